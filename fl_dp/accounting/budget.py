@@ -1,0 +1,45 @@
+"""The ceiling that a federation agrees on before training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+class PrivacyBudgetExhausted(RuntimeError):
+    """The next release would exceed the budget; nothing was released or charged for it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyBudget:
+    """At most this much (epsilon, delta) over everything that one ledger records.
+
+    Attributes:
+        epsilon: Positive and finite. 1 is strong, 8 weak but usual for one unit's whole data.
+        delta: Probability of a worse breach; below one over the number of units, for instance
+            `num_clients ** -1.1`.
+    """
+
+    epsilon: float
+    delta: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If epsilon is not positive and finite, or delta not in (0, 1).
+        """
+        if not (math.isfinite(self.epsilon) and self.epsilon > 0):
+            raise ValueError(
+                f"epsilon must be positive and finite, got {self.epsilon}: "
+                "write for example 1, 2 or 8"
+            )
+        if not 0.0 < self.delta < 1.0:
+            raise ValueError(
+                f"delta must lie in (0, 1), got {self.delta}: write for example num_clients ** -1.1"
+            )
+
+
+def default_delta(num_clients: int) -> float:
+    """Return `num_clients ** -1.1`, the convention of McMahan et al. 2018, at most 0.1."""
+    return min(0.1, math.pow(num_clients, -1.1))

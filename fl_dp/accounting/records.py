@@ -1,0 +1,73 @@
+"""The lines of a ledger and the chain that holds them together."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1
+GENESIS = "0" * 64
+
+
+class LedgerCorrupted(RuntimeError):
+    """A record was altered, removed or reordered after it was written."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerRecord:
+    """One line: what it says, and the hash over it and the line before.
+
+    Attributes:
+        sequence: 1, 2, 3, ... without gaps.
+        payload: The canonical JSON text that was hashed.
+        hash: SHA-256 over the previous record's hash, the sequence number and the payload.
+    """
+
+    sequence: int
+    payload: str
+    hash: str
+
+    @property
+    def fields(self) -> dict[str, Any]:
+        """What the record says."""
+        fields: dict[str, Any] = json.loads(self.payload)
+        return fields
+
+    @property
+    def kind(self) -> str:
+        """`plan`, `run`, `reserve` or `commit`."""
+        return str(self.fields["kind"])
+
+
+def next_record(previous: LedgerRecord | None, fields: dict[str, Any]) -> LedgerRecord:
+    """Return the record that says `fields` and follows `previous`."""
+    sequence = previous.sequence + 1 if previous else 1
+    payload = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
+    return LedgerRecord(
+        sequence=sequence, payload=payload, hash=_chain_hash(previous, sequence, payload)
+    )
+
+
+def verify_chain(records: Iterable[LedgerRecord], previous: LedgerRecord | None = None) -> None:
+    """Check that `records` follow `previous` and one another unaltered.
+
+    Raises:
+        LedgerCorrupted: With the first record that does not fit.
+    """
+    for record in records:
+        expected = previous.sequence + 1 if previous else 1
+        if record.sequence != expected:
+            raise LedgerCorrupted(
+                f"record {expected} is missing: the next one is {record.sequence}"
+            )
+        if record.hash != _chain_hash(previous, record.sequence, record.payload):
+            raise LedgerCorrupted(f"record {record.sequence} does not match its hash")
+        previous = record
+
+
+def _chain_hash(previous: LedgerRecord | None, sequence: int, payload: str) -> str:
+    link = f"{previous.hash if previous else GENESIS}\n{sequence}\n{payload}"
+    return hashlib.sha256(link.encode()).hexdigest()

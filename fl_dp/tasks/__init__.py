@@ -1,0 +1,25 @@
+"""Tasks to learn: data sets, their split over clients, models, local training and evaluation.
+
+Nothing here knows of privacy, Flower or the simulation: a task is what would be learned without
+them.
+"""
+
+from fl_dp.tasks.data import DATASETS, Dataset, load_dataset
+from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
+from fl_dp.tasks.partitions import PARTITIONS, client_indices, partition
+from fl_dp.tasks.training import evaluate, train_locally
+
+__all__ = [
+    "DATASETS",
+    "MODELS",
+    "PARTITIONS",
+    "Dataset",
+    "build_model",
+    "client_indices",
+    "evaluate",
+    "get_arrays",
+    "load_dataset",
+    "partition",
+    "set_arrays",
+    "train_locally",
+]

@@ -1,0 +1,157 @@
+"""Small models for images, and their weights as lists of arrays.
+
+None of them has batch statistics: BatchNorm would mix examples, so that one example's gradient is
+no longer its own and clipping would not bound its influence.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+
+def build_model(
+    name: str,
+    *,
+    input_shape: tuple[int, ...],
+    num_classes: int,
+    hidden: int = 64,
+    seed: int,
+) -> nn.Module:
+    """Build a classifier, on the CPU, with initial weights that depend on the seed only.
+
+    Args:
+        name: "logistic" (one linear layer, starting at zero), "mlp" (two hidden layers) or "cnn"
+            (two convolutions with GroupNorm and one hidden layer).
+        input_shape: Shape of one example, channels first, e.g. `(1, 28, 28)`.
+        num_classes: Number of outputs, at least 2.
+        hidden: Width of the hidden layers of "mlp" and "cnn".
+        seed: Seed of the initial weights, at least 0. The global random state is left alone.
+
+    Returns:
+        A module from float32 `(n, *input_shape)` to logits `(n, num_classes)`, in training mode.
+
+    Raises:
+        ValueError: If the name is unknown, a number is out of its range, or "cnn" gets a shape that
+            is not (channels, height, width) with sides of at least 8.
+    """
+    if name not in _BUILDERS:
+        raise ValueError(f"unknown model {name!r}; write one of {', '.join(_BUILDERS)}")
+    if not input_shape or min(input_shape) < 1:
+        raise ValueError(
+            f"input_shape is {input_shape}; write sizes of at least 1, e.g. (1, 28, 28)"
+        )
+    if num_classes < 2:
+        raise ValueError(f"num_classes is {num_classes}; write at least 2")
+    if hidden < 1:
+        raise ValueError(f"hidden is {hidden}; write at least 1")
+    if seed < 0:
+        raise ValueError(f"seed is {seed}; write at least 0")
+    # torch.manual_seed would also reset the accelerators' generators, which are not forked here.
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
+        torch.default_generator.manual_seed(seed)
+        return _BUILDERS[name](input_shape, num_classes, hidden)
+
+
+def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
+    """Copy a model's state into arrays.
+
+    Args:
+        model: Any module, on any device.
+
+    Returns:
+        The names of `state_dict()`, in its order, with arrays that share no memory with the model.
+    """
+    return {
+        name: tensor.detach().cpu().numpy().copy() for name, tensor in model.state_dict().items()
+    }
+
+
+def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
+    """Overwrite a model's state; nothing is written if any array does not fit.
+
+    Args:
+        model: The module to change, on any device.
+        arrays: One array for each entry of `state_dict()`, in its order and shape; values are cast
+            to the entry's dtype.
+
+    Raises:
+        ValueError: If the number of arrays, a shape, or the kind of a dtype (e.g. float for an
+            integer entry) differs.
+    """
+    state = model.state_dict()
+    if len(arrays) != len(state):
+        raise ValueError(
+            f"got {len(arrays)} arrays for {len(state)} entries; give one for each of {list(state)}"
+        )
+    fitting = []
+    for (name, tensor), array in zip(state.items(), arrays, strict=True):
+        array = np.asarray(array)
+        if array.shape != tuple(tensor.shape):
+            raise ValueError(
+                f"array for {name!r} has shape {array.shape}; give shape {tuple(tensor.shape)}"
+            )
+        dtype = torch.empty(0, dtype=tensor.dtype).numpy().dtype
+        if not np.can_cast(array.dtype, dtype, casting="same_kind"):
+            raise ValueError(f"array for {name!r} is {array.dtype}; give {dtype}")
+        # torch warns about read-only arrays, as messages bring them, so these are copied.
+        fitting.append(torch.from_numpy(np.require(array, dtype, ["C", "W"])))
+    with torch.no_grad():
+        for tensor, values in zip(state.values(), fitting, strict=True):
+            tensor.copy_(values)
+
+
+def _logistic(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Module:
+    linear = nn.Linear(math.prod(input_shape), num_classes)
+    # The loss is convex: zero is as good a start as any, with no random weights to unlearn.
+    nn.init.zeros_(linear.weight)
+    nn.init.zeros_(linear.bias)
+    return nn.Sequential(nn.Flatten(), linear)
+
+
+def _mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Module:
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(math.prod(input_shape), hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, num_classes),
+    )
+
+
+def _cnn(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Module:
+    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
+        raise ValueError(
+            f"input_shape is {input_shape}; the model 'cnn' needs (channels, height, width) with "
+            "sides of at least 8: write model 'mlp' for other shapes"
+        )
+    channels, height, width = input_shape
+    return nn.Sequential(
+        nn.Conv2d(channels, 16, kernel_size=3, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(16, 16, kernel_size=3, padding=1),
+        nn.GroupNorm(4, 16),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(16 * (height // 4) * (width // 4), hidden),
+        nn.ReLU(),
+        nn.Linear(hidden, num_classes),
+    )
+
+
+_BUILDERS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
+    "logistic": _logistic,
+    "mlp": _mlp,
+    "cnn": _cnn,
+}
+MODELS = tuple(_BUILDERS)
