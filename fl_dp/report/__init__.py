@@ -1,0 +1,1 @@
+"""What a person looks at: progress, summaries and plots. Only numbers that are public anyway."""

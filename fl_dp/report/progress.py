@@ -1,0 +1,72 @@
+"""One line that tells how a run is doing."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+
+_QUIET_SHARE = 0.1  # without a terminal, a line for each tenth of the rounds
+
+
+class OnRound(Protocol):
+    """Takes one line of `metrics.jsonl`."""
+
+    def __call__(self, line: dict[str, Any]) -> None:
+        """Show it."""
+        ...
+
+
+@contextmanager
+def progress_line(console: Console, title: str, *, rounds: int, budget: float) -> Iterator[OnRound]:
+    """Show a run's rounds as they come: a live line on a terminal, a few plain ones elsewhere.
+
+    Args:
+        console: Where to write.
+        title: The run's name.
+        rounds: How many rounds are planned.
+        budget: The epsilon that they may spend.
+    """
+    began: list[float] = []
+
+    def describe(line: dict[str, Any]) -> str:
+        if not began:
+            began.append(time.monotonic())
+        done = line["round"]
+        took = time.monotonic() - began[0]
+        left = f"{took / done * (rounds - done):.0f} s left" if done else "estimating the time"
+        return (
+            f"round {done}/{rounds}, expected cohort {line['expected_cohort']:g}, public test "
+            f"accuracy {line['test_accuracy']:.3f}, epsilon {line['epsilon']:.3f} of {budget:g}, "
+            f"{left}"
+        )
+
+    if not console.is_terminal:
+        step = max(1, round(rounds * _QUIET_SHARE))
+        console.print(f"{title}: starting Flower's simulation")
+
+        def print_some(line: dict[str, Any]) -> None:
+            text = describe(line)
+            if line["round"] % step == 0 or line["round"] == rounds:
+                console.print(f"{title}: {text}", soft_wrap=True)
+
+        yield print_some
+        return
+
+    with Progress(
+        SpinnerColumn(),
+        TextColumn("{task.fields[title]}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.description}"),
+        console=console,
+    ) as progress:
+        bar = progress.add_task("starting Flower's simulation", total=rounds, title=title)
+
+        def update(line: dict[str, Any]) -> None:
+            progress.update(bar, completed=line["round"], description=describe(line))
+
+        yield update

@@ -1,0 +1,79 @@
+"""Tables of what runs came to."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSummary:
+    """What one run came to; every number is public or covered by its epsilon.
+
+    Attributes:
+        path: The run's folder.
+        variant: The overrides that tell it from its siblings, without the seed.
+        rounds: Rounds that were spent.
+        test_accuracy: On the public test set, of the last model.
+        epsilon: By PLD, from the ledger's records.
+        delta: The delta that goes with it.
+    """
+
+    path: str
+    variant: str
+    rounds: int
+    test_accuracy: float
+    epsilon: float
+    delta: float
+
+
+def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
+    """Average the runs that differ in their seed only.
+
+    Returns:
+        For each variant: its name, the number of runs, mean and standard deviation of the test
+        accuracy (the latter None for one run), epsilon and delta (the largest of the runs').
+    """
+    rows = []
+    for variant in dict.fromkeys(run.variant for run in runs):
+        members = [run for run in runs if run.variant == variant]
+        accuracies = [run.test_accuracy for run in members]
+        rows.append(
+            {
+                "variant": variant,
+                "runs": len(members),
+                "test_accuracy_mean": statistics.fmean(accuracies),
+                "test_accuracy_std": statistics.stdev(accuracies) if len(members) > 1 else None,
+                "epsilon": max(run.epsilon for run in members),
+                "delta": max(run.delta for run in members),
+            }
+        )
+    return rows
+
+
+def summary_json(runs: Sequence[RunSummary]) -> dict[str, Any]:
+    """Return runs and variants as plain JSON values."""
+    return {"runs": [asdict(run) for run in runs], "variants": by_variant(runs)}
+
+
+def summary_table(runs: Sequence[RunSummary]) -> Table:
+    """Return the variants as a table for the terminal."""
+    table = Table(title="Public test accuracy under differential privacy (unit: one client)")
+    for heading in ("setting", "runs", "accuracy", "epsilon", "delta"):
+        table.add_column(heading, justify="left" if heading == "setting" else "right")
+    for row in by_variant(runs):
+        spread = row["test_accuracy_std"]
+        accuracy = f"{row['test_accuracy_mean']:.3f}"
+        table.add_row(
+            row["variant"] or "default",
+            str(row["runs"]),
+            accuracy if spread is None else f"{accuracy} ± {spread:.3f}",
+            f"{math.ceil(row['epsilon'] * 1e4) / 1e4:.4g}",
+            f"{row['delta']:.3g}",
+        )
+    return table
