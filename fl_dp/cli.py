@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -16,6 +17,8 @@ from rich.table import Table
 from fl_dp import __version__
 
 if TYPE_CHECKING:
+    from .launch import LocalSuperLink
+    from .report.summary import RunSummary
     from .run_folder import RunFolder
     from .settings import Settings
 
@@ -30,6 +33,7 @@ app = typer.Typer(
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 
+_NOT_A_VARIANT = ("seed=", "output_dir=", "run_name=", "simulation.")
 _OVERRIDES_HELP = (
     "Hydra overrides, for example `privacy.epsilon=4 task=fashion_mnist rounds=100 "
     "task.num_clients=500 selection.sampling_rate=0.1 clipping.norm=0.5`."
@@ -61,25 +65,25 @@ def run(
     Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (a line a round), `ledger.db`,
     `privacy.json`, `model.safetensors`, `run.log`. Ends with status 0 only if Flower's run did.
     """
-    from .config import ConfigError, compose_settings, expand_sweep
+    from .config import ConfigError
     from .launch import LaunchError, LocalSuperLink
+    from .report.summary import summary_json
 
     try:
-        jobs = expand_sweep(overrides or []) if multirun else [overrides or []]
-        prepared = [_prepare(job, compose_settings(job)) for job in jobs]
-        _place(prepared, multirun=multirun)
+        jobs = _prepare_all(overrides or [], multirun=multirun)
     except (ConfigError, ValueError, FileNotFoundError, FileExistsError) as error:
         _fail(str(error), status=2)
-
     console = _err if as_json else _out
     try:
         with LocalSuperLink() as link:
-            runs = [_run_one(link, job, console, multirun=multirun) for job in prepared]
+            runs = [_run_one(link, job, console) for job in jobs]
     except LaunchError as error:
         _fail(str(error), status=1)
     except KeyboardInterrupt:
         _fail("stopped; what was reserved stays spent", status=130)
-    _conclude(runs, prepared, console, as_json=as_json, multirun=multirun)
+    _conclude(runs, jobs, console, multirun=multirun)
+    if as_json:
+        _print_json(summary_json(runs))
 
 
 @app.command()
@@ -191,9 +195,7 @@ def ledger(
     for heading in ("record", "kind", "what", "hash"):
         table.add_column(heading)
     for record in opened.records:
-        table.add_row(
-            str(record.sequence), record.kind, _describe(record.fields), record.hash[:12]
-        )
+        table.add_row(str(record.sequence), record.kind, _describe(record.fields), record.hash[:12])
     _out.print(table)
     lost = opened.rounds_spent - opened.rounds_committed
     _out.print(
@@ -203,51 +205,163 @@ def ledger(
     )
 
 
+@dataclass(kw_only=True)
 class _Job:
     """One training that was checked and has a place to go."""
 
-    def __init__(self, overrides: Sequence[str], settings: Settings, budget: float) -> None:
-        self.overrides = list(overrides)
-        self.settings = settings
-        self.budget = budget
-        self.folder: RunFolder
+    overrides: list[str]
+    sent: list[str]
+    settings: Settings
+    budget: float
+    folder: RunFolder
 
     @property
     def variant(self) -> str:
-        return " ".join(one for one in self.overrides if not one.startswith("seed="))
+        """What tells it from its siblings in a sweep, but for the seed."""
+        return " ".join(one for one in self.overrides if not one.startswith(_NOT_A_VARIANT))
 
 
-def _prepare(overrides: Sequence[str], settings: Settings) -> _Job:
-    """Check everything that can be checked before Flower starts."""
+def _prepare(overrides: Sequence[str], settings: Settings, root: Path, name: str) -> _Job:
+    """Check everything that can be checked before Flower starts, and find a place for the run."""
     from .planning import make_plan
+    from .run_folder import RunFolder
     from .training import check_data
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         budget = make_plan(settings).budget.epsilon
-    for warning in caught:
-        _warn(str(warning.message))
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        _warn(text)
     check_data(settings)
-    return _Job(overrides, settings, budget)
+    folder = RunFolder(root / name)
+    folder.require_new()
+    # The ServerApp runs elsewhere: every path it gets is absolute.
+    sent = [*overrides, _quoted("output_dir", str(root)), _quoted("run_name", name)]
+    if settings.task.data_dir is not None:
+        data_dir = Path(settings.task.data_dir).expanduser().resolve()
+        sent.append(_quoted("task.data_dir", str(data_dir)))
+    return _Job(
+        overrides=list(overrides), sent=sent, settings=settings, budget=budget, folder=folder
+    )
 
 
-def _place(jobs: Sequence[_Job], *, multirun: bool) -> None:
-    """Give each job its folder and the overrides that tell the ServerApp of it."""
-    from .run_folder import RunFolder
+def _prepare_all(overrides: list[str], *, multirun: bool) -> list[_Job]:
+    from .config import compose_settings, expand_sweep
 
+    if not multirun:
+        settings = compose_settings(overrides)
+        return [_prepare(overrides, settings, _root_of(settings), _name_of(settings))]
+    jobs = expand_sweep(overrides)
+    composed = [compose_settings(job) for job in jobs]
+    root = _root_of(composed[0]) / _name_of(composed[0])
+    return [
+        _prepare(job, settings, root, f"run-{index}")
+        for index, (job, settings) in enumerate(zip(jobs, composed, strict=True))
+    ]
+
+
+def _root_of(settings: Settings) -> Path:
+    return Path(settings.output_dir or "runs").expanduser().resolve()
+
+
+def _name_of(settings: Settings) -> str:
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    for index, job in enumerate(jobs):
-        settings = job.settings
-        root = Path(settings.output_dir or "runs").expanduser().resolve()
-        name = settings.run_name or f"{stamp}-{settings.task.name}"
-        if multirun:
-            root, name = root / name, f"run-{index}"
-        job.folder = RunFolder(root / name)
-        if job.folder.path.exists():
-            raise FileExistsError(
-                f"{job.folder.path} exists already: choose another run_name, or leave it out"
+    return settings.run_name or f"{stamp}-{settings.task.name}"
+
+
+def _run_one(link: LocalSuperLink, job: _Job, console: Console) -> RunSummary:
+    """Run one job to its end, with its progress on the console."""
+    from .launch import run_through_flower
+    from .report.progress import progress_line
+    from .report.summary import RunSummary
+
+    title = f"{job.variant or job.settings.task.name}, seed {job.settings.seed}"
+    with progress_line(console, title, rounds=job.settings.rounds, budget=job.budget) as on_round:
+        run_through_flower(link, job.settings, job.sent, job.folder, on_round)
+    statement = job.folder.read_statement()
+    return RunSummary(
+        path=str(job.folder.path),
+        variant=job.variant,
+        rounds=statement["rounds"],
+        test_accuracy=job.folder.read_metrics()[-1]["test_accuracy"],
+        epsilon=statement["epsilon"]["pld"],
+        delta=statement["delta"],
+    )
+
+
+def _conclude(
+    runs: Sequence[RunSummary], jobs: Sequence[_Job], console: Console, *, multirun: bool
+) -> None:
+    """Show what the runs came to, draw them, and say where everything is."""
+    from .report.curves import plot_curves
+    from .report.summary import summary_json, summary_table
+
+    folder = jobs[0].folder.path.parent if multirun else jobs[0].folder.path
+    curves: dict[str, list[list[dict[str, Any]]]] = {}
+    for job in jobs:
+        curves.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
+    picture = folder / "accuracy.png"
+    drawn = plot_curves(curves, picture)
+    if multirun:
+        (folder / "summary.json").write_text(
+            json.dumps(summary_json(runs), indent=2) + "\n", encoding="utf-8"
+        )
+    console.print(summary_table(runs))
+    console.print(f"Everything is in {folder}", soft_wrap=True)
+    if drawn:
+        console.print(f"Picture: {picture}", soft_wrap=True)
+    else:
+        console.print("No picture: pip install 'fl-dp[report]' brings matplotlib")
+    first = jobs[0].folder
+    console.print(f"Privacy statement: {first.statement}", soft_wrap=True)
+    console.print(f"Verify the ledger: fl-dp ledger {first.path}", soft_wrap=True)
+
+
+def _mean_noise(settings: Settings, noise_multiplier: float) -> float:
+    """Noise standard deviation on each coordinate of the mean update."""
+    cohort = settings.selection.sampling_rate * settings.task.num_clients
+    return noise_multiplier * settings.clipping.norm / cohort
+
+
+def _describe(fields: dict[str, Any]) -> str:
+    match fields["kind"]:
+        case "plan":
+            plan = fields["plan"]
+            return (
+                f"{plan['rounds']} rounds at rate {plan['sampling_rate']:g}, noise multiplier "
+                f"{plan['noise_multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
             )
-        job.overrides_sent = [*job.overrides, _quoted("output_dir", root), _quoted("run_name", name)]
-        if settings.task.data_dir is not None:
-            data_dir = Path(settings.task.data_dir).expanduser().resolve()
-            job.overrides_sent.append(_quoted("task.data_dir", data_dir))
+        case "run":
+            return f"opened by run {fields['run']}"
+        case "reserve":
+            return f"round {fields['round']}, attempt {fields['attempt']}"
+        case _:
+            return f"of record {fields['reserved']}"
+
+
+def _quoted(key: str, value: str) -> str:
+    """Return a Hydra override whose value may hold any character."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'{key}="{escaped}"'
+
+
+def _print_json(document: dict[str, Any]) -> None:
+    typer.echo(json.dumps(document, indent=2))
+
+
+def _warn(text: str) -> None:
+    _err.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
+
+
+def _fail(text: str, *, status: int) -> NoReturn:
+    _err.print(f"error: {text}", style="red", soft_wrap=True, markup=False)
+    raise typer.Exit(status)
+
+
+def main() -> None:
+    """Entry point of the `fl-dp` command."""
+    app()
+
+
+if __name__ == "__main__":
+    main()

@@ -10,7 +10,7 @@ from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays
 
 from fl_dp.clients import numpy_client_app
-from fl_dp.settings import Settings
+from fl_dp.settings import SETTINGS_KEY, Settings
 from fl_dp.tasks import (
     build_model,
     client_indices,
@@ -19,8 +19,6 @@ from fl_dp.tasks import (
     set_arrays,
     train_locally,
 )
-
-SETTINGS_KEY = "fl-dp-settings"
 
 
 class TaskClient(NumPyClient):

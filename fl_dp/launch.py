@@ -1,8 +1,8 @@
 """Running the Flower app on a private local SuperLink, and watching it.
 
 `flwr run` keeps one SuperLink daemon for all projects: it takes its environment from whoever called
-it first, outlives the call and can't be stopped by a command. So `fl-dp run` brings its own, on free
-ports with its own home, and takes it down again.
+it first, outlives the call and can't be stopped by a command. So `fl-dp run` brings its own, on
+free ports with its own home, and takes it down again.
 """
 
 from __future__ import annotations

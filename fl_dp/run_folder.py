@@ -54,18 +54,25 @@ class RunFolder:
         """The operator's log; not part of what is released."""
         return self.path / "run.log"
 
+    def require_new(self) -> None:
+        """Check that no other run has this folder.
+
+        Raises:
+            FileExistsError: If one has: its ledger must not be overwritten.
+        """
+        if self.path.exists():
+            raise FileExistsError(
+                f"{self.path} exists already: choose another run_name, or leave it out"
+            )
+
     def create(self, settings: Settings) -> None:
         """Make the folder and write the settings.
 
         Raises:
             FileExistsError: If there is a run of that name: its ledger must not be overwritten.
         """
-        try:
-            self.path.mkdir(parents=True)
-        except FileExistsError:
-            raise FileExistsError(
-                f"{self.path} exists already: choose another run_name, or leave it out"
-            ) from None
+        self.require_new()
+        self.path.mkdir(parents=True)
         self.config.write_text(OmegaConf.to_yaml(asdict(settings)), encoding="utf-8")
 
     def append_metrics(self, line: dict[str, Any]) -> None:

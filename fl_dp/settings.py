@@ -12,6 +12,9 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+SETTINGS_KEY = "fl-dp-settings"
+"""Where the settings lie in a train message's ConfigRecord."""
+
 PARTITIONS = ("iid", "dirichlet", "shards")
 MODELS = ("logistic", "mlp", "cnn")
 SERVER_OPTIMIZERS = ("fedavg", "fedavgm")

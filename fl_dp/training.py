@@ -13,10 +13,9 @@ from fl_dp.accounting import PrivacyLedger, privacy_statement
 from fl_dp.strategies import DPFedAvg
 from fl_dp.tasks import build_model, client_indices, evaluate, get_arrays, load_dataset, set_arrays
 
-from .client_app import SETTINGS_KEY
 from .planning import make_plan
 from .run_folder import RunFolder
-from .settings import ServerOptimizerSettings, Settings
+from .settings import SETTINGS_KEY, ServerOptimizerSettings, Settings
 
 logger = logging.getLogger("flwr.fl_dp")
 

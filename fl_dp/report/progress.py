@@ -47,7 +47,7 @@ def progress_line(console: Console, title: str, *, rounds: int, budget: float) -
 
     if not console.is_terminal:
         step = max(1, round(rounds * _QUIET_SHARE))
-        console.print(f"{title}: starting Flower's simulation")
+        console.print(f"{title}: starting Flower's simulation", soft_wrap=True)
 
         def print_some(line: dict[str, Any]) -> None:
             text = describe(line)

@@ -1,0 +1,111 @@
+"""A Flower grid in this process: no Ray, no SuperLink. Messages are pickled as a real one would."""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+FIRST_NODE = 100
+Answer = Callable[[Message, int], Message | None]
+
+
+class LocalGrid(Grid):
+    """Nodes 100, 101, ...; `answer(message, partition)` replies, or returns None and never does."""
+
+    def __init__(self, answer: Answer, num_nodes: int) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.answer = answer
+        self.num_nodes = num_nodes
+        self.sent: list[Message] = []
+        self.most_under_way = 0
+        self._ids = itertools.count()
+        self._replies: dict[str, Message | None] = {}
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return range(FIRST_NODE, FIRST_NODE + self.num_nodes)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids = []
+        for message in messages:
+            message_id = f"m{next(self._ids)}"
+            message.metadata.__dict__["_message_id"] = message_id
+            self.sent.append(message)
+            copy = pickle.loads(pickle.dumps(message))
+            self._replies[message_id] = self.answer(copy, copy.metadata.dst_node_id - FIRST_NODE)
+            ids.append(message_id)
+        self.most_under_way = max(self.most_under_way, len(self._replies))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        ready = [i for i in message_ids if self._replies.get(i) is not None]
+        return [self._replies.pop(i) for i in ready]  # type: ignore[misc]  # None was filtered
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        return self.pull_messages(self.push_messages(messages))
+
+
+def answer_with_app(app: ClientApp, num_nodes: int) -> Answer:
+    """Answer with a ClientApp, one context a node; what it raises becomes an error reply."""
+    contexts = {
+        i: Context(
+            1, FIRST_NODE + i, {"partition-id": i, "num-partitions": num_nodes}, RecordDict(), {}
+        )
+        for i in range(num_nodes)
+    }
+
+    def answer(message: Message, partition: int) -> Message:
+        try:
+            return app(message, contexts[partition])
+        except Exception as error:
+            return Message(Error(code=2, reason=repr(error)), reply_to=message)
+
+    return answer
+
+
+def reply(message: Message, arrays: dict[str, Any], **metrics: Any) -> Message:
+    """Reply to a train message with these arrays, as Flower's own clients do."""
+    record = ArrayRecord({name: Array(values) for name, values in arrays.items()})
+    return Message(
+        RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 1} | metrics)}),
+        reply_to=message,
+    )
+
+
+def arrays_of(message: Message) -> dict[str, Any]:
+    """Return the arrays of a message by name."""
+    (record,) = message.content.array_records.values()
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def answer_with_update(updates: Sequence[dict[str, Any]]) -> Answer:
+    """Answer with the model plus each node's own update."""
+
+    def answer(message: Message, partition: int) -> Message:
+        model = arrays_of(message)
+        return reply(
+            message,
+            {
+                name: (values + updates[partition].get(name, 0)).astype(values.dtype)
+                for name, values in model.items()
+            },
+        )
+
+    return answer
