@@ -15,7 +15,8 @@ _ROUNDING_MARGIN = 1.0 - 1e-12
 def l2_norm(vector: NDArray[np.float64]) -> float:
     """Return the L2 norm over all entries in float64; overflow-safe; NaN or inf stay non-finite."""
     flat = vector.reshape(-1)
-    norm = math.sqrt(float(np.dot(flat, flat)))
+    with np.errstate(over="ignore", invalid="ignore"):
+        norm = math.sqrt(float(np.dot(flat, flat)))
     if math.isfinite(norm) and norm > 1e-150:
         return norm
     largest = float(np.max(np.abs(flat), initial=0.0))
@@ -29,8 +30,9 @@ def clip_by_norm(vector: ArrayLike, clipping_norm: float) -> NDArray[np.float64]
     """Scale `vector` down so that its L2 norm is at most `clipping_norm` (flat clipping).
 
     Privacy: whatever one unit sends, its contribution to a sum moves it by at most
-    `clipping_norm` in L2 (add/remove and zero-out neighbours). A vector with a NaN or an infinity
-    contributes zero: dropping the unit instead would make the cohort's size depend on its data.
+    `clipping_norm` in L2 (add/remove and zero-out neighbours). A vector with a NaN, an infinity or
+    a norm beyond float64 contributes zero: dropping the unit instead would make the cohort's size
+    depend on its data.
 
     Args:
         vector: Real numbers of any shape and dtype, 0-d and integers included.

@@ -1,0 +1,527 @@
+"""`fl-dp plan`, `run` and `ledger`: the numbers, the refusals and the exit statuses."""
+
+import json
+import re
+import sqlite3
+from collections import Counter
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from local_grid import LocalGrid, answer_with_app
+from typer.testing import CliRunner
+
+from fl_dp import __version__, client_app
+from fl_dp.accounting import PrivacyLedger, PrivacyPlan
+from fl_dp.cli import app
+from fl_dp.config import compose_settings
+from fl_dp.launch import LaunchError, RunStatus
+from fl_dp.training import train
+
+ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+DISCRETISATION = 1e-4
+
+
+def call(*arguments):
+    """Call the command line in this process."""
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def json_of(*arguments):
+    """Return the one JSON document that a successful call prints."""
+    result = call(*arguments)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def said_on_stderr(result):
+    return " ".join(result.stderr.split())
+
+
+def independent_epsilon(releases, delta):
+    """PLD epsilon of {(noise multiplier, sampling rate): count}, straight from dp-accounting."""
+    accountant = PLDAccountant(ZERO_OUT, DISCRETISATION)
+    for (noise_multiplier, sampling_rate), count in releases.items():
+        event = dp_accounting.GaussianDpEvent(noise_multiplier)
+        if sampling_rate < 1:
+            event = dp_accounting.PoissonSampledDpEvent(sampling_rate, event)
+        accountant.compose(event, count)
+    return accountant.get_epsilon(delta)
+
+
+def test_the_version_is_printed():
+    assert call("--version").stdout.strip() == __version__
+
+
+# fl-dp plan
+
+
+def plan_overrides(num_clients, sampling_rate, rounds):
+    return [
+        f"task.num_clients={num_clients}",
+        f"selection.sampling_rate={sampling_rate}",
+        f"rounds={rounds}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "sampling_rate", "rounds", "noise_multiplier", "pld", "rdp"),
+    [
+        (1_000, 0.05, 100, 1.0, 2.402, 2.904),
+        (1_000, 0.1, 200, 1.0, 7.569, 8.715),
+        (1_000, 0.1, 200, 2.0, 2.481, 2.821),
+        (1_000, 1, 100, 8.0, 4.408, 4.900),
+        (100_000, 0.001, 1_000, 0.6, 1.761, 2.846),
+        (100_000, 0.01, 1_000, 1.0, 1.978, 2.270),
+        (1_000_000, 0.001, 2_000, 0.8, 0.700, 1.689),
+        (1_000_000, 0.1, 500, 4.0, 2.819, 3.015),
+    ],
+)
+def test_plan_tells_the_golden_epsilon(
+    num_clients, sampling_rate, rounds, noise_multiplier, pld, rdp
+):
+    """PLD within 0.5 %; RDP within 0.1 % and half a unit of the golden number's last digit."""
+    epsilon = json_of(
+        *("plan", "--json", *plan_overrides(num_clients, sampling_rate, rounds)),
+        *(f"privacy.noise_multiplier={noise_multiplier}", "privacy.epsilon=null"),
+    )["epsilon"]
+    assert epsilon["pld"] == pytest.approx(pld, rel=5e-3)
+    assert epsilon["rdp"] == pytest.approx(rdp, abs=1e-3 * rdp + 5e-4)
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "sampling_rate", "rounds", "target", "noise_multiplier"),
+    [
+        (1_000, 0.05, 100, 8, 0.60297),
+        (1_000, 0.1, 200, 8, 0.97162),
+        (100_000, 0.01, 1_000, 2, 0.99485),
+        (100_000, 0.001, 1_000, 1, 0.66956),
+    ],
+)
+def test_plan_calibrates_to_the_golden_noise_multiplier(
+    num_clients, sampling_rate, rounds, target, noise_multiplier
+):
+    planned = json_of(
+        *("plan", "--json", *plan_overrides(num_clients, sampling_rate, rounds)),
+        f"privacy.epsilon={target}",
+    )
+    assert planned["noise_multipliers"][0] == pytest.approx(noise_multiplier, rel=5e-3)
+    assert planned["epsilon"]["pld"] <= target
+
+
+QUICK = [*plan_overrides(200, 0.25, 12), "privacy.noise_multiplier=2", "privacy.epsilon=null"]
+NO_SAMPLING = ["selection.sampling_rate=1"]  # composes faster
+
+
+@pytest.fixture(scope="module")
+def quick_plan():
+    return json_of("plan", "--json", *QUICK)
+
+
+def test_plan_json_has_the_documented_keys(quick_plan):
+    assert {"delta", "epsilon", "noise_multipliers", "sampling_rate", "rounds"} <= set(quick_plan)
+    assert set(quick_plan["epsilon"]) == {"pld", "rdp", "naive"}
+
+
+def test_plan_json_has_one_noise_multiplier_a_round(quick_plan):
+    assert quick_plan["noise_multipliers"] == [2.0] * 12
+    assert quick_plan["rounds"] == 12
+
+
+def test_plan_json_repeats_the_sampling_rate(quick_plan):
+    assert quick_plan["sampling_rate"] == 0.25
+
+
+def test_plan_assumes_a_delta_of_the_clients_to_the_power_of_minus_1_1(quick_plan):
+    assert quick_plan["delta"] == pytest.approx(200**-1.1, rel=1e-12)
+
+
+def test_plan_takes_a_delta_of_ones_own():
+    planned = json_of("plan", "--json", *QUICK, *NO_SAMPLING, "privacy.delta=1e-5")
+    assert planned["delta"] == 1e-5
+
+
+def test_plan_orders_its_three_bounds(quick_plan):
+    epsilon = quick_plan["epsilon"]
+    assert epsilon["pld"] < epsilon["rdp"] < epsilon["naive"]
+
+
+def test_plan_agrees_with_an_accountant_of_its_own(quick_plan):
+    expected = independent_epsilon({(2.0, 0.25): 12}, 200**-1.1)
+    assert quick_plan["epsilon"]["pld"] == pytest.approx(expected, rel=1e-9)
+
+
+def test_plan_shows_a_person_the_same_epsilon_as_a_program(quick_plan):
+    table = call("plan", *QUICK).stdout
+    assert f"{quick_plan['epsilon']['pld']:.4f}" in table
+
+
+def test_a_plan_within_the_budget_warns_of_nothing():
+    assert call("plan", "--json", *QUICK, "privacy.epsilon=8").stderr == ""
+
+
+def test_a_plan_over_the_budget_warns_and_still_succeeds(quick_plan):
+    result = call("plan", "--json", *QUICK, "privacy.epsilon=1")
+    assert result.exit_code == 0
+    assert "warning:" in result.stderr
+    assert "more than the budget of 1" in said_on_stderr(result)
+    assert json.loads(result.stdout)["epsilon"] == quick_plan["epsilon"]
+
+
+@pytest.mark.parametrize(("delta", "warns"), [(1 / 200, True), (0.0049, False)])
+def test_a_plan_warns_of_a_delta_that_is_not_below_one_over_the_clients(delta, warns):
+    result = call("plan", "--json", *QUICK, *NO_SAMPLING, f"privacy.delta={delta}")
+    assert result.exit_code == 0
+    assert ("is not below 1/num_clients" in said_on_stderr(result)) is warns
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("privacy.epsilon=-1", "privacy.epsilon must be positive and finite, got -1.0"),
+        ("selection.sampling_rate=2", "selection.sampling_rate must lie in (0, 1], got 2.0"),
+        ("privacy.sigma=3", "Key 'sigma' not in 'PrivacySettings'"),
+        ("rounds=many", "Value 'many' of type 'str' could not be converted to Integer"),
+        (
+            "privacy.epsilon=1e-6 privacy.delta=1e-9",
+            "no noise multiplier up to 10000 reaches epsilon",
+        ),
+    ],
+)
+def test_a_plan_that_can_t_be_made_is_refused_with_status_2(overrides, said):
+    result = call("plan", *overrides.split())
+    assert result.exit_code == 2
+    assert said in said_on_stderr(result)
+    assert result.stdout == ""
+
+
+# fl-dp run: what is refused before anything starts.
+
+
+@pytest.fixture
+def nothing_may_start(monkeypatch):
+    class MustNotStart:
+        def __enter__(self):
+            raise AssertionError("Flower was started")
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr("fl_dp.launch.LocalSuperLink", MustNotStart)
+
+
+CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients=20"]
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["privacy.epsilon=0"], "privacy.epsilon must be positive and finite, got 0.0"),
+        (["privacy.epsilon=-2"], "privacy.epsilon must be positive and finite, got -2.0"),
+        (["selection.sampling_rate=1.5"], "selection.sampling_rate must lie in (0, 1], got 1.5"),
+        (["privacy.nonesuch=1"], "Key 'nonesuch' not in 'PrivacySettings'"),
+        (["task=nonesuch"], "Could not find 'task/nonesuch'"),
+        ([*CHEAP, "task.name=nonesuch"], "unknown dataset 'nonesuch'"),
+        ([*CHEAP, "task.num_clients=5000"], "num_clients is 5000 but there are 1437 examples"),
+        (["-m", *CHEAP, "clipping.norm=1,-1"], "clipping.norm must be positive and finite, got -1"),
+        (["-m", *CHEAP, "clipping.norm=interval(0,1)"], "clipping.norm=interval(0,1)"),
+        ([*CHEAP, "rounds=3,5"], "rounds=3,5"),
+    ],
+)
+def test_a_run_that_can_t_succeed_is_refused_with_status_2(overrides, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = call("run", *overrides)
+    assert result.exit_code == 2
+    assert said in said_on_stderr(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_run_without_its_data_names_the_folder_it_looked_in(tmp_path):
+    folder = tmp_path / "nowhere"
+    result = call("run", *CHEAP, "task=fashion_mnist", f"task.data_dir={folder}")
+    assert result.exit_code == 2
+    assert str(folder) in result.stderr
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path):
+    result = call(
+        *("run", *plan_overrides(200, 1, 40), f"output_dir={tmp_path}"),
+        *("privacy.epsilon=2", "privacy.noise_multiplier=8"),
+    )
+    assert result.exit_code == 2
+    assert "40 rounds at noise multiplier 8 spend epsilon" in said_on_stderr(result)
+    fits = int(re.search(r"at most (\d+) rounds", said_on_stderr(result)).group(1))
+    release, delta = (8.0, 1.0), 200**-1.1
+    assert independent_epsilon({release: fits}, delta) <= 2
+    assert independent_epsilon({release: fits + 1}, delta) > 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_run_never_takes_the_folder_of_another(tmp_path):
+    (tmp_path / "taken").mkdir()
+    result = call("run", *CHEAP, f"output_dir={tmp_path}", "run_name=taken")
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'taken'} exists already: choose another run_name" in result.stderr
+    assert list((tmp_path / "taken").iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_sweep_starts_nothing_if_one_of_its_runs_can_t_succeed(tmp_path):
+    result = call(
+        *("run", "-m", *plan_overrides(200, 1, 100), f"output_dir={tmp_path}"),
+        *("privacy.epsilon=2", "privacy.noise_multiplier=20,8"),
+    )
+    assert result.exit_code == 2
+    assert "at most" in said_on_stderr(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+# fl-dp run: how it ends.
+
+
+class FakeSuperLink:
+    """Stands for Flower; `how` says what becomes of a run."""
+
+    def __init__(self, how):
+        self.how = how
+        self.given = []
+
+    def __call__(self):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def run(self, settings, overrides, on_progress):
+        self.given.append((settings, overrides))
+        return self.how(overrides, on_progress)
+
+
+def use(monkeypatch, how):
+    link = FakeSuperLink(how)
+    monkeypatch.setattr("fl_dp.launch.LocalSuperLink", link)
+    return link
+
+
+def fail_with(error):
+    def how(overrides, on_progress):
+        raise error
+
+    return how
+
+
+def test_a_run_that_fails_in_flower_exits_1_with_flower_s_reason(monkeypatch, tmp_path):
+    use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details="boom"))
+    result = call("run", *CHEAP, f"output_dir={tmp_path}")
+    assert result.exit_code == 1
+    assert "the run ended as 'finished:failed': boom" in said_on_stderr(result)
+
+
+def test_a_run_that_flower_does_not_take_exits_1_with_the_reason(monkeypatch, tmp_path):
+    use(monkeypatch, fail_with(LaunchError("no port is free")))
+    result = call("run", *CHEAP, f"output_dir={tmp_path}")
+    assert result.exit_code == 1
+    assert "no port is free" in said_on_stderr(result)
+
+
+def test_a_run_that_is_interrupted_exits_130(monkeypatch, tmp_path):
+    use(monkeypatch, fail_with(KeyboardInterrupt()))
+    result = call("run", *CHEAP, f"output_dir={tmp_path}")
+    assert result.exit_code == 130
+    assert "what was reserved stays spent" in said_on_stderr(result)
+
+
+@pytest.mark.parametrize("name", ["plain", "a, b=[c] ü", 'quo"te', "it's", "back\\slash"])
+def test_flower_is_given_the_absolute_output_folder_whatever_its_name(name, monkeypatch, tmp_path):
+    """The ServerApp runs in another folder than the caller's."""
+    link = use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details=""))
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    call("run", *CHEAP, "run_name=first")
+    [(_, overrides)] = link.given
+    composed = compose_settings(overrides)
+    assert composed.output_dir == str(tmp_path / name / "runs")
+    assert composed.run_name == "first"
+
+
+def test_flower_is_given_the_absolute_data_folder(monkeypatch, tmp_path):
+    link = use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details=""))
+    monkeypatch.chdir(tmp_path)
+    call("run", *CHEAP, "task.data_dir=data")
+    [(_, overrides)] = link.given
+    assert compose_settings(overrides).task.data_dir == str(tmp_path / "data")
+
+
+def train_here(overrides, on_progress):
+    """Do in this process what the ServerApp does."""
+    settings = compose_settings(overrides)
+    num_clients = settings.task.num_clients
+    train(
+        LocalGrid(answer_with_app(client_app.app, num_clients), num_clients), settings, run_id="1"
+    )
+    on_progress()
+    return RunStatus(status="finished:completed", details="")
+
+
+SHORT = [*CHEAP, "rounds=2", "client.epochs=1", "selection.sampling_rate=0.5"]
+
+
+def test_a_run_that_completes_exits_0_with_what_it_spent(monkeypatch, tmp_path):
+    use(monkeypatch, train_here)
+    [run] = json_of("run", "--json", *SHORT, f"output_dir={tmp_path}", "run_name=one")["runs"]
+    assert run["path"] == str(tmp_path / "one")
+    assert run["rounds"] == 2
+    assert run["delta"] == pytest.approx(20**-1.1)
+    expected = independent_epsilon({(2.0, 0.5): 2}, 20**-1.1)
+    assert run["epsilon"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """The folder of a sweep over two clipping norms and two seeds, and what it printed."""
+    root = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use(monkeypatch, train_here)
+        printed = json_of(
+            *("run", "--json", "-m", *SHORT, f"output_dir={root}", "run_name=sweep"),
+            *("clipping.norm=0.5,1", "seed=0,1"),
+        )
+    return root / "sweep", printed
+
+
+def test_a_sweep_gives_each_run_a_folder_of_its_own(sweep):
+    folder, printed = sweep
+    paths = [str(folder / f"run-{index}") for index in range(4)]
+    assert [run["path"] for run in printed["runs"]] == paths
+
+
+def test_a_sweep_writes_the_summary_that_it_prints(sweep):
+    folder, printed = sweep
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8")) == printed
+
+
+def test_a_sweep_sums_up_the_seeds_of_each_setting_under_what_tells_it_apart(sweep):
+    _, printed = sweep
+    variants = {row["variant"]: row["runs"] for row in printed["variants"]}
+    assert variants == {"clipping.norm=0.5": 2, "clipping.norm=1": 2}
+
+
+# fl-dp ledger
+
+
+DELTA = 1e-4
+
+
+@pytest.fixture
+def ledger_path(tmp_path):
+    """A ledger of six planned rounds: two released, one repeated, one of unknown fate."""
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.2, delta=DELTA, rounds=6, sampling_rate=0.2, clipping_norm=1.0, num_clients=100
+    )
+    path = tmp_path / "ledger.db"
+    with PrivacyLedger.open(path, plan) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        ledger.reserve(round=2)
+        ledger.commit(ledger.reserve(round=2))
+        ledger.reserve(round=3)
+    return path
+
+
+def change(path, statement):
+    connection = sqlite3.connect(path)
+    with connection:
+        assert connection.execute(statement).rowcount == 1
+    connection.close()
+
+
+def test_ledger_tells_an_epsilon_that_follows_from_its_records_alone(ledger_path):
+    told = json_of("ledger", "--json", str(ledger_path))
+    releases = Counter(
+        (record["noise_multiplier"], record["sampling_rate"])
+        for record in told["records"]
+        if record["kind"] == "reserve"
+    )
+    assert releases.total() == 4
+    assert told["epsilon"]["pld"] == pytest.approx(independent_epsilon(releases, DELTA), rel=1e-9)
+
+
+def test_ledger_counts_every_reserved_round_as_spent(ledger_path):
+    told = json_of("ledger", "--json", str(ledger_path))
+    assert (told["rounds_spent"], told["rounds_committed"]) == (4, 2)
+
+
+def test_ledger_lists_its_records_in_order(ledger_path):
+    records = json_of("ledger", "--json", str(ledger_path))["records"]
+    assert [record["sequence"] for record in records] == list(range(1, 9))
+    assert [record["kind"] for record in records] == [
+        *("plan", "run", "reserve", "commit", "reserve", "reserve", "commit", "reserve")
+    ]
+
+
+def test_ledger_shows_a_person_the_same_epsilon_as_a_program(ledger_path):
+    epsilon = json_of("ledger", "--json", str(ledger_path))["epsilon"]["pld"]
+    shown = " ".join(call("ledger", str(ledger_path)).stdout.split())
+    assert f"epsilon {epsilon:.4f}" in shown
+
+
+def test_ledger_takes_the_folder_of_a_run(ledger_path):
+    by_folder = json_of("ledger", "--json", str(ledger_path.parent))
+    assert by_folder == json_of("ledger", "--json", str(ledger_path))
+
+
+def test_looking_at_a_ledger_changes_nothing(ledger_path):
+    before = ledger_path.read_bytes()
+    call("ledger", str(ledger_path))
+    assert ledger_path.read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["nowhere.db", "nowhere/ledger.db", "."])
+def test_a_missing_ledger_is_status_2(what, tmp_path):
+    result = call("ledger", str(tmp_path / what))
+    assert result.exit_code == 2
+    assert "no ledger at" in said_on_stderr(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (
+            """UPDATE records SET payload = replace(payload, '"round":1', '"round":9')
+               WHERE sequence = 3""",
+            "record 3 does not match its hash",
+        ),
+        (
+            """UPDATE records SET payload = replace(payload, '"sampling_rate":0.2',
+               '"sampling_rate":0.1') WHERE sequence = 5""",
+            "record 5 does not match its hash",
+        ),
+        ("DELETE FROM records WHERE sequence = 6", "record 6 is missing"),
+        ("DELETE FROM records WHERE sequence = 1", "record 1 is missing"),
+    ],
+    ids=["another round", "a cheaper round", "a round removed", "the plan removed"],
+)
+@pytest.mark.parametrize("command_line", [[], ["--json"]])
+def test_a_ledger_that_was_altered_is_status_1(command_line, statement, said, ledger_path):
+    change(ledger_path, statement)
+    result = call("ledger", *command_line, str(ledger_path))
+    assert result.exit_code == 1
+    assert said in said_on_stderr(result)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database, but long enough to look at " * 9])
+def test_a_file_that_is_no_ledger_is_status_1(content, tmp_path):
+    path = tmp_path / "ledger.db"
+    path.write_bytes(content)
+    assert call("ledger", str(path)).exit_code == 1

@@ -1,0 +1,460 @@
+"""Settings are typed and checked before anything starts, and reach the clients as they are."""
+
+import threading
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from hydra import compose, initialize_config_dir
+from local_grid import FIRST_NODE, LocalGrid
+from omegaconf import OmegaConf
+
+from fl_dp import client_app
+from fl_dp.client_app import TaskClient
+from fl_dp.config import ConfigError, compose_settings, config_folder, expand_sweep
+from fl_dp.settings import SETTINGS_KEY, Settings
+from fl_dp.tasks import (
+    build_model,
+    client_indices,
+    get_arrays,
+    load_dataset,
+    set_arrays,
+    train_locally,
+)
+
+GROUP_OPTIONS = sorted(
+    path.relative_to(config_folder()).with_suffix("").parts
+    for path in config_folder().glob("*/*.yaml")
+)
+
+# Every override that a run could be made with, each far from its default.
+EVERYTHING = [
+    *("seed=7", "rounds=11", "round_timeout=12.5", "roster_timeout=3.0"),
+    *("output_dir=/some/where", "run_name=a-name", "task=fashion_mnist", "task.num_clients=321"),
+    *("task.partition=dirichlet", "task.alpha=0.125", "task.shards_per_client=3"),
+    *("task.data_dir=/data", "model=cnn", "model.hidden=17", "privacy.epsilon=1.5"),
+    *("privacy.delta=1e-7", "privacy.noise_multiplier=1.1", "clipping.norm=0.3"),
+    *("selection.sampling_rate=0.0625", "server_optimizer=fedavg"),
+    *("server_optimizer.learning_rate=0.7", "server_optimizer.momentum=0.5"),
+    *("client.learning_rate=0.01", "client.epochs=2", "client.batch_size=8"),
+    *("simulation.num_cpus=3", "simulation.num_gpus=0.25"),
+]
+
+
+# What is refused.
+
+
+@pytest.mark.parametrize(
+    ("override", "key"),
+    [
+        ("epsilon=2", "epsilon"),
+        ("privacy.epsilonn=2", "epsilonn"),
+        ("task.clients=3", "clients"),
+        ("client.optimizer.momentum=0.9", "optimizer"),
+        ("privacy/mode=central", "privacy/mode"),
+    ],
+)
+def test_an_unknown_key_is_refused_by_name(override, key):
+    with pytest.raises(ConfigError, match=f"'?{key}'?"):
+        compose_settings([override])
+
+
+@pytest.mark.parametrize("override", ["+epsilon=2", "+privacy.noise=3", "++client.lr=0.1"])
+def test_an_unknown_key_is_refused_even_if_it_is_appended(override):
+    with pytest.raises(ConfigError, match=override.strip("+").partition("=")[0].split(".")[-1]):
+        compose_settings([override])
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("rounds=many", "many"),
+        ("rounds=1.5", "1.5"),
+        ("rounds=true", "True"),
+        ("task.num_clients=[3]", "3"),
+        ("privacy.epsilon=two", "two"),
+        ("clipping.norm=true", "True"),
+        ("selection.sampling_rate=10%", "10%"),
+    ],
+)
+def test_a_value_of_the_wrong_type_is_refused_with_its_key(override, value):
+    with pytest.raises(ConfigError) as refused:
+        compose_settings([override])
+    assert override.partition("=")[0] in str(refused.value)
+    assert value in str(refused.value)
+
+
+@pytest.mark.parametrize("override", ["rounds=null", "client=null", "clipping.norm=null"])
+def test_a_setting_that_has_to_be_there_can_t_be_null(override):
+    with pytest.raises(ConfigError, match=override.partition("=")[0]):
+        compose_settings([override])
+
+
+@pytest.mark.parametrize("group", sorted({group for group, _ in GROUP_OPTIONS}))
+def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group):
+    with pytest.raises(ConfigError, match=f"{group}/nonesuch") as refused:
+        compose_settings([f"{group}=nonesuch"])
+    for known in [option for of, option in GROUP_OPTIONS if of == group]:
+        assert known in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("seed", "-1"),
+        ("rounds", "0"),
+        ("round_timeout", "0.0"),
+        ("roster_timeout", "nan"),
+        ("run_name", "a/b"),
+        ("run_name", ".."),
+        ("run_name", "''"),
+        ("task.num_clients", "0"),
+        ("task.partition", "random"),
+        ("task.alpha", "0.0"),
+        ("task.shards_per_client", "0"),
+        ("model.name", "resnet"),
+        ("model.hidden", "0"),
+        ("privacy.mode", "local"),
+        ("privacy.epsilon", "0.0"),
+        ("privacy.epsilon", "-1.0"),
+        ("privacy.epsilon", "nan"),
+        ("privacy.delta", "0.0"),
+        ("privacy.delta", "1.0"),
+        ("privacy.delta", "nan"),
+        ("privacy.noise_multiplier", "0.0"),
+        ("clipping.norm", "0.0"),
+        ("clipping.norm", "nan"),
+        ("selection.name", "fixed"),
+        ("selection.sampling_rate", "0.0"),
+        ("selection.sampling_rate", "-0.1"),
+        ("selection.sampling_rate", "1.01"),
+        ("selection.sampling_rate", "nan"),
+        ("schedule.name", "increasing"),
+        ("server_optimizer.name", "fedyogi"),
+        ("server_optimizer.learning_rate", "0.0"),
+        ("server_optimizer.momentum", "1.0"),
+        ("server_optimizer.momentum", "-0.1"),
+        ("client.learning_rate", "0.0"),
+        ("client.epochs", "0"),
+        ("client.batch_size", "0"),
+        ("simulation.num_cpus", "0"),
+        ("simulation.num_gpus", "-0.5"),
+    ],
+)
+def test_a_value_out_of_range_is_refused_with_its_key_and_value(key, value):
+    with pytest.raises(ConfigError) as refused:
+        compose_settings([f"{key}={value}"])
+    assert f"{key} must" in str(refused.value)
+    assert value in str(refused.value)
+
+
+def test_a_seed_that_no_generator_takes_is_refused():
+    with pytest.raises(ConfigError, match="seed"):
+        compose_settings([f"seed={2**64}"])
+
+
+def test_a_run_with_neither_a_budget_nor_a_noise_multiplier_is_refused():
+    with pytest.raises(ConfigError, match=r"privacy\.epsilon and privacy\.noise_multiplier"):
+        compose_settings(["privacy.epsilon=null"])
+
+
+def test_a_noise_multiplier_alone_is_enough():
+    privacy = compose_settings(["privacy.epsilon=null", "privacy.noise_multiplier=2"]).privacy
+    assert (privacy.epsilon, privacy.noise_multiplier) == (None, 2.0)
+
+
+@pytest.mark.parametrize("override", ["privacy.epsilon", "a b=", "privacy.epsilon=2,8"])
+def test_an_override_that_is_none_is_refused(override):
+    with pytest.raises(ConfigError):
+        compose_settings([override])
+
+
+# What is composed.
+
+
+@pytest.mark.parametrize(("group", "option"), GROUP_OPTIONS)
+def test_every_file_in_the_configuration_composes_and_its_values_arrive(group, option):
+    path = config_folder() / group / f"{option}.yaml"
+    written = OmegaConf.to_container(OmegaConf.load(path)) or {}
+    written.pop("defaults", None)
+    is_global = "# @package _global_" in path.read_text(encoding="utf-8")
+    composed = asdict(compose_settings([f"{group}={option}"]))
+
+    def assert_within(part, whole):
+        for key, value in part.items():
+            if isinstance(value, dict):
+                assert_within(value, whole[key])
+            else:
+                assert whole[key] == value
+
+    assert_within(written, composed if is_global else composed[group])
+
+
+def test_without_overrides_the_configuration_holds_the_defaults_of_the_settings():
+    assert compose_settings([]) == Settings()
+
+
+def flat(settings):
+    """Every setting by its dotted key."""
+    groups = asdict(settings)
+    inside = {
+        f"{group}.{key}": value
+        for group, values in groups.items()
+        if isinstance(values, dict)
+        for key, value in values.items()
+    }
+    return inside | {key: value for key, value in groups.items() if not isinstance(value, dict)}
+
+
+def test_every_setting_can_be_overridden():
+    default, changed = flat(Settings()), flat(compose_settings(EVERYTHING))
+    only_one_choice = {"privacy.mode", "selection.name", "schedule.name"}
+    assert {key for key in default if changed[key] == default[key]} == only_one_choice
+
+
+def test_the_last_of_two_overrides_wins():
+    assert compose_settings(["rounds=3", "rounds=4"]).rounds == 4
+
+
+@pytest.mark.parametrize("overrides", [[], EVERYTHING], ids=["defaults", "everything"])
+def test_json_brings_the_same_settings_back(overrides):
+    settings = compose_settings(overrides)
+    assert Settings.from_json(settings.to_json()) == settings
+
+
+def test_json_of_values_out_of_range_is_refused():
+    text = compose_settings([]).to_json().replace('"norm": 1.0', '"norm": -1.0')
+    with pytest.raises(ValueError, match=r"clipping\.norm must be positive"):
+        Settings.from_json(text)
+
+
+def test_composing_does_not_depend_on_the_working_directory(tmp_path, monkeypatch):
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "config.yaml").write_text("rounds: 999\n", encoding="utf-8")
+    here = compose_settings(EVERYTHING)
+    monkeypatch.chdir(tmp_path)
+    assert compose_settings(EVERYTHING) == here
+
+
+def test_composing_twice_carries_nothing_over():
+    compose_settings(EVERYTHING)
+    assert compose_settings([]) == Settings()
+
+
+def test_composing_works_after_a_refused_override():
+    with pytest.raises(ConfigError):
+        compose_settings(["rounds=0"])
+    assert compose_settings([]) == Settings()
+
+
+def test_threads_compose_at_the_same_time():
+    composed = {}
+
+    def compose_rounds(rounds):
+        composed[rounds] = compose_settings([f"rounds={rounds}"]).rounds
+
+    threads = [threading.Thread(target=compose_rounds, args=(n,)) for n in range(1, 5)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert composed == {1: 1, 2: 2, 3: 3, 4: 4}
+
+
+def test_composing_leaves_another_hydra_of_the_process_as_it_was(tmp_path):
+    (tmp_path / "config.yaml").write_text("theirs: 1\n", encoding="utf-8")
+    with initialize_config_dir(str(tmp_path), version_base="1.3"):
+        compose_settings([])
+        assert compose("config").theirs == 1
+
+
+# Sweeps.
+
+
+@pytest.mark.parametrize(
+    ("overrides", "jobs"),
+    [
+        ([], [[]]),
+        (["rounds=3"], [["rounds=3"]]),
+        (["rounds=3,5"], [["rounds=3"], ["rounds=5"]]),
+        (
+            ["privacy.epsilon=2,8", "seed=0,1"],
+            [
+                ["privacy.epsilon=2", "seed=0"],
+                ["privacy.epsilon=2", "seed=1"],
+                ["privacy.epsilon=8", "seed=0"],
+                ["privacy.epsilon=8", "seed=1"],
+            ],
+        ),
+        (["model=mlp,cnn", "rounds=3"], [["model=mlp", "rounds=3"], ["model=cnn", "rounds=3"]]),
+        (["seed=range(0,3)"], [["seed=0"], ["seed=1"], ["seed=2"]]),
+        (["seed=choice(4,5)"], [["seed=4"], ["seed=5"]]),
+        (["task.data_dir='/a,b'"], [["task.data_dir='/a,b'"]]),
+    ],
+)
+def test_a_sweep_is_every_combination_with_the_last_key_fastest(overrides, jobs):
+    assert expand_sweep(overrides) == jobs
+
+
+def test_a_quoted_choice_of_a_sweep_keeps_its_characters():
+    jobs = expand_sweep(["task.data_dir='/with space','/with,comma'"])
+    found = [compose_settings(job).task.data_dir for job in jobs]
+    assert found == ["/with space", "/with,comma"]
+
+
+@pytest.mark.parametrize(
+    "override", ["rounds", "seed=1,", "clipping.norm=interval(0,1)", "model=glob(*)"]
+)
+def test_a_sweep_that_has_no_list_of_values_is_refused(override):
+    with pytest.raises(ConfigError):
+        expand_sweep([override])
+
+
+# The settings at a client.
+
+
+SMALL = ["task.num_clients=20", "client.batch_size=1000", "client.epochs=1"]
+
+
+def initial_parameters(settings):
+    return [*get_arrays(model_of(settings)).values()]
+
+
+def model_of(settings):
+    dataset = load_dataset(settings.task.name)
+    return build_model(
+        settings.model.name,
+        input_shape=dataset.input_shape,
+        num_classes=dataset.num_classes,
+        hidden=settings.model.hidden,
+        seed=settings.seed,
+    )
+
+
+def fit(settings, partition_id=0, server_round=1, parameters=None):
+    parameters = initial_parameters(settings) if parameters is None else parameters
+    config = {SETTINGS_KEY: settings.to_json(), "server-round": server_round}
+    return TaskClient(partition_id).fit(parameters, config)
+
+
+def same_arrays(first, second):
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
+def test_a_client_returns_the_arrays_of_the_model_in_their_order(model):
+    settings = compose_settings([*SMALL, f"model={model}", "model.hidden=8"])
+    arrays, _, _ = fit(settings)
+    expected = initial_parameters(settings)
+    assert [(a.shape, a.dtype) for a in arrays] == [(a.shape, a.dtype) for a in expected]
+
+
+def test_a_client_tells_neither_its_number_of_examples_nor_any_metric():
+    _, num_examples, metrics = fit(compose_settings(SMALL))
+    assert num_examples == 1
+    assert metrics == {}
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["task.partition=iid"],
+        ["task.partition=dirichlet", "task.alpha=0.3"],
+        ["task.partition=shards", "task.shards_per_client=3"],
+        ["seed=5", "client.learning_rate=0.02"],
+        ["model=mlp", "model.hidden=12", "client.epochs=3"],
+    ],
+    ids=" ".join,
+)
+def test_a_client_trains_as_the_settings_in_the_message_say(overrides):
+    settings = compose_settings(SMALL + overrides)
+    task, client = settings.task, settings.client
+    dataset, model = load_dataset(task.name), model_of(settings)
+    rows = client_indices(
+        task.name,
+        num_clients=task.num_clients,
+        kind=task.partition,
+        seed=settings.seed,
+        alpha=task.alpha,
+        shards_per_client=task.shards_per_client,
+    )[3]
+    start = [values + 0.01 for values in initial_parameters(settings)]
+    set_arrays(model, start)
+    # One batch holds all of the client's rows, so their order changes nothing but rounding.
+    train_locally(
+        model,
+        dataset.features(rows),
+        dataset.labels(rows),
+        learning_rate=client.learning_rate,
+        epochs=client.epochs,
+        batch_size=client.batch_size,
+        seed=99,
+    )
+    arrays, _, _ = fit(settings, partition_id=3, parameters=start)
+    for got, expected, before in zip(arrays, get_arrays(model).values(), start, strict=True):
+        np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-7)
+        assert not np.array_equal(got, before)
+
+
+def test_a_client_trains_the_same_when_a_round_is_repeated():
+    settings = compose_settings(["task.num_clients=20", "client.batch_size=4"])
+    assert same_arrays(fit(settings, server_round=2)[0], fit(settings, server_round=2)[0])
+
+
+@pytest.mark.parametrize("change", [{"server_round": 3}, {"partition_id": 1}])
+def test_a_client_trains_differently_in_another_round_or_place(change):
+    settings = compose_settings(["task.num_clients=20", "client.batch_size=4"])
+    here = {"server_round": 2, "partition_id": 0}
+    assert not same_arrays(fit(settings, **here)[0], fit(settings, **here | change)[0])
+
+
+@pytest.mark.parametrize("partition_id", [20, 21, 1000])
+def test_a_client_beyond_the_roster_returns_the_parameters_unchanged(partition_id):
+    settings = compose_settings(SMALL)
+    parameters = [values + 0.5 for values in initial_parameters(settings)]
+    arrays, num_examples, metrics = fit(settings, partition_id, parameters=parameters)
+    assert same_arrays(arrays, parameters)
+    assert (num_examples, metrics) == (1, {})
+
+
+def test_a_client_does_not_depend_on_the_working_directory(tmp_path, monkeypatch):
+    settings = compose_settings(SMALL)
+    here, _, _ = fit(settings)
+    monkeypatch.chdir(tmp_path)
+    assert same_arrays(fit(settings)[0], here)
+
+
+def answer_of_the_client_app(settings_json, node_config):
+    """Send one train message through the app's own door."""
+
+    def answer(message, partition):
+        return client_app.app(message, Context(1, FIRST_NODE, node_config, RecordDict(), {}))
+
+    grid = LocalGrid(answer, 1)
+    names = get_arrays(model_of(compose_settings(SMALL)))
+    arrays = ArrayRecord({name: Array(values) for name, values in names.items()})
+    config = ConfigRecord({SETTINGS_KEY: settings_json, "server-round": 1})
+    content = RecordDict({"arrays": arrays, "config": config})
+    [reply] = grid.send_and_receive(
+        [Message(content, dst_node_id=FIRST_NODE, message_type="train")]
+    )
+    return reply
+
+
+def test_the_client_app_trains_the_part_that_the_node_s_configuration_names():
+    settings = compose_settings(SMALL)
+    reply = answer_of_the_client_app(settings.to_json(), {"partition-id": 4})
+    expected, _, _ = fit(settings, partition_id=4)
+    assert same_arrays(reply.content["arrays"].to_numpy_ndarrays(), expected)
+
+
+def test_a_node_without_a_partition_id_answers_with_an_error():
+    reply = answer_of_the_client_app(compose_settings(SMALL).to_json(), {})
+    assert reply.error.reason == "ValueError"
+
+
+def test_settings_that_a_client_refuses_are_an_error_without_their_text():
+    broken = compose_settings(SMALL).to_json().replace('"epochs": 1', '"epochs": 0')
+    reply = answer_of_the_client_app(broken, {"partition-id": 0})
+    assert reply.error.reason == "ValueError"

@@ -1,0 +1,477 @@
+"""Any NumPyClient speaks Flower's Message API, and no exception text leaves the node."""
+
+import logging
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from flwr.common.constant import ErrorCode
+from flwr.serverapp.strategy import FedAvg
+from local_grid import FIRST_NODE, LocalGrid, answer_with_app
+
+from fl_dp.clients import numpy_client_app
+
+SECRET = "patient 4711 has condition X"
+MODEL = {
+    "last.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
+    "a.bias": np.array([1.5, -2.0], dtype=np.float64),
+    "logit_scale": np.array(0.25, dtype=np.float32),
+    "batches_seen": np.array(7, dtype=np.int64),
+}
+
+
+class Client(NumPyClient):
+    """Returns what it got, and says so as it is told."""
+
+    def __init__(self, metrics=None, parameters=None, num_examples=3, loss=0.5, error=None):
+        self.metrics = metrics if metrics is not None else {}
+        self.parameters = parameters
+        self.num_examples = num_examples
+        self.loss = loss
+        self.error = error
+        self.seen = []
+
+    def _note(self, parameters, config):
+        self.seen.append((parameters, config))
+        if self.error is not None:
+            raise self.error
+
+    def fit(self, parameters, config):
+        self._note(parameters, config)
+        trained = self.parameters if self.parameters is not None else parameters
+        return trained, self.num_examples, self.metrics
+
+    def evaluate(self, parameters, config):
+        self._note(parameters, config)
+        return self.loss, self.num_examples, self.metrics
+
+
+def record_of(arrays):
+    return ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
+
+
+def message(kind, content):
+    return Message(RecordDict(content), dst_node_id=FIRST_NODE, message_type=kind)
+
+
+def answer_to(kind, client, *, content=None, mods=None):
+    """Send one message to one node and return its reply."""
+    client_fn = client if callable(client) else lambda context: client
+    grid = LocalGrid(answer_with_app(numpy_client_app(client_fn, mods), 1), 1)
+    records = {"arrays": record_of(MODEL), "config": ConfigRecord({"lr": 0.1})}
+    [reply] = grid.send_and_receive([message(kind, records if content is None else content)])
+    return reply
+
+
+def arrays_in(reply):
+    [record] = reply.content.array_records.values()
+    return {name: array.numpy() for name, array in record.items()}
+
+
+def metrics_in(reply):
+    assert not reply.has_error(), reply.error.reason
+    [record] = reply.content.metric_records.values()
+    return dict(record)
+
+
+def assert_refused(reply, reason):
+    assert reply.has_error()
+    assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
+    assert reply.error.reason == reason
+
+
+# What a train message becomes.
+
+
+def test_array_names_keep_their_order():
+    assert list(arrays_in(answer_to("train", Client()))) == list(MODEL)
+
+
+def test_arrays_reach_the_client_in_the_order_of_the_message():
+    client = Client()
+    answer_to("train", client)
+    [(parameters, _)] = client.seen
+    for got, sent in zip(parameters, MODEL.values(), strict=True):
+        np.testing.assert_array_equal(got, sent)
+
+
+def test_each_returned_array_goes_under_the_name_at_its_place():
+    changed = [values + 1 for values in MODEL.values()]
+    reply = arrays_in(answer_to("train", Client(parameters=changed)))
+    for name, values in MODEL.items():
+        np.testing.assert_array_equal(reply[name], values + 1)
+
+
+def test_dtypes_survive():
+    reply = arrays_in(answer_to("train", Client()))
+    assert [a.dtype for a in reply.values()] == [a.dtype for a in MODEL.values()]
+
+
+def test_shapes_survive_even_without_a_dimension():
+    reply = arrays_in(answer_to("train", Client()))
+    assert [a.shape for a in reply.values()] == [(2, 3), (2,), (), ()]
+
+
+def test_a_numpy_scalar_becomes_an_array_without_a_dimension():
+    parameters = [*list(MODEL.values())[:2], np.float32(0.5), np.int64(8)]
+    reply = arrays_in(answer_to("train", Client(parameters=parameters)))
+    assert reply["logit_scale"].shape == ()
+    assert reply["logit_scale"].dtype == np.float32
+    assert reply["logit_scale"] == np.float32(0.5)
+
+
+@pytest.mark.parametrize("key", ["arrays", "model", "fitins.parameters"])
+def test_the_reply_uses_the_array_record_key_of_the_message(key):
+    content = {key: record_of(MODEL), "config": ConfigRecord()}
+    assert list(answer_to("train", Client(), content=content).content.array_records) == [key]
+
+
+def test_the_reply_has_one_metric_record_named_metrics():
+    assert list(answer_to("train", Client()).content.metric_records) == ["metrics"]
+
+
+def test_the_config_reaches_the_client_under_whatever_key():
+    client = Client()
+    config = ConfigRecord({"lr": 0.1, "layers": [1, 2], "note": "x"})
+    answer_to("train", client, content={"arrays": record_of(MODEL), "any": config})
+    [(_, seen)] = client.seen
+    assert seen == {"lr": 0.1, "layers": [1, 2], "note": "x"}
+
+
+def test_without_a_config_record_the_client_gets_an_empty_config():
+    client = Client()
+    answer_to("train", client, content={"arrays": record_of(MODEL)})
+    [(_, seen)] = client.seen
+    assert seen == {}
+
+
+def test_the_client_is_made_from_the_context_of_its_node():
+    def client_fn(context):
+        return Client(num_examples=10 + context.node_config["partition-id"])
+
+    grid = LocalGrid(answer_with_app(numpy_client_app(client_fn), 3), 3)
+    content = RecordDict({"arrays": record_of(MODEL), "config": ConfigRecord()})
+    replies = grid.send_and_receive(
+        [Message(content, dst_node_id=node, message_type="train") for node in grid.get_node_ids()]
+    )
+    assert [metrics_in(reply)["num-examples"] for reply in replies] == [10, 11, 12]
+
+
+@pytest.mark.parametrize("count", [0, 3, 5])
+def test_a_wrong_number_of_returned_arrays_is_an_error(count, caplog):
+    parameters = [np.zeros(2, np.float32)] * count
+    assert_refused(answer_to("train", Client(parameters=parameters)), "ValueError")
+    assert f"fit returned {count} arrays, the model has 4" in caplog.text
+
+
+def test_an_array_of_python_objects_is_an_error():
+    parameters = [*list(MODEL.values())[:3], np.array([{"key": SECRET}], dtype=object)]
+    reply = answer_to("train", Client(parameters=parameters))
+    assert reply.has_error()
+    assert SECRET.encode() not in pickle.dumps(reply)
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"config": ConfigRecord()},
+        {"one": record_of(MODEL), "two": record_of(MODEL)},
+        {"arrays": record_of(MODEL), "one": ConfigRecord(), "two": ConfigRecord()},
+    ],
+    ids=["no arrays", "two array records", "two config records"],
+)
+def test_a_message_that_leaves_open_what_is_meant_is_an_error(kind, content):
+    assert_refused(answer_to(kind, Client(), content=content), "ValueError")
+
+
+# What an evaluate message becomes.
+
+
+def test_evaluate_replies_with_loss_and_number_of_examples():
+    reply = answer_to("evaluate", Client(loss=0.75, num_examples=4))
+    assert metrics_in(reply) == {"loss": 0.75, "num-examples": 4}
+
+
+def test_evaluate_replies_with_the_client_s_own_metrics():
+    reply = answer_to("evaluate", Client(metrics={"accuracy": 0.5}))
+    assert metrics_in(reply)["accuracy"] == 0.5
+
+
+def test_evaluate_sends_no_arrays_back():
+    assert not answer_to("evaluate", Client()).content.array_records
+
+
+# Metrics.
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("given", "sent"),
+    [
+        (3, 3),
+        (0.5, 0.5),
+        (True, 1),
+        (np.float32(0.5), 0.5),
+        (np.float64(0.25), 0.25),
+        (np.int64(3), 3),
+        (np.uint8(200), 200),
+        (np.bool_(True), 1),
+        (np.array(0.5), 0.5),
+        (np.array([1, 2, 3]), [1, 2, 3]),
+        ([1.0, 2.0], [1.0, 2.0]),
+        ((1, 2), [1, 2]),
+        ([True, False], [1, 0]),
+        ([np.float32(0.5), np.float64(1.5)], [0.5, 1.5]),
+        ([], []),
+    ],
+)
+def test_a_number_or_a_list_of_numbers_is_converted_to_what_flower_holds(kind, given, sent):
+    got = metrics_in(answer_to(kind, Client(metrics={"metric": given})))["metric"]
+    assert got == sent
+    assert type(got) is type(sent)
+    if isinstance(sent, list):
+        assert [type(item) for item in got] == [type(item) for item in sent]
+
+
+def test_a_list_of_ints_and_floats_arrives_as_floats():
+    got = metrics_in(answer_to("train", Client(metrics={"metric": [1, 2.5]})))["metric"]
+    assert got == [1.0, 2.5]
+
+
+@pytest.mark.parametrize("given", [np.int64(5), np.float32(5.0), 5])
+def test_the_number_of_examples_may_be_a_numpy_scalar(given):
+    assert metrics_in(answer_to("train", Client(num_examples=given)))["num-examples"] == 5
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize(
+    ("value", "named"),
+    [
+        ("north", "str"),
+        (None, "NoneType"),
+        ({"nested": 1}, "dict"),
+        (b"bytes", "bytes"),
+        (1j, "complex"),
+        (["north"], "str"),
+        ([1.0, None], "NoneType"),
+        (np.zeros((2, 2)), "list"),
+        (np.array(["north"]), "str"),
+    ],
+)
+def test_a_metric_that_is_no_number_is_refused_and_named_in_the_node_s_log(
+    kind, value, named, caplog
+):
+    reply = answer_to(kind, Client(metrics={"accuracy": 1.0, "site": value}))
+    assert_refused(reply, "TypeError")
+    assert f"metric 'site' is a {named}" in caplog.text
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_a_metric_named_num_examples_is_refused_and_named_in_the_node_s_log(kind, caplog):
+    assert_refused(answer_to(kind, Client(metrics={"num-examples": 1})), "ValueError")
+    assert "metric 'num-examples' is reserved" in caplog.text
+
+
+def test_a_metric_named_loss_is_refused_when_evaluate_returns_the_loss_itself(caplog):
+    assert_refused(answer_to("evaluate", Client(metrics={"loss": 1.0})), "ValueError")
+    assert "metric 'loss' is reserved" in caplog.text
+
+
+def test_a_train_loss_may_be_reported():
+    assert metrics_in(answer_to("train", Client(metrics={"loss": 1.5})))["loss"] == 1.5
+
+
+# What the server learns of an error.
+
+
+class PatientError(Exception):
+    pass
+
+
+def failing(context):
+    raise PatientError(SECRET)
+
+
+def failing_mod(message, context, call_next):
+    raise PatientError(SECRET)
+
+
+def failing_late_mod(message, context, call_next):
+    call_next(message, context)
+    raise PatientError(SECRET)
+
+
+def chained():
+    error = PatientError(SECRET)
+    error.__cause__ = ValueError(SECRET)
+    error.add_note(SECRET)
+    return error
+
+
+FAILURES = {
+    "client": {"client": Client(error=PatientError(SECRET))},
+    "client with a cause and a note": {"client": Client(error=chained())},
+    "client_fn": {"client": failing},
+    "mod": {"client": Client(), "mods": [failing_mod]},
+    "mod after the client": {"client": Client(), "mods": [failing_late_mod]},
+    "inner mod": {"client": Client(), "mods": [lambda m, c, f: f(m, c), failing_mod]},
+}
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_the_server_is_told_a_code_and_exactly_the_class_of_an_exception(kind, failure):
+    assert_refused(answer_to(kind, **failure), "PatientError")
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+@pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
+def test_the_text_of_an_exception_is_nowhere_in_the_reply(kind, failure):
+    assert SECRET.encode() not in pickle.dumps(answer_to(kind, **failure))
+
+
+def test_the_search_for_the_text_would_find_it():
+    leaking = lambda message, context, call_next: Message(  # noqa: E731
+        Error(ErrorCode.UNKNOWN, f"failed on {SECRET}"), reply_to=message
+    )
+    assert SECRET.encode() in pickle.dumps(answer_to("train", Client(), mods=[leaking]))
+
+
+def test_the_metric_that_was_refused_is_nowhere_in_the_reply():
+    reply = answer_to("train", Client(metrics={"diagnosis": SECRET}))
+    assert SECRET.encode() not in pickle.dumps(reply)
+    assert b"diagnosis" not in pickle.dumps(reply)
+
+
+def test_the_text_of_an_exception_stays_readable_on_the_node(caplog):
+    with caplog.at_level(logging.ERROR, logger="flwr.fl_dp.client"):
+        answer_to("train", Client(error=PatientError(SECRET)))
+    assert SECRET in caplog.text
+
+
+def test_an_error_reply_answers_the_message_that_caused_it():
+    grid = LocalGrid(answer_with_app(numpy_client_app(failing), 1), 1)
+    content = {"arrays": record_of(MODEL), "config": ConfigRecord()}
+    [message_id] = grid.push_messages([message("train", content)])
+    [reply] = grid.pull_messages([message_id])
+    assert reply.metadata.reply_to_message_id == message_id
+
+
+# Mods.
+
+
+def tracing(name, trace):
+    def mod(message, context, call_next):
+        trace.append(f"{name} in")
+        reply = call_next(message, context)
+        trace.append(f"{name} out")
+        return reply
+
+    return mod
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate"])
+def test_mods_run_outermost_first(kind):
+    trace = []
+    mods = [tracing("outer", trace), tracing("middle", trace), tracing("inner", trace)]
+    answer_to(kind, Client(), mods=mods)
+    assert trace == ["outer in", "middle in", "inner in", "inner out", "middle out", "outer out"]
+
+
+def test_a_mod_runs_once_for_each_message_with_that_message():
+    seen = []
+
+    def mod(message, context, call_next):
+        seen.append((message.metadata.message_type, message.metadata.message_id))
+        return call_next(message, context)
+
+    app = numpy_client_app(lambda context: Client(), [mod])
+    grid = LocalGrid(answer_with_app(app, 1), 1)
+    content = {"arrays": record_of(MODEL), "config": ConfigRecord()}
+    ids = list(grid.push_messages([message(k, content) for k in ("train", "evaluate", "train")]))
+    assert seen == list(zip(("train", "evaluate", "train"), ids, strict=True))
+
+
+def test_a_mod_can_change_what_the_client_sees():
+    def doubling(message, context, call_next):
+        doubled = {name: 2 * values for name, values in MODEL.items()}
+        message.content["arrays"] = record_of(doubled)
+        return call_next(message, context)
+
+    client = Client()
+    answer_to("train", client, mods=[doubling])
+    [(parameters, _)] = client.seen
+    np.testing.assert_array_equal(parameters[0], 2 * MODEL["last.weight"])
+
+
+def test_a_mod_can_change_the_reply():
+    def stamping(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content["stamp"] = MetricRecord({"stamp": 1})
+        return reply
+
+    assert "stamp" in answer_to("train", Client(), mods=[stamping]).content.metric_records
+
+
+# Under Flower's own strategy.
+
+
+class Stepping(NumPyClient):
+    """Adds its own constant; its numbers are exact in binary."""
+
+    def __init__(self, partition):
+        self.step = partition + 1
+        self.num_examples = (1, 3)[partition]
+
+    def fit(self, parameters, config):
+        assert config["server-round"] in (1, 2)
+        stepped = [(values + self.step).astype(values.dtype) for values in parameters]
+        return stepped, self.num_examples, {"step": float(self.step)}
+
+    def evaluate(self, parameters, config):
+        return float(parameters[0][0, 0]) + self.step, self.num_examples, {}
+
+
+@pytest.fixture(scope="module")
+def trained_by_fedavg():
+    app = numpy_client_app(lambda context: Stepping(context.node_config["partition-id"]))
+    grid = LocalGrid(answer_with_app(app, 2), 2)
+    floats = {name: values for name, values in MODEL.items() if values.dtype.kind == "f"}
+    result = FedAvg().start(grid=grid, initial_arrays=record_of(floats), num_rounds=2)
+    return floats, result
+
+
+def test_fedavg_takes_the_exact_weighted_mean_in_each_round(trained_by_fedavg):
+    initial, result = trained_by_fedavg
+    mean_step = (1 * 1 + 3 * 2) / 4
+    assert list(result.arrays) == list(initial)
+    for name, values in initial.items():
+        np.testing.assert_array_equal(result.arrays[name].numpy(), values + 2 * mean_step)
+
+
+def test_fedavg_averages_train_metrics_by_the_number_of_examples(trained_by_fedavg):
+    _, result = trained_by_fedavg
+    assert {r: dict(m) for r, m in result.train_metrics_clientapp.items()} == {
+        1: {"step": 1.75},
+        2: {"step": 1.75},
+    }
+
+
+def test_fedavg_averages_the_loss_of_evaluate_by_the_number_of_examples(trained_by_fedavg):
+    _, result = trained_by_fedavg
+    losses = {r: m["loss"] for r, m in result.evaluate_metrics_clientapp.items()}
+    assert losses == {1: 1.75 + 1.75, 2: 3.5 + 1.75}
+
+
+def test_fedavg_goes_on_without_a_client_that_fails():
+    def client_fn(context):
+        partition = context.node_config["partition-id"]
+        return Stepping(partition) if partition < 2 else Client(error=PatientError(SECRET))
+
+    grid = LocalGrid(answer_with_app(numpy_client_app(client_fn), 3), 3)
+    initial = {"w": np.zeros((1, 1), np.float32)}
+    result = FedAvg().start(grid=grid, initial_arrays=record_of(initial), num_rounds=1)
+    assert result.arrays["w"].numpy().item() == 1.75
