@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -33,7 +34,6 @@ app = typer.Typer(
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 
-_NOT_A_VARIANT = ("seed=", "output_dir=", "run_name=", "simulation.")
 _OVERRIDES_HELP = (
     "Hydra overrides, for example `privacy.epsilon=4 task=fashion_mnist rounds=100 "
     "task.num_clients=500 selection.sampling_rate=0.1 clipping.norm=0.5`."
@@ -207,21 +207,23 @@ def ledger(
 
 @dataclass(kw_only=True)
 class _Job:
-    """One training that was checked and has a place to go."""
+    """One training that was checked and has a place to go.
 
-    overrides: list[str]
+    Attributes:
+        variant: The overrides that tell it from its siblings in a sweep, but for the seed.
+        sent: The overrides for the ServerApp.
+    """
+
+    variant: str
     sent: list[str]
     settings: Settings
     budget: float
     folder: RunFolder
 
-    @property
-    def variant(self) -> str:
-        """What tells it from its siblings in a sweep, but for the seed."""
-        return " ".join(one for one in self.overrides if not one.startswith(_NOT_A_VARIANT))
 
-
-def _prepare(overrides: Sequence[str], settings: Settings, root: Path, name: str) -> _Job:
+def _prepare(
+    overrides: Sequence[str], settings: Settings, root: Path, name: str, variant: str
+) -> _Job:
     """Check everything that can be checked before Flower starts, and find a place for the run."""
     from .planning import make_plan
     from .run_folder import RunFolder
@@ -240,9 +242,7 @@ def _prepare(overrides: Sequence[str], settings: Settings, root: Path, name: str
     if settings.task.data_dir is not None:
         data_dir = Path(settings.task.data_dir).expanduser().resolve()
         sent.append(_quoted("task.data_dir", str(data_dir)))
-    return _Job(
-        overrides=list(overrides), sent=sent, settings=settings, budget=budget, folder=folder
-    )
+    return _Job(variant=variant, sent=sent, settings=settings, budget=budget, folder=folder)
 
 
 def _prepare_all(overrides: list[str], *, multirun: bool) -> list[_Job]:
@@ -250,14 +250,19 @@ def _prepare_all(overrides: list[str], *, multirun: bool) -> list[_Job]:
 
     if not multirun:
         settings = compose_settings(overrides)
-        return [_prepare(overrides, settings, _root_of(settings), _name_of(settings))]
+        return [_prepare(overrides, settings, _root_of(settings), _name_of(settings), "")]
     jobs = expand_sweep(overrides)
     composed = [compose_settings(job) for job in jobs]
     root = _root_of(composed[0]) / _name_of(composed[0])
+    shared = set.intersection(*(set(job) for job in jobs))
     return [
-        _prepare(job, settings, root, f"run-{index}")
+        _prepare(job, settings, root, f"run-{index}", _variant(job, shared))
         for index, (job, settings) in enumerate(zip(jobs, composed, strict=True))
     ]
+
+
+def _variant(overrides: Sequence[str], shared: set[str]) -> str:
+    return " ".join(one for one in overrides if one not in shared and not one.startswith("seed="))
 
 
 def _root_of(settings: Settings) -> Path:
@@ -341,7 +346,9 @@ def _describe(fields: dict[str, Any]) -> str:
 
 def _quoted(key: str, value: str) -> str:
     """Return a Hydra override whose value may hold any character."""
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    # Hydra reads a backslash literally unless quotes follow, and would interpolate a dollar sign.
+    escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
+    escaped = escaped.replace("${", "\\${")
     return f'{key}="{escaped}"'
 
 

@@ -52,10 +52,18 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     try:
         # A ServerApp runs in a thread of a process where Hydra may be in use already.
         with _hydra_is_global:
+            outer = GlobalHydra.instance().hydra
             GlobalHydra.instance().clear()
-            with initialize_config_dir(str(config_folder()), version_base="1.3", job_name="fl-dp"):
-                composed = compose("config", overrides=list(overrides))
-        settings = OmegaConf.to_object(composed)
+            try:
+                with initialize_config_dir(
+                    str(config_folder()), version_base="1.3", job_name="fl-dp"
+                ):
+                    composed = compose("config", overrides=list(overrides))
+            finally:
+                GlobalHydra.instance().hydra = outer
+        # Merged into the schema once more: Hydra lets `+key=value` add keys that nobody reads.
+        plain = OmegaConf.to_container(composed)
+        settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), plain))
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(_explain(error)) from error
     assert isinstance(settings, Settings)
@@ -69,16 +77,16 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
         ConfigError: If an override can't be parsed.
     """
     jobs: list[list[str]] = [[]]
-    try:
-        parsed = OverridesParser.create().parse_overrides(list(overrides))
-    except HydraException as error:
-        raise ConfigError(_explain(error)) from error
-    for override in parsed:
-        if override.is_sweep_override():
-            key = override.get_key_element()
-            values = [f"{key}={value}" for value in override.sweep_string_iterator()]
-        else:
-            values = [str(override.input_line)]
+    for text in overrides:
+        try:
+            override = OverridesParser.create().parse_override(text)
+            if override.is_sweep_override():
+                key = override.get_key_element()
+                values = [f"{key}={value}" for value in override.sweep_string_iterator()]
+            else:
+                values = [text]
+        except HydraException as error:
+            raise ConfigError(f"'{text}' can't be swept over: {_explain(error)}") from error
         jobs = [[*job, value] for job in jobs for value in values]
     return jobs
 

@@ -25,6 +25,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import tomli_w
+
 from .run_folder import RunFolder
 from .settings import Settings
 
@@ -148,9 +150,8 @@ class LocalSuperLink:
             LaunchError: If Flower does not accept the run.
         """
         run_config = self._app.parent / "run-config.toml"
-        # A JSON string is also a TOML string.
         run_config.write_text(
-            f"hydra-overrides = {json.dumps(shlex.join(overrides))}\n", encoding="utf-8"
+            tomli_w.dumps({"hydra-overrides": shlex.join(overrides)}), encoding="utf-8"
         )
         output = self._app.parent / "flwr-run.log"
         with output.open("wb") as log:

@@ -122,7 +122,7 @@ class ClippingSettings:
         norm: L2 bound on one client's whole update.
     """
 
-    norm: float = 1.0
+    norm: float = 0.5
 
     def __post_init__(self) -> None:
         """Check the value."""
@@ -177,7 +177,7 @@ class ServerOptimizerSettings:
     """
 
     name: str = "fedavgm"
-    learning_rate: float = 1.0
+    learning_rate: float = 0.3
     momentum: float = 0.9
 
     def __post_init__(self) -> None:
@@ -198,7 +198,7 @@ class ClientSettings:
         batch_size: Examples a step.
     """
 
-    learning_rate: float = 0.1
+    learning_rate: float = 2.0
     epochs: int = 5
     batch_size: int = 32
 
@@ -245,7 +245,7 @@ class Settings:
     """
 
     seed: int = 0
-    rounds: int = 60
+    rounds: int = 100
     round_timeout: float = 3600.0
     roster_timeout: float = 60.0
     output_dir: str | None = None
@@ -262,7 +262,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _at_least("seed", self.seed, 0)
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
         _at_least("rounds", self.rounds, 1)
         _positive("round_timeout", self.round_timeout)
         _positive("roster_timeout", self.roster_timeout)

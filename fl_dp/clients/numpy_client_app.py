@@ -130,7 +130,9 @@ def _number(key: str, value: Any) -> int | float | list[int] | list[float]:
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, list | tuple):
-        return [_scalar(key, item) for item in value]
+        numbers = [_scalar(key, item) for item in value]
+        mixed = any(isinstance(number, float) for number in numbers)
+        return [float(number) for number in numbers] if mixed else numbers
     return _scalar(key, value)
 
 
