@@ -245,12 +245,7 @@ def test_one_malformed_or_failed_reply_contributes_zero_and_is_logged_once_witho
     open_ledger: Any, malformed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = answer_with_update(updates(N))
-    flower = logging.getLogger("flwr")
-    flower.addHandler(caplog.handler)
-    try:
-        moved = mean_update(lambda m, p: malformed(m) if p < 20 else honest(m, p), open_ledger)
-    finally:
-        flower.removeHandler(caplog.handler)
+    moved = mean_update(lambda m, p: malformed(m) if p < 20 else honest(m, p), open_ledger)
     np.testing.assert_allclose(moved["w"], [0.2, 0, 0, 0], atol=TOLERANCE)
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     assert len(warnings) == 1
@@ -269,16 +264,11 @@ def test_no_cohort_size_and_no_client_metric_leaves_the_strategy(
         return made
 
     plan = plan_for(97, sampling_rate=0.5)
-    flower = logging.getLogger("flwr")
-    flower.addHandler(caplog.handler)
     caplog.set_level(logging.DEBUG, logger="flwr")
     grid = LocalGrid(answer, 97)
-    try:
-        result = DPFedAvg(plan=plan, ledger=open_ledger(plan)).start(
-            grid, record(w=np.zeros(4, np.float32)), num_rounds=1
-        )
-    finally:
-        flower.removeHandler(caplog.handler)
+    result = DPFedAvg(plan=plan, ledger=open_ledger(plan)).start(
+        grid, record(w=np.zeros(4, np.float32)), num_rounds=1
+    )
     assert not result.train_metrics_clientapp
     assert not result.evaluate_metrics_clientapp
     for private in ("12345", "98765", "Sampled", "Received"):

@@ -7,6 +7,7 @@ import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
@@ -82,7 +83,7 @@ def answer_with_app(app: ClientApp, num_nodes: int) -> Answer:
 
 def reply(message: Message, arrays: dict[str, Any], **metrics: Any) -> Message:
     """Reply to a train message with these arrays, as Flower's own clients do."""
-    record = ArrayRecord({name: Array(values) for name, values in arrays.items()})
+    record = ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
     return Message(
         RecordDict({"arrays": record, "metrics": MetricRecord({"num-examples": 1} | metrics)}),
         reply_to=message,
