@@ -1,0 +1,75 @@
+"""The main job through Flower's real simulation engine, as a user starts it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from safetensors.numpy import load_file
+
+from fl_dp import PrivacyLedger
+
+pytestmark = [pytest.mark.simulation, pytest.mark.xdist_group("simulation")]
+
+
+def fl_dp(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(Path(sys.executable).parent / "fl-dp"), *arguments],
+        cwd=cwd,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+
+
+def test_a_small_training_runs_end_to_end_and_its_papers_agree(tmp_path: Path) -> None:
+    done = fl_dp(
+        "run",
+        "--json",
+        *("task.num_clients=20", "rounds=3", "privacy.epsilon=4", "run_name=one run"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "one run"
+    (run,) = json.loads(done.stdout)["runs"]
+    assert Path(run["path"]) == folder
+
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {
+        "config.yaml",
+        "metrics.jsonl",
+        "ledger.db",
+        "privacy.json",
+        "model.safetensors",
+        "run.log",
+    }
+    statement = json.loads((folder / "privacy.json").read_text())
+    ledger = PrivacyLedger.read(folder / "ledger.db")
+    assert statement["epsilon"]["pld"] == ledger.epsilon().pld == run["epsilon"]
+    assert statement["ledger_hash"] == ledger.records[-1].hash
+    assert (ledger.rounds_spent, ledger.rounds_committed) == (3, 3)
+
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert [line["round"] for line in lines] == [0, 1, 2, 3]
+    assert all(line["expected_cohort"] == 5.0 for line in lines)
+    assert lines[-1]["test_accuracy"] > lines[0]["test_accuracy"]
+    model = load_file(folder / "model.safetensors")
+    assert {name: array.shape for name, array in model.items()} == {
+        "1.weight": (10, 64),
+        "1.bias": (10,),
+    }
+    log = (folder / "run.log").read_text()
+    assert "Sampled" not in log
+    assert "Received" not in log
+
+
+def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("not a folder")
+    done = fl_dp("run", "task.num_clients=5", "rounds=1", f"output_dir={blocked}", cwd=tmp_path)
+    assert done.returncode == 1
+    assert "finished:failed" in done.stderr
