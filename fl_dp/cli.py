@@ -227,14 +227,14 @@ def _prepare(
     """Check everything that can be checked before Flower starts, and find a place for the run."""
     from .planning import make_plan
     from .run_folder import RunFolder
-    from .training import check_data
+    from .workload import parts_of
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         budget = make_plan(settings).budget.epsilon
     for text in dict.fromkeys(str(warning.message) for warning in caught):
         _warn(text)
-    check_data(settings)
+    parts_of(settings)  # a data set that is missing or corrupt shows here
     folder = RunFolder(root / name)
     folder.require_new()
     # The ServerApp runs elsewhere: every path it gets is absolute.

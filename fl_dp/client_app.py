@@ -11,14 +11,8 @@ from flwr.common.typing import NDArrays
 
 from fl_dp.clients import numpy_client_app
 from fl_dp.settings import SETTINGS_KEY, Settings
-from fl_dp.tasks import (
-    build_model,
-    client_indices,
-    get_arrays,
-    load_dataset,
-    set_arrays,
-    train_locally,
-)
+from fl_dp.tasks import get_arrays, set_arrays, train_locally
+from fl_dp.workload import dataset_of, model_of, parts_of
 
 
 class TaskClient(NumPyClient):
@@ -37,27 +31,11 @@ class TaskClient(NumPyClient):
     ) -> tuple[NDArrays, int, dict[str, Any]]:
         """Train from `parameters` with the settings in the message."""
         settings = Settings.from_json(config[SETTINGS_KEY])
-        task, client = settings.task, settings.client
-        dataset = load_dataset(task.name, data_dir=task.data_dir)
-        parts = client_indices(
-            task.name,
-            num_clients=task.num_clients,
-            kind=task.partition,
-            seed=settings.seed,
-            alpha=task.alpha,
-            shards_per_client=task.shards_per_client,
-            data_dir=task.data_dir,
-        )
+        parts = parts_of(settings)
         if self.partition_id >= len(parts):
             return parameters, 1, {}
-        rows = parts[self.partition_id]
-        model = build_model(
-            settings.model.name,
-            input_shape=dataset.input_shape,
-            num_classes=dataset.num_classes,
-            hidden=settings.model.hidden,
-            seed=settings.seed,
-        )
+        dataset, rows = dataset_of(settings), parts[self.partition_id]
+        client, model = settings.client, model_of(settings)
         set_arrays(model, parameters)
         train_locally(
             model,

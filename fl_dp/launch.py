@@ -124,7 +124,11 @@ class LocalSuperLink:
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )
-        self._wait_until_healthy(port)
+        try:
+            self._wait_until_healthy(port)
+        except BaseException:
+            self._stop()
+            raise
         return self
 
     def __exit__(
@@ -209,7 +213,6 @@ class LocalSuperLink:
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)
         said = self._log.read_text(encoding="utf-8", errors="replace")
-        self._stop()
         raise LaunchError(f"Flower's SuperLink did not start:\n{said.strip()}")
 
     def _stop(self) -> None:

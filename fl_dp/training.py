@@ -11,32 +11,14 @@ from flwr.serverapp.strategy import FedAvg, FedAvgM, Result, Strategy
 
 from fl_dp.accounting import PrivacyLedger, privacy_statement
 from fl_dp.strategies import DPFedAvg
-from fl_dp.tasks import build_model, client_indices, evaluate, get_arrays, load_dataset, set_arrays
+from fl_dp.tasks import evaluate, get_arrays, set_arrays
 
 from .planning import make_plan
 from .run_folder import RunFolder
 from .settings import SETTINGS_KEY, ServerOptimizerSettings, Settings
+from .workload import dataset_of, model_of, parts_of
 
 logger = logging.getLogger("flwr.fl_dp")
-
-
-def check_data(settings: Settings) -> None:
-    """Load and split the task once, so that what is missing or wrong shows before training.
-
-    Raises:
-        FileNotFoundError: If the data set is not there.
-        ValueError: If it is corrupt, or can't be split as asked.
-    """
-    task = settings.task
-    client_indices(
-        task.name,
-        num_clients=task.num_clients,
-        kind=task.partition,
-        seed=settings.seed,
-        alpha=task.alpha,
-        shards_per_client=task.shards_per_client,
-        data_dir=task.data_dir,
-    )
 
 
 def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
@@ -71,17 +53,11 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
 
 def _train_into(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> Result:
     plan = make_plan(settings)
-    check_data(settings)
-    dataset = load_dataset(settings.task.name, data_dir=settings.task.data_dir)
+    parts_of(settings)  # what is wrong with the data shows before anything is released
+    dataset = dataset_of(settings)
     test_x = dataset.features(slice(None), "test")
     test_y = dataset.labels(slice(None), "test")
-    model = build_model(
-        settings.model.name,
-        input_shape=dataset.input_shape,
-        num_classes=dataset.num_classes,
-        hidden=settings.model.hidden,
-        seed=settings.seed,
-    )
+    model = model_of(settings)
     initial = ArrayRecord({name: Array(values) for name, values in get_arrays(model).items()})
 
     with PrivacyLedger.open(folder.ledger, plan, run_id=run_id) as ledger:

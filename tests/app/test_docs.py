@@ -1,0 +1,57 @@
+"""What the documents show is run, and what they list is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+from dataclasses import fields, is_dataclass
+from pathlib import Path
+
+import pytest
+
+from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp.settings import Settings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_lines_in_the_privacy_guide_recompute_epsilon_without_fl_dp(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
+    )
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        for number in (1, 2, 3):
+            ledger.reserve(round=number)
+        expected = ledger.epsilon().pld
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/privacy.md").read_text(), re.DOTALL)
+    assert "fl_dp" not in code
+    monkeypatch.chdir(tmp_path)
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "docs/privacy.md", "exec"), {})
+    assert float(printed.getvalue()) == pytest.approx(expected, rel=1e-9)
+
+
+def test_the_configuration_guide_names_every_key_with_its_default() -> None:
+    guide = (ROOT / "docs/configuration.md").read_text()
+    defaults = Settings()
+    for group in fields(Settings):
+        value = getattr(defaults, group.name)
+        leaves = (
+            {f"{group.name}.{leaf.name}": getattr(value, leaf.name) for leaf in fields(value)}
+            if is_dataclass(value)
+            else {group.name: value}
+        )
+        for key, default in leaves.items():
+            shown = "null" if default is None else default
+            assert f"| `{key}` | `{shown}` |" in guide
+
+
+@pytest.mark.parametrize("page", ["README.md", "docs/privacy.md", "docs/decisions.md"])
+def test_links_between_documents_lead_somewhere(page: str) -> None:
+    here = ROOT / page
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", here.read_text()):
+        assert (here.parent / target).exists(), target
