@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
 
+import fl_dp
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.settings import Settings
 
@@ -55,3 +57,9 @@ def test_links_between_documents_lead_somewhere(page: str) -> None:
     here = ROOT / page
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", here.read_text()):
         assert (here.parent / target).exists(), target
+
+
+def test_the_version_is_the_same_in_the_package_and_its_metadata() -> None:
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert metadata["project"]["version"] == fl_dp.__version__
+    assert f"## {fl_dp.__version__}" in (ROOT / "CHANGELOG.md").read_text()
