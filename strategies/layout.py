@@ -143,5 +143,5 @@ def only_array_record(content: RecordDict) -> ArrayRecord:
     """
     records = list(content.array_records.values())
     if len(records) != 1:
-        raise RefusedUpdate(f"it has {len(records)} array records instead of one")
+        raise RefusedUpdate("it does not have exactly one array record")
     return records[0]
