@@ -176,7 +176,7 @@ def ledger(
     if as_json:
         _print_json(
             {
-                "path": str(opened.path),
+                "path": str(opened.location),
                 "verified": True,
                 "delta": of.delta,
                 "epsilon": {"pld": spent.pld, "rdp": spent.rdp, "naive": spent.naive},
@@ -191,7 +191,7 @@ def ledger(
             }
         )
         return
-    table = Table(title=f"{opened.path}")
+    table = Table(title=f"{opened.location}")
     for heading in ("record", "kind", "what", "hash"):
         table.add_column(heading)
     for record in opened.records:

@@ -17,6 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from typing import cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -25,7 +26,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyLedger, PrivacyPlan, Reservation
-from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 
 from .exchange import default_window, exchange, wait_for_roster
 from .layout import RefusedUpdate, VectorLayout, only_array_record
@@ -41,6 +42,7 @@ class _OpenRound:
 
     number: int
     reservation: Reservation
+    mechanism: GaussianMechanism
     layout: VectorLayout
     model: ArrayRecord
     origin: NDArray[np.float64]
@@ -68,6 +70,8 @@ class DPFedAvg(Strategy):
         ledger: PrivacyLedger,
         window: int | None = None,
         roster_timeout: float = 60.0,
+        rng: SecureRandom | None = None,
+        plateau_metric: str = "accuracy",
     ) -> None:
         """Put a private path in front of `strategy`.
 
@@ -78,20 +82,31 @@ class DPFedAvg(Strategy):
             ledger: Opened with the same plan.
             window: How many clients are under way at once; chosen by the grid when None.
             roster_timeout: Seconds to wait for the plan's clients to connect.
+            rng: Where noise and coins come from; a secure source by default. An insecure one, for
+                tests and simulations, is refused unless the ledger was opened with it.
+            plateau_metric: Which metric of `evaluate_fn` a plan with a plateau reacts to; must be
+                computed from public data.
 
         Raises:
-            ValueError: If the ledger belongs to another plan.
+            ValueError: If the ledger belongs to another plan or does not know of insecure noise.
         """
         if ledger.plan != plan:
             raise ValueError("the ledger was opened with another plan than the strategy's")
+        self._rng = rng if rng is not None else SecureRandom()
+        if self._rng.insecure and not ledger.insecure:
+            raise ValueError(
+                "the noise would come from an insecure source that the ledger does not know of: "
+                "open the ledger with the same rng, or leave it out"
+            )
         self.plan = plan
         self.ledger = ledger
         self.optimizer = ServerOptimizer(strategy if strategy is not None else FedAvg())
         self.selection = PoissonSelection(plan.sampling_rate)
         self.rounds_completed = 0
         self.budget_exhausted = False
-        self._mechanism = plan.mechanism
-        self._rng = SecureRandom()
+        self._max_units = plan.mechanism(plan.least_noise_multiplier).max_units
+        self._plateau = plan.plateau_controller()
+        self._plateau_metric = plateau_metric
         self._window = window
         self._roster_timeout = roster_timeout
         self._timeout = 3600.0
@@ -124,13 +139,19 @@ class DPFedAvg(Strategy):
             Flower's `Result`. When the budget ends early its arrays are the last private model.
 
         Raises:
-            ValueError: If more rounds are asked for than the plan has.
+            ValueError: If more rounds are asked for than the plan has, or its plateau has no
+                `evaluate_fn` to look at.
             RosterIncomplete: If fewer clients connect than the plan declares.
         """
         if num_rounds > self.plan.rounds:
             raise ValueError(
                 f"{num_rounds} rounds were asked for, but the plan's budget pays for "
                 f"{self.plan.rounds}: plan more rounds (each gets more noise) or train fewer"
+            )
+        if self._plateau is not None and evaluate_fn is None:
+            raise ValueError(
+                "the plan's noise reacts to a plateau of a public metric: pass an evaluate_fn that "
+                f"returns '{self._plateau_metric}'"
             )
         if evaluate_config:
             self._warn_once("evaluate_config is not used: clients are not asked to evaluate")
@@ -176,20 +197,26 @@ class DPFedAvg(Strategy):
         """
         layout = VectorLayout.of(arrays)
         roster = sorted(grid.get_node_ids())
-        if len(roster) > self._mechanism.max_units:
+        if len(roster) > self._max_units:
             raise ValueError(
-                f"{len(roster)} nodes are connected and at most {self._mechanism.max_units} can be "
-                f"summed exactly at noise multiplier {self.plan.noise_multiplier:.4g}"
+                f"{len(roster)} nodes are connected and at most {self._max_units} can be summed "
+                f"exactly at noise multiplier {self.plan.least_noise_multiplier:.4g}"
             )
         released = layout.only_released(arrays)
         instruction = self.optimizer.instruct(server_round, released, config, roster)
         key = next(iter(instruction.array_records))
         origin = layout.flatten(released)
 
-        reservation = self.ledger.reserve(round=server_round)
+        reservation = self.ledger.reserve(
+            round=server_round,
+            noise_multiplier=self._plateau.multiplier if self._plateau is not None else None,
+            participants=roster if self.plan.participation_cap is not None else None,
+        )
+        assert reservation.noise_multiplier is not None  # every round of a plan has noise
         self._open = _OpenRound(
             number=server_round,
             reservation=reservation,
+            mechanism=self.plan.mechanism(reservation.noise_multiplier),
             layout=layout,
             model=arrays,
             origin=origin,
@@ -225,7 +252,7 @@ class DPFedAvg(Strategy):
         total = np.zeros(current.layout.size, dtype=np.float64)
         for reply in replies:
             total += self._contribution(reply, current)
-        mean = self._mechanism.release(total, self._rng) / self.plan.denominator
+        mean = current.mechanism.release(total, self._rng) / self.plan.denominator
 
         private = current.layout.unflatten(current.origin + mean)
         updated = self.optimizer.step(server_round, private, current.instruction)
@@ -263,12 +290,15 @@ class DPFedAvg(Strategy):
             plan.num_clients,
         )
         logger.info(
-            "\t├── Clipping norm %.4g, noise multiplier %.4g, denominator %.4g",
+            "\t├── Clipping norm %.4g, noise multiplier %s, denominator %.4g",
             plan.clipping_norm,
-            plan.noise_multiplier,
+            _describe_noise(plan),
             plan.denominator,
         )
-        logger.info("\t└── Ledger: %s", self.ledger.path)
+        logger.info("\t├── Rule: %s", self.ledger.rule)
+        logger.info("\t└── Ledger: %s", self.ledger.location)
+        if self.ledger.insecure:
+            logger.warning("The noise is INSECURE: whoever knows the seed can take it away again")
 
     def _contribution(self, reply: Message, current: _OpenRound) -> NDArray[np.float64] | float:
         """Return a reply's clipped update in grid steps, or zero."""
@@ -283,7 +313,7 @@ class DPFedAvg(Strategy):
         if not np.isfinite(update).all():
             self._warn_once("an update was not finite and contributes zero")
             return 0.0
-        return self._mechanism.encode(update)
+        return current.mechanism.encode(update)
 
     def _evaluate(
         self,
@@ -296,9 +326,24 @@ class DPFedAvg(Strategy):
         metrics = evaluate_fn(server_round, result.arrays)
         if metrics is not None:
             result.evaluate_metrics_serverapp[server_round] = metrics
+        if self._plateau is not None and server_round > 0:
+            if metrics is None or self._plateau_metric not in metrics:
+                raise ValueError(
+                    f"the plan's noise reacts to '{self._plateau_metric}', which evaluate_fn did "
+                    "not return"
+                )
+            self._plateau.observe(float(cast(float, metrics[self._plateau_metric])))
 
     def _warn_once(self, text: str) -> None:
         """Log each kind of mishap once: how often it happens is private."""
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s (said once)", text)
+
+
+def _describe_noise(plan: PrivacyPlan) -> str:
+    if plan.plateau is not None:
+        first = plan.noise_multipliers[0]
+        return f"{first:.4g} at first, at least {plan.least_noise_multiplier:.4g}"
+    low, high = min(plan.noise_multipliers), max(plan.noise_multipliers)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

@@ -1,31 +1,99 @@
 """Accounting: plans, budgets, what releases spend, and the ledger. No Flower, no torch."""
 
-from .bounds import EpsilonBounds, epsilon, pld_epsilon
+from .bounds import EpsilonBounds, epsilon, pld_epsilon, tight_epsilon
 from .budget import PrivacyBudget, PrivacyBudgetExhausted, default_delta
-from .calibration import calibrate_noise_multiplier
-from .events import PoissonGaussianEvent
-from .ledger import PlanMismatch, PrivacyLedger, Reservation
-from .plan import PrivacyPlan, affordable_rounds
+from .calibration import (
+    affordable_rounds,
+    calibrate_noise,
+    calibrate_noise_multiplier,
+    calibrate_sampling_rate,
+    schedule_history,
+)
+from .charges import calibrate_client_scheme, event_of
+from .events import (
+    ExponentialEvent,
+    FixedSizeGaussianEvent,
+    GaussianEvent,
+    History,
+    LaplaceEvent,
+    PoissonGaussianEvent,
+    PrivacyEvent,
+    TruncatedPoissonGaussianEvent,
+    ZcdpEvent,
+    event_from_dict,
+    event_to_dict,
+)
+from .filters import (
+    DeclaredFilter,
+    GaussianFilter,
+    PrivacyFilter,
+    RenyiFilter,
+    RenyiOdometer,
+    best_filter_order,
+)
+from .gaussian import (
+    UdpNoise,
+    classic_noise_multiplier,
+    gaussian_epsilon,
+    gaussian_noise_multiplier,
+    udp_sigma,
+)
+from .ledger import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
+from .plan import PrivacyPlan
 from .records import LedgerCorrupted, LedgerRecord
 from .relations import NeighboringRelation
-from .statement import privacy_statement
+from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
+from .statement import describe_event, privacy_statement, statement_markdown
 
 __all__ = [
+    "DeclaredFilter",
     "EpsilonBounds",
+    "ExponentialEvent",
+    "FixedSizeGaussianEvent",
+    "GaussianEvent",
+    "GaussianFilter",
+    "History",
+    "LaplaceEvent",
     "LedgerCorrupted",
     "LedgerRecord",
     "NeighboringRelation",
+    "NoiseSchedule",
+    "ParticipationCapReached",
     "PlanMismatch",
+    "PlateauController",
+    "PlateauSchedule",
     "PoissonGaussianEvent",
     "PrivacyBudget",
     "PrivacyBudgetExhausted",
+    "PrivacyEvent",
+    "PrivacyFilter",
     "PrivacyLedger",
     "PrivacyPlan",
+    "RenyiFilter",
+    "RenyiOdometer",
     "Reservation",
+    "TruncatedPoissonGaussianEvent",
+    "UdpNoise",
+    "ZcdpEvent",
     "affordable_rounds",
+    "best_filter_order",
+    "calibrate_client_scheme",
+    "calibrate_noise",
     "calibrate_noise_multiplier",
+    "calibrate_sampling_rate",
+    "classic_noise_multiplier",
     "default_delta",
+    "describe_event",
     "epsilon",
+    "event_from_dict",
+    "event_of",
+    "event_to_dict",
+    "gaussian_epsilon",
+    "gaussian_noise_multiplier",
     "pld_epsilon",
     "privacy_statement",
+    "schedule_history",
+    "statement_markdown",
+    "tight_epsilon",
+    "udp_sigma",
 ]

@@ -1,52 +1,82 @@
 """What a sequence of releases spends: every valid epsilon by name, and the smallest of them.
 
-    >>> history = Counter({PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.05): 100})
+    >>> history = {PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.05): 100}
     >>> epsilon(history, delta=1000**-1.1)
     EpsilonBounds(pld=2.402..., rdp=2.904..., naive=116...)
 
-PLD: privacy-loss distributions, composed numerically and rounded pessimistically (Koskela et al.
-2020; Doroshenko et al. 2022, "Connect the dots"). RDP: Renyi divergences, added up and converted
-(Mironov 2017; Mironov, Talwar and Zhang 2019; Canonne, Kamath and Steinke 2020). Naive: basic
-composition, each release at an equal share of delta; for comparison, nobody should pay it.
+pld: privacy-loss distributions. rdp: Renyi DP. gdp: exact for Gaussians without sampling (Dong,
+Roth and Su 2022); its central-limit version for samples is no bound and not here. zcdp: zero-
+concentrated DP (Bun and Steinke 2016). gumbel: as pld, with the top of a set of scores charged as
+the release of all its noisy scores. naive: basic composition, each release at an equal share of
+delta; for comparison, nobody should pay it.
 """
 
 from __future__ import annotations
 
-import logging
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import dataclass, fields
 
-from dp_accounting import PrivacyAccountant
-from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import RdpAccountant
+from scipy.optimize import minimize_scalar
 
-from .events import PoissonGaussianEvent
+from .events import (
+    ExponentialEvent,
+    FixedSizeGaussianEvent,
+    FrozenHistory,
+    GaussianEvent,
+    History,
+    LaplaceEvent,
+    PrivacyEvent,
+    ZcdpEvent,
+    freeze,
+)
+from .gaussian import gaussian_epsilon
+from .loss_distributions import SEARCH_INTERVAL, distribution_epsilon, reporting_interval
 from .relations import NeighboringRelation
-
-History = Mapping[PoissonGaussianEvent, int]
-"""How often each event happened; composition does not care in which order."""
-
-REPORTING_INTERVAL = 1e-4
-"""Discretisation of the privacy loss for numbers that are reported or gated on."""
-
-SEARCH_INTERVAL = 1e-3
-"""Coarser and faster: still an upper bound, within 0.3 % of the fine one at federated settings."""
+from .renyi import epsilon_at_order, renyi_epsilon
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class EpsilonBounds:
-    """Upper bounds on epsilon at one delta, each valid on its own."""
+    """Upper bounds on epsilon at one delta, each valid on its own; infinite where there is none.
 
-    pld: float
-    rdp: float
-    naive: float
+    Attributes:
+        pld: Privacy-loss distributions.
+        rdp: Renyi DP.
+        gdp: Gaussian DP; only for Gaussians without sampling.
+        zcdp: Zero-concentrated DP; not for samples.
+        gumbel: Privacy-loss distributions of all noisy scores; only with exponential draws.
+        filter: What a privacy filter guarantees, whatever was chosen on the way.
+        naive: Basic composition.
+    """
+
+    pld: float = math.inf
+    rdp: float = math.inf
+    gdp: float = math.inf
+    zcdp: float = math.inf
+    gumbel: float = math.inf
+    filter: float = math.inf
+    naive: float = math.inf
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """The bounds that there are."""
+        every = {field.name: float(getattr(self, field.name)) for field in fields(self)}
+        return {name: value for name, value in every.items() if math.isfinite(value)}
 
     @property
     def best(self) -> float:
         """The smallest of them, the number to quote."""
-        return min(self.pld, self.rdp, self.naive)
+        return min(self.by_name.values(), default=math.inf)
+
+    @property
+    def best_name(self) -> str:
+        """Which one that is."""
+        known = self.by_name
+        return min(known, key=lambda name: known[name]) if known else "none"
+
+    def __repr__(self) -> str:
+        """Show the bounds that there are."""
+        return f"EpsilonBounds({', '.join(f'{k}={v:.6g}' for k, v in self.by_name.items())})"
 
 
 def epsilon(
@@ -58,15 +88,24 @@ def epsilon(
     """Return what the releases in `history` spend together at `delta`.
 
     Valid for releases whose parameters were fixed beforehand, not for noise that was chosen on what
-    earlier releases showed.
+    earlier releases showed: that needs a filter.
 
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
     """
+    _check_delta(delta)
+    frozen = freeze(history)
+    interval = reporting_interval(frozen)
+    top_of_many = any(isinstance(e, ExponentialEvent) and e.draws > 1 for e, _ in frozen)
     return EpsilonBounds(
-        pld=pld_epsilon(history, delta, neighboring_relation=neighboring_relation),
-        rdp=_rdp_epsilon(history, delta, neighboring_relation),
-        naive=_naive_epsilon(history, delta, neighboring_relation),
+        pld=distribution_epsilon(frozen, delta, neighboring_relation, interval),
+        rdp=renyi_epsilon(frozen, delta, neighboring_relation),
+        gdp=_gdp_epsilon(frozen, delta, neighboring_relation),
+        zcdp=zcdp_epsilon(_zcdp_rho(frozen, neighboring_relation), delta),
+        gumbel=distribution_epsilon(frozen, delta, neighboring_relation, interval, all_scores=True)
+        if top_of_many
+        else math.inf,
+        naive=_naive_epsilon(frozen, delta, neighboring_relation),
     )
 
 
@@ -75,55 +114,102 @@ def pld_epsilon(
     delta: float,
     *,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-    interval: float = REPORTING_INTERVAL,
+    interval: float | None = None,
 ) -> float:
-    """Return the PLD bound alone; `interval` is the discretisation of the privacy loss."""
-    frozen = tuple(sorted((event, count) for event, count in history.items() if count))
-    return _cached_pld_epsilon(frozen, delta, neighboring_relation, interval)
+    """Return the bound by privacy-loss distributions alone, infinite where there is none.
+
+    `interval` is the discretisation of the privacy loss, that of reports by default.
+
+    Raises:
+        ValueError: If `delta` is not in (0, 1) or a count is negative.
+    """
+    _check_delta(delta)
+    frozen = freeze(history)
+    return distribution_epsilon(
+        frozen, delta, neighboring_relation, interval or reporting_interval(frozen)
+    )
 
 
-@lru_cache(maxsize=4096)
-def _cached_pld_epsilon(
-    history: tuple[tuple[PoissonGaussianEvent, int], ...],
+def tight_epsilon(
+    history: History,
     delta: float,
-    neighboring_relation: NeighboringRelation,
-    interval: float,
+    *,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    interval: float | None = None,
 ) -> float:
-    accountant = PLDAccountant(neighboring_relation.to_dp_accounting(), interval)
-    return _library_epsilon(accountant, dict(history), delta)
+    """Return a valid epsilon quickly: by PLD, or by Renyi DP where that has no bound.
+
+    What gates and searches ask; `epsilon` says more. `interval` is the discretisation of the
+    privacy loss, that of reports by default.
+
+    Raises:
+        ValueError: If `delta` is not in (0, 1) or a count is negative.
+    """
+    by_pld = pld_epsilon(
+        history, delta, neighboring_relation=neighboring_relation, interval=interval
+    )
+    frozen = freeze(history)
+    if math.isfinite(by_pld) and not any(isinstance(e, ExponentialEvent) for e, _ in frozen):
+        return by_pld
+    return min(by_pld, renyi_epsilon(frozen, delta, neighboring_relation))
 
 
-def _rdp_epsilon(
-    history: History, delta: float, neighboring_relation: NeighboringRelation
-) -> float:
-    accountant = RdpAccountant(neighboring_relation=neighboring_relation.to_dp_accounting())
-    chatter = logging.getLogger("absl")
-    before = chatter.level
-    # An order whose series does not converge is left out, which can only raise the bound.
-    chatter.setLevel(logging.ERROR)
-    try:
-        return _library_epsilon(accountant, history, delta)
-    finally:
-        chatter.setLevel(before)
+def zcdp_epsilon(rho: float, delta: float) -> float:
+    """Return epsilon at `delta` of a `rho`-zCDP release, the best over all real orders.
+
+    Reference:
+        Canonne, Kamath and Steinke 2020, proposition 12.
+    """
+    if rho == 0.0 or math.isinf(rho):
+        return rho
+
+    def at(log_order: float) -> float:
+        order = 1.0 + math.exp(log_order)
+        return epsilon_at_order(rho * order, order, delta)
+
+    around = math.log(math.sqrt(math.log(1.0 / delta) / rho))
+    found = minimize_scalar(at, bounds=(around - 6.0, around + 6.0), method="bounded")
+    return float(found.fun)
 
 
-def _library_epsilon(accountant: PrivacyAccountant, history: History, delta: float) -> float:
+def _gdp_epsilon(history: FrozenHistory, delta: float, relation: NeighboringRelation) -> float:
+    precision = 0.0
+    for event, count in history:
+        if not isinstance(event, GaussianEvent | FixedSizeGaussianEvent):
+            return math.inf
+        precision += count * (relation.distance / event.noise_multiplier) ** 2
+    return gaussian_epsilon(1.0 / math.sqrt(precision), delta) if precision else 0.0
+
+
+def _zcdp_rho(history: FrozenHistory, relation: NeighboringRelation) -> float:
+    return sum(count * _rho_of(event) for event, count in history) * relation.distance**2
+
+
+def _rho_of(event: PrivacyEvent) -> float:
+    match event:
+        case GaussianEvent(noise_multiplier=z) | FixedSizeGaussianEvent(noise_multiplier=z):
+            return 1.0 / (2.0 * z * z)
+        case LaplaceEvent(noise_multiplier=scale):
+            return 1.0 / (2.0 * scale * scale)  # epsilon-DP is epsilon^2 / 2-zCDP
+        case ExponentialEvent(epsilon=spread, draws=draws):
+            return draws * spread**2 / 8.0
+        case ZcdpEvent(rho=rho):
+            return rho
+        case _:
+            return math.inf
+
+
+def _naive_epsilon(history: FrozenHistory, delta: float, relation: NeighboringRelation) -> float:
+    releases = sum(count for _, count in history)
+    return sum(
+        count
+        * tight_epsilon(
+            {event: 1}, delta / releases, neighboring_relation=relation, interval=SEARCH_INTERVAL
+        )
+        for event, count in history
+    )
+
+
+def _check_delta(delta: float) -> None:
     if not (math.isfinite(delta) and 0.0 < delta < 1.0):
         raise ValueError(f"delta must lie in (0, 1), got {delta}")
-    for event, count in history.items():
-        if count < 0:
-            raise ValueError(f"{event} can't have happened {count} times")
-        if count:
-            accountant.compose(event.to_dp_accounting(), count)
-    return float(accountant.get_epsilon(delta))
-
-
-def _naive_epsilon(
-    history: History, delta: float, neighboring_relation: NeighboringRelation
-) -> float:
-    releases = sum(history.values())
-    return sum(
-        count * pld_epsilon({event: 1}, delta / releases, neighboring_relation=neighboring_relation)
-        for event, count in history.items()
-        if count
-    )

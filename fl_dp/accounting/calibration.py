@@ -1,15 +1,41 @@
-"""From a target epsilon to the noise multiplier that spends it."""
+"""From a target epsilon to what spends it: noise, a whole schedule's scale, a rate, or rounds.
+
+Every search returns the safe end of its bracket: what it returns spends at most the target, at the
+discretisation of reports.
+"""
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable
+
 from scipy.optimize import brentq
 
-from .bounds import REPORTING_INTERVAL, SEARCH_INTERVAL, pld_epsilon
-from .events import PoissonGaussianEvent
+from .bounds import tight_epsilon
+from .events import FrozenHistory, History, PoissonGaussianEvent, PrivacyEvent, freeze
+from .loss_distributions import SEARCH_INTERVAL
 from .relations import NeighboringRelation
+from .renyi import renyi_epsilon
+from .schedules import NoiseSchedule
 
-_SMALLEST, _LARGEST = 0.05, 1e4
+_LARGEST = 1e6
+_SMALLEST = 1e-2
 _RELATIVE_TOLERANCE = 1e-5
+_CONSTANT = NoiseSchedule()
+
+
+def schedule_history(
+    schedule: NoiseSchedule, noise_multiplier: float, *, sampling_rate: float, rounds: int
+) -> FrozenHistory:
+    """Return the releases of a schedule whose smallest noise multiplier is `noise_multiplier`."""
+    counts = Counter(schedule.multipliers(noise_multiplier, rounds))
+    return freeze(
+        [
+            (PoissonGaussianEvent(noise_multiplier=z, sampling_rate=sampling_rate), count)
+            for z, count in counts.items()
+        ]
+    )
 
 
 def calibrate_noise_multiplier(
@@ -18,6 +44,8 @@ def calibrate_noise_multiplier(
     *,
     sampling_rate: float,
     rounds: int,
+    schedule: NoiseSchedule = _CONSTANT,
+    already_spent: History | None = None,
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> float:
     """Return the smallest noise multiplier whose rounds spend at most the target.
@@ -26,54 +54,201 @@ def calibrate_noise_multiplier(
         target_epsilon: Positive and finite.
         target_delta: In (0, 1).
         sampling_rate: Probability of each unit in each round, in (0, 1].
-        rounds: Number of equal releases, at least 1.
+        rounds: Number of releases, at least 1.
+        schedule: How the noise changes over the rounds; the multiplier that is returned is that of
+            the rounds with the least noise.
+        already_spent: Other releases under the same budget.
         neighboring_relation: Which populations are neighbours.
 
     Returns:
-        Noise standard deviation on the sum over the clipping norm. The safe end of the bracket: its
-        PLD epsilon at the reporting discretisation is at most `target_epsilon`.
+        Noise standard deviation on the sum over the clipping norm.
 
     Raises:
-        ValueError: If an argument is out of range, or no multiplier up to 10,000 is enough.
+        ValueError: If an argument is out of range, or no multiplier is large enough.
     """
-    if not target_epsilon > 0 or target_epsilon == float("inf"):
-        raise ValueError(f"epsilon must be positive and finite, got {target_epsilon}")
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
+    before = already_spent or {}
 
-    def spent(noise_multiplier: float, interval: float) -> float:
-        event = PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=sampling_rate)
-        return pld_epsilon(
-            {event: rounds},
+    def history(noise_multiplier: float) -> FrozenHistory:
+        return schedule_history(
+            schedule, noise_multiplier, sampling_rate=sampling_rate, rounds=rounds
+        )
+
+    return calibrate_noise(
+        history,
+        target_epsilon,
+        target_delta,
+        already_spent=before,
+        neighboring_relation=neighboring_relation,
+        what=f"in {rounds} rounds",
+    )
+
+
+def calibrate_noise(
+    releases: Callable[[float], History],
+    target_epsilon: float,
+    target_delta: float,
+    *,
+    already_spent: History | None = None,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    what: str = "with these releases",
+) -> float:
+    """Return the smallest noise at which any releases spend at most the target.
+
+    Args:
+        releases: What is released at a given noise; spends less as the noise grows.
+        target_epsilon: Positive and finite.
+        target_delta: In (0, 1).
+        already_spent: Other releases under the same budget.
+        neighboring_relation: Which populations are neighbours.
+        what: Names the releases in errors.
+
+    Raises:
+        ValueError: If an argument is out of range, or no noise is large enough.
+    """
+    _check_target(target_epsilon)
+    before = freeze(already_spent or {})
+
+    def total(noise: float) -> FrozenHistory:
+        return freeze([*before, *freeze(releases(noise))])
+
+    def excess(noise: float, interval: float | None) -> float:
+        spent = tight_epsilon(
+            total(noise),
             target_delta,
             neighboring_relation=neighboring_relation,
             interval=interval,
         )
+        return spent - target_epsilon
 
-    # Doubling from a mid-range guess keeps the search away from tiny multipliers, whose privacy
-    # loss distributions are long and slow.
+    def renyi_excess(noise: float) -> float:
+        return renyi_epsilon(total(noise), target_delta, neighboring_relation) - target_epsilon
+
+    # Renyi DP is quick and an upper bound: its root brackets the real one, and keeps the search
+    # away from tiny noise, whose privacy-loss distributions are long and slow.
     high = 1.0
-    while spent(high, SEARCH_INTERVAL) > target_epsilon:
+    by_renyi = math.isfinite(renyi_excess(high))
+    coarse = renyi_excess if by_renyi else lambda noise: excess(noise, SEARCH_INTERVAL)
+    while coarse(high) > 0.0:
         high *= 2.0
         if high > _LARGEST:
             raise ValueError(
-                f"no noise multiplier up to {_LARGEST:.0f} reaches epsilon {target_epsilon} at "
-                f"delta {target_delta} in {rounds} rounds: allow a larger epsilon or fewer rounds"
+                f"no noise reaches epsilon {target_epsilon} at delta {target_delta} {what}"
+                + (" on top of what is spent already" if before else "")
+                + ": allow a larger epsilon or fewer releases"
             )
     low = high / 2.0
-    while low > _SMALLEST and spent(low, SEARCH_INTERVAL) <= target_epsilon:
+    while low > _SMALLEST and coarse(low) <= 0.0:
         high, low = low, low / 2.0
     if low <= _SMALLEST:
         return high
-
-    def gap(noise_multiplier: float) -> float:
-        return spent(noise_multiplier, SEARCH_INTERVAL) - target_epsilon
-
-    coarse = float(brentq(gap, low, high, rtol=_RELATIVE_TOLERANCE))
+    if by_renyi:
+        high = float(brentq(renyi_excess, low, high, rtol=1e-4)) * (1.0 + 1e-3)
+        low = high
+        while excess(low, SEARCH_INTERVAL) <= 0.0:
+            high, low = low, 0.85 * low
+    root = float(
+        brentq(lambda noise: excess(noise, SEARCH_INTERVAL), low, high, rtol=_RELATIVE_TOLERANCE)
+    )
     # The fine discretisation spends a little less: follow the coarse curve's slope to it, once.
-    step = 1e-3 * coarse
-    slope = (gap(coarse + step) - gap(coarse - step)) / (2.0 * step)
-    fine = coarse + (target_epsilon - spent(coarse, REPORTING_INTERVAL)) / slope
-    while spent(fine, REPORTING_INTERVAL) > target_epsilon:
+    step = 1e-3 * root
+    slope = excess(root + step, SEARCH_INTERVAL) - excess(root - step, SEARCH_INTERVAL)
+    fine = root - (excess(root, None) / slope * 2.0 * step if slope < 0.0 else 0.0)
+    while excess(fine, None) > 0.0:
         fine *= 1.0 + 1e-4
     return fine
+
+
+def calibrate_sampling_rate(
+    target_epsilon: float,
+    target_delta: float,
+    *,
+    noise_multiplier: float,
+    rounds: int,
+    schedule: NoiseSchedule = _CONSTANT,
+    already_spent: History | None = None,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+) -> float:
+    """Return the largest sampling rate at which the rounds spend at most the target.
+
+    Arguments are those of `calibrate_noise_multiplier`.
+
+    Raises:
+        ValueError: If an argument is out of range, or even a rate of 1e-8 spends too much.
+    """
+    _check_target(target_epsilon)
+    before = freeze(already_spent or {})
+
+    def fits(sampling_rate: float) -> bool:
+        rounds_of = schedule_history(
+            schedule, noise_multiplier, sampling_rate=sampling_rate, rounds=rounds
+        )
+        spent = tight_epsilon(
+            [*before, *rounds_of],
+            target_delta,
+            neighboring_relation=neighboring_relation,
+        )
+        return spent <= target_epsilon
+
+    if fits(1.0):
+        return 1.0
+    low, high = 1e-8, 1.0
+    if not fits(low):
+        raise ValueError(
+            f"no sampling rate reaches epsilon {target_epsilon} at delta {target_delta} with noise "
+            f"multiplier {noise_multiplier} in {rounds} rounds: use more noise or fewer rounds"
+        )
+    while high / low > 1.0 + _RELATIVE_TOLERANCE:
+        middle = math.sqrt(low * high)
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def affordable_rounds(
+    history: History,
+    event: PrivacyEvent,
+    target_epsilon: float,
+    target_delta: float,
+    *,
+    at_most: int,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+) -> int:
+    """Return how many more times `event` fits after `history`, up to `at_most`."""
+    _check_target(target_epsilon)
+    before = freeze(history)
+
+    def fits(count: int) -> bool:
+        total = [*before, (event, count)]
+        spent = tight_epsilon(total, target_delta, neighboring_relation=neighboring_relation)
+        return spent <= target_epsilon
+
+    def surely_fits(count: int) -> bool:
+        total = freeze([*before, (event, count)])
+        return renyi_epsilon(total, target_delta, neighboring_relation) <= target_epsilon
+
+    if surely_fits(at_most):
+        return at_most
+    # Renyi DP is quick and never fits more: the search by distributions starts from its answer.
+    low = _largest(surely_fits, 0, at_most)
+    return _largest(fits, low, at_most)
+
+
+def _largest(fits: Callable[[int], bool], low: int, at_most: int) -> int:
+    """Return the largest count up to `at_most` that fits, knowing that `low` does (or is 0)."""
+    step = max(1, low // 4)
+    high = low
+    while True:
+        high = min(at_most + 1, high + step)
+        if high > at_most or not fits(high):
+            break
+        low, step = high, 2 * step
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle)
+    return low
+
+
+def _check_target(target_epsilon: float) -> None:
+    if not (math.isfinite(target_epsilon) and target_epsilon > 0):
+        raise ValueError(f"epsilon must be positive and finite, got {target_epsilon}")

@@ -1,16 +1,42 @@
-"""What happened, as plain data: an event describes one release and interprets nothing."""
+"""What happened, as plain data: an event describes one release and interprets nothing.
+
+Multipliers are relative to what one unit moves when its contribution is replaced by nothing: the
+clipping norm, under zero-out and add-or-remove neighbours. The accountants know what that means
+under the other relations; no event is ever rescaled by hand.
+"""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from dataclasses import fields as dataclass_fields
+from typing import Any, ClassVar, TypeAlias
 
-import dp_accounting
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianEvent:
+    """Gaussian noise on a sum over all units.
+
+    Attributes:
+        noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
+    """
+
+    kind: ClassVar[str] = "gaussian"
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the multiplier is not positive and finite.
+        """
+        _positive("noise_multiplier", self.noise_multiplier)
 
 
-@dataclass(frozen=True, kw_only=True, order=True)
+@dataclass(frozen=True, kw_only=True)
 class PoissonGaussianEvent:
-    """One release of a Gaussian-noised sum over a Poisson sample of the units.
+    """Gaussian noise on a sum over a Poisson sample of the units.
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
@@ -18,6 +44,7 @@ class PoissonGaussianEvent:
             independently of all others and unseen by the adversary. 1 means everybody.
     """
 
+    kind: ClassVar[str] = "poisson-gaussian"
     noise_multiplier: float
     sampling_rate: float
 
@@ -27,16 +54,217 @@ class PoissonGaussianEvent:
         Raises:
             ValueError: If the multiplier is not positive and finite, or the rate not in (0, 1].
         """
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier > 0):
-            raise ValueError(
-                f"noise_multiplier must be positive and finite, got {self.noise_multiplier}"
-            )
-        if not 0.0 < self.sampling_rate <= 1.0:
-            raise ValueError(f"sampling_rate must lie in (0, 1], got {self.sampling_rate}")
+        _positive("noise_multiplier", self.noise_multiplier)
+        _rate("sampling_rate", self.sampling_rate)
 
-    def to_dp_accounting(self) -> dp_accounting.DpEvent:
-        """Return the event of dp-accounting that an accountant there can compose."""
-        gaussian = dp_accounting.GaussianDpEvent(self.noise_multiplier)
-        if self.sampling_rate == 1.0:
-            return gaussian
-        return dp_accounting.PoissonSampledDpEvent(self.sampling_rate, gaussian)
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedPoissonGaussianEvent:
+    """As `PoissonGaussianEvent`, but a sample above `max_cohort` is cut to a random part of it.
+
+    Attributes:
+        noise_multiplier: Noise standard deviation on the sum over its L2 sensitivity.
+        sampling_rate: Probability of each unit before the cut.
+        num_units: Units that coins are flipped for; public.
+        max_cohort: At most this many units are in the sample.
+    """
+
+    kind: ClassVar[str] = "truncated-poisson-gaussian"
+    noise_multiplier: float
+    sampling_rate: float
+    num_units: int
+    max_cohort: int
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        _positive("noise_multiplier", self.noise_multiplier)
+        _rate("sampling_rate", self.sampling_rate)
+        _at_least_one("num_units", self.num_units)
+        _at_least_one("max_cohort", self.max_cohort)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSizeGaussianEvent:
+    """Gaussian noise on a sum over exactly `cohort` of `num_units` units, drawn uniformly.
+
+    When a unit enters such a sample another one leaves, so the Poisson bounds are false for it.
+    It is charged without amplification, except by Renyi DP under replace-one neighbours.
+
+    Attributes:
+        noise_multiplier: Noise standard deviation on the sum over the clipping norm.
+        num_units: Units that the sample is drawn from; public.
+        cohort: Units in every sample.
+    """
+
+    kind: ClassVar[str] = "fixed-size-gaussian"
+    noise_multiplier: float
+    num_units: int
+    cohort: int
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        _positive("noise_multiplier", self.noise_multiplier)
+        _at_least_one("num_units", self.num_units)
+        if not 1 <= self.cohort <= self.num_units:
+            raise ValueError(
+                f"cohort must lie between 1 and num_units = {self.num_units}, got {self.cohort}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaplaceEvent:
+    """Laplace noise on a sum over all units.
+
+    Attributes:
+        noise_multiplier: Noise scale `b` (not its standard deviation, `b * sqrt(2)`) on the sum
+            over the sum's L1 sensitivity. Pure epsilon is one over it.
+    """
+
+    kind: ClassVar[str] = "laplace"
+    noise_multiplier: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the multiplier is not positive and finite.
+        """
+        _positive("noise_multiplier", self.noise_multiplier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExponentialEvent:
+    """Draws of the exponential mechanism, or anything else of that bounded range.
+
+    Attributes:
+        epsilon: Range of the log-likelihood ratio of one draw: one draw is epsilon-DP and
+            `epsilon ** 2 / 8`-zCDP (Dong, Durfee and Rogers 2020).
+        draws: How many were drawn without replacement (the top of one set of Gumbel scores).
+    """
+
+    kind: ClassVar[str] = "exponential"
+    epsilon: float
+    draws: int = 1
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If epsilon is not positive and finite, or there is no draw.
+        """
+        _positive("epsilon", self.epsilon)
+        _at_least_one("draws", self.draws)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ZcdpEvent:
+    """Any release that is known to be `rho`-zCDP (Bun and Steinke 2016), and nothing more.
+
+    Attributes:
+        rho: The parameter; a Gaussian of noise multiplier z has `1 / (2 z^2)`.
+    """
+
+    kind: ClassVar[str] = "zcdp"
+    rho: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If rho is not positive and finite.
+        """
+        _positive("rho", self.rho)
+
+
+PrivacyEvent: TypeAlias = (
+    GaussianEvent
+    | PoissonGaussianEvent
+    | TruncatedPoissonGaussianEvent
+    | FixedSizeGaussianEvent
+    | LaplaceEvent
+    | ExponentialEvent
+    | ZcdpEvent
+)
+_KINDS: dict[str, type[PrivacyEvent]] = {
+    kind.kind: kind
+    for kind in (
+        GaussianEvent,
+        PoissonGaussianEvent,
+        TruncatedPoissonGaussianEvent,
+        FixedSizeGaussianEvent,
+        LaplaceEvent,
+        ExponentialEvent,
+        ZcdpEvent,
+    )
+}
+
+History: TypeAlias = Mapping[PrivacyEvent, int] | Sequence[tuple[PrivacyEvent, int]]
+"""How often each event happened; composition does not care in which order."""
+
+FrozenHistory: TypeAlias = tuple[tuple[PrivacyEvent, int], ...]
+"""A history with equal events merged, in one fixed order: what caches are keyed by."""
+
+
+def freeze(history: History) -> FrozenHistory:
+    """Merge equal events and put them into one fixed order.
+
+    Raises:
+        ValueError: If a count is negative.
+    """
+    pairs = history.items() if isinstance(history, Mapping) else history
+    merged: dict[PrivacyEvent, int] = {}
+    for event, count in pairs:
+        if count < 0:
+            raise ValueError(f"{event} can't have happened {count} times")
+        if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == 1.0:
+            event = GaussianEvent(noise_multiplier=event.noise_multiplier)
+        if count:
+            merged[event] = merged.get(event, 0) + count
+    return tuple(sorted(merged.items(), key=lambda pair: _order(pair[0])))
+
+
+def event_to_dict(event: PrivacyEvent) -> dict[str, Any]:
+    """Return the event as plain JSON values; `event` names its kind."""
+    return {"event": event.kind, **asdict(event)}
+
+
+def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
+    """Return the event that `event_to_dict` described; other keys are ignored.
+
+    Raises:
+        ValueError: If the kind is unknown: it may be a charge that this version can't read.
+    """
+    kind = _KINDS.get(fields["event"])
+    if kind is None:
+        raise ValueError(
+            f"an event of kind '{fields['event']}' is unknown to this version, "
+            f"which knows {', '.join(_KINDS)}"
+        )
+    return kind(**{field.name: fields[field.name] for field in dataclass_fields(kind)})
+
+
+def _order(event: PrivacyEvent) -> tuple[str, tuple[float, ...]]:
+    return event.kind, tuple(asdict(event).values())
+
+
+def _positive(name: str, value: float) -> None:
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{name} must be positive and finite, got {value}")
+
+
+def _rate(name: str, value: float) -> None:
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"{name} must lie in (0, 1], got {value}")
+
+
+def _at_least_one(name: str, value: int) -> None:
+    if value < 1:
+        raise ValueError(f"{name} must be at least 1, got {value}")

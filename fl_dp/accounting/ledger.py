@@ -1,10 +1,10 @@
 """The durable record of what was spent, written before it is spent.
 
-One append-only, hash-chained table in SQLite. A round is *reserved* on disk before anyone is
-sampled and *committed* after its release. A crash in between leaves it spent: whether the model got
-out is then unknown, so the answer is yes. Records are only ever added, never changed; what is spent
-is replayed from them whenever the ledger is opened, and before every reservation, so that two
-processes with one ledger can't spend the same budget twice.
+One append-only, hash-chained table in SQLite or PostgreSQL. A round is *reserved* on disk before
+anyone is sampled and *committed* after its release. A crash in between leaves it spent: whether the
+model got out is then unknown, so the answer is yes. Records are only ever added, never changed;
+what is spent is replayed from them whenever the ledger is opened, and before every reservation, so
+that two processes with one ledger can't spend the same budget twice.
 
     >>> with PrivacyLedger.open("ledger.db", plan) as ledger:
     ...     reservation = ledger.reserve(round=1)  # on disk; raises PrivacyBudgetExhausted
@@ -15,10 +15,9 @@ processes with one ledger can't spend the same budget twice.
 from __future__ import annotations
 
 import platform
-import sqlite3
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -31,21 +30,21 @@ import sqlalchemy as sa
 
 from fl_dp.mechanisms import SecureRandom
 
-from .bounds import SEARCH_INTERVAL, EpsilonBounds, epsilon, pld_epsilon
+from .bounds import EpsilonBounds, epsilon, tight_epsilon
 from .budget import PrivacyBudgetExhausted
-from .events import PoissonGaussianEvent
-from .plan import PrivacyPlan, affordable_rounds
+from .events import (
+    FrozenHistory,
+    PrivacyEvent,
+    event_from_dict,
+    event_to_dict,
+    freeze,
+)
+from .filters import PrivacyFilter
+from .ledger_store import LedgerStore
+from .loss_distributions import SEARCH_INTERVAL
+from .plan import PrivacyPlan
 from .records import SCHEMA, LedgerCorrupted, LedgerRecord, next_record, verify_chain
 
-_METADATA = sa.MetaData()
-_TABLE = sa.Table(
-    "records",
-    _METADATA,
-    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
-    sa.Column("payload", sa.Text, nullable=False),
-    sa.Column("hash", sa.String(64), nullable=False),
-)
-_EVENT_KIND = "poisson-gaussian"
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
 
 
@@ -53,83 +52,109 @@ class PlanMismatch(ValueError):
     """A ledger was opened with another plan than the one that it was started with."""
 
 
+class ParticipationCapReached(PrivacyBudgetExhausted):
+    """A unit would take part more often than the plan allows; nothing was released or charged."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Reservation:
-    """A round that is on disk as spent and may now be run, once."""
+    """A release that is on disk as spent and may now be made, once.
+
+    Attributes:
+        sequence: Its record in the ledger.
+        what: `round 3`, or the name of another release.
+        noise_multiplier: Of the release, where it has one.
+    """
 
     sequence: int
-    round: int
+    what: str
+    noise_multiplier: float | None
 
 
 class PrivacyLedger:
     """What one plan has spent. Open it with `open` (to train) or `read` (to look)."""
 
-    def __init__(self, path: Path, *, writable: bool) -> None:
+    def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
-        self.path = path
-        self._engine = _sqlite_engine(path, writable=writable)
+        self._store = store
         self._run_id = uuid.uuid4().hex
-        self._certified: Counter[PoissonGaussianEvent] = Counter()
         self._records: list[LedgerRecord] = []
         self._unsaved: list[LedgerRecord] = []
         self._plan: PrivacyPlan | None = None
-        self._history: Counter[PoissonGaussianEvent] = Counter()
+        self._filter: PrivacyFilter | None = None
+        self._rounds: Counter[PrivacyEvent] = Counter()
+        self._others: Counter[PrivacyEvent] = Counter()
+        self._multipliers: list[float] = []
         self._attempts: Counter[int] = Counter()
+        self._participations: Counter[str] = Counter()
         self._committed: set[int] = set()
+        self._round_records: set[int] = set()
+        self._randomness: set[str] = set()
 
     @classmethod
-    def open(cls, path: str | Path, plan: PrivacyPlan, *, run_id: str | None = None) -> Self:
+    def open(
+        cls,
+        location: str | Path,
+        plan: PrivacyPlan,
+        *,
+        run_id: str | None = None,
+        rng: SecureRandom | None = None,
+    ) -> Self:
         """Open the ledger of `plan` to spend from, creating it if there is none.
 
         Args:
-            path: The SQLite file. Keep it as long as the promise is to hold.
+            location: An SQLite file, or a SQLAlchemy URL such as
+                `postgresql+psycopg://user@host/database`, one ledger a database or schema. Keep it
+                as long as the promise is to hold.
             plan: What will be released; must equal the plan that the ledger was started with.
             run_id: A name for this opening in the records; a random one by default.
+            rng: Where the noise will come from; a secure source by default. An insecure one taints
+                the ledger for good.
 
         Raises:
             PlanMismatch: With every difference named.
             LedgerCorrupted: If a record does not match the chain.
-            FileNotFoundError: If the folder does not exist.
+            FileNotFoundError: If the file's folder does not exist.
         """
-        path = Path(path).expanduser().resolve()
-        if not path.parent.is_dir():
-            raise FileNotFoundError(f"no folder {path.parent} to keep the privacy ledger in")
-        ledger = cls(path, writable=True)
+        ledger = cls(LedgerStore.writable(location))
         if run_id is not None:
             ledger._run_id = run_id
+        randomness = SecureRandom.SECURE_KIND if rng is None else rng.kind
         try:
-            with ledger._transaction(create=True) as connection:
+            with ledger._transaction() as connection:
                 if ledger._plan is None:
                     opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
                     ledger._append(connection, opening)
                 else:
                     _require_same_plan(ledger._plan, plan)
-                ledger._append(connection, ledger._run_fields(plan))
+                ledger._append(connection, ledger._run_fields(plan, randomness))
         except Exception:
             ledger.close()
             raise
         return ledger
 
     @classmethod
-    def read(cls, path: str | Path) -> Self:
+    def read(cls, location: str | Path) -> Self:
         """Open a ledger to look at it; nothing can be spent or changed.
 
         Raises:
             FileNotFoundError: If there is no such file.
             LedgerCorrupted: If it is not a ledger or a record does not match the chain.
         """
-        path = Path(path).expanduser().resolve()
-        if not path.is_file():
-            raise FileNotFoundError(f"no ledger at {path}")
-        ledger = cls(path, writable=False)
+        ledger = cls(LedgerStore.readable(location))
         try:
             with ledger._transaction():
                 if ledger._plan is None:
-                    raise LedgerCorrupted(f"{path} holds no plan")
+                    raise LedgerCorrupted(f"{ledger.location} holds no plan")
         except Exception:
             ledger.close()
             raise
         return ledger
+
+    @property
+    def location(self) -> str:
+        """The file or database that it lies in, without a password."""
+        return self._store.location
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -145,81 +170,167 @@ class PrivacyLedger:
     @property
     def rounds_spent(self) -> int:
         """Rounds that were reserved, whether or not they were committed."""
-        return self._history.total()
+        return self._rounds.total()
 
     @property
     def rounds_committed(self) -> int:
         """Rounds whose release is known to have happened."""
-        return len(self._committed)
+        return len(self._committed & self._round_records)
+
+    @property
+    def noise_multipliers(self) -> tuple[float, ...]:
+        """Noise multiplier of each reserved round, in the order of their reservation."""
+        return tuple(self._multipliers)
+
+    @property
+    def participations(self) -> dict[str, int]:
+        """How often each unit took part, as far as rounds said so; as private as the cohorts."""
+        return dict(self._participations)
+
+    @property
+    def randomness(self) -> frozenset[str]:
+        """Every source of randomness that the ledger was opened with."""
+        return frozenset(self._randomness)
+
+    @property
+    def insecure(self) -> bool:
+        """Whether noise may have come from a source that somebody can predict."""
+        return self._randomness != {SecureRandom.SECURE_KIND}
+
+    @property
+    def rule(self) -> str:
+        """Which rule decides whether a release still fits."""
+        return self._gate.rule
+
+    @property
+    def history(self) -> FrozenHistory:
+        """Every release that one unit is charged for so far.
+
+        Under a participation cap that is the cap's worth of rounds, whoever took part in which: how
+        often a single unit did is private itself.
+        """
+        rounds = dict(self._rounds)
+        if self.plan.participation_cap is not None:
+            rounds = {
+                event: min(count, self.plan.participation_cap) for event, count in rounds.items()
+            }
+        return freeze([*rounds.items(), *self._others.items()])
 
     def epsilon(self) -> EpsilonBounds:
-        """Return what every reserved round spends together, at the plan's delta."""
+        """Return what every reserved release spends together, at the plan's delta.
+
+        With noise that was chosen on the way that is what the filter guarantees: the budget.
+        """
+        if self._gate.adaptive:
+            return EpsilonBounds(filter=self.plan.budget.epsilon if self.history else 0.0)
         return epsilon(
-            self._history,
+            self.history,
             self.plan.budget.delta,
             neighboring_relation=self.plan.neighboring_relation,
         )
 
     def running_epsilon(self) -> float:
-        """Return a PLD bound that is coarser and quick enough to ask for after every round.
+        """Return a bound that is coarser and quick enough to ask for after every round.
 
         Nothing was ever reserved beyond the budget, so the budget bounds it too.
         """
-        coarse = pld_epsilon(
-            self._history,
+        if self._gate.adaptive:
+            return self.plan.budget.epsilon
+        coarse = tight_epsilon(
+            self.history,
             self.plan.budget.delta,
             neighboring_relation=self.plan.neighboring_relation,
             interval=SEARCH_INTERVAL,
         )
         return min(coarse, self.plan.budget.epsilon)
 
-    def reserve(self, *, round: int) -> Reservation:
+    def would_exceed(self, event: PrivacyEvent) -> bool:
+        """Tell whether one more `event` would break the budget, as of the last look."""
+        return self._gate.would_exceed(event)
+
+    def reserve(
+        self,
+        *,
+        round: int,
+        noise_multiplier: float | None = None,
+        participants: Sequence[str | int] | None = None,
+    ) -> Reservation:
         """Write one round to disk as spent, before anything of it happens.
 
         Args:
             round: Its number in the training, from 1. A second attempt is charged again.
+            noise_multiplier: Only under a plan with a plateau: what its controller decided.
+            participants: The units that take part, where that is no secret; required under a
+                participation cap. Never the cohort of a Poisson sample: the ledger would reveal it.
+
+        Raises:
+            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            ParticipationCapReached: If a participant has none left; then nothing is written.
+            ValueError: If participants are missing or not wanted, or the noise is not the plan's.
+        """
+        if round > self.plan.rounds:
+            raise PrivacyBudgetExhausted(
+                f"round {round} is not in the plan, whose budget pays for {self.plan.rounds}"
+            )
+        event = self.plan.event_of(round, noise_multiplier=noise_multiplier)
+        units = self._check_participants(participants)
+        with self._transaction() as connection:
+            self._require_participations_left(units)
+            if self._charges_another_round():
+                self._require_budget(event, f"round {round}")
+            fields = {
+                "kind": "reserve",
+                "run": self._run_id,
+                "round": round,
+                "attempt": self._attempts[round] + 1,
+                **event_to_dict(event),
+                "time": _now(),
+            }
+            if units is not None:
+                fields["participants"] = units
+            record = self._append(connection, fields)
+        return _reservation(record)
+
+    def reserve_release(self, what: str, event: PrivacyEvent) -> Reservation:
+        """Write a release other than a round to disk as spent, before it is made.
+
+        Args:
+            what: A name for the records, for instance `feature means`.
+            event: What it is charged as; a plan that declared it has put budget aside for it.
 
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
         """
-        event = self.plan.event
         with self._transaction() as connection:
-            if not self._affordable(event):
-                raise PrivacyBudgetExhausted(
-                    f"round {round} would exceed epsilon {self.plan.budget.epsilon:.4g} at delta "
-                    f"{self.plan.budget.delta:.3g}: {self.rounds_spent} rounds are spent"
-                )
+            self._require_budget(event, f"'{what}'")
             record = self._append(
                 connection,
                 {
                     "kind": "reserve",
                     "run": self._run_id,
-                    "round": round,
-                    "attempt": self._attempts[round] + 1,
-                    "event": _EVENT_KIND,
-                    "noise_multiplier": event.noise_multiplier,
-                    "sampling_rate": event.sampling_rate,
+                    "what": what,
+                    **event_to_dict(event),
                     "time": _now(),
                 },
             )
-        return Reservation(sequence=record.sequence, round=round)
+        return _reservation(record)
 
     def commit(self, reservation: Reservation) -> None:
-        """Note that the reserved round's release has happened.
+        """Note that the reserved release has happened.
 
         Raises:
             ValueError: If it was committed before or is not a reservation of this ledger.
         """
         with self._transaction() as connection:
             if reservation.sequence in self._committed:
-                raise ValueError(f"round {reservation.round} was committed before")
+                raise ValueError(f"{reservation.what} was committed before")
             self._append(
                 connection, {"kind": "commit", "reserved": reservation.sequence, "time": _now()}
             )
 
     def close(self) -> None:
-        """Close the file; closing twice does no harm."""
-        self._engine.dispose()
+        """Close the file or the connection; closing twice does no harm."""
+        self._store.close()
 
     def __enter__(self) -> Self:
         """Return the ledger itself."""
@@ -234,47 +345,63 @@ class PrivacyLedger:
         """Close it; what was reserved stays spent."""
         self.close()
 
-    def _affordable(self, event: PoissonGaussianEvent) -> bool:
-        """Whether one more `event` fits; whole stretches are certified at once, so it is cheap.
+    @property
+    def _gate(self) -> PrivacyFilter:
+        assert self._filter is not None  # it comes with the plan
+        return self._filter
 
-        Epsilon only grows with more releases: once a longer history is known to fit, so does
-        every history inside it.
-        """
-        wanted = self._history + Counter({event: 1})
-        if wanted <= self._certified:
-            return True
-        further = affordable_rounds(
-            self._history,
-            event,
-            self.plan.budget,
-            at_most=max(1, self.plan.rounds - self._history[event]),
-            neighboring_relation=self.plan.neighboring_relation,
-        )
-        self._certified = self._history + Counter({event: further})
-        return further > 0
+    def _charges_another_round(self) -> bool:
+        """Whether a unit can be charged for a round more: not for more rounds than the cap."""
+        cap = self.plan.participation_cap
+        return cap is None or self.rounds_spent < cap
+
+    def _require_budget(self, event: PrivacyEvent, what: str) -> None:
+        if self._gate.would_exceed(event):
+            raise PrivacyBudgetExhausted(
+                f"{what} would exceed epsilon {self.plan.budget.epsilon:.4g} at delta "
+                f"{self.plan.budget.delta:.3g}: {self.rounds_spent} rounds are spent"
+            )
+
+    def _check_participants(self, participants: Sequence[str | int] | None) -> list[str] | None:
+        if participants is None:
+            if self.plan.participation_cap is not None:
+                raise ValueError("under a participation cap every round has to name participants")
+            return None
+        if self.plan.sampling_rate < 1.0:
+            raise ValueError(
+                "the participants of a Poisson sample are secret: the plan's amplification rests "
+                "on it, so they are not recorded"
+            )
+        units = sorted(str(unit) for unit in participants)
+        if len(set(units)) != len(units):
+            raise ValueError("a unit takes part in a round once, but participants repeat")
+        return units
+
+    def _require_participations_left(self, units: list[str] | None) -> None:
+        cap = self.plan.participation_cap
+        if cap is None or units is None:
+            return
+        spent = [unit for unit in units if self._participations[unit] >= cap]
+        if spent:
+            raise ParticipationCapReached(
+                f"{len(spent)} of the participants have taken part {cap} times already, the plan's "
+                f"participation_cap; the first is {spent[0]}"
+            )
 
     @contextmanager
-    def _transaction(self, *, create: bool = False) -> Iterator[sa.Connection]:
-        """Hold the file's lock, with every record of it replayed; all or nothing is written."""
+    def _transaction(self) -> Iterator[sa.Connection]:
+        """Hold the ledger's lock, with every record of it replayed; all or nothing is written."""
         self._unsaved = []
-        try:
-            with self._engine.begin() as connection:
-                if create:
-                    _METADATA.create_all(connection)
-                self._catch_up(connection)
-                yield connection
-        except sa.exc.DatabaseError as error:
-            raise LedgerCorrupted(f"{self.path} can't be read or written: {error.orig}") from error
+        with self._store.transaction() as connection:
+            self._catch_up(connection)
+            yield connection
         for record in self._unsaved:  # only now is it on disk
             self._replay(record)
 
     def _catch_up(self, connection: sa.Connection) -> None:
         """Read, verify and replay the records that were added since the last look."""
         known = len(self._records)
-        rows = connection.execute(
-            sa.select(_TABLE).where(_TABLE.c.sequence > known).order_by(_TABLE.c.sequence)
-        )
-        fresh = [LedgerRecord(sequence=s, payload=p, hash=h) for s, p, h in rows]
+        fresh = self._store.records_after(connection, known)
         verify_chain(fresh, self._records[-1] if self._records else None)
         for record in fresh:
             self._replay(record)
@@ -282,11 +409,7 @@ class PrivacyLedger:
     def _append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerRecord:
         written = self._unsaved or self._records
         record = next_record(written[-1] if written else None, fields)
-        connection.execute(
-            sa.insert(_TABLE).values(
-                sequence=record.sequence, payload=record.payload, hash=record.hash
-            )
-        )
+        self._store.append(connection, record)
         self._unsaved.append(record)
         return record
 
@@ -296,15 +419,11 @@ class PrivacyLedger:
         match record.kind:
             case "plan" if record.sequence == 1 and fields["schema"] == SCHEMA:
                 self._plan = PrivacyPlan.from_dict(fields["plan"])
+                self._filter = self._plan.filter()
             case "run":
-                pass
-            case "reserve" if fields["event"] == _EVENT_KIND:
-                event = PoissonGaussianEvent(
-                    noise_multiplier=fields["noise_multiplier"],
-                    sampling_rate=fields["sampling_rate"],
-                )
-                self._history[event] += 1
-                self._attempts[fields["round"]] += 1
+                self._randomness.add(fields["randomness"])
+            case "reserve":
+                self._replay_reservation(record)
             case "commit":
                 self._committed.add(fields["reserved"])
             case _:
@@ -314,20 +433,47 @@ class PrivacyLedger:
                 )
         self._records.append(record)
 
-    def _run_fields(self, plan: PrivacyPlan) -> dict[str, Any]:
+    def _replay_reservation(self, record: LedgerRecord) -> None:
+        fields = record.fields
+        try:
+            event = event_from_dict(fields)
+        except ValueError as error:
+            raise LedgerCorrupted(f"record {record.sequence} can't be read: {error}") from error
+        if "round" not in fields or self._charges_another_round():
+            self._gate.spend(event)
+        if "round" not in fields:
+            self._others[event] += 1
+            return
+        self._rounds[event] += 1
+        self._multipliers.append(fields["noise_multiplier"])
+        self._attempts[fields["round"]] += 1
+        self._participations.update(fields.get("participants", ()))
+        self._round_records.add(record.sequence)
+
+    def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
+        mechanism = plan.mechanism(plan.least_noise_multiplier)
         return {
             "kind": "run",
             "run": self._run_id,
             "unit": "client",
-            "sampling": "poisson",
+            "sampling": "poisson" if plan.sampling_rate < 1.0 else "everybody",
             "sensitivity": plan.clipping_norm,
-            "noise_std": plan.mechanism.noise_std,
             "denominator": plan.denominator,
-            "grid": plan.mechanism.grid,
-            "randomness": SecureRandom.kind,
+            "finest_grid": mechanism.grid,
+            "rule": plan.filter().rule,
+            "randomness": randomness,
             "versions": library_versions(),
             "time": _now(),
         }
+
+
+def _reservation(record: LedgerRecord) -> Reservation:
+    fields = record.fields
+    return Reservation(
+        sequence=record.sequence,
+        what=f"round {fields['round']}" if "round" in fields else fields["what"],
+        noise_multiplier=fields.get("noise_multiplier"),
+    )
 
 
 def library_versions() -> dict[str, str]:
@@ -355,31 +501,6 @@ def _require_same_plan(ledger: PrivacyPlan, wanted: PrivacyPlan) -> None:
             + ". Train with the ledger's plan, or start a new ledger: its spending adds up with "
             "this one's if the clients are the same"
         )
-
-
-def _sqlite_engine(path: Path, *, writable: bool) -> sa.Engine:
-    mode = "rwc" if writable else "ro"
-    engine = sa.create_engine(
-        "sqlite://",
-        creator=lambda: _connect(path, mode),
-        poolclass=sa.pool.NullPool,
-    )
-
-    @sa.event.listens_for(engine, "begin")
-    def _begin(connection: sa.Connection) -> None:
-        # Takes the write lock before the replay, so that nobody can reserve in between.
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writable else "BEGIN")
-
-    return engine
-
-
-def _connect(path: Path, mode: str) -> Any:
-    connection = sqlite3.connect(
-        f"{path.as_uri()}?mode={mode}", uri=True, timeout=60.0, isolation_level=None
-    )
-    # EXTRA also syncs the folder: a reservation survives a power cut right after it.
-    connection.execute("PRAGMA synchronous = EXTRA")
-    return connection
 
 
 def _now() -> str:

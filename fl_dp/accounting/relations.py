@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from dp_accounting import NeighboringRelation as _Library
-
 
 class NeighboringRelation(StrEnum):
     """What may differ between two neighbouring populations: always one privacy unit.
 
-    With sums, a constant denominator and Poisson sampling both have the same sensitivity and the
-    same epsilon. Replacing one unit's data by any other data is not offered: it costs about twice.
+    With sums, a constant denominator and Poisson sampling the first two have the same sensitivity
+    and the same epsilon. The third moves a sum by up to twice the clipping norm.
     """
 
     ADD_OR_REMOVE_ONE = "add-or-remove-one"
@@ -20,8 +18,10 @@ class NeighboringRelation(StrEnum):
     ZERO_OUT = "zero-out"
     """A unit of a public roster contributes, or contributes zero throughout."""
 
-    def to_dp_accounting(self) -> _Library:
-        """Return the name that dp-accounting has for it."""
-        if self is NeighboringRelation.ZERO_OUT:
-            return _Library.REPLACE_SPECIAL
-        return _Library.ADD_OR_REMOVE_ONE
+    REPLACE_ONE = "replace-one"
+    """A unit's data is replaced by any other data."""
+
+    @property
+    def distance(self) -> int:
+        """How many clipping norms apart two neighbours' sums can be."""
+        return 2 if self is NeighboringRelation.REPLACE_ONE else 1

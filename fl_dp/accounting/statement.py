@@ -2,41 +2,177 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from .events import (
+    ExponentialEvent,
+    FixedSizeGaussianEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonGaussianEvent,
+    PrivacyEvent,
+    TruncatedPoissonGaussianEvent,
+    ZcdpEvent,
+    event_from_dict,
+    event_to_dict,
+)
 from .ledger import PrivacyLedger, library_versions
+from .relations import NeighboringRelation
+
+_RELATIONS = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "a client is in the population or it is not",
+    NeighboringRelation.ZERO_OUT: (
+        "a client of the public roster contributes, or contributes zero throughout"
+    ),
+    NeighboringRelation.REPLACE_ONE: "a client's data is replaced by any other data",
+}
+_ACCOUNTANTS = {
+    "pld": "privacy-loss distributions",
+    "rdp": "Renyi DP",
+    "gdp": "Gaussian DP, exact without sampling",
+    "zcdp": "zero-concentrated DP",
+    "gumbel": "privacy-loss distributions of all noisy scores",
+    "filter": "what the privacy filter guarantees, whatever was chosen on the way",
+    "naive": "basic composition, for comparison",
+}
 
 
 def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
     """Return the statement as plain JSON values, computed from the ledger's records alone."""
     plan = ledger.plan
     spent = ledger.epsilon()
+    sampled = plan.sampling_rate < 1.0
+    not_covered = [
+        "the choice of hyper-parameters, if it was made on the clients' data",
+        "accuracy on the public test set, which no client's data enters",
+        "operator logs, timing and network traffic, which show who took part",
+        "a malicious server, or clients that send something else than they should",
+        "the sum of this run and others on the same clients: their budgets add up",
+    ]
+    if ledger.insecure:
+        not_covered.insert(
+            0,
+            "ANYTHING AGAINST WHO KNOWS THE SEED: noise and coins came from an insecure source "
+            "(`insecure_seed`), which is for tests and simulations only",
+        )
+    if plan.plateau is not None:
+        not_covered.append(
+            "the metric that the noise reacted to: it was taken to be public or already charged"
+        )
     return {
         "delta": plan.budget.delta,
-        "epsilon": {"pld": spent.pld, "rdp": spent.rdp, "naive": spent.naive},
+        "epsilon": spent.by_name,
+        "quoted": spent.best_name,
         "budget": {"epsilon": plan.budget.epsilon, "delta": plan.budget.delta},
         "unit": "one client's whole contribution over the whole training",
         "neighboring_relation": str(plan.neighboring_relation),
-        "adversary": "sees every released model; does not see who took part in which round",
+        "adversary": (
+            "sees every released model and knows all other clients' data; "
+            + ("does not see who took part in which round" if sampled else "sees who took part")
+        ),
         "trusted": "the server, with the clients' updates, the coins and the noise",
         "mechanism": "Gaussian on an integer grid, on the sum of L2-clipped updates",
-        "sampling": "Poisson: an independent secret coin for each client in each round",
+        "sampling": (
+            "Poisson: an independent secret coin for each client in each round"
+            if sampled
+            else "none: every round is charged in full"
+        ),
+        "rule": ledger.rule,
         "sampling_rate": plan.sampling_rate,
         "rounds": ledger.rounds_spent,
         "rounds_planned": plan.rounds,
         "rounds_committed": ledger.rounds_committed,
-        "noise_multipliers": [plan.noise_multiplier] * ledger.rounds_spent,
+        "noise_multipliers": list(ledger.noise_multipliers),
+        "participation_cap": plan.participation_cap,
+        "releases": [{**event_to_dict(event), "count": count} for event, count in ledger.history],
         "clipping_norm": plan.clipping_norm,
-        "noise_std_of_the_sum": plan.mechanism.noise_std,
         "denominator": plan.denominator,
         "num_clients": plan.num_clients,
-        "not_covered": [
-            "the choice of hyper-parameters, if it was made on the clients' data",
-            "accuracy on the public test set, which no client's data enters",
-            "operator logs, timing and network traffic, which show who took part",
-            "a malicious server, or clients that send something else than they should",
-            "the sum of this run and others on the same clients: their budgets add up",
-        ],
+        "randomness": sorted(ledger.randomness),
+        "insecure": ledger.insecure,
+        "not_covered": not_covered,
         "versions": library_versions(),
         "ledger_hash": ledger.records[-1].hash,
     }
+
+
+def statement_markdown(statement: dict[str, Any]) -> str:
+    """Return the statement as a page that a person can read and sign."""
+    quoted = statement["quoted"]
+    epsilon = statement["epsilon"]
+    relation = NeighboringRelation(statement["neighboring_relation"])
+    lines = ["# Privacy statement", ""]
+    if statement["insecure"]:
+        lines += [f"> **No privacy at all.** {statement['not_covered'][0]}.", ""]
+    headline = "nothing was released"
+    if quoted in epsilon:
+        headline = f"epsilon {_rounded_up(epsilon[quoted])} at delta {statement['delta']:.3g}"
+    cap = statement["participation_cap"]
+    rows = [
+        ("promise", f"**{headline}**, of a budget of {statement['budget']['epsilon']:g}"),
+        ("unit", statement["unit"]),
+        ("neighbours", f"{relation}: {_RELATIONS[relation]}"),
+        ("adversary", statement["adversary"]),
+        ("trusted", statement["trusted"]),
+        ("mechanism", statement["mechanism"]),
+        ("sampling", statement["sampling"]),
+        ("rule", statement["rule"]),
+        ("clipping norm", f"{statement['clipping_norm']:g}"),
+        ("clients", f"{statement['num_clients']}, public denominator {statement['denominator']:g}"),
+        (
+            "rounds",
+            f"{statement['rounds']} charged and {statement['rounds_committed']} released, "
+            f"of {statement['rounds_planned']} planned"
+            + (f"; at most {cap} for one client" if cap is not None else ""),
+        ),
+        ("randomness", "; ".join(statement["randomness"])),
+    ]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
+    lines += ["## What was released", ""]
+    lines += [f"- {_describe(each)}" for each in statement["releases"]] or ["- nothing"]
+    lines += ["", "## Epsilon by each accountant", "", "| accountant | epsilon |", "|---|---|"]
+    lines += [
+        f"| {_ACCOUNTANTS[name]}{' (quoted)' if name == quoted else ''} | {_rounded_up(value)} |"
+        for name, value in epsilon.items()
+    ]
+    lines += ["", "Each is an upper bound on its own; the smallest is quoted.", ""]
+    lines += ["## What is not covered", "", *(f"- {text}" for text in statement["not_covered"]), ""]
+    versions = ", ".join(f"{name} {number}" for name, number in statement["versions"].items())
+    lines += [f"Computed from the ledger whose last record is `{statement['ledger_hash']}`,", ""]
+    lines[-2] += f" with {versions}."
+    return "\n".join(lines)
+
+
+def describe_event(event: PrivacyEvent) -> str:
+    """Return one line that tells a person what was released."""
+    match event:
+        case GaussianEvent(noise_multiplier=z):
+            return f"Gaussian, noise multiplier {z:.5g}"
+        case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate):
+            return f"Gaussian, noise multiplier {z:.5g}, Poisson sample at rate {rate:g}"
+        case TruncatedPoissonGaussianEvent():
+            return (
+                f"Gaussian, noise multiplier {event.noise_multiplier:.5g}, Poisson sample at rate "
+                f"{event.sampling_rate:g} of {event.num_units}, cut at {event.max_cohort}"
+            )
+        case FixedSizeGaussianEvent():
+            return (
+                f"Gaussian, noise multiplier {event.noise_multiplier:.5g}, {event.cohort} of "
+                f"{event.num_units} units"
+            )
+        case LaplaceEvent(noise_multiplier=scale):
+            return f"Laplace, scale {scale:.5g} of the L1 sensitivity"
+        case ExponentialEvent(epsilon=epsilon, draws=draws):
+            return f"exponential mechanism, {draws} drawn at bounded range {epsilon:.5g}"
+        case ZcdpEvent(rho=rho):
+            return f"{rho:.5g}-zCDP"
+
+
+def _describe(release: dict[str, Any]) -> str:
+    return f"{release['count']} x {describe_event(event_from_dict(release))}"
+
+
+def _rounded_up(epsilon: float) -> str:
+    """Write an upper bound so that what is printed is one too."""
+    return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}" if epsilon < 1e6 else f"{epsilon:.4g}"

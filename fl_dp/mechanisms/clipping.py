@@ -3,56 +3,150 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from enum import StrEnum
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .checks import require_positive
+
 # The computed norm and the scaled entries carry rounding errors far below this share, so the
 # scaled vector's exact norm can't exceed the clipping norm.
 _ROUNDING_MARGIN = 1.0 - 1e-12
+_BLOCK = 4096  # within a block even a sequential float64 sum stays inside the margin
+_SMALLEST_FACTOR = 1e-290  # below it a factor would be subnormal and lose digits
+
+
+class Norm(StrEnum):
+    """Which norm bounds a contribution: `"l1"` for Laplace noise, `"l2"` for everything else."""
+
+    L1 = "l1"
+    L2 = "l2"
+
+
+def l1_norm(vector: NDArray[np.float64]) -> float:
+    """Return the L1 norm over all entries in float64; NaN stays NaN; overflow gives infinity."""
+    flat = vector.reshape(-1)
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _sum_of_blocks([float(np.abs(block).sum()) for block in _blocks(flat)])
 
 
 def l2_norm(vector: NDArray[np.float64]) -> float:
     """Return the L2 norm over all entries in float64; overflow-safe; NaN or inf stay non-finite."""
     flat = vector.reshape(-1)
-    with np.errstate(over="ignore", invalid="ignore"):
-        norm = math.sqrt(float(np.dot(flat, flat)))
-    if math.isfinite(norm) and norm > 1e-150:
+    norm = math.sqrt(_squared(flat))
+    if math.isfinite(norm) and (norm > 1e-150 or not flat.any()):
         return norm
     largest = float(np.max(np.abs(flat), initial=0.0))
-    if largest == 0.0 or not math.isfinite(largest):
+    if not math.isfinite(largest):
         return largest
-    flat = flat / largest
-    return largest * math.sqrt(float(np.dot(flat, flat)))
+    return largest * math.sqrt(_squared(flat / largest))
 
 
-def clip_by_norm(vector: ArrayLike, clipping_norm: float) -> NDArray[np.float64]:
-    """Scale `vector` down so that its L2 norm is at most `clipping_norm` (flat clipping).
+def clip_by_norm(
+    vector: ArrayLike, clipping_norm: float, norm: Norm = Norm.L2
+) -> NDArray[np.float64]:
+    """Scale `vector` down so that its norm is at most `clipping_norm` (flat clipping).
 
     Privacy: whatever one unit sends, its contribution to a sum moves it by at most
-    `clipping_norm` in L2 (add/remove and zero-out neighbours). A vector with a NaN, an infinity or
-    a norm beyond float64 contributes zero: dropping the unit instead would make the cohort's size
-    depend on its data.
+    `clipping_norm` in that norm (add/remove and zero-out neighbours; twice that if a unit's data
+    is replaced by another's). A vector with a NaN, an infinity or a norm beyond float64
+    contributes zero: dropping the unit instead would make the cohort's size depend on its data.
 
     Args:
         vector: Real numbers of any shape and dtype, 0-d and integers included.
-        clipping_norm: Bound on the L2 norm, positive and finite.
+        clipping_norm: Bound on the norm, positive and finite, in the units of the vector.
+        norm: Over all entries jointly, L2 unless said otherwise.
 
     Returns:
         A new float64 array of the same shape. A zero vector stays zero.
 
     Raises:
-        ValueError: If `clipping_norm` is not positive and finite.
+        ValueError: If `clipping_norm` is not positive and finite, or `norm` is no norm.
 
     Reference:
         McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", 3.
     """
-    if not (math.isfinite(clipping_norm) and clipping_norm > 0):
-        raise ValueError(f"clipping_norm must be positive and finite, got {clipping_norm}")
-    clipped = np.array(vector, dtype=np.float64)
-    norm = l2_norm(clipped)
-    if not math.isfinite(norm):
+    require_positive(clipping_norm=clipping_norm)
+    measure = l1_norm if Norm(norm) is Norm.L1 else l2_norm
+    with np.errstate(over="ignore"):  # a long double beyond float64 becomes infinity, hence zero
+        clipped = np.array(vector, dtype=np.float64)
+    length = measure(clipped)
+    if not math.isfinite(length):
         return np.zeros_like(clipped)
-    if norm > clipping_norm * _ROUNDING_MARGIN:
-        clipped *= clipping_norm * _ROUNDING_MARGIN / norm
+    bound = clipping_norm * _ROUNDING_MARGIN
+    if length > bound:
+        if bound / length < _SMALLEST_FACTOR:
+            clipped /= length
+            length = measure(clipped)
+        clipped *= bound / length
     return clipped
+
+
+def clip_per_layer(
+    layers: Sequence[ArrayLike], clipping_norms: Sequence[float]
+) -> list[NDArray[np.float64]]:
+    """Clip each layer of one contribution by an L2 norm of its own.
+
+    Privacy: whatever one unit sends, its layers together move a sum by at most
+    `joint_clipping_norm(clipping_norms)` in L2 (add/remove and zero-out neighbours). One layer
+    with a NaN, an infinity or a norm beyond float64 zeroes the whole contribution.
+
+    Args:
+        layers: One unit's arrays, each as in `clip_by_norm`.
+        clipping_norms: One public bound a layer, positive and finite, in the units of the layers.
+
+    Returns:
+        New float64 arrays of the same shapes.
+
+    Raises:
+        ValueError: If there is not one bound a layer, or a bound is not positive and finite.
+
+    Reference:
+        McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", 3.
+    """
+    if len(layers) != len(clipping_norms):
+        raise ValueError(
+            f"{len(layers)} layers and {len(clipping_norms)} clipping norms: give one a layer"
+        )
+    require_positive(joint_clipping_norm=joint_clipping_norm(clipping_norms))
+    clipped: list[NDArray[np.float64]] = []
+    failed = False
+    for layer, bound in zip(layers, clipping_norms, strict=True):
+        with np.errstate(over="ignore"):
+            values = np.array(layer, dtype=np.float64)
+        failed |= not math.isfinite(l2_norm(values))
+        clipped.append(clip_by_norm(values, bound))
+    return [np.zeros_like(layer) for layer in clipped] if failed else clipped
+
+
+def joint_clipping_norm(clipping_norms: Sequence[float]) -> float:
+    """Return the L2 sensitivity of layers clipped one by one: the root of the sum of squares.
+
+    Raises:
+        ValueError: If there is no bound, or one is not positive and finite.
+    """
+    if len(clipping_norms) == 0:
+        raise ValueError("there is no clipping norm: give one a layer")
+    for index, bound in enumerate(clipping_norms):
+        require_positive(**{f"clipping_norms[{index}]": bound})
+    return math.hypot(*clipping_norms)
+
+
+def _squared(flat: NDArray[np.float64]) -> float:
+    """Return the sum of squares; infinity or NaN where float64 can't hold it."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _sum_of_blocks([float(np.dot(block, block)) for block in _blocks(flat)])
+
+
+def _blocks(flat: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+    return [flat[start : start + _BLOCK] for start in range(0, flat.size, _BLOCK)]
+
+
+def _sum_of_blocks(parts: list[float]) -> float:
+    """Sum non-negative parts without rounding in between."""
+    try:
+        return math.fsum(parts)
+    except OverflowError:  # fsum raises where a plain sum says infinity
+        return math.inf

@@ -6,43 +6,128 @@ output and belong in simulations only, never in a privacy mechanism.
 
     >>> rng = SecureRandom()
     >>> rng.bernoulli(0.25, 8)  # eight secret coins
+
+A test or a simulation that must come out the same each time gives a seed. Whoever knows it can take
+the noise away again, so such a stream says what it is:
+
+    >>> SecureRandom(insecure_seed=7).kind
+    'insecure: AES-256-CTR keyed by a seed'
+
+The real-valued draws keep their relative precision however small they are. A plain uniform
+can't: its smallest value is 2^-53, and below 2^-30 only 22 bits are left to tell two values apart,
+so that rare outcomes get probabilities that are visibly wrong.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import threading
+from typing import ClassVar
 
 import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, CipherContext, algorithms, modes
 from numpy.typing import NDArray
 
+_LN_2 = float(np.log(2.0))
+_CHUNK = 1 << 15  # draws at a time: the work arrays stay in the cache
+_LONGEST_RUN = 1000  # 2^-1000 is still a normal float64, and no run is ever that long
+_MANTISSA = np.uint64((1 << 52) - 1)
+_HALF_TO_ONE = 1022  # biased float64 exponent of the numbers in [1/2, 1)
+
 
 class SecureRandom:
-    """A cryptographic stream of words, uniforms and coins; safe across threads and forks."""
+    """A cryptographic stream of words, reals and coins; safe across threads and forks."""
 
-    kind = "aes-256-ctr, keyed by the operating system"
+    SECURE_KIND: ClassVar[str] = "aes-256-ctr, keyed by the operating system"
+    INSECURE_KIND: ClassVar[str] = "insecure: AES-256-CTR keyed by a seed"
 
-    def __init__(self) -> None:
-        """Key a fresh stream from the operating system."""
+    def __init__(self, insecure_seed: int | None = None) -> None:
+        """Key a fresh stream, from the operating system unless a seed is given.
+
+        Args:
+            insecure_seed: For tests and simulations only: whoever knows it knows the noise, so
+                nothing drawn with it is private. Equal seeds give equal streams. A fork copies
+                such a stream instead of leaving it.
+
+        Raises:
+            ValueError: If the seed is not an integer from 0 on.
+        """
+        if insecure_seed is not None and (
+            isinstance(insecure_seed, bool)
+            or not isinstance(insecure_seed, int)
+            or insecure_seed < 0
+        ):
+            # The seed itself stays out of messages: they end up in logs.
+            raise ValueError("insecure_seed must be an integer from 0 on, or None for a secret key")
         self._lock = threading.Lock()
         self._pid = -1
         self._stream: CipherContext | None = None
+        self._insecure = insecure_seed is not None
+        if insecure_seed is not None:
+            self._stream = _stream(hashlib.sha256(b"%d" % insecure_seed).digest())
+
+    @property
+    def insecure(self) -> bool:
+        """Whether the stream comes from a seed, so that nothing drawn from it is private."""
+        return self._insecure
+
+    @property
+    def kind(self) -> str:
+        """What keyed the stream, in words for the ledger; never the key or the seed."""
+        return self.INSECURE_KIND if self._insecure else self.SECURE_KIND
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """Return `count` independent uniform 64-bit words, shape `(count,)`."""
         with self._lock:
-            if self._stream is None or self._pid != os.getpid():
-                self._stream = Cipher(
-                    algorithms.AES(secrets.token_bytes(32)), modes.CTR(bytes(16))
-                ).encryptor()
+            stream = self._stream
+            if stream is None or (self._pid != os.getpid() and not self._insecure):
+                stream = self._stream = _stream(secrets.token_bytes(32))
                 self._pid = os.getpid()
-            return np.frombuffer(self._stream.update(bytes(8 * count)), dtype=np.uint64)
+            return np.frombuffer(stream.update(bytes(8 * count)), dtype=np.uint64)
 
     def uniforms(self, count: int) -> NDArray[np.float64]:
-        """Return `count` uniforms in the open interval (0, 1), on the grid of odd / 2^54."""
-        return ((self.words(count) >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        """Return `count` uniforms in the open interval (0, 1), on the grid of odd / 2^53."""
+        # 53 bits and a half would round up to 1 at the top.
+        return ((self.words(count) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
+
+    def fine_uniforms(self, count: int) -> NDArray[np.float64]:
+        """Return `count` uniforms in (0, 1) that keep 52 bits however small they are.
+
+        `P[v < t]` is `t` to a relative 2^-52 for every `t` above 2^-1000.
+        """
+        words = self.words(count)
+        return _fraction(words >> np.uint64(12), self._runs(words, 12))
+
+    def exponentials(self, count: int) -> NDArray[np.float64]:
+        """Return `count` standard exponentials, precise in both tails, never 0 nor infinity.
+
+        An exponential is a whole number of halvings and a rest, independent of each other: fair
+        coins count the halvings, one `log1p` of a fine uniform gives the rest. `P[E <= t]` near 0
+        and `P[E > t]` far out are right to a relative `(4 + t) * 2^-52`.
+        """
+        out = np.empty(count, dtype=np.float64)
+        for start in range(0, count, _CHUNK):
+            part = out[start : start + _CHUNK]
+            words = self.words(part.size)
+            halvings = self._runs(words, 6)
+            small = self._runs(words >> np.uint64(6), 6)
+            rest = _fraction(words >> np.uint64(12), small)
+            np.log1p(-0.5 * rest, out=rest)
+            np.subtract(_LN_2 * halvings, rest, out=part)
+        return out
+
+    def gumbels(self, count: int) -> NDArray[np.float64]:
+        """Return `count` standard Gumbels, `-log` of `exponentials`, with their precision."""
+        return -np.log(self.exponentials(count))
+
+    def halvings(self, count: int) -> NDArray[np.int64]:
+        """Return how many fair coins came up heads before the first tails, `count` times.
+
+        Exact: `P[h] = 2^-(h + 1)`.
+        """
+        return self._runs(self.words(count), 63)
 
     def bernoulli(self, probability: float, count: int) -> NDArray[np.bool_]:
         """Return `count` independent coins, each true with at most `probability`.
@@ -57,3 +142,24 @@ class SecureRandom:
         threshold = np.uint64(int(probability * 2.0**53))
         coins: NDArray[np.bool_] = (self.words(count) >> np.uint64(11)) < threshold
         return coins
+
+    def _runs(self, words: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
+        """Count the zeros before the first one in the low `bits`, going on in fresh words."""
+        marked = words | np.uint64(1 << bits)
+        runs = np.bitwise_count(~marked & (marked - np.uint64(1))).astype(np.int64)
+        unfinished = np.flatnonzero(runs == bits)
+        if unfinished.size:
+            longer = bits + self._runs(self.words(unfinished.size), 63)
+            runs[unfinished] = np.minimum(longer, _LONGEST_RUN)
+        return runs
+
+
+def _stream(key: bytes) -> CipherContext:
+    return Cipher(algorithms.AES(key), modes.CTR(bytes(16))).encryptor()
+
+
+def _fraction(mantissa: NDArray[np.uint64], halvings: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Assemble numbers in [1/2, 1) / 2^halvings, each the midpoint of its cell of 51 bits."""
+    exponent = (_HALF_TO_ONE - halvings).astype(np.uint64) << np.uint64(52)
+    bits: NDArray[np.uint64] = exponent | (mantissa & _MANTISSA) | np.uint64(1)
+    return bits.view(np.float64)

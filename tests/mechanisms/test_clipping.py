@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -8,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fl_dp.mechanisms import GaussianMechanism, clip_by_norm, l2_norm
+from fl_dp.mechanisms import (
+    GaussianMechanism,
+    LaplaceMechanism,
+    Norm,
+    clip_by_norm,
+    clip_per_layer,
+    joint_clipping_norm,
+    l1_norm,
+    l2_norm,
+)
 
 ANY_FLOAT = hnp.arrays(
     st.sampled_from([np.float64, np.float32, np.float16]),
@@ -21,12 +31,85 @@ def exact_norm(values: np.ndarray) -> float:
     return math.hypot(*np.asarray(values, dtype=np.float64).reshape(-1).tolist(), 0.0)
 
 
-@given(ANY_FLOAT, st.floats(1e-6, 1e6))
-def test_no_contribution_is_longer_than_the_clipping_norm(update: np.ndarray, norm: float) -> None:
-    clipped = clip_by_norm(update, norm)
-    assert exact_norm(clipped) <= norm
+def is_within(values: np.ndarray, bound: float, norm: Norm = Norm.L2) -> bool:
+    """Whether the norm is at most the bound, in rational arithmetic: the check can't round."""
+    exact = [Fraction(value) for value in np.asarray(values, dtype=np.float64).reshape(-1).tolist()]
+    if norm is Norm.L1:
+        return sum(map(abs, exact)) <= Fraction(bound)
+    return sum(value**2 for value in exact) <= Fraction(bound) ** 2
+
+
+@pytest.mark.parametrize("kind", list(Norm))
+@given(update=ANY_FLOAT, norm=st.floats(1e-6, 1e6))
+def test_no_contribution_is_longer_than_the_clipping_norm(
+    kind: Norm, update: np.ndarray, norm: float
+) -> None:
+    clipped = clip_by_norm(update, norm, kind)
+    assert is_within(clipped, norm, kind)
     assert clipped.shape == update.shape
     assert clipped.dtype == np.float64
+
+
+@pytest.mark.parametrize("kind", list(Norm))
+@given(
+    update=hnp.arrays(
+        np.float64,
+        hnp.array_shapes(min_dims=0, max_dims=2, min_side=0, max_side=4),
+        elements=st.floats(allow_nan=True, allow_infinity=True, allow_subnormal=True),
+    ),
+    norm=st.floats(1e-249, 1e300),
+)
+def test_the_bound_holds_over_all_of_float64(kind: Norm, update: np.ndarray, norm: float) -> None:
+    clipped = clip_by_norm(update, norm, kind)
+    assert is_within(clipped, norm, kind)
+    signs = np.sign(np.where(np.isfinite(update), update, 0.0))
+    assert np.all(clipped * signs >= 0.0)  # nothing turns round
+
+
+@pytest.mark.parametrize("kind", list(Norm))
+@pytest.mark.parametrize("entry", [0.1, 1 / 3, 1e30, 1e-30])
+def test_the_bound_holds_for_long_vectors_whose_rounding_errors_add_up(
+    kind: Norm, entry: float
+) -> None:
+    clipped = clip_by_norm(np.full(3_000_000, entry), 1e-3 * entry, kind)
+    assert np.unique(clipped).size == 1
+    share, bound = Fraction(float(clipped[0])), Fraction(1e-3 * entry)
+    if kind is Norm.L1:
+        assert clipped.size * share <= bound
+    else:
+        assert clipped.size * share**2 <= bound**2
+    assert exact_norm(clipped[:1]) > 0.0
+
+
+def test_norms_agree_with_their_definitions() -> None:
+    values = np.random.default_rng(0).normal(size=(100, 131))
+    assert l1_norm(values) == pytest.approx(math.fsum(np.abs(values).reshape(-1)), rel=1e-14)
+    assert l2_norm(values) == pytest.approx(exact_norm(values), rel=1e-14)
+    assert l1_norm(np.zeros(0)) == l2_norm(np.zeros(0)) == 0.0
+    assert l1_norm(np.array(-3.0)) == l2_norm(np.array(-3.0)) == 3.0
+    assert l1_norm(np.full(2, 1.7e308)) == l2_norm(np.full(2, 1.7e308)) == math.inf
+    assert math.isnan(l1_norm(np.array([np.nan, 1.0])))
+    assert not math.isfinite(l2_norm(np.array([np.nan, np.inf])))
+
+
+def test_an_l1_clipped_vector_is_scaled_and_keeps_its_direction() -> None:
+    np.testing.assert_allclose(clip_by_norm([3.0, -1.0], 2.0, Norm.L1), [1.5, -0.5], rtol=1e-9)
+    np.testing.assert_array_equal(clip_by_norm([0.5, -0.25], 1.0, Norm.L1), [0.5, -0.25])
+
+
+def test_the_norm_may_be_given_by_its_name() -> None:
+    by_name = clip_by_norm([3.0, -1.0], 2.0, "l1")  # type: ignore[arg-type]  # as in a config
+    np.testing.assert_array_equal(by_name, clip_by_norm([3.0, -1.0], 2.0, Norm.L1))
+    with pytest.raises(ValueError, match="l3"):
+        clip_by_norm([1.0], 1.0, "l3")  # type: ignore[arg-type]  # what is tested
+
+
+def test_half_and_extended_precision_are_clipped_like_any_other() -> None:
+    bfloat16 = np.array([0x7F7F0000, 0xFF7F0000], dtype=np.uint32).view(np.float32)  # its largest
+    for update in (np.full(2, 6e4, np.float16), np.full(2, 3e38, np.longdouble), bfloat16):
+        clipped = clip_by_norm(update, 1.0)
+        np.testing.assert_allclose(np.abs(clipped), math.sqrt(0.5), rtol=1e-6)
+    assert not clip_by_norm(np.array([np.longdouble(10) ** 400, 1.0]), 1.0).any()
 
 
 @pytest.mark.parametrize(
@@ -80,35 +163,88 @@ def test_the_input_is_not_changed() -> None:
     np.testing.assert_array_equal(update, [3.0, 4.0])
 
 
-@pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, math.inf])
+@pytest.mark.parametrize("norm", [0.0, -1.0, math.nan, math.inf, 1e-300])
 def test_a_clipping_norm_must_be_positive_and_finite(norm: float) -> None:
     with pytest.raises(ValueError, match="clipping_norm"):
         clip_by_norm([1.0], norm)
 
 
-@given(ANY_FLOAT, st.floats(1e-3, 1e3), st.floats(0.1, 100.0))
-def test_an_encoded_update_is_integer_and_no_longer_than_the_clipping_norm(
-    update: np.ndarray, norm: float, multiplier: float
+LAYERS = st.lists(st.tuples(ANY_FLOAT, st.floats(1e-6, 1e6)), min_size=1, max_size=4)
+
+
+@given(LAYERS)
+def test_no_layer_is_longer_than_its_bound_and_all_together_than_the_joint_one(
+    layers: list[tuple[np.ndarray, float]],
 ) -> None:
-    mechanism = GaussianMechanism(noise_multiplier=multiplier, clipping_norm=norm)
+    updates, bounds = [update for update, _ in layers], [bound for _, bound in layers]
+    clipped = clip_per_layer(updates, bounds)
+    for layer, update, bound in zip(clipped, updates, bounds, strict=True):
+        assert is_within(layer, bound)
+        assert layer.shape == update.shape
+    together = np.concatenate([layer.reshape(-1) for layer in clipped])
+    assert is_within(together, joint_clipping_norm(bounds))
+    if not all(np.isfinite(update).all() for update in updates):
+        assert not together.any()
+
+
+@pytest.mark.parametrize("hostile", [np.nan, np.inf, -np.inf, [1.7e308, 1.7e308]])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_one_layer_that_is_not_finite_zeroes_the_whole_contribution(
+    hostile: object, place: int
+) -> None:
+    layers: list = [np.ones(2), np.float32(3.0), np.arange(4)]
+    layers[place] = hostile
+    assert not any(layer.any() for layer in clip_per_layer(layers, [1.0, 2.0, 3.0]))
+
+
+def test_the_joint_bound_is_attained() -> None:
+    clipped = clip_per_layer([[9.0, 0.0], -9.0], [3.0, 4.0])
+    assert joint_clipping_norm([3.0, 4.0]) == 5.0
+    together = exact_norm(np.append(clipped[0], clipped[1]))
+    assert 5.0 * (1 - 1e-9) < together <= 5.0
+
+
+@pytest.mark.parametrize("bounds", [[1.0], [1.0, 1.0, 1.0], [1.0, 0.0], [1.0, math.nan]])
+def test_each_layer_needs_a_bound_of_its_own(bounds: list[float]) -> None:
+    with pytest.raises(ValueError, match="clipping"):
+        clip_per_layer([[1.0], [2.0]], bounds)
+
+
+def test_no_layers_have_no_joint_bound() -> None:
+    with pytest.raises(ValueError, match="clipping norm"):
+        joint_clipping_norm([])
+
+
+@pytest.mark.parametrize("kind", [GaussianMechanism, LaplaceMechanism])
+@given(
+    update=ANY_FLOAT,
+    norm=st.floats(1e-3, 1e3),
+    multiplier=st.floats(0.1, 100.0),
+)
+def test_an_encoded_update_is_integer_and_no_longer_than_the_clipping_norm(
+    kind: type, update: np.ndarray, norm: float, multiplier: float
+) -> None:
+    mechanism = kind(noise_multiplier=multiplier, clipping_norm=norm)
     steps = mechanism.encode(update)
     np.testing.assert_array_equal(steps, np.rint(steps))
-    # In integers, so that the check itself can't round.
-    squared = sum(int(step) ** 2 for step in steps.reshape(-1))
-    bound = norm / mechanism.grid
-    assert squared <= int(bound) ** 2 + 2 * int(bound) + 1
+    assert steps.shape == update.shape
+    assert is_within(steps, norm / mechanism.grid, mechanism.clipping)  # the grid divides exactly
 
 
-def test_exchanging_one_unit_moves_the_encoded_sum_by_at_most_the_sensitivity() -> None:
+HOSTILE = [np.eye(1, 8)[0] * 1e9, -np.ones(8), np.full(8, np.nan), np.zeros(8), np.full(8, 1e300)]
+
+
+@pytest.mark.parametrize("kind", [GaussianMechanism, LaplaceMechanism])
+def test_exchanging_one_unit_moves_the_encoded_sum_by_at_most_the_sensitivity(kind: type) -> None:
     rng = np.random.default_rng(0)
-    mechanism = GaussianMechanism(noise_multiplier=1.0, clipping_norm=1.0)
+    mechanism = kind(noise_multiplier=1.0, clipping_norm=1.0)
+    norm = l1_norm if mechanism.clipping is Norm.L1 else l2_norm
     worst = 0.0
-    hostile = [np.eye(1, 8)[0] * 1e9, -np.ones(8), np.full(8, np.nan), np.zeros(8)]
     for _ in range(50):
         cohort = [mechanism.encode(rng.normal(size=8) * 10) for _ in range(5)]
         others = sum(cohort)
-        for update in hostile:
+        for update in HOSTILE:
             moved = (others + mechanism.encode(update)) - others
-            worst = max(worst, exact_norm(moved) * mechanism.grid)
+            worst = max(worst, norm(moved) * mechanism.grid)
     assert worst <= 1.0
     assert worst > 1.0 - 1e-6  # the bound is attained, so the test would see a looser one

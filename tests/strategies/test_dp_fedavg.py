@@ -336,7 +336,7 @@ def test_a_round_is_charged_before_anyone_is_sampled(
     sample = PoissonSelection.sample
 
     def spy(self: PoissonSelection, roster: Any, rng: SecureRandom) -> list[int]:
-        spent_when_sampled.append(PrivacyLedger.read(ledger.path).rounds_spent)
+        spent_when_sampled.append(PrivacyLedger.read(ledger.location).rounds_spent)
         return sample(self, roster, rng)
 
     monkeypatch.setattr(PoissonSelection, "sample", spy)

@@ -1,39 +1,17 @@
-"""The laws of noise and coins. False alarms: below 1e-6 a test unless said otherwise."""
+"""The Gaussian mechanism and its law. False alarms: below 1e-6 a test unless said otherwise."""
 
 from __future__ import annotations
 
-import multiprocessing
-import subprocess
-from pathlib import Path
-
 import numpy as np
 import pytest
+from laws import ALARM, DRAWS, discrete_gaussian_pmf, law_p
 from scipy import stats
 
 from fl_dp.mechanisms import DiscreteGaussian, GaussianMechanism, SecureRandom
 
-DRAWS = 1_000_000
-ALARM = 1e-6
-
-
-def discrete_gaussian_pmf(scale: float) -> tuple[np.ndarray, np.ndarray]:
-    reach = int(14 * scale) + 2
-    support = np.arange(-reach, reach + 1)
-    weights = np.exp(-(support.astype(float) ** 2) / (2 * scale**2))
-    return support, weights / weights.sum()
-
 
 def chi_square_p(draws: np.ndarray, scale: float) -> float:
-    """P-value of the draws under the exact law, cells of at least five expected."""
-    support, pmf = discrete_gaussian_pmf(scale)
-    counts = np.array([np.count_nonzero(draws == x) for x in support])
-    common = pmf * draws.size >= 5
-    expected = np.append(pmf[common], pmf[~common].sum()) * draws.size
-    observed = np.append(counts[common], draws.size - counts[common].sum())
-    if expected[-1] < 5:  # a cell that is too rare on its own joins its neighbour
-        expected = np.append(expected[:-2], expected[-2:].sum())
-        observed = np.append(observed[:-2], observed[-2:].sum())
-    return float(stats.chi2.sf(((observed - expected) ** 2 / expected).sum(), expected.size - 1))
+    return law_p(draws, *discrete_gaussian_pmf(scale))
 
 
 @pytest.mark.parametrize("scale", [0.5, 1.0, 2.0, 10.0, 15.9, 16.0, 100.3])
@@ -158,65 +136,3 @@ def test_a_mechanism_without_noise_or_bound_is_refused(field: str, value: float)
     values = {"noise_multiplier": 1.0, "clipping_norm": 1.0} | {field: value}
     with pytest.raises(ValueError, match=field):
         GaussianMechanism(**values)
-
-
-def test_coins_come_up_at_the_rate_and_independently() -> None:
-    coins = SecureRandom().bernoulli(0.05, DRAWS)
-    assert stats.binomtest(int(coins.sum()), DRAWS, 0.05).pvalue > ALARM
-    centred = coins - 0.05
-    assert abs(np.mean(centred[1:] * centred[:-1])) < 5 * 0.05 * 0.95 / np.sqrt(DRAWS)
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1, float("nan")])
-def test_a_coin_outside_zero_and_one_is_refused(rate: float) -> None:
-    with pytest.raises(ValueError, match="probability"):
-        SecureRandom().bernoulli(rate, 1)
-
-
-def test_sure_coins_are_sure() -> None:
-    rng = SecureRandom()
-    assert rng.bernoulli(1.0, 10_000).all()
-    assert not rng.bernoulli(0.0, 10_000).any()
-
-
-def test_uniforms_are_uniform_and_inside_the_open_interval() -> None:
-    sample = SecureRandom().uniforms(DRAWS)
-    assert sample.min() > 0.0 and sample.max() < 1.0
-    assert stats.kstest(sample, "uniform").pvalue > ALARM
-
-
-def _first_word(rng: SecureRandom, into: multiprocessing.SimpleQueue) -> None:
-    into.put(int(rng.words(1)[0]))
-
-
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_forked_processes_draw_different_noise() -> None:
-    rng = SecureRandom()
-    rng.words(1)  # keyed before the fork: the children must not go on with this key
-    context = multiprocessing.get_context("fork")
-    queue = context.SimpleQueue()
-    children = [context.Process(target=_first_word, args=(rng, queue)) for _ in range(2)]
-    for child in children:
-        child.start()
-    for child in children:
-        child.join(30)
-    words = {queue.get(), queue.get(), int(rng.words(1)[0])}
-    assert len(words) == 3
-
-
-def test_no_predictable_generator_is_used_where_privacy_depends_on_it() -> None:
-    root = Path(__file__).resolve().parents[2]
-    found = subprocess.run(
-        [
-            "grep",
-            "-rnE",
-            r"np\.random|numpy\.random|random\.(random|sample|choice|shuffle|seed)\(|torch\.(randn|normal|manual_seed)",
-            *("fl_dp/mechanisms", "fl_dp/accounting", "strategies"),
-            "--include=*.py",
-        ],
-        cwd=root,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert found.returncode == 1, found.stdout

@@ -1,0 +1,99 @@
+"""Timing of two ways to do the same thing, turn by turn in one process."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One comparison.
+
+    Attributes:
+        name: What is timed, with its size; the key in the results.
+        peer: Whom we compare with, in words.
+        ours: Does it our way.
+        theirs: Does it the peer's way, at the same size.
+    """
+
+    name: str
+    peer: str
+    ours: Callable[[], object]
+    theirs: Callable[[], object]
+
+
+def compare(cases: Sequence[Case], repeats: int = 9) -> dict[str, dict[str, float]]:
+    """Time each case's two sides alternately and return the medians.
+
+    Each side runs once before the clock starts, and they take turns in going first, so that a
+    machine that slows down or speeds up does so for both.
+
+    Args:
+        cases: What to time; names must differ.
+        repeats: How many timings a side.
+
+    Returns:
+        `{name: {"ours_s": seconds, "peer_s": seconds, "ratio": ours over peer}}`.
+
+    Raises:
+        ValueError: If `repeats` is below 1 or two cases share a name.
+    """
+    if repeats < 1:
+        raise ValueError(f"repeats must be at least 1, got {repeats}")
+    if len({case.name for case in cases}) < len(cases):
+        raise ValueError(f"the names of cases must differ, got {[case.name for case in cases]}")
+    results = {}
+    for case in cases:
+        sides = {"ours_s": case.ours, "peer_s": case.theirs}
+        timings: dict[str, list[float]] = {side: [] for side in sides}
+        for run in sides.values():
+            run()
+        for turn in range(repeats):
+            for side in sorted(sides, reverse=turn % 2 == 1):
+                start = time.perf_counter()
+                sides[side]()
+                timings[side].append(time.perf_counter() - start)
+        medians = {side: statistics.median(times) for side, times in timings.items()}
+        results[case.name] = medians | {"ratio": medians["ours_s"] / medians["peer_s"]}
+    return results
+
+
+def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = None) -> None:
+    """Compare the cases and print a table, or JSON with `--json`.
+
+    Args:
+        title: The table's.
+        cases: As in `compare`.
+        arguments: Of the command line; the process's own unless given.
+    """
+    parser = argparse.ArgumentParser(description=title)
+    parser.add_argument("--json", action="store_true", help="print the medians as JSON")
+    parser.add_argument("--repeats", type=int, default=9, help="timings a side (default: 9)")
+    options = parser.parse_args(arguments)
+    results = compare(cases, options.repeats)
+    if options.json:
+        print(json.dumps(results, indent=2))
+        return
+    table = Table(title=f"{title} (median of {options.repeats}, alternating)")
+    for column in ("case", "peer"):
+        table.add_column(column)
+    for column in ("ours", "theirs", "ours / theirs"):
+        table.add_column(column, justify="right")
+    for case in cases:
+        row = results[case.name]
+        table.add_row(
+            case.name,
+            case.peer,
+            f"{1e3 * row['ours_s']:.1f} ms",
+            f"{1e3 * row['peer_s']:.1f} ms",
+            f"{row['ratio']:.3g}",
+        )
+    Console().print(table)

@@ -1,0 +1,303 @@
+"""Privacy filters and odometers: the gates that a release passes before it happens.
+
+Composition bounds hold for parameters that were fixed beforehand. When the next noise multiplier
+depends on what earlier releases showed, only some rules still bound the whole:
+
+- `DeclaredFilter`: parameters fixed beforehand; privacy-loss distributions, the tightest.
+- `GaussianFilter`: adaptively chosen Gaussians without sampling; exact, nothing is lost
+  (Smith and Thakurta 2022, "Fully Adaptive Composition for Gaussian Differential Privacy").
+- `RenyiFilter`: anything with a Renyi bound, at one order that was fixed beforehand
+  (Feldman and Zrnic 2021, "Individual Privacy Accounting via a Renyi Filter"; Lecuyer 2021).
+- `RenyiOdometer`: no budget, but a running bound that holds at every moment at once.
+
+"Go on while some order fits" and "go on while the privacy-loss distribution fits" are not here:
+with adaptively chosen noise neither is a filter.
+
+    >>> gate = GaussianFilter(PrivacyBudget(epsilon=8, delta=1e-5))
+    >>> while not gate.would_exceed(event := choose_from_past_releases()):
+    ...     gate.spend(event)  # then release
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from .bounds import tight_epsilon
+from .budget import PrivacyBudget
+from .calibration import affordable_rounds
+from .events import (
+    FixedSizeGaussianEvent,
+    FrozenHistory,
+    GaussianEvent,
+    History,
+    PoissonGaussianEvent,
+    PrivacyEvent,
+    freeze,
+)
+from .gaussian import gaussian_noise_multiplier
+from .relations import NeighboringRelation
+from .renyi import ORDERS, divergence_at_order, renyi_divergences
+
+_ZERO_OUT = NeighboringRelation.ZERO_OUT
+_LADDER = tuple(0.125 * 2.0 ** (step / 2.0) for step in range(17))
+_SLACK = (
+    1e-12  # relative: a budget that was calibrated to its last digit is not refused by rounding
+)
+
+
+class PrivacyFilter(Protocol):
+    """Decides whether one more release fits a budget, whatever was released before.
+
+    Attributes:
+        rule: One sentence for the privacy statement.
+        adaptive: Whether noise may be chosen from earlier releases.
+    """
+
+    rule: str
+    adaptive: bool
+
+    def would_exceed(self, event: PrivacyEvent) -> bool:
+        """Tell whether one more `event` would break the budget."""
+        ...
+
+    def spend(self, event: PrivacyEvent) -> None:
+        """Take in that `event` happened, whether or not it fitted."""
+        ...
+
+
+class DeclaredFilter:
+    """The gate for releases that were declared beforehand: privacy-loss distributions.
+
+    A declared history that fits as a whole is certified once; each release inside it is then
+    admitted by comparing two counters. What goes beyond it, such as a second attempt at a round, is
+    computed anew and certified in stretches: epsilon only grows with more releases.
+    """
+
+    adaptive = False
+    rule = "parameters fixed before the first release; privacy-loss distributions"
+
+    def __init__(
+        self,
+        budget: PrivacyBudget,
+        declared: History,
+        *,
+        neighboring_relation: NeighboringRelation = _ZERO_OUT,
+    ) -> None:
+        """Gate the releases of `declared`, and repetitions of them, at `budget`."""
+        self._budget = budget
+        self._relation = neighboring_relation
+        self._declared = freeze(declared)
+        self._horizon = sum(count for _, count in self._declared)
+        self._certified: Counter[PrivacyEvent] = Counter()
+        self._spent: Counter[PrivacyEvent] = Counter()
+        self._inside = True
+
+    def would_exceed(self, event: PrivacyEvent) -> bool:
+        """Tell whether one more `event` would break the budget; O(1) inside what is certified."""
+        event = _canonical(event)
+        if self._inside and self._spent[event] < self._certified[event]:
+            return False
+        return not self._certify(event)
+
+    def spend(self, event: PrivacyEvent) -> None:
+        """Take in that `event` happened."""
+        event = _canonical(event)
+        self._spent[event] += 1
+        self._inside = self._inside and self._spent[event] <= self._certified[event]
+
+    def _certify(self, event: PrivacyEvent) -> bool:
+        """Find a longer history that fits and holds one more `event`."""
+        declared = Counter(dict(self._declared))
+        if self._spent + Counter({event: 1}) <= declared and self._fits(self._declared):
+            self._certified, self._inside = declared, True
+            return True
+        further = affordable_rounds(
+            self._spent,
+            event,
+            self._budget.epsilon,
+            self._budget.delta,
+            at_most=max(1, self._horizon - self._spent.total()),
+            neighboring_relation=self._relation,
+        )
+        self._certified, self._inside = self._spent + Counter({event: further}), True
+        return further > 0
+
+    def _fits(self, history: FrozenHistory) -> bool:
+        spent = tight_epsilon(history, self._budget.delta, neighboring_relation=self._relation)
+        return spent <= self._budget.epsilon
+
+
+class GaussianFilter:
+    """The gate for adaptively chosen Gaussian noise without sampling: exact.
+
+    Admits while the sum of `(sensitivity / noise standard deviation)^2` stays within that of the
+    one Gaussian which spends the whole budget.
+    """
+
+    adaptive = True
+    rule = "noise may depend on earlier releases; Gaussian DP filter, exact"
+
+    def __init__(
+        self, budget: PrivacyBudget, *, neighboring_relation: NeighboringRelation = _ZERO_OUT
+    ) -> None:
+        """Gate at `budget`."""
+        self._distance = neighboring_relation.distance
+        self._allowed = gaussian_noise_multiplier(budget.epsilon, budget.delta) ** -2
+        self._spent = 0.0
+
+    def would_exceed(self, event: PrivacyEvent) -> bool:
+        """Tell whether one more `event` would break the budget.
+
+        Raises:
+            ValueError: If it is no Gaussian without sampling.
+        """
+        return self._spent + self._precision(event) > self._allowed * (1.0 + _SLACK)
+
+    def spend(self, event: PrivacyEvent) -> None:
+        """Take in that `event` happened.
+
+        Raises:
+            ValueError: If it is no Gaussian without sampling.
+        """
+        self._spent += self._precision(event)
+
+    def _precision(self, event: PrivacyEvent) -> float:
+        event = _canonical(event)
+        if not isinstance(event, GaussianEvent | FixedSizeGaussianEvent):
+            raise ValueError(
+                f"a Gaussian DP filter admits Gaussian releases without sampling only, got {event}:"
+                " use a RenyiFilter"
+            )
+        return (self._distance / event.noise_multiplier) ** 2
+
+
+class RenyiFilter:
+    """The gate for adaptively chosen releases of any kind, at one Renyi order fixed beforehand."""
+
+    adaptive = True
+
+    def __init__(
+        self,
+        budget: PrivacyBudget,
+        order: float,
+        *,
+        neighboring_relation: NeighboringRelation = _ZERO_OUT,
+    ) -> None:
+        """Gate at `budget` by divergences of `order`, which no data may have influenced.
+
+        Raises:
+            ValueError: If the order is not above 1 or leaves no budget at all.
+        """
+        if not (math.isfinite(order) and order > 1.0):
+            raise ValueError(f"order must be above 1, got {order}")
+        self._allowed = divergence_at_order(budget.epsilon, order, budget.delta)
+        if self._allowed <= 0.0:
+            raise ValueError(
+                f"order {order} leaves no budget at epsilon {budget.epsilon} and delta "
+                f"{budget.delta}: take a larger one"
+            )
+        self.order = order
+        self.rule = (
+            f"noise may depend on earlier releases; Renyi filter of the fixed order {order:g}"
+        )
+        self._relation = neighboring_relation
+        self._spent = 0.0
+
+    def would_exceed(self, event: PrivacyEvent) -> bool:
+        """Tell whether one more `event` would break the budget."""
+        return not self._spent + self._divergence(event) <= self._allowed * (1.0 + _SLACK)
+
+    def spend(self, event: PrivacyEvent) -> None:
+        """Take in that `event` happened."""
+        self._spent += self._divergence(event)
+
+    def _divergence(self, event: PrivacyEvent) -> float:
+        return float(renyi_divergences(_canonical(event), self._relation, (self.order,))[0])
+
+
+def best_filter_order(
+    history: History,
+    delta: float,
+    *,
+    neighboring_relation: NeighboringRelation = _ZERO_OUT,
+) -> float:
+    """Return the order at which a planned history spends least: what to fix for a `RenyiFilter`."""
+    total = np.zeros(len(ORDERS))
+    for event, count in freeze(history):
+        total += count * renyi_divergences(event, neighboring_relation)
+    orders = np.array(ORDERS)
+    spent = total + np.log1p(-1.0 / orders) - np.log(orders * delta) / (orders - 1.0)
+    return ORDERS[int(np.argmin(spent))]
+
+
+class RenyiOdometer:
+    """A running bound for adaptively chosen releases without a budget, valid at all times at once.
+
+    Several Renyi filters stand side by side, one for each rung of a ladder of epsilons, each with
+    an equal share of delta. With probability 1 - delta over the releases, the privacy loss of
+    everything so far is at every moment at most the lowest rung whose filter is not exceeded. The
+    union bound and the stronger promise make it larger than any plan's epsilon.
+
+    Reference:
+        Rogers et al. 2016, "Privacy Odometers and Filters"; Feldman and Zrnic 2021, section 4.
+    """
+
+    def __init__(
+        self,
+        delta: float,
+        *,
+        rungs: Sequence[float] = _LADDER,
+        neighboring_relation: NeighboringRelation = _ZERO_OUT,
+    ) -> None:
+        """Build the ladder; fixed beforehand.
+
+        Args:
+            delta: In (0, 1), shared by all rungs.
+            rungs: Increasing epsilons, 0.125 to 32 by default.
+            neighboring_relation: Which populations are neighbours.
+
+        Raises:
+            ValueError: If delta is out of range or the rungs don't increase from above zero.
+        """
+        if not 0.0 < delta < 1.0:
+            raise ValueError(f"delta must lie in (0, 1), got {delta}")
+        if not rungs or any(b <= a for a, b in zip((0.0, *rungs), rungs, strict=False)):
+            raise ValueError(f"rungs must increase from above zero, got {list(rungs)}")
+        self._relation = neighboring_relation
+        log_share = math.log(len(rungs) / delta)
+        self._ladder: list[tuple[float, float, float]] = []
+        for rung in rungs:
+            # A tail bound on the loss itself, P[loss > divergence + log(1/share) / (order - 1)] <=
+            # share (Mironov 2017, proposition 10), at the order with most room for zCDP releases.
+            order = 1.0 + (log_share + math.sqrt(log_share * (log_share + rung))) / rung
+            self._ladder.append((rung, order, rung - log_share / (order - 1.0)))
+        self._spent = [0.0] * len(self._ladder)
+
+    def spend(self, event: PrivacyEvent) -> None:
+        """Take in that `event` happened."""
+        orders = tuple(order for _, order, _ in self._ladder)
+        for rung, divergence in enumerate(
+            renyi_divergences(_canonical(event), self._relation, orders)
+        ):
+            self._spent[rung] += float(divergence)
+
+    @property
+    def epsilon(self) -> float:
+        """The lowest rung that is not exceeded; infinite above the ladder, 0 before any release."""
+        if not any(self._spent):
+            return 0.0
+        for (rung, _, allowed), spent in zip(self._ladder, self._spent, strict=True):
+            if spent <= allowed:
+                return rung
+        return math.inf
+
+
+def _canonical(event: PrivacyEvent) -> PrivacyEvent:
+    if isinstance(event, PoissonGaussianEvent):
+        return freeze([(event, 1)])[0][0]
+    return event

@@ -1,0 +1,120 @@
+"""Closed forms for the Gaussian mechanism without sampling, and the formulas that people still use.
+
+The analytic calibration is exact at every epsilon (Balle and Wang 2018, "Improving the Gaussian
+Mechanism for Differential Privacy", theorem 8). The classic `sqrt(2 ln(1.25/delta)) / epsilon` was
+proved for epsilon below 1: there it wastes 30 to 58 % of the noise at delta 1e-5, and above about 8
+it adds too little. It is here for comparison only.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
+
+
+def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
+    """Return the smallest noise multiplier of one Gaussian release that is (epsilon, delta)-DP.
+
+    Args:
+        epsilon: Positive and finite.
+        delta: In (0, 1).
+
+    Returns:
+        Noise standard deviation over the L2 sensitivity.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    _check(epsilon, delta)
+    return float(get_sigma_gaussian(epsilon, delta))
+
+
+def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
+    """Return the exact epsilon at `delta` of one Gaussian release, 0 if the noise is that large.
+
+    Several releases are one of multiplier `1 / sqrt(sum of 1 / noise_multiplier^2)`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    _check(1.0, delta)
+    if not noise_multiplier > 0:
+        raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
+    if math.isinf(noise_multiplier):
+        return 0.0
+    return float(get_epsilon_gaussian(noise_multiplier, delta))
+
+
+def classic_noise_multiplier(epsilon: float, delta: float) -> float:
+    """Return the classic multiplier, for comparison; `gaussian_noise_multiplier` is never larger.
+
+    Raises:
+        ValueError: If epsilon is above 1, where the classic proof does not hold, or out of range.
+
+    Reference:
+        Dwork and Roth 2014, theorem A.1.
+    """
+    _check(epsilon, delta)
+    if epsilon > 1.0:
+        raise ValueError(
+            f"the classic formula is proved for epsilon up to 1, got {epsilon}: "
+            "use gaussian_noise_multiplier, which is exact everywhere"
+        )
+    return math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
+
+
+@dataclass(frozen=True, kw_only=True)
+class UdpNoise:
+    """The noise of Wei et al.'s user-level DP formula, and what it really gives.
+
+    Attributes:
+        noise_multiplier: Noise standard deviation over the sensitivity, in each upload.
+        claimed_epsilon: What the formula says it gives.
+        expected_participations: `participation_rate * rounds`, what the formula charges.
+        epsilon_if_expected: Exact epsilon of a client that took part just that often.
+        epsilon_if_always: Exact epsilon of a client that took part in every round.
+    """
+
+    noise_multiplier: float
+    claimed_epsilon: float
+    expected_participations: float
+    epsilon_if_expected: float
+    epsilon_if_always: float
+
+
+def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds: int) -> UdpNoise:
+    """Reproduce the heuristic `sqrt(2 q T ln(1/delta)) / epsilon` with the true epsilon beside it.
+
+    It charges the *expected* number of participations, though the server sees the actual one, and
+    drops a term of the moments bound. Instead, cap a client's participations at `k` and use
+    `sqrt(k) * gaussian_noise_multiplier(epsilon, delta)`.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Reference:
+        Wei et al. 2020, "User-Level Privacy-Preserving Federated Learning", arXiv 2003.00229.
+    """
+    _check(epsilon, delta)
+    if not 0.0 < participation_rate <= 1.0:
+        raise ValueError(f"participation_rate must lie in (0, 1], got {participation_rate}")
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got {rounds}")
+    expected = participation_rate * rounds
+    noise_multiplier = math.sqrt(2.0 * expected * math.log(1.0 / delta)) / epsilon
+    return UdpNoise(
+        noise_multiplier=noise_multiplier,
+        claimed_epsilon=epsilon,
+        expected_participations=expected,
+        epsilon_if_expected=gaussian_epsilon(noise_multiplier / math.sqrt(expected), delta),
+        epsilon_if_always=gaussian_epsilon(noise_multiplier / math.sqrt(rounds), delta),
+    )
+
+
+def _check(epsilon: float, delta: float) -> None:
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    if not 0.0 < delta < 1.0:
+        raise ValueError(f"delta must lie in (0, 1), got {delta}")

@@ -1,0 +1,159 @@
+"""Where a ledger's records lie: an SQLite file or a PostgreSQL database, one writer at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from .records import LedgerCorrupted, LedgerRecord
+
+_METADATA = sa.MetaData()
+_TABLE = sa.Table(
+    "records",
+    _METADATA,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("payload", sa.Text, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+)
+_LOCK = 0x666C2D6470  # "fl-dp": PostgreSQL's advisory locks are numbers
+
+
+class LedgerStore:
+    """A table of records that are added under a lock and never changed."""
+
+    def __init__(self, engine: sa.Engine, location: str, *, writable: bool) -> None:
+        """Use `writable` or `readable` instead."""
+        self._engine = engine
+        self._has_table = not writable
+        self.location = location
+
+    @classmethod
+    def writable(cls, location: str | Path) -> Self:
+        """Open an SQLite file or a database URL to add records, creating the table if need be.
+
+        Raises:
+            FileNotFoundError: If the file's folder does not exist.
+            ValueError: If the URL is of another database than SQLite or PostgreSQL.
+        """
+        path = _sqlite_path(location)
+        if path is None:
+            return cls(*_server(str(location), writable=True), writable=True)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"no folder {path.parent} to keep the privacy ledger in")
+        return cls(_sqlite_engine(path, writable=True), str(path), writable=True)
+
+    @classmethod
+    def readable(cls, location: str | Path) -> Self:
+        """Open an SQLite file or a database URL to look at the records.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the URL is of another database than SQLite or PostgreSQL.
+        """
+        path = _sqlite_path(location)
+        if path is None:
+            return cls(*_server(str(location), writable=False), writable=False)
+        if not path.is_file():
+            raise FileNotFoundError(f"no ledger at {path}")
+        return cls(_sqlite_engine(path, writable=False), str(path), writable=False)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """Hold the lock; all that is written inside is on disk afterwards, or none of it.
+
+        Raises:
+            LedgerCorrupted: If the database can't be read or written.
+        """
+        try:
+            with self._engine.begin() as connection:
+                if not self._has_table:
+                    _METADATA.create_all(connection)
+                yield connection
+            self._has_table = True
+        except sa.exc.DatabaseError as error:
+            raise LedgerCorrupted(
+                f"{self.location} can't be read or written: {error.orig}"
+            ) from error
+
+    def records_after(self, connection: sa.Connection, sequence: int) -> list[LedgerRecord]:
+        """Return the records behind that one, unverified."""
+        rows = connection.execute(
+            sa.select(_TABLE).where(_TABLE.c.sequence > sequence).order_by(_TABLE.c.sequence)
+        )
+        return [LedgerRecord(sequence=s, payload=p, hash=h) for s, p, h in rows]
+
+    def append(self, connection: sa.Connection, record: LedgerRecord) -> None:
+        """Add a record."""
+        connection.execute(
+            sa.insert(_TABLE).values(
+                sequence=record.sequence, payload=record.payload, hash=record.hash
+            )
+        )
+
+    def close(self) -> None:
+        """Let go of the file or the connection; closing twice does no harm."""
+        self._engine.dispose()
+
+
+def _sqlite_path(location: str | Path) -> Path | None:
+    """Return the file of a path or of an SQLite URL, None for another database's URL."""
+    if isinstance(location, str) and "://" in location:
+        url = sa.make_url(location)
+        if url.get_backend_name() != "sqlite":
+            return None
+        if not url.database or url.database == ":memory:":
+            raise ValueError("a ledger in memory would forget what was spent: name a file")
+        location = url.database
+    return Path(location).expanduser().resolve()
+
+
+def _server(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
+    url = sa.make_url(location)
+    if url.get_backend_name() != "postgresql":
+        raise ValueError(
+            f"a ledger lies in SQLite or PostgreSQL, got '{url.get_backend_name()}': write a file "
+            "name or postgresql+psycopg://user@host/database"
+        )
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        if not writable:
+            connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+            return
+        # Taken before the replay and held to the end, so that nobody can reserve in between; what
+        # is read after it includes all that was committed under it before.
+        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+
+    return engine, url.render_as_string(hide_password=True)
+
+
+def _sqlite_engine(path: Path, *, writable: bool) -> sa.Engine:
+    mode = "rwc" if writable else "ro"
+    engine = sa.create_engine(
+        "sqlite://",
+        creator=lambda: _connect(path, mode),
+        poolclass=sa.pool.NullPool,
+    )
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        # Takes the write lock before the replay, so that nobody can reserve in between.
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writable else "BEGIN")
+
+    return engine
+
+
+def _connect(path: Path, mode: str) -> Any:
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode={mode}", uri=True, timeout=60.0, isolation_level=None
+    )
+    # EXTRA also syncs the folder: a reservation survives a power cut right after it.
+    connection.execute("PRAGMA synchronous = EXTRA")
+    return connection

@@ -1,0 +1,289 @@
+"""Privacy-loss distributions: one an event, convolved over events, rounded pessimistically.
+
+Koskela, Jalko and Honkela 2020; discretised as Doroshenko et al. 2022, "Connect the Dots": the mass
+of each interval of losses is split over its two ends so that its probability under *both*
+neighbours is kept, which can only raise delta. For the Gaussian the split is computed from the
+probabilities of intervals and not from differences of the privacy profile, which is both quicker
+and free of cancellation. Distributions and compositions are cached.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+from typing import TypeAlias
+
+import dp_accounting as dpa
+import numpy as np
+from dp_accounting.pld import pld_pmf
+from dp_accounting.pld import privacy_loss_distribution as library
+from numpy.typing import NDArray
+from scipy.special import ndtr
+
+from .bounded_range import additive_gumbel_delta, bounded_range_delta
+from .events import (
+    ExponentialEvent,
+    FixedSizeGaussianEvent,
+    FrozenHistory,
+    GaussianEvent,
+    LaplaceEvent,
+    PoissonGaussianEvent,
+    PrivacyEvent,
+    TruncatedPoissonGaussianEvent,
+    ZcdpEvent,
+)
+from .relations import NeighboringRelation
+
+REPORTING_INTERVAL = 1e-4
+"""Discretisation of the privacy loss for numbers that are reported or gated on."""
+
+SEARCH_INTERVAL = 1e-3
+"""Coarser and faster: still an upper bound, within 0.3 % of the fine one at federated settings."""
+
+_MANY_EVENTS = 8  # beyond so many distinct ones, numbers are reported at the search interval
+_TAIL = 9.8  # standard deviations: what lies beyond has mass below e^-50 and counts as infinite
+_LONGEST = 2e7  # grid points of one distribution, before it is refused as too long to compute
+
+Distribution: TypeAlias = library.PrivacyLossDistribution
+
+
+class NoDistribution(ValueError):
+    """An event has no privacy-loss distribution under that neighbouring relation."""
+
+
+def reporting_interval(history: FrozenHistory) -> float:
+    """Return the discretisation at which a history's epsilon is reported."""
+    return REPORTING_INTERVAL if len(history) <= _MANY_EVENTS else SEARCH_INTERVAL
+
+
+def distribution_epsilon(
+    history: FrozenHistory,
+    delta: float,
+    neighboring_relation: NeighboringRelation,
+    interval: float,
+    *,
+    all_scores: bool = False,
+) -> float:
+    """Return the PLD bound on epsilon, infinite if an event has no distribution.
+
+    Args:
+        history: What was released.
+        delta: In (0, 1).
+        neighboring_relation: Which populations are neighbours.
+        interval: Discretisation of the privacy loss.
+        all_scores: Bound exponential draws by the release of all their noisy scores, not one by
+            one; the better choice for the top of many.
+    """
+    if not history:
+        return 0.0
+    return _epsilon(history, delta, neighboring_relation, interval, all_scores)
+
+
+@lru_cache(maxsize=8192)
+def _epsilon(
+    history: FrozenHistory,
+    delta: float,
+    relation: NeighboringRelation,
+    interval: float,
+    all_scores: bool,
+) -> float:
+    try:
+        composed = _composed(history, relation, interval, all_scores)
+    except NoDistribution:
+        return math.inf
+    return float(composed.get_epsilon_for_delta(delta))
+
+
+@lru_cache(maxsize=8)
+def _composed(
+    history: FrozenHistory, relation: NeighboringRelation, interval: float, all_scores: bool
+) -> Distribution:
+    """Convolve neighbours in pairs: the short ones first."""
+    parts = [
+        _repeated(event, count, relation, interval, all_scores)
+        for event, count in _one_gaussian(history)
+    ]
+    while len(parts) > 1:
+        pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
+        parts = [pair[0].compose(pair[1]) if len(pair) == 2 else pair[0] for pair in pairs]
+    return parts[0]
+
+
+def _one_gaussian(history: FrozenHistory) -> FrozenHistory:
+    """Replace all unsampled Gaussians by the one that is exactly as private."""
+    rest = tuple(pair for pair in history if not isinstance(pair[0], GaussianEvent))
+    precision = sum(
+        count / event.noise_multiplier**2
+        for event, count in history
+        if isinstance(event, GaussianEvent)
+    )
+    if not precision:
+        return rest
+    return ((GaussianEvent(noise_multiplier=1.0 / math.sqrt(precision)), 1), *rest)
+
+
+@lru_cache(maxsize=32)
+def _repeated(
+    event: PrivacyEvent,
+    count: int,
+    relation: NeighboringRelation,
+    interval: float,
+    all_scores: bool,
+) -> Distribution:
+    single = _distribution(event, relation, interval, all_scores)
+    return single if count == 1 else single.self_compose(count)
+
+
+@lru_cache(maxsize=32)
+def _distribution(
+    event: PrivacyEvent, relation: NeighboringRelation, interval: float, all_scores: bool
+) -> Distribution:
+    """Return the distribution of one event.
+
+    Raises:
+        NoDistribution: If there is none.
+    """
+    match event:
+        case GaussianEvent(noise_multiplier=z):
+            return poisson_gaussian(z / relation.distance, 1.0, interval)
+        case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate):
+            if rate == 1.0 or relation is not NeighboringRelation.REPLACE_ONE:
+                return poisson_gaussian(z / relation.distance, rate, interval)
+            # Here dp-accounting wants the multiplier relative to the clipping norm.
+            return library.from_gaussian_mechanism(
+                z,
+                value_discretization_interval=interval,
+                sampling_prob=rate,
+                neighboring_relation=dpa.NeighboringRelation.REPLACE_ONE,
+            )
+        case TruncatedPoissonGaussianEvent():
+            return library.from_truncated_subsampled_gaussian_mechanism(
+                dataset_size=event.num_units,
+                sampling_probability=event.sampling_rate,
+                truncated_batch_size=event.max_cohort,
+                noise_multiplier=event.noise_multiplier,
+                value_discretization_interval=interval,
+                neighboring_relation=_LIBRARY_RELATION[relation],
+            )
+        case FixedSizeGaussianEvent(noise_multiplier=z):
+            return poisson_gaussian(z / relation.distance, 1.0, interval)
+        case LaplaceEvent(noise_multiplier=scale):
+            return library.from_laplace_mechanism(
+                scale / relation.distance, value_discretization_interval=interval
+            )
+        case ExponentialEvent(epsilon=epsilon, draws=draws):
+            spread = relation.distance * epsilon
+            if all_scores:
+                return _additive_gumbel(spread, interval)
+            once = _bounded_range(spread, interval)
+            return once if draws == 1 else once.self_compose(draws)
+        case ZcdpEvent():
+            raise NoDistribution("zCDP alone does not determine a privacy-loss distribution")
+
+
+_LIBRARY_RELATION = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
+    NeighboringRelation.ZERO_OUT: dpa.NeighboringRelation.REPLACE_SPECIAL,
+    NeighboringRelation.REPLACE_ONE: dpa.NeighboringRelation.REPLACE_ONE,
+}
+
+
+def poisson_gaussian(
+    noise_multiplier: float, sampling_rate: float, interval: float
+) -> Distribution:
+    """Return the distribution of a Gaussian on a Poisson sample, for zero-out and add-or-remove.
+
+    The pair of neighbours is `N(0, z^2)` and the mixture `(1-q) N(0, z^2) + q N(1, z^2)`; the
+    loss of the mixture against the other, `log(1 - q + q e^((2x-1)/(2 z^2)))`, grows with x.
+
+    Raises:
+        NoDistribution: If the noise is so small that the distribution is too long to compute.
+    """
+    z, q = noise_multiplier, sampling_rate
+    lowest, highest = (_loss(x, z, q) for x in (-_TAIL * z, 1.0 + _TAIL * z))
+    if highest - lowest > _LONGEST * interval:
+        raise NoDistribution(f"noise_multiplier {z} is too small for a privacy-loss distribution")
+    first, last = math.floor(lowest / interval), math.ceil(highest / interval)
+    losses = _grid(first, last, interval)
+    edges = _where_loss_is(losses, z, q)
+    without = _normal_mass(edges / z)
+    mixture = (1.0 - q) * without + q * _normal_mass((edges - 1.0) / z)
+
+    remove = _dots(mixture, without, losses)
+    remove[0] += (1.0 - q) * ndtr(edges[0] / z) + q * ndtr((edges[0] - 1.0) / z)
+    beyond = (1.0 - q) * ndtr(-edges[-1] / z) + q * ndtr((1.0 - edges[-1]) / z)
+    pmf_remove = pld_pmf.DensePLDPmf(interval, first, remove, float(beyond), True)
+
+    add = _dots(without[::-1], mixture[::-1], -losses[::-1])
+    add[0] += ndtr(-edges[-1] / z)
+    pmf_add = pld_pmf.DensePLDPmf(interval, -last, add, float(ndtr(edges[0] / z)), True)
+    return library.PrivacyLossDistribution(pmf_remove, pmf_add)
+
+
+def _loss(x: float, z: float, q: float) -> float:
+    return float(
+        np.logaddexp(
+            math.log1p(-q) if q < 1.0 else -math.inf, math.log(q) + (2.0 * x - 1.0) / (2.0 * z * z)
+        )
+    )
+
+
+def _where_loss_is(losses: NDArray[np.float64], z: float, q: float) -> NDArray[np.float64]:
+    """Return the x at each loss; minus infinity at losses that no x has."""
+    with np.errstate(divide="ignore", invalid="ignore"):
+        # log((e^loss - (1 - q)) / q), which must not overflow for large losses.
+        odds = np.where(
+            losses > 30.0,
+            losses + np.log1p(-(1.0 - q) * np.exp(-losses)) - math.log(q),
+            np.log1p(np.expm1(np.minimum(losses, 30.0)) / q) if q < 1.0 else losses,
+        )
+    return np.where(np.isnan(odds), -np.inf, odds) * z * z + 0.5
+
+
+def _grid(first: int, last: int, interval: float) -> NDArray[np.float64]:
+    return np.arange(first, last + 1, dtype=np.float64) * interval
+
+
+def _normal_mass(edges: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the standard normal mass of each interval, accurate in both tails."""
+    below, above = ndtr(edges), ndtr(-edges)
+    return np.where(edges[:-1] > 0.0, above[:-1] - above[1:], below[1:] - below[:-1])
+
+
+def _dots(
+    upper: NDArray[np.float64], lower: NDArray[np.float64], losses: NDArray[np.float64]
+) -> NDArray[np.float64]:
+    """Split each interval's mass over its ends, keeping its mass under both neighbours."""
+    interval = losses[1] - losses[0]
+    with np.errstate(over="ignore"):
+        to_end = (upper - lower * np.exp(losses[:-1])) / -math.expm1(-interval)
+    to_end = np.clip(to_end, 0.0, upper)
+    dots = np.zeros(losses.size)
+    dots[1:] = to_end
+    dots[:-1] += upper - to_end
+    return dots
+
+
+def _bounded_range(epsilon: float, interval: float) -> Distribution:
+    reach = math.ceil(epsilon / interval)
+    at = _grid(-reach, reach, interval)
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
+        interval, -reach, reach, bounded_range_delta(epsilon, at)
+    )
+    return library.PrivacyLossDistribution(pmf)
+
+
+def _additive_gumbel(epsilon: float, interval: float) -> Distribution:
+    # The moved score's loss lies above -epsilon without an upper end: its tail is e^-40 there.
+    longest = math.ceil((40.0 * math.expm1(epsilon) + epsilon) / interval)
+    reach = math.ceil(epsilon / interval)
+    both = []
+    for low, high, side in ((-reach, longest, 0), (-longest, reach, 1)):
+        if high - low > _LONGEST:
+            raise NoDistribution(f"epsilon {epsilon} is too large for additive Gumbel noise")
+        at = _grid(low, high, interval)
+        deltas = np.minimum.accumulate(additive_gumbel_delta(epsilon, at)[side])
+        both.append(
+            pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
+        )
+    return library.PrivacyLossDistribution(both[0], both[1])

@@ -1,0 +1,424 @@
+"""How a training's noise changes from round to round: shapes that know no budget.
+
+A `NoiseSchedule` is declared before the training. It gives each round a weight in (0, 1], the
+relative spend of that round; the round's noise multiplier is `scale / weight`. Calibration solves
+for the one number `scale`, so that all rounds together spend the target: what is scheduled is
+noise, never "epsilons that add up". Composition does not care about order, so a shape that spends
+early costs exactly as much as its mirror that spends late.
+
+    >>> schedule = NoiseSchedule(name="step")
+    >>> schedule.weights_of(4)
+    (0.5, 0.5, 1.0, 1.0)
+    >>> schedule.multipliers(2.0, rounds=4)
+    (4.0, 4.0, 2.0, 2.0)
+
+A `PlateauController` instead lowers the noise while the training runs, whenever a validation metric
+stalls. Its noise depends on what was released, so it needs a privacy filter.
+
+Design: a shape has few levels, as each distinct noise multiplier costs the accountant one
+privacy-loss distribution. The rounded weights are what is charged *and* what is drawn, so the
+rounding can cost a little utility and never privacy.
+
+References:
+    Lee and Kifer 2018, "Concentrated differentially private gradient descent with adaptive
+    per-iteration privacy budget", KDD. Yu et al. 2019, "Differentially private model publishing for
+    deep learning", IEEE S&P (noise decay). Kiani et al. 2025, time-adaptive spending, ICLR,
+    arXiv:2502.18706: saving early to spend late.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+# Below this the squares of weights, and with them the noise, leave what float64 can hold safely.
+SMALLEST_WEIGHT = 1e-6
+
+_Weights = NDArray[np.float64]
+
+
+def _constant(rounds: int, floor: float) -> _Weights:
+    return np.ones(rounds)
+
+
+def _seed_rule(rounds: int, floor: float) -> _Weights:
+    # Early, for round t = 1..T: 1 while t <= T/2, then a line down to the floor at t = T.
+    progress = np.arange(rounds, 0, -1) / rounds
+    return 1.0 - (1.0 - floor) * np.maximum(0.0, 2.0 * progress - 1.0)
+
+
+def _linear(rounds: int, floor: float) -> _Weights:
+    return np.linspace(floor, 1.0, rounds)
+
+
+def _exponential(rounds: int, floor: float) -> _Weights:
+    return np.power(floor, 1.0 - np.linspace(0.0, 1.0, rounds))
+
+
+def _cosine(rounds: int, floor: float) -> _Weights:
+    half_turn = np.linspace(0.0, math.pi, rounds)
+    return floor + (1.0 - floor) * (1.0 - np.cos(half_turn)) / 2.0
+
+
+def _step(rounds: int, floor: float) -> _Weights:
+    return np.where(np.arange(rounds) < rounds // 2, floor, 1.0)
+
+
+# Each gives the late version: the weights never fall.
+_SHAPES: dict[str, Callable[[int, float], _Weights]] = {
+    "constant": _constant,
+    "seed_rule": _seed_rule,
+    "linear": _linear,
+    "exponential": _exponential,
+    "step": _step,
+    "cosine": _cosine,
+}
+_CUSTOM = "custom"
+_EARLY, _LATE = "early", "late"
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseSchedule:
+    """The relative spend of each round, declared before the training.
+
+    With progress u from 0 (first round) to 1 (last) and floor f, the late shapes are:
+
+    - `constant`: 1;
+    - `linear`: f + (1 - f) u;
+    - `exponential`: f^(1 - u);
+    - `cosine`: f + (1 - f) (1 - cos(pi u)) / 2;
+    - `step`: f for the first half of the rounds (rounded down), then 1.
+
+    `seed_rule` is early: 1 for the first half of the rounds, then a line down to f in the last.
+    `custom` takes one weight a round.
+
+    Attributes:
+        name: The shape: constant, seed_rule, linear, exponential, step, cosine or custom.
+        spend: Where the larger part of the budget goes, "early" or "late"; one is the other in
+            reverse. None is the shape's own: early for seed_rule, late for all others. Must be None
+            for custom, whose weights say it.
+        floor: The smallest relative spend, in [1e-6, 1]. Without effect on constant and custom.
+        levels: The most distinct weights there may be. None leaves each round its own.
+        weights: For custom only: one a round, positive and finite, in any unit; the largest becomes
+            1 and the smallest must be at least 1e-6 of it.
+    """
+
+    name: str = "constant"
+    spend: str | None = None
+    floor: float = 0.5
+    levels: int | None = 16
+    weights: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the shape is unknown, a field is out of range, or weights are missing,
+                misplaced, or not positive and finite.
+        """
+        if self.name not in _SHAPES and self.name != _CUSTOM:
+            raise ValueError(
+                f"no noise schedule is called {self.name!r}: use one of "
+                f"{', '.join([*_SHAPES, _CUSTOM])}"
+            )
+        if self.spend not in (None, _EARLY, _LATE):
+            raise ValueError(
+                f"spend must be 'early' or 'late', or None for the shape's own, got {self.spend!r}"
+            )
+        if not SMALLEST_WEIGHT <= self.floor <= 1.0:
+            raise ValueError(f"floor must lie in [{SMALLEST_WEIGHT:g}, 1], got {self.floor}")
+        if self.levels is not None and self.levels < 1:
+            raise ValueError(
+                f"levels must be at least 1, got {self.levels}: use None for a weight of each "
+                "round's own"
+            )
+        if self.name == _CUSTOM:
+            self._check_custom()
+        elif self.weights is not None:
+            raise ValueError(
+                f"weights belong to the schedule 'custom', and this one is {self.name!r}: leave "
+                "them out, or set name='custom'"
+            )
+
+    def _check_custom(self) -> None:
+        if self.spend is not None:
+            raise ValueError(
+                f"spend is {self.spend!r}, and the order of custom weights says it already: leave "
+                "spend out"
+            )
+        if not self.weights:
+            raise ValueError("the schedule 'custom' needs weights: give one weight a round")
+        # A list, as JSON and YAML bring it, would leave the schedule without a hash.
+        weights = tuple(float(weight) for weight in self.weights)
+        object.__setattr__(self, "weights", weights)
+        for index, weight in enumerate(weights):
+            if not (math.isfinite(weight) and weight > 0.0):
+                raise ValueError(
+                    f"weights must be positive and finite, got {weight} in round {index + 1}"
+                )
+        if min(weights) / max(weights) < SMALLEST_WEIGHT:
+            raise ValueError(
+                f"the smallest weight, {min(weights):g}, is below {SMALLEST_WEIGHT:g} of the "
+                f"largest, {max(weights):g}: raise it, or leave such rounds out"
+            )
+
+    @property
+    def spends_early(self) -> bool:
+        """Whether the larger part of the budget goes to the first rounds; False for custom."""
+        if self.spend is None:
+            return self.name == "seed_rule"
+        return self.spend == _EARLY
+
+    def weights_of(self, rounds: int) -> tuple[float, ...]:
+        """Return the relative spend of each round.
+
+        A shape with more than `levels` distinct weights becomes piecewise constant: the rounds,
+        ordered by weight, are cut into at most `levels` blocks of about equal size, and equal
+        weights always share a block. So a monotone shape becomes a staircase, whose long flat
+        stretches stay as they are. Each block's weight is the root mean square of its members,
+        which keeps the sum of squares. Then all are divided by the largest, so that `scale` remains
+        the smallest multiplier; calibration makes up for that factor.
+
+        Args:
+            rounds: Number of planned releases, at least 1.
+
+        Returns:
+            One weight a round, in (0, 1]; the largest is exactly 1, and weights of one level are
+            exactly equal.
+
+        Raises:
+            ValueError: If rounds is below 1, or not the number of custom weights.
+        """
+        if rounds < 1:
+            raise ValueError(f"rounds must be at least 1, got {rounds}")
+        weights = self._shape(rounds)
+        if self.levels is not None:
+            weights = _rounded_to_levels(weights, self.levels)
+        # A single round, or a top block of unequal weights, has its largest below 1.
+        relative: list[float] = (weights / weights.max()).tolist()
+        return tuple(relative)
+
+    def _shape(self, rounds: int) -> _Weights:
+        if self.weights is not None:
+            if len(self.weights) != rounds:
+                raise ValueError(
+                    f"the schedule has {len(self.weights)} weights and the run {rounds} rounds: "
+                    "give one weight a round"
+                )
+            # Before any squaring, which could overflow in the user's unit.
+            return np.array(self.weights) / max(self.weights)
+        late = _SHAPES[self.name](rounds, self.floor)
+        return late[::-1] if self.spends_early else late
+
+    def multipliers(self, scale: float, rounds: int) -> tuple[float, ...]:
+        """Return the noise multiplier of each round, `scale / weight`.
+
+        Args:
+            scale: The smallest noise multiplier: standard deviation of the noise on the sum over
+                its L2 sensitivity, in the rounds of weight 1.
+            rounds: Number of planned releases, at least 1.
+
+        Raises:
+            ValueError: If scale is not positive and finite, rounds is below 1, or rounds is not the
+                number of custom weights.
+        """
+        if not (math.isfinite(scale) and scale > 0.0):
+            raise ValueError(f"scale must be positive and finite, got {scale}")
+        return tuple(scale / weight for weight in self.weights_of(rounds))
+
+    def sum_of_squares(self, rounds: int) -> float:
+        """Return the sum of the squared weights, at most `rounds`.
+
+        When everybody takes part in every round, the scale is that of the constant schedule times
+        sqrt(sum_of_squares / rounds), exactly (Gaussian composition; Dong, Roth and Su 2022,
+        corollary 3.3). With sampling, that is a first guess.
+
+        Raises:
+            ValueError: If rounds is below 1, or not the number of custom weights.
+        """
+        return math.fsum(weight * weight for weight in self.weights_of(rounds))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the schedule as plain JSON values."""
+        return asdict(self) | {"weights": None if self.weights is None else list(self.weights)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the schedule that `to_dict` described.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        return cls(**fields)
+
+
+def _rounded_to_levels(weights: _Weights, levels: int) -> _Weights:
+    values, level_of, counts = np.unique(weights, return_inverse=True, return_counts=True)
+    if len(values) <= levels:
+        return weights
+    rounded = np.empty_like(values)
+    top, rounds_left = len(values), len(weights)
+    # From the largest weight down, each block takes its even share of the rounds that are left.
+    for levels_left in range(levels, 0, -1):
+        if top == 0:
+            break
+        share = rounds_left / levels_left
+        bottom, size = top - 1, int(counts[top - 1])
+        # A flat stretch that fills a share is a level of its own, so a block stops before it.
+        while bottom > 0 and (levels_left == 1 or max(size, int(counts[bottom - 1])) < share):
+            bottom -= 1
+            size += int(counts[bottom])
+        block = slice(bottom, top)
+        rounded[block] = math.sqrt(float(counts[block] @ values[block] ** 2) / size)
+        top, rounds_left = bottom, rounds_left - size
+    return rounded[level_of]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlateauSchedule:
+    """How a `PlateauController` lowers the noise; all noise is relative to its base multiplier.
+
+    Attributes:
+        patience: Rounds in a row without an improvement after which the noise is lowered.
+        factor: What the noise multiplier is then multiplied by, in (0, 1).
+        first: The first round's multiplier over the base.
+        smallest: The multiplier over the base that is never gone below, in (0, first].
+        min_improvement: By how much more than this a metric must beat the best one so far, in the
+            metric's own unit, at least 0.
+        mode: "max" when a larger metric is better, "min" when a smaller one is.
+    """
+
+    patience: int = 5
+    factor: float = 0.7
+    first: float = 2.0
+    smallest: float = 0.5
+    min_improvement: float = 1e-3
+    mode: str = "max"
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        if self.patience < 1:
+            raise ValueError(f"patience must be at least 1 round, got {self.patience}")
+        if not 0.0 < self.factor < 1.0:
+            raise ValueError(f"factor must lie in (0, 1), got {self.factor}")
+        if not (math.isfinite(self.first) and self.first > 0.0):
+            raise ValueError(f"first must be positive and finite, got {self.first}")
+        if not 0.0 < self.smallest <= self.first:
+            raise ValueError(
+                f"smallest must lie in (0, first], got {self.smallest} with first {self.first}"
+            )
+        if not (math.isfinite(self.min_improvement) and self.min_improvement >= 0.0):
+            raise ValueError(
+                f"min_improvement must be at least 0 and finite, got {self.min_improvement}"
+            )
+        if self.mode not in ("max", "min"):
+            raise ValueError(f"mode must be 'max' or 'min', got {self.mode!r}")
+
+
+class PlateauController:
+    """Chooses each round's noise from how a validation metric went: less when it stalls.
+
+    Privacy: none of its own. The metric must be computed from public data, or be a noisy release
+    that was itself charged; never the clients' raw metrics. As the noise then depends on earlier
+    outputs, the spending must be enforced by a filter: the Gaussian-DP filter (Smith and Thakurta
+    2022, arXiv:2210.17520) or the Renyi filter at an order fixed beforehand (Feldman and Zrnic
+    2021, arXiv:2008.11193). Composing privacy-loss distributions, as for a declared
+    `NoiseSchedule`, is not valid here.
+
+        >>> controller = PlateauController(PlateauSchedule(patience=1), base_multiplier=1.0)
+        >>> controller.multiplier
+        2.0
+        >>> for accuracy in (0.6, 0.6):
+        ...     controller.observe(accuracy)
+        >>> controller.multiplier
+        1.4
+    """
+
+    def __init__(self, schedule: PlateauSchedule, base_multiplier: float) -> None:
+        """Start at `schedule.first` times the base.
+
+        Args:
+            schedule: When and by how much the noise is lowered.
+            base_multiplier: Standard deviation of the noise on the sum over its L2 sensitivity;
+                what the schedule's relative noise refers to.
+
+        Raises:
+            ValueError: If base_multiplier is not positive and finite.
+        """
+        if not (math.isfinite(base_multiplier) and base_multiplier > 0.0):
+            raise ValueError(f"base_multiplier must be positive and finite, got {base_multiplier}")
+        self.schedule = schedule
+        self.base_multiplier = base_multiplier
+        self._reductions = 0
+        self._stalled = 0
+        self._best: float | None = None
+
+    @property
+    def multiplier(self) -> float:
+        """The next round's noise multiplier: standard deviation on the sum over its sensitivity."""
+        return self._relative * self.base_multiplier
+
+    @property
+    def _relative(self) -> float:
+        schedule = self.schedule
+        return max(schedule.first * schedule.factor**self._reductions, schedule.smallest)
+
+    def observe(self, metric: float) -> None:
+        """Note the metric of the round just released.
+
+        Args:
+            metric: Public, or a charged noisy release. NaN and infinities count as no improvement.
+        """
+        if self._improves(metric):
+            self._best, self._stalled = float(metric), 0
+            return
+        self._stalled += 1
+        if self._stalled < self.schedule.patience:
+            return
+        self._stalled = 0
+        if self._relative > self.schedule.smallest:
+            self._reductions += 1
+
+    def _improves(self, metric: float) -> bool:
+        if not math.isfinite(metric):
+            return False
+        if self._best is None:
+            return True
+        gain = metric - self._best if self.schedule.mode == "max" else self._best - metric
+        return gain > self.schedule.min_improvement
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint must hold, as plain JSON values; nothing in it is secret."""
+        return {"reductions": self._reductions, "stalled": self._stalled, "best": self._best}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from what `state` returned, under the same schedule and base.
+
+        Raises:
+            ValueError: If a key is missing or unknown, or a value can't come from this schedule.
+        """
+        if set(state) != set(self.state()):
+            raise ValueError(
+                f"a plateau state has the keys {', '.join(self.state())}, got "
+                f"{', '.join(map(str, state)) or 'none'}"
+            )
+        reductions, stalled, best = state["reductions"], state["stalled"], state["best"]
+        if reductions < 0:
+            raise ValueError(f"reductions must be at least 0, got {reductions}")
+        if not 0 <= stalled < self.schedule.patience:
+            raise ValueError(
+                f"the state has stalled for {stalled} rounds, and this schedule's patience is "
+                f"{self.schedule.patience}: restore under the schedule that it was saved with"
+            )
+        if best is not None and not math.isfinite(best):
+            raise ValueError(f"best must be finite, or None before the first metric, got {best}")
+        self._reductions, self._stalled, self._best = reductions, stalled, best

@@ -1,0 +1,168 @@
+"""The exponential mechanism: a private choice among candidates with utilities.
+
+    >>> mechanism = ExponentialMechanism(epsilon=0.5, sensitivity=1.0, one_coordinate=True)
+    >>> chosen = mechanism.select(utilities, SecureRandom())
+
+References: McSherry and Talwar 2007, "Mechanism Design via Differential Privacy"; Dong, Durfee and
+Rogers 2020, "Optimal Differential Privacy Composition for Exponential Mechanisms", for the range.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .checks import require_positive
+from .randomness import SecureRandom
+
+_LARGEST_LOGIT = 1e300  # keeps every logit finite: an infinite one would tie
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExponentialMechanism:
+    """Choose candidate `i` with probability proportional to `exp(rate * utility_i)`.
+
+    Privacy: one draw is `epsilon`-bounded-range, hence `epsilon`-differentially private and
+    `epsilon^2 / 8`-zCDP (Dong, Durfee and Rogers 2020), for one unit whose data moves the utilities
+    by at most `sensitivity` (zero-out neighbours over a public list of candidates), against anyone
+    who sees the choice. `select_top` with `k` is `k` such draws, one after the other.
+
+    Where a unit moves its own utility alone, by `d`, the log-ratio of two neighbours' laws is
+    `rate * d - log(Z'/Z)` for its own candidate and `-log(Z'/Z)` for all the others: its range is
+    `rate * |d|`, half of what it is when utilities move both ways.
+
+    Attributes:
+        epsilon: Bounded range of one draw: the most by which the log-ratios of two neighbours'
+            laws differ between any two candidates.
+        sensitivity: The most by which one unit moves any utility, in the utilities' units.
+        one_coordinate: Whether one unit moves its own utility alone, or all of them the same way
+            (monotone). If not, the rate is half as high.
+        null_utility: The utility of a unit whose data is left out; also stands in for NaN.
+        utility_range: Public bounds that utilities are clipped to. Without them it is up to the
+            caller that no unit moves a utility by more than `sensitivity`.
+    """
+
+    epsilon: float
+    sensitivity: float
+    one_coordinate: bool = False
+    null_utility: float = 0.0
+    utility_range: tuple[float, float] | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a number is out of range, or the sensitivity is below what the range
+                of the utilities allows one unit to move its own.
+        """
+        require_positive(epsilon=self.epsilon, sensitivity=self.sensitivity)
+        require_positive(rate=self.rate)
+        if not math.isfinite(self.null_utility):
+            raise ValueError(f"null_utility must be finite, got {self.null_utility}")
+        if self.utility_range is None:
+            return
+        low, high = self.utility_range
+        if not (math.isfinite(low) and math.isfinite(high) and low < high):
+            raise ValueError(
+                f"utility_range must be two finite numbers, the lower first, got ({low}, {high})"
+            )
+        if not low <= self.null_utility <= high:
+            raise ValueError(
+                f"null_utility must lie in the utility_range ({low}, {high}), "
+                f"got {self.null_utility}"
+            )
+        reach = max(high - self.null_utility, self.null_utility - low)
+        if self.one_coordinate and self.sensitivity < reach:
+            raise ValueError(
+                f"one unit can move its utility by {reach} within the utility_range "
+                f"({low}, {high}), more than sensitivity={self.sensitivity}: write "
+                f"sensitivity={reach}, or narrow the range"
+            )
+
+    @property
+    def rate(self) -> float:
+        """What utilities are multiplied by: log-odds per unit of utility."""
+        return self.epsilon / (self.sensitivity * (1.0 if self.one_coordinate else 2.0))
+
+    @property
+    def zcdp_rho(self) -> float:
+        """The zCDP of one draw, `epsilon^2 / 8`."""
+        return self.epsilon**2 / 8.0
+
+    def log_probabilities(self, utilities: ArrayLike) -> NDArray[np.float64]:
+        """Return each candidate's log-probability of being chosen by one draw.
+
+        These are not private: they are for tests and for explaining the mechanism.
+
+        Args:
+            utilities: One a candidate, shape `(N,)`, any real dtype; NaN and infinities included.
+
+        Returns:
+            Float64, shape `(N,)`.
+
+        Raises:
+            ValueError: If `utilities` is not a vector of at least one.
+        """
+        logits = self._logits(utilities)
+        logits -= logits.max()
+        log_probabilities: NDArray[np.float64] = logits - np.log(np.exp(logits).sum())
+        return log_probabilities
+
+    def select(self, utilities: ArrayLike, rng: SecureRandom) -> int:
+        """Draw one candidate.
+
+        Args:
+            utilities: As in `log_probabilities`.
+            rng: Where the draw comes from.
+
+        Returns:
+            The candidate's index.
+
+        Raises:
+            ValueError: If `utilities` is not a vector of at least one.
+        """
+        return int(self.select_top(utilities, 1, rng)[0])
+
+    def select_top(self, utilities: ArrayLike, k: int, rng: SecureRandom) -> NDArray[np.intp]:
+        """Draw `k` different candidates, each among those that are left.
+
+        The `k` largest of the logits plus Gumbel noise, in that order, are exactly `k` draws
+        without replacement (Plackett-Luce; Yellott 1977; Durfee and Rogers 2019).
+
+        Args:
+            utilities: As in `log_probabilities`.
+            k: How many, from 1 to N.
+            rng: Where the draws come from.
+
+        Returns:
+            The candidates' indices in the order of the draws, shape `(k,)`.
+
+        Raises:
+            ValueError: If `k` is outside 1 to N, or `utilities` is not a vector of at least one.
+        """
+        logits = self._logits(utilities)
+        if not 1 <= k <= logits.size:
+            raise ValueError(f"k must lie in [1, {logits.size}], the number of candidates, got {k}")
+        noisy = logits + rng.gumbels(logits.size)
+        top = np.argpartition(-noisy, k - 1)[:k]
+        return top[np.argsort(-noisy[top])]
+
+    def _logits(self, utilities: ArrayLike) -> NDArray[np.float64]:
+        """Return the rate times each utility above the null one.
+
+        Not above the largest: then what one unit says would round the others' logits.
+        """
+        with np.errstate(over="ignore"):
+            values = np.array(utilities, dtype=np.float64)
+        if values.ndim != 1 or values.size == 0:
+            raise ValueError(f"utilities must have the shape (N,), N > 0, got {values.shape}")
+        unusable = np.isnan(values) if self.utility_range is not None else ~np.isfinite(values)
+        values[unusable] = self.null_utility
+        if self.utility_range is not None:
+            np.clip(values, *self.utility_range, out=values)
+        with np.errstate(over="ignore"):
+            logits = self.rate * (values - self.null_utility)
+        return np.clip(logits, -_LARGEST_LOGIT, _LARGEST_LOGIT)

@@ -1,0 +1,128 @@
+"""Sums on a fixed integer grid: what the Gaussian and the Laplace mechanism have in common.
+
+Noise that is added to floating-point numbers shows through their spacing: a single coordinate can
+give away which of two values it hides (Mironov 2012; Haney et al. 2022, "Precision-based attacks
+and interval refining"). So everything that is summed is an integer multiple of one grid step,
+chosen from the configuration and never from data, and the noise is an integer too.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .checks import require_positive
+from .clipping import Norm, clip_by_norm
+from .randomness import SecureRandom
+
+_NOISE_BITS = 30  # the noise spans 2^30 to 2^31 grid steps: the grid is far below the noise
+_EXACT_INTEGERS = 2.0**53
+
+
+class IntegerLaw(Protocol):
+    """A law on the integers that can be drawn from."""
+
+    def sample(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
+        """Return `count` independent draws, shape `(count,)`."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridMechanism(ABC):
+    """Release a sum of clipped vectors with integer noise on a public grid.
+
+    Encoding rounds towards zero, so it never lengthens a clipped vector in any norm.
+
+    Attributes:
+        noise_multiplier: Scale of the noise on the *sum*, divided by `clipping_norm`.
+        clipping_norm: Bound on each vector, the sensitivity of the sum.
+    """
+
+    noise_multiplier: float
+    clipping_norm: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is not positive and finite.
+        """
+        require_positive(
+            noise_multiplier=self.noise_multiplier,
+            clipping_norm=self.clipping_norm,
+            noise_scale=self.noise_scale,
+        )
+
+    @property
+    @abstractmethod
+    def clipping(self) -> Norm:
+        """The norm that `clipping_norm` bounds."""
+
+    @property
+    @abstractmethod
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on each coordinate of the sum."""
+
+    @property
+    @abstractmethod
+    def _law(self) -> IntegerLaw:
+        """The law of the noise, in grid steps."""
+
+    @property
+    def noise_scale(self) -> float:
+        """The scale parameter of the noise on each coordinate of the sum."""
+        return self.noise_multiplier * self.clipping_norm
+
+    @property
+    def grid(self) -> float:
+        """The grid step, a power of two between 2^-31 and 2^-30 noise scales."""
+        return 2.0 ** (math.floor(math.log2(self.noise_scale)) - _NOISE_BITS)
+
+    @property
+    def max_units(self) -> int:
+        """How many vectors can be summed before float64 stops holding every integer."""
+        return int(_EXACT_INTEGERS * self.grid / self.clipping_norm)
+
+    def encode(self, update: ArrayLike) -> NDArray[np.float64]:
+        """Clip one unit's vector and put it on the grid.
+
+        Args:
+            update: Any real array; see `clip_by_norm` for zero, NaN, infinity, 0-d and integers.
+
+        Returns:
+            Integer-valued float64 of the same shape, in grid steps. Sums of up to `max_units` of
+            them are exact, whatever their order.
+        """
+        steps = clip_by_norm(update, self.clipping_norm, self.clipping)
+        steps *= 1.0 / self.grid
+        return np.trunc(steps, out=steps)
+
+    def release(self, total: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.float64]:
+        """Add the noise to a sum of encoded vectors, once.
+
+        Args:
+            total: Sum of `encode`d vectors, in grid steps.
+            rng: Where the noise comes from.
+
+        Returns:
+            The private sum in the units of the updates, float64, every entry a multiple of `grid`.
+        """
+        noise = self._law.sample(total.size, rng).reshape(total.shape)
+        return np.asarray((total + noise) * self.grid)
+
+    def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
+        """Clip one unit's vector and release it on its own (local privacy).
+
+        Args:
+            update: Any real array, as in `encode`.
+            rng: Where the noise comes from.
+
+        Returns:
+            The private vector in the units of the update, float64 of the same shape.
+        """
+        return self.release(self.encode(update), rng)

@@ -1,0 +1,209 @@
+"""The exponential mechanism over a public grid, coordinate by coordinate: a local noise scheme.
+
+A client's vector is clipped, and each coordinate is replaced by one of a few public points, the
+nearer the likelier. What is sent can't be told apart from what another vector would have sent by
+anything but its probability: there are no low-order bits to look at, and a coordinate fits into
+`log2(levels)` bits.
+
+    >>> mechanism = GridExponentialMechanism(noise_multiplier=1.0, clipping_norm=1.0)
+    >>> sent = mechanism.privatize(update, SecureRandom())
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .checks import require_positive
+from .clipping import Norm, clip_by_norm
+from .randomness import SecureRandom
+
+_CHUNK = 1 << 15  # coordinates at a time: the work arrays stay in the cache
+_MAX_LEVELS = 1 << 20
+_SMALLEST_STEP = 2.0**-16  # log-odds between neighbours: below it, rounding would show
+_LARGEST_STEP = 0.5  # above it, a coordinate is lost between two points: the gain is x / sinh(x)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GridExponentialMechanism:
+    """Replace each coordinate `x` by a grid point `g`, `P[g]` proportional to `exp(-rate |x - g|)`.
+
+    Privacy: one vector's release is `1 / (2 noise_multiplier^2)`-zCDP, what a Gaussian mechanism of
+    this noise multiplier has, for the unit that sends it, zero-out neighbours (its vector becomes
+    zero), against anyone who sees what is sent, the server included.
+
+    Proof: replacing a coordinate `x` by 0 moves the utility `-|x - g|` of each `g` by at most `|x|`
+    either way, so the log-ratio of the two laws has a range of at most `2 rate |x|`. A draw of that
+    bounded range is `(2 rate |x|)^2 / 8 = rate^2 x^2 / 2`-zCDP (Dong, Durfee and Rogers
+    2020). Coordinates are drawn independently, so these add up to `rate^2 ||x||_2^2 / 2`, whatever
+    the dimension; `||x||_2 <= clipping_norm` and `rate = 1 / (noise_multiplier clipping_norm)`.
+    Clamping a coordinate into the grid's range only shortens the vector.
+
+    Drawn points are divided by the public `gain`, so that small coordinates are right on average;
+    large ones are pulled towards zero, as the grid ends.
+
+    Attributes:
+        noise_multiplier: `1 / (rate * clipping_norm)`; plays the part of the Gaussian's.
+        clipping_norm: L2 bound on the vector, over all coordinates jointly.
+        levels: How many equally spaced grid points, at least 2.
+        half_width: The grid spans `[-half_width, half_width]`, in the units of the vector;
+            `clipping_norm` unless given.
+    """
+
+    noise_multiplier: float
+    clipping_norm: float
+    levels: int = 65
+    half_width: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a number is not positive and finite, there are fewer than 2 levels, or so
+                much noise that float64 can't tell neighbouring points' probabilities apart, or so
+                little that it disappears between them.
+        """
+        require_positive(
+            noise_multiplier=self.noise_multiplier,
+            clipping_norm=self.clipping_norm,
+            half_width=self._reach,
+            noise_scale=self.noise_multiplier * self.clipping_norm,
+        )
+        if not 2 <= self.levels <= _MAX_LEVELS:
+            raise ValueError(f"levels must lie in [2, {_MAX_LEVELS}], got {self.levels}")
+        setting = (
+            f"{self.levels} levels over a half_width of {self._reach} at "
+            f"noise_multiplier={self.noise_multiplier}"
+        )
+        if self._step < _SMALLEST_STEP:
+            raise ValueError(
+                f"{setting} make neighbouring points equally likely to within rounding: write "
+                "fewer levels or a larger half_width"
+            )
+        if self._step > _LARGEST_STEP and self.levels > 2:
+            raise ValueError(
+                f"{setting} are too coarse a grid for so little noise: write at least "
+                f"levels={math.ceil(2.0 * self.rate * self._reach / _LARGEST_STEP) + 1}"
+            )
+        require_positive(rate=self.rate, step=self._step)
+
+    @property
+    def clipping(self) -> Norm:
+        """The norm that `clipping_norm` bounds: always L2."""
+        return Norm.L2
+
+    @property
+    def rate(self) -> float:
+        """How fast log-probabilities fall with the distance, `1 / (multiplier * norm)`."""
+        return 1.0 / (self.noise_multiplier * self.clipping_norm)
+
+    @property
+    def zcdp_rho(self) -> float:
+        """The zCDP of one vector's release, `1 / (2 noise_multiplier^2)`."""
+        return 0.5 / self.noise_multiplier**2
+
+    @property
+    def points(self) -> NDArray[np.float64]:
+        """The grid, ascending, in the units of the vector, shape `(levels,)`."""
+        return self._offsets * self._spacing
+
+    @cached_property
+    def gain(self) -> float:
+        """By how much the mean drawn point moves per unit that a small coordinate does.
+
+        `dE[g|x]/dx = -rate Cov(g, sign(x - g))`, which at 0 is `rate E|g|`: for an even number of
+        levels 0 lies between two points and nothing has a kink there; for an odd number it is a
+        point, and the term whose sign jumps carries the factor `g = 0`.
+        """
+        return self.rate * float(self._law_at_zero @ np.abs(self.points))
+
+    @cached_property
+    def noise_std(self) -> float:
+        """Standard deviation of what is sent for a coordinate that is zero."""
+        return math.sqrt(float(self._law_at_zero @ self.points**2)) / self.gain
+
+    def log_probabilities(self, coordinate: float) -> NDArray[np.float64]:
+        """Return each grid point's log-probability for one coordinate, shape `(levels,)`.
+
+        These are not private: they are for tests and for explaining the mechanism.
+        """
+        clamped = min(max(coordinate, -self._reach), self._reach)
+        logits = -self.rate * np.abs(clamped - self.points)
+        logits -= logits.max()
+        log_probabilities: NDArray[np.float64] = logits - np.log(np.exp(logits).sum())
+        return log_probabilities
+
+    def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
+        """Clip one unit's vector and draw a grid point for each coordinate.
+
+        Args:
+            update: Any real array; see `clip_by_norm` for zero, NaN, infinity, 0-d and integers.
+            rng: Where the draws come from.
+
+        Returns:
+            `points / gain`, one a coordinate, in the units of the update, float64 of its shape.
+        """
+        clipped = clip_by_norm(update, self.clipping_norm)
+        flat = clipped.reshape(-1)
+        # Never in place: a flat view of some arrays is a copy, and the plain vector would be left.
+        drawn = np.empty(flat.size, dtype=np.float64)
+        sent = self.points / self.gain
+        for start in range(0, flat.size, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            drawn[part] = sent[self._draw(flat[part], rng)]
+        return drawn.reshape(clipped.shape)
+
+    def _draw(self, coordinates: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.int64]:
+        """Return the index of a grid point for each coordinate.
+
+        The grid point just left of a coordinate begins a geometric series towards the left end,
+        the one just right of it another. A coin weighted by their masses picks the side. Place `k`
+        of a series of `n` has probability proportional to `exp(-step k)`: it is `k modulo n` of an
+        endless geometric, the whole part of an exponential over the step.
+        """
+        last = self.levels - 1
+        position = np.clip(coordinates / self._spacing + 0.5 * last, 0.0, last)
+        left = np.minimum(position.astype(np.int64), last - 1)
+        right_log_odds = self._right_log_odds[left] + self._step * (2.0 * (position - left) - 1.0)
+        rarer = np.exp(-np.abs(right_log_odds))
+        # The coin's rarer side is the one whose probability has to be right however small it is.
+        is_rarer = rng.fine_uniforms(left.size) < rarer / (1.0 + rarer)
+        goes_right = is_rarer != (right_log_odds >= 0.0)
+        away = np.floor(rng.exponentials(left.size) / self._step).astype(np.int64)
+        away %= np.where(goes_right, last - left, left + 1)
+        return np.where(goes_right, left + 1 + away, left - away)
+
+    @property
+    def _reach(self) -> float:
+        return self.clipping_norm if self.half_width is None else self.half_width
+
+    @property
+    def _spacing(self) -> float:
+        """Distance between neighbouring points, in the units of the vector."""
+        return 2.0 * self._reach / (self.levels - 1)
+
+    @property
+    def _step(self) -> float:
+        """Log-odds between neighbouring points on the same side of a coordinate."""
+        return self.rate * self._spacing
+
+    @property
+    def _offsets(self) -> NDArray[np.float64]:
+        """The grid in spacings from its middle: exact, and symmetric."""
+        return np.arange(self.levels, dtype=np.float64) - 0.5 * (self.levels - 1)
+
+    @cached_property
+    def _law_at_zero(self) -> NDArray[np.float64]:
+        law: NDArray[np.float64] = np.exp(self.log_probabilities(0.0))
+        return law
+
+    @cached_property
+    def _right_log_odds(self) -> NDArray[np.float64]:
+        """Log of the right series' mass over the left one's, by the cell, both from their heads."""
+        log_mass = np.log(-np.expm1(-self._step * np.arange(1.0, self.levels)))
+        log_odds: NDArray[np.float64] = log_mass[::-1] - log_mass
+        return log_odds

@@ -1,0 +1,72 @@
+"""The family of local noise schemes: what a client can do to its vector before it sends it."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .clipping import Norm
+from .gaussian import GaussianMechanism
+from .grid_exponential import GridExponentialMechanism
+from .laplace import LaplaceMechanism
+from .randomness import SecureRandom
+
+
+class ClientScheme(Protocol):
+    """Clips one unit's vector and makes it private, so that not even the server sees it plainly."""
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise relative to `clipping_norm`; each scheme says what it is."""
+        ...
+
+    @property
+    def clipping_norm(self) -> float:
+        """Bound on the vector's norm, in its units."""
+        ...
+
+    @property
+    def clipping(self) -> Norm:
+        """Which norm that is."""
+        ...
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of what is sent for a coordinate that is zero."""
+        ...
+
+    def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
+        """Return the private vector, float64 of the update's shape and in its units."""
+        ...
+
+
+_SCHEMES = {
+    "gaussian": GaussianMechanism,
+    "laplace": LaplaceMechanism,
+    "exponential": GridExponentialMechanism,
+}
+
+
+def client_scheme(name: str, *, noise_multiplier: float, clipping_norm: float) -> ClientScheme:
+    """Build a local noise scheme by its name.
+
+    Privacy: the class's own statement, for one vector, zero-out neighbours, against anyone who sees
+    what is sent: `"gaussian"` and `"exponential"` are `1 / (2 noise_multiplier^2)`-zCDP for a
+    vector clipped in L2, `"laplace"` is `1 / noise_multiplier`-DP for one clipped in L1.
+
+    Args:
+        name: `"gaussian"`, `"laplace"` or `"exponential"`.
+        noise_multiplier: The noise, divided by `clipping_norm`.
+        clipping_norm: Bound on the vector's norm, in its units.
+
+    Raises:
+        ValueError: If there is no such scheme, or a number is not positive and finite.
+    """
+    if name not in _SCHEMES:
+        raise ValueError(f"there is no client scheme {name!r}: write one of {', '.join(_SCHEMES)}")
+    scheme: ClientScheme = _SCHEMES[name](
+        noise_multiplier=noise_multiplier, clipping_norm=clipping_norm
+    )
+    return scheme

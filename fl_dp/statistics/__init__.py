@@ -1,0 +1,39 @@
+"""Private statistics over a federation: counts, sums, means, histograms and quantiles.
+
+    >>> query = Mean(lows=(0.0,), highs=(100.0,))
+    >>> message = query_to_dict(query)                            # travels to the clients
+    >>> vector = query_from_dict(message).contribution(values)    # on each client
+    >>> choice = choose_noise(query, epsilon=0.5, delta=1e-5)     # on the server
+    >>> choice.events                                             # reserve them in the ledger first
+    >>> answer = release_statistic(choice, vectors, SecureRandom())
+
+The privacy unit is one client with all its examples, under zero-out neighbours on a public roster;
+the adversary sees the answer; the server is trusted with the clients' vectors and with the noise.
+Ranges, edges, categories and grids are public parameters and must not be read off the data.
+"""
+
+from .histograms import Frequencies, Histogram
+from .noise_choice import NoiseChoice, NoiseLaw, choose_noise
+from .quantiles import Quantiles
+from .query import Estimate, Query
+from .release import Answer, release_statistic
+from .sums import Count, Mean, Sum
+from .wire import query_from_dict, query_to_dict
+
+__all__ = [
+    "Answer",
+    "Count",
+    "Estimate",
+    "Frequencies",
+    "Histogram",
+    "Mean",
+    "NoiseChoice",
+    "NoiseLaw",
+    "Quantiles",
+    "Query",
+    "Sum",
+    "choose_noise",
+    "query_from_dict",
+    "query_to_dict",
+    "release_statistic",
+]

@@ -1,0 +1,151 @@
+"""Histograms of numbers and frequencies of categories.
+
+An example falls into one bin, so a client's vector has the same bound in L1 and in L2, however many
+bins there are: Laplace noise is smaller there than Gaussian noise at all but the smallest epsilon.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .query import Estimate, SumQuery, as_numbers, require_increasing
+from .values import examples, labels
+
+Category: TypeAlias = str | int
+
+
+@dataclass(frozen=True, kw_only=True)
+class BinnedQuery(SumQuery):
+    """How many examples fall into each of several public bins.
+
+    Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_examples`.
+
+    Attributes:
+        nonnegative: Report negative noisy counts as 0. This makes small counts biased.
+    """
+
+    nonnegative: bool = False
+
+    @property
+    @abstractmethod
+    def bins(self) -> int:
+        """How many bins there are."""
+
+    @abstractmethod
+    def _bins_of(self, values: object) -> NDArray[np.intp]:
+        """Return the bin of each usable example, shape `(n,)`."""
+
+    @property
+    def dimension(self) -> int:
+        """One number a bin."""
+        return self.bins
+
+    @property
+    def l1_sensitivity(self) -> float:
+        """All examples of a client together."""
+        return float(self.max_examples)
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """All examples of a client in one bin."""
+        return float(self.max_examples)
+
+    def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
+        indices = self._bins_of(values)
+        return np.bincount(indices, minlength=self.bins).astype(np.float64), indices.size
+
+    def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
+        """Return `counts`, shape `(bins,)`; see `SumQuery.estimates`."""
+        value = np.maximum(total, 0.0) if self.nonnegative else total
+        return {"counts": Estimate(value=value, error=np.full(self.bins, noise_std))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Histogram(BinnedQuery):
+    """A histogram of one number an example.
+
+    Attributes:
+        edges: `bins + 1` increasing numbers. A bin holds its left edge, the last one both, as in
+            `numpy.histogram`; values beyond the ends count in the first or last bin.
+    """
+
+    kind: ClassVar[str] = "histogram"
+    edges: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If there are not two edges or more, strictly increasing.
+        """
+        super().__post_init__()
+        object.__setattr__(self, "edges", as_numbers("edges", self.edges))
+        require_increasing("edges", self.edges, at_least=2)
+
+    @property
+    def bins(self) -> int:
+        """One fewer than the edges."""
+        return len(self.edges) - 1
+
+    def _bins_of(self, values: object) -> NDArray[np.intp]:
+        # Only the inner edges part bins, so that the outer bins reach to infinity.
+        return np.searchsorted(self.edges[1:-1], examples(values, 1)[:, 0], side="right")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Frequencies(BinnedQuery):
+    """How often each category occurs: labels, device classes, languages.
+
+    Attributes:
+        categories: Strings or whole numbers. Public: never read them off the data. An example that
+            is none of them is left out; give a catch-all of your own if it should count.
+    """
+
+    kind: ClassVar[str] = "frequencies"
+    categories: tuple[Category, ...]
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If there is no category, one is neither string nor whole number, or occurs
+                twice.
+        """
+        super().__post_init__()
+        given: object = self.categories  # it may have come from a message
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise ValueError(f"categories must be a list, got {given!r}")
+        categories = tuple(given)
+        object.__setattr__(self, "categories", categories)
+        if not categories:
+            raise ValueError("categories is empty: give at least one")
+        seen: set[Category] = set()
+        for category in categories:
+            if isinstance(category, bool) or not isinstance(category, str | int):
+                raise ValueError(f"a category must be a string or a whole number, got {category!r}")
+            if category in seen:
+                raise ValueError(f"category {category!r} occurs twice in categories")
+            seen.add(category)
+
+    @property
+    def bins(self) -> int:
+        """One a category."""
+        return len(self.categories)
+
+    def _bins_of(self, values: object) -> NDArray[np.intp]:
+        places: dict[object, int] = {category: i for i, category in enumerate(self.categories)}
+        found: list[int] = []
+        for label in labels(values):
+            try:
+                place = places.get(label)
+            except TypeError:  # a list or another unhashable thing is no category
+                continue
+            if place is not None:
+                found.append(place)
+        return np.array(found, dtype=np.intp)

@@ -1,0 +1,191 @@
+"""Which noise answers a query: the law with the smaller standard deviation, and what it costs.
+
+>>> choice = choose_noise(Count(), epsilon=1.0, delta=1e-5)
+>>> choice.events  # reserve these in the ledger before anything is released
+(LaplaceEvent(noise_multiplier=1.0),)
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TypeAlias
+
+from fl_dp.accounting.events import ExponentialEvent, GaussianEvent, LaplaceEvent, PrivacyEvent
+from fl_dp.accounting.gaussian import gaussian_noise_multiplier
+from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
+
+from .quantiles import Quantiles
+from .query import Query, SumQuery
+
+SumMechanism: TypeAlias = LaplaceMechanism | GaussianMechanism
+Mechanism: TypeAlias = SumMechanism | ExponentialMechanism
+
+_CONFIDENCE = 0.95
+
+
+class NoiseLaw(StrEnum):
+    """The law of the noise on a sum."""
+
+    LAPLACE = "laplace"
+    """Pure (delta = 0); scaled to the L1 sensitivity, best for single numbers and histograms."""
+
+    GAUSSIAN = "gaussian"
+    """Scaled to the L2 sensitivity: best for vectors."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseChoice:
+    """A query, the mechanisms that answer it, and the events to charge for that.
+
+    The events follow from the mechanisms, so that they can't drift apart. Every release of the
+    query is charged anew: reserve `events` in the ledger each time *before* `release_statistic`.
+
+    Attributes:
+        query: What is asked.
+        mechanisms: One for a sum; for quantiles one exponential mechanism a probability.
+        explanation: One sentence for people.
+    """
+
+    query: Query
+    mechanisms: tuple[Mechanism, ...]
+    explanation: str = ""
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If these mechanisms do not answer this query with the privacy that their
+                events say.
+        """
+        kinds = " and ".join(type(mechanism).__name__ for mechanism in self.mechanisms) or "nothing"
+        if isinstance(self.query, Quantiles):
+            self._check_draws(self.query, kinds)
+        elif len(self.mechanisms) != 1 or not isinstance(self.mechanisms[0], SumMechanism):
+            raise ValueError(
+                f"a query '{self.query.kind}' is answered by one LaplaceMechanism or "
+                f"GaussianMechanism, got {kinds}"
+            )
+
+    def _check_draws(self, query: Quantiles, kinds: str) -> None:
+        if len(self.mechanisms) != len(query.probabilities):
+            raise ValueError(
+                f"{len(query.probabilities)} quantiles and {len(self.mechanisms)} mechanisms: "
+                "give one a quantile"
+            )
+        for probability, mechanism in zip(query.probabilities, self.mechanisms, strict=True):
+            if not isinstance(mechanism, ExponentialMechanism):
+                raise ValueError(f"quantiles are chosen by ExponentialMechanisms, got {kinds}")
+            needed = query.sensitivity(probability)
+            if mechanism.one_coordinate or mechanism.sensitivity < needed:
+                raise ValueError(
+                    f"one client moves the utilities of quantile {probability} both ways, by up to "
+                    f"{needed}: write sensitivity={needed} and one_coordinate=False, got "
+                    f"{mechanism}"
+                )
+
+    @property
+    def events(self) -> tuple[PrivacyEvent, ...]:
+        """What one release is charged as."""
+        return tuple(_event(mechanism) for mechanism in self.mechanisms)
+
+
+def choose_noise(
+    query: Query, epsilon: float, delta: float, *, law: NoiseLaw | str | None = None
+) -> NoiseChoice:
+    """Choose the mechanism for one (epsilon, delta)-private answer.
+
+    Privacy: one release is (epsilon, delta)-DP on its own, for one client with all its examples,
+    zero-out (or add-or-remove) neighbours, against anyone who sees the answer. Sums get Laplace
+    noise of scale `l1_sensitivity / epsilon` (delta is then not used) or analytic Gaussian noise
+    (Balle and Wang 2018), whichever has the smaller standard deviation a coordinate; equal ones
+    go to Laplace. Quantiles share epsilon evenly between exponential mechanisms.
+
+    This compares answers that stand alone. Among many releases in one ledger, what counts is what
+    composes: Laplace noise of a small epsilon then spends about as much as Gaussian noise of
+    multiplier `1 / epsilon`, whose standard deviation is 0.71 times its own where the two
+    sensitivities are equal. To spend by that, build the `NoiseChoice` around a `GaussianMechanism`
+    of your own multiplier, with the query's `l2_sensitivity` as its clipping norm.
+
+    Args:
+        query: What is asked.
+        epsilon: Positive and finite.
+        delta: In [0, 1); 0 asks for a pure guarantee, and so for Laplace noise.
+        law: Use this law, for sums.
+
+    Raises:
+        ValueError: If an argument is out of range, or `law` can't give what is asked.
+    """
+    if not (math.isfinite(epsilon) and epsilon > 0):
+        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    if not 0.0 <= delta < 1.0:
+        raise ValueError(f"delta must lie in [0, 1), got {delta}")
+    if isinstance(query, Quantiles):
+        if law is not None:
+            raise ValueError(f"quantiles use the exponential mechanism: leave out law={law!r}")
+        return _choose_draws(query, epsilon)
+    if not isinstance(query, SumQuery):
+        raise ValueError(f"there is no mechanism for a query '{query.kind}'")
+    return _choose_sum(query, epsilon, delta, None if law is None else NoiseLaw(law))
+
+
+def _choose_sum(query: SumQuery, epsilon: float, delta: float, law: NoiseLaw | None) -> NoiseChoice:
+    laplace = LaplaceMechanism(noise_multiplier=1.0 / epsilon, clipping_norm=query.l1_sensitivity)
+    promise = f"epsilon {epsilon:g}, delta {delta:g}"
+    if delta == 0.0:
+        if law is NoiseLaw.GAUSSIAN:
+            raise ValueError("Gaussian noise is not pure: give delta > 0, or law='laplace'")
+        text = f"Laplace noise of standard deviation {laplace.noise_std:.4g} on each coordinate"
+        text += f" of the sum ({promise}: only Laplace noise is pure)"
+        return NoiseChoice(query=query, mechanisms=(laplace,), explanation=text)
+    gaussian = GaussianMechanism(
+        noise_multiplier=gaussian_noise_multiplier(epsilon, delta),
+        clipping_norm=query.l2_sensitivity,
+    )
+    if law is None:
+        smaller = laplace.noise_std <= gaussian.noise_std
+        law, reason = NoiseLaw.LAPLACE if smaller else NoiseLaw.GAUSSIAN, "the smaller"
+    else:
+        reason = "as asked for"
+    chosen: SumMechanism
+    chosen, other = (laplace, gaussian) if law is NoiseLaw.LAPLACE else (gaussian, laplace)
+    name, rival = ("Laplace", "Gaussian") if chosen is laplace else ("Gaussian", "Laplace")
+    text = (
+        f"{name} noise of standard deviation {chosen.noise_std:.4g} on each coordinate of the sum, "
+        f"{reason}: {rival} noise would have {other.noise_std:.4g} ({promise})"
+    )
+    return NoiseChoice(query=query, mechanisms=(chosen,), explanation=text)
+
+
+def _choose_draws(query: Quantiles, epsilon: float) -> NoiseChoice:
+    draws = len(query.probabilities)
+    mechanisms = tuple(
+        ExponentialMechanism(epsilon=epsilon / draws, sensitivity=query.sensitivity(probability))
+        for probability in query.probabilities
+    )
+    worst = max(rank_error(query, mechanism) for mechanism in mechanisms)
+    text = (
+        f"one draw of the exponential mechanism for each of {draws} quantiles among "
+        f"{query.dimension} grid points, epsilon {epsilon / draws:.4g} each and {epsilon:g} "
+        f"together: with probability {_CONFIDENCE:g} the rank of each is off by at most "
+        f"{worst:.4g} clients"
+    )
+    return NoiseChoice(query=query, mechanisms=mechanisms, explanation=text)
+
+
+def rank_error(query: Quantiles, mechanism: ExponentialMechanism) -> float:
+    """Return by how many clients a quantile's rank is off at most, with probability 0.95.
+
+    Reference:
+        Dwork and Roth 2014, theorem 3.11.
+    """
+    return math.log(query.dimension / (1.0 - _CONFIDENCE)) / mechanism.rate
+
+
+def _event(mechanism: Mechanism) -> PrivacyEvent:
+    if isinstance(mechanism, LaplaceMechanism):
+        return LaplaceEvent(noise_multiplier=mechanism.noise_multiplier)
+    if isinstance(mechanism, GaussianMechanism):
+        return GaussianEvent(noise_multiplier=mechanism.noise_multiplier)
+    return ExponentialEvent(epsilon=mechanism.epsilon)

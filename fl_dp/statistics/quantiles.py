@@ -1,0 +1,124 @@
+"""Quantiles, by the exponential mechanism over a public grid.
+
+>>> query = Quantiles(probabilities=(0.25, 0.5, 0.75), grid=tuple(range(121)))
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from fl_dp.mechanisms import Norm, clip_by_norm
+
+from .query import Query, as_numbers, require_increasing
+from .values import examples
+
+_STEPS = 2.0**30  # mass is summed in whole steps, so that sums are exact in any order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Quantiles(Query):
+    """Quantiles of one number an example, each chosen from a public grid.
+
+    A client sends how its mass of at most 1 is spread over the grid, each example at the nearest
+    point: with `max_examples=1`, quantiles are those of the average client's distribution. A point
+    is the better, the less mass would have to move past it to make it the quantile: its utility for
+    probability `p` is minus the distance of `p W` from `[L, L + M]`, where `W` is the mass of all,
+    `L` that left of the point and `M` that at it. (With one-sided ranks instead, a point that holds
+    all the mass would score no better than any other.)
+
+    Privacy: see `Query`; a client of mass `(l, m, r)` left of, at and right of a point moves the
+    ends of that interval, seen from `p W`, by `(1 - p) l - p (m + r)` and `(1 - p)(l + m) - p r`.
+    Both lie in `[-p, 1 - p]`, so one client moves every utility by at most `max(p, 1 - p)`.
+
+    Attributes:
+        max_examples: A client's mass is the number of its examples over this, at most 1.
+        probabilities: Which quantiles, increasing, each between 0 and 1. Epsilon is shared evenly.
+        grid: The candidates, increasing; values beyond the ends count at the ends. Public: never
+            read it off the data. Finer costs little: the error in rank grows with its logarithm.
+
+    Reference:
+        McSherry and Talwar 2007, "Mechanism Design via Differential Privacy"; for quantiles: Smith
+        2011, "Privacy-preserving statistical estimation with optimal convergence rates".
+    """
+
+    kind: ClassVar[str] = "quantiles"
+    probabilities: tuple[float, ...]
+    grid: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a probability is not between 0 and 1, the grid has fewer than two points,
+                or either is not strictly increasing.
+        """
+        super().__post_init__()
+        object.__setattr__(self, "probabilities", as_numbers("probabilities", self.probabilities))
+        object.__setattr__(self, "grid", as_numbers("grid", self.grid))
+        require_increasing("probabilities", self.probabilities, at_least=1)
+        require_increasing("grid", self.grid, at_least=2)
+        for probability in self.probabilities:
+            if not 0.0 < probability < 1.0:
+                raise ValueError(
+                    f"probabilities must lie between 0 and 1, ends excluded, got {probability}"
+                )
+
+    @property
+    def dimension(self) -> int:
+        """One number a grid point."""
+        return len(self.grid)
+
+    @property
+    def l1_sensitivity(self) -> float:
+        """A client's mass."""
+        return 1.0
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """A client's mass, all at one point."""
+        return 1.0
+
+    @property
+    def max_units(self) -> int:
+        """How many encoded vectors can be summed exactly."""
+        return int(2.0**53 / _STEPS)
+
+    def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
+        grid = np.array(self.grid)
+        between = grid[:-1] + np.diff(grid) / 2.0
+        places = np.searchsorted(between, examples(values, 1)[:, 0], side="left")
+        counts = np.bincount(places, minlength=grid.size).astype(np.float64)
+        return counts / self.max_examples, places.size
+
+    def sensitivity(self, probability: float) -> float:
+        """Return the most by which one client moves any utility for that probability."""
+        return max(probability, 1.0 - probability)
+
+    def encode(self, contribution: ArrayLike) -> NDArray[np.float64]:
+        """Bound one client's mass, whatever it sent, and count it in whole steps.
+
+        Returns:
+            Integer-valued float64 of the same shape, not negative. Sums of up to `max_units` of
+            them are exact, whatever their order.
+        """
+        mass = np.maximum(clip_by_norm(contribution, 1.0, Norm.L1), 0.0)
+        return np.trunc(mass * _STEPS)
+
+    def utilities(self, total: NDArray[np.float64], probability: float) -> NDArray[np.float64]:
+        """Return each grid point's utility; not private, for the exponential mechanism alone.
+
+        Args:
+            total: Sum of `encode`d vectors, shape `(dimension,)`.
+            probability: Which quantile.
+
+        Returns:
+            Minus a distance in clients (units of mass), float64, shape `(dimension,)`.
+        """
+        up_to = np.cumsum(total)
+        target = probability * up_to[-1]
+        missed = np.maximum((up_to - total) - target, target - up_to)
+        return np.asarray(-np.maximum(missed, 0.0) / _STEPS)

@@ -1,0 +1,161 @@
+"""What every query is: public parameters, a bounded contribution, and how a noisy sum is read.
+
+A query is plain data that travels to the clients (`query_to_dict`). `contribution` runs on a client
+and sees its examples; `estimates` runs on the server and sees nothing but the noisy sum.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+_MOST_EXAMPLES = 2**53
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Estimate:
+    """Private numbers and how far off they are.
+
+    Attributes:
+        value: Float64; a 0-d array for a single number.
+        error: Error scale of each number, float64, same shape.
+        error_is: What the error scale measures.
+        note: What a reader has to know about these numbers; mostly nothing.
+    """
+
+    value: NDArray[np.float64]
+    error: NDArray[np.float64]
+    error_is: str = "standard deviation of the noise"
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Query(ABC):
+    """A question to a federation; every client answers with one vector of bounded norm.
+
+    Privacy: the unit is one client with all its examples. Neighbours differ in one client of a
+    public roster whose contribution becomes zero (zero-out), which moves the sum of contributions
+    by at most `l1_sensitivity` in L1 and `l2_sensitivity` in L2. The server sees contributions in
+    the clear; the guarantee is against those who see what it releases.
+
+    Attributes:
+        max_examples: A client with more examples counts as this many average ones of its own, so
+            that no client weighs more. With 1, every client that has data weighs the same.
+    """
+
+    kind: ClassVar[str]
+    max_examples: int = 1
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If `max_examples` is not a whole number from 1 to 2^53.
+        """
+        most: object = self.max_examples  # it may have come from a message
+        if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
+            raise ValueError(f"max_examples must be a whole number of at least 1, got {most!r}")
+        if most > _MOST_EXAMPLES:
+            raise ValueError(f"max_examples must be at most {_MOST_EXAMPLES}, got {most}")
+        object.__setattr__(self, "max_examples", int(most))
+
+    @property
+    @abstractmethod
+    def dimension(self) -> int:
+        """Length of a contribution."""
+
+    @property
+    @abstractmethod
+    def l1_sensitivity(self) -> float:
+        """Bound on a contribution's L1 norm."""
+
+    @property
+    @abstractmethod
+    def l2_sensitivity(self) -> float:
+        """Bound on a contribution's L2 norm."""
+
+    @abstractmethod
+    def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
+        """Return the sum over one client's usable examples, and how many those are."""
+
+    def contribution(self, values: object) -> NDArray[np.float64]:
+        """Return what one client sends, computed on its own examples.
+
+        Args:
+            values: The examples, an array or a list. Numbers out of range count as the nearest in
+                range, infinities included; an example with a NaN is left out; so is everything if
+                `values` has a wrong shape or holds no numbers.
+
+        Returns:
+            Float64, shape `(dimension,)`, zero if there is no example. Its norms are within the
+            sensitivities up to rounding; the server clips once more.
+        """
+        total, count = self._total(values)
+        if count > self.max_examples:
+            total = total * self.max_examples / count
+        return total
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumQuery(Query):
+    """A query whose answer is read off the noisy sum of all contributions."""
+
+    @abstractmethod
+    def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
+        """Read the answer off a noisy sum: post-processing, at no cost in privacy.
+
+        Args:
+            total: The released sum of contributions, float64, shape `(dimension,)`.
+            noise_std: Standard deviation of the noise on each of its coordinates.
+
+        Returns:
+            Estimates by name; the first is what was asked for.
+        """
+
+
+def as_numbers(name: str, values: object) -> tuple[float, ...]:
+    """Return a field as a tuple of finite numbers, whatever sequence it came as.
+
+    Raises:
+        ValueError: If it is empty or no sequence, or holds anything but finite numbers.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a list of numbers, got {values!r}")
+    numbers: list[float] = []
+    for index, value in enumerate(values):
+        try:
+            number = (
+                float(value)
+                if isinstance(value, int | float | np.integer | np.floating)
+                else math.nan
+            )
+        except OverflowError:  # an int of hundreds of digits
+            number = math.nan
+        if not math.isfinite(number):
+            raise ValueError(f"{name}[{index}] must be a finite number, got {value!r}")
+        numbers.append(number)
+    if not numbers:
+        raise ValueError(f"{name} is empty: give at least one number")
+    return tuple(numbers)
+
+
+def require_increasing(name: str, numbers: tuple[float, ...], *, at_least: int) -> None:
+    """Refuse too few numbers, or numbers that are not strictly increasing.
+
+    Raises:
+        ValueError: If that is so.
+    """
+    if len(numbers) < at_least:
+        raise ValueError(f"{name} needs at least {at_least} numbers, got {len(numbers)}")
+    for before, after in pairwise(numbers):
+        if not before < after:
+            raise ValueError(f"{name} must be strictly increasing, got {before} before {after}")
+    if not math.isfinite(numbers[-1] - numbers[0]):
+        raise ValueError(f"{name} spans more than float64 holds: {numbers[0]} to {numbers[-1]}")

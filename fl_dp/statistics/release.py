@@ -1,0 +1,150 @@
+"""The server's part: bound what came in, sum it, add the noise once, and read the answer off.
+
+>>> reservation = ledger.reserve(...)  # choice.events, on disk before anything is released
+>>> answer = release_statistic(choice, contributions, SecureRandom())
+>>> answer["mean"].value, answer["mean"].error
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.accounting.events import PrivacyEvent, event_to_dict
+from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
+
+from .noise_choice import NoiseChoice, rank_error
+from .quantiles import Quantiles
+from .query import Estimate, SumQuery
+from .values import vector
+
+_Encode: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Answer:
+    """A released answer, with what it cost.
+
+    Attributes:
+        estimates: Private numbers by name; the first is what was asked for.
+        events: What this release is charged as.
+        explanation: What noise is in it, and what a reader has to know.
+    """
+
+    estimates: Mapping[str, Estimate]
+    events: tuple[PrivacyEvent, ...]
+    explanation: str
+
+    @property
+    def value(self) -> NDArray[np.float64]:
+        """What was asked for, float64; a 0-d array for a count."""
+        return next(iter(self.estimates.values())).value
+
+    @property
+    def error(self) -> NDArray[np.float64]:
+        """Its error scale, same shape; its estimate says what that is."""
+        return next(iter(self.estimates.values())).error
+
+    def __getitem__(self, name: str) -> Estimate:
+        """Return one of the estimates, `answer["std"]`."""
+        return self.estimates[name]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the answer as plain JSON values."""
+        return {
+            "estimates": {
+                name: {
+                    "value": estimate.value.tolist(),
+                    "error": estimate.error.tolist(),
+                    "error_is": estimate.error_is,
+                    "note": estimate.note,
+                }
+                for name, estimate in self.estimates.items()
+            },
+            "events": [event_to_dict(event) for event in self.events],
+            "explanation": self.explanation,
+        }
+
+
+def release_statistic(
+    choice: NoiseChoice, contributions: Iterable[object], rng: SecureRandom
+) -> Answer:
+    """Answer a query privately, once.
+
+    Privacy: `choice.events`, for one client with all its examples, zero-out neighbours, against
+    anyone who sees the answer. Reserve them in the ledger *before* this call: it adds fresh noise
+    each time, and each time is charged. A client that did not reply contributed zero, and the
+    answer does not say how many replied.
+
+    Args:
+        choice: From `choose_noise`.
+        contributions: At most one vector a client, as `Query.contribution` returns them. They are
+            bounded once more: one that is too long is clipped, and one that is not finite or has
+            another shape contributes zero.
+        rng: Where the noise comes from.
+
+    Returns:
+        The estimates and the events.
+
+    Raises:
+        ValueError: If there are more contributions than can be summed exactly.
+    """
+    query = choice.query
+    if isinstance(query, Quantiles):
+        estimates = _draw_quantiles(query, choice, contributions, rng)
+    else:
+        mechanism = choice.mechanisms[0]
+        # The choice has checked both; the type checker has not seen it.
+        assert isinstance(query, SumQuery) and not isinstance(mechanism, ExponentialMechanism)
+        total = _total(contributions, query.dimension, mechanism.encode, mechanism.max_units)
+        estimates = query.estimates(mechanism.release(total, rng), mechanism.noise_std)
+    notes = dict.fromkeys(estimate.note for estimate in estimates.values() if estimate.note)
+    return Answer(
+        estimates=estimates,
+        events=choice.events,
+        explanation="; ".join([choice.explanation, *notes]),
+    )
+
+
+def _draw_quantiles(
+    query: Quantiles, choice: NoiseChoice, contributions: Iterable[object], rng: SecureRandom
+) -> dict[str, Estimate]:
+    total = _total(contributions, query.dimension, query.encode, query.max_units)
+    chosen: list[float] = []
+    errors: list[float] = []
+    for probability, mechanism in zip(query.probabilities, choice.mechanisms, strict=True):
+        assert isinstance(mechanism, ExponentialMechanism)  # as above
+        place = mechanism.select(query.utilities(total, probability), rng)
+        chosen.append(query.grid[place])
+        errors.append(rank_error(query, mechanism))
+    # Independent draws may cross; sorted, none is further off than the worst of them was.
+    return {
+        "quantiles": Estimate(
+            value=np.sort(np.array(chosen)),
+            error=np.array(errors),
+            error_is="rank error in clients, not exceeded with probability 0.95",
+        )
+    }
+
+
+def _total(
+    contributions: Iterable[object], dimension: int, encode: _Encode, max_units: int
+) -> NDArray[np.float64]:
+    """Sum encoded contributions exactly.
+
+    Raises:
+        ValueError: If there are more than `max_units`.
+    """
+    total = np.zeros(dimension)
+    for count, contribution in enumerate(contributions, start=1):
+        if count > max_units:
+            raise ValueError(
+                f"at this noise at most {max_units} contributions can be summed exactly: "
+                "choose a smaller epsilon, or ask a smaller roster"
+            )
+        total += encode(vector(contribution, dimension))
+    return total

@@ -1,0 +1,219 @@
+"""Counts, sums and means.
+
+>>> query = Mean(lows=(0.0, -1.0), highs=(100.0, 1.0))
+>>> query.contribution([[37.0, 0.5], [40.0, 0.25]])  # on a client
+>>> choice = choose_noise(query, epsilon=1.0, delta=1e-5)  # on the server
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .query import Estimate, Query, SumQuery, as_numbers
+from .values import count_examples, examples
+
+_SMALLEST_WIDTH = 1e-250  # below it float64 can't scale a range to one
+
+
+@dataclass(frozen=True, kw_only=True)
+class Count(SumQuery):
+    """How many examples there are, at most `max_examples` of each client.
+
+    With `max_examples=1` this is how many clients have data. Privacy: see `Query`; a client moves
+    the count by at most `max_examples`.
+
+    Attributes:
+        max_examples: Most that one client can add.
+        nonnegative: Report a negative noisy count as 0. This makes small counts biased; sums of
+            many counts should be taken without it.
+    """
+
+    kind: ClassVar[str] = "count"
+    nonnegative: bool = False
+
+    @property
+    def dimension(self) -> int:
+        """One number."""
+        return 1
+
+    @property
+    def l1_sensitivity(self) -> float:
+        """The cap."""
+        return float(self.max_examples)
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """The cap."""
+        return float(self.max_examples)
+
+    def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
+        count = count_examples(values)
+        return np.array([float(count)]), count
+
+    def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
+        """Return `count`; see `SumQuery.estimates`."""
+        value = np.maximum(total[0], 0.0) if self.nonnegative else total[0]
+        return {"count": Estimate(value=np.asarray(value), error=np.asarray(noise_std))}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RangedQuery(Query):
+    """A query about numeric features, each with a public range.
+
+    Attributes:
+        lows: Smallest value of each feature, in its units. Public: never read it off the data.
+        highs: Largest value of each feature; values beyond count as the end of the range.
+    """
+
+    lows: tuple[float, ...]
+    highs: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the ends of the ranges do not pair up, or a range is empty or not finite.
+        """
+        super().__post_init__()
+        object.__setattr__(self, "lows", as_numbers("lows", self.lows))
+        object.__setattr__(self, "highs", as_numbers("highs", self.highs))
+        if len(self.lows) != len(self.highs):
+            raise ValueError(
+                f"{len(self.lows)} lows and {len(self.highs)} highs: give one of each a feature"
+            )
+        for index, (low, high) in enumerate(zip(self.lows, self.highs, strict=True)):
+            if not _SMALLEST_WIDTH <= high - low < math.inf:
+                raise ValueError(
+                    f"feature {index} ranges from {low} to {high}: the low end must be below the "
+                    "high one, and the width within float64"
+                )
+
+    @property
+    def features(self) -> int:
+        """How many numbers an example consists of."""
+        return len(self.lows)
+
+    def _clipped(self, values: object) -> NDArray[np.float64]:
+        """Return the examples, each number within its range, shape `(n, features)`."""
+        return np.clip(examples(values, self.features), self.lows, self.highs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum(RangedQuery, SumQuery):
+    """The sum of each feature over all examples, at most `max_examples` of each client.
+
+    A feature is sent over the largest magnitude in its range, so that its noise is in proportion to
+    that and not to another feature's. Privacy: see `Query`; a client's vector of `d` features has
+    an L1 norm of at most `d max_examples` and an L2 norm of at most `sqrt(d) max_examples`.
+    """
+
+    kind: ClassVar[str] = "sum"
+
+    @property
+    def dimension(self) -> int:
+        """One number a feature."""
+        return self.features
+
+    @property
+    def l1_sensitivity(self) -> float:
+        """Every feature at the end of its range."""
+        return float(self.max_examples * self.features)
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """Every feature at the end of its range."""
+        return self.max_examples * math.sqrt(self.features)
+
+    @property
+    def _scales(self) -> NDArray[np.float64]:
+        return np.maximum(np.abs(self.lows), np.abs(self.highs))
+
+    def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
+        rows = self._clipped(values) / self._scales
+        return rows.sum(axis=0), len(rows)
+
+    def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
+        """Return `sum`, shape `(features,)`; see `SumQuery.estimates`."""
+        return {"sum": Estimate(value=total * self._scales, error=noise_std * self._scales)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mean(RangedQuery, SumQuery):
+    """The mean and standard deviation of each feature: what features are normalised with.
+
+    Each feature is moved and scaled to `u` in [-1, 1]. An example adds `(u, 1 - u^2)` a feature,
+    and a 1 for the count, so that neither the number of examples nor that of clients need be
+    public. Squares are counted down from 1 because `u^2 + (1 - u^2)^2 <= 1`: so they lengthen no
+    vector in L2, and with Gaussian noise the standard deviations come for nothing.
+
+    Privacy: see `Query`; a client's vector over `d` features has an L2 norm of at most
+    `sqrt(d + 1) max_examples`, and an L1 norm of at most `(5 d / 4 + 1) max_examples`, as
+    `|u| + 1 - u^2` is largest at `|u| = 1/2`.
+    """
+
+    kind: ClassVar[str] = "mean"
+
+    @property
+    def dimension(self) -> int:
+        """Two numbers a feature, and the count."""
+        return 2 * self.features + 1
+
+    @property
+    def l1_sensitivity(self) -> float:
+        """Every feature halfway between the middle and an end of its range."""
+        return self.max_examples * (1.25 * self.features + 1.0)
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """Every feature at an end, or in the middle, of its range."""
+        return self.max_examples * math.sqrt(self.features + 1.0)
+
+    @property
+    def _middle(self) -> NDArray[np.float64]:
+        return np.array(self.lows) / 2.0 + np.array(self.highs) / 2.0
+
+    @property
+    def _half(self) -> NDArray[np.float64]:
+        return np.array(self.highs) / 2.0 - np.array(self.lows) / 2.0
+
+    def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
+        scaled = np.clip((self._clipped(values) - self._middle) / self._half, -1.0, 1.0)
+        sums = (scaled.sum(axis=0), (1.0 - scaled**2).sum(axis=0), [float(len(scaled))])
+        return np.concatenate(sums), len(scaled)
+
+    def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
+        """Return `mean` and `std`, shape `(features,)`, and `count`; see `SumQuery.estimates`.
+
+        Errors are to first order in the noise. If the noisy count is no larger than its own noise,
+        nothing was learnt: the mean is the middle of the range and so is the error, half the range.
+        A standard deviation that can't be told from zero is reported as large as it may well be, so
+        that dividing by it never blows noise up.
+        """
+        half, middle = self._half, self._middle
+        count = float(total[-1])
+        counted = Estimate(value=np.asarray(count), error=np.asarray(noise_std))
+        if not count > noise_std:
+            note = "the noisy count is within its noise: these are the middle and half of the range"
+            unknown = Estimate(value=middle, error=half, error_is="half the range", note=note)
+            spread = Estimate(value=half, error=half, error_is="half the range", note=note)
+            return {"mean": unknown, "std": spread, "count": counted}
+        share = noise_std / count
+        mean = np.clip(total[: self.features] / count, -1.0, 1.0)
+        below_one = np.clip(total[self.features : -1] / count, 0.0, 1.0)
+        # var = 1 - T/n - (S/n)^2, with independent noise of one size on T, S and n.
+        gradient = np.sqrt(1.0 + 4.0 * mean**2 + (below_one + 2.0 * mean**2) ** 2)
+        variance_error = share * gradient
+        variance = np.clip(1.0 - mean**2 - below_one, variance_error, 1.0)
+        std = np.sqrt(variance)
+        return {
+            "mean": Estimate(
+                value=middle + half * mean, error=half * share * np.sqrt(1.0 + mean**2)
+            ),
+            "std": Estimate(value=half * std, error=half * variance_error / (2.0 * std)),
+            "count": counted,
+        }

@@ -1,0 +1,80 @@
+"""Reading what anyone may hold or send: nothing here raises over a value.
+
+A client that raises is a client that does not answer, and who does not answer is seen by everyone.
+So what can't be read is no example, and what can't be summed is the null contribution.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def examples(values: object, features: int) -> NDArray[np.float64]:
+    """Return the examples in `values` that have no NaN, one a row.
+
+    Args:
+        values: One number or many in any shape if `features` is 1. Otherwise the first axis counts
+            examples and the others hold `features` numbers; a vector of that length is one example.
+        features: Numbers an example consists of.
+
+    Returns:
+        Float64, shape `(n, features)`; infinities are kept. `n` is 0 for what has another shape or
+        is no array of real numbers.
+    """
+    array = _real_array(values)
+    if array is None:
+        return np.empty((0, features))
+    if features == 1:
+        rows = array.reshape(-1, 1)
+    elif array.shape == (features,):
+        rows = array.reshape(1, features)
+    elif array.ndim >= 2 and array.size == array.shape[0] * features:
+        rows = array.reshape(array.shape[0], features)
+    else:
+        return np.empty((0, features))
+    return rows[~np.isnan(rows).any(axis=1)]
+
+
+def labels(values: object) -> list[object]:
+    """Return the labels in `values`, an array or any collection; a string is one label."""
+    if isinstance(values, np.ndarray):
+        return list(values.reshape(-1).tolist())
+    if isinstance(values, Iterable) and not isinstance(values, str | bytes):
+        return list(values)
+    return [values]
+
+
+def count_examples(values: object) -> int:
+    """Return how many examples there are along the first axis, those with a NaN left out."""
+    array = _real_array(values)
+    if array is None:
+        return sum(not _is_missing(label) for label in labels(values))
+    rows = array.reshape(1, 1) if array.ndim == 0 else array
+    return int(np.count_nonzero(~np.isnan(rows).any(axis=tuple(range(1, rows.ndim)))))
+
+
+def vector(values: object, dimension: int) -> NDArray[np.float64]:
+    """Return one client's contribution as sent, or zeros if it is no real vector of that length."""
+    array = _real_array(values)
+    if array is None or array.shape != (dimension,):
+        return np.zeros(dimension)
+    return array
+
+
+def _is_missing(label: object) -> bool:
+    return label is None or (isinstance(label, float) and math.isnan(label))
+
+
+def _real_array(values: object) -> NDArray[np.float64] | None:
+    """Return a float64 copy, or None for anything but an array of real numbers."""
+    try:
+        # A long double beyond float64 becomes infinity, and is then clipped like any other.
+        with np.errstate(over="ignore", invalid="ignore"):
+            array = np.asarray(values)
+            return array.astype(np.float64) if array.dtype.kind in "biufO" else None
+    except (TypeError, ValueError, OverflowError):
+        return None

@@ -1,0 +1,358 @@
+"""The shapes of noise over rounds: golden sums, staircases, and noise that falls on a plateau."""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_dp.accounting.schedules import (
+    SMALLEST_WEIGHT,
+    NoiseSchedule,
+    PlateauController,
+    PlateauSchedule,
+)
+
+SHAPES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine")
+
+shapes = st.sampled_from(SHAPES)
+spends = st.sampled_from(("early", "late"))
+floors = st.floats(SMALLEST_WEIGHT, 1.0)
+rounds_ = st.integers(1, 300)
+levels_ = st.integers(1, 40)
+custom_weights = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=80).map(tuple)
+
+
+# Declared shapes -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "sum_of_squares", "scale"),
+    [
+        ("constant", 100.0, 6.002291),
+        ("seed_rule", 78.7925, 5.327942),
+        ("linear", 58.375421, 4.585979),
+        ("exponential", 54.185929, 4.418352),
+        ("cosine", 59.406250, 4.626293),
+        ("step", 62.5, 4.745227),
+    ],
+)
+def test_golden_sums_and_full_participation_scales(name, sum_of_squares, scale):
+    """Closed forms at T = 100 and floor 0.5; scales spend exactly (8, 1e-5) at sampling rate 1."""
+    schedule = NoiseSchedule(name=name, levels=None)
+    assert schedule.sum_of_squares(100) == pytest.approx(sum_of_squares, abs=1e-6)
+    # mu^2 = sum of (w / scale)^2 must be that of 100 rounds at 6.002291.
+    spent = math.fsum(1.0 / sigma**2 for sigma in schedule.multipliers(scale, 100))
+    assert spent == pytest.approx(100 / 6.002291**2, rel=1e-6)
+
+
+def test_the_seed_rule_is_full_spend_then_a_line_to_the_floor():
+    weights = NoiseSchedule(name="seed_rule", levels=None).weights_of(100)
+    assert weights[:50] == (1.0,) * 50
+    assert weights[50:] == pytest.approx([k / 100 for k in range(99, 49, -1)])
+    to_a_tenth = NoiseSchedule(name="seed_rule", levels=None, floor=0.1).weights_of(101)
+    assert to_a_tenth[49] == 1.0 > to_a_tenth[50]
+    assert to_a_tenth[-1] == pytest.approx(0.1)
+
+
+def test_the_step_gives_the_odd_round_to_the_full_spend():
+    assert NoiseSchedule(name="step", floor=0.25).weights_of(5) == (0.25, 0.25, 1.0, 1.0, 1.0)
+
+
+@pytest.mark.parametrize("name", ["linear", "exponential", "cosine", "step"])
+def test_shapes_run_from_the_floor_to_one(name):
+    weights = NoiseSchedule(name=name, levels=None, floor=0.3).weights_of(50)
+    assert (weights[0], weights[-1]) == (pytest.approx(0.3), 1.0)
+
+
+def test_only_the_seed_rule_is_early_of_its_own():
+    assert [name for name in SHAPES if NoiseSchedule(name=name).spends_early] == ["seed_rule"]
+    assert not NoiseSchedule(name="seed_rule", spend="late").spends_early
+    assert NoiseSchedule(name="linear", spend="early").spends_early
+
+
+@given(shapes, floors, rounds_, st.none() | levels_)
+def test_early_is_late_in_reverse_and_costs_the_same(name, floor, rounds, levels):
+    late = NoiseSchedule(name=name, spend="late", floor=floor, levels=levels)
+    early = replace(late, spend="early")
+    assert early.weights_of(rounds) == late.weights_of(rounds)[::-1]
+    assert early.sum_of_squares(rounds) == late.sum_of_squares(rounds)
+
+
+@given(shapes, spends, floors, rounds_, st.none() | levels_)
+def test_weights_are_monotone_between_the_floor_and_exactly_one(name, spend, floor, rounds, levels):
+    schedule = NoiseSchedule(name=name, spend=spend, floor=floor, levels=levels)
+    weights = schedule.weights_of(rounds)
+    assert len(weights) == rounds
+    assert max(weights) == 1.0
+    assert min(weights) >= floor * (1 - 1e-9)
+    assert list(weights) == sorted(weights, reverse=spend == "early")
+
+
+@given(shapes)
+def test_a_single_round_spends_all(name):
+    assert NoiseSchedule(name=name).weights_of(1) == (1.0,)
+
+
+@given(shapes, floors, rounds_, st.floats(0.1, 50.0))
+def test_multipliers_are_the_scale_over_the_weights(name, floor, rounds, scale):
+    schedule = NoiseSchedule(name=name, floor=floor)
+    multipliers = schedule.multipliers(scale, rounds)
+    assert min(multipliers) == scale
+    assert np.array(multipliers) * schedule.weights_of(rounds) == pytest.approx(scale)
+
+
+# Levels --------------------------------------------------------------------------------------
+
+
+@given(shapes, spends, floors, rounds_, levels_)
+def test_a_shape_has_at_most_so_many_levels(name, spend, floor, rounds, levels):
+    schedule = NoiseSchedule(name=name, spend=spend, floor=floor, levels=levels)
+    assert len(set(schedule.multipliers(1.7, rounds))) <= levels
+
+
+@given(custom_weights, levels_)
+def test_each_level_is_the_root_mean_square_of_its_members(weights, levels):
+    """Up to the one factor that makes the largest 1."""
+    raw = np.array(
+        NoiseSchedule(name="custom", weights=weights, levels=None).weights_of(len(weights))
+    )
+    schedule = NoiseSchedule(name="custom", weights=weights, levels=levels)
+    rounded = np.array(schedule.weights_of(len(weights)))
+    assert rounded.max() == 1.0
+    assert len(set(rounded)) <= levels
+    factor = math.sqrt(float(np.mean(raw[rounded == 1.0] ** 2)))
+    assert factor <= 1.0 + 1e-12
+    for level in set(rounded):
+        members = raw[rounded == level]
+        assert factor * level == pytest.approx(math.sqrt(float(np.mean(members**2))))
+    assert factor**2 * schedule.sum_of_squares(len(weights)) == pytest.approx(float(raw @ raw))
+    # The order of the rounds by spend survives.
+    assert np.all(np.diff(rounded[np.argsort(raw)]) >= -1e-12)
+
+
+def test_a_long_flat_stretch_stays_a_level_of_its_own():
+    seed_rule = NoiseSchedule(name="seed_rule", levels=16)
+    weights = seed_rule.weights_of(100)
+    assert weights[:50] == (1.0,) * 50
+    assert weights[50] < 1.0
+    assert len(set(weights)) == 16
+    assert seed_rule.sum_of_squares(100) == pytest.approx(78.7925)
+
+
+def test_blocks_without_flat_stretches_are_about_equally_long():
+    weights = NoiseSchedule(name="linear", levels=16).weights_of(100)
+    assert {weights.count(weight) for weight in weights} == {6, 7}
+
+
+def test_one_level_is_the_constant_schedule():
+    assert NoiseSchedule(name="cosine", levels=1).weights_of(9) == (1.0,) * 9
+
+
+def test_few_distinct_weights_are_left_alone():
+    weights = (1.0, 0.5) * 30
+    assert NoiseSchedule(name="custom", weights=weights, levels=2).weights_of(60) == weights
+
+
+# Custom weights ------------------------------------------------------------------------------
+
+
+def test_custom_weights_are_in_any_unit():
+    schedule = NoiseSchedule(name="custom", weights=(2.0, 8.0, 4.0))
+    assert schedule.weights_of(3) == (0.25, 1.0, 0.5)
+    huge = NoiseSchedule(name="custom", weights=(5e299, 1e300), levels=1)
+    assert huge.weights_of(2) == (1.0, 1.0)
+
+
+def test_a_list_of_weights_still_hashes():
+    schedule = NoiseSchedule(name="custom", weights=[1, 2])  # type: ignore[arg-type]  # as from YAML
+    assert hash(schedule) == hash(NoiseSchedule(name="custom", weights=(1.0, 2.0)))
+
+
+# Errors and JSON -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"name": "sawtooth"}, "'sawtooth': use one of constant, seed_rule, .*, custom"),
+        ({"spend": "middle"}, "'early' or 'late'.*'middle'"),
+        ({"floor": 0.0}, r"floor must lie in .* got 0\.0"),
+        ({"floor": 1.5}, r"floor must lie in .* got 1\.5"),
+        ({"floor": math.nan}, "floor must lie in .* got nan"),
+        ({"levels": 0}, "levels must be at least 1, got 0: use None"),
+        ({"name": "custom"}, "needs weights: give one weight a round"),
+        ({"name": "custom", "weights": ()}, "needs weights: give one weight a round"),
+        ({"name": "linear", "weights": (1.0,)}, "this one is 'linear'"),
+        ({"name": "custom", "weights": (1.0,), "spend": "early"}, "leave spend out"),
+        ({"name": "custom", "weights": (1.0, 0.0)}, r"got 0\.0 in round 2"),
+        ({"name": "custom", "weights": (-1.0, 1.0)}, r"got -1\.0 in round 1"),
+        ({"name": "custom", "weights": (1.0, math.nan)}, "got nan in round 2"),
+        ({"name": "custom", "weights": (1.0, math.inf)}, "got inf in round 2"),
+        ({"name": "custom", "weights": (1.0, 1e-9)}, "1e-09, is below 1e-06 of the largest, 1:"),
+    ],
+)
+def test_a_wrong_schedule_says_what_to_write(fields, message):
+    with pytest.raises(ValueError, match=message):
+        NoiseSchedule(**fields)
+
+
+def test_custom_weights_must_match_the_rounds():
+    schedule = NoiseSchedule(name="custom", weights=(1.0, 0.5, 0.2))
+    with pytest.raises(ValueError, match="has 3 weights and the run 100 rounds: give one weight a"):
+        schedule.weights_of(100)
+
+
+def test_rounds_and_scale_must_be_positive():
+    with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
+        NoiseSchedule().weights_of(0)
+    for scale in (0.0, -1.0, math.nan, math.inf):
+        with pytest.raises(ValueError, match="scale must be positive and finite"):
+            NoiseSchedule().multipliers(scale, 10)
+
+
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        NoiseSchedule(),
+        NoiseSchedule(name="exponential", spend="early", floor=0.2, levels=None),
+        NoiseSchedule(name="custom", weights=(1.0, 0.1), levels=3),
+    ],
+)
+def test_json_round_trip(schedule):
+    assert NoiseSchedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
+
+
+# Plateau -------------------------------------------------------------------------------------
+
+
+def controller(**fields):
+    return PlateauController(PlateauSchedule(**fields), base_multiplier=3.0)
+
+
+def test_noise_starts_high_and_stays_while_the_metric_improves():
+    chosen = controller(patience=2)
+    assert chosen.multiplier == 6.0
+    for step in range(20):
+        chosen.observe(0.1 + 0.01 * step)
+    assert chosen.multiplier == 6.0
+
+
+def test_noise_falls_after_so_many_stalled_rounds_and_patience_starts_over():
+    chosen = controller(patience=3, factor=0.5, first=4.0)
+    seen = []
+    for metric in [0.5] * 8:
+        chosen.observe(metric)
+        seen.append(chosen.multiplier)
+    assert seen == [12.0] * 3 + [6.0] * 3 + [3.0] * 2
+
+
+def test_an_improvement_resets_patience():
+    chosen = controller(patience=2)
+    for metric in (0.5, 0.5, 0.6, 0.6, 0.7, 0.7):
+        chosen.observe(metric)
+    assert chosen.multiplier == 6.0
+
+
+def test_a_gain_below_the_least_improvement_is_a_stall():
+    chosen = controller(patience=1, factor=0.5, min_improvement=0.01)
+    chosen.observe(0.5)
+    chosen.observe(0.505)
+    assert chosen.multiplier == 3.0
+
+
+def test_a_loss_improves_downwards():
+    falling, rising = controller(patience=1, mode="min"), controller(patience=1, mode="min")
+    for metric in (3.0, 2.0, 1.0):
+        falling.observe(metric)
+        rising.observe(-metric)
+    assert falling.multiplier == 6.0 > rising.multiplier
+
+
+@pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("mode", ["max", "min"])
+def test_a_metric_that_is_not_finite_is_no_improvement(metric, mode):
+    chosen = controller(patience=2, factor=0.5, mode=mode)
+    for _ in range(2):
+        chosen.observe(metric)
+    assert chosen.multiplier == 3.0
+    chosen.observe(0.5)
+    assert chosen.state()["best"] == 0.5
+
+
+@given(
+    st.lists(st.floats(), max_size=60),
+    st.integers(1, 4),
+    st.floats(0.05, 0.95),
+    st.sampled_from(["max", "min"]),
+)
+def test_noise_never_rises_and_never_leaves_its_range(metrics, patience, factor, mode):
+    chosen = controller(patience=patience, factor=factor, mode=mode)
+    last = chosen.multiplier
+    for metric in metrics:
+        chosen.observe(metric)
+        assert 0.5 * 3.0 <= chosen.multiplier <= last
+        last = chosen.multiplier
+
+
+def test_the_smallest_noise_is_reached_exactly_and_kept():
+    chosen = controller(patience=1, factor=0.7)
+    for _ in range(10_000):
+        chosen.observe(0.5)
+    assert chosen.multiplier == 1.5
+
+
+@given(st.lists(st.floats(), max_size=30), st.lists(st.floats(), max_size=30))
+def test_a_restored_controller_goes_on_as_if_never_stopped(before, after):
+    running, resumed = controller(patience=2), controller(patience=2)
+    for metric in before:
+        running.observe(metric)
+    resumed.restore(json.loads(json.dumps(running.state(), allow_nan=False)))
+    for metric in after:
+        running.observe(metric)
+        resumed.observe(metric)
+        assert resumed.multiplier == running.multiplier
+    assert resumed.state() == running.state()
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "keys reductions, stalled, best, got none"),
+        ({"reductions": 0, "stalled": 0, "best": None, "seed": 1}, "got .*seed"),
+        ({"reductions": -1, "stalled": 0, "best": None}, "reductions must be .* got -1"),
+        ({"reductions": 0, "stalled": 5, "best": None}, "stalled for 5 .* patience is 5"),
+        ({"reductions": 0, "stalled": 0, "best": math.nan}, "best must be finite.* got nan"),
+    ],
+)
+def test_a_state_of_another_schedule_is_refused(state, message):
+    with pytest.raises(ValueError, match=message):
+        controller().restore(state)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"patience": 0}, "patience must be at least 1 round, got 0"),
+        ({"factor": 1.0}, r"factor must lie in \(0, 1\), got 1\.0"),
+        ({"factor": math.nan}, "got nan"),
+        ({"first": math.inf}, "first must be positive and finite, got inf"),
+        ({"smallest": 0.0}, r"smallest must lie in \(0, first\], got 0\.0 with first 2\.0"),
+        ({"smallest": 3.0}, r"got 3\.0 with first 2\.0"),
+        ({"min_improvement": -0.1}, r"min_improvement must be at least 0 .* got -0\.1"),
+        ({"mode": "best"}, "mode must be 'max' or 'min', got 'best'"),
+    ],
+)
+def test_a_wrong_plateau_schedule_is_refused(fields, message):
+    with pytest.raises(ValueError, match=message):
+        PlateauSchedule(**fields)
+
+
+def test_the_base_multiplier_must_be_positive():
+    with pytest.raises(ValueError, match="base_multiplier must be positive and finite, got nan"):
+        PlateauController(PlateauSchedule(), base_multiplier=math.nan)
