@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -13,12 +14,12 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from fl_dp import __version__
 
 if TYPE_CHECKING:
     from .launch import LocalSuperLink
+    from .report.plan_view import PlanView
     from .report.summary import RunSummary
     from .run_folder import RunFolder
     from .settings import Settings
@@ -63,7 +64,8 @@ def run(
     """Train under differential privacy through Flower's simulation engine.
 
     Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (a line a round), `ledger.db`,
-    `privacy.json`, `model.safetensors`, `run.log`. Ends with status 0 only if Flower's run did.
+    `privacy.json`, `privacy.md`, `model.safetensors`, `run.log`. Ends with status 0 only if
+    Flower's run did.
     """
     from .config import ConfigError
     from .launch import LaunchError, LocalSuperLink
@@ -87,76 +89,69 @@ def run(
 
 
 @app.command()
-def plan(overrides: Overrides = None, as_json: AsJson = False) -> None:
+def plan(
+    overrides: Overrides = None,
+    plot: Annotated[
+        Path | None,
+        typer.Option("--plot", help="Write noise and epsilon over the rounds here, PNG."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
     """Tell what a training would spend, without training.
 
-    Epsilon by privacy-loss distributions (the number to quote), by Renyi DP, and by the naive sum
-    over rounds; the noise multiplier, calibrated if `privacy.noise_multiplier` is not given.
+    Epsilon by each accountant, the smallest to quote; the noise multipliers, calibrated if
+    `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
     """
-    from .accounting import PoissonGaussianEvent, calibrate_noise_multiplier, epsilon
     from .config import ConfigError, compose_settings
-    from .planning import target_delta
+    from .planning import make_plan
+    from .report.plan_view import PlanView
 
     try:
         settings = compose_settings(overrides or [])
-        delta = target_delta(settings)
-        sampling_rate, rounds = settings.selection.sampling_rate, settings.rounds
-        multiplier = settings.privacy.noise_multiplier
-        if multiplier is None:
-            assert settings.privacy.epsilon is not None  # the settings refuse both being null
-            multiplier = calibrate_noise_multiplier(
-                settings.privacy.epsilon, delta, sampling_rate=sampling_rate, rounds=rounds
-            )
-        event = PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=sampling_rate)
-        spent = epsilon({event: rounds}, delta)
+        with _warnings_shown():
+            view = PlanView.of(make_plan(settings, within_budget=False))
     except (ConfigError, ValueError) as error:
         _fail(str(error), status=2)
-    num_clients = settings.task.num_clients
-    if delta >= 1.0 / num_clients:
-        _warn(
-            f"delta {delta:.3g} is not below 1/num_clients = {1.0 / num_clients:.3g}: a mechanism "
-            "that publishes one client in full would pass"
-        )
     budget = settings.privacy.epsilon
-    if budget is not None and spent.pld > budget:
+    if budget is not None and view.bounds.best > budget:
         _warn(
-            f"these rounds spend epsilon {spent.pld:.4g}, more than the budget of {budget:g}: "
-            "`fl-dp run` will refuse; raise privacy.epsilon or leave privacy.noise_multiplier out"
+            f"these rounds spend epsilon {view.bounds.best:.4g}, more than the budget of "
+            f"{budget:g}: `fl-dp run` will refuse; raise privacy.epsilon or leave "
+            "privacy.noise_multiplier out"
         )
+    if plot is not None:
+        _draw_plan(view, plot)
     if as_json:
-        _print_json(
-            {
-                "delta": delta,
-                "epsilon": {"pld": spent.pld, "rdp": spent.rdp, "naive": spent.naive},
-                "noise_multipliers": [multiplier] * rounds,
-                "sampling_rate": sampling_rate,
-                "rounds": rounds,
-                "budget": budget,
-                "clipping_norm": settings.clipping.norm,
-                "num_clients": num_clients,
-                "expected_cohort": sampling_rate * num_clients,
-            }
-        )
+        _print_json(view.to_dict() | {"budget": budget})
         return
-    table = Table(title=f"{rounds} rounds, {num_clients} clients, each drawn at {sampling_rate:g}")
-    table.add_column("what")
-    table.add_column("value", justify="right")
-    for what, value in (
-        ("noise multiplier (noise std on the sum / clipping norm)", f"{multiplier:.5f}"),
-        ("noise std on each coordinate of the mean", f"{_mean_noise(settings, multiplier):.3g}"),
-        ("expected cohort", f"{sampling_rate * num_clients:g}"),
-        ("delta", f"{delta:.4g}"),
-        ("epsilon by PLD: the number to quote", f"{spent.pld:.4f}"),
-        ("epsilon by Renyi DP", f"{spent.rdp:.4f}"),
-        ("epsilon by naive composition", f"{spent.naive:.4g}"),
-    ):
-        table.add_row(what, value)
-    _out.print(table)
+    _out.print(view.table())
+    chart = view.chart(_out.width)
+    if chart is not None:
+        typer.echo(chart)
+    if plot is not None:
+        _out.print(f"Picture: {plot}", soft_wrap=True)
+
+
+def _draw_plan(view: PlanView, plot: Path) -> None:
+    if not plot.parent.is_dir():
+        _fail(f"no folder {plot.parent} to write the picture to", status=2)
+    if plot.suffix.lower() != ".png":
+        _fail(f"the picture is a PNG: write a name that ends in .png, got '{plot}'", status=2)
+    if not view.draw(plot):
+        _fail("no picture without matplotlib: pip install 'fl-dp[report]' brings it", status=1)
 
 
 @app.command()
 def ledger(
-    path: Annotated[Path, typer.Argument(help="A `ledger.db`, or the folder of a run.")],
+    location: Annotated[
+        str,
+        typer.Argument(
+            help="A `ledger.db`, the folder of a run, or a PostgreSQL URL.", metavar="PATH"
+        ),
+    ],
+    csv: Annotated[
+        Path | None, typer.Option("--csv", help="Write the records here, one line each.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Tell what was spent, record by record, after verifying the chain.
@@ -165,44 +160,27 @@ def ledger(
     an error with status 1.
     """
     from .accounting import LedgerCorrupted, PrivacyLedger
+    from .report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
 
+    folder = Path(location)
     try:
-        opened = PrivacyLedger.read(path / "ledger.db" if path.is_dir() else path)
-    except FileNotFoundError as error:
+        opened = PrivacyLedger.read(folder / "ledger.db" if folder.is_dir() else location)
+    except (FileNotFoundError, ValueError) as error:
         _fail(str(error), status=2)
     except LedgerCorrupted as error:
         _fail(str(error), status=1)
-    spent, of = opened.epsilon(), opened.plan.budget
-    if as_json:
-        _print_json(
-            {
-                "path": str(opened.location),
-                "verified": True,
-                "delta": of.delta,
-                "epsilon": {"pld": spent.pld, "rdp": spent.rdp, "naive": spent.naive},
-                "budget": of.epsilon,
-                "rounds_spent": opened.rounds_spent,
-                "rounds_committed": opened.rounds_committed,
-                "plan": opened.plan.to_dict(),
-                "records": [
-                    {"sequence": record.sequence, "hash": record.hash, **record.fields}
-                    for record in opened.records
-                ],
-            }
-        )
-        return
-    table = Table(title=f"{opened.location}")
-    for heading in ("record", "kind", "what", "hash"):
-        table.add_column(heading)
-    for record in opened.records:
-        table.add_row(str(record.sequence), record.kind, _describe(record.fields), record.hash[:12])
-    _out.print(table)
-    lost = opened.rounds_spent - opened.rounds_committed
-    _out.print(
-        f"Chain verified. {opened.rounds_spent} rounds spent"
-        + (f", {lost} of them without a known release" if lost else "")
-        + f": epsilon {spent.pld:.4f} of {of.epsilon:g} at delta {of.delta:.3g}"
-    )
+    with opened:
+        if csv is not None:
+            if not csv.parent.is_dir():
+                _fail(f"no folder {csv.parent} to write the records to", status=2)
+            write_csv(opened, csv)
+        if as_json:
+            _print_json(ledger_json(opened))
+            return
+        _out.print(ledger_table(opened))
+        _out.print(ledger_summary(opened), soft_wrap=True)
+        if csv is not None:
+            _out.print(f"Records: {csv}", soft_wrap=True)
 
 
 @dataclass(kw_only=True)
@@ -229,11 +207,8 @@ def _prepare(
     from .run_folder import RunFolder
     from .workload import parts_of
 
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
+    with _warnings_shown():
         budget = make_plan(settings).budget.epsilon
-    for text in dict.fromkeys(str(warning.message) for warning in caught):
-        _warn(text)
     parts_of(settings)  # a data set that is missing or corrupt shows here
     folder = RunFolder(root / name)
     folder.require_new()
@@ -289,7 +264,7 @@ def _run_one(link: LocalSuperLink, job: _Job, console: Console) -> RunSummary:
         variant=job.variant,
         rounds=statement["rounds"],
         test_accuracy=job.folder.read_metrics()[-1]["test_accuracy"],
-        epsilon=statement["epsilon"]["pld"],
+        epsilon=statement["epsilon"][statement["quoted"]],
         delta=statement["delta"],
     )
 
@@ -322,26 +297,14 @@ def _conclude(
     console.print(f"Verify the ledger: fl-dp ledger {first.path}", soft_wrap=True)
 
 
-def _mean_noise(settings: Settings, noise_multiplier: float) -> float:
-    """Noise standard deviation on each coordinate of the mean update."""
-    cohort = settings.selection.sampling_rate * settings.task.num_clients
-    return noise_multiplier * settings.clipping.norm / cohort
-
-
-def _describe(fields: dict[str, Any]) -> str:
-    match fields["kind"]:
-        case "plan":
-            plan = fields["plan"]
-            return (
-                f"{plan['rounds']} rounds at rate {plan['sampling_rate']:g}, noise multiplier "
-                f"{plan['noise_multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
-            )
-        case "run":
-            return f"opened by run {fields['run']}"
-        case "reserve":
-            return f"round {fields['round']}, attempt {fields['attempt']}"
-        case _:
-            return f"of record {fields['reserved']}"
+@contextmanager
+def _warnings_shown() -> Iterator[None]:
+    """Turn Python's warnings into lines of ours, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        _warn(text)
 
 
 def _quoted(key: str, value: str) -> str:

@@ -45,6 +45,11 @@ class RunFolder:
         return self.path / "privacy.json"
 
     @property
+    def statement_page(self) -> Path:
+        """The privacy statement, Markdown."""
+        return self.path / "privacy.md"
+
+    @property
     def model(self) -> Path:
         """The last private model."""
         return self.path / "model.safetensors"
@@ -87,9 +92,10 @@ class RunFolder:
         text = self.metrics.read_text(encoding="utf-8")
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def write_statement(self, statement: dict[str, Any]) -> None:
-        """Write the privacy statement."""
+    def write_statement(self, statement: dict[str, Any], page: str) -> None:
+        """Write the privacy statement for programs, and the page that says the same to people."""
         self.statement.write_text(json.dumps(statement, indent=2) + "\n", encoding="utf-8")
+        self.statement_page.write_text(page, encoding="utf-8")
 
     def read_statement(self) -> dict[str, Any]:
         """Return the privacy statement."""

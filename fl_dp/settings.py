@@ -12,12 +12,16 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from fl_dp.accounting import NoiseSchedule, PlateauSchedule
+
 SETTINGS_KEY = "fl-dp-settings"
 """Where the settings lie in a train message's ConfigRecord."""
 
 PARTITIONS = ("iid", "dirichlet", "shards")
 MODELS = ("logistic", "mlp", "cnn")
 SERVER_OPTIMIZERS = ("fedavg", "fedavgm")
+SCHEDULES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom")
+RELATIONS = ("zero-out", "add-or-remove-one", "replace-one")
 
 
 def _positive(key: str, value: float) -> None:
@@ -89,18 +93,27 @@ class PrivacySettings:
         mode: `central`: the server clips, sums and adds the noise.
         epsilon: The budget over the whole training; null only with a noise multiplier.
         delta: Null means `num_clients ** -1.1`.
-        noise_multiplier: Noise standard deviation on the sum over the clipping norm; null means
-            calibrated to spend the budget.
+        noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
+            with the least noise; null means calibrated to spend the budget.
+        neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
+            (about twice the noise).
+        insecure_seed: For tests and simulations only: noise and coins come from this number, and
+            ledger and statement say for good that nothing is promised. Null means a secret source.
     """
 
     mode: str = "central"
     epsilon: float | None = 8.0
     delta: float | None = None
     noise_multiplier: float | None = None
+    neighboring_relation: str = "zero-out"
+    insecure_seed: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         _one_of("privacy.mode", self.mode, ("central",))
+        _one_of("privacy.neighboring_relation", self.neighboring_relation, RELATIONS)
+        if self.insecure_seed is not None:
+            _at_least("privacy.insecure_seed", self.insecure_seed, 0)
         if self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
                 "privacy.epsilon and privacy.noise_multiplier are both null: write a budget, for "
@@ -153,17 +166,73 @@ class SelectionSettings:
 
 @dataclass(kw_only=True)
 class ScheduleSettings:
-    """How the budget is spread over the rounds.
+    """How the budget is spread over the rounds. The last six keys are those of `plateau`.
 
     Attributes:
-        name: `constant`: the same noise in each round.
+        name: `constant`, `seed_rule` (full spend in the first half, then falling to `floor`),
+            `linear`, `exponential`, `step`, `cosine`, `custom` or `plateau`.
+        spend: `early` or `late`: where the larger part goes; null is the shape's own (early for
+            `seed_rule`, late for the others).
+        floor: Smallest relative spend of a round.
+        levels: At most so many different noise multipliers; null gives each round its own.
+        weights: Relative spend of each round, for `custom`.
+        metric: Public metric of the model that the noise reacts to.
+        patience: Rounds without an improvement before the noise is lowered.
+        factor: What the noise is multiplied by then.
+        first: Noise of the first rounds, relative to the constant noise that spends the budget.
+        smallest: Least noise, relative to the same.
+        min_improvement: What counts as an improvement of the metric.
     """
 
     name: str = "constant"
+    spend: str | None = None
+    floor: float = 0.5
+    levels: int | None = 16
+    weights: list[float] | None = None
+    metric: str = "accuracy"
+    patience: int = 5
+    factor: float = 0.7
+    first: float = 2.0
+    smallest: float = 0.5
+    min_improvement: float = 1e-3
 
     def __post_init__(self) -> None:
-        """Check the value."""
-        _one_of("schedule.name", self.name, ("constant",))
+        """Check the values."""
+        _one_of("schedule.name", self.name, (*SCHEDULES, "plateau"))
+        _one_of("schedule.metric", self.metric, ("accuracy", "loss"))
+        try:
+            # The schedules check the rest; they are plain shapes, and know nothing of settings.
+            _ = self.noise_schedule, self.plateau_schedule
+        except ValueError as error:
+            is_key = str(error).partition(" ")[0] in self.__dataclass_fields__
+            raise ValueError(f"schedule{'.' if is_key else ': '}{error}") from error
+
+    @property
+    def noise_schedule(self) -> NoiseSchedule:
+        """The declared shape; constant under `plateau`."""
+        if self.name == "plateau":
+            return NoiseSchedule()
+        return NoiseSchedule(
+            name=self.name,
+            spend=self.spend,
+            floor=self.floor,
+            levels=self.levels,
+            weights=None if self.weights is None else tuple(self.weights),
+        )
+
+    @property
+    def plateau_schedule(self) -> PlateauSchedule | None:
+        """How noise reacts, under `plateau` only."""
+        if self.name != "plateau":
+            return None
+        return PlateauSchedule(
+            patience=self.patience,
+            factor=self.factor,
+            first=self.first,
+            smallest=self.smallest,
+            min_improvement=self.min_improvement,
+            mode="max" if self.metric == "accuracy" else "min",
+        )
 
 
 @dataclass(kw_only=True)

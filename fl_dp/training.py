@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import logging
+import math
 from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, FedAvgM, Result, Strategy
 
-from fl_dp.accounting import PrivacyLedger, privacy_statement
+from fl_dp.accounting import PrivacyLedger, privacy_statement, statement_markdown
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg
 from fl_dp.tasks import evaluate, get_arrays, set_arrays
 
@@ -60,7 +62,8 @@ def _train_into(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) 
     model = model_of(settings)
     initial = ArrayRecord({name: Array(values) for name, values in get_arrays(model).items()})
 
-    with PrivacyLedger.open(folder.ledger, plan, run_id=run_id) as ledger:
+    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+    with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
 
         def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
             set_arrays(model, arrays.to_numpy_ndarrays())
@@ -85,6 +88,8 @@ def _train_into(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) 
             plan=plan,
             ledger=ledger,
             roster_timeout=settings.roster_timeout,
+            rng=rng,
+            plateau_metric=settings.schedule.metric,
         )
         try:
             result = strategy.start(
@@ -97,10 +102,10 @@ def _train_into(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) 
             )
         finally:
             statement = privacy_statement(ledger)
-            folder.write_statement(statement)
+            folder.write_statement(statement, statement_markdown(statement))
     logger.info(
         "Spent epsilon %.4f at delta %.3g; everything is in %s",
-        statement["epsilon"]["pld"],
+        statement["epsilon"].get(statement["quoted"], math.inf),
         statement["delta"],
         folder.path,
     )

@@ -39,6 +39,7 @@ from .gaussian import (
     udp_sigma,
 )
 from .ledger import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
+from .naive_split import naive_split
 from .plan import PrivacyPlan
 from .records import LedgerCorrupted, LedgerRecord
 from .relations import NeighboringRelation
@@ -90,6 +91,7 @@ __all__ = [
     "event_to_dict",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
+    "naive_split",
     "pld_epsilon",
     "privacy_statement",
     "schedule_history",

@@ -15,6 +15,7 @@ that two processes with one ledger can't spend the same budget twice.
 from __future__ import annotations
 
 import platform
+import threading
 import uuid
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -77,6 +78,7 @@ class PrivacyLedger:
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
         self._store = store
+        self._lock = threading.Lock()
         self._run_id = uuid.uuid4().hex
         self._records: list[LedgerRecord] = []
         self._unsaved: list[LedgerRecord] = []
@@ -87,8 +89,9 @@ class PrivacyLedger:
         self._multipliers: list[float] = []
         self._attempts: Counter[int] = Counter()
         self._participations: Counter[str] = Counter()
+        self._reserved: dict[int, bool] = {}  # by record: whether it is a round
         self._committed: set[int] = set()
-        self._round_records: set[int] = set()
+        self._rounds_committed = 0
         self._randomness: set[str] = set()
 
     @classmethod
@@ -175,7 +178,7 @@ class PrivacyLedger:
     @property
     def rounds_committed(self) -> int:
         """Rounds whose release is known to have happened."""
-        return len(self._committed & self._round_records)
+        return self._rounds_committed
 
     @property
     def noise_multipliers(self) -> tuple[float, ...]:
@@ -322,6 +325,11 @@ class PrivacyLedger:
             ValueError: If it was committed before or is not a reservation of this ledger.
         """
         with self._transaction() as connection:
+            if (
+                reservation.sequence not in self._reserved
+                or _reservation(self._records[reservation.sequence - 1]) != reservation
+            ):
+                raise ValueError(f"{reservation.what} was not reserved in this ledger")
             if reservation.sequence in self._committed:
                 raise ValueError(f"{reservation.what} was committed before")
             self._append(
@@ -391,18 +399,25 @@ class PrivacyLedger:
     @contextmanager
     def _transaction(self) -> Iterator[sa.Connection]:
         """Hold the ledger's lock, with every record of it replayed; all or nothing is written."""
-        self._unsaved = []
-        with self._store.transaction() as connection:
-            self._catch_up(connection)
-            yield connection
-        for record in self._unsaved:  # only now is it on disk
-            self._replay(record)
+        with self._lock:
+            self._unsaved = []
+            with self._store.transaction() as connection:
+                self._catch_up(connection)
+                yield connection
+            for record in self._unsaved:  # only now is it on disk
+                self._replay(record)
 
     def _catch_up(self, connection: sa.Connection) -> None:
         """Read, verify and replay the records that were added since the last look."""
         known = len(self._records)
-        fresh = self._store.records_after(connection, known)
-        verify_chain(fresh, self._records[-1] if self._records else None)
+        fresh = self._store.records_from(connection, known)
+        last = self._records[-1] if self._records else None
+        if last is not None and fresh.pop(0) != last:
+            raise LedgerCorrupted(
+                f"record {known} is not the one that it was: the ledger was changed or put back to "
+                "an older state while it was open"
+            )
+        verify_chain(fresh, last)
         for record in fresh:
             self._replay(record)
 
@@ -414,31 +429,47 @@ class PrivacyLedger:
         return record
 
     def _replay(self, record: LedgerRecord) -> None:
-        """Take in one verified record."""
-        fields = record.fields
-        match record.kind:
-            case "plan" if record.sequence == 1 and fields["schema"] == SCHEMA:
+        """Take in one record of the chain.
+
+        Failing closed: what this version can't read may be a charge.
+
+        Raises:
+            LedgerCorrupted: If it makes no sense here.
+        """
+        try:
+            self._replay_fields(record.sequence, record.fields)
+        except (KeyError, TypeError, ValueError) as error:
+            raise LedgerCorrupted(
+                f"record {record.sequence} can't be read: {type(error).__name__}: {error}"
+            ) from error
+        self._records.append(record)
+
+    def _replay_fields(self, sequence: int, fields: dict[str, Any]) -> None:
+        kind = fields["kind"]
+        if (kind == "plan") != (sequence == 1):
+            raise ValueError("a ledger starts with its plan and has no other")
+        match kind:
+            case "plan":
+                if fields["schema"] != SCHEMA:
+                    raise ValueError(
+                        f"the ledger is of schema {fields['schema']}, this version reads {SCHEMA}"
+                    )
                 self._plan = PrivacyPlan.from_dict(fields["plan"])
                 self._filter = self._plan.filter()
             case "run":
                 self._randomness.add(fields["randomness"])
             case "reserve":
-                self._replay_reservation(record)
+                self._replay_reservation(fields)
+                self._reserved[sequence] = "round" in fields
             case "commit":
-                self._committed.add(fields["reserved"])
+                reserved = fields["reserved"]
+                self._rounds_committed += self._reserved[reserved]
+                self._committed.add(reserved)
             case _:
-                # Failing closed: an unknown record may be a charge that this version can't read.
-                raise LedgerCorrupted(
-                    f"record {record.sequence} of kind '{record.kind}' is unknown to this version"
-                )
-        self._records.append(record)
+                raise ValueError(f"a record of kind '{kind}' is unknown to this version")
 
-    def _replay_reservation(self, record: LedgerRecord) -> None:
-        fields = record.fields
-        try:
-            event = event_from_dict(fields)
-        except ValueError as error:
-            raise LedgerCorrupted(f"record {record.sequence} can't be read: {error}") from error
+    def _replay_reservation(self, fields: dict[str, Any]) -> None:
+        event = event_from_dict(fields)
         if "round" not in fields or self._charges_another_round():
             self._gate.spend(event)
         if "round" not in fields:
@@ -448,7 +479,6 @@ class PrivacyLedger:
         self._multipliers.append(fields["noise_multiplier"])
         self._attempts[fields["round"]] += 1
         self._participations.update(fields.get("participants", ()))
-        self._round_records.add(record.sequence)
 
     def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
         mechanism = plan.mechanism(plan.least_noise_multiplier)

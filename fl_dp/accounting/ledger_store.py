@@ -21,6 +21,7 @@ _TABLE = sa.Table(
     sa.Column("hash", sa.String(64), nullable=False),
 )
 _LOCK = 0x666C2D6470  # "fl-dp": PostgreSQL's advisory locks are numbers
+_SECRETS = ("password", "sslpassword")  # which a URL may also carry behind its question mark
 
 
 class LedgerStore:
@@ -75,16 +76,17 @@ class LedgerStore:
                     _METADATA.create_all(connection)
                 yield connection
             self._has_table = True
-        except sa.exc.DatabaseError as error:
+        except sa.exc.DBAPIError as error:
             raise LedgerCorrupted(
                 f"{self.location} can't be read or written: {error.orig}"
             ) from error
 
-    def records_after(self, connection: sa.Connection, sequence: int) -> list[LedgerRecord]:
-        """Return the records behind that one, unverified."""
-        rows = connection.execute(
-            sa.select(_TABLE).where(_TABLE.c.sequence > sequence).order_by(_TABLE.c.sequence)
-        )
+    def records_from(self, connection: sa.Connection, sequence: int) -> list[LedgerRecord]:
+        """Return that record and all behind it, unverified; from 0 everything that there is."""
+        query = sa.select(_TABLE).order_by(_TABLE.c.sequence)
+        if sequence > 0:
+            query = query.where(_TABLE.c.sequence >= sequence)
+        rows = connection.execute(query)
         return [LedgerRecord(sequence=s, payload=p, hash=h) for s, p, h in rows]
 
     def append(self, connection: sa.Connection, record: LedgerRecord) -> None:
@@ -119,7 +121,10 @@ def _server(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
             f"a ledger lies in SQLite or PostgreSQL, got '{url.get_backend_name()}': write a file "
             "name or postgresql+psycopg://user@host/database"
         )
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool)
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    # A stricter isolation would read as of before the wait for the lock, and miss what came then.
+    engine = sa.create_engine(url, poolclass=sa.pool.NullPool, isolation_level="READ COMMITTED")
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
@@ -131,14 +136,14 @@ def _server(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
         connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
 
-    return engine, url.render_as_string(hide_password=True)
+    shown = url.update_query_dict({name: "***" for name in _SECRETS if name in url.query})
+    return engine, shown.render_as_string(hide_password=True)
 
 
 def _sqlite_engine(path: Path, *, writable: bool) -> sa.Engine:
-    mode = "rwc" if writable else "ro"
     engine = sa.create_engine(
         "sqlite://",
-        creator=lambda: _connect(path, mode),
+        creator=lambda: _connect(path, writable=writable),
         poolclass=sa.pool.NullPool,
     )
 
@@ -150,10 +155,15 @@ def _sqlite_engine(path: Path, *, writable: bool) -> sa.Engine:
     return engine
 
 
-def _connect(path: Path, mode: str) -> Any:
+def _connect(path: Path, *, writable: bool) -> Any:
+    # A reader may write too, where the file lets it: only so can SQLite undo what a killed writer
+    # had half done. It is kept from anything else.
     connection = sqlite3.connect(
-        f"{path.as_uri()}?mode={mode}", uri=True, timeout=60.0, isolation_level=None
+        f"{path.as_uri()}?mode={'rwc' if writable else 'rw'}",
+        uri=True,
+        timeout=60.0,
+        isolation_level=None,
     )
     # EXTRA also syncs the folder: a reservation survives a power cut right after it.
-    connection.execute("PRAGMA synchronous = EXTRA")
+    connection.execute("PRAGMA synchronous = EXTRA" if writable else "PRAGMA query_only = ON")
     return connection

@@ -71,7 +71,7 @@ class PrivacyPlan:
         neighboring_relation: Which populations are neighbours.
         schedule: How the noise changes over the rounds, declared beforehand.
         plateau: How the noise reacts to a public metric instead; gated by a privacy filter.
-        filter_order: The filter's Renyi order, set beforehand; None means Gaussian DP.
+        filter_order: The filter's Renyi order, fixed beforehand; None: Gaussian DP.
         participation_cap: At most so many rounds for each client, which the ledger enforces. It
             has to see who takes part, so nothing is amplified. None charges each round to everybody.
         other_releases: What else is released under this budget, such as private statistics.

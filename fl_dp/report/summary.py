@@ -20,7 +20,7 @@ class RunSummary:
         variant: The overrides that tell it from its siblings, without the seed.
         rounds: Rounds that were spent.
         test_accuracy: On the public test set, of the last model.
-        epsilon: By PLD, from the ledger's records.
+        epsilon: The bound that the statement quotes, from the ledger's records.
         delta: The delta that goes with it.
     """
 

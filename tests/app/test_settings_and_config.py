@@ -35,6 +35,10 @@ EVERYTHING = [
     *("task.partition=dirichlet", "task.alpha=0.125", "task.shards_per_client=3"),
     *("task.data_dir=/data", "model=cnn", "model.hidden=17", "privacy.epsilon=1.5"),
     *("privacy.delta=1e-7", "privacy.noise_multiplier=1.1", "clipping.norm=0.3"),
+    *("privacy.neighboring_relation=replace-one", "privacy.insecure_seed=5"),
+    *("schedule=step", "schedule.spend=early", "schedule.floor=0.25", "schedule.levels=2"),
+    *("schedule.metric=loss", "schedule.patience=2", "schedule.factor=0.5"),
+    *("schedule.first=1.5", "schedule.smallest=0.25", "schedule.min_improvement=0.01"),
     *("selection.sampling_rate=0.0625", "server_optimizer=fedavg"),
     *("server_optimizer.learning_rate=0.7", "server_optimizer.momentum=0.5"),
     *("client.learning_rate=0.01", "client.epochs=2", "client.batch_size=8"),
@@ -131,6 +135,12 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group):
         ("selection.sampling_rate", "1.01"),
         ("selection.sampling_rate", "nan"),
         ("schedule.name", "increasing"),
+        ("schedule.spend", "never"),
+        ("schedule.floor", "0.0"),
+        ("schedule.levels", "0"),
+        ("schedule.metric", "f1"),
+        ("privacy.neighboring_relation", "replace"),
+        ("privacy.insecure_seed", "-1"),
         ("server_optimizer.name", "fedyogi"),
         ("server_optimizer.learning_rate", "0.0"),
         ("server_optimizer.momentum", "1.0"),
@@ -179,7 +189,9 @@ def test_every_file_in_the_configuration_composes_and_its_values_arrive(group, o
     written = OmegaConf.to_container(OmegaConf.load(path)) or {}
     written.pop("defaults", None)
     is_global = "# @package _global_" in path.read_text(encoding="utf-8")
-    composed = asdict(compose_settings([f"{group}={option}"]))
+    needed = {"custom": ["schedule.weights=[1,2]"]}.get(option, [])
+    written = {key: value for key, value in written.items() if key != "weights"}
+    composed = asdict(compose_settings([f"{group}={option}", *needed]))
 
     def assert_within(part, whole):
         for key, value in part.items():
@@ -209,7 +221,8 @@ def flat(settings):
 
 def test_every_setting_can_be_overridden():
     default, changed = flat(Settings()), flat(compose_settings(EVERYTHING))
-    only_one_choice = {"privacy.mode", "selection.name", "schedule.name"}
+    # One choice, or with `schedule=custom` only.
+    only_one_choice = {"privacy.mode", "selection.name", "schedule.weights"}
     assert {key for key in default if changed[key] == default[key]} == only_one_choice
 
 

@@ -81,6 +81,14 @@ def test_the_bound_holds_for_long_vectors_whose_rounding_errors_add_up(
     assert exact_norm(clipped[:1]) > 0.0
 
 
+@pytest.mark.parametrize("kind", list(Norm))
+def test_the_bound_holds_where_the_factor_itself_would_lose_digits(kind: Norm) -> None:
+    for share in range(1, 100):
+        clipped = clip_by_norm([1e308, 3e307], share * 1e-9, kind)
+        assert is_within(clipped, share * 1e-9, kind)
+        assert clipped.any()
+
+
 def test_norms_agree_with_their_definitions() -> None:
     values = np.random.default_rng(0).normal(size=(100, 131))
     assert l1_norm(values) == pytest.approx(math.fsum(np.abs(values).reshape(-1)), rel=1e-14)

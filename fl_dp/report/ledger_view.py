@@ -1,0 +1,97 @@
+"""A ledger as an auditor reads it: a table, JSON or CSV, always from the verified records."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fl_dp.accounting import PrivacyLedger, describe_event, event_from_dict
+
+_COLUMNS = (
+    *("sequence", "kind", "run", "round", "attempt", "what", "event", "noise_multiplier"),
+    *("sampling_rate", "participants", "reserved", "time", "hash"),
+)
+
+
+def ledger_json(ledger: PrivacyLedger) -> dict[str, Any]:
+    """Return what was spent and every record as plain JSON values."""
+    spent = ledger.epsilon()
+    return {
+        "location": ledger.location,
+        "verified": True,
+        "delta": ledger.plan.budget.delta,
+        "epsilon": spent.by_name,
+        "quoted": spent.best_name,
+        "budget": ledger.plan.budget.epsilon,
+        "rule": ledger.rule,
+        "insecure": ledger.insecure,
+        "rounds_spent": ledger.rounds_spent,
+        "rounds_committed": ledger.rounds_committed,
+        "participations": ledger.participations,
+        "plan": ledger.plan.to_dict(),
+        "records": [
+            {"sequence": record.sequence, "hash": record.hash, **record.fields}
+            for record in ledger.records
+        ],
+    }
+
+
+def write_csv(ledger: PrivacyLedger, target: Path) -> None:
+    """Write one line a record; what has no column of its own stands in `more` as JSON."""
+    with target.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, [*_COLUMNS, "more"], lineterminator="\n")
+        writer.writeheader()
+        for record in ledger.records:
+            fields = {"sequence": record.sequence, "hash": record.hash, **record.fields}
+            if "participants" in fields:
+                fields["participants"] = " ".join(fields["participants"])
+            more = {name: value for name, value in fields.items() if name not in _COLUMNS}
+            row = {name: value for name, value in fields.items() if name in _COLUMNS}
+            writer.writerow(row | {"more": json.dumps(more, sort_keys=True) if more else ""})
+
+
+def ledger_table(ledger: PrivacyLedger) -> Table:
+    """Return the records as a table for the terminal."""
+    table = Table(title=ledger.location)
+    for heading in ("record", "kind", "what", "hash"):
+        table.add_column(heading)
+    for record in ledger.records:
+        table.add_row(str(record.sequence), record.kind, _describe(record.fields), record.hash[:12])
+    return table
+
+
+def ledger_summary(ledger: PrivacyLedger) -> str:
+    """Return the sentence that sums the ledger up."""
+    spent, budget = ledger.epsilon(), ledger.plan.budget
+    lost = ledger.rounds_spent - ledger.rounds_committed
+    warning = "INSECURE noise: nothing is promised. " if ledger.insecure else ""
+    return (
+        f"Chain verified. {warning}{ledger.rounds_spent} rounds spent"
+        + (f", {lost} of them without a known release" if lost else "")
+        + f": epsilon {spent.best:.4f} ({spent.best_name}) of {budget.epsilon:g} at delta "
+        f"{budget.delta:.3g}"
+    )
+
+
+def _describe(fields: dict[str, Any]) -> str:
+    match fields["kind"]:
+        case "plan":
+            plan = fields["plan"]
+            shape = "plateau" if plan["plateau"] else plan["schedule"]["name"]
+            return (
+                f"{plan['rounds']} rounds at rate {plan['sampling_rate']:g}, {shape} noise from "
+                f"{plan['noise_multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
+            )
+        case "run":
+            return f"opened by run {fields['run']}, randomness {fields['randomness']}"
+        case "reserve":
+            event = describe_event(event_from_dict(fields))
+            if "round" not in fields:
+                return f"{fields['what']}: {event}"
+            return f"round {fields['round']}, attempt {fields['attempt']}: {event}"
+        case _:
+            return f"of record {fields['reserved']}"

@@ -1,0 +1,135 @@
+"""Noise that changes from round to round, and noise that somebody could predict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, MetricRecord
+from local_grid import LocalGrid, answer_with_update
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import NoiseSchedule, PlateauSchedule, privacy_statement
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.strategies import DPFedAvg
+
+N = 4
+SIZE = 20_000
+FIELDS = dict(sampling_rate=1.0, clipping_norm=1.0, num_clients=N)
+
+
+def nobody_moves() -> LocalGrid:
+    return LocalGrid(answer_with_update([{"w": np.zeros(SIZE)} for _ in range(N)]), N)
+
+
+def model() -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.zeros(SIZE))})
+
+
+def test_every_round_has_the_noise_that_its_record_says(tmp_path: Path) -> None:
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=8.0, delta=1e-3),
+        rounds=4,
+        schedule=NoiseSchedule(name="linear", floor=0.25, levels=None),
+        **FIELDS,
+    )
+    seen: list[np.ndarray] = []
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        DPFedAvg(plan=plan, ledger=ledger).start(
+            nobody_moves(),
+            model(),
+            num_rounds=4,
+            evaluate_fn=lambda _, arrays: seen.append(arrays["w"].numpy()),
+        )
+        recorded = ledger.noise_multipliers
+    assert recorded == plan.noise_multipliers
+    assert len(set(recorded)) == 4
+    # 20,000 draws: the relative standard error is 0.5 %; six of them, 2e-9 a round.
+    for multiplier, before, after in zip(recorded, seen, seen[1:], strict=False):
+        assert np.std(after - before) * N == pytest.approx(multiplier, rel=0.03)
+
+
+@pytest.mark.parametrize("sampling_rate", [1.0, 0.5])
+def test_a_plateau_lowers_the_noise_and_its_filter_ends_the_training(
+    tmp_path: Path, sampling_rate: float
+) -> None:
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=4.0, delta=1e-3),
+        rounds=40,
+        plateau=PlateauSchedule(patience=2, factor=0.5, first=1.0, smallest=0.25),
+        **FIELDS | {"sampling_rate": sampling_rate},
+    )
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        strategy.start(
+            nobody_moves(),
+            model(),
+            num_rounds=40,
+            evaluate_fn=lambda *_: MetricRecord({"accuracy": 0.5}),
+        )
+        base = plan.noise_multiplier
+        halving = [base] * 3 + [base / 2] * 2 + [base / 4] * 35
+        noise = ledger.noise_multipliers
+        assert len(noise) > 4
+        assert noise == pytest.approx(halving[: len(noise)])
+        assert strategy.budget_exhausted
+        assert strategy.rounds_completed < 40
+        statement = privacy_statement(ledger)
+    assert statement["quoted"] == "filter"
+    assert statement["epsilon"] == {"filter": 4.0}
+    assert "filter" in statement["rule"]
+
+
+def test_a_plateau_without_a_public_metric_is_refused(tmp_path: Path) -> None:
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=4.0, delta=1e-3), rounds=3, plateau=PlateauSchedule(), **FIELDS
+    )
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        with pytest.raises(ValueError, match="evaluate_fn"):
+            strategy.start(nobody_moves(), model(), num_rounds=3)
+        with pytest.raises(ValueError, match="'accuracy', which evaluate_fn did not return"):
+            strategy.start(
+                nobody_moves(),
+                model(),
+                num_rounds=3,
+                evaluate_fn=lambda *_: MetricRecord({"loss": 1.0}),
+            )
+
+
+def test_a_participation_cap_ends_the_training_of_everybody(tmp_path: Path) -> None:
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=4.0, delta=1e-3), rounds=5, participation_cap=3, **FIELDS
+    )
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        strategy.start(nobody_moves(), model(), num_rounds=5)
+        assert (strategy.rounds_completed, strategy.budget_exhausted) == (3, True)
+        assert set(ledger.participations.values()) == {3}
+
+
+PLAN = PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, rounds=2, **FIELDS)
+
+
+def insecure_run(folder: Path) -> np.ndarray:
+    rng = SecureRandom(insecure_seed=3)
+    with PrivacyLedger.open(folder / "ledger.db", PLAN, rng=rng) as ledger:
+        strategy = DPFedAvg(plan=PLAN, ledger=ledger, rng=rng)
+        result = strategy.start(nobody_moves(), model(), num_rounds=2)
+        assert privacy_statement(ledger)["insecure"] is True
+    return result.arrays["w"].numpy()
+
+
+def test_an_insecure_seed_repeats_a_training_and_taints_its_statement(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / name).mkdir()
+    np.testing.assert_array_equal(insecure_run(tmp_path / "one"), insecure_run(tmp_path / "two"))
+
+
+def test_insecure_noise_that_the_ledger_does_not_know_of_is_refused(tmp_path: Path) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
+        with pytest.raises(ValueError, match="insecure source that the ledger does not know"):
+            DPFedAvg(plan=PLAN, ledger=ledger, rng=SecureRandom(insecure_seed=1))
+        assert replace(PLAN) == ledger.plan
