@@ -66,17 +66,26 @@ def compare(cases: Sequence[Case], repeats: int = 9) -> dict[str, dict[str, floa
     return results
 
 
-def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = None) -> None:
+def main(
+    title: str,
+    cases: Sequence[Case],
+    arguments: Sequence[str] | None = None,
+    *,
+    repeats: int = 9,
+) -> None:
     """Compare the cases and print a table, or JSON with `--json`.
 
     Args:
         title: The table's.
         cases: As in `compare`.
         arguments: Of the command line; the process's own unless given.
+        repeats: How many timings a side, unless the command line says.
     """
     parser = argparse.ArgumentParser(description=title)
     parser.add_argument("--json", action="store_true", help="print the medians as JSON")
-    parser.add_argument("--repeats", type=int, default=9, help="timings a side (default: 9)")
+    parser.add_argument(
+        "--repeats", type=int, default=repeats, help=f"timings a side (default: {repeats})"
+    )
     options = parser.parse_args(arguments)
     results = compare(cases, options.repeats)
     if options.json:
@@ -92,8 +101,8 @@ def main(title: str, cases: Sequence[Case], arguments: Sequence[str] | None = No
         table.add_row(
             case.name,
             case.peer,
-            f"{1e3 * row['ours_s']:.1f} ms",
-            f"{1e3 * row['peer_s']:.1f} ms",
+            f"{1e3 * row['ours_s']:.3g} ms",
+            f"{1e3 * row['peer_s']:.3g} ms",
             f"{row['ratio']:.3g}",
         )
     Console().print(table)

@@ -412,7 +412,7 @@ class PrivacyLedger:
         known = len(self._records)
         fresh = self._store.records_from(connection, known)
         last = self._records[-1] if self._records else None
-        if last is not None and fresh.pop(0) != last:
+        if last is not None and (not fresh or fresh.pop(0) != last):
             raise LedgerCorrupted(
                 f"record {known} is not the one that it was: the ledger was changed or put back to "
                 "an older state while it was open"
@@ -439,9 +439,8 @@ class PrivacyLedger:
         try:
             self._replay_fields(record.sequence, record.fields)
         except (KeyError, TypeError, ValueError) as error:
-            raise LedgerCorrupted(
-                f"record {record.sequence} can't be read: {type(error).__name__}: {error}"
-            ) from error
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise LedgerCorrupted(f"record {record.sequence} can't be read: {why}") from error
         self._records.append(record)
 
     def _replay_fields(self, sequence: int, fields: dict[str, Any]) -> None:
@@ -463,6 +462,8 @@ class PrivacyLedger:
                 self._reserved[sequence] = "round" in fields
             case "commit":
                 reserved = fields["reserved"]
+                if reserved not in self._reserved or reserved in self._committed:
+                    raise ValueError(f"record {reserved} is no reservation that waits for a commit")
                 self._rounds_committed += self._reserved[reserved]
                 self._committed.add(reserved)
             case _:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 from .events import (
@@ -77,6 +77,8 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
             "Poisson: an independent secret coin for each client in each round"
             if sampled
             else "none: every round is charged in full"
+            if plan.participation_cap is None
+            else f"none: {plan.participation_cap} rounds are charged in full, a client's most"
         ),
         "rule": ledger.rule,
         "sampling_rate": plan.sampling_rate,
@@ -105,12 +107,16 @@ def statement_markdown(statement: dict[str, Any]) -> str:
     lines = ["# Privacy statement", ""]
     if statement["insecure"]:
         lines += [f"> **No privacy at all.** {statement['not_covered'][0]}.", ""]
-    headline = "nothing was released"
-    if quoted in epsilon:
-        headline = f"epsilon {_rounded_up(epsilon[quoted])} at delta {statement['delta']:.3g}"
+    headline = "no finite epsilon is known"
+    if not statement["releases"]:
+        headline = "nothing was released"
+    elif quoted in epsilon:
+        delta = _ceiling(statement["delta"], 3)
+        headline = f"epsilon {_rounded_up(epsilon[quoted])} at delta {delta}"
     cap = statement["participation_cap"]
+    budget = _rounded_up(statement["budget"]["epsilon"])
     rows = [
-        ("promise", f"**{headline}**, of a budget of {statement['budget']['epsilon']:g}"),
+        ("promise", f"**{headline}**, of a budget of {budget}"),
         ("unit", statement["unit"]),
         ("neighbours", f"{relation}: {_RELATIONS[relation]}"),
         ("adversary", statement["adversary"]),
@@ -139,8 +145,11 @@ def statement_markdown(statement: dict[str, Any]) -> str:
     lines += ["", "Each is an upper bound on its own; the smallest is quoted.", ""]
     lines += ["## What is not covered", "", *(f"- {text}" for text in statement["not_covered"]), ""]
     versions = ", ".join(f"{name} {number}" for name, number in statement["versions"].items())
-    lines += [f"Computed from the ledger whose last record is `{statement['ledger_hash']}`,", ""]
-    lines[-2] += f" with {versions}."
+    lines += [
+        f"Computed from the ledger whose last record is `{statement['ledger_hash']}`, "
+        f"with {versions}.",
+        "",
+    ]
     return "\n".join(lines)
 
 
@@ -174,5 +183,13 @@ def _describe(release: dict[str, Any]) -> str:
 
 
 def _rounded_up(epsilon: float) -> str:
-    """Write an upper bound so that what is printed is one too."""
-    return f"{math.ceil(epsilon * 1e4) / 1e4:.4f}" if epsilon < 1e6 else f"{epsilon:.4g}"
+    """Write an upper bound so that what is printed is one too, to four decimals."""
+    if epsilon >= 1e6:
+        return _ceiling(epsilon, 4)
+    return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
+
+
+def _ceiling(number: float, digits: int) -> str:
+    """Write a number rounded up to so many significant digits."""
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number)))
+    return f"{float(rounded):.{digits}g}"

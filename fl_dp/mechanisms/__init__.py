@@ -1,8 +1,14 @@
 """Mechanisms: clipping, noise and the randomness behind them. NumPy only, no Flower."""
 
+from .adaptive_clipping import (
+    AdaptiveClipping,
+    default_bit_noise_std,
+    update_noise_multiplier,
+)
 from .clipping import Norm, clip_by_norm, clip_per_layer, joint_clipping_norm, l1_norm, l2_norm
 from .discrete_gaussian import DiscreteGaussian
 from .discrete_laplace import DiscreteLaplace
+from .estimators import capped_denominator_sensitivity, fixed_denominator_sensitivity
 from .exponential import ExponentialMechanism
 from .gaussian import GaussianMechanism
 from .grid_exponential import GridExponentialMechanism
@@ -11,6 +17,7 @@ from .randomness import SecureRandom
 from .schemes import ClientScheme, client_scheme
 
 __all__ = [
+    "AdaptiveClipping",
     "ClientScheme",
     "DiscreteGaussian",
     "DiscreteLaplace",
@@ -20,10 +27,14 @@ __all__ = [
     "LaplaceMechanism",
     "Norm",
     "SecureRandom",
+    "capped_denominator_sensitivity",
     "client_scheme",
     "clip_by_norm",
     "clip_per_layer",
+    "default_bit_noise_std",
+    "fixed_denominator_sensitivity",
     "joint_clipping_norm",
     "l1_norm",
     "l2_norm",
+    "update_noise_multiplier",
 ]

@@ -1,0 +1,95 @@
+"""A clipping norm that follows a quantile of the update norms, privately.
+
+Each client sends, with its clipped update, whether it stayed *un*clipped. The share that did is
+released with noise and moves the norm geometrically towards the one that leaves `target_quantile`
+of the updates alone. Reference: Andrew et al. 2021, "Differentially Private Learning with Adaptive
+Clipping", algorithm 1.
+
+    >>> rule = AdaptiveClipping(target_quantile=0.5)
+    >>> rule.next_norm(1.0, noisy_bit_sum=-20.0, denominator=100.0)  # most were clipped: grow
+    1.040...
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .checks import require_positive
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdaptiveClipping:
+    """The rule that moves the clipping norm.
+
+    Privacy: the pair of a round's clipped sum and its sum of bits is *one* Gaussian release of the
+    round's noise multiplier, for one unit, add/remove or zero-out neighbours, against anyone who
+    sees both, when the updates get the noise of `update_noise_multiplier` **and the norm that the
+    clients clipped with**: the next round's norm is not theirs.
+
+    Attributes:
+        initial_norm: Clipping norm of the first round.
+        target_quantile: Share of the updates that shall stay unclipped, in (0, 1).
+        learning_rate: Largest change of the norm's logarithm in one round.
+    """
+
+    initial_norm: float = 0.1
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        require_positive(initial_norm=self.initial_norm, learning_rate=self.learning_rate)
+        if not 0.0 < self.target_quantile < 1.0:
+            raise ValueError(f"target_quantile must lie in (0, 1), got {self.target_quantile}")
+
+    def bit(self, update_norm: float, clipping_norm: float) -> float:
+        """Return what one unit adds to the sum of bits: 1/2 if unclipped, -1/2 if clipped.
+
+        Shifted by 1/2, a unit that is there or not moves the sum by 1/2 and not by 1. A missing
+        unit adds zero. A norm that is not finite counts as clipped.
+        """
+        return 0.5 if update_norm <= clipping_norm else -0.5
+
+    def next_norm(self, clipping_norm: float, *, noisy_bit_sum: float, denominator: float) -> float:
+        """Return the next round's clipping norm.
+
+        Args:
+            clipping_norm: The norm that this round's clients used.
+            noisy_bit_sum: The released sum of `bit`s, noise included.
+            denominator: The public constant that sums are divided by: the expected cohort.
+        """
+        unclipped = min(1.0, max(0.0, noisy_bit_sum / denominator + 0.5))
+        return clipping_norm * math.exp(-self.learning_rate * (unclipped - self.target_quantile))
+
+
+def default_bit_noise_std(denominator: float) -> float:
+    """Return the usual noise on the sum of bits, a twentieth of the expected cohort."""
+    return denominator / 20.0
+
+
+def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> float:
+    """Return the updates' noise multiplier with which they and the bits cost `noise_multiplier`.
+
+    `(z^-2 - (2 sigma_b)^-2)^(-1/2)`: the bits have sensitivity 1/2, so their own multiplier is
+    `2 sigma_b`.
+
+    Args:
+        noise_multiplier: What the pair is charged as.
+        bit_noise_std: Standard deviation of the noise on the sum of bits.
+
+    Raises:
+        ValueError: If the bits alone cost as much: `bit_noise_std` must be above half of
+            `noise_multiplier`.
+    """
+    require_positive(noise_multiplier=noise_multiplier, bit_noise_std=bit_noise_std)
+    if noise_multiplier >= 2.0 * bit_noise_std:
+        raise ValueError(
+            f"bit_noise_std must be above noise_multiplier / 2 = {noise_multiplier / 2:.4g}, got "
+            f"{bit_noise_std}: the bits alone would cost more than the round"
+        )
+    return 1.0 / math.sqrt(noise_multiplier**-2 - (2.0 * bit_noise_std) ** -2)
