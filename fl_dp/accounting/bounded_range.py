@@ -36,7 +36,7 @@ def bounded_range_renyi(epsilon: float, order: float) -> float:
         return bound
 
     def negative(t: float) -> float:
-        first = math.expm1(epsilon - t) / (-math.expm1(-epsilon)) * math.exp(t - epsilon)
+        first = math.expm1(t - epsilon) / math.expm1(-epsilon)
         return -float(
             np.logaddexp(
                 math.log(max(first, 1e-300)) + (order - 1.0) * t,
@@ -53,7 +53,7 @@ def bounded_range_renyi(epsilon: float, order: float) -> float:
     )
     # The search's shortfall is second order in its tolerance; the margin covers it.
     exact = max(-float(found.fun), -negative(float(grid[best])))
-    return min(bound, exact * (1.0 + 1e-9) + 1e-15)
+    return min(bound, exact * (1.0 + 1e-9) + 1e-14)
 
 
 def additive_gumbel_delta(

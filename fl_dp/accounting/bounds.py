@@ -29,7 +29,7 @@ from .events import (
     ZcdpEvent,
     freeze,
 )
-from .gaussian import gaussian_epsilon
+from .gaussian import fixed_size_distance, gaussian_epsilon
 from .loss_distributions import SEARCH_INTERVAL, distribution_epsilon, reporting_interval
 from .relations import NeighboringRelation
 from .renyi import epsilon_at_order, renyi_epsilon
@@ -137,10 +137,12 @@ def tight_epsilon(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     interval: float | None = None,
 ) -> float:
-    """Return a valid epsilon quickly: by PLD, or by Renyi DP where that has no bound.
+    """Return the smaller of the two bounds that any events can share, PLD and Renyi DP.
 
-    What gates and searches ask; `epsilon` says more. `interval` is the discretisation of the
-    privacy loss, that of reports by default.
+    What gates and searches ask; `epsilon` says more. PLD is the smaller one, except where each
+    release spends so little that the discretisation costs more than Renyi DP does, or where it has
+    no amplification or no bound. `interval` is the discretisation of the privacy loss, that of
+    reports by default.
 
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
@@ -148,10 +150,7 @@ def tight_epsilon(
     by_pld = pld_epsilon(
         history, delta, neighboring_relation=neighboring_relation, interval=interval
     )
-    frozen = freeze(history)
-    if math.isfinite(by_pld) and not any(isinstance(e, ExponentialEvent) for e, _ in frozen):
-        return by_pld
-    return min(by_pld, renyi_epsilon(frozen, delta, neighboring_relation))
+    return min(by_pld, renyi_epsilon(freeze(history), delta, neighboring_relation))
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
@@ -175,26 +174,33 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 def _gdp_epsilon(history: FrozenHistory, delta: float, relation: NeighboringRelation) -> float:
     precision = 0.0
     for event, count in history:
-        if not isinstance(event, GaussianEvent | FixedSizeGaussianEvent):
+        if isinstance(event, GaussianEvent):
+            distance = relation.distance
+        elif isinstance(event, FixedSizeGaussianEvent):
+            distance = fixed_size_distance(relation)
+        else:
             return math.inf
-        precision += count * (relation.distance / event.noise_multiplier) ** 2
+        precision += count * (distance / event.noise_multiplier) ** 2
     return gaussian_epsilon(1.0 / math.sqrt(precision), delta) if precision else 0.0
 
 
 def _zcdp_rho(history: FrozenHistory, relation: NeighboringRelation) -> float:
-    return sum(count * _rho_of(event) for event, count in history) * relation.distance**2
+    return sum(count * _rho_of(event, relation) for event, count in history)
 
 
-def _rho_of(event: PrivacyEvent) -> float:
+def _rho_of(event: PrivacyEvent, relation: NeighboringRelation) -> float:
+    distance = relation.distance
     match event:
-        case GaussianEvent(noise_multiplier=z) | FixedSizeGaussianEvent(noise_multiplier=z):
-            return 1.0 / (2.0 * z * z)
+        case GaussianEvent(noise_multiplier=z):
+            return (distance / z) ** 2 / 2.0
+        case FixedSizeGaussianEvent(noise_multiplier=z):
+            return (fixed_size_distance(relation) / z) ** 2 / 2.0
         case LaplaceEvent(noise_multiplier=scale):
-            return 1.0 / (2.0 * scale * scale)  # epsilon-DP is epsilon^2 / 2-zCDP
+            return (distance / scale) ** 2 / 2.0  # epsilon-DP is epsilon^2 / 2-zCDP
         case ExponentialEvent(epsilon=spread, draws=draws):
-            return draws * spread**2 / 8.0
+            return draws * (distance * spread) ** 2 / 8.0
         case ZcdpEvent(rho=rho):
-            return rho
+            return rho * distance**2
         case _:
             return math.inf
 

@@ -22,6 +22,7 @@ from .schedules import NoiseSchedule
 _LARGEST = 1e6
 _SMALLEST = 1e-2
 _RELATIVE_TOLERANCE = 1e-5
+_FAR = 0.01  # of the target: beyond it, one step along a slope is not trusted
 _CONSTANT = NoiseSchedule()
 
 
@@ -125,39 +126,71 @@ def calibrate_noise(
     def renyi_excess(noise: float) -> float:
         return renyi_epsilon(total(noise), target_delta, neighboring_relation) - target_epsilon
 
+    def coarse_excess(noise: float) -> float:
+        return excess(noise, SEARCH_INTERVAL)
+
     # Renyi DP is quick and an upper bound: its root brackets the real one, and keeps the search
-    # away from tiny noise, whose privacy-loss distributions are long and slow.
-    high = 1.0
-    by_renyi = math.isfinite(renyi_excess(high))
-    coarse = renyi_excess if by_renyi else lambda noise: excess(noise, SEARCH_INTERVAL)
-    while coarse(high) > 0.0:
-        high *= 2.0
-        if high > _LARGEST:
-            raise ValueError(
-                f"no noise reaches epsilon {target_epsilon} at delta {target_delta} {what}"
-                + (" on top of what is spent already" if before else "")
-                + ": allow a larger epsilon or fewer releases"
-            )
-    low = high / 2.0
-    while low > _SMALLEST and coarse(low) <= 0.0:
-        high, low = low, low / 2.0
+    # away from tiny noise, whose privacy-loss distributions are long and slow. But its orders end
+    # somewhere, and so they miss the smallest epsilons.
+    by_renyi = True
+    bracket = _bracket(renyi_excess)
+    if bracket is None:
+        by_renyi = False
+        bracket = _bracket(coarse_excess)
+    if bracket is None:
+        raise ValueError(
+            f"no noise reaches epsilon {target_epsilon} at delta {target_delta} {what}"
+            + (" on top of what is spent already" if before else "")
+            + ": allow a larger epsilon or fewer releases"
+        )
+    low, high = bracket
     if low <= _SMALLEST:
         return high
     if by_renyi:
-        high = float(brentq(renyi_excess, low, high, rtol=1e-4)) * (1.0 + 1e-3)
-        low = high
-        while excess(low, SEARCH_INTERVAL) <= 0.0:
-            high, low = low, 0.85 * low
-    root = float(
-        brentq(lambda noise: excess(noise, SEARCH_INTERVAL), low, high, rtol=_RELATIVE_TOLERANCE)
-    )
+        low = float(brentq(renyi_excess, low, high, rtol=1e-4)) * (1.0 + 1e-3)
+    low, high = _lowered(coarse_excess, low)
+    root = float(brentq(coarse_excess, low, high, rtol=_RELATIVE_TOLERANCE))
+    at_root = excess(root, None)
+    if at_root < -_FAR * target_epsilon:
+        # Each release spends so little that the coarse discretisation is most of it.
+        low, high = _lowered(lambda noise: excess(noise, None), root)
+        root = float(brentq(lambda noise: excess(noise, None), low, high, rtol=1e-4))
+        at_root = excess(root, None)
     # The fine discretisation spends a little less: follow the coarse curve's slope to it, once.
     step = 1e-3 * root
-    slope = excess(root + step, SEARCH_INTERVAL) - excess(root - step, SEARCH_INTERVAL)
-    fine = root - (excess(root, None) / slope * 2.0 * step if slope < 0.0 else 0.0)
+    slope = coarse_excess(root + step) - coarse_excess(root - step)
+    fine = root - (at_root / slope * 2.0 * step if slope < 0.0 else 0.0)
+    growth = 1e-4
     while excess(fine, None) > 0.0:
-        fine *= 1.0 + 1e-4
+        fine *= 1.0 + growth
+        growth *= 2.0
     return fine
+
+
+def _bracket(excess: Callable[[float], float]) -> tuple[float, float] | None:
+    """Return two noises, one double the other, of which only the larger one fits.
+
+    None if none up to the largest fits; the lower one is not looked at once it is tiny.
+    """
+    high = 1.0
+    while excess(high) > 0.0:
+        high *= 2.0
+        if high > _LARGEST:
+            return None
+    low = high / 2.0
+    while low > _SMALLEST and excess(low) <= 0.0:
+        high, low = low, low / 2.0
+    return low, high
+
+
+def _lowered(excess: Callable[[float], float], noise: float) -> tuple[float, float]:
+    """Return a noise that does not fit and one close above that does, from one of unknown side."""
+    low = high = noise
+    while excess(low) <= 0.0:
+        high, low = low, 0.85 * low
+    while excess(high) > 0.0:
+        low, high = high, high / 0.85
+    return low, high
 
 
 def calibrate_sampling_rate(

@@ -39,7 +39,7 @@ from .events import (
     PrivacyEvent,
     freeze,
 )
-from .gaussian import gaussian_noise_multiplier
+from .gaussian import fixed_size_distance, gaussian_noise_multiplier
 from .relations import NeighboringRelation
 from .renyi import ORDERS, divergence_at_order, renyi_divergences
 
@@ -146,7 +146,7 @@ class GaussianFilter:
         self, budget: PrivacyBudget, *, neighboring_relation: NeighboringRelation = _ZERO_OUT
     ) -> None:
         """Gate at `budget`."""
-        self._distance = neighboring_relation.distance
+        self._relation = neighboring_relation
         self._allowed = gaussian_noise_multiplier(budget.epsilon, budget.delta) ** -2
         self._spent = 0.0
 
@@ -173,7 +173,10 @@ class GaussianFilter:
                 f"a Gaussian DP filter admits Gaussian releases without sampling only, got {event}:"
                 " use a RenyiFilter"
             )
-        return (self._distance / event.noise_multiplier) ** 2
+        distance = self._relation.distance
+        if isinstance(event, FixedSizeGaussianEvent):
+            distance = fixed_size_distance(self._relation)
+        return (distance / event.noise_multiplier) ** 2
 
 
 class RenyiFilter:
@@ -226,12 +229,21 @@ def best_filter_order(
     *,
     neighboring_relation: NeighboringRelation = _ZERO_OUT,
 ) -> float:
-    """Return the order at which a planned history spends least: what to fix for a `RenyiFilter`."""
+    """Return the order at which a planned history spends least: what to fix for a `RenyiFilter`.
+
+    Raises:
+        ValueError: If a release has no Renyi bound at any order.
+    """
     total = np.zeros(len(ORDERS))
     for event, count in freeze(history):
         total += count * renyi_divergences(event, neighboring_relation)
     orders = np.array(ORDERS)
     spent = total + np.log1p(-1.0 / orders) - np.log(orders * delta) / (orders - 1.0)
+    if not np.isfinite(spent).any():
+        raise ValueError(
+            f"a Renyi filter needs a Renyi bound, and one of these releases has none under "
+            f"{neighboring_relation} neighbours: declare the noise beforehand instead"
+        )
     return ORDERS[int(np.argmin(spent))]
 
 

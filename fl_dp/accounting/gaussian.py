@@ -13,6 +13,8 @@ from dataclasses import dataclass
 
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
+from .relations import NeighboringRelation
+
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """Return the smallest noise multiplier of one Gaussian release that is (epsilon, delta)-DP.
@@ -45,6 +47,15 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     if math.isinf(noise_multiplier):
         return 0.0
     return float(get_epsilon_gaussian(noise_multiplier, delta))
+
+
+def fixed_size_distance(neighboring_relation: NeighboringRelation) -> int:
+    """Return how many clipping norms apart two neighbours' fixed-size sums can be.
+
+    A unit of a public roster that contributes zero keeps its place. One that leaves the population
+    gives it to another: the sum moves as if the unit's data were replaced.
+    """
+    return 1 if neighboring_relation is NeighboringRelation.ZERO_OUT else 2
 
 
 def classic_noise_multiplier(epsilon: float, delta: float) -> float:

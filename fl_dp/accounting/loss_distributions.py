@@ -32,6 +32,7 @@ from .events import (
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
 )
+from .gaussian import fixed_size_distance
 from .relations import NeighboringRelation
 
 REPORTING_INTERVAL = 1e-4
@@ -42,7 +43,8 @@ SEARCH_INTERVAL = 1e-3
 
 _MANY_EVENTS = 8  # beyond so many distinct ones, numbers are reported at the search interval
 _TAIL = 9.8  # standard deviations: what lies beyond has mass below e^-50 and counts as infinite
-_LONGEST = 2e7  # grid points of one distribution, before it is refused as too long to compute
+_LONGEST = 2e7  # grid points of a distribution, before it is refused as too long to compute
+_LONGEST_BY_LIBRARY = 2e6  # as the library builds its own point by point
 
 Distribution: TypeAlias = library.PrivacyLossDistribution
 
@@ -103,6 +105,10 @@ def _composed(
         _repeated(event, count, relation, interval, all_scores)
         for event, count in _one_gaussian(history)
     ]
+    length = max(
+        sum(each._pmf_remove.size for each in parts), sum(each._pmf_add.size for each in parts)
+    )
+    _refuse_above(_LONGEST, length, f"{len(parts)} different releases")
     while len(parts) > 1:
         pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
         parts = [pair[0].compose(pair[1]) if len(pair) == 2 else pair[0] for pair in pairs]
@@ -131,7 +137,12 @@ def _repeated(
     all_scores: bool,
 ) -> Distribution:
     single = _distribution(event, relation, interval, all_scores)
-    return single if count == 1 else single.self_compose(count)
+    if count == 1:
+        return single
+    for pmf in (single._pmf_remove, single._pmf_add):
+        _refuse_above(_LONGEST, _composed_length(pmf.to_dense_pmf()._probs, count), str(event))
+    with np.errstate(over="ignore"):  # in tail bounds of orders that the library then leaves out
+        return single.self_compose(count)
 
 
 @lru_cache(maxsize=32)
@@ -149,6 +160,8 @@ def _distribution(
         case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate):
             if rate == 1.0 or relation is not NeighboringRelation.REPLACE_ONE:
                 return poisson_gaussian(z / relation.distance, rate, interval)
+            length = 2.0 * _loss(1.0 + _TAIL * z, z, 1.0) / interval
+            _refuse_above(_LONGEST_BY_LIBRARY, length, str(event))
             # Here dp-accounting wants the multiplier relative to the clipping norm.
             return library.from_gaussian_mechanism(
                 z,
@@ -166,8 +179,10 @@ def _distribution(
                 neighboring_relation=_LIBRARY_RELATION[relation],
             )
         case FixedSizeGaussianEvent(noise_multiplier=z):
-            return poisson_gaussian(z / relation.distance, 1.0, interval)
+            return poisson_gaussian(z / fixed_size_distance(relation), 1.0, interval)
         case LaplaceEvent(noise_multiplier=scale):
+            length = 2.0 * relation.distance / scale / interval
+            _refuse_above(_LONGEST_BY_LIBRARY, length, str(event))
             return library.from_laplace_mechanism(
                 scale / relation.distance, value_discretization_interval=interval
             )
@@ -201,9 +216,9 @@ def poisson_gaussian(
     """
     z, q = noise_multiplier, sampling_rate
     lowest, highest = (_loss(x, z, q) for x in (-_TAIL * z, 1.0 + _TAIL * z))
-    if highest - lowest > _LONGEST * interval:
-        raise NoDistribution(f"noise_multiplier {z} is too small for a privacy-loss distribution")
-    first, last = math.floor(lowest / interval), math.ceil(highest / interval)
+    _refuse_above(_LONGEST, (highest - lowest) / interval, f"noise_multiplier {z}")
+    first = math.floor(lowest / interval)
+    last = max(math.ceil(highest / interval), first + 1)
     losses = _grid(first, last, interval)
     edges = _where_loss_is(losses, z, q)
     without = _normal_mass(edges / z)
@@ -218,6 +233,19 @@ def poisson_gaussian(
     add[0] += ndtr(-edges[-1] / z)
     pmf_add = pld_pmf.DensePLDPmf(interval, -last, add, float(ndtr(edges[0] / z)), True)
     return library.PrivacyLossDistribution(pmf_remove, pmf_add)
+
+
+def _composed_length(probs: NDArray[np.float64], count: int) -> float:
+    """Return about how many grid points `count` convolutions fill: ten deviations either way."""
+    at = np.arange(probs.size, dtype=np.float64)
+    mean = float(at @ probs) / float(probs.sum())
+    deviation = math.sqrt(float((at - mean) ** 2 @ probs) / float(probs.sum()) * count)
+    return min(count * probs.size, probs.size + 20.0 * deviation)
+
+
+def _refuse_above(longest: float, length: float, what: str) -> None:
+    if length > longest:
+        raise NoDistribution(f"the privacy-loss distribution of {what} is too long to compute")
 
 
 def _loss(x: float, z: float, q: float) -> float:
@@ -255,8 +283,9 @@ def _dots(
 ) -> NDArray[np.float64]:
     """Split each interval's mass over its ends, keeping its mass under both neighbours."""
     interval = losses[1] - losses[0]
-    with np.errstate(over="ignore"):
-        to_end = (upper - lower * np.exp(losses[:-1])) / -math.expm1(-interval)
+    # Beyond e^700, where `lower` is next to nothing, capping moves mass to the upper end only.
+    odds = np.exp(np.minimum(losses[:-1], 700.0))
+    to_end = (upper - lower * odds) / -math.expm1(-interval)
     to_end = np.clip(to_end, 0.0, upper)
     dots = np.zeros(losses.size)
     dots[1:] = to_end
@@ -266,6 +295,7 @@ def _dots(
 
 def _bounded_range(epsilon: float, interval: float) -> Distribution:
     reach = math.ceil(epsilon / interval)
+    _refuse_above(_LONGEST_BY_LIBRARY, 2.0 * reach, f"bounded range {epsilon}")
     at = _grid(-reach, reach, interval)
     pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(
         interval, -reach, reach, bounded_range_delta(epsilon, at)
@@ -275,12 +305,12 @@ def _bounded_range(epsilon: float, interval: float) -> Distribution:
 
 def _additive_gumbel(epsilon: float, interval: float) -> Distribution:
     # The moved score's loss lies above -epsilon without an upper end: its tail is e^-40 there.
-    longest = math.ceil((40.0 * math.expm1(epsilon) + epsilon) / interval)
+    # One beyond e^10 is far beyond any grid, and must not overflow.
+    longest = math.ceil((40.0 * math.expm1(min(epsilon, 10.0)) + epsilon) / interval)
     reach = math.ceil(epsilon / interval)
     both = []
     for low, high, side in ((-reach, longest, 0), (-longest, reach, 1)):
-        if high - low > _LONGEST:
-            raise NoDistribution(f"epsilon {epsilon} is too large for additive Gumbel noise")
+        _refuse_above(_LONGEST_BY_LIBRARY, high - low, f"additive Gumbel noise of {epsilon}")
         at = _grid(low, high, interval)
         deltas = np.minimum.accumulate(additive_gumbel_delta(epsilon, at)[side])
         both.append(

@@ -31,6 +31,7 @@ from .events import (
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
 )
+from .gaussian import fixed_size_distance
 from .relations import NeighboringRelation
 
 ORDERS: tuple[float, ...] = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
@@ -39,7 +40,8 @@ ORDERS: tuple[float, ...] = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 _LARGEST_INTEGRATED = 11.0
 _SMALL_ORDER = 64.0
 _REACH, _STEPS_A_SIGMA = 12.0, 8.0
-_ROUNDING = 1e-13  # more than float64 can lose in one divergence, so that the bound stays one
+_ROUNDING = 1e-13  # absolute and relative: more than float64 can lose in one divergence
+_MOST_TERMS = 2e7  # of the integrals, before noise that small is charged without sampling
 
 
 @lru_cache(maxsize=4096)
@@ -99,7 +101,7 @@ def _divergences(
             return [math.inf] * len(orders)
         case FixedSizeGaussianEvent(noise_multiplier=z, num_units=units, cohort=cohort):
             if relation is not NeighboringRelation.REPLACE_ONE:
-                return np.array(orders) / z**2 / 2.0
+                return np.array(orders) * (fixed_size_distance(relation) / z) ** 2 / 2.0
             # dp-accounting wants the multiplier relative to the replace-one sensitivity here.
             drawn = dpa.SampledWithoutReplacementDpEvent(
                 units, cohort, dpa.GaussianDpEvent(z / relation.distance)
@@ -128,11 +130,14 @@ def _poisson_gaussian(z: float, q: float, orders: Sequence[float]) -> NDArray[np
     alpha = alpha[~serial]
     # The integrand has its mass around x = 0, ..., order.
     reach = _REACH * z
+    if alpha.size * (alpha.max(initial=1.0) + 2.0 * reach) * _STEPS_A_SIGMA / z > _MOST_TERMS:
+        divergences[~serial] = alpha / (2.0 * z * z)
+        return divergences
     x = np.arange(-reach, float(alpha.max(initial=1.0)) + reach, z / _STEPS_A_SIGMA)
     ratio = np.logaddexp(_log1m(q), math.log(q) + (2.0 * x - 1.0) / (2.0 * z * z))
     log_weight = -0.5 * (x / z) ** 2 - math.log(_STEPS_A_SIGMA * math.sqrt(2.0 * math.pi))
     divergences[~serial] = _log_sum_exp(alpha[:, None] * ratio + log_weight) / (alpha - 1.0)
-    return np.maximum(divergences, 0.0) + _ROUNDING
+    return np.maximum(divergences, 0.0) * (1.0 + _ROUNDING) + _ROUNDING
 
 
 def _binomial_series(z: float, q: float, orders: NDArray[np.float64]) -> NDArray[np.float64]:

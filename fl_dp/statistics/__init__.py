@@ -4,14 +4,15 @@
     >>> message = query_to_dict(query)                            # travels to the clients
     >>> vector = query_from_dict(message).contribution(values)    # on each client
     >>> choice = choose_noise(query, epsilon=0.5, delta=1e-5)     # on the server
-    >>> choice.events                                             # reserve them in the ledger first
-    >>> answer = release_statistic(choice, vectors, SecureRandom())
+    >>> answer = charged_release(ledger, "ages", choice, vectors, SecureRandom())
+    >>> answer["mean"].value, answer["mean"].error
 
 The privacy unit is one client with all its examples, under zero-out neighbours on a public roster;
 the adversary sees the answer; the server is trusted with the clients' vectors and with the noise.
 Ranges, edges, categories and grids are public parameters and must not be read off the data.
 """
 
+from .charged import charged_release
 from .histograms import Frequencies, Histogram
 from .noise_choice import NoiseChoice, NoiseLaw, choose_noise
 from .quantiles import Quantiles
@@ -32,6 +33,7 @@ __all__ = [
     "Quantiles",
     "Query",
     "Sum",
+    "charged_release",
     "choose_noise",
     "query_from_dict",
     "query_to_dict",

@@ -1,6 +1,6 @@
 """The server's part: bound what came in, sum it, add the noise once, and read the answer off.
 
->>> reservation = ledger.reserve(...)  # choice.events, on disk before anything is released
+>>> [ledger.reserve_release("ages", event) for event in choice.events]  # on disk first
 >>> answer = release_statistic(choice, contributions, SecureRandom())
 >>> answer["mean"].value, answer["mean"].error
 """

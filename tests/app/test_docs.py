@@ -52,7 +52,28 @@ def test_the_configuration_guide_names_every_key_with_its_default() -> None:
             assert f"| `{key}` | `{shown}` |" in guide
 
 
-@pytest.mark.parametrize("page", ["README.md", "docs/privacy.md", "docs/decisions.md"])
+def test_the_statistics_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/statistics.md").read_text(), re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    exec(compile(code, "docs/statistics.md", "exec"), {})
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert [event.kind for event, _ in ledger.history] == ["laplace"]
+
+
+def test_the_readme_s_accounting_runs() -> None:
+    code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[-1]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(code, "README.md", "exec"), {})
+    assert "pld=" in printed.getvalue()
+
+
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
 def test_links_between_documents_lead_somewhere(page: str) -> None:
     here = ROOT / page
     for target in re.findall(r"\]\((?!http)([^)#]+)\)", here.read_text()):

@@ -1,0 +1,69 @@
+"""Statistics and a training share one budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import PrivacyBudgetExhausted, privacy_statement
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.statistics import Mean, Quantiles, charged_release, choose_noise
+
+CLIENTS = 50
+BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-3)
+MEAN = choose_noise(Mean(lows=(0.0,), highs=(10.0,)), epsilon=1.0, delta=1e-4)
+MEDIAN = choose_noise(Quantiles(probabilities=(0.25, 0.5), grid=(0.0, 5.0, 10.0)), 1.0, 0.0)
+
+
+def plan(*choices: object) -> PrivacyPlan:
+    return PrivacyPlan.calibrate(
+        BUDGET,
+        rounds=3,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        num_clients=CLIENTS,
+        other_releases=[(event, 1) for choice in choices for event in choice.events],
+    )
+
+
+def vectors(choice: object) -> list[np.ndarray]:
+    return [choice.query.contribution([float(client % 10)]) for client in range(CLIENTS)]
+
+
+def test_declared_statistics_leave_room_for_every_round(tmp_path: Path) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan(MEAN, MEDIAN)) as ledger:
+        for what, choice in (("mean", MEAN), ("quartiles", MEDIAN)):
+            charged_release(ledger, what, choice, vectors(choice), SecureRandom())
+        for number in (1, 2, 3):
+            ledger.commit(ledger.reserve(round=number))
+        assert ledger.epsilon().best <= BUDGET.epsilon
+        released = {each["event"]: each["count"] for each in privacy_statement(ledger)["releases"]}
+        events = (*MEAN.events, *MEDIAN.events)
+        assert sum(released.values()) == len(events) + 3
+        assert released["exponential"] == len(MEDIAN.events)
+
+
+def test_the_training_s_noise_is_higher_when_statistics_share_its_budget() -> None:
+    assert plan(MEAN, MEDIAN).noise_multiplier > plan().noise_multiplier * 1.01
+
+
+def test_a_statistic_that_nobody_declared_does_not_fit_a_spent_budget(tmp_path: Path) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan()) as ledger:
+        for number in (1, 2, 3):
+            ledger.reserve(round=number)
+        before = ledger.records
+        with pytest.raises(PrivacyBudgetExhausted, match="'mean' would exceed"):
+            charged_release(ledger, "mean", MEAN, vectors(MEAN), SecureRandom())
+        assert ledger.records == before
+
+
+def test_insecure_noise_has_to_be_known_to_the_ledger(tmp_path: Path) -> None:
+    rng = SecureRandom(insecure_seed=1)
+    with (
+        PrivacyLedger.open(tmp_path / "ledger.db", plan(MEAN)) as ledger,
+        pytest.raises(ValueError, match="insecure source"),
+    ):
+        charged_release(ledger, "mean", MEAN, vectors(MEAN), rng)
