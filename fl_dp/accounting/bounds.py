@@ -96,7 +96,9 @@ def epsilon(
     _check_delta(delta)
     frozen = freeze(history)
     interval = reporting_interval(frozen)
-    top_of_many = any(isinstance(e, ExponentialEvent) and e.draws > 1 for e, _ in frozen)
+    top_of_many = any(
+        isinstance(e, ExponentialEvent) and e.draws > 1 and e.one_coordinate for e, _ in frozen
+    )
     return EpsilonBounds(
         pld=distribution_epsilon(frozen, delta, neighboring_relation, interval),
         rdp=renyi_epsilon(frozen, delta, neighboring_relation),

@@ -22,6 +22,7 @@ from .schedules import NoiseSchedule
 _LARGEST = 1e6
 _SMALLEST = 1e-2
 _RELATIVE_TOLERANCE = 1e-5
+_MARGIN = 1e-9
 _FAR = 0.01  # of the target: beyond it, one step along a slope is not trusted
 _CONSTANT = NoiseSchedule()
 
@@ -160,8 +161,9 @@ def calibrate_noise(
     step = 1e-3 * root
     slope = coarse_excess(root + step) - coarse_excess(root - step)
     fine = root - (at_root / slope * 2.0 * step if slope < 0.0 else 0.0)
-    growth = 1e-4
-    while excess(fine, None) > 0.0:
+    # A margin above rounding: the same plan must fit on another machine too.
+    growth = 1e-7
+    while excess(fine, None) > -_MARGIN * target_epsilon:
         fine *= 1.0 + growth
         growth *= 2.0
     return fine

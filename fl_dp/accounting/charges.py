@@ -39,8 +39,8 @@ def event_of(mechanism: ClientScheme | ExponentialMechanism, *, draws: int = 1) 
             return LaplaceEvent(noise_multiplier=scale)
         case GridExponentialMechanism():
             return ZcdpEvent(rho=mechanism.zcdp_rho)
-        case ExponentialMechanism(epsilon=epsilon):
-            return ExponentialEvent(epsilon=epsilon, draws=draws)
+        case ExponentialMechanism(epsilon=epsilon, one_coordinate=alone):
+            return ExponentialEvent(epsilon=epsilon, draws=draws, one_coordinate=alone)
         case _:
             raise TypeError(f"no charge is known for a {type(mechanism).__name__}")
 

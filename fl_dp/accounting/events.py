@@ -148,11 +148,14 @@ class ExponentialEvent:
         epsilon: Range of the log-likelihood ratio of one draw: one draw is epsilon-DP and
             `epsilon ** 2 / 8`-zCDP (Dong, Durfee and Rogers 2020).
         draws: How many were drawn without replacement (the top of one set of Gumbel scores).
+        one_coordinate: Whether a unit moves one score alone; then the release of all noisy scores
+            bounds that of the top ones.
     """
 
     kind: ClassVar[str] = "exponential"
     epsilon: float
     draws: int = 1
+    one_coordinate: bool = False
 
     def __post_init__(self) -> None:
         """Validate.

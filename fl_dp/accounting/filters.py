@@ -32,7 +32,6 @@ from .budget import PrivacyBudget
 from .calibration import affordable_rounds
 from .events import (
     FixedSizeGaussianEvent,
-    FrozenHistory,
     GaussianEvent,
     History,
     PoissonGaussianEvent,
@@ -92,7 +91,6 @@ class DeclaredFilter:
         self._budget = budget
         self._relation = neighboring_relation
         self._declared = freeze(declared)
-        self._horizon = sum(count for _, count in self._declared)
         self._certified: Counter[PrivacyEvent] = Counter()
         self._spent: Counter[PrivacyEvent] = Counter()
         self._inside = True
@@ -112,23 +110,48 @@ class DeclaredFilter:
 
     def _certify(self, event: PrivacyEvent) -> bool:
         """Find a longer history that fits and holds one more `event`."""
-        declared = Counter(dict(self._declared))
-        if self._spent + Counter({event: 1}) <= declared and self._fits(self._declared):
-            self._certified, self._inside = declared, True
-            return True
+        left = Counter(dict(self._declared))
+        left.subtract(self._spent)
+        left = +left
+        if left[event]:
+            ahead = self._longest_fitting(left, event)
+            if ahead is not None:
+                self._certified, self._inside = self._spent + ahead, True
+                return True
         further = affordable_rounds(
             self._spent,
             event,
             self._budget.epsilon,
             self._budget.delta,
-            at_most=max(1, self._horizon - self._spent.total()),
+            at_most=max(1, left[event]),
             neighboring_relation=self._relation,
         )
         self._certified, self._inside = self._spent + Counter({event: further}), True
         return further > 0
 
-    def _fits(self, history: FrozenHistory) -> bool:
-        spent = tight_epsilon(history, self._budget.delta, neighboring_relation=self._relation)
+    def _longest_fitting(
+        self, left: Counter[PrivacyEvent], event: PrivacyEvent
+    ) -> Counter[PrivacyEvent] | None:
+        """Return as much of what is declared and left as fits, `event` first; None if not even it.
+
+        After an unplanned release not everything fits any more. What is left out here is not lost:
+        it is asked for anew when its turn comes.
+        """
+        order = [event] * left[event] + [
+            e for e, count in left.items() for _ in range(count) if e != event
+        ]
+        if self._fits(order):
+            return left
+        low, high = 0, len(order)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._fits(order[:middle]) else (low, middle)
+        return Counter(order[:low]) if low else None
+
+    def _fits(self, more: Sequence[PrivacyEvent]) -> bool:
+        spent = tight_epsilon(
+            self._spent + Counter(more), self._budget.delta, neighboring_relation=self._relation
+        )
         return spent <= self._budget.epsilon
 
 

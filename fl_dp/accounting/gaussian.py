@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
 from .relations import NeighboringRelation
@@ -30,7 +31,8 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
         ValueError: If an argument is out of range.
     """
     _check(epsilon, delta)
-    return float(get_sigma_gaussian(epsilon, delta))
+    with np.errstate(divide="ignore"):  # a delta of zero, whose logarithm is compared
+        return float(get_sigma_gaussian(epsilon, delta))
 
 
 def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
@@ -46,7 +48,8 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
         raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
     if math.isinf(noise_multiplier):
         return 0.0
-    return float(get_epsilon_gaussian(noise_multiplier, delta))
+    with np.errstate(divide="ignore"):  # as above
+        return float(get_epsilon_gaussian(noise_multiplier, delta))
 
 
 def fixed_size_distance(neighboring_relation: NeighboringRelation) -> int:

@@ -487,8 +487,8 @@ class PrivacyLedger:
             "kind": "run",
             "run": self._run_id,
             "unit": "client",
-            "sampling": "poisson" if plan.sampling_rate < 1.0 else "everybody",
-            "sensitivity": plan.clipping_norm,
+            "sampling": _sampling(plan),
+            "sensitivity": plan.neighboring_relation.distance * plan.clipping_norm,
             "denominator": plan.denominator,
             "finest_grid": mechanism.grid,
             "rule": plan.filter().rule,
@@ -496,6 +496,12 @@ class PrivacyLedger:
             "versions": library_versions(),
             "time": _now(),
         }
+
+
+def _sampling(plan: PrivacyPlan) -> str:
+    if plan.participation_cap is not None:
+        return "capped"
+    return "poisson" if plan.sampling_rate < 1.0 else "everybody"
 
 
 def _reservation(record: LedgerRecord) -> Reservation:

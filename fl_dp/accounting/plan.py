@@ -71,9 +71,9 @@ class PrivacyPlan:
         neighboring_relation: Which populations are neighbours.
         schedule: How the noise changes over the rounds, declared beforehand.
         plateau: How the noise reacts to a public metric instead; gated by a privacy filter.
-        filter_order: The filter's Renyi order, fixed beforehand; None: Gaussian DP.
+        filter_order: The filter's Renyi order, fixed beforehand; None: Gaussian.
         participation_cap: At most so many rounds for each client, which the ledger enforces. It
-            has to see who takes part, so nothing is amplified. None charges each round to everybody.
+            has to see who takes part: nothing is amplified. None charges each round to everybody.
         other_releases: What else is released under this budget, such as private statistics.
     """
 
@@ -243,7 +243,8 @@ class PrivacyPlan:
                 f"{spends:.4g}, more than the budget of {max_epsilon:.4g}: {advice}"
             )
         return cls(
-            budget=PrivacyBudget(epsilon=max_epsilon or spends, delta=delta),
+            # A margin above rounding: the same plan must fit on another machine too.
+            budget=PrivacyBudget(epsilon=max_epsilon or spends * (1.0 + 1e-9), delta=delta),
             rounds=rounds,
             sampling_rate=sampling_rate,
             noise_multiplier=noise_multiplier,

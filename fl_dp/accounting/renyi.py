@@ -100,13 +100,17 @@ def _divergences(
         case TruncatedPoissonGaussianEvent():
             return [math.inf] * len(orders)
         case FixedSizeGaussianEvent(noise_multiplier=z, num_units=units, cohort=cohort):
-            if relation is not NeighboringRelation.REPLACE_ONE:
-                return np.array(orders) * (fixed_size_distance(relation) / z) ** 2 / 2.0
-            # dp-accounting wants the multiplier relative to the replace-one sensitivity here.
+            everybody = np.array(orders) * (fixed_size_distance(relation) / z) ** 2 / 2.0
+            if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+                return everybody
+            # Contributing zero is one way to be replaced. The bound needs the distance 2 for it,
+            # too: it compares with samples in which another unit has the place. dp-accounting
+            # wants the multiplier relative to that distance here.
             drawn = dpa.SampledWithoutReplacementDpEvent(
-                units, cohort, dpa.GaussianDpEvent(z / relation.distance)
+                units, cohort, dpa.GaussianDpEvent(z / 2.0)
             )
-            return _library(drawn, dpa.NeighboringRelation.REPLACE_ONE, orders)
+            amplified = _library(drawn, dpa.NeighboringRelation.REPLACE_ONE, orders)
+            return np.minimum(everybody, amplified)
         case LaplaceEvent(noise_multiplier=scale):
             laplace = dpa.LaplaceDpEvent(scale / relation.distance)
             return _library(laplace, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE, orders)

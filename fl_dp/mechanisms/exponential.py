@@ -38,8 +38,8 @@ class ExponentialMechanism:
         epsilon: Bounded range of one draw: the most by which the log-ratios of two neighbours'
             laws differ between any two candidates.
         sensitivity: The most by which one unit moves any utility, in the utilities' units.
-        one_coordinate: Whether one unit moves its own utility alone, or all of them the same way
-            (monotone). If not, the rate is half as high.
+        one_coordinate: Whether one unit moves its own utility alone. If not, the rate is half as
+            high.
         null_utility: The utility of a unit whose data is left out; also stands in for NaN.
         utility_range: Public bounds that utilities are clipped to. Without them it is up to the
             caller that no unit moves a utility by more than `sensitivity`.

@@ -12,29 +12,10 @@ from pathlib import Path
 import pytest
 
 import fl_dp
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyLedger
 from fl_dp.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def test_the_lines_in_the_privacy_guide_recompute_epsilon_without_fl_dp(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
-        1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
-    )
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        for number in (1, 2, 3):
-            ledger.reserve(round=number)
-        expected = ledger.epsilon().pld
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/privacy.md").read_text(), re.DOTALL)
-    assert "fl_dp" not in code
-    monkeypatch.chdir(tmp_path)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
-        exec(compile(code, "docs/privacy.md", "exec"), {})
-    assert float(printed.getvalue()) == pytest.approx(expected, rel=1e-9)
 
 
 def test_the_configuration_guide_names_every_key_with_its_default() -> None:

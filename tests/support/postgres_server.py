@@ -1,4 +1,4 @@
-"""A throw-away PostgreSQL server: in a folder of its own, on a Unix socket only, gone afterwards."""
+"""A throw-away PostgreSQL server: a folder of its own, a Unix socket only, gone afterwards."""
 
 from __future__ import annotations
 

@@ -1,0 +1,128 @@
+"""Privacy-loss distributions: our own of sampled Gaussians, against closed forms."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as library
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import ndtr
+
+from fl_dp.accounting import (
+    ExponentialEvent,
+    GaussianEvent,
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    ZcdpEvent,
+    pld_epsilon,
+)
+from fl_dp.accounting.events import freeze
+from fl_dp.accounting.loss_distributions import (
+    NoDistribution,
+    distribution_epsilon,
+    poisson_gaussian,
+    reporting_interval,
+)
+
+SETTINGS = [(0.5, 0.01), (1.0, 0.1), (1.0, 1.0), (3.0, 0.5), (0.2, 1e-3), (20.0, 0.9)]
+
+
+def exact_deltas(z: float, q: float, at: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Hockey-stick divergences of one release: mixture against plain, and the other way."""
+
+    def where(loss: np.ndarray) -> np.ndarray:
+        with np.errstate(divide="ignore", invalid="ignore"):
+            x = z * z * np.log((np.exp(loss) - (1 - q)) / q) + 0.5
+        return np.where(np.isnan(x), -np.inf, x)
+
+    x = where(at)
+    remove = (1 - q) * ndtr(-x / z) + q * ndtr((1 - x) / z) - np.exp(at) * ndtr(-x / z)
+    x = where(-at)
+    mixture = (1 - q) * ndtr(x / z) + q * ndtr((x - 1) / z)
+    add = ndtr(x / z) - np.exp(at) * mixture
+    return remove, add
+
+
+@pytest.mark.parametrize("interval", [1e-3, 1e-4])
+@pytest.mark.parametrize(("z", "q"), SETTINGS)
+def test_one_release_is_an_upper_bound_and_exact_on_the_grid(
+    z: float, q: float, interval: float
+) -> None:
+    distribution = poisson_gaussian(z, q, interval)
+    for steps in (0.0, 0.3):  # on the grid, and between its points
+        at = (np.arange(0, int(8 / interval), int(0.05 / interval)) + steps) * interval
+        for ours, exact in zip(
+            (distribution._pmf_remove, distribution._pmf_add), exact_deltas(z, q, at), strict=True
+        ):
+            deltas = np.array([ours.get_delta_for_epsilon(float(e)) for e in at])
+            assert np.all(deltas >= exact - 1e-14)
+            slack = 1e-9 if steps == 0.0 else interval * interval / z / z
+            assert np.all(deltas <= exact * (1 + 1e-6) + slack * exact.max() + 1e-14)
+
+
+@pytest.mark.parametrize(("z", "q"), SETTINGS)
+def test_masses_add_up_to_one(z: float, q: float) -> None:
+    distribution = poisson_gaussian(z, q, 1e-3)
+    for pmf in (distribution._pmf_remove, distribution._pmf_add):
+        assert np.all(pmf._probs >= 0.0)
+        assert pmf._probs.sum() + pmf._infinity_mass == pytest.approx(1.0, abs=1e-13)
+        assert pmf._infinity_mass < 1e-21
+
+
+@settings(max_examples=20, deadline=None)
+@given(
+    st.floats(0.4, 20.0),
+    st.floats(1e-4, 1.0, exclude_max=True),
+    st.integers(1, 2000),
+    st.sampled_from([1e-3, 1e-5, 1e-8]),
+)
+def test_compositions_match_dp_accountings_own_distribution(
+    z: float, q: float, rounds: int, delta: float
+) -> None:
+    theirs = library.from_gaussian_mechanism(
+        z, value_discretization_interval=1e-3, sampling_prob=q
+    ).self_compose(rounds)
+    history = {PoissonGaussianEvent(noise_multiplier=z, sampling_rate=q): rounds}
+    ours = pld_epsilon(history, delta, interval=1e-3)
+    # Both round pessimistically to the same grid; 1e-8 is what their cancellation leaves near 0.
+    assert ours == pytest.approx(theirs.get_epsilon_for_delta(delta), rel=1e-5, abs=1e-8)
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("q", [1e-8, 0.3, 1.0 - 1e-9, 1.0])
+@pytest.mark.parametrize("z", [0.03, 0.05, 1e4, 1e8])
+def test_extreme_distributions_hold_numbers_only(z: float, q: float) -> None:
+    """Losses beyond e^709 once made them NaN."""
+    distribution = poisson_gaussian(z, q, 1e-3)
+    for pmf in (distribution._pmf_remove, distribution._pmf_add):
+        assert np.all(np.isfinite(pmf._probs)) and np.all(pmf._probs >= 0.0)
+        assert pmf._probs.sum() + pmf._infinity_mass == pytest.approx(1.0, abs=1e-9)
+
+
+def test_a_distribution_that_is_too_long_is_refused_and_its_epsilon_infinite() -> None:
+    with pytest.raises(NoDistribution, match="too long"):
+        poisson_gaussian(1e-3, 0.1, 1e-4)
+    history = freeze([(PoissonGaussianEvent(noise_multiplier=0.05, sampling_rate=0.1), 1000)])
+    assert distribution_epsilon(history, 1e-5, NeighboringRelation.ZERO_OUT, 1e-4) == math.inf
+
+
+def test_zcdp_alone_has_no_distribution() -> None:
+    assert pld_epsilon({ZcdpEvent(rho=0.1): 1}, 1e-5) == math.inf
+    mixed = {ZcdpEvent(rho=0.1): 1, GaussianEvent(noise_multiplier=5.0): 1}
+    assert pld_epsilon(mixed, 1e-5) == math.inf
+
+
+def test_many_different_events_are_reported_at_the_coarse_interval() -> None:
+    few = freeze([(ExponentialEvent(epsilon=0.1 * k), 1) for k in range(1, 9)])
+    many = freeze([(ExponentialEvent(epsilon=0.1 * k), 1) for k in range(1, 10)])
+    assert (reporting_interval(few), reporting_interval(many)) == (1e-4, 1e-3)
+
+
+def test_unsampled_gaussians_of_any_noise_are_one() -> None:
+    """1/3^2 + 1/4^2 = 1/2.4^2."""
+    two = {GaussianEvent(noise_multiplier=3.0): 1, GaussianEvent(noise_multiplier=4.0): 1}
+    one = {GaussianEvent(noise_multiplier=2.4): 1}
+    assert pld_epsilon(two, 1e-5) == pytest.approx(pld_epsilon(one, 1e-5), rel=1e-9)
