@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import re
 import tomllib
 from dataclasses import fields, is_dataclass
@@ -13,6 +14,7 @@ import pytest
 
 import fl_dp
 from fl_dp import PrivacyLedger
+from fl_dp.accounting import calibrate_client_scheme
 from fl_dp.settings import Settings
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,3 +67,25 @@ def test_the_version_is_the_same_in_the_package_and_its_metadata() -> None:
     metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
     assert metadata["project"]["version"] == fl_dp.__version__
     assert f"## {fl_dp.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_table_of_client_schemes_is_what_calibration_gives() -> None:
+    guide = (ROOT / "docs/privacy.md").read_text()
+    rows = re.findall(r"^\| ([18]), (one|ten) \| (.*) \|$", guide, re.MULTILINE)
+    assert len(rows) == 4
+    for epsilon, messages, cells in rows:
+        exponential, *laplace = [float(cell) for cell in cells.split(" | ")]
+        std = {
+            name: calibrate_client_scheme(
+                name,
+                float(epsilon),
+                1e-5,
+                participations={"one": 1, "ten": 10}[messages],
+                clipping_norm=1.0,
+            ).noise_std
+            for name in ("gaussian", "exponential", "laplace")
+        }
+        assert std["exponential"] / std["gaussian"] == pytest.approx(exponential, rel=0.02)
+        for dimension, shown in zip((1, 10, 100, 1000), laplace, strict=True):
+            ratio = std["laplace"] * math.sqrt(dimension) / std["gaussian"]
+            assert ratio == pytest.approx(shown, rel=0.05)
