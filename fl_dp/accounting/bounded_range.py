@@ -59,22 +59,22 @@ def bounded_range_renyi(epsilon: float, order: float) -> float:
 def additive_gumbel_delta(
     epsilon: float, at: NDArray[np.float64]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return both profiles of one score with standard Gumbel noise that is moved by `epsilon`.
+    """Return both profiles of one score with standard Gumbel noise that is lowered by `epsilon`.
 
     Whoever sees all noisy scores sees the top of them: this bounds the top `k` of one set of
     one-coordinate scores for every `k`.
 
     Returns:
-        Delta at each epsilon in `at`: of the moved score against the other, and the other way.
+        Delta at each epsilon in `at`: of the lowered score against the other, and the other way.
     """
     shift = math.expm1(epsilon)
     with np.errstate(over="ignore", invalid="ignore"):
         # Over e^-x the noisy scores are exponentials of rates 1 and e^-epsilon; the likelihood
         # ratio is monotone, so each profile is a difference of two tails at one point.
         c = (at + epsilon) / shift
-        raised = np.exp(-np.maximum(c, 0.0)) - np.exp(at - np.maximum(c, 0.0) * math.exp(epsilon))
+        lowered = np.exp(-np.maximum(c, 0.0)) - np.exp(at - np.maximum(c, 0.0) * math.exp(epsilon))
         c = (epsilon - at) / shift
-        lowered = -np.expm1(-c * math.exp(epsilon)) + np.exp(at) * np.expm1(-c)
-    raised = np.where(at <= -epsilon, -np.expm1(np.minimum(at, 0.0)), raised)
-    lowered = np.where(at >= epsilon, 0.0, lowered)
-    return np.clip(raised, 0.0, 1.0), np.clip(lowered, 0.0, 1.0)
+        other = -np.expm1(-c * math.exp(epsilon)) + np.exp(at) * np.expm1(-c)
+    lowered = np.where(at <= -epsilon, -np.expm1(np.minimum(at, 0.0)), lowered)
+    other = np.where(at >= epsilon, 0.0, other)
+    return np.clip(lowered, 0.0, 1.0), np.clip(other, 0.0, 1.0)

@@ -269,7 +269,7 @@ def _where_loss_is(losses: NDArray[np.float64], z: float, q: float) -> NDArray[n
         # log((e^loss - (1 - q)) / q), which must not overflow for large losses.
         odds = np.where(
             losses > 30.0,
-            losses + np.log1p(-(1.0 - q) * np.exp(-losses)) - math.log(q),
+            losses + np.log1p(-(1.0 - q) * np.exp(-np.maximum(losses, 30.0))) - math.log(q),
             np.log1p(np.expm1(np.minimum(losses, 30.0)) / q) if q < 1.0 else losses,
         )
     return np.where(np.isnan(odds), -np.inf, odds) * z * z + 0.5
@@ -311,7 +311,7 @@ def _bounded_range(epsilon: float, interval: float) -> Distribution:
 
 
 def _additive_gumbel(epsilon: float, interval: float) -> Distribution:
-    # The moved score's loss lies above -epsilon without an upper end: its tail is e^-40 there.
+    # The lowered score's loss lies above -epsilon without an upper end: its tail is e^-40 there.
     # One beyond e^10 is far beyond any grid, and must not overflow.
     longest = math.ceil((40.0 * math.expm1(min(epsilon, 10.0)) + epsilon) / interval)
     reach = math.ceil(epsilon / interval)

@@ -136,7 +136,7 @@ rates = st.floats(0.01, 0.5)
 rounds_ = st.integers(1, 200)
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(multipliers, rates, rounds_)
 def test_epsilon_grows_with_rounds_and_rate_and_falls_with_noise(
     multiplier: float, rate: float, rounds: int
@@ -150,7 +150,7 @@ def test_epsilon_grows_with_rounds_and_rate_and_falls_with_noise(
     assert spent(multiplier * 1.1, rate, rounds) <= base
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=5, deadline=None)
 @given(multipliers, rates, rounds_)
 def test_the_distribution_is_never_above_renyi(multiplier: float, rate: float, rounds: int) -> None:
     bounds = epsilon({sampled(multiplier, rate): rounds}, 1e-5)
@@ -196,7 +196,7 @@ EVENTS: list[PrivacyEvent] = [
     GaussianEvent(noise_multiplier=3.0),
     sampled(2.0, 0.1),
     TruncatedPoissonGaussianEvent(
-        noise_multiplier=2.0, sampling_rate=0.05, num_units=200, max_cohort=30
+        noise_multiplier=2.0, sampling_rate=0.1, num_units=40, max_cohort=10
     ),
     FixedSizeGaussianEvent(noise_multiplier=2.0, num_units=200, cohort=10),
     LaplaceEvent(noise_multiplier=4.0),
@@ -224,7 +224,7 @@ def test_all_events_together_cost_more_than_each_and_less_than_their_sum() -> No
 
 
 @pytest.mark.filterwarnings("error")
-@pytest.mark.parametrize("rounds", [1, 100])
+@pytest.mark.parametrize("rounds", [1, 30])
 @pytest.mark.parametrize("rate", [1e-8, 0.1, 1.0 - 1e-9, 1.0])
 @pytest.mark.parametrize("multiplier", [1e-3, 0.05, 1e4])
 def test_extreme_settings_neither_fail_nor_warn(
@@ -243,9 +243,9 @@ def test_extreme_settings_neither_fail_nor_warn(
 @pytest.mark.parametrize(
     "event",
     [
-        ExponentialEvent(epsilon=1000.0, draws=3),
+        ExponentialEvent(epsilon=5000.0, draws=3),
         ExponentialEvent(epsilon=1e-7, draws=3),
-        LaplaceEvent(noise_multiplier=1e-3),
+        LaplaceEvent(noise_multiplier=1e-4),
         LaplaceEvent(noise_multiplier=1e7),
         sampled(1e4, 1e-300),
     ],

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+from itertools import pairwise
 
 import dp_accounting as dpa
 import numpy as np
@@ -99,7 +100,7 @@ def test_fractional_orders_match_numeric_integration(
     cuts = np.linspace(low, high, 41)
     total = math.fsum(
         quad(lambda x: math.exp(log_integrand(x) - peak), a, b, epsabs=0, epsrel=1e-12)[0]
-        for a, b in zip(cuts, cuts[1:], strict=False)
+        for a, b in pairwise(cuts)
     )
     expected = (math.log(total) + peak) / (order - 1)
     ours = renyi_divergences(sampled(multiplier, rate), ZERO_OUT, (order,))[0]

@@ -1,0 +1,204 @@
+"""From a target epsilon back to noise, rates and rounds: always the safe end, and close to it."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fl_dp.accounting import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PrivacyEvent,
+    ZcdpEvent,
+    affordable_rounds,
+    calibrate_noise,
+    calibrate_noise_multiplier,
+    calibrate_sampling_rate,
+    gaussian_noise_multiplier,
+    tight_epsilon,
+)
+
+REPLACE_ONE = NeighboringRelation.REPLACE_ONE
+
+
+def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:
+    return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
+
+
+@pytest.mark.parametrize(
+    ("clients", "rate", "rounds", "target", "expected"),
+    [
+        (1e3, 0.05, 100, 8.0, 0.60297),
+        (1e3, 0.1, 200, 8.0, 0.97162),
+        (1e5, 0.01, 1000, 2.0, 0.99485),
+        (1e5, 0.001, 1000, 1.0, 0.66956),
+        (1e6, 0.001, 2000, 1.0, 0.74787),
+        (1e6, 0.01, 2000, 2.0, 1.30057),
+    ],
+)
+def test_noise_matches_the_golden_table_at_the_safe_end(
+    clients: float, rate: float, rounds: int, target: float, expected: float
+) -> None:
+    """Delta = clients^-1.1; recomputed with dp-accounting 0.6 by PLD, to its discretisation."""
+    delta = clients**-1.1
+    multiplier = calibrate_noise_multiplier(target, delta, sampling_rate=rate, rounds=rounds)
+    assert multiplier == pytest.approx(expected, rel=1e-3)
+    assert tight_epsilon({sampled(multiplier, rate): rounds}, delta) <= target
+    assert tight_epsilon({sampled(multiplier * 0.999, rate): rounds}, delta) > target
+
+
+@settings(max_examples=6, deadline=None)
+@given(
+    st.floats(0.2, 12.0),
+    st.floats(1e-3, 1.0),
+    st.integers(1, 300),
+    st.sampled_from([1e-4, 1e-6]),
+)
+def test_any_target_is_met_and_nearly_used_up(
+    target: float, rate: float, rounds: int, delta: float
+) -> None:
+    multiplier = calibrate_noise_multiplier(target, delta, sampling_rate=rate, rounds=rounds)
+    spent = tight_epsilon({sampled(multiplier, rate): rounds}, delta)
+    assert target * 0.999 <= spent <= target
+
+
+@pytest.mark.parametrize("target", [1e-3, 0.5, 8.0, 30.0])
+def test_without_sampling_noise_is_the_analytic_one(target: float) -> None:
+    ours = calibrate_noise_multiplier(target, 1e-6, sampling_rate=1.0, rounds=25)
+    assert ours == pytest.approx(5 * gaussian_noise_multiplier(target, 1e-6), rel=2e-3)
+    assert tight_epsilon({sampled(ours, 1.0): 25}, 1e-6) <= target
+
+
+@pytest.mark.parametrize(
+    ("target", "rate", "rounds"), [(0.01, 1e-2, 10**4), (0.01, 1e-4, 10**5), (0.05, 1e-3, 10**4)]
+)
+def test_rounds_that_spend_next_to_nothing_are_calibrated(
+    target: float, rate: float, rounds: int
+) -> None:
+    """The coarse distribution costs more than Renyi DP there: the search once had no bracket."""
+    multiplier = calibrate_noise_multiplier(target, 1e-6, sampling_rate=rate, rounds=rounds)
+    assert tight_epsilon({sampled(multiplier, rate): rounds}, 1e-6) <= target
+    assert tight_epsilon({sampled(multiplier * 0.99, rate): rounds}, 1e-6) > target
+
+
+@pytest.mark.parametrize(
+    "spent",
+    [
+        {GaussianEvent(noise_multiplier=3.0): 2},
+        {LaplaceEvent(noise_multiplier=2.0): 3, sampled(1.0, 0.05): 20},
+        {ZcdpEvent(rho=0.05): 1},
+        {ExponentialEvent(epsilon=0.2, draws=5): 2},
+    ],
+)
+def test_what_is_spent_already_is_put_aside(spent) -> None:  # type: ignore[no-untyped-def]
+    alone = calibrate_noise_multiplier(4.0, 1e-5, sampling_rate=0.1, rounds=50)
+    multiplier = calibrate_noise_multiplier(
+        4.0, 1e-5, sampling_rate=0.1, rounds=50, already_spent=spent
+    )
+    assert multiplier > alone
+    total = [*spent.items(), (sampled(multiplier, 0.1), 50)]
+    assert 4.0 * 0.998 <= tight_epsilon(total, 1e-5) <= 4.0
+
+
+def test_a_budget_that_is_spent_already_is_refused() -> None:
+    with pytest.raises(
+        ValueError, match=r"no noise reaches epsilon 1\.0 .* on top of what is spent"
+    ):
+        calibrate_noise_multiplier(
+            1.0,
+            1e-5,
+            sampling_rate=0.1,
+            rounds=10,
+            already_spent={GaussianEvent(noise_multiplier=1.0): 1},
+        )
+
+
+def test_replaced_units_need_more_noise() -> None:
+    plain, replaced = (
+        calibrate_noise_multiplier(
+            1.0, 1e-5, sampling_rate=rate, rounds=20, neighboring_relation=REPLACE_ONE
+        )
+        for rate in (1.0, 0.1)
+    )
+    assert plain == pytest.approx(
+        2 * calibrate_noise_multiplier(1.0, 1e-5, sampling_rate=1.0, rounds=20), rel=1e-3
+    )
+    spent = tight_epsilon({sampled(replaced, 0.1): 20}, 1e-5, neighboring_relation=REPLACE_ONE)
+    assert 0.998 <= spent <= 1.0
+
+
+def test_any_releases_that_calm_with_noise_can_be_calibrated() -> None:
+    def releases(noise: float) -> dict[PrivacyEvent, int]:
+        return {
+            LaplaceEvent(noise_multiplier=noise): 5,
+            GaussianEvent(noise_multiplier=2.0 * noise): 5,
+            ZcdpEvent(rho=0.01 / noise**2): 1,
+        }
+
+    for relation in NeighboringRelation:
+        noise = calibrate_noise(releases, 3.0, 1e-5, neighboring_relation=relation)
+        spent = tight_epsilon(releases(noise), 1e-5, neighboring_relation=relation)
+        assert 3.0 * 0.999 <= spent <= 3.0
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
+def test_a_target_that_is_no_budget_is_refused(target: float) -> None:
+    with pytest.raises(ValueError, match="epsilon must be positive"):
+        calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.1, rounds=10)
+    with pytest.raises(ValueError, match="epsilon must be positive"):
+        calibrate_sampling_rate(target, 1e-5, noise_multiplier=1.0, rounds=10)
+    with pytest.raises(ValueError, match="epsilon must be positive"):
+        affordable_rounds({}, sampled(1.0, 0.1), target, 1e-5, at_most=10)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"sampling_rate": 0.0}, "sampling_rate must lie in"),
+        ({"target_delta": 1.0}, "delta must lie in"),
+    ],
+)
+def test_impossible_rounds_are_refused(fields: dict[str, float], message: str) -> None:
+    arguments = {"target_epsilon": 1.0, "target_delta": 1e-5, "sampling_rate": 0.1, "rounds": 10}
+    with pytest.raises(ValueError, match=message):
+        calibrate_noise_multiplier(**(arguments | fields))  # type: ignore[arg-type]  # from a dict
+
+
+# Rates and rounds ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("target", "multiplier", "rounds"), [(0.5, 4.0, 50)])
+def test_the_largest_rate_is_safe_and_close(target: float, multiplier: float, rounds: int) -> None:
+    rate = calibrate_sampling_rate(target, 1e-5, noise_multiplier=multiplier, rounds=rounds)
+    assert tight_epsilon({sampled(multiplier, rate): rounds}, 1e-5) <= target
+    assert tight_epsilon({sampled(multiplier, rate * 1.001): rounds}, 1e-5) > target
+
+
+def test_enough_noise_takes_everybody_and_too_little_nobody() -> None:
+    assert calibrate_sampling_rate(8.0, 1e-5, noise_multiplier=10.0, rounds=10) == 1.0
+    with pytest.raises(ValueError, match=r"no sampling rate reaches epsilon 0\.1 .*use more noise"):
+        calibrate_sampling_rate(0.1, 1e-5, noise_multiplier=0.2, rounds=10**6)
+
+
+def test_affordable_rounds_is_exact_and_continues_a_history() -> None:
+    one = sampled(1.0, 0.05)
+    most = affordable_rounds({}, one, 2.0, 1e-5, at_most=1000)
+    assert tight_epsilon({one: most}, 1e-5) <= 2.0 < tight_epsilon({one: most + 1}, 1e-5)
+    assert affordable_rounds({one: most - 3}, one, 2.0, 1e-5, at_most=1000) == 3
+    assert affordable_rounds({one: most}, one, 2.0, 1e-5, at_most=1000) == 0
+    assert affordable_rounds({one: most + 9}, one, 2.0, 1e-5, at_most=1000) == 0
+    assert affordable_rounds({}, one, 2.0, 1e-5, at_most=most - 1) == most - 1
+    assert affordable_rounds({}, one, 2.0, 1e-5, at_most=0) == 0
+
+
+def test_affordable_rounds_counts_events_without_a_distribution() -> None:
+    rho = ZcdpEvent(rho=0.01)
+    most = affordable_rounds({}, rho, 2.0, 1e-5, at_most=1000)
+    assert tight_epsilon({rho: most}, 1e-5) <= 2.0 < tight_epsilon({rho: most + 1}, 1e-5)

@@ -1,0 +1,96 @@
+"""What client mechanisms are charged, and one target for all of them."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_dp.accounting import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    NeighboringRelation,
+    ZcdpEvent,
+    calibrate_client_scheme,
+    event_of,
+    gaussian_noise_multiplier,
+    tight_epsilon,
+)
+from fl_dp.mechanisms import (
+    ExponentialMechanism,
+    GaussianMechanism,
+    GridExponentialMechanism,
+    LaplaceMechanism,
+)
+
+NAMES = ["gaussian", "laplace", "exponential"]
+
+
+def test_each_mechanism_is_charged_as_what_it_is() -> None:
+    sizes = dict(noise_multiplier=2.0, clipping_norm=0.5)
+    assert event_of(GaussianMechanism(**sizes)) == GaussianEvent(noise_multiplier=2.0)
+    assert event_of(LaplaceMechanism(**sizes)) == LaplaceEvent(noise_multiplier=2.0)
+    assert event_of(GridExponentialMechanism(**sizes)) == ZcdpEvent(rho=0.125)
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_a_choice_is_charged_by_its_range_and_draws(alone: bool) -> None:
+    mechanism = ExponentialMechanism(epsilon=0.3, sensitivity=2.0, one_coordinate=alone)
+    expected = ExponentialEvent(epsilon=0.3, draws=5, one_coordinate=alone)
+    assert event_of(mechanism, draws=5) == expected
+
+
+def test_an_unknown_mechanism_has_no_charge() -> None:
+    with pytest.raises(TypeError, match="no charge is known for a str"):
+        event_of("gaussian")  # type: ignore[arg-type]  # that is the point
+
+
+@pytest.mark.parametrize("relation", NeighboringRelation)
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize(("target", "participations"), [(1.0, 1), (8.0, 10)])
+def test_a_scheme_spends_the_target_and_nearly_all_of_it(
+    name: str, target: float, participations: int, relation: NeighboringRelation
+) -> None:
+    scheme = calibrate_client_scheme(
+        name,
+        target,
+        1e-5,
+        participations=participations,
+        clipping_norm=0.7,
+        neighboring_relation=relation,
+    )
+    spent = tight_epsilon({event_of(scheme): participations}, 1e-5, neighboring_relation=relation)
+    assert target * 0.998 <= spent <= target
+    assert scheme.clipping_norm == 0.7
+
+
+def test_the_gaussian_scheme_is_the_analytic_one() -> None:
+    scheme = calibrate_client_scheme("gaussian", 8.0, 1e-5, participations=10, clipping_norm=1.0)
+    # sqrt(10) times Balle and Wang's multiplier: 1.898091.
+    assert scheme.noise_multiplier == pytest.approx(1.898091, rel=1e-5)
+    exact = 10**0.5 * gaussian_noise_multiplier(8.0, 1e-5)
+    assert scheme.noise_multiplier == pytest.approx(exact, rel=1e-5)
+
+
+def test_replacing_a_clients_data_takes_twice_the_noise() -> None:
+    for name in NAMES:
+        zeroed, replaced = (
+            calibrate_client_scheme(
+                name,
+                4.0,
+                1e-5,
+                participations=3,
+                clipping_norm=1.0,
+                neighboring_relation=relation,
+            ).noise_multiplier
+            for relation in (NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE_ONE)
+        )
+        assert replaced == pytest.approx(2 * zeroed, rel=1e-3)
+
+
+def test_what_cannot_be_is_refused() -> None:
+    with pytest.raises(ValueError, match="participations must be at least 1"):
+        calibrate_client_scheme("gaussian", 1.0, 1e-5, participations=0, clipping_norm=1.0)
+    with pytest.raises(ValueError, match="no client scheme 'staircase'"):
+        calibrate_client_scheme("staircase", 1.0, 1e-5, participations=1, clipping_norm=1.0)
+    with pytest.raises(ValueError, match="epsilon must be positive"):
+        calibrate_client_scheme("gaussian", 0.0, 1e-5, participations=1, clipping_norm=1.0)
