@@ -92,7 +92,10 @@ class FixedSizeGaussianEvent:
     """Gaussian noise on a sum over exactly `cohort` of `num_units` units, drawn uniformly.
 
     When a unit enters such a sample another one leaves, so the Poisson bounds are false for it.
-    It is charged without amplification, except by Renyi DP under replace-one neighbours.
+    It is charged without amplification, except by the Renyi bound for replace-one neighbours, which
+    holds for zero-out, too: zero is one way to be replaced. Under add-or-remove, another unit takes
+    the place of the one that left, so even without amplification the sum moves by twice the
+    clipping norm.
 
     Attributes:
         noise_multiplier: Noise standard deviation on the sum over the clipping norm.

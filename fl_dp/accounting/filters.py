@@ -74,7 +74,8 @@ class DeclaredFilter:
 
     A declared history that fits as a whole is certified once; each release inside it is then
     admitted by comparing two counters. What goes beyond it, such as a second attempt at a round, is
-    computed anew and certified in stretches: epsilon only grows with more releases.
+    computed anew and certified in stretches: epsilon only grows with more releases. What is
+    repeated must not be chosen by what earlier releases showed: that takes one of the other gates.
     """
 
     adaptive = False

@@ -244,7 +244,9 @@ class PrivacyPlan:
             )
         return cls(
             # A margin above rounding: the same plan must fit on another machine too.
-            budget=PrivacyBudget(epsilon=max_epsilon or spends * (1.0 + 1e-9), delta=delta),
+            budget=PrivacyBudget(
+                epsilon=max_epsilon or max(spends * (1.0 + 1e-9), 1e-9), delta=delta
+            ),
             rounds=rounds,
             sampling_rate=sampling_rate,
             noise_multiplier=noise_multiplier,
