@@ -15,7 +15,28 @@ from typing import Any, ClassVar, TypeAlias
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianEvent:
+class _Checked:
+    """Checks each field by its name, as it means the same in every event."""
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        for name, value in asdict(self).items():
+            if name in ("noise_multiplier", "epsilon", "rho"):
+                if not (math.isfinite(value) and value > 0):
+                    raise ValueError(f"{name} must be positive and finite, got {value}")
+            elif name == "sampling_rate":
+                if not 0.0 < value <= 1.0:
+                    raise ValueError(f"{name} must lie in (0, 1], got {value}")
+            elif value < 1 and name != "one_coordinate":
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianEvent(_Checked):
     """Gaussian noise on a sum over all units.
 
     Attributes:
@@ -25,17 +46,9 @@ class GaussianEvent:
     kind: ClassVar[str] = "gaussian"
     noise_multiplier: float
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If the multiplier is not positive and finite.
-        """
-        _positive("noise_multiplier", self.noise_multiplier)
-
 
 @dataclass(frozen=True, kw_only=True)
-class PoissonGaussianEvent:
+class PoissonGaussianEvent(_Checked):
     """Gaussian noise on a sum over a Poisson sample of the units.
 
     Attributes:
@@ -48,18 +61,9 @@ class PoissonGaussianEvent:
     noise_multiplier: float
     sampling_rate: float
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If the multiplier is not positive and finite, or the rate not in (0, 1].
-        """
-        _positive("noise_multiplier", self.noise_multiplier)
-        _rate("sampling_rate", self.sampling_rate)
-
 
 @dataclass(frozen=True, kw_only=True)
-class TruncatedPoissonGaussianEvent:
+class TruncatedPoissonGaussianEvent(_Checked):
     """As `PoissonGaussianEvent`, but a sample above `max_cohort` is cut to a random part of it.
 
     Attributes:
@@ -75,20 +79,9 @@ class TruncatedPoissonGaussianEvent:
     num_units: int
     max_cohort: int
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a field is out of range.
-        """
-        _positive("noise_multiplier", self.noise_multiplier)
-        _rate("sampling_rate", self.sampling_rate)
-        _at_least_one("num_units", self.num_units)
-        _at_least_one("max_cohort", self.max_cohort)
-
 
 @dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussianEvent:
+class FixedSizeGaussianEvent(_Checked):
     """Gaussian noise on a sum over exactly `cohort` of `num_units` units, drawn uniformly.
 
     When a unit enters such a sample another one leaves, so the Poisson bounds are false for it.
@@ -114,8 +107,7 @@ class FixedSizeGaussianEvent:
         Raises:
             ValueError: If a field is out of range.
         """
-        _positive("noise_multiplier", self.noise_multiplier)
-        _at_least_one("num_units", self.num_units)
+        super().__post_init__()
         if not 1 <= self.cohort <= self.num_units:
             raise ValueError(
                 f"cohort must lie between 1 and num_units = {self.num_units}, got {self.cohort}"
@@ -123,7 +115,7 @@ class FixedSizeGaussianEvent:
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceEvent:
+class LaplaceEvent(_Checked):
     """Laplace noise on a sum over all units.
 
     Attributes:
@@ -134,17 +126,9 @@ class LaplaceEvent:
     kind: ClassVar[str] = "laplace"
     noise_multiplier: float
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If the multiplier is not positive and finite.
-        """
-        _positive("noise_multiplier", self.noise_multiplier)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ExponentialEvent:
+class ExponentialEvent(_Checked):
     """Draws of the exponential mechanism, or anything else of that bounded range.
 
     Attributes:
@@ -160,18 +144,9 @@ class ExponentialEvent:
     draws: int = 1
     one_coordinate: bool = False
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If epsilon is not positive and finite, or there is no draw.
-        """
-        _positive("epsilon", self.epsilon)
-        _at_least_one("draws", self.draws)
-
 
 @dataclass(frozen=True, kw_only=True)
-class ZcdpEvent:
+class ZcdpEvent(_Checked):
     """Any release that is known to be `rho`-zCDP (Bun and Steinke 2016), and nothing more.
 
     Attributes:
@@ -180,14 +155,6 @@ class ZcdpEvent:
 
     kind: ClassVar[str] = "zcdp"
     rho: float
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If rho is not positive and finite.
-        """
-        _positive("rho", self.rho)
 
 
 PrivacyEvent: TypeAlias = (
@@ -212,8 +179,10 @@ _KINDS: dict[str, type[PrivacyEvent]] = {
     )
 }
 
-History: TypeAlias = Mapping[PrivacyEvent, int] | Sequence[tuple[PrivacyEvent, int]]
-"""How often each event happened; composition does not care in which order."""
+History: TypeAlias = (
+    Mapping[PrivacyEvent, int] | Sequence[PrivacyEvent] | Sequence[tuple[PrivacyEvent, int]]
+)
+"""What happened, as counts or one by one; composition does not care in which order."""
 
 FrozenHistory: TypeAlias = tuple[tuple[PrivacyEvent, int], ...]
 """A history with equal events merged, in one fixed order: what caches are keyed by."""
@@ -225,9 +194,9 @@ def freeze(history: History) -> FrozenHistory:
     Raises:
         ValueError: If a count is negative.
     """
-    pairs = history.items() if isinstance(history, Mapping) else history
     merged: dict[PrivacyEvent, int] = {}
-    for event, count in pairs:
+    for each in history.items() if isinstance(history, Mapping) else history:
+        event, count = each if isinstance(each, tuple) else (each, 1)
         if count < 0:
             raise ValueError(f"{event} can't have happened {count} times")
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == 1.0:
@@ -259,18 +228,3 @@ def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
 
 def _order(event: PrivacyEvent) -> tuple[str, tuple[float, ...]]:
     return event.kind, tuple(asdict(event).values())
-
-
-def _positive(name: str, value: float) -> None:
-    if not (math.isfinite(value) and value > 0):
-        raise ValueError(f"{name} must be positive and finite, got {value}")
-
-
-def _rate(name: str, value: float) -> None:
-    if not 0.0 < value <= 1.0:
-        raise ValueError(f"{name} must lie in (0, 1], got {value}")
-
-
-def _at_least_one(name: str, value: int) -> None:
-    if value < 1:
-        raise ValueError(f"{name} must be at least 1, got {value}")

@@ -274,3 +274,10 @@ def test_the_best_bound_is_named_and_absent_ones_are_not_shown() -> None:
     assert (bounds.best, bounds.best_name) == (1.5, "rdp")
     assert repr(bounds) == "EpsilonBounds(pld=2, rdp=1.5)"
     assert (EpsilonBounds().best, EpsilonBounds().best_name) == (math.inf, "none")
+
+
+def test_a_history_may_be_counts_pairs_or_one_event_after_the_other() -> None:
+    one, other = (PoissonGaussianEvent(noise_multiplier=z, sampling_rate=0.1) for z in (1.0, 2.0))
+    by_count = epsilon({one: 2, other: 1}, 1e-5)
+    assert epsilon([one, other, one], 1e-5) == by_count
+    assert epsilon([(one, 1), (other, 1), (one, 1)], 1e-5) == by_count

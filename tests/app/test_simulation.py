@@ -44,6 +44,7 @@ def test_a_small_training_runs_end_to_end_and_its_papers_agree(tmp_path: Path) -
         "metrics.jsonl",
         "ledger.db",
         "privacy.json",
+        "privacy.md",
         "model.safetensors",
         "run.log",
     }
