@@ -181,6 +181,11 @@ class PrivacyLedger:
         return self._rounds_committed
 
     @property
+    def other_releases_spent(self) -> int:
+        """Releases besides the rounds that were reserved."""
+        return self._others.total()
+
+    @property
     def noise_multipliers(self) -> tuple[float, ...]:
         """Noise multiplier of each reserved round, in the order of their reservation."""
         return tuple(self._multipliers)

@@ -72,7 +72,8 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
             + ("does not see who took part in which round" if sampled else "sees who took part")
         ),
         "trusted": "the server, with the clients' updates, the coins and the noise",
-        "mechanism": "Gaussian on an integer grid, on the sum of L2-clipped updates",
+        "mechanism": "Gaussian on an integer grid, on the sum of L2-clipped updates"
+        + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         "sampling": (
             "Poisson: an independent secret coin for each client in each round"
             if sampled
