@@ -35,11 +35,8 @@ app = typer.Typer(
 _out = Console(highlight=False)
 _err = Console(stderr=True, highlight=False)
 
-_OVERRIDES_HELP = (
-    "Hydra overrides, for example `privacy.epsilon=4 task=fashion_mnist rounds=100 "
-    "task.num_clients=500 selection.sampling_rate=0.1 clipping.norm=0.5`."
-)
-Overrides = Annotated[list[str] | None, typer.Argument(help=_OVERRIDES_HELP, show_default=False)]
+# The help of arguments stands in the commands' own texts: not every version of click shows it.
+Overrides = Annotated[list[str] | None, typer.Argument(show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
 
 
@@ -62,6 +59,10 @@ def run(
     as_json: AsJson = False,
 ) -> None:
     """Train under differential privacy through Flower's simulation engine.
+
+    OVERRIDES are Hydra's, for example `privacy.epsilon=4 task=fashion_mnist rounds=100
+    task.num_clients=500 selection.sampling_rate=0.1 clipping.norm=0.5 schedule=cosine`; every key
+    stands in docs/configuration.md.
 
     Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (a line a round), `ledger.db`,
     `privacy.json`, `privacy.md`, `model.safetensors`, `run.log`. Ends with status 0 only if
@@ -98,6 +99,9 @@ def plan(
     as_json: AsJson = False,
 ) -> None:
     """Tell what a training would spend, without training.
+
+    OVERRIDES are Hydra's, for example `privacy.epsilon=4 rounds=200 task.num_clients=500
+    selection.sampling_rate=0.1 schedule=seed_rule privacy.neighboring_relation=replace-one`.
 
     Epsilon by each accountant, the smallest to quote; the noise multipliers, calibrated if
     `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
@@ -145,9 +149,7 @@ def _draw_plan(view: PlanView, plot: Path) -> None:
 def ledger(
     location: Annotated[
         str,
-        typer.Argument(
-            help="A `ledger.db`, the folder of a run, or a PostgreSQL URL.", metavar="PATH"
-        ),
+        typer.Argument(metavar="PATH"),
     ],
     csv: Annotated[
         Path | None, typer.Option("--csv", help="Write the records here, one line each.")
@@ -155,6 +157,9 @@ def ledger(
     as_json: AsJson = False,
 ) -> None:
     """Tell what was spent, record by record, after verifying the chain.
+
+    PATH is a `ledger.db`, the folder of a run, or a URL such as
+    `postgresql://user@host/database`.
 
     Epsilon is computed from the records alone. A record that was altered, removed or reordered is
     an error with status 1.

@@ -590,3 +590,15 @@ def test_a_database_that_no_ledger_lies_in_is_status_2():
     result = call("ledger", "mysql://somewhere/ledger")
     assert result.exit_code == 2
     assert "SQLite or PostgreSQL" in said_on_stderr(result)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("run", "privacy.epsilon=4"),
+        ("plan", "schedule=seed_rule"),
+        ("ledger", "postgresql://user@host/database"),
+    ],
+)
+def test_help_says_what_to_write(command, said):
+    assert said in " ".join(call(command, "--help").stdout.split())
