@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 import warnings
 from collections.abc import Iterator, Sequence
@@ -110,6 +111,8 @@ def plan(
     from .planning import make_plan
     from .report.plan_view import PlanView
 
+    if plot is not None:
+        _check_picture(plot)
     try:
         settings = compose_settings(overrides or [])
         with _warnings_shown():
@@ -136,12 +139,19 @@ def plan(
         _out.print(f"Picture: {plot}", soft_wrap=True)
 
 
-def _draw_plan(view: PlanView, plot: Path) -> None:
+def _check_picture(plot: Path) -> None:
     if not plot.parent.is_dir():
         _fail(f"no folder {plot.parent} to write the picture to", status=2)
-    if plot.suffix.lower() != ".png":
+    if plot.suffix.lower() != ".png" or plot.is_dir():
         _fail(f"the picture is a PNG: write a name that ends in .png, got '{plot}'", status=2)
-    if not view.draw(plot):
+
+
+def _draw_plan(view: PlanView, plot: Path) -> None:
+    try:
+        drawn = view.draw(plot)
+    except OSError as error:
+        _fail(f"the picture can't be written: {error}", status=2)
+    if not drawn:
         _fail("no picture without matplotlib: pip install 'fl-dp[report]' brings it", status=1)
 
 
@@ -170,15 +180,16 @@ def ledger(
     folder = Path(location)
     try:
         opened = PrivacyLedger.read(folder / "ledger.db" if folder.is_dir() else location)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         _fail(str(error), status=2)
     except LedgerCorrupted as error:
         _fail(str(error), status=1)
     with opened:
         if csv is not None:
-            if not csv.parent.is_dir():
-                _fail(f"no folder {csv.parent} to write the records to", status=2)
-            write_csv(opened, csv)
+            try:
+                write_csv(opened, csv)
+            except (OSError, ValueError) as error:
+                _fail(str(error), status=2)
         if as_json:
             _print_json(ledger_json(opened))
             return
@@ -321,7 +332,16 @@ def _quoted(key: str, value: str) -> str:
 
 
 def _print_json(document: dict[str, Any]) -> None:
-    typer.echo(json.dumps(document, indent=2))
+    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """Return a document in which null stands for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _warn(text: str) -> None:

@@ -31,8 +31,8 @@ class _Checked:
             elif name == "sampling_rate":
                 if not 0.0 < value <= 1.0:
                     raise ValueError(f"{name} must lie in (0, 1], got {value}")
-            elif value < 1 and name != "one_coordinate":
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            elif name != "one_coordinate" and (not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be an integer of at least 1, got {value}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +197,7 @@ def freeze(history: History) -> FrozenHistory:
     merged: dict[PrivacyEvent, int] = {}
     for each in history.items() if isinstance(history, Mapping) else history:
         event, count = each if isinstance(each, tuple) else (each, 1)
-        if count < 0:
+        if count < 0 or count != int(count):
             raise ValueError(f"{event} can't have happened {count} times")
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == 1.0:
             event = GaussianEvent(noise_multiplier=event.noise_multiplier)

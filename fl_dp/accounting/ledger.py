@@ -119,6 +119,8 @@ class PrivacyLedger:
             LedgerCorrupted: If a record does not match the chain.
             FileNotFoundError: If the file's folder does not exist.
         """
+        if run_id is not None:
+            _require_printable(run_id)
         ledger = cls(LedgerStore.writable(location))
         if run_id is not None:
             ledger._run_id = run_id
@@ -237,6 +239,28 @@ class PrivacyLedger:
             neighboring_relation=self.plan.neighboring_relation,
         )
 
+    def promise(self) -> EpsilonBounds:
+        """Return what holds at any moment at which somebody may have stopped.
+
+        While planned releases are missing that is the whole plan's epsilon, and not what is spent
+        so far: whoever stops because of what was released has used the rest of the plan, too. Never
+        more than the budget, which no release exceeds.
+        """
+        spent = self.epsilon()
+        if self._gate.adaptive or not self.history:
+            return spent
+        union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
+        if freeze(union) == self.history:
+            return spent
+        planned = epsilon(
+            union,
+            self.plan.budget.delta,
+            neighboring_relation=self.plan.neighboring_relation,
+        )
+        if planned.best <= self.plan.budget.epsilon:
+            return planned
+        return EpsilonBounds(filter=self.plan.budget.epsilon)
+
     def running_epsilon(self) -> float:
         """Return a bound that is coarser and quick enough to ask for after every round.
 
@@ -276,6 +300,8 @@ class PrivacyLedger:
             ParticipationCapReached: If a participant has none left; then nothing is written.
             ValueError: If participants are missing or not wanted, or the noise is not the plan's.
         """
+        if isinstance(round, bool) or not isinstance(round, int):
+            raise ValueError(f"round must be an integer from 1 on, got {round!r}")
         if round > self.plan.rounds:
             raise PrivacyBudgetExhausted(
                 f"round {round} is not in the plan, whose budget pays for {self.plan.rounds}"
@@ -308,7 +334,16 @@ class PrivacyLedger:
 
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            ValueError: If the plan's rule takes declared releases only and this is none, or the
+                name can't be printed.
         """
+        _require_printable(what)
+        if not self._gate.adaptive and not self.plan.declares(event):
+            raise ValueError(
+                f"'{what}' is not among the plan's other_releases: what was not declared before "
+                "the first release may depend on it, and the plan's rule does not cover that. "
+                "Declare it, or use a plan with an adaptive filter"
+            )
         with self._transaction() as connection:
             self._require_budget(event, f"'{what}'")
             record = self._append(
@@ -337,9 +372,7 @@ class PrivacyLedger:
                 raise ValueError(f"{reservation.what} was not reserved in this ledger")
             if reservation.sequence in self._committed:
                 raise ValueError(f"{reservation.what} was committed before")
-            self._append(
-                connection, {"kind": "commit", "reserved": reservation.sequence, "time": _now()}
-            )
+            self._append(connection, {"kind": "commit", "reserved": reservation.sequence})
 
     def close(self) -> None:
         """Close the file or the connection; closing twice does no harm."""
@@ -509,6 +542,11 @@ def _sampling(plan: PrivacyPlan) -> str:
     return "poisson" if plan.sampling_rate < 1.0 else "everybody"
 
 
+def _require_printable(name: str) -> None:
+    if not name.isprintable():
+        raise ValueError(f"a name in the ledger has to be printable, got {name!r}")
+
+
 def _reservation(record: LedgerRecord) -> Reservation:
     fields = record.fields
     return Reservation(
@@ -546,4 +584,5 @@ def _require_same_plan(ledger: PrivacyPlan, wanted: PrivacyPlan) -> None:
 
 
 def _now() -> str:
-    return datetime.now(UTC).isoformat(timespec="seconds")
+    # To the minute, and not on commits: how long a round took shows how many took part.
+    return datetime.now(UTC).isoformat(timespec="minutes")

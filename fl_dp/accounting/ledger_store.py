@@ -105,7 +105,7 @@ class LedgerStore:
 def _sqlite_path(location: str | Path) -> Path | None:
     """Return the file of a path or of an SQLite URL, None for another database's URL."""
     if isinstance(location, str) and "://" in location:
-        url = sa.make_url(location)
+        url = _url(location)
         if url.get_backend_name() != "sqlite":
             return None
         if not url.database or url.database == ":memory:":
@@ -114,8 +114,17 @@ def _sqlite_path(location: str | Path) -> Path | None:
     return Path(location).expanduser().resolve()
 
 
+def _url(location: str) -> sa.URL:
+    try:
+        return sa.make_url(location)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise ValueError(
+            "this is no database URL: write postgresql+psycopg://user@host:5432/database"
+        ) from error
+
+
 def _server(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
-    url = sa.make_url(location)
+    url = _url(location)
     if url.get_backend_name() != "postgresql":
         raise ValueError(
             f"a ledger lies in SQLite or PostgreSQL, got '{url.get_backend_name()}': write a file "
@@ -124,7 +133,13 @@ def _server(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
     if url.drivername == "postgresql":
         url = url.set(drivername="postgresql+psycopg")
     # A stricter isolation would read as of before the wait for the lock, and miss what came then.
-    engine = sa.create_engine(url, poolclass=sa.pool.NullPool, isolation_level="READ COMMITTED")
+    try:
+        engine = sa.create_engine(url, poolclass=sa.pool.NullPool, isolation_level="READ COMMITTED")
+    except (sa.exc.NoSuchModuleError, ImportError) as error:
+        raise ValueError(
+            f"no driver for '{url.drivername}' ({error}): install 'fl-dp[postgresql]' and write "
+            "postgresql+psycopg://user@host/database"
+        ) from error
 
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:

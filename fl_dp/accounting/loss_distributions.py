@@ -44,6 +44,7 @@ SEARCH_INTERVAL = 1e-3
 _MANY_EVENTS = 8  # beyond so many distinct ones, numbers are reported at the search interval
 _TAIL = 9.8  # standard deviations: what lies beyond has mass below e^-50 and counts as infinite
 _LONGEST = 1e7  # grid points of a distribution, before it is refused as too long to compute
+_ROUNDING = 2.0**-52
 _LONGEST_BY_LIBRARY = 2e6  # as the library builds its own point by point
 
 Distribution: TypeAlias = library.PrivacyLossDistribution
@@ -93,8 +94,16 @@ def _epsilon(
         composed = _composed(history, relation, interval, all_scores)
     except NoDistribution:
         return math.inf
+    # Fourier transforms leave up to a rounding error of 1 in each place: below that nothing is
+    # known, and above it delta pays for it.
+    merged = _one_gaussian(history)
+    convolved = len(merged) > 1 or merged[0][1] > 1
+    length = max(composed._pmf_remove.size, composed._pmf_add.size)
+    known = delta - (length * _ROUNDING if convolved else 0.0)
+    if known <= 0.0:
+        return math.inf
     with np.errstate(over="ignore"):  # masses too small to divide by: the result is infinite
-        return float(composed.get_epsilon_for_delta(delta))
+        return float(composed.get_epsilon_for_delta(known))
 
 
 @lru_cache(maxsize=8)
@@ -311,16 +320,12 @@ def _bounded_range(epsilon: float, interval: float) -> Distribution:
 
 
 def _additive_gumbel(epsilon: float, interval: float) -> Distribution:
-    # The lowered score's loss lies above -epsilon without an upper end: its tail is e^-40 there.
-    # One beyond e^10 is far beyond any grid, and must not overflow.
+    # A score may go up in one release and down in another: the larger of both profiles bounds
+    # either, so releases compose in any mixture. The losses' tails are e^-40 at the ends; one
+    # beyond e^10 is far beyond any grid, and must not overflow.
     longest = math.ceil((40.0 * math.expm1(min(epsilon, 10.0)) + epsilon) / interval)
-    reach = math.ceil(epsilon / interval)
-    both = []
-    for low, high, side in ((-reach, longest, 0), (-longest, reach, 1)):
-        _refuse_above(_LONGEST_BY_LIBRARY, high - low, f"additive Gumbel noise of {epsilon}")
-        at = _grid(low, high, interval)
-        deltas = np.minimum.accumulate(additive_gumbel_delta(epsilon, at)[side])
-        both.append(
-            pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, low, high, deltas)
-        )
-    return library.PrivacyLossDistribution(both[0], both[1])
+    _refuse_above(_LONGEST_BY_LIBRARY, 2.0 * longest, f"additive Gumbel noise of {epsilon}")
+    at = _grid(-longest, longest, interval)
+    deltas = np.minimum.accumulate(np.maximum(*additive_gumbel_delta(epsilon, at)))
+    pmf = pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(interval, -longest, longest, deltas)
+    return library.PrivacyLossDistribution(pmf)

@@ -294,6 +294,10 @@ class PrivacyPlan:
             noise_multiplier=noise_multiplier, sampling_rate=self.sampling_rate
         )
 
+    def declares(self, event: PrivacyEvent) -> bool:
+        """Tell whether `event` is among the other releases, in any number."""
+        return any(event == declared for declared, _ in self.other_releases)
+
     def mechanism(self, noise_multiplier: float) -> GaussianMechanism:
         """Return what makes a round of that noise multiplier private."""
         return GaussianMechanism(
@@ -404,6 +408,11 @@ def _renyi_noise(
 ) -> float:
     """Return the least noise whose releases fit by Renyi DP, at its best order."""
     low, high = 1e-2, 1.0
+    if math.isinf(renyi_epsilon(releases(1.0), budget.delta, relation)):
+        raise ValueError(
+            f"these rounds have no Renyi bound under {relation} neighbours, and noise that reacts "
+            "to a plateau needs one: use zero-out neighbours, no sampling, or a declared schedule"
+        )
 
     def fits(noise: float) -> bool:
         total = freeze([*releases(noise), *before])

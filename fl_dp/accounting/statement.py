@@ -41,7 +41,7 @@ _ACCOUNTANTS = {
 def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
     """Return the statement as plain JSON values, computed from the ledger's records alone."""
     plan = ledger.plan
-    spent = ledger.epsilon()
+    spent, promised = ledger.epsilon(), ledger.promise()
     sampled = plan.sampling_rate < 1.0
     not_covered = [
         "the choice of hyper-parameters, if it was made on the clients' data",
@@ -56,14 +56,20 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
             "ANYTHING AGAINST WHO KNOWS THE SEED: noise and coins came from an insecure source "
             "(`insecure_seed`), which is for tests and simulations only",
         )
+    if promised != spent:
+        not_covered.append(
+            "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
+            "that was released had a part in stopping there"
+        )
     if plan.plateau is not None:
         not_covered.append(
             "the metric that the noise reacted to: it was taken to be public or already charged"
         )
     return {
         "delta": plan.budget.delta,
-        "epsilon": spent.by_name,
-        "quoted": spent.best_name,
+        "epsilon": promised.by_name,
+        "quoted": promised.best_name,
+        "epsilon_so_far": spent.by_name,
         "budget": {"epsilon": plan.budget.epsilon, "delta": plan.budget.delta},
         "unit": "one client's whole contribution over the whole training",
         "neighboring_relation": str(plan.neighboring_relation),
@@ -118,6 +124,7 @@ def statement_markdown(statement: dict[str, Any]) -> str:
     budget = _rounded_up(statement["budget"]["epsilon"])
     rows = [
         ("promise", f"**{headline}**, of a budget of {budget}"),
+        *_so_far(statement),
         ("unit", statement["unit"]),
         ("neighbours", f"{relation}: {_RELATIONS[relation]}"),
         ("adversary", statement["adversary"]),
@@ -152,6 +159,15 @@ def statement_markdown(statement: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _so_far(statement: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the row that tells what was spent, where that is less than what is promised."""
+    spent = statement["epsilon_so_far"]
+    if not statement["releases"] or spent == statement["epsilon"] or not spent:
+        return []
+    best = _rounded_up(min(spent.values()))
+    return [("spent so far", f"{best}; a promise only if no release had a part in stopping there")]
 
 
 def describe_event(event: PrivacyEvent) -> str:

@@ -64,11 +64,14 @@ def clip_by_norm(
 
     Raises:
         ValueError: If `clipping_norm` is not positive and finite, or `norm` is no norm.
+        TypeError: If the numbers are complex.
 
     Reference:
         McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", 3.
     """
     require_positive(clipping_norm=clipping_norm)
+    if np.iscomplexobj(vector):
+        raise TypeError("complex numbers have no place in an update: send real ones")
     measure = l1_norm if Norm(norm) is Norm.L1 else l2_norm
     with np.errstate(over="ignore"):  # a long double beyond float64 becomes infinity, hence zero
         clipped = np.array(vector, dtype=np.float64)

@@ -57,6 +57,11 @@ class GridMechanism(ABC):
             clipping_norm=self.clipping_norm,
             noise_scale=self.noise_scale,
         )
+        if self.max_units < 1:
+            raise ValueError(
+                f"noise_multiplier {self.noise_multiplier} is so small that float64 can't hold a "
+                "vector on the noise's grid: use at least 1e-6"
+            )
 
     @property
     @abstractmethod

@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+from rich.markup import escape
 from rich.table import Table
 
 from fl_dp.accounting import PrivacyLedger, describe_event, event_from_dict
@@ -26,6 +27,7 @@ def ledger_json(ledger: PrivacyLedger) -> dict[str, Any]:
         "delta": ledger.plan.budget.delta,
         "epsilon": spent.by_name,
         "quoted": spent.best_name,
+        "promised": ledger.promise().by_name,
         "budget": ledger.plan.budget.epsilon,
         "rule": ledger.rule,
         "insecure": ledger.insecure,
@@ -41,7 +43,14 @@ def ledger_json(ledger: PrivacyLedger) -> dict[str, Any]:
 
 
 def write_csv(ledger: PrivacyLedger, target: Path) -> None:
-    """Write one line a record; what has no column of its own stands in `more` as JSON."""
+    """Write one line a record; what has no column of its own stands in `more` as JSON.
+
+    Raises:
+        ValueError: If the target's name does not end in `.csv`: it might be the ledger itself.
+        OSError: If it can't be written.
+    """
+    if target.suffix.lower() != ".csv":
+        raise ValueError(f"the records are a CSV: write a name that ends in .csv, got '{target}'")
     with target.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, [*_COLUMNS, "more"], lineterminator="\n")
         writer.writeheader()
@@ -51,16 +60,18 @@ def write_csv(ledger: PrivacyLedger, target: Path) -> None:
                 fields["participants"] = " ".join(fields["participants"])
             more = {name: value for name, value in fields.items() if name not in _COLUMNS}
             row = {name: value for name, value in fields.items() if name in _COLUMNS}
-            writer.writerow(row | {"more": json.dumps(more, sort_keys=True) if more else ""})
+            row |= {"more": json.dumps(more, sort_keys=True) if more else ""}
+            writer.writerow({name: _inert(value) for name, value in row.items()})
 
 
 def ledger_table(ledger: PrivacyLedger) -> Table:
     """Return the records as a table for the terminal."""
-    table = Table(title=ledger.location)
+    table = Table(title=escape(ledger.location))
     for heading in ("record", "kind", "what", "hash"):
         table.add_column(heading)
     for record in ledger.records:
-        table.add_row(str(record.sequence), record.kind, _describe(record.fields), record.hash[:12])
+        what = escape(_describe(record.fields))
+        table.add_row(str(record.sequence), record.kind, what, record.hash[:12])
     return table
 
 
@@ -69,12 +80,23 @@ def ledger_summary(ledger: PrivacyLedger) -> str:
     spent, budget = ledger.epsilon(), ledger.plan.budget
     lost = ledger.rounds_spent - ledger.rounds_committed
     warning = "INSECURE noise: nothing is promised. " if ledger.insecure else ""
+    promised = ledger.promise().best
+    stop = (
+        f". Quote {promised:.4f}, the plan's, if a release had a part in stopping here"
+        if promised > spent.best
+        else ""
+    )
     return (
         f"Chain verified. {warning}{ledger.rounds_spent} rounds spent"
         + (f", {lost} of them without a known release" if lost else "")
         + f": epsilon {spent.best:.4f} ({spent.best_name}) of {budget.epsilon:g} at delta "
-        f"{budget.delta:.3g}"
+        f"{budget.delta:.3g}{stop}"
     )
+
+
+def _inert(value: Any) -> Any:
+    """Keep a spreadsheet from taking a name for a formula."""
+    return f"'{value}" if isinstance(value, str) and value[:1] in "=+-@" and value else value
 
 
 def _describe(fields: dict[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +15,7 @@ from fl_dp.accounting import (
     PoissonGaussianEvent,
     PrivacyPlan,
     naive_split,
-    pld_epsilon,
+    tight_epsilon,
 )
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 
@@ -211,7 +212,8 @@ def _curve(plan: PrivacyPlan) -> list[tuple[int, float]]:
     """Return epsilon after some of the rounds, the last among them."""
     step = max(1, plan.rounds // _POINTS)
     stops = sorted({*range(step, plan.rounds, step), 1, plan.rounds})
-    return [(stop, _spent(plan, plan.noise_multipliers[:stop])) for stop in stops]
+    points = [(stop, _spent(plan, plan.noise_multipliers[:stop])) for stop in stops]
+    return [point for point in points if math.isfinite(point[1])]
 
 
 def _spent(plan: PrivacyPlan, multipliers: tuple[float, ...]) -> float:
@@ -219,7 +221,7 @@ def _spent(plan: PrivacyPlan, multipliers: tuple[float, ...]) -> float:
         (PoissonGaussianEvent(noise_multiplier=z, sampling_rate=plan.sampling_rate), count)
         for z, count in Counter(multipliers).items()
     ]
-    return pld_epsilon(
+    return tight_epsilon(
         [*rounds, *plan.other_releases],
         plan.budget.delta,
         neighboring_relation=plan.neighboring_relation,

@@ -6,6 +6,7 @@ import math
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
+from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -260,7 +261,7 @@ def test_declared_releases_leave_room_for_all_rounds(path: Path) -> None:
         assert ledger.history == WITH_RELEASES.history
         assert ledger.epsilon().best <= BUDGET.epsilon
         before = ledger.records
-        for event in (*DECLARED, PLAN.event_of(1)):
+        for event in DECLARED:
             assert ledger.would_exceed(event)
             with pytest.raises(PrivacyBudgetExhausted, match="'one more' would exceed epsilon 4"):
                 ledger.reserve_release("one more", event)
@@ -269,18 +270,92 @@ def test_declared_releases_leave_room_for_all_rounds(path: Path) -> None:
     assert PrivacyLedger.read(path).epsilon() == live
 
 
-def test_a_release_that_was_not_declared_fits_only_instead_of_rounds(path: Path) -> None:
-    extra = GaussianEvent(noise_multiplier=3.0)
+def test_a_declared_plan_takes_no_release_that_was_chosen_on_the_way(path: Path) -> None:
     with PrivacyLedger.open(path, PLAN) as ledger:
-        with pytest.raises(PrivacyBudgetExhausted, match="'everything'"):
-            ledger.reserve_release("everything", GaussianEvent(noise_multiplier=0.1))
-        assert ledger.reserve_release("means", extra).noise_multiplier == 3.0
+        ledger.reserve(round=1)
+        before = ledger.records
+        with pytest.raises(ValueError, match="'means' is not among the plan's other_releases"):
+            ledger.reserve_release("means", GaussianEvent(noise_multiplier=3.0))
+        assert ledger.records == before
+
+
+def test_a_repeated_release_fits_only_instead_of_rounds(path: Path) -> None:
+    means = GaussianEvent(noise_multiplier=3.0)
+    plan = PrivacyPlan.calibrate(
+        BUDGET,
+        rounds=5,
+        sampling_rate=0.25,
+        clipping_norm=1.0,
+        num_clients=200,
+        other_releases={means: 1},
+    )
+    with PrivacyLedger.open(path, plan) as ledger:
+        for _ in range(2):  # the first one crashed, say
+            assert ledger.reserve_release("means", means).noise_multiplier == 3.0
         with pytest.raises(PrivacyBudgetExhausted):
             for number in range(1, 6):
                 ledger.reserve(round=number)
         assert 1 <= ledger.rounds_spent < 5
-        assert dict(ledger.history)[extra] == 1
-        assert ledger.epsilon().best <= PLAN.budget.epsilon
+        assert dict(ledger.history)[means] == 2
+        assert ledger.epsilon().best <= BUDGET.epsilon
+
+
+def test_until_the_last_round_the_whole_plan_is_promised(path: Path) -> None:
+    with PrivacyLedger.open(path, PLAN) as ledger:
+        for number in range(1, 6):
+            ledger.commit(ledger.reserve(round=number))
+            assert ledger.promise().best == pytest.approx(PLAN.epsilon().best, rel=1e-9)
+            statement = privacy_statement(ledger)
+            so_far = any("epsilon_so_far" in text for text in statement["not_covered"])
+            assert so_far == (number < 5)
+            assert min(statement["epsilon_so_far"].values()) == ledger.epsilon().best
+        assert ledger.promise() == ledger.epsilon()
+
+
+def test_after_a_repeated_release_the_budget_is_promised(path: Path) -> None:
+    """The repetition and the whole plan together would be more, and can't all happen."""
+    means = GaussianEvent(noise_multiplier=3.0)
+    plan = PrivacyPlan.calibrate(
+        BUDGET,
+        rounds=5,
+        sampling_rate=0.25,
+        clipping_norm=1.0,
+        num_clients=200,
+        other_releases={means: 1},
+    )
+    with PrivacyLedger.open(path, plan) as ledger:
+        for _ in range(2):
+            ledger.reserve_release("means", means)
+        assert ledger.promise().by_name == {"filter": BUDGET.epsilon}
+
+
+@pytest.mark.parametrize("number", [True, 1.0, 2.5, "1"])
+def test_a_round_is_an_integer(path: Path, number: object) -> None:
+    with (
+        PrivacyLedger.open(path, PLAN) as ledger,
+        pytest.raises(ValueError, match="round must be an integer"),
+    ):
+        ledger.reserve(round=number)  # type: ignore[arg-type]  # that is the test
+
+
+def test_names_in_the_ledger_can_be_printed(path: Path) -> None:
+    with pytest.raises(ValueError, match="printable"):
+        PrivacyLedger.open(path, PLAN, run_id="a\x1b[31m")
+    with (
+        PrivacyLedger.open(path, PLAN) as ledger,
+        pytest.raises(ValueError, match="printable"),
+    ):
+        ledger.reserve_release("two\nlines", GaussianEvent(noise_multiplier=3.0))
+
+
+def test_times_are_to_the_minute_and_commits_have_none(path: Path) -> None:
+    """How long a round took shows how many clients took part."""
+    with PrivacyLedger.open(path, PLAN) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        for record in ledger.records:
+            assert ("time" in record.fields) == (record.kind in ("run", "reserve"))
+            if "time" in record.fields:
+                assert datetime.fromisoformat(record.fields["time"]).second == 0
 
 
 @pytest.mark.parametrize(
@@ -300,7 +375,7 @@ def test_a_release_that_was_not_declared_fits_only_instead_of_rounds(path: Path)
 def test_every_kind_of_release_comes_back_as_it_was_charged(
     path: Path, event: PrivacyEvent
 ) -> None:
-    with PrivacyLedger.open(path, PLAN) as ledger:
+    with PrivacyLedger.open(path, replace(PLAN, other_releases=((event, 1),))) as ledger:
         reservation = ledger.reserve_release("statistics", event)
         ledger.commit(reservation)
         assert reservation.what == "statistics"

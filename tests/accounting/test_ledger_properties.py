@@ -7,6 +7,7 @@ import sqlite3
 import tempfile
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +27,7 @@ from fl_dp.accounting import (
     RenyiFilter,
     gaussian_noise_multiplier,
 )
+from fl_dp.accounting.events import freeze
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences
 
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
@@ -43,6 +45,7 @@ RELEASES = (
     GaussianEvent(noise_multiplier=4.0),
     ExponentialEvent(epsilon=0.1),
 )
+PLAN = replace(PLAN, other_releases=freeze([(event, 1) for event in RELEASES]))
 ADAPTIVE = {
     rate: PrivacyPlan.calibrate(
         BUDGET,

@@ -172,7 +172,7 @@ def test_noise_follows_a_plateau_or_a_schedule_not_both() -> None:
 
 
 def test_a_sampled_plateau_under_replace_one_is_refused() -> None:
-    with pytest.raises(ValueError, match="by Renyi DP"):
+    with pytest.raises(ValueError, match="no Renyi bound under replace-one"):
         calibrated(plateau=PlateauSchedule(), neighboring_relation=NeighboringRelation.REPLACE_ONE)
 
 

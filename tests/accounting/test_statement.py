@@ -35,6 +35,7 @@ from fl_dp.accounting import (
     privacy_statement,
     statement_markdown,
 )
+from fl_dp.accounting.events import freeze
 from fl_dp.mechanisms import SecureRandom
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
@@ -68,8 +69,11 @@ CROWDED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=None))
 
 @pytest.fixture
 def statement(tmp_path: Path) -> dict[str, Any]:
-    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
-        ledger.commit(ledger.reserve_release("means", LaplaceEvent(noise_multiplier=20.0)))
+    means = LaplaceEvent(noise_multiplier=20.0)
+    budget = PrivacyBudget(epsilon=4.0, delta=1e-3)
+    plan = replace(PLAN, budget=budget, other_releases=((means, 1),))
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        ledger.commit(ledger.reserve_release("means", means))
         for number in (1, 2, 3):
             reservation = ledger.reserve(round=number)
         ledger.commit(reservation)
@@ -80,11 +84,12 @@ def test_it_says_what_the_records_say(tmp_path: Path, statement: dict[str, Any])
     ledger = PrivacyLedger.read(tmp_path / "ledger.db")
     again = privacy_statement(ledger)
     assert again == statement == json.loads(json.dumps(statement, allow_nan=False))
-    assert statement["epsilon"] == ledger.epsilon().by_name
+    assert statement["epsilon_so_far"] == ledger.epsilon().by_name
+    assert statement["epsilon"] == ledger.promise().by_name == ledger.plan.epsilon().by_name
     assert statement["epsilon"].keys() == {"pld", "rdp", "naive"}
     assert statement["quoted"] == "pld"
     assert statement["delta"] == 1e-3
-    assert statement["budget"] == {"epsilon": PLAN.budget.epsilon, "delta": 1e-3}
+    assert statement["budget"] == {"epsilon": 4.0, "delta": 1e-3}
     assert statement["neighboring_relation"] == "zero-out"
     assert statement["unit"] == "one client's whole contribution over the whole training"
     assert "every released model" in statement["adversary"]
@@ -156,6 +161,7 @@ def test_what_is_printed_is_never_less_than_what_is_known(value: float, delta: f
 EXAMPLE: dict[str, Any] = {
     "delta": 1e-5,
     "epsilon": {"pld": 1.0},
+    "epsilon_so_far": {"pld": 1.0},
     "quoted": "pld",
     "budget": {"epsilon": 2.0, "delta": 1e-5},
     "neighboring_relation": "zero-out",
@@ -301,12 +307,13 @@ def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
     rounds: int,
 ) -> None:
     named = {"participants": []} if plan.participation_cap is not None else {}
+    plan = replace(plan, other_releases=freeze([(event, 1) for event in others]))
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         for event in others:
             ledger.commit(ledger.reserve_release("statistics", event))
         for number in range(1, rounds + 1):
             ledger.commit(ledger.reserve(round=number, **named))
-        expected = privacy_statement(ledger)["epsilon"]["pld"]
+        expected = privacy_statement(ledger)["epsilon_so_far"]["pld"]
     imports, lines = RECOMPUTE.strip().split("\n\n")
     assert "fl_dp" not in RECOMPUTE
     assert "import" in imports

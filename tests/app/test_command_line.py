@@ -230,7 +230,8 @@ def test_plan_draws_a_picture_and_a_chart(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("plan.jpg", "ends in .png"), ("nowhere/plan.png", "no folder")]
+    ("name", "said"),
+    [("plan.jpg", "ends in .png"), ("nowhere/plan.png", "no folder"), (".", "ends in .png")],
 )
 def test_a_picture_that_can_t_be_written_is_status_2(name, said, tmp_path):
     result = call("plan", *QUICK, *NO_SAMPLING, "--plot", str(tmp_path / name))
@@ -499,7 +500,7 @@ def test_ledger_tells_an_epsilon_that_follows_from_its_records_alone(ledger_path
         if record["kind"] == "reserve"
     )
     assert releases.total() == 4
-    assert told["epsilon"]["pld"] == pytest.approx(independent_epsilon(releases, DELTA), rel=1e-9)
+    assert told["epsilon"]["pld"] == pytest.approx(independent_epsilon(releases, DELTA), rel=1e-6)
 
 
 def test_ledger_counts_every_reserved_round_as_spent(ledger_path):
@@ -602,3 +603,54 @@ def test_a_database_that_no_ledger_lies_in_is_status_2():
 )
 def test_help_says_what_to_write(command, said):
     assert said in " ".join(call(command, "--help").stdout.split())
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "records.txt"])
+def test_the_export_never_overwrites_a_ledger(ledger_path, name):
+    before = ledger_path.read_bytes()
+    result = call("ledger", str(ledger_path), "--csv", str(ledger_path.parent / name))
+    assert result.exit_code == 2
+    assert "ends in .csv" in said_on_stderr(result)
+    assert ledger_path.read_bytes() == before
+
+
+def test_the_ledger_says_what_to_quote_while_rounds_are_missing(ledger_path):
+    told = json_of("ledger", "--json", str(ledger_path))
+    assert min(told["promised"].values()) > min(told["epsilon"].values())
+    shown = " ".join(call("ledger", str(ledger_path)).stdout.split())
+    assert f"Quote {min(told['promised'].values()):.4f}, the plan's" in shown
+
+
+def test_names_with_markup_and_formulas_are_shown_as_they_are(tmp_path):
+    plan = PrivacyPlan.from_noise_multiplier(
+        2.0, delta=1e-3, rounds=2, sampling_rate=1.0, clipping_norm=1.0, num_clients=20
+    )
+    folder = tmp_path / "[x]"
+    folder.mkdir()
+    PrivacyLedger.open(folder / "ledger.db", plan, run_id="=1+1[/b]").close()
+    target = tmp_path / "records.csv"
+    shown = call("ledger", str(folder), "--csv", str(target)).stdout
+    assert "=1+1[/b]" in shown
+    assert "'=1+1[/b]" in target.read_text()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("://", "no database URL"),
+        ("postgresql://u@h:port/d", "no database URL"),
+        ("postgresql+nope://u@h/d", "no driver"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_status_2_with_one_that_would(url, said):
+    result = call("ledger", url)
+    assert result.exit_code == 2
+    assert said in said_on_stderr(result)
+    assert "postgresql+psycopg://" in said_on_stderr(result)
+
+
+@pytest.mark.parametrize("override", ["privacy.delta=1e-20", "privacy.epsilon=1e9"])
+def test_a_plan_far_from_anything_useful_is_still_shown(override):
+    overrides = [*plan_overrides(200, 0.25, 12), override]
+    assert call("plan", *overrides).exit_code == 0
+    assert json_of("plan", "--json", *overrides)["rounds"] == 12

@@ -50,8 +50,16 @@ def test_the_training_s_noise_is_higher_when_statistics_share_its_budget() -> No
     assert plan(MEAN, MEDIAN).noise_multiplier > plan().noise_multiplier * 1.01
 
 
-def test_a_statistic_that_nobody_declared_does_not_fit_a_spent_budget(tmp_path: Path) -> None:
+def test_a_statistic_that_nobody_declared_is_refused(tmp_path: Path) -> None:
     with PrivacyLedger.open(tmp_path / "ledger.db", plan()) as ledger:
+        with pytest.raises(ValueError, match="not among the plan's other_releases"):
+            charged_release(ledger, "mean", MEAN, vectors(MEAN), SecureRandom())
+        assert ledger.rounds_spent == ledger.other_releases_spent == 0
+
+
+def test_a_statistic_does_not_fit_twice(tmp_path: Path) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan(MEAN)) as ledger:
+        charged_release(ledger, "mean", MEAN, vectors(MEAN), SecureRandom())
         for number in (1, 2, 3):
             ledger.reserve(round=number)
         before = ledger.records
