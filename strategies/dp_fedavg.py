@@ -93,11 +93,7 @@ class DPFedAvg(Strategy):
         if ledger.plan != plan:
             raise ValueError("the ledger was opened with another plan than the strategy's")
         self._rng = rng if rng is not None else SecureRandom()
-        if self._rng.insecure and not ledger.insecure:
-            raise ValueError(
-                "the noise would come from an insecure source that the ledger does not know of: "
-                "open the ledger with the same rng, or leave it out"
-            )
+        ledger.require_known(self._rng)
         self.plan = plan
         self.ledger = ledger
         self.optimizer = ServerOptimizer(strategy if strategy is not None else FedAvg())

@@ -44,9 +44,8 @@ from .renyi import ORDERS, divergence_at_order, renyi_divergences
 
 _ZERO_OUT = NeighboringRelation.ZERO_OUT
 _LADDER = tuple(0.125 * 2.0 ** (step / 2.0) for step in range(17))
-_SLACK = (
-    1e-12  # relative: a budget that was calibrated to its last digit is not refused by rounding
-)
+# Relative: a budget that was calibrated to its last digit is not refused by rounding.
+_SLACK = 1e-12
 
 
 class PrivacyFilter(Protocol):

@@ -207,6 +207,18 @@ class PrivacyLedger:
         """Whether noise may have come from a source that somebody can predict."""
         return self._randomness != {SecureRandom.SECURE_KIND}
 
+    def require_known(self, rng: SecureRandom) -> None:
+        """Check that the ledger knows where a release's noise comes from.
+
+        Raises:
+            ValueError: If `rng` is insecure and the ledger was never opened with an insecure one.
+        """
+        if rng.insecure and not self.insecure:
+            raise ValueError(
+                "the noise would come from an insecure source that the ledger does not know of: "
+                "open the ledger with the same rng, or leave it out"
+            )
+
     @property
     def rule(self) -> str:
         """Which rule decides whether a release still fits."""

@@ -47,6 +47,7 @@ _LONGEST = 1e7  # grid points of a distribution, before it is refused as too lon
 _ROUNDING = 2.0**-52
 _LONGEST_BY_LIBRARY = 2e6  # as the library builds its own point by point
 
+# The library shows a distribution's two halves, and how long they are, under private names only.
 Distribution: TypeAlias = library.PrivacyLossDistribution
 
 

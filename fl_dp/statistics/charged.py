@@ -34,11 +34,7 @@ def charged_release(
             events, those that were reserved before the one that did not fit stay spent.
         ValueError: If the noise is insecure and the ledger does not know of it.
     """
-    if rng.insecure and not ledger.insecure:
-        raise ValueError(
-            "the noise would come from an insecure source that the ledger does not know of: open "
-            "the ledger with the same rng"
-        )
+    ledger.require_known(rng)
     reserved = [ledger.reserve_release(what, event) for event in choice.events]
     answer = release_statistic(choice, contributions, rng)
     for reservation in reserved:

@@ -14,14 +14,14 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from .query import Estimate, SumQuery, as_numbers, require_increasing
+from .query import CountingQuery, Estimate, as_numbers, require_increasing
 from .values import examples, labels
 
 Category: TypeAlias = str | int
 
 
 @dataclass(frozen=True, kw_only=True)
-class BinnedQuery(SumQuery):
+class BinnedQuery(CountingQuery):
     """How many examples fall into each of several public bins.
 
     Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_examples`.
@@ -45,16 +45,6 @@ class BinnedQuery(SumQuery):
     def dimension(self) -> int:
         """One number a bin."""
         return self.bins
-
-    @property
-    def l1_sensitivity(self) -> float:
-        """All examples of a client together."""
-        return float(self.max_examples)
-
-    @property
-    def l2_sensitivity(self) -> float:
-        """All examples of a client in one bin."""
-        return float(self.max_examples)
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         indices = self._bins_of(values)

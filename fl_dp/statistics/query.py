@@ -120,6 +120,21 @@ class SumQuery(Query):
         """
 
 
+@dataclass(frozen=True, kw_only=True)
+class CountingQuery(SumQuery):
+    """Counts examples: each adds one to one number, so both norms are the cap."""
+
+    @property
+    def l1_sensitivity(self) -> float:
+        """All examples of a client together."""
+        return float(self.max_examples)
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """All examples of a client in one number."""
+        return float(self.max_examples)
+
+
 def as_numbers(name: str, values: object) -> tuple[float, ...]:
     """Return a field as a tuple of finite numbers, whatever sequence it came as.
 

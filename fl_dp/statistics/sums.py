@@ -14,14 +14,14 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .query import Estimate, Query, SumQuery, as_numbers
+from .query import CountingQuery, Estimate, Query, SumQuery, as_numbers
 from .values import count_examples, examples
 
 _SMALLEST_WIDTH = 1e-250  # below it float64 can't scale a range to one
 
 
 @dataclass(frozen=True, kw_only=True)
-class Count(SumQuery):
+class Count(CountingQuery):
     """How many examples there are, at most `max_examples` of each client.
 
     With `max_examples=1` this is how many clients have data. Privacy: see `Query`; a client moves
@@ -40,16 +40,6 @@ class Count(SumQuery):
     def dimension(self) -> int:
         """One number."""
         return 1
-
-    @property
-    def l1_sensitivity(self) -> float:
-        """The cap."""
-        return float(self.max_examples)
-
-    @property
-    def l2_sensitivity(self) -> float:
-        """The cap."""
-        return float(self.max_examples)
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         count = count_examples(values)

@@ -169,13 +169,13 @@ def test_an_order_without_room_is_refused() -> None:
 # Declared noise ------------------------------------------------------------------------------
 
 
-def test_declared_rounds_are_all_admitted_after_one_computation(monkeypatch) -> None:  # type: ignore[no-untyped-def]
+def test_declared_rounds_are_all_admitted_after_one_computation(monkeypatch) -> None:
     schedule = NoiseSchedule(name="linear", levels=6)
     history = schedule_history(schedule, 1.0, sampling_rate=0.1, rounds=60)
     budget = PrivacyBudget(epsilon=tight_epsilon(history, 1e-5), delta=1e-5)
     computed = []
 
-    def counted(*arguments, **named):  # type: ignore[no-untyped-def]
+    def counted(*arguments, **named):
         computed.append(1)
         return tight_epsilon(*arguments, **named)
 

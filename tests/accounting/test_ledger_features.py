@@ -279,24 +279,26 @@ def test_a_declared_plan_takes_no_release_that_was_chosen_on_the_way(path: Path)
         assert ledger.records == before
 
 
+MEANS = GaussianEvent(noise_multiplier=3.0)
+WITH_MEANS = PrivacyPlan.calibrate(
+    BUDGET,
+    rounds=5,
+    sampling_rate=0.25,
+    clipping_norm=1.0,
+    num_clients=200,
+    other_releases={MEANS: 1},
+)
+
+
 def test_a_repeated_release_fits_only_instead_of_rounds(path: Path) -> None:
-    means = GaussianEvent(noise_multiplier=3.0)
-    plan = PrivacyPlan.calibrate(
-        BUDGET,
-        rounds=5,
-        sampling_rate=0.25,
-        clipping_norm=1.0,
-        num_clients=200,
-        other_releases={means: 1},
-    )
-    with PrivacyLedger.open(path, plan) as ledger:
+    with PrivacyLedger.open(path, WITH_MEANS) as ledger:
         for _ in range(2):  # the first one crashed, say
-            assert ledger.reserve_release("means", means).noise_multiplier == 3.0
+            assert ledger.reserve_release("means", MEANS).noise_multiplier == 3.0
         with pytest.raises(PrivacyBudgetExhausted):
             for number in range(1, 6):
                 ledger.reserve(round=number)
         assert 1 <= ledger.rounds_spent < 5
-        assert dict(ledger.history)[means] == 2
+        assert dict(ledger.history)[MEANS] == 2
         assert ledger.epsilon().best <= BUDGET.epsilon
 
 
@@ -314,18 +316,9 @@ def test_until_the_last_round_the_whole_plan_is_promised(path: Path) -> None:
 
 def test_after_a_repeated_release_the_budget_is_promised(path: Path) -> None:
     """The repetition and the whole plan together would be more, and can't all happen."""
-    means = GaussianEvent(noise_multiplier=3.0)
-    plan = PrivacyPlan.calibrate(
-        BUDGET,
-        rounds=5,
-        sampling_rate=0.25,
-        clipping_norm=1.0,
-        num_clients=200,
-        other_releases={means: 1},
-    )
-    with PrivacyLedger.open(path, plan) as ledger:
+    with PrivacyLedger.open(path, WITH_MEANS) as ledger:
         for _ in range(2):
-            ledger.reserve_release("means", means)
+            ledger.reserve_release("means", MEANS)
         assert ledger.promise().by_name == {"filter": BUDGET.epsilon}
 
 

@@ -334,9 +334,9 @@ def test_the_text_of_an_exception_is_nowhere_in_the_reply(kind, failure):
 
 
 def test_the_search_for_the_text_would_find_it():
-    leaking = lambda message, context, call_next: Message(  # noqa: E731
-        Error(ErrorCode.UNKNOWN, f"failed on {SECRET}"), reply_to=message
-    )
+    def leaking(message, context, call_next):
+        return Message(Error(ErrorCode.UNKNOWN, f"failed on {SECRET}"), reply_to=message)
+
     assert SECRET.encode() in pickle.dumps(answer_to("train", Client(), mods=[leaking]))
 
 
