@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -75,3 +76,27 @@ def test_insecure_noise_has_to_be_known_to_the_ledger(tmp_path: Path) -> None:
         pytest.raises(ValueError, match="insecure source"),
     ):
         charged_release(ledger, "mean", MEAN, vectors(MEAN), rng)
+
+
+def test_a_statistic_is_on_disk_as_spent_before_anyone_is_looked_at(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+
+    def contributions() -> Iterator[np.ndarray]:
+        with PrivacyLedger.read(path) as seen:
+            assert seen.other_releases_spent == len(MEDIAN.events)
+        yield from vectors(MEDIAN)
+
+    with PrivacyLedger.open(path, plan(MEDIAN)) as ledger:
+        charged_release(ledger, "quartiles", MEDIAN, contributions(), SecureRandom())
+        assert [record.kind for record in ledger.records[-2:]] == ["commit", "commit"]
+
+
+def test_a_statistic_that_fails_halfway_stays_spent(tmp_path: Path) -> None:
+    def broken() -> Iterator[np.ndarray]:
+        yield vectors(MEAN)[0]
+        raise OSError("a client's line broke")
+
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan(MEAN)) as ledger:
+        with pytest.raises(OSError, match="line broke"):
+            charged_release(ledger, "mean", MEAN, broken(), SecureRandom())
+        assert ledger.other_releases_spent == len(MEAN.events)
