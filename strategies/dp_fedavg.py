@@ -27,9 +27,9 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyLedger, PrivacyPlan, Reservation
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.updates import RefusedUpdate, VectorLayout, only_array_record
 
 from .exchange import default_window, exchange, wait_for_roster
-from .layout import RefusedUpdate, VectorLayout, only_array_record
 from .selection import PoissonSelection
 from .server_optimizer import ServerOptimizer
 
