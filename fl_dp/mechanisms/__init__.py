@@ -5,6 +5,7 @@ from .adaptive_clipping import (
     default_bit_noise_std,
     update_noise_multiplier,
 )
+from .bundle import GaussianBundle, ScalarMetric
 from .clipping import Norm, clip_by_norm, clip_per_layer, joint_clipping_norm, l1_norm, l2_norm
 from .discrete_gaussian import DiscreteGaussian
 from .discrete_laplace import DiscreteLaplace
@@ -22,10 +23,12 @@ __all__ = [
     "DiscreteGaussian",
     "DiscreteLaplace",
     "ExponentialMechanism",
+    "GaussianBundle",
     "GaussianMechanism",
     "GridExponentialMechanism",
     "LaplaceMechanism",
     "Norm",
+    "ScalarMetric",
     "SecureRandom",
     "capped_denominator_sensitivity",
     "client_scheme",

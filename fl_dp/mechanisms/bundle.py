@@ -1,0 +1,172 @@
+"""Several sums over one cohort, released together as *one* Gaussian.
+
+A round releases more than the sum of updates: whether updates stayed below the clipping norm (for
+adaptive clipping), or a metric that clients measured. Each sum gets noise of its own, and the whole
+costs what one Gaussian of multiplier `z` costs, as long as `z^-2` is the sum of the parts'.
+
+    >>> bundle = GaussianBundle(
+    ...     noise_multiplier=1.0, clipping_norms=(0.5,), scalar_noise_std=5.0, unclipped_bit=True
+    ... )
+    >>> round(bundle.updates.noise_multiplier, 5)
+    1.00504
+
+Reference: Andrew et al. 2021, "Differentially Private Learning with Adaptive Clipping", theorem 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any, Self
+
+from .adaptive_clipping import update_noise_multiplier
+from .clipping import joint_clipping_norm
+from .gaussian import GaussianMechanism
+
+_HALF = 0.5
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScalarMetric:
+    """A number that each unit measures, clipped to a public range.
+
+    Attributes:
+        name: As the client reports it.
+        low: Smallest value that counts.
+        high: Largest value that counts.
+    """
+
+    name: str
+    low: float
+    high: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the range is empty or not finite.
+        """
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise ValueError(
+                f"the range of metric '{self.name}' must be two finite numbers, the lower first, "
+                f"got ({self.low}, {self.high})"
+            )
+
+    def centred(self, value: float) -> float:
+        """Return the value in [-1/2, 1/2], 0 being the middle of the range.
+
+        A missing unit, a NaN and the middle of the range are the same: that halves the
+        sensitivity.
+        """
+        if math.isnan(value):
+            return 0.0
+        share = (min(max(value, self.low), self.high) - self.low) / (self.high - self.low)
+        return min(max(share - _HALF, -_HALF), _HALF)
+
+    def mean(self, released_sum: float, denominator: float) -> float:
+        """Return the noisy mean in the metric's own units, clipped to its range.
+
+        Args:
+            released_sum: The sum of `centred` values, noise included.
+            denominator: The public expected number of units.
+        """
+        share = min(1.0, max(0.0, released_sum / denominator + _HALF))
+        return self.low + share * (self.high - self.low)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GaussianBundle:
+    """The sums of one round and the noise of each.
+
+    Privacy: releasing all sums is as private as one Gaussian of `noise_multiplier`, for one unit
+    (whoever sends one update with its scalars), add/remove or zero-out neighbours, against anyone
+    who sees them all.
+
+    Attributes:
+        noise_multiplier: What the whole is charged as.
+        clipping_norms: L2 bound on one unit's whole update, or one bound an array (per-layer).
+        unclipped_bit: Whether a bit about the update's norm is summed, too.
+        metrics: Metrics of the clients that are summed, too.
+        scalar_noise_std: Standard deviation of the noise on the sum of bits and on each sum of
+            centred metrics; needed only with either.
+    """
+
+    noise_multiplier: float
+    clipping_norms: tuple[float, ...]
+    unclipped_bit: bool = False
+    metrics: tuple[ScalarMetric, ...] = ()
+    scalar_noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a number is out of range, or the scalars alone cost more than the whole.
+        """
+        names = [metric.name for metric in self.metrics]
+        if len(set(names)) != len(names):
+            raise ValueError(f"each metric is released once, got {', '.join(names)}")
+        if self.scalars and self.scalar_noise_std is None:
+            raise ValueError("bits and metrics need noise of their own: give scalar_noise_std")
+        _ = self.updates, self.scalar  # both check themselves
+
+    @property
+    def scalars(self) -> int:
+        """How many scalars go with each update."""
+        return int(self.unclipped_bit) + len(self.metrics)
+
+    @cached_property
+    def updates(self) -> GaussianMechanism:
+        """The mechanism of the sum of updates: a little more noise than a lone sum would need."""
+        multiplier = self.noise_multiplier
+        if self.scalars:
+            assert self.scalar_noise_std is not None  # checked at construction
+            # Sums of squared inverse multipliers: k scalars of std s are one of std s / sqrt(k).
+            joint = self.scalar_noise_std / math.sqrt(self.scalars)
+            multiplier = update_noise_multiplier(multiplier, joint)
+        return GaussianMechanism(
+            noise_multiplier=multiplier, clipping_norm=joint_clipping_norm(self.clipping_norms)
+        )
+
+    @cached_property
+    def scalar(self) -> GaussianMechanism | None:
+        """The mechanism of each sum of scalars, if there is any."""
+        if not self.scalars:
+            return None
+        assert self.scalar_noise_std is not None  # checked at construction
+        return GaussianMechanism(noise_multiplier=2.0 * self.scalar_noise_std, clipping_norm=_HALF)
+
+    @property
+    def max_units(self) -> int:
+        """How many units can be summed exactly."""
+        mechanisms = [self.updates] + ([self.scalar] if self.scalar is not None else [])
+        return min(mechanism.max_units for mechanism in mechanisms)
+
+    def scalar_values(self, update_norm: float, measured: Mapping[str, float]) -> list[float]:
+        """Return one unit's scalars in [-1/2, 1/2]: the bit, if any, then the metrics in order.
+
+        Args:
+            update_norm: L2 norm of its update before clipping; not finite counts as clipped.
+            measured: Its metrics by name; one that is missing counts as the middle of its range.
+        """
+        bit = [_HALF if update_norm <= self.updates.clipping_norm else -_HALF]
+        return (bit if self.unclipped_bit else []) + [
+            metric.centred(measured.get(metric.name, math.nan)) for metric in self.metrics
+        ]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the bundle as plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the bundle that `to_dict` described."""
+        return cls(
+            **dict(fields)
+            | {
+                "clipping_norms": tuple(fields["clipping_norms"]),
+                "metrics": tuple(ScalarMetric(**metric) for metric in fields["metrics"]),
+            }
+        )

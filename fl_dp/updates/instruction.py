@@ -1,0 +1,110 @@
+"""What a round tells a client about its privacy: one JSON text in the train message's config.
+
+Plain clients never see one: with one unit a node and noise at the server, any Flower client will
+do. An instruction travels only when a client has to do something for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from fl_dp.mechanisms import GaussianBundle
+
+INSTRUCTION_KEY = "fl-dp-round"
+"""Where the instruction lies in a message's ConfigRecord."""
+
+WEIGHT_METRIC = "fl-dp-weight"
+"""A unit's weight in [0, 1], in the reply's MetricRecord, where the server applies it."""
+
+UTILITY_METRIC = "fl-dp-utility"
+"""A unit's utility for the selection, in the reply's MetricRecord; as private as the update."""
+
+SCALARS_METRIC = "fl-dp-scalars"
+"""A node's sums of its units' encoded scalars, in grid steps, in the reply's MetricRecord."""
+
+UTILITY_ACTION = "fl_dp_utility"
+STATISTIC_ACTION = "fl_dp_statistic"
+IDENTITY_ACTION = "fl_dp_identity"
+"""Actions of QUERY messages (`query.<action>`)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientNoise:
+    """The noise that a client adds to its own update.
+
+    Attributes:
+        scheme: `gaussian`, `laplace` or `exponential`.
+        noise_multiplier: Scale of the noise over `clipping_norm`.
+        clipping_norm: Bound on the update, L1 for `laplace`, else L2.
+    """
+
+    scheme: str
+    noise_multiplier: float
+    clipping_norm: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundInstruction:
+    """What a client does in one round, besides training.
+
+    Attributes:
+        server_round: The round's number.
+        units: Indexes of the node's units that take part; None: the node is one unit, and answers
+            with its model as any Flower client does.
+        sampling_rate: The node hosts many units and flips the coins itself, at this rate for each;
+            it never says how many came up. Excludes `units`.
+        max_units: A node hosts at most so many units.
+        bundle: How units are clipped and summed on the node; with `units` or `sampling_rate`, and
+            to name the metrics that are asked for.
+        weight_cap: Examples of a unit that earn the full weight: a unit's weight is
+            `min(examples / weight_cap, 1)`. None: every unit weighs 1.
+        report_weight: Leave the weight to the server and report it, instead of applying it to the
+            update before it is clipped.
+        utility: What the unit reports for the selection (`loss`, `examples`, or a name that the
+            client knows); None: nothing.
+        client_noise: The noise that the client adds itself.
+    """
+
+    server_round: int
+    units: tuple[int, ...] | None = None
+    sampling_rate: float | None = None
+    max_units: int = 1
+    bundle: GaussianBundle | None = None
+    weight_cap: float | None = None
+    report_weight: bool = False
+    utility: str | None = None
+    client_noise: ClientNoise | None = None
+
+    @property
+    def sums_units(self) -> bool:
+        """Whether the node answers with a sum of clipped units instead of a model."""
+        return self.units is not None or self.sampling_rate is not None
+
+    def to_json(self) -> str:
+        """Return the instruction as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the instruction that `to_json` wrote.
+
+        Raises:
+            ValueError: If it is not one.
+        """
+        fields: dict[str, Any] = json.loads(text)
+        if fields["units"] is not None:
+            fields["units"] = tuple(fields["units"])
+        if fields["bundle"] is not None:
+            fields["bundle"] = GaussianBundle.from_dict(fields["bundle"])
+        if fields["client_noise"] is not None:
+            fields["client_noise"] = ClientNoise(**fields["client_noise"])
+        return cls(**fields)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self | None:
+        """Return the instruction in a message's config, or None."""
+        text = config.get(INSTRUCTION_KEY)
+        return None if text is None else cls.from_json(str(text))
