@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Self
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
+
+from .arrays import ArrayForm, array_of, read
 
 
 class RefusedUpdate(ValueError):
@@ -19,21 +22,31 @@ class RefusedUpdate(ValueError):
 
 @dataclass(frozen=True, kw_only=True)
 class ArraySpec:
-    """One array that is released."""
+    """One array that is released: its name, its form and its place in the flat vector."""
 
     name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype[np.floating]
+    form: ArrayForm
     start: int
     stop: int
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the array."""
+        return self.form.shape
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The dtype that NumPy computes with: float32 stands in for bfloat16."""
+        return self.form.dtype
 
 
 @dataclass(frozen=True, kw_only=True)
 class VectorLayout:
     """The released arrays in order, and the names of those that are not.
 
-    Floating-point arrays of any shape, 0-d included, are part of the vector. Integer and boolean
-    arrays (counters, masks) are not released: the server keeps its own, whatever clients send.
+    Floating-point arrays of any shape, 0-d and empty ones included, are part of the vector:
+    float16, bfloat16, float32, float64 and long double. Integer and boolean arrays (counters,
+    masks) are not released: the server keeps its own, whatever clients send.
 
     Attributes:
         released: The floating-point arrays.
@@ -48,26 +61,25 @@ class VectorLayout:
         """Return the layout of a model.
 
         Raises:
-            ValueError: If an array is neither floating-point, integer nor boolean, or none is
-                floating-point.
+            ValueError: If an array can't be read, or is neither floating-point, integer nor
+                boolean, or none is floating-point.
         """
         released: list[ArraySpec] = []
         kept: set[str] = set()
         stop = 0
         for name, array in arrays.items():
-            values = array.numpy()
-            if np.issubdtype(values.dtype, np.floating):
+            try:
+                form, values = read(array)
+            except ValueError as unreadable:
+                raise ValueError(f"array '{name}' can't be read: {unreadable}") from unreadable
+            if np.issubdtype(form.dtype, np.floating):
                 start, stop = stop, stop + values.size
-                released.append(
-                    ArraySpec(
-                        name=name, shape=values.shape, dtype=values.dtype, start=start, stop=stop
-                    )
-                )
-            elif np.issubdtype(values.dtype, np.integer) or values.dtype == np.bool_:
+                released.append(ArraySpec(name=name, form=form, start=start, stop=stop))
+            elif np.issubdtype(form.dtype, np.integer) or form.dtype == np.bool_:
                 kept.add(name)
             else:
                 raise ValueError(
-                    f"array '{name}' has dtype {values.dtype}: only floating-point arrays can be "
+                    f"array '{name}' has dtype {form.declared}: only floating-point arrays can be "
                     "trained, and integer or boolean ones kept at the server"
                 )
         if not released:
@@ -79,60 +91,99 @@ class VectorLayout:
         """Length of the flat vector."""
         return self.released[-1].stop
 
-    def only_released(self, arrays: ArrayRecord) -> ArrayRecord:
-        """Return a record of the released arrays alone."""
-        return ArrayRecord({spec.name: arrays[spec.name] for spec in self.released})
-
-    def flatten(self, arrays: ArrayRecord) -> NDArray[np.float64]:
-        """Return the released arrays as one float64 vector.
-
-        Raises:
-            RefusedUpdate: If a name, a shape or a dtype is not the model's.
-        """
-        foreign = arrays.keys() - {spec.name for spec in self.released} - self.kept
-        if foreign:
-            raise RefusedUpdate("it has an array that the model does not have")
-        vector = np.empty(self.size, dtype=np.float64)
-        for spec in self.released:
-            if spec.name not in arrays:
-                raise RefusedUpdate(f"array '{spec.name}' is missing")
-            try:
-                values = arrays[spec.name].numpy()
-            except Exception:
-                raise RefusedUpdate(f"array '{spec.name}' can't be read") from None
-            if values.shape != spec.shape or values.dtype != spec.dtype:
-                raise RefusedUpdate(
-                    f"array '{spec.name}' is not {spec.dtype} of shape {spec.shape}"
+    def in_float64(self) -> Self:
+        """Return the layout of the same names and shapes with every array in float64."""
+        wide = np.dtype(np.float64)
+        return replace(
+            self,
+            released=tuple(
+                replace(
+                    spec,
+                    form=ArrayForm(
+                        shape=spec.shape, declared=wide.name, stored=wide, bfloat16=False
+                    ),
                 )
-            vector[spec.start : spec.stop] = values.reshape(-1)
-        return vector
+                for spec in self.released
+            ),
+        )
 
-    def unflatten(self, vector: NDArray[np.float64]) -> ArrayRecord:
-        """Return the released arrays that `flatten` would turn into `vector`, in their dtypes."""
+    def only_released(self, arrays: ArrayRecord) -> ArrayRecord:
+        """Return a record of the released arrays alone, bfloat16 ones as float32."""
         return ArrayRecord(
             {
-                spec.name: Array(
-                    vector[spec.start : spec.stop].reshape(spec.shape).astype(spec.dtype)
-                )
+                spec.name: Array(read(arrays[spec.name])[1])
+                if spec.form.bfloat16
+                else arrays[spec.name]
                 for spec in self.released
             }
         )
 
+    def values(self, arrays: ArrayRecord) -> list[NDArray[Any]]:
+        """Return the numbers of the released arrays in order, each flat, in its own dtype.
+
+        They are views of the record's bytes where that is possible. An array that is bfloat16 in
+        the model may also come as float32, which is what NumPy clients compute with.
+
+        Raises:
+            RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
+                read.
+        """
+        foreign = arrays.keys() - {spec.name for spec in self.released} - self.kept
+        if foreign:
+            raise RefusedUpdate("it has an array that the model does not have")
+        return list(self._read(arrays))
+
+    def flatten(self, arrays: ArrayRecord) -> NDArray[np.float64]:
+        """Return the released arrays as one float64 vector, shape `(size,)`.
+
+        Raises:
+            RefusedUpdate: As `values` does.
+        """
+        vector = np.empty(self.size, dtype=np.float64)
+        with np.errstate(over="ignore", invalid="ignore"):  # a long double may become infinite
+            for spec, values in zip(self.released, self.values(arrays), strict=True):
+                vector[spec.start : spec.stop] = values
+        return vector
+
+    def unflatten(self, vector: NDArray[np.float64]) -> ArrayRecord:
+        """Return the released arrays that `flatten` would turn into `vector`.
+
+        They have the dtypes that NumPy computes with, so that a server optimizer can read them:
+        float32 stands in for bfloat16 until `merge` writes the model.
+        """
+        with np.errstate(over="ignore"):
+            return ArrayRecord(
+                {
+                    spec.name: Array(
+                        vector[spec.start : spec.stop].reshape(spec.shape).astype(spec.dtype)
+                    )
+                    for spec in self.released
+                }
+            )
+
     def merge(self, released: ArrayRecord, model: ArrayRecord) -> ArrayRecord:
-        """Return `model` with its released arrays replaced, in the model's order and dtypes."""
-        specs = {spec.name: spec for spec in self.released}
+        """Return `model` with its released arrays replaced, in the model's order and forms."""
+        forms = {spec.name: spec.form for spec in self.released}
         return ArrayRecord(
             {
-                name: Array(
-                    np.asarray(released[name].numpy(), dtype=specs[name].dtype).reshape(
-                        specs[name].shape
-                    )
-                )
-                if name in specs
-                else array
+                name: array_of(read(released[name])[1], forms[name]) if name in forms else array
                 for name, array in model.items()
             }
         )
+
+    def _read(self, arrays: ArrayRecord) -> Iterator[NDArray[Any]]:
+        for spec in self.released:
+            if spec.name not in arrays:
+                raise RefusedUpdate(f"array '{spec.name}' is missing")
+            try:
+                form, values = read(arrays[spec.name])
+            except Exception:  # whatever a hostile header makes NumPy raise
+                raise RefusedUpdate(f"array '{spec.name}' can't be read") from None
+            same_kind = form.bfloat16 == spec.form.bfloat16 or not form.bfloat16
+            if form.shape != spec.shape or form.dtype != spec.dtype or not same_kind:
+                kind = "bfloat16" if spec.form.bfloat16 else spec.dtype
+                raise RefusedUpdate(f"array '{spec.name}' is not {kind} of shape {spec.shape}")
+            yield values.reshape(-1)
 
 
 def only_array_record(content: RecordDict) -> ArrayRecord:

@@ -1,0 +1,148 @@
+"""The numbers inside a Flower `Array`: read without a copy, written in the form they came in.
+
+An `Array` holds the bytes of an .npy file. Whoever sent it chose every byte, its header included,
+so nothing is unpickled, and nothing is allocated by what a header claims: the view that is returned
+is as long as the bytes that came.
+
+NumPy has no bfloat16. Its numbers travel in two ways: as two-byte void items, which is what
+`np.save` makes of an `ml_dtypes` array (JAX, TensorFlow), or as 16-bit integers under the declared
+dtype "bfloat16", which is what a PyTorch user can build from `tensor.view(torch.uint16)`; Flower
+itself can't hold a PyTorch bfloat16 tensor. Both are computed with as float32, which holds every
+bfloat16.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from flwr.app import Array
+from numpy.lib import format as npy
+from numpy.typing import NDArray
+
+_STYPE = "numpy.ndarray"
+_BFLOAT16 = "bfloat16"
+_VOID16 = np.dtype("V2")  # of what ml_dtypes defines, only bfloat16 is two bytes long
+_BITS16 = (np.dtype(np.uint16), np.dtype(np.int16))
+_LONGEST_HEADER = 10_000  # bytes; NumPy's own limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArrayForm:
+    """How the numbers of an array are written.
+
+    Attributes:
+        shape: Of the array; `()` for a scalar.
+        declared: `Array.dtype`, a name such as "float32" or "bfloat16".
+        stored: The dtype of the .npy file's items; void or integer for bfloat16.
+        bfloat16: Whether the items are bfloat16.
+    """
+
+    shape: tuple[int, ...]
+    declared: str
+    stored: np.dtype[Any]
+    bfloat16: bool
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """What NumPy computes with: float32 for bfloat16, else what is stored."""
+        return np.dtype(np.float32) if self.bfloat16 else self.stored
+
+
+def read(array: Array) -> tuple[ArrayForm, NDArray[Any]]:
+    """Return an array's form and its numbers, in the form's `dtype` and `shape`.
+
+    The numbers are a read-only view of `array.data`, except for bfloat16, which is widened.
+
+    Raises:
+        ValueError: If it is no .npy file of plain numbers, or not as long as its header says.
+    """
+    if array.stype != _STYPE:
+        raise ValueError(f"its serialization type is not '{_STYPE}'")
+    header = _header_of(array.data)
+    shape, fortran_order, stored = _parsed(header)
+    if stored.hasobject or stored.names is not None or stored.subdtype is not None:
+        raise ValueError("its items are not plain numbers")
+    if len(array.data) - len(header) != math.prod(shape) * stored.itemsize:
+        raise ValueError("it is not as long as its header says")
+    items: NDArray[Any] = np.ndarray(
+        shape, stored, array.data, len(header), order="F" if fortran_order else "C"
+    )
+    bfloat16 = stored == _VOID16 or (array.dtype == _BFLOAT16 and stored in _BITS16)
+    form = ArrayForm(shape=shape, declared=array.dtype, stored=stored, bfloat16=bfloat16)
+    return form, widened(items.view(np.uint16)) if bfloat16 else items
+
+
+def values_of(array: Array) -> NDArray[np.floating]:
+    """Return the numbers of a floating-point array: float16, 32, 64 or long double; see `read`.
+
+    Raises:
+        ValueError: If it can't be read, or is not floating-point.
+    """
+    form, values = read(array)
+    if not np.issubdtype(form.dtype, np.floating):
+        raise ValueError(f"its items are {form.dtype}, not floating-point")
+    return values
+
+
+def array_of(values: NDArray[np.floating], form: ArrayForm) -> Array:
+    """Write numbers in a given form, in C order.
+
+    Args:
+        values: As many as `form.shape` holds, of any floating dtype. They are rounded to nearest
+            even (bfloat16 by way of float32, as PyTorch does); what is too large becomes infinite.
+        form: What `read` gave for the array that this one replaces.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        numbers = np.asarray(values, dtype=form.dtype).reshape(form.shape)
+    if not form.bfloat16:
+        return Array(numbers)
+    stream = io.BytesIO()
+    np.save(stream, narrowed(numbers).view(form.stored), allow_pickle=False)
+    return Array(form.declared, form.shape, _STYPE, stream.getvalue())
+
+
+def widened(bits: NDArray[np.uint16]) -> NDArray[np.float32]:
+    """Return the float32 numbers of bfloat16 bits; exact."""
+    wide = bits.astype(np.uint32, order="C")
+    wide <<= np.uint32(16)
+    return wide.view(np.float32)
+
+
+def narrowed(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
+    """Return the bits of the nearest bfloat16, ties to even; NaN stays NaN."""
+    bits = np.ascontiguousarray(numbers).reshape(numbers.shape).view(np.uint32)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    rounded = (bits + (np.uint32(0x7FFF) + odd)) >> np.uint32(16)
+    quiet = (bits >> np.uint32(16)) | np.uint32(0x40)  # a NaN whose payload is cut off is infinity
+    return np.where(np.isnan(numbers), quiet, rounded).astype(np.uint16)
+
+
+def _header_of(data: bytes) -> bytes:
+    """Return everything before the items; only as long as NumPy would read."""
+    width = 2 if data[6:8] == b"\x01\x00" else 4
+    start = npy.MAGIC_LEN + width
+    length = int.from_bytes(data[npy.MAGIC_LEN : start], "little")
+    if length > _LONGEST_HEADER:
+        raise ValueError("its header is too long")
+    return data[: start + length]
+
+
+@lru_cache(maxsize=256)  # the replies of a round all have the model's few headers
+def _parsed(header: bytes) -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+    """Return shape, Fortran order and item dtype."""
+    stream = io.BytesIO(header)
+    version = npy.read_magic(stream)
+    if version == (1, 0):
+        shape, fortran_order, stored = npy.read_array_header_1_0(stream)
+    elif version == (2, 0):
+        shape, fortran_order, stored = npy.read_array_header_2_0(stream)
+    else:
+        raise ValueError("its .npy version is neither 1.0 nor 2.0")
+    if any(length < 0 for length in shape):
+        raise ValueError("it has a negative length")
+    return tuple(int(length) for length in shape), bool(fortran_order), stored

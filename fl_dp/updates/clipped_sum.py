@@ -1,0 +1,372 @@
+"""Summing the updates of a round as they come, in memory that does not grow with the cohort.
+
+    >>> total = ClippedSum(layout, origin, grid=mechanism.grid, clipping_norms=[1.0])
+    >>> for reply in replies:
+    ...     total.add(only_array_record(reply.content))
+    >>> released = mechanism.release(total.total, rng)
+
+An update is read twice: once for its norm, once to be scaled, rounded and added. Both passes go
+over blocks that several threads share; NumPy lets go of the interpreter inside them. What is
+computed for a block depends on nothing but the block, and the blocks' squares are summed without
+rounding, so neither timing nor the number of threads can change a bit.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from fl_dp.mechanisms import clip_by_norm, joint_clipping_norm, l2_norm
+
+from .layout import RefusedUpdate, VectorLayout
+
+_BLOCK = 1 << 17  # long enough that what a NumPy call costs by itself does not count
+_ROW = 4096  # entries whose squares are summed in float64; rows are summed without rounding
+# The norm of a scaled update is right to 1e-12 even if a row is summed entry by entry, so its exact
+# norm is below the clipping norm, and the computed norm of a sum of them below a node's bound.
+_CLIPPING_MARGIN = 1.0 - 1e-12
+_ACCEPTING_MARGIN = 1.0 - 5e-13
+_SMALL, _LARGE = 1e-140, 1e140  # between them squares neither vanish nor overflow
+_SMALLEST_FACTOR = 1e-290  # below it a factor would be subnormal and lose digits
+_LARGEST_SUMMAND = 1e290  # the plain sum of any cohort stays finite
+_EXACT_INTEGERS = 2.0**53
+_MAX_THREADS = 8
+
+
+@dataclass(frozen=True)
+class _Block:
+    """A stretch of one array, and the same stretch of every flat vector, as views."""
+
+    array: int
+    first: int
+    last: int
+    update: NDArray[np.float64]
+    origin: NDArray[np.float64]
+    total: NDArray[np.float64]
+
+
+class _Sum:
+    """A flat sum, and one update at a time in scratch memory."""
+
+    def __init__(self, layout: VectorLayout, origin: NDArray[np.float64]) -> None:
+        if origin.shape != (layout.size,) or origin.dtype != np.float64:
+            raise ValueError(
+                f"origin is {origin.dtype} of shape {origin.shape}: flatten the model with the "
+                f"same layout, to float64 of shape ({layout.size},)"
+            )
+        self.layout = layout
+        self.total = np.zeros(layout.size, dtype=np.float64)
+        self._origin = origin
+        self._update = np.empty(layout.size, dtype=np.float64)
+        self._blocks = [
+            _Block(
+                array=index,
+                first=start - spec.start,
+                last=stop - spec.start,
+                update=self._update[start:stop],
+                origin=origin[start:stop],
+                total=self.total[start:stop],
+            )
+            for index, spec in enumerate(layout.released)
+            for start in range(spec.start, spec.stop, _BLOCK)
+            for stop in [min(start + _BLOCK, spec.stop)]
+        ]
+
+    def _load(self, arrays: ArrayRecord) -> list[list[float]]:
+        """Put an update into the scratch memory; return its sums of squares, by block."""
+        values = self.layout.values(arrays)
+        squares: list[list[float]] = [[] for _ in self._blocks]
+
+        def load(index: int) -> None:
+            block = self._blocks[index]
+            update = block.update
+            update[...] = values[block.array][block.first : block.last]
+            np.subtract(update, block.origin, out=update)
+            squares[index] = _squares(update)
+
+        _for_each_block(load, len(self._blocks))
+        return squares
+
+    def _add(self, scales: Sequence[float], *, truncate: bool) -> None:
+        """Multiply the update by one scale an array, round it if asked, and add it."""
+
+        def add(index: int) -> None:
+            block = self._blocks[index]
+            update, scale = block.update, scales[block.array]
+            if scale != 1.0:
+                np.multiply(update, scale, out=update)
+            if truncate:
+                np.trunc(update, out=update)
+            np.add(block.total, update, out=block.total)
+
+        _for_each_block(add, len(self._blocks))
+
+
+class ClippedSum(_Sum):
+    """The sum of clipped updates in grid steps, folded in one reply at a time.
+
+    Privacy: whatever one unit sends, it moves `total * grid` by at most `sensitivity` in L2 (zero-
+    out or add/remove neighbours; weights are public). This holds for exact arithmetic: what is
+    added is integers, their sum is exact in any order, and rounding is towards zero.
+
+    Attributes:
+        total: Integer-valued float64 in grid steps, shape `(layout.size,)`.
+        layout: Where each array lies in it.
+        sensitivity: L2 norm that no unit's contribution exceeds, in the units of the updates.
+    """
+
+    def __init__(
+        self,
+        layout: VectorLayout,
+        origin: NDArray[np.float64],
+        *,
+        grid: float,
+        clipping_norms: Sequence[float],
+    ) -> None:
+        """Start from zero.
+
+        Args:
+            layout: Of the model that was sent out.
+            origin: That model, flattened. Not copied: it must not change.
+            grid: The grid step in the units of the updates, a `GridMechanism.grid`.
+            clipping_norms: One L2 bound on the whole update, or one for each released array in
+                order; with several, their joint norm is the sensitivity.
+
+        Raises:
+            ValueError: If origin is not of this layout, there are neither one nor as many bounds as
+                arrays, a bound or the grid is not positive and finite, or float64 can't hold one
+                update on this grid.
+        """
+        super().__init__(layout, origin)
+        count = len(layout.released)
+        if len(clipping_norms) not in (1, count):
+            raise ValueError(
+                f"{len(clipping_norms)} clipping norms for {count} released arrays: give one for "
+                "the whole update, or one an array"
+            )
+        self.sensitivity = joint_clipping_norm(clipping_norms)
+        if not (math.isfinite(grid) and grid > 0):
+            raise ValueError(f"grid must be positive and finite, got {grid}")
+        self.grid = grid
+        self._clipping_norms = tuple(clipping_norms)
+        self._capacity = int(_EXACT_INTEGERS * grid / max(clipping_norms))
+        if self._capacity < 1:
+            raise ValueError(f"grid {grid} is too fine for clipping norm {max(clipping_norms)}")
+        self._units = 0
+        whole = [slice(0, layout.size)]
+        each = [slice(spec.start, spec.stop) for spec in layout.released]
+        self._groups = whole if len(clipping_norms) == 1 else each
+        self._group_of_array = [0] * count if len(clipping_norms) == 1 else list(range(count))
+
+    def add(self, arrays: ArrayRecord, *, weight: float = 1.0) -> float:
+        """Clip one unit's update and add it.
+
+        The update is `arrays` minus the origin in float64. If an entry is NaN or infinite, or a
+        norm is beyond float64, the unit's whole contribution is zero.
+
+        Args:
+            arrays: The unit's model.
+            weight: Public factor in [0, 1] on the clipped update.
+
+        Returns:
+            The L2 norm of the whole update before clipping, private; infinity if it added nothing
+            because of what it was.
+
+        Raises:
+            RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
+                read. Nothing was added.
+            ValueError: If the weight is outside [0, 1].
+            OverflowError: If more units are added than float64 sums exactly on this grid.
+        """
+        if not 0.0 <= weight <= 1.0:
+            raise ValueError(f"weight must lie in [0, 1], got {weight}")
+        self._count(1)
+        norms = self._norms(self._load(arrays))
+        norm = math.hypot(*norms)
+        if not math.isfinite(norm):
+            return math.inf
+        if weight > 0.0 and norm > 0.0:
+            factors = [
+                self._clipping_factor(group, norm, bound)
+                for group, norm, bound in zip(
+                    self._groups, norms, self._clipping_norms, strict=True
+                )
+            ]
+            scales = [weight * factors[group] / self.grid for group in self._group_of_array]
+            self._add(scales, truncate=True)
+        return norm
+
+    def add_steps(self, arrays: ArrayRecord, *, max_units: int) -> None:
+        """Add a node's own sum of at most `max_units` units.
+
+        Args:
+            arrays: What `steps` returned at the node.
+            max_units: How many units the node hosts, a public number.
+
+        Raises:
+            RefusedUpdate: If it is not such a sum: a name, shape or dtype other than float64, an
+                entry that is no integer, or a norm that so many units can't reach. Nothing was
+                added.
+            ValueError: If `max_units` is below 1.
+            OverflowError: If more units are added than float64 sums exactly on this grid.
+        """
+        if max_units < 1:
+            raise ValueError(f"max_units must be at least 1, got {max_units}")
+        self._count(max_units)
+        steps = self.layout.in_float64().flatten(arrays)
+        with np.errstate(invalid="ignore"):
+            if not (np.isfinite(steps).all() and (np.trunc(steps) == steps).all()):
+                raise RefusedUpdate("it is not a sum in grid steps")
+        for group, bound in zip(self._groups, self._clipping_norms, strict=True):
+            if l2_norm(steps[group]) > max_units * bound / self.grid * _ACCEPTING_MARGIN:
+                raise RefusedUpdate("its norm is more than its units can reach")
+        self.total += steps
+
+    def steps(self) -> ArrayRecord:
+        """Return the sum for `add_steps` at the server: float64 arrays of grid steps."""
+        return self.layout.in_float64().unflatten(self.total)
+
+    def _count(self, units: int) -> None:
+        """Fail before the sums of integers could stop being exact."""
+        if self._units + units > self._capacity:
+            raise OverflowError(
+                f"at most {self._capacity} units can be summed exactly on this grid: use a larger "
+                "noise multiplier"
+            )
+        self._units += units
+
+    def _norms(self, squares: list[list[float]]) -> list[float]:
+        """Return the norm of each group of the loaded update."""
+        of_group: list[list[float]] = [[] for _ in self._groups]
+        for block, parts in zip(self._blocks, squares, strict=True):
+            of_group[self._group_of_array[block.array]].extend(parts)
+        return [
+            _norm(parts, self._update[group])
+            for parts, group in zip(of_group, self._groups, strict=True)
+        ]
+
+    def _clipping_factor(self, group: slice, norm: float, clipping_norm: float) -> float:
+        """Return what the loaded group is to be multiplied by."""
+        bound = clipping_norm * _CLIPPING_MARGIN
+        if norm <= bound:
+            return 1.0
+        if norm < _LARGE and bound / norm > _SMALLEST_FACTOR:
+            return bound / norm
+        self._update[group] = clip_by_norm(self._update[group], clipping_norm)
+        return 1.0
+
+
+class PlainSum(_Sum):
+    """The weighted sum of updates without clipping or grid, for runs without central noise.
+
+    It bounds nobody's contribution: nothing that is computed from it is private by itself.
+
+    Attributes:
+        total: Float64 in the units of the updates, shape `(layout.size,)`.
+        layout: Where each array lies in it.
+    """
+
+    def __init__(self, layout: VectorLayout, origin: NDArray[np.float64]) -> None:
+        """Start from zero.
+
+        Args:
+            layout: Of the model that was sent out.
+            origin: That model, flattened. Not copied: it must not change.
+
+        Raises:
+            ValueError: If origin is not of this layout.
+        """
+        super().__init__(layout, origin)
+
+    def add(self, arrays: ArrayRecord, *, weight: float = 1.0) -> float:
+        """Add one unit's update times its weight.
+
+        Args:
+            arrays: The unit's model.
+            weight: At least zero; may be the unit's own claim, such as its number of examples.
+
+        Returns:
+            The L2 norm of the update; infinity if it added nothing, because it or its weight was
+            not finite, or the weight was negative, or their product would drown every other.
+
+        Raises:
+            RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
+                read. Nothing was added.
+        """
+        parts = [part for parts in self._load(arrays) for part in parts]
+        norm = _norm(parts, self._update)
+        if not (0.0 <= weight <= _LARGEST_SUMMAND and weight * norm <= _LARGEST_SUMMAND):
+            return math.inf
+        if weight > 0.0 and norm > 0.0:
+            self._add([weight] * len(self.layout.released), truncate=False)
+        return norm
+
+
+def _squares(update: NDArray[np.float64]) -> list[float]:
+    """Return the sums of squares of the rows of a contiguous vector."""
+    whole = update.size // _ROW * _ROW
+    rows = update[:whole].reshape(-1, _ROW)
+    sums: list[Any] = np.vecdot(rows, rows).tolist()
+    rest = update[whole:]
+    return [*sums, float(np.dot(rest, rest))]
+
+
+def _norm(squares: list[float], update: NDArray[np.float64]) -> float:
+    """Return the L2 norm of an update from its sums of squares; infinity if it is not finite."""
+    try:
+        norm = math.sqrt(math.fsum(squares))
+    except OverflowError:  # fsum raises where a plain sum says infinity
+        norm = math.inf
+    if not _SMALL < norm < _LARGE:
+        norm = l2_norm(update)
+    return norm if math.isfinite(norm) else math.inf
+
+
+def _for_each_block(work: Callable[[int], None], count: int) -> None:
+    """Call `work` with 0 to `count - 1`, in threads if that is worth their while."""
+    waiting = deque(range(count))
+
+    def until_done() -> None:
+        # A thread does not inherit NumPy's error state, and overflow is looked for by its result.
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            while True:
+                try:
+                    index = waiting.popleft()
+                except IndexError:
+                    return
+                work(index)
+
+    helpers = min(_threads(), count // 2) - 1
+    running = [_pool().submit(until_done) for _ in range(helpers)]
+    until_done()
+    for future in running:
+        if not future.cancel():  # one that did not start has nothing left to do
+            future.result()
+
+
+@cache
+def _threads() -> int:
+    """Return how many processors this process may use, within reason."""
+    if hasattr(os, "sched_getaffinity"):
+        return min(len(os.sched_getaffinity(0)), _MAX_THREADS)
+    return min(os.cpu_count() or 1, _MAX_THREADS)
+
+
+@cache
+def _pool() -> ThreadPoolExecutor:
+    """Return the threads that all sums of this process share."""
+    return ThreadPoolExecutor(_threads(), thread_name_prefix="fl-dp-sum")
+
+
+if hasattr(os, "register_at_fork"):  # a forked process has none of the threads
+    os.register_at_fork(after_in_child=_pool.cache_clear)
