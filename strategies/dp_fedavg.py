@@ -100,7 +100,7 @@ class DPFedAvg(Strategy):
         self.selection = PoissonSelection(plan.sampling_rate)
         self.rounds_completed = 0
         self.budget_exhausted = False
-        self._max_units = plan.mechanism(plan.least_noise_multiplier).max_units
+        self._max_units = plan.bundle(plan.least_noise_multiplier).updates.max_units
         self._plateau = plan.plateau_controller()
         self._plateau_metric = plateau_metric
         self._window = window
@@ -212,7 +212,7 @@ class DPFedAvg(Strategy):
         self._open = _OpenRound(
             number=server_round,
             reservation=reservation,
-            mechanism=self.plan.mechanism(reservation.noise_multiplier),
+            mechanism=self.plan.bundle(reservation.noise_multiplier).updates,
             layout=layout,
             model=arrays,
             origin=origin,

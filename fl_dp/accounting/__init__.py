@@ -43,6 +43,14 @@ from .naive_split import naive_split
 from .plan import PrivacyPlan
 from .records import LedgerCorrupted, LedgerRecord
 from .relations import NeighboringRelation
+from .sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    TruncatedPoissonSampling,
+    UtilityPoissonSampling,
+    VisibleSampling,
+)
 from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
 from .statement import describe_event, privacy_statement, statement_markdown
 
@@ -51,6 +59,7 @@ __all__ = [
     "EpsilonBounds",
     "ExponentialEvent",
     "FixedSizeGaussianEvent",
+    "FixedSizeSampling",
     "GaussianEvent",
     "GaussianFilter",
     "History",
@@ -64,6 +73,7 @@ __all__ = [
     "PlateauController",
     "PlateauSchedule",
     "PoissonGaussianEvent",
+    "PoissonSampling",
     "PrivacyBudget",
     "PrivacyBudgetExhausted",
     "PrivacyEvent",
@@ -73,8 +83,12 @@ __all__ = [
     "RenyiFilter",
     "RenyiOdometer",
     "Reservation",
+    "Sampling",
     "TruncatedPoissonGaussianEvent",
+    "TruncatedPoissonSampling",
     "UdpNoise",
+    "UtilityPoissonSampling",
+    "VisibleSampling",
     "ZcdpEvent",
     "affordable_rounds",
     "best_filter_order",

@@ -425,9 +425,9 @@ class PrivacyLedger:
             if self.plan.participation_cap is not None:
                 raise ValueError("under a participation cap every round has to name participants")
             return None
-        if self.plan.sampling_rate < 1.0:
+        if not self.plan.sampling.visible:
             raise ValueError(
-                "the participants of a Poisson sample are secret: the plan's amplification rests "
+                "the participants of a secret sample are secret: the plan's amplification rests "
                 "on it, so they are not recorded"
             )
         units = sorted(str(unit) for unit in participants)
@@ -532,26 +532,20 @@ class PrivacyLedger:
         self._participations.update(fields.get("participants", ()))
 
     def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
-        mechanism = plan.mechanism(plan.least_noise_multiplier)
+        updates = plan.bundle(plan.least_noise_multiplier).updates
         return {
             "kind": "run",
             "run": self._run_id,
-            "unit": "client",
-            "sampling": _sampling(plan),
+            "unit": plan.unit,
+            "sampling": plan.sampling.kind,
             "sensitivity": plan.neighboring_relation.distance * plan.clipping_norm,
             "denominator": plan.denominator,
-            "finest_grid": mechanism.grid,
+            "finest_grid": updates.grid,
             "rule": plan.filter().rule,
             "randomness": randomness,
             "versions": library_versions(),
             "time": _now(),
         }
-
-
-def _sampling(plan: PrivacyPlan) -> str:
-    if plan.participation_cap is not None:
-        return "capped"
-    return "poisson" if plan.sampling_rate < 1.0 else "everybody"
 
 
 def _require_printable(name: str) -> None:

@@ -15,21 +15,36 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Self, TypedDict, Unpack
 
-from fl_dp.mechanisms import GaussianMechanism
+from fl_dp.mechanisms import (
+    AdaptiveClipping,
+    ClientScheme,
+    Clipping,
+    FixedClipping,
+    GaussianBundle,
+    GaussianMechanism,
+    ScalarMetric,
+    capped_denominator_sensitivity,
+    client_scheme,
+    clipping_from_dict,
+    clipping_to_dict,
+    default_bit_noise_std,
+    joint_clipping_norm,
+)
 
 from .bounds import EpsilonBounds, epsilon, tight_epsilon
 from .budget import PrivacyBudget
-from .calibration import affordable_rounds, calibrate_noise, schedule_history
+from .calibration import affordable_rounds, calibrate_noise
+from .charges import event_of
 from .events import (
     FrozenHistory,
     GaussianEvent,
     History,
-    PoissonGaussianEvent,
     PrivacyEvent,
     event_from_dict,
     event_to_dict,
@@ -45,43 +60,79 @@ from .filters import (
 from .gaussian import gaussian_noise_multiplier
 from .relations import NeighboringRelation
 from .renyi import renyi_epsilon
+from .sampling import PoissonSampling, Sampling, sampling_from_dict
 from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
 
 _CONSTANT = NoiseSchedule()
+_UNITS = ("client", "example")
+# Noise on scalars that costs the updates at most 5 % more noise of their own.
+_CHEAP_SCALARS = 0.5 / math.sqrt(1.0 - 1.05**-2)
+
+
+class PlanOptions(TypedDict, total=False):
+    """What a plan may say beyond budget, rounds, roster, sampling and clipping; see there."""
+
+    neighboring_relation: NeighboringRelation
+    schedule: NoiseSchedule
+    plateau: PlateauSchedule | None
+    participation_cap: int | None
+    other_releases: History
+    metrics: tuple[ScalarMetric, ...]
+    scalar_noise_std: float | None
+    total_weight: float | None
+    capped_denominator: bool
+    client_scheme: str | None
+    unit: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class PrivacyPlan:
-    """Central DP-FedAvg: rounds of a Poisson cohort, a clipped sum and Gaussian noise.
+    """DP-FedAvg: rounds of a cohort, a clipped sum and noise.
 
-    Privacy: for one client's whole contribution over all rounds (the unit), neighbours as
-    `neighboring_relation` says, against an adversary who sees every released model but not who took
-    part. The server is trusted with the updates and with the noise.
+    Privacy: for one client's whole contribution over all rounds (the unit, unless `unit` says
+    otherwise), neighbours as `neighboring_relation` says, against an adversary who sees every
+    released model but, where the cohort is sampled, not who took part. The server is trusted with
+    the updates and with the noise; under `client_scheme` it is not.
 
     Build one with `calibrate` (from a target epsilon) or `from_noise_multiplier`.
 
     Attributes:
         budget: Never exceeded, whatever happens to the rounds.
         rounds: Number of releases that are planned.
-        sampling_rate: Probability of each client in each round, in (0, 1].
-        noise_multiplier: Noise standard deviation on the sum over `clipping_norm`, in the rounds
-            with the least noise; with `plateau`, the multiplier that its own are relative to.
-        clipping_norm: L2 bound on one client's update.
-        num_clients: Clients of the declared roster; public.
+        sampling: How cohorts come about.
+        noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
+            with the least noise; with `plateau`, the multiplier that its own are relative to; with
+            `client_scheme`, that of one client's own noise.
+        clipping: What bounds one client's update.
+        num_clients: Units of the declared roster; public.
         neighboring_relation: Which populations are neighbours.
         schedule: How the noise changes over the rounds, declared beforehand.
         plateau: How the noise reacts to a public metric instead; gated by a privacy filter.
         filter_order: The filter's Renyi order, fixed beforehand; None: Gaussian.
         participation_cap: At most so many rounds for each client, which the ledger enforces. It
             has to see who takes part: nothing is amplified. None charges each round to everybody.
-        other_releases: What else is released under this budget, such as private statistics.
+        other_releases: What else is released under this budget, such as private statistics, or
+            the utilities that a selection looks at.
+        metrics: Metrics of the clients that each round releases with the updates, at no charge of
+            their own: the updates get a little more noise instead.
+        scalar_noise_std: Noise on the sum of each metric and of the bits of adaptive clipping,
+            both scaled to [-1/2, 1/2]. None: a twentieth of the expected cohort, or more where that
+            would cost the updates above 5 %.
+        total_weight: Public sum of all clients' weights in [0, 1], which the fixed denominator is
+            made of (the estimator `f~f` of McMahan et al. 2018); None: every client weighs 1.
+        capped_denominator: Divide by what the cohort weighs, but at least by its expected part of
+            `total_weight`, which is then a public lower bound (`f~c`): twice the sensitivity.
+        client_scheme: Each client adds noise of this scheme itself: `gaussian`, `laplace` or
+            `exponential`; None: the server adds Gaussian noise to the sum.
+        unit: `client`, or `example`: one record of a client, which moves its update by up to
+            twice the clipping norm, hence under replace-one neighbours.
     """
 
     budget: PrivacyBudget
     rounds: int
-    sampling_rate: float
+    sampling: Sampling
     noise_multiplier: float
-    clipping_norm: float
+    clipping: Clipping
     num_clients: int
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
     schedule: NoiseSchedule = _CONSTANT
@@ -89,6 +140,12 @@ class PrivacyPlan:
     filter_order: float | None = None
     participation_cap: int | None = None
     other_releases: FrozenHistory = ()
+    metrics: tuple[ScalarMetric, ...] = ()
+    scalar_noise_std: float | None = None
+    total_weight: float | None = None
+    capped_denominator: bool = False
+    client_scheme: str | None = None
+    unit: str = "client"
 
     def __post_init__(self) -> None:
         """Validate.
@@ -104,10 +161,15 @@ class PrivacyPlan:
             raise ValueError(
                 f"the noise can follow the plateau or the schedule '{self.schedule.name}', not both"
             )
+        self.sampling.check(self.num_clients, self.neighboring_relation)
         self._check_cap()
+        self._check_weights()
+        self._check_unit()
+        if self.client_scheme is not None:
+            self._check_client_noise()
         # Both check their own fields; the mechanism also bounds what it can sum exactly.
         _ = self.event_of(1), self.filter()
-        if self.mechanism(self.least_noise_multiplier).max_units < self.num_clients:
+        if self.bundle(self.least_noise_multiplier).max_units < self.num_clients:
             raise ValueError(
                 f"noise_multiplier {self.least_noise_multiplier} is too small to sum "
                 f"{self.num_clients} clients exactly: use a larger one"
@@ -125,15 +187,59 @@ class PrivacyPlan:
             return
         if self.participation_cap < 1:
             raise ValueError(f"participation_cap must be at least 1, got {self.participation_cap}")
-        if self.sampling_rate != 1.0:
+        if not self.sampling.visible:
             raise ValueError(
                 "a participation cap needs to see who takes part, and sampling is only worth its "
-                f"amplification when nobody does: write sampling_rate=1, got {self.sampling_rate}"
+                "amplification when nobody does: write sampling_rate=1 or VisibleSampling, got "
+                f"{self.sampling}"
             )
         if self.schedule.name != "constant" or self.plateau is not None:
             raise ValueError(
                 "a participation cap needs the same noise in each round, as clients differ in the "
                 f"rounds they take part in: use the constant schedule, not '{self.schedule.name}'"
+            )
+
+    def _check_weights(self) -> None:
+        weight = self.total_weight
+        if weight is not None and not 0.0 < weight <= self.num_clients:
+            raise ValueError(
+                f"total_weight must lie in (0, num_clients = {self.num_clients}], as no client "
+                f"weighs more than 1, got {weight}"
+            )
+        if self.capped_denominator and weight is None:
+            raise ValueError(
+                "a capped denominator needs its public lower bound: give total_weight, the least "
+                "that all clients can weigh together"
+            )
+        if self.capped_denominator and self.client_scheme is not None:
+            raise ValueError(
+                "a capped denominator is made from weights that the server sees, which "
+                "client_scheme hides: use the fixed denominator"
+            )
+
+    def _check_unit(self) -> None:
+        if self.unit not in _UNITS:
+            raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
+        if self.unit == "example" and self.neighboring_relation.distance != 2:
+            raise ValueError(
+                "one example changes its client's whole update, by up to twice the clipping norm: "
+                "unit='example' needs replace-one neighbours"
+            )
+
+    def _check_client_noise(self) -> None:
+        for name, given in (
+            ("metrics", bool(self.metrics)),
+            ("adaptive clipping", isinstance(self.clipping, AdaptiveClipping)),
+            ("per-layer clipping", len(self.clipping.first_norms) > 1),
+            ("plateau", self.plateau is not None),
+        ):
+            if given:
+                raise ValueError(f"{name} needs noise at the server: leave client_scheme out")
+        if not self.sampling.visible:
+            raise ValueError(
+                "with noise at the clients the server sees each message and who sent it, so "
+                "nothing is amplified: write sampling_rate=1 or VisibleSampling, got "
+                f"{self.sampling}"
             )
 
     @classmethod
@@ -142,65 +248,61 @@ class PrivacyPlan:
         budget: PrivacyBudget,
         *,
         rounds: int,
-        sampling_rate: float,
-        clipping_norm: float,
         num_clients: int,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-        schedule: NoiseSchedule = _CONSTANT,
-        plateau: PlateauSchedule | None = None,
-        participation_cap: int | None = None,
-        other_releases: History | None = None,
+        sampling_rate: float | None = None,
+        sampling: Sampling | None = None,
+        clipping_norm: float | None = None,
+        clipping: Clipping | None = None,
+        **options: Unpack[PlanOptions],
     ) -> Self:
         """Plan the least noise with which all rounds and all other releases fit the budget.
 
         With `plateau`, the noise with which as many rounds at the base multiplier would fit its
         filter: less noise later ends the training earlier.
 
+        Args:
+            budget: What may be spent.
+            rounds: Number of releases.
+            num_clients: Units of the roster.
+            sampling_rate: Short for `sampling=PoissonSampling(sampling_rate=...)`.
+            sampling: How cohorts come about.
+            clipping_norm: Short for `clipping=FixedClipping(norm=...)`.
+            clipping: What bounds an update.
+            **options: The plan's other attributes.
+
         Raises:
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        if rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {rounds}")
-        before = freeze(other_releases or {})
-        charged = rounds if participation_cap is None else min(rounds, participation_cap)
-
-        def releases(noise_multiplier: float) -> FrozenHistory:
-            return schedule_history(
-                schedule, noise_multiplier, sampling_rate=sampling_rate, rounds=charged
-            )
-
-        filter_order = None
-        if plateau is None:
+        draft = cls._draft(
+            budget,
+            rounds=rounds,
+            num_clients=num_clients,
+            sampling=_one_sampling(sampling_rate, sampling),
+            clipping=_one_clipping(clipping_norm, clipping),
+            options=options,
+        )
+        before, relation = draft.other_releases, draft.neighboring_relation
+        if draft.plateau is None:
             noise_multiplier = calibrate_noise(
-                releases,
+                draft._rounds_at,
                 budget.epsilon,
                 budget.delta,
                 already_spent=before,
-                neighboring_relation=neighboring_relation,
-                what=f"in {charged} rounds",
+                neighboring_relation=relation,
+                what=f"in {draft.charged_rounds} rounds",
             )
-        elif _all_gaussian([*releases(1.0), *before]):
-            noise_multiplier = _gaussian_noise(budget, charged, before, neighboring_relation)
-        else:
-            noise_multiplier = _renyi_noise(budget, releases, before, neighboring_relation)
-            filter_order = best_filter_order(
-                [*releases(noise_multiplier), *before],
-                budget.delta,
-                neighboring_relation=neighboring_relation,
-            )
-        return cls(
-            budget=budget,
-            rounds=rounds,
-            sampling_rate=sampling_rate,
-            noise_multiplier=noise_multiplier,
-            clipping_norm=clipping_norm,
-            num_clients=num_clients,
-            neighboring_relation=neighboring_relation,
-            schedule=schedule,
-            plateau=plateau,
-            filter_order=filter_order,
-            participation_cap=participation_cap,
-            other_releases=before,
+            return replace(draft, budget=budget, noise_multiplier=noise_multiplier)
+        if _all_gaussian([*draft._rounds_at(1.0), *before]):
+            noise_multiplier = _gaussian_noise(budget, draft.charged_rounds, before, relation)
+            return replace(draft, budget=budget, noise_multiplier=noise_multiplier)
+        noise_multiplier = _renyi_noise(budget, draft._rounds_at, before, relation)
+        filter_order = best_filter_order(
+            [*draft._rounds_at(noise_multiplier), *before],
+            budget.delta,
+            neighboring_relation=relation,
+        )
+        return replace(
+            draft, budget=budget, noise_multiplier=noise_multiplier, filter_order=filter_order
         )
 
     @classmethod
@@ -210,51 +312,100 @@ class PrivacyPlan:
         *,
         delta: float,
         rounds: int,
-        sampling_rate: float,
-        clipping_norm: float,
         num_clients: int,
+        sampling_rate: float | None = None,
+        sampling: Sampling | None = None,
+        clipping_norm: float | None = None,
+        clipping: Clipping | None = None,
         max_epsilon: float | None = None,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-        schedule: NoiseSchedule = _CONSTANT,
+        **options: Unpack[PlanOptions],
     ) -> Self:
         """Plan with a noise multiplier of your own; the budget is what it spends, or `max_epsilon`.
+
+        The other arguments are those of `calibrate`.
 
         Raises:
             ValueError: If an argument is out of range, or the rounds spend more than `max_epsilon`.
         """
-        releases = schedule_history(
-            schedule, noise_multiplier, sampling_rate=sampling_rate, rounds=rounds
-        )
-        spends = tight_epsilon(releases, delta, neighboring_relation=neighboring_relation)
-        if max_epsilon is not None and spends > max_epsilon:
-            advice = "leave the noise multiplier out and it is calibrated"
-            if len(releases) == 1:
-                fits = affordable_rounds(
-                    {},
-                    releases[0][0],
-                    max_epsilon,
-                    delta,
-                    at_most=rounds,
-                    neighboring_relation=neighboring_relation,
-                )
-                advice = f"plan at most {fits} rounds, or {advice}"
-            raise ValueError(
-                f"{rounds} rounds at noise multiplier {noise_multiplier:.4g} spend epsilon "
-                f"{spends:.4g}, more than the budget of {max_epsilon:.4g}: {advice}"
-            )
-        return cls(
-            # A margin above rounding: the same plan must fit on another machine too.
-            budget=PrivacyBudget(
-                epsilon=max_epsilon or max(spends * (1.0 + 1e-9), 1e-9), delta=delta
+        draft = replace(
+            cls._draft(
+                PrivacyBudget(epsilon=max_epsilon or 1.0, delta=delta),
+                rounds=rounds,
+                num_clients=num_clients,
+                sampling=_one_sampling(sampling_rate, sampling),
+                clipping=_one_clipping(clipping_norm, clipping),
+                options=options,
             ),
-            rounds=rounds,
-            sampling_rate=sampling_rate,
             noise_multiplier=noise_multiplier,
-            clipping_norm=clipping_norm,
-            num_clients=num_clients,
-            neighboring_relation=neighboring_relation,
-            schedule=schedule,
         )
+        if draft.plateau is not None:
+            raise ValueError("a plateau decides the noise itself: calibrate the plan to a budget")
+        spends = tight_epsilon(
+            draft.history, delta, neighboring_relation=draft.neighboring_relation
+        )
+        if max_epsilon is not None and spends > max_epsilon:
+            raise ValueError(draft._too_much(spends, max_epsilon))
+        # A margin above rounding: the same plan must fit on another machine too.
+        affordable = max_epsilon or max(spends * (1.0 + 1e-9), 1e-9)
+        return replace(draft, budget=PrivacyBudget(epsilon=affordable, delta=delta))
+
+    @classmethod
+    def _draft(
+        cls,
+        budget: PrivacyBudget,
+        *,
+        rounds: int,
+        num_clients: int,
+        sampling: Sampling,
+        clipping: Clipping,
+        options: PlanOptions,
+    ) -> Self:
+        """Return the plan with a noise multiplier of 1, for everything else to be checked."""
+        others = freeze(options.get("other_releases", ()))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # the finished plan warns
+            return cls(
+                budget=budget,
+                rounds=rounds,
+                sampling=sampling,
+                noise_multiplier=1.0,
+                clipping=clipping,
+                num_clients=num_clients,
+                **{**options, "other_releases": others},  # type: ignore[arg-type]  # frozen now
+            )
+
+    def _too_much(self, spends: float, allowed: float) -> str:
+        advice = "leave the noise multiplier out and it is calibrated"
+        rounds = self._rounds_at(self.noise_multiplier)
+        if len(rounds) == 1:
+            fits = affordable_rounds(
+                self.other_releases,
+                rounds[0][0],
+                allowed,
+                self.budget.delta,
+                at_most=self.charged_rounds,
+                neighboring_relation=self.neighboring_relation,
+            )
+            advice = f"plan at most {fits} rounds, or {advice}"
+        return (
+            f"{self.rounds} rounds at noise multiplier {self.noise_multiplier:.4g} spend epsilon "
+            f"{spends:.4g}, more than the budget of {allowed:.4g}: {advice}"
+        )
+
+    @property
+    def sampling_rate(self) -> float:
+        """The expected share of the roster in a round."""
+        return self.sampling.expected_cohort(self.num_clients) / self.num_clients
+
+    @property
+    def clipping_norm(self) -> float:
+        """L2 bound on one client's whole update, in the first round."""
+        return joint_clipping_norm(self.clipping.first_norms)
+
+    @property
+    def charged_rounds(self) -> int:
+        """How many rounds one client is charged for at most."""
+        return min(self.rounds, self.participation_cap or self.rounds)
 
     @cached_property
     def noise_multipliers(self) -> tuple[float, ...]:
@@ -290,18 +441,82 @@ class PrivacyPlan:
                 f"round {round} was declared with noise multiplier {planned}, got "
                 f"{noise_multiplier}: noise that is chosen on the way needs a plateau plan"
             )
-        return PoissonGaussianEvent(
-            noise_multiplier=noise_multiplier, sampling_rate=self.sampling_rate
+        return self.event_at(noise_multiplier)
+
+    def event_at(self, noise_multiplier: float) -> PrivacyEvent:
+        """Return what a round of that noise multiplier is charged as."""
+        if self.client_scheme is not None:
+            return event_of(self.client_mechanism(noise_multiplier))
+        return self.sampling.event(noise_multiplier, self.num_clients)
+
+    def _rounds_at(self, noise_multiplier: float) -> FrozenHistory:
+        """Return what the charged rounds are when the least noise is `noise_multiplier`."""
+        multipliers = self.schedule.multipliers(noise_multiplier, self.charged_rounds)
+        return freeze(
+            [(self.event_at(each), count) for each, count in Counter(multipliers).items()]
         )
 
     def declares(self, event: PrivacyEvent) -> bool:
         """Tell whether `event` is among the other releases, in any number."""
         return any(event == declared for declared, _ in self.other_releases)
 
-    def mechanism(self, noise_multiplier: float) -> GaussianMechanism:
-        """Return what makes a round of that noise multiplier private."""
+    def bundle(
+        self, noise_multiplier: float, *, clipping_norms: tuple[float, ...] | None = None
+    ) -> GaussianBundle:
+        """Return what makes a round of that noise multiplier private at the server.
+
+        Args:
+            noise_multiplier: Of the round as a whole.
+            clipping_norms: Those of this round, where they change; the first round's by default.
+        """
+        adaptive = isinstance(self.clipping, AdaptiveClipping)
+        scalars = int(adaptive) + len(self.metrics)
+        noise_std = self.scalar_noise_std
+        if scalars and noise_std is None:
+            noise_std = max(
+                default_bit_noise_std(self.expected_cohort),
+                _CHEAP_SCALARS * noise_multiplier * math.sqrt(scalars),
+            )
+        return GaussianBundle(
+            noise_multiplier=noise_multiplier,
+            clipping_norms=clipping_norms or self.clipping.first_norms,
+            unclipped_bit=adaptive,
+            metrics=self.metrics,
+            scalar_noise_std=noise_std,
+        )
+
+    def mean_mechanism(
+        self, noise_multiplier: float, size: int, *, clipping_norm: float
+    ) -> GaussianMechanism:
+        """Return the mechanism of a mean with a capped denominator.
+
+        A client moves numerator and denominator: twice the sensitivity of a fixed one. The mean is
+        put on the grid once, as a whole, which can lengthen what one client moves by the root of
+        `size` grid steps on either side: a share that the sensitivity carries.
+
+        Args:
+            noise_multiplier: Of the updates.
+            size: Length of the vector.
+            clipping_norm: L2 bound on one client's update in this round.
+        """
+        sensitivity = capped_denominator_sensitivity(clipping_norm, self.denominator)
+        rounding = 2.0**-28 * noise_multiplier * math.sqrt(size)
         return GaussianMechanism(
-            noise_multiplier=noise_multiplier, clipping_norm=self.clipping_norm
+            noise_multiplier=noise_multiplier, clipping_norm=sensitivity * (1.0 + rounding)
+        )
+
+    def client_mechanism(self, noise_multiplier: float) -> ClientScheme:
+        """Return what makes one client's message private, under `client_scheme`.
+
+        Raises:
+            ValueError: If the server adds the noise.
+        """
+        if self.client_scheme is None:
+            raise ValueError("the server adds the noise of this plan: it has no client_scheme")
+        return client_scheme(
+            self.client_scheme,
+            noise_multiplier=noise_multiplier,
+            clipping_norm=self.clipping_norm,
         )
 
     def plateau_controller(self) -> PlateauController | None:
@@ -320,17 +535,24 @@ class PrivacyPlan:
         return RenyiFilter(self.budget, self.filter_order, neighboring_relation=relation)
 
     @property
+    def expected_cohort(self) -> float:
+        """The public constant that stands for the size of a cohort."""
+        return self.sampling.expected_cohort(self.num_clients)
+
+    @property
     def denominator(self) -> float:
-        """The public constant that a round's sum is divided by: the expected cohort."""
-        return self.sampling_rate * self.num_clients
+        """The public constant that a round's sum is divided by: what a cohort weighs on average.
+
+        With `capped_denominator`, the least that the sum is divided by.
+        """
+        if self.total_weight is None:
+            return self.expected_cohort
+        return self.expected_cohort * self.total_weight / self.num_clients
 
     @cached_property
     def history(self) -> FrozenHistory:
         """Every planned release that one client is charged for."""
-        charged = self.rounds
-        if self.participation_cap is not None:
-            charged = min(charged, self.participation_cap)
-        events = [(self.event_of(round), 1) for round in range(1, charged + 1)]
+        events = [(self.event_of(round), 1) for round in range(1, self.charged_rounds + 1)]
         return freeze([*events, *self.other_releases])
 
     def epsilon(self) -> EpsilonBounds:
@@ -351,9 +573,9 @@ class PrivacyPlan:
         return {
             "budget": asdict(self.budget),
             "rounds": self.rounds,
-            "sampling_rate": self.sampling_rate,
+            "sampling": self.sampling.to_dict(),
             "noise_multiplier": self.noise_multiplier,
-            "clipping_norm": self.clipping_norm,
+            "clipping": clipping_to_dict(self.clipping),
             "num_clients": self.num_clients,
             "neighboring_relation": str(self.neighboring_relation),
             "schedule": self.schedule.to_dict(),
@@ -363,6 +585,12 @@ class PrivacyPlan:
             "other_releases": [
                 {**event_to_dict(event), "count": count} for event, count in self.other_releases
             ],
+            "metrics": [asdict(metric) for metric in self.metrics],
+            "scalar_noise_std": self.scalar_noise_std,
+            "total_weight": self.total_weight,
+            "capped_denominator": self.capped_denominator,
+            "client_scheme": self.client_scheme,
+            "unit": self.unit,
         }
 
     @classmethod
@@ -376,11 +604,26 @@ class PrivacyPlan:
                 "neighboring_relation": NeighboringRelation(fields["neighboring_relation"]),
                 "schedule": NoiseSchedule.from_dict(fields["schedule"]),
                 "plateau": None if plateau is None else PlateauSchedule(**plateau),
+                "sampling": sampling_from_dict(fields["sampling"]),
+                "clipping": clipping_from_dict(fields["clipping"]),
+                "metrics": tuple(ScalarMetric(**metric) for metric in fields["metrics"]),
                 "other_releases": freeze(
                     [(event_from_dict(each), each["count"]) for each in fields["other_releases"]]
                 ),
             }
         )
+
+
+def _one_sampling(rate: float | None, sampling: Sampling | None) -> Sampling:
+    if (rate is None) == (sampling is None):
+        raise ValueError("give either sampling_rate or sampling")
+    return sampling if sampling is not None else PoissonSampling(sampling_rate=rate or 0.0)
+
+
+def _one_clipping(norm: float | None, clipping: Clipping | None) -> Clipping:
+    if (norm is None) == (clipping is None):
+        raise ValueError("give either clipping_norm or clipping")
+    return clipping if clipping is not None else FixedClipping(norm=norm or 0.0)
 
 
 def _all_gaussian(history: History) -> bool:

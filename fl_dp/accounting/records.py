@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-SCHEMA = 2
+SCHEMA = 3
 GENESIS = "0" * 64
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
+from fl_dp.mechanisms import clipping_to_dict
+
 from .events import (
     ExponentialEvent,
     FixedSizeGaussianEvent,
@@ -18,6 +20,7 @@ from .events import (
     event_to_dict,
 )
 from .ledger import PrivacyLedger, library_versions
+from .plan import PrivacyPlan
 from .relations import NeighboringRelation
 
 _RELATIONS = {
@@ -26,6 +29,15 @@ _RELATIONS = {
         "a client of the public roster contributes, or contributes zero throughout"
     ),
     NeighboringRelation.REPLACE_ONE: "a client's data is replaced by any other data",
+}
+_UNITS = {
+    "client": "one client's whole contribution over the whole training",
+    "example": "one record of one client, over the whole training",
+}
+_CLIPPING = {
+    "fixed": "L2-clipped updates",
+    "per-layer": "updates whose layers are L2-clipped one by one",
+    "adaptive": "updates that are L2-clipped at a norm which follows a noisy quantile",
 }
 _ACCOUNTANTS = {
     "pld": "privacy-loss distributions",
@@ -42,7 +54,7 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
     """Return the statement as plain JSON values, computed from the ledger's records alone."""
     plan = ledger.plan
     spent, promised = ledger.epsilon(), ledger.promise()
-    sampled = plan.sampling_rate < 1.0
+    at_clients = plan.client_scheme is not None
     not_covered = [
         "the choice of hyper-parameters, if it was made on the clients' data",
         "accuracy on the public test set, which no client's data enters",
@@ -71,21 +83,21 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
         "quoted": promised.best_name,
         "epsilon_so_far": spent.by_name,
         "budget": {"epsilon": plan.budget.epsilon, "delta": plan.budget.delta},
-        "unit": "one client's whole contribution over the whole training",
+        "unit": _UNITS[plan.unit],
         "neighboring_relation": str(plan.neighboring_relation),
-        "adversary": (
-            "sees every released model and knows all other clients' data; "
-            + ("does not see who took part in which round" if sampled else "sees who took part")
+        "adversary": _adversary(plan),
+        "trusted": (
+            "each client with its own noise; nobody else"
+            if at_clients
+            else "the server, with the clients' updates, the coins and the noise"
         ),
-        "trusted": "the server, with the clients' updates, the coins and the noise",
-        "mechanism": "Gaussian on an integer grid, on the sum of L2-clipped updates"
+        "mechanism": _mechanism(plan)
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         "sampling": (
-            "Poisson: an independent secret coin for each client in each round"
-            if sampled
-            else "none: every round is charged in full"
+            plan.sampling.describe()
             if plan.participation_cap is None
-            else f"none: {plan.participation_cap} rounds are charged in full, a client's most"
+            else f"{plan.sampling.describe().partition(':')[0]}: {plan.participation_cap} rounds "
+            "are charged in full, a client's most"
         ),
         "rule": ledger.rule,
         "sampling_rate": plan.sampling_rate,
@@ -94,7 +106,9 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
         "rounds_committed": ledger.rounds_committed,
         "noise_multipliers": list(ledger.noise_multipliers),
         "participation_cap": plan.participation_cap,
+        "metrics": [metric.name for metric in plan.metrics],
         "releases": [{**event_to_dict(event), "count": count} for event, count in ledger.history],
+        "clipping": clipping_to_dict(plan.clipping),
         "clipping_norm": plan.clipping_norm,
         "denominator": plan.denominator,
         "num_clients": plan.num_clients,
@@ -132,7 +146,7 @@ def statement_markdown(statement: dict[str, Any]) -> str:
         ("mechanism", statement["mechanism"]),
         ("sampling", statement["sampling"]),
         ("rule", statement["rule"]),
-        ("clipping norm", f"{statement['clipping_norm']:g}"),
+        ("clipping norm", _norm(statement)),
         ("clients", f"{statement['num_clients']}, public denominator {statement['denominator']:g}"),
         (
             "rounds",
@@ -159,6 +173,26 @@ def statement_markdown(statement: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def _adversary(plan: PrivacyPlan) -> str:
+    if plan.client_scheme is not None:
+        return "is the server itself: sees every message and who sent it, and knows all other data"
+    visible = plan.sampling.visible
+    return "sees every released model and knows all other clients' data; " + (
+        "sees who took part" if visible else "does not see who took part in which round"
+    )
+
+
+def _mechanism(plan: PrivacyPlan) -> str:
+    if plan.client_scheme is not None:
+        return f"noise of the {plan.client_scheme} scheme at each client, on its clipped update"
+    divided = "mean, with a capped denominator," if plan.capped_denominator else "sum"
+    text = f"Gaussian on an integer grid, on the {divided} of {_CLIPPING[plan.clipping.kind]}"
+    if plan.metrics:
+        names = ", ".join(metric.name for metric in plan.metrics)
+        text += f", released as one with the clients' metrics {names}"
+    return text
 
 
 def _so_far(statement: dict[str, Any]) -> list[tuple[str, str]]:
@@ -193,6 +227,11 @@ def describe_event(event: PrivacyEvent) -> str:
             return f"exponential mechanism, {draws} drawn at bounded range {epsilon:.5g}"
         case ZcdpEvent(rho=rho):
             return f"{rho:.5g}-zCDP"
+
+
+def _norm(statement: dict[str, Any]) -> str:
+    norm = f"{statement['clipping_norm']:g}"
+    return f"{norm} at first" if statement["clipping"]["kind"] == "adaptive" else norm
 
 
 def _describe(release: dict[str, Any]) -> str:

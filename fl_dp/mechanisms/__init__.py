@@ -7,6 +7,13 @@ from .adaptive_clipping import (
 )
 from .bundle import GaussianBundle, ScalarMetric
 from .clipping import Norm, clip_by_norm, clip_per_layer, joint_clipping_norm, l1_norm, l2_norm
+from .clipping_rules import (
+    Clipping,
+    FixedClipping,
+    PerLayerClipping,
+    clipping_from_dict,
+    clipping_to_dict,
+)
 from .discrete_gaussian import DiscreteGaussian
 from .discrete_laplace import DiscreteLaplace
 from .estimators import capped_denominator_sensitivity, fixed_denominator_sensitivity
@@ -20,20 +27,25 @@ from .schemes import ClientScheme, client_scheme
 __all__ = [
     "AdaptiveClipping",
     "ClientScheme",
+    "Clipping",
     "DiscreteGaussian",
     "DiscreteLaplace",
     "ExponentialMechanism",
+    "FixedClipping",
     "GaussianBundle",
     "GaussianMechanism",
     "GridExponentialMechanism",
     "LaplaceMechanism",
     "Norm",
+    "PerLayerClipping",
     "ScalarMetric",
     "SecureRandom",
     "capped_denominator_sensitivity",
     "client_scheme",
     "clip_by_norm",
     "clip_per_layer",
+    "clipping_from_dict",
+    "clipping_to_dict",
     "default_bit_noise_std",
     "fixed_denominator_sensitivity",
     "joint_clipping_norm",

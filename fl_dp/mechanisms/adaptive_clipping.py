@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from .checks import require_positive
 
@@ -33,6 +34,7 @@ class AdaptiveClipping:
         learning_rate: Largest change of the norm's logarithm in one round.
     """
 
+    kind: ClassVar[str] = "adaptive"
     initial_norm: float = 0.1
     target_quantile: float = 0.5
     learning_rate: float = 0.2
@@ -46,6 +48,11 @@ class AdaptiveClipping:
         require_positive(initial_norm=self.initial_norm, learning_rate=self.learning_rate)
         if not 0.0 < self.target_quantile < 1.0:
             raise ValueError(f"target_quantile must lie in (0, 1), got {self.target_quantile}")
+
+    @property
+    def first_norms(self) -> tuple[float, ...]:
+        """Bounds of the first round."""
+        return (self.initial_norm,)
 
     def bit(self, update_norm: float, clipping_norm: float) -> float:
         """Return what one unit adds to the sum of bits: 1/2 if unclipped, -1/2 if clipped.

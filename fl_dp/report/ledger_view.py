@@ -105,7 +105,7 @@ def _describe(fields: dict[str, Any]) -> str:
             plan = fields["plan"]
             shape = "plateau" if plan["plateau"] else plan["schedule"]["name"]
             return (
-                f"{plan['rounds']} rounds at rate {plan['sampling_rate']:g}, {shape} noise from "
+                f"{plan['rounds']} rounds, {plan['sampling']['kind']} cohorts, {shape} noise from "
                 f"{plan['noise_multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
             )
         case "run":

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from fl_dp.accounting import (
     EpsilonBounds,
-    PoissonGaussianEvent,
     PrivacyPlan,
     naive_split,
     tight_epsilon,
@@ -46,13 +45,14 @@ class PlanView:
     def of(cls, plan: PrivacyPlan) -> PlanView:
         """Compute what is shown of `plan`."""
         declared = plan.plateau is None
-        naive = naive_split(plan.budget, plan.schedule, plan.rounds) if declared else ()
+        split = declared and plan.client_scheme is None
+        naive = naive_split(plan.budget, plan.schedule, plan.rounds) if split else ()
         return cls(
             plan=plan,
             bounds=plan.epsilon(),
             curve=tuple(_curve(plan)) if declared else (),
             naive_multipliers=naive,
-            naive_epsilon=_spent(plan, naive) if declared else None,
+            naive_epsilon=_spent(plan, naive) if split else None,
         )
 
     @property
@@ -74,7 +74,7 @@ class PlanView:
             "rounds": plan.rounds,
             "clipping_norm": plan.clipping_norm,
             "num_clients": plan.num_clients,
-            "expected_cohort": plan.denominator,
+            "expected_cohort": plan.expected_cohort,
             "neighboring_relation": str(plan.neighboring_relation),
             "schedule": plan.schedule.to_dict() if plan.plateau is None else "plateau",
             "rule": plan.filter().rule,
@@ -91,7 +91,7 @@ class PlanView:
     def table(self) -> Table:
         """Return the numbers as a table for the terminal."""
         plan = self.plan
-        rate = f"each drawn at {plan.sampling_rate:g}"
+        rate = f"{plan.sampling.kind} cohorts of {plan.expected_cohort:g} expected"
         table = Table(title=f"{plan.rounds} rounds, {plan.num_clients} clients, {rate}")
         table.add_column("what")
         table.add_column("value", justify="right")
@@ -102,7 +102,7 @@ class PlanView:
                 _span(plan.noise_multipliers, "{:.5f}"),
             ),
             ("noise std on each coordinate of the mean", _span(mean_noise, "{:.3g}")),
-            ("expected cohort", f"{plan.denominator:g}"),
+            ("denominator: what a cohort weighs", f"{plan.denominator:g}"),
             ("delta", f"{plan.budget.delta:.4g}"),
         ]
         names = {
@@ -217,10 +217,8 @@ def _curve(plan: PrivacyPlan) -> list[tuple[int, float]]:
 
 
 def _spent(plan: PrivacyPlan, multipliers: tuple[float, ...]) -> float:
-    rounds = [
-        (PoissonGaussianEvent(noise_multiplier=z, sampling_rate=plan.sampling_rate), count)
-        for z, count in Counter(multipliers).items()
-    ]
+    charged = multipliers[: plan.charged_rounds]
+    rounds = [(plan.event_at(z), count) for z, count in Counter(charged).items()]
     return tight_epsilon(
         [*rounds, *plan.other_releases],
         plan.budget.delta,

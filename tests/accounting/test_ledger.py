@@ -28,9 +28,11 @@ from fl_dp.accounting import (
     GaussianEvent,
     LedgerCorrupted,
     PlanMismatch,
+    PoissonSampling,
     PrivacyBudgetExhausted,
     Reservation,
 )
+from fl_dp.mechanisms import FixedClipping
 
 PLAN = PrivacyPlan.from_noise_multiplier(
     1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
@@ -150,8 +152,8 @@ def test_kill_nine_between_reserve_and_commit_leaves_the_round_spent(place: Plac
     ("field", "value"),
     [
         ("noise_multiplier", 1.1),
-        ("sampling_rate", 0.2),
-        ("clipping_norm", 2.0),
+        ("sampling", PoissonSampling(sampling_rate=0.2)),
+        ("clipping", FixedClipping(norm=2.0)),
         ("rounds", 6),
         ("num_clients", 100),
         ("other_releases", ((GaussianEvent(noise_multiplier=9.0), 1),)),

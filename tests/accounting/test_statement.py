@@ -27,6 +27,7 @@ from fl_dp.accounting import (
     NoiseSchedule,
     PlateauSchedule,
     PoissonGaussianEvent,
+    PoissonSampling,
     PrivacyBudget,
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,
@@ -36,7 +37,7 @@ from fl_dp.accounting import (
     statement_markdown,
 )
 from fl_dp.accounting.events import freeze
-from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms import FixedClipping, SecureRandom
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
 (RECOMPUTE,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
@@ -47,9 +48,10 @@ PLAN = PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, rounds=5, sampling_rat
 WIDE = PrivacyPlan(
     budget=PrivacyBudget(epsilon=50.0, delta=1e-3),
     rounds=12,
-    sampling_rate=0.25,
+    sampling=PoissonSampling(sampling_rate=0.25),
     noise_multiplier=1.0,
-    **SIZES,
+    clipping=FixedClipping(norm=1.0),
+    num_clients=200,
 )
 EVERY_KIND: tuple[PrivacyEvent, ...] = (
     LaplaceEvent(noise_multiplier=3.0),
@@ -61,7 +63,7 @@ EVERY_KIND: tuple[PrivacyEvent, ...] = (
         noise_multiplier=3.0, sampling_rate=0.2, num_units=200, max_cohort=60
     ),
 )
-EVERYBODY = replace(WIDE, sampling_rate=1.0, noise_multiplier=4.0)
+EVERYBODY = replace(WIDE, sampling=PoissonSampling(sampling_rate=1.0), noise_multiplier=4.0)
 CAPPED = replace(EVERYBODY, participation_cap=3)
 SCHEDULED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=4))
 CROWDED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=None))
@@ -171,6 +173,7 @@ EXAMPLE: dict[str, Any] = {
     "versions": {},
     "insecure": False,
     "participation_cap": None,
+    "clipping": {"kind": "fixed", "norm": 1.0},
     **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "sampling", "rule"), "-"),
     **dict.fromkeys(("clipping_norm", "num_clients", "denominator"), 1),
     **dict.fromkeys(("rounds", "rounds_committed", "rounds_planned", "ledger_hash"), 1),

@@ -14,7 +14,8 @@ from local_grid import LocalGrid, answer_with_update, arrays_of, reply
 from scipy import stats
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.mechanisms import SecureRandom
+from fl_dp.accounting import PoissonSampling
+from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.strategies import DPFedAvg, PoissonSelection, RosterIncomplete
 
 ALARM = 1e-6
@@ -32,9 +33,9 @@ def plan_for(
     return PrivacyPlan(
         budget=PrivacyBudget(epsilon=1e6, delta=1e-6),
         rounds=rounds,
-        sampling_rate=sampling_rate,
+        sampling=PoissonSampling(sampling_rate=sampling_rate),
         noise_multiplier=noise_multiplier,
-        clipping_norm=clipping_norm,
+        clipping=FixedClipping(norm=clipping_norm),
         num_clients=num_clients,
     )
 

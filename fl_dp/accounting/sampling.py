@@ -1,0 +1,328 @@
+"""How a round's cohort comes about, and what that makes a round cost.
+
+Only secret, independent coins earn amplification by sampling. A cohort of a fixed size is another
+law, and a cohort that somebody sees is no sample at all: each rule hands out the one event that it
+may be charged as, so that a wrong one can't be written down.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar
+
+from .events import (
+    FixedSizeGaussianEvent,
+    GaussianEvent,
+    PoissonGaussianEvent,
+    PrivacyEvent,
+    TruncatedPoissonGaussianEvent,
+)
+from .relations import NeighboringRelation
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sampling(ABC):
+    """A law of cohorts."""
+
+    kind: ClassVar[str]
+
+    @property
+    def visible(self) -> bool:
+        """Whether who takes part is seen, and counted as seen."""
+        return False
+
+    @abstractmethod
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return what a round with that noise is charged as, out of `num_units` units."""
+
+    @abstractmethod
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the public constant that stands for the size of a cohort."""
+
+    @abstractmethod
+    def describe(self) -> str:
+        """Return one phrase for people."""
+
+    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
+        """Refuse what can't be charged.
+
+        Raises:
+            ValueError: If the rule does not fit that roster or those neighbours.
+        """
+        _ = self.event(1.0, num_units)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rule as plain JSON values."""
+        return {"kind": self.kind, **asdict(self)}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PoissonSampling(Sampling):
+    """An independent secret coin for each unit: the one sampling that earns full amplification.
+
+    Attributes:
+        sampling_rate: Probability of each unit in each round, in (0, 1]; 1 means everybody.
+    """
+
+    kind: ClassVar[str] = "poisson"
+    sampling_rate: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the rate is out of range.
+        """
+        _require_rate("sampling_rate", self.sampling_rate)
+
+    @property
+    def visible(self) -> bool:
+        """Whether everybody takes part."""
+        return self.sampling_rate == 1.0
+
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return a Poisson-sampled Gaussian."""
+        return PoissonGaussianEvent(
+            noise_multiplier=noise_multiplier, sampling_rate=self.sampling_rate
+        )
+
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the expected size."""
+        return self.sampling_rate * num_units
+
+    def describe(self) -> str:
+        """Return one phrase for people."""
+        if self.visible:
+            return "none: every round is charged in full"
+        return "Poisson: an independent secret coin for each client in each round"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TruncatedPoissonSampling(Sampling):
+    """Poisson sampling whose cohorts are cut to a random part when they get too large.
+
+    Attributes:
+        sampling_rate: Probability of each unit before the cut, in (0, 1].
+        max_cohort: No cohort is larger. Above the expected size plus 4.5 of its roots the cut is
+            nearly free.
+    """
+
+    kind: ClassVar[str] = "truncated-poisson"
+    sampling_rate: float
+    max_cohort: int
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        _require_rate("sampling_rate", self.sampling_rate)
+        _require_count("max_cohort", self.max_cohort)
+
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return a truncated Poisson-sampled Gaussian."""
+        return TruncatedPoissonGaussianEvent(
+            noise_multiplier=noise_multiplier,
+            sampling_rate=self.sampling_rate,
+            num_units=num_units,
+            max_cohort=self.max_cohort,
+        )
+
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the expected size before the cut."""
+        return self.sampling_rate * num_units
+
+    def describe(self) -> str:
+        """Return one phrase for people."""
+        return f"Poisson, secret coins, cut at random to at most {self.max_cohort} clients"
+
+    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
+        """Refuse add-or-remove neighbours: the cut shows how many others there are."""
+        super().check(num_units, neighboring_relation)
+        if neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            raise ValueError(
+                "truncated Poisson sampling is charged for zero-out neighbours on a public roster, "
+                f"not for {neighboring_relation}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class UtilityPoissonSampling(Sampling):
+    """Secret coins whose rates follow noisy utilities, none above a public bound.
+
+    Attributes:
+        largest_rate: Upper bound on every unit's rate in (0, 1]: what is charged.
+        cohort: Expected size that the rates aim at: the public denominator.
+    """
+
+    kind: ClassVar[str] = "utility-poisson"
+    largest_rate: float
+    cohort: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        _require_rate("largest_rate", self.largest_rate)
+        if not self.cohort > 0.0:
+            raise ValueError(f"cohort must be positive, got {self.cohort}")
+
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return a Gaussian that is Poisson-sampled at the largest rate."""
+        return PoissonGaussianEvent(
+            noise_multiplier=noise_multiplier, sampling_rate=self.largest_rate
+        )
+
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the size that the rates aim at."""
+        return self.cohort
+
+    def describe(self) -> str:
+        """Return one phrase for people."""
+        return (
+            f"Poisson, secret coins at rates up to {self.largest_rate:g} that follow noisy "
+            "utilities, which are charged on their own"
+        )
+
+    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
+        """Refuse add-or-remove neighbours, and a cohort that the rates can't reach."""
+        super().check(num_units, neighboring_relation)
+        _require_roster("selection by utility", neighboring_relation)
+        if self.cohort > self.largest_rate * num_units:
+            raise ValueError(
+                f"a cohort of {self.cohort:g} out of {num_units} needs rates above "
+                f"{self.largest_rate:g}: raise the largest rate or ask for a smaller cohort"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedSizeSampling(Sampling):
+    """A uniform secret draw of exactly so many units: not a Poisson sample, nor charged as one.
+
+    Attributes:
+        cohort: Units in every round.
+    """
+
+    kind: ClassVar[str] = "fixed-size"
+    cohort: int
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the size is below 1.
+        """
+        _require_count("cohort", self.cohort)
+
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return a Gaussian on a fixed-size sample."""
+        return FixedSizeGaussianEvent(
+            noise_multiplier=noise_multiplier, num_units=num_units, cohort=self.cohort
+        )
+
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the size."""
+        return float(self.cohort)
+
+    def describe(self) -> str:
+        """Return one phrase for people."""
+        return f"exactly {self.cohort} clients drawn uniformly, without the Poisson amplification"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VisibleSampling(Sampling):
+    """Who takes part is seen: chosen by utility, by public metadata, or by a public draw.
+
+    Nothing is amplified: a unit is charged in full for each round that it takes part in, and only
+    a participation cap bounds how many those are.
+
+    Attributes:
+        cohort: At most so many units a round: the public denominator.
+    """
+
+    kind: ClassVar[str] = "visible"
+    cohort: int
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the size is below 1.
+        """
+        _require_count("cohort", self.cohort)
+
+    @property
+    def visible(self) -> bool:
+        """Always."""
+        return True
+
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return a Gaussian in full."""
+        return GaussianEvent(noise_multiplier=noise_multiplier)
+
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the size."""
+        return float(self.cohort)
+
+    def describe(self) -> str:
+        """Return one phrase for people."""
+        return f"none: {self.cohort} clients a round are chosen in sight, and charged in full"
+
+    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
+        """Refuse add-or-remove neighbours, and a cohort above the roster."""
+        super().check(num_units, neighboring_relation)
+        _require_roster("a cohort that is seen", neighboring_relation)
+        if self.cohort > num_units:
+            raise ValueError(
+                f"cohort must be at most the roster's {num_units} units, got {self.cohort}"
+            )
+
+
+_KINDS: dict[str, type[Sampling]] = {
+    rule.kind: rule
+    for rule in (
+        PoissonSampling,
+        TruncatedPoissonSampling,
+        UtilityPoissonSampling,
+        FixedSizeSampling,
+        VisibleSampling,
+    )
+}
+
+
+def sampling_from_dict(fields: Mapping[str, Any]) -> Sampling:
+    """Return the rule that `to_dict` described.
+
+    Raises:
+        ValueError: If the kind is unknown to this version.
+    """
+    rule = _KINDS.get(fields["kind"])
+    if rule is None:
+        raise ValueError(
+            f"sampling of kind '{fields['kind']}' is unknown to this version, which knows "
+            f"{', '.join(_KINDS)}"
+        )
+    return rule(**{name: value for name, value in fields.items() if name != "kind"})
+
+
+def _require_rate(name: str, rate: float) -> None:
+    if not 0.0 < rate <= 1.0:
+        raise ValueError(f"{name} must lie in (0, 1], got {rate}")
+
+
+def _require_count(name: str, count: int) -> None:
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ValueError(f"{name} must be an integer of at least 1, got {count}")
+
+
+def _require_roster(what: str, relation: NeighboringRelation) -> None:
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+        raise ValueError(
+            f"{what} needs a public roster: a client that is not there can't be chosen, so nothing "
+            "is promised under add-or-remove-one; use zero-out neighbours"
+        )

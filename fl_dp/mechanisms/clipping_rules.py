@@ -1,0 +1,98 @@
+"""Which norm bounds an update: fixed, one a layer, or following a quantile."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, TypeAlias
+
+from .adaptive_clipping import AdaptiveClipping
+from .checks import require_positive
+from .clipping import joint_clipping_norm
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedClipping:
+    """One L2 bound on the whole update, the same in every round.
+
+    Attributes:
+        norm: The bound, in the units of the model.
+    """
+
+    kind: ClassVar[str] = "fixed"
+    norm: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the norm is not positive and finite.
+        """
+        require_positive(clipping_norm=self.norm)
+
+    @property
+    def first_norms(self) -> tuple[float, ...]:
+        """Bounds of the first round."""
+        return (self.norm,)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PerLayerClipping:
+    """One L2 bound a floating-point array, the same in every round (McMahan et al. 2018, 3).
+
+    The sensitivity of the whole is the root of the sum of their squares.
+
+    Attributes:
+        norms: One bound a floating-point array of the model, in the model's order.
+    """
+
+    kind: ClassVar[str] = "per-layer"
+    norms: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If there is no bound, or one is not positive and finite.
+        """
+        joint_clipping_norm(self.norms)
+
+    @classmethod
+    def evenly(cls, norm: float, num_layers: int) -> PerLayerClipping:
+        """Share a joint bound evenly: `norm / sqrt(num_layers)` each.
+
+        Raises:
+            ValueError: If the norm is not positive and finite, or there is no layer.
+        """
+        return cls(norms=(norm / num_layers**0.5,) * num_layers)
+
+    @property
+    def first_norms(self) -> tuple[float, ...]:
+        """Bounds of the first round."""
+        return self.norms
+
+
+Clipping: TypeAlias = FixedClipping | PerLayerClipping | AdaptiveClipping
+
+
+def clipping_to_dict(clipping: Clipping) -> dict[str, Any]:
+    """Return the rule as plain JSON values."""
+    return {"kind": clipping.kind, **asdict(clipping)}
+
+
+def clipping_from_dict(fields: Mapping[str, Any]) -> Clipping:
+    """Return the rule that `clipping_to_dict` described.
+
+    Raises:
+        ValueError: If the kind is unknown to this version.
+    """
+    rest = {name: value for name, value in fields.items() if name != "kind"}
+    match fields["kind"]:
+        case FixedClipping.kind:
+            return FixedClipping(**rest)
+        case PerLayerClipping.kind:
+            return PerLayerClipping(norms=tuple(rest["norms"]))
+        case AdaptiveClipping.kind:
+            return AdaptiveClipping(**rest)
+        case kind:
+            raise ValueError(f"clipping of kind '{kind}' is unknown to this version")
