@@ -19,7 +19,7 @@ SETTINGS_KEY = "fl-dp-settings"
 
 PARTITIONS = ("iid", "dirichlet", "shards")
 MODELS = ("logistic", "mlp", "cnn")
-SERVER_OPTIMIZERS = ("fedavg", "fedavgm")
+SERVER_OPTIMIZERS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad")
 SCHEDULES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom")
 RELATIONS = ("zero-out", "add-or-remove-one", "replace-one")
 
@@ -240,21 +240,42 @@ class ServerOptimizerSettings:
     """What the server does with a private mean update.
 
     Attributes:
-        name: `fedavg` or `fedavgm`.
-        learning_rate: Step size on the mean update (`fedavgm`).
+        name: `fedavg`, `fedavgm`, `fedadam`, `fedyogi` or `fedadagrad`.
+        learning_rate: Step size (all but `fedavg`): on the mean update, or for the last three about
+            what a coordinate moves in a round.
         momentum: Share of the last step that is repeated (`fedavgm`).
+        beta_1: Decay of the mean of updates (`fedadam`, `fedyogi`).
+        beta_2: Decay of the mean of squared updates (`fedadam`, `fedyogi`).
+        tau: Added to the root of the squares (the last three); updates far below it move a
+            coordinate less than `learning_rate`.
     """
 
     name: str = "fedavgm"
     learning_rate: float = 0.3
     momentum: float = 0.9
+    beta_1: float = 0.9
+    beta_2: float = 0.99
+    tau: float = 1e-3
 
     def __post_init__(self) -> None:
         """Check the values."""
         _one_of("server_optimizer.name", self.name, SERVER_OPTIMIZERS)
         _positive("server_optimizer.learning_rate", self.learning_rate)
-        if not 0.0 <= self.momentum < 1.0:
-            raise ValueError(f"server_optimizer.momentum must lie in [0, 1), got {self.momentum}")
+        for key, value, usual in (
+            ("momentum", self.momentum, 0.9),
+            ("beta_1", self.beta_1, 0.9),
+            ("beta_2", self.beta_2, 0.99),
+        ):
+            if not 0.0 <= value < 1.0:
+                raise ValueError(
+                    f"server_optimizer.{key} must lie in [0, 1), got {value}: write for example "
+                    f"{usual}"
+                )
+        if not (math.isfinite(self.tau) and self.tau > 0):
+            raise ValueError(
+                f"server_optimizer.tau must be positive and finite, got {self.tau}: write for "
+                "example 0.001, a tenth of a coordinate's mean update or less"
+            )
 
 
 @dataclass(kw_only=True)

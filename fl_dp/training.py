@@ -8,7 +8,7 @@ from pathlib import Path
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import FedAvg, FedAvgM, Result, Strategy
+from flwr.serverapp.strategy import Result
 
 from fl_dp.accounting import PrivacyLedger, privacy_statement, statement_markdown
 from fl_dp.mechanisms import SecureRandom
@@ -17,7 +17,8 @@ from fl_dp.tasks import evaluate, get_arrays, set_arrays
 
 from .planning import make_plan
 from .run_folder import RunFolder
-from .settings import SETTINGS_KEY, ServerOptimizerSettings, Settings
+from .server_optimizers import make_server_optimizer
+from .settings import SETTINGS_KEY, Settings
 from .workload import dataset_of, model_of, parts_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -110,13 +111,6 @@ def _train_into(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) 
         folder.path,
     )
     return result
-
-
-def make_server_optimizer(settings: ServerOptimizerSettings) -> Strategy:
-    """Return the Flower strategy that steps with a private mean update."""
-    if settings.name == "fedavg":
-        return FedAvg()
-    return FedAvgM(server_learning_rate=settings.learning_rate, server_momentum=settings.momentum)
 
 
 def _output_dir(settings: Settings) -> Path:

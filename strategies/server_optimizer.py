@@ -2,83 +2,308 @@
 
 The inner strategy never meets a client. It is asked for the message of a round on a stand-in grid,
 and given one synthetic reply whose arrays are already private, so that whatever it does with them
-is post-processing.
+is post-processing. Its state (momentum, second moments) is made of released models alone, so that
+a saved state leaks nothing beyond them.
+
+    >>> optimizer = ServerOptimizer(FedAdam(eta=0.03))
+    >>> instruction = optimizer.instruct(1, model, ConfigRecord(), roster)
+    >>> model = optimizer.step(1, private_model, instruction)
+    >>> save_file(optimizer.state(), "optimizer.safetensors")
+    >>> ServerOptimizer(FedAdam(eta=0.03)).restore(load_file("optimizer.safetensors"))
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import NoReturn
+from typing import Any, NoReturn
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
-from flwr.serverapp.strategy import Strategy
+from flwr.serverapp.strategy import FedAvgM, Strategy
+from numpy.typing import NDArray
+
+from .optimizer_state import NotPlain, fingerprint, is_function, pack, unpack
 
 _FLOWER_LOG = logging.getLogger("flwr")
+logger = logging.getLogger("flwr.fl_dp")
+
+_ROBUST = (
+    "it chooses among the clients' updates and would see only one, their private mean; robustness "
+    "has to act before the noise, where this choice has no bounded sensitivity"
+)
+_FLOWER_DP = (
+    "it clips and adds noise itself, so noise would be added twice and accounted for once; "
+    "DPFedAvg takes its place"
+)
+_TREES = "it collects boosted trees, which have no mean that could be clipped and noised"
+# By name: some of these classes are private in Flower, and a release may drop any of them.
+_REFUSED = {
+    "FedMedian": _ROBUST,
+    "FedTrimmedAvg": _ROBUST,
+    "Krum": _ROBUST,
+    "MultiKrum": _ROBUST,
+    "Bulyan": _ROBUST,
+    "DifferentialPrivacyFixedClippingBase": _FLOWER_DP,
+    "DifferentialPrivacyAdaptiveBase": _FLOWER_DP,
+    "FedXgbBagging": _TREES,
+    "FedXgbCyclic": _TREES,
+    "QFedAvg": (
+        "it weights each client by its training loss, which is private and is never sent to the "
+        "server optimizer"
+    ),
+}
 
 
 class ServerOptimizer:
-    """What turns a private mean update into the next model."""
+    """What turns a private mean update into the next model.
+
+    Attributes:
+        strategy: The Flower strategy that does it.
+        last_round: The last round that was stepped, here or before `restore`; None before any.
+    """
 
     def __init__(self, strategy: Strategy) -> None:
-        """Wrap a Flower strategy, which must be used for nothing else."""
+        """Wrap a Flower strategy, which must be used for nothing else.
+
+        Raises:
+            TypeError: If this is no strategy of Flower's Message API, or one that can't work on a
+                private mean: robust aggregators, Flower's own DP wrappers, tree ensembles,
+                loss-weighted means, another private strategy. The text says why.
+        """
+        _refuse_unfit(strategy)
         self.strategy = strategy
+        self.last_round: int | None = None
+        self._restored_round: int | None = None
+        # What the strategy wrote into the train config, for strategies that decay a value there.
+        self._config: dict[str, Any] = {}
+        self._config_is_due = False
+        self._constructed = _fingerprints(strategy)
+        self._kept_alive = dict(vars(strategy))  # a fingerprint may be an identity
+        metrics = vars(strategy).get("train_metrics_aggr_fn")
+        if metrics is not None and not getattr(metrics, "__module__", "").startswith("flwr."):
+            logger.warning("train_metrics_aggr_fn is not used: clients' metrics are not released")
 
     def instruct(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, roster: Sequence[int]
     ) -> RecordDict:
         """Return what the inner strategy would send to a client in this round.
 
+        Args:
+            server_round: The round's number, from 1; a resumed training goes on counting.
+            arrays: The released model, in dtypes of its own. The strategy gets half precision as
+                float32.
+            config: The train config; the strategy may write into it, as in Flower.
+            roster: The nodes that the strategy is shown.
+
         Raises:
-            ValueError: If it would send nothing.
+            ValueError: If it would send nothing, or different things to different nodes, or the
+                round was done before the state was saved.
         """
-        with _quiet_flower():
-            messages = list(
-                self.strategy.configure_train(server_round, arrays, config, _StandInGrid(roster))
+        if self._restored_round is not None and server_round <= self._restored_round:
+            raise ValueError(
+                f"round {server_round} was done before this state was saved: continue with round "
+                f"{self._restored_round + 1}"
             )
+        if self._config_is_due:
+            config.update(self._config)
+            self._config_is_due = False
+        before = dict(config)
+        model = _computable(arrays)
+        grid = _StandInGrid(roster, self._least_nodes())
+        with _quiet_flower():
+            messages = list(self.strategy.configure_train(server_round, model, config, grid))
         if not messages:
             raise ValueError(
-                f"{type(self.strategy).__name__} trains nobody: give it fraction_train=1.0; who "
-                "takes part is decided by the sampling rate of the plan"
+                f"{self._name} trains nobody: give it fraction_train=1.0; who takes part is "
+                "decided by the sampling rate of the plan"
             )
-        return messages[0].content
+        content = messages[0].content
+        if any(m.content is not content and m.content != content for m in messages):
+            raise ValueError(
+                f"{self._name} sends different things to different nodes; in a private round all "
+                "get the same"
+            )
+        self._config |= {
+            key: value for key, value in config.items() if key not in before or before[key] != value
+        }
+        if isinstance(self.strategy, FedAvgM):
+            # It keeps its first model and then its own unrounded results, so a second training or
+            # a model in half precision would be stepped from where no client was.
+            self.strategy.current_arrays = model
+        return content
 
     def step(self, server_round: int, arrays: ArrayRecord, instruction: RecordDict) -> ArrayRecord:
         """Hand over one private model and return the next one.
 
         Args:
             server_round: The round's number.
-            arrays: The model with the private mean update applied.
+            arrays: The model with the private mean update applied; half precision is computed
+                with as float32, and is better handed over as float32, unrounded.
             instruction: What `instruct` returned for this round.
 
+        Returns:
+            Arrays of the same names and shapes. Their dtypes are the strategy's: FedAdam, for one,
+            turns float32 into float64.
+
         Raises:
-            ValueError: If the inner strategy returns no model.
+            ValueError: If the inner strategy returns no model or arrays of another form.
         """
         weight = str(getattr(self.strategy, "weighted_by_key", "num-examples"))
         key = next(iter(instruction.array_records))
-        content = RecordDict({key: arrays, "metrics": MetricRecord({weight: 1})})
+        content = RecordDict({key: _computable(arrays), "metrics": MetricRecord({weight: 1})})
         origin = Message(RecordDict(), dst_node_id=1, message_type="train")
         # Flower fills the id of a message when it is sent; this one never is.
         origin.metadata.__dict__["_message_id"] = f"fl-dp-round-{server_round}"
-        with _quiet_flower():
+        with _quiet_flower(), _without_metrics(self.strategy):
             updated, _ = self.strategy.aggregate_train(
                 server_round, [Message(content, reply_to=origin)]
             )
         if updated is None:
-            raise ValueError(f"{type(self.strategy).__name__} returned no model")
+            raise ValueError(f"{self._name} returned no model")
+        if {name: array.shape for name, array in updated.items()} != {
+            name: array.shape for name, array in arrays.items()
+        }:
+            raise ValueError(f"{self._name} returned arrays of other names or shapes")
+        self.last_round = server_round
         return updated
+
+    def state(self) -> dict[str, NDArray[Any]]:
+        """Return what the rounds so far left in the strategy, to go on in another process.
+
+        These are the attributes that changed since construction, or what the strategy's own
+        `state_dict()` returns if it has one (and `load_state_dict(state)`). Settings such as a
+        learning rate are not saved: they come from the strategy that `restore` meets.
+
+        Returns:
+            Copies, as named contiguous arrays for `safetensors.numpy.save_file` or `np.savez`.
+
+        Raises:
+            TypeError: If something changed that can't be kept as plain arrays.
+        """
+        saved = {"strategy": self._name, "round": self.last_round, "config": self._config}
+        own = getattr(self.strategy, "state_dict", None)
+        if own is not None:
+            try:
+                return pack(saved | {"state_dict": own()})
+            except NotPlain as refused:
+                raise TypeError(f"{self._name}.state_dict() can't be saved: {refused}") from None
+        now = _fingerprints(self.strategy)
+        changed = {
+            name: vars(self.strategy)[name]
+            for name in now
+            if now[name] != self._constructed.get(name)
+        }
+        for name, value in changed.items():
+            try:
+                pack({name: value})
+            except NotPlain as refused:
+                raise TypeError(
+                    f"{self._name}.{name} changed during training and can't be saved: {refused}. "
+                    f"Give {self._name} state_dict() and load_state_dict(state) that speak in "
+                    "numpy arrays, numbers and texts"
+                ) from None
+        return pack(saved | {"attributes": changed})
+
+    def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
+        """Go on where `state` was called.
+
+        Args:
+            state: What `state` returned, in another process or before.
+
+        Raises:
+            ValueError: If it is the state of another strategy, or is damaged, or this optimizer
+                has stepped before.
+        """
+        if self.last_round is not None:
+            raise ValueError("this server optimizer was used already: restore into a new one")
+        saved = unpack(state)
+        if not isinstance(saved, dict) or not {"strategy", "round", "config"} <= saved.keys():
+            raise ValueError("this is not the state of a server optimizer")
+        if saved["strategy"] != self._name:
+            raise ValueError(
+                f"the state is that of {saved['strategy']}, the server optimizer is {self._name}: "
+                f"make a {saved['strategy']} with the settings of the first run"
+            )
+        if "state_dict" in saved:
+            load = getattr(self.strategy, "load_state_dict", None)
+            if load is None:
+                raise ValueError(f"{self._name} has state_dict() but no load_state_dict(state)")
+            load(saved["state_dict"])
+        else:
+            vars(self.strategy).update(saved["attributes"])
+        self.last_round = self._restored_round = saved["round"]
+        self._config = saved["config"]
+        self._config_is_due = True
+
+    @property
+    def _name(self) -> str:
+        return type(self.strategy).__name__
+
+    def _least_nodes(self) -> int:
+        """Return how many nodes Flower's sampling waits for, forever if need be."""
+        wanted = [vars(self.strategy).get(f"min_{kind}_nodes") for kind in ("available", "train")]
+        return max([1, *(number for number in wanted if isinstance(number, int))])
+
+
+def _refuse_unfit(strategy: object) -> None:
+    """Raise a TypeError for what can't be a server optimizer of private rounds."""
+    if not isinstance(strategy, Strategy):
+        given = strategy if isinstance(strategy, type) else type(strategy)
+        raise TypeError(
+            f"{given.__module__}.{given.__qualname__} can't be the server optimizer: pass an "
+            "object of a strategy of flwr.serverapp.strategy, for example FedAvg()"
+        )
+    ours = __name__.rpartition(".")[0]
+    for base in type(strategy).__mro__:
+        if base.__module__.rpartition(".")[0] == ours:
+            reason: str | None = "it has a private path of its own; pass the strategy inside it"
+        elif base.__module__.partition(".")[0] == "flwr":
+            reason = _REFUSED.get(base.__name__)
+        else:
+            reason = None
+        if reason is not None:
+            name = type(strategy).__name__
+            if type(strategy).__module__.partition(".")[0] != base.__module__.partition(".")[0]:
+                name += f", a {base.__name__},"
+            raise TypeError(
+                f"{name} can't be the server optimizer of private rounds: {reason}. FedAvg, "
+                "FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx can"
+            )
+
+
+def _fingerprints(strategy: Strategy) -> dict[str, str]:
+    """Return a fingerprint of every attribute that may be state."""
+    return {
+        name: fingerprint(value) for name, value in vars(strategy).items() if not is_function(value)
+    }
+
+
+def _computable(arrays: ArrayRecord) -> ArrayRecord:
+    """Return the arrays with half precision as float32.
+
+    Squares of small updates vanish in float16: FedAdam would divide by `tau` alone.
+    """
+    return ArrayRecord(
+        {
+            name: Array(array.numpy().astype(np.float32)) if array.dtype == "float16" else array
+            for name, array in arrays.items()
+        }
+    )
 
 
 class _StandInGrid(Grid):
     """A grid that has the roster's nodes and can't send anything to them."""
 
-    def __init__(self, roster: Sequence[int]) -> None:
-        self._roster = roster
+    def __init__(self, roster: Sequence[int], least: int) -> None:
+        """Show the roster, and invented nodes beside it up to `least`."""
+        first = max(roster, default=0) + 1
+        self._nodes = [*roster, *range(first, first + least - len(roster))]
 
     def get_node_ids(self) -> Iterable[int]:
-        return self._roster
+        return self._nodes
 
     def _refuse(self) -> NoReturn:
         raise RuntimeError("the inner strategy of DPFedAvg can't talk to clients by itself")
@@ -114,3 +339,18 @@ def _quiet_flower() -> Iterator[None]:
         yield
     finally:
         _FLOWER_LOG.setLevel(before)
+
+
+@contextmanager
+def _without_metrics(strategy: Strategy) -> Iterator[None]:
+    """Put away the strategy's averaging of metrics, which the synthetic reply does not have."""
+    attributes = vars(strategy)
+    own = attributes.get("train_metrics_aggr_fn")
+    if own is None:
+        yield
+        return
+    attributes["train_metrics_aggr_fn"] = lambda *_: MetricRecord()
+    try:
+        yield
+    finally:
+        attributes["train_metrics_aggr_fn"] = own
