@@ -7,63 +7,167 @@ from typing import Any
 import numpy as np
 from flwr.app import Context
 from flwr.client import NumPyClient
-from flwr.common.typing import NDArrays
+from flwr.common.typing import NDArrays, Scalar
+from numpy.typing import NDArray
 
-from fl_dp.clients import numpy_client_app
+from fl_dp.clients import UTILITY_QUERY_KEY, NodeUnits, numpy_client_app
 from fl_dp.settings import SETTINGS_KEY, Settings
-from fl_dp.tasks import get_arrays, set_arrays, train_locally
+from fl_dp.tasks import evaluate, get_arrays, set_arrays, train_locally
+from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
 from fl_dp.workload import dataset_of, model_of, parts_of
+
+_MEASURED = ("loss", "accuracy")
 
 
 class TaskClient(NumPyClient):
-    """Trains on the node's own part of the task and returns nothing but the model.
+    """Trains one unit on its own part of the task.
 
     The number of examples is reported as 1: the strategy weights every client alike, and the true
-    number is the client's own business.
+    number is the client's own business. Only for a round's instruction or a utility query, which
+    keep it on the node, it is the true one.
     """
 
-    def __init__(self, partition_id: int) -> None:
-        """Be the client that holds part `partition_id` of the training data."""
-        self.partition_id = partition_id
+    def __init__(self, node: int, unit: int = 0) -> None:
+        """Be one of the units that a node hosts.
+
+        Args:
+            node: The node's `partition-id`.
+            unit: Index among the node's units, from 0.
+        """
+        self.node = node
+        self.unit = unit
 
     def fit(
-        self, parameters: NDArrays, config: dict[str, Any]
-    ) -> tuple[NDArrays, int, dict[str, Any]]:
-        """Train from `parameters` with the settings in the message."""
-        settings = Settings.from_json(config[SETTINGS_KEY])
-        parts = parts_of(settings)
-        if self.partition_id >= len(parts):
-            return parameters, 1, {}
-        dataset, rows = dataset_of(settings), parts[self.partition_id]
-        client, model = settings.client, model_of(settings)
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Train from `parameters` with the settings in the message.
+
+        Returns the loss and the accuracy of `parameters`, before training, if the instruction asks.
+        """
+        settings, rows = self._settings_and_rows(config)
+        if rows is None:
+            return parameters, _reported(0, config), {}
+        dataset, client, model = dataset_of(settings), settings.client, model_of(settings)
+        features, labels = dataset.features(rows), dataset.labels(rows)
         set_arrays(model, parameters)
+        metrics: dict[str, Scalar] = {}
+        if _asks_for_metrics(config):
+            metrics = dict(zip(_MEASURED, evaluate(model, features, labels), strict=True))
         train_locally(
             model,
-            dataset.features(rows),
-            dataset.labels(rows),
+            features,
+            labels,
             learning_rate=client.learning_rate,
             epochs=client.epochs,
             batch_size=client.batch_size,
             seed=_shuffling_seed(
-                settings.seed, self.partition_id, int(config.get("server-round", 0))
+                settings.seed, self._part(settings), int(config.get("server-round", 0))
             ),
         )
-        return list(get_arrays(model).values()), 1, {}
+        return list(get_arrays(model).values()), _reported(len(rows), config), metrics
+
+    def evaluate(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        """Return the loss of `parameters` on the unit's training examples; NaN without any."""
+        settings, rows = self._settings_and_rows(config)
+        if rows is None:
+            return float("nan"), _reported(0, config), {}
+        dataset, model = dataset_of(settings), model_of(settings)
+        set_arrays(model, parameters)
+        loss, _ = evaluate(model, dataset.features(rows), dataset.labels(rows))
+        return loss, _reported(len(rows), config), {}
+
+    def _settings_and_rows(
+        self, config: dict[str, Scalar]
+    ) -> tuple[Settings, NDArray[np.int64] | None]:
+        settings = _settings(config)
+        parts = parts_of(settings)
+        part = self._part(settings)
+        return settings, parts[part] if part < len(parts) else None
+
+    def _part(self, settings: Settings) -> int:
+        return self.node * getattr(settings.simulation, "units_per_node", 1) + self.unit
 
 
 def client_fn(context: Context) -> NumPyClient:
-    """Return the client of this node.
+    """Return the client of this node's first unit.
 
     Raises:
         ValueError: If the node has no `partition-id` in its configuration.
     """
+    return TaskClient(_node_of(context))
+
+
+def unit_client_fn(context: Context, unit: int) -> NumPyClient:
+    """Return the client of one of this node's units.
+
+    Raises:
+        ValueError: If the node has no `partition-id` in its configuration.
+    """
+    return TaskClient(_node_of(context), unit)
+
+
+def hosted_units(context: Context, config: dict[str, Any]) -> int:
+    """Return how many units of the roster this node hosts; the last node may have fewer.
+
+    Raises:
+        ValueError: If the node has no `partition-id` in its configuration.
+    """
+    settings = _settings(config)
+    per_node = getattr(settings.simulation, "units_per_node", 1)
+    before = _node_of(context) * per_node
+    return min(per_node, max(settings.task.num_clients - before, 0))
+
+
+def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
+    """Return a unit's `labels`, shape `(n,)`, or its `examples`, one row of features each.
+
+    Raises:
+        ValueError: If the values have another name.
+    """
+    settings = _settings(config)
+    dataset = dataset_of(settings)
+    rows = parts_of(settings)[
+        _node_of(context) * getattr(settings.simulation, "units_per_node", 1) + unit
+    ]
+    if name == "labels":
+        return dataset.labels(rows)
+    if name == "examples":
+        return dataset.features(rows).reshape(len(rows), -1)
+    raise ValueError(f"there are no values '{name}': ask for labels or examples")
+
+
+def _node_of(context: Context) -> int:
     if "partition-id" not in context.node_config:
         raise ValueError("start the SuperNode with --node-config 'partition-id=...'")
-    return TaskClient(int(context.node_config["partition-id"]))
+    return int(context.node_config["partition-id"])
+
+
+def _settings(config: dict[str, Any]) -> Settings:
+    return Settings.from_json(str(config[SETTINGS_KEY]))
+
+
+def _reported(num_examples: int, config: dict[str, Scalar]) -> int:
+    stays_on_the_node = INSTRUCTION_KEY in config or UTILITY_QUERY_KEY in config
+    return num_examples if stays_on_the_node else 1
+
+
+def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
+    instruction = RoundInstruction.of(config)
+    if instruction is None:
+        return False
+    bundle = instruction.bundle
+    asked = {instruction.utility, *(metric.name for metric in (bundle.metrics if bundle else ()))}
+    return not asked.isdisjoint(_MEASURED)
 
 
 def _shuffling_seed(*parts: int) -> int:
     return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
 
 
-app = numpy_client_app(client_fn)
+app = numpy_client_app(
+    client_fn,
+    units=NodeUnits(client_fn=unit_client_fn, count=hosted_units),
+    statistics_fn=statistics_fn,
+)

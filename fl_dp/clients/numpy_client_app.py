@@ -8,141 +8,118 @@ the server as a code and a class name: an exception's text can carry data.
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Callable, Mapping
-from typing import Any, TypeVar
+import math
+from collections.abc import Callable
 
-import numpy as np
-from flwr.app import (
-    Array,
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import ClientAppCallable, Mod
-from flwr.common.constant import ErrorCode
+from flwr.clientapp.typing import Mod
 
-logger = logging.getLogger("flwr.fl_dp.client")
+from fl_dp.updates.instruction import (
+    IDENTITY_ACTION,
+    STATISTIC_ACTION,
+    UTILITY_ACTION,
+    UTILITY_METRIC,
+    WEIGHT_METRIC,
+    RoundInstruction,
+)
+
+from .client_noise import client_noise_mod
+from .guard import guarded
+from .queries import StatisticsFn, answer_identity, statistic_handler, utility_handler
+from .records import METRICS_KEY, config_of, metric_record, only_record
+from .trained_unit import TrainedUnit, train_unit
+from .units import NodeUnits, sum_of_units
 
 ClientFn = Callable[[Context], NumPyClient]
-_Record = TypeVar("_Record")
 
 
-def numpy_client_app(client_fn: ClientFn, mods: list[Mod] | None = None) -> ClientApp:
-    """Return a `ClientApp` whose train and evaluate messages are answered by a `NumPyClient`.
+def numpy_client_app(
+    client_fn: ClientFn,
+    mods: list[Mod] | None = None,
+    *,
+    units: NodeUnits | None = None,
+    statistics_fn: StatisticsFn | None = None,
+) -> ClientApp:
+    """Return a `ClientApp` whose messages are answered by a `NumPyClient`.
+
+    A train message without a round instruction is answered as any Flower client does. With one:
+
+    - `num-examples` is 1 in every reply; of the metrics only those that the instruction names go
+      along. The true number of examples, which `fit` returns, becomes a weight on the node.
+    - A utility is `examples` (the number that `fit` returned) or a metric of that name that `fit`
+      returned, for instance its `loss`; one that is missing or no number is not sent.
+    - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node
+      without `units`, `client_fn` makes the client of its only unit, number 0.
+    - Noise at the client is added last, outside all mods (`client_noise_mod`).
 
     Args:
         client_fn: Makes the client for one message from the node's `Context`.
-        mods: Flower mods, outermost first; they run around the client and inside the guard that
+        mods: Flower mods around train and evaluate, outermost first; they run inside the guard that
             keeps exception texts on the node.
+        units: The privacy units of a node that hosts more than one.
+        statistics_fn: The values of one unit, for private statistics; see `StatisticsFn`. What it
+            raises makes that unit contribute zero. None: this node answers none.
 
     Returns:
-        An app for `[tool.flwr.app.components]` or a simulation. Replies carry one ArrayRecord
-        under the name that the message used (train only) and one MetricRecord, `metrics`, with
-        `num-examples` (and `loss` for evaluate) as Flower's strategies expect.
+        An app for `[tool.flwr.app.components]` or a simulation. Train replies carry one ArrayRecord
+        under the name that the message used; train and evaluate replies carry one MetricRecord,
+        `metrics`, with `num-examples` (and `loss` for evaluate) as Flower's strategies expect.
+        Queries are answered as `fl_dp.clients.queries` says.
+
+    Raises:
+        ValueError: If `mods` has `client_noise_mod`, which would add the noise twice.
     """
+    if client_noise_mod in (mods or []):
+        raise ValueError("numpy_client_app adds client_noise_mod itself: leave it out of mods")
+    hosted = units if units is not None else NodeUnits.single(client_fn)
     app = ClientApp()
 
     def train(message: Message, context: Context) -> Message:
-        key, arrays = _only(message.content.array_records, "ArrayRecord")
-        parameters, num_examples, metrics = client_fn(context).fit(
-            arrays.to_numpy_ndarrays(), _config(message)
-        )
-        if len(parameters) != len(arrays):
-            raise ValueError(f"fit returned {len(parameters)} arrays, the model has {len(arrays)}")
-        trained = ArrayRecord(
-            {
-                name: Array(np.asarray(values))
-                for name, values in zip(arrays, parameters, strict=True)
-            }
-        )
-        records = _metric_record({"num-examples": num_examples}, metrics)
-        return Message(RecordDict({key: trained, "metrics": records}), reply_to=message)
+        key, model = only_record(message.content.array_records, "ArrayRecord")
+        config = config_of(message)
+        instruction = RoundInstruction.of(config)
+        if instruction is None:
+            unit = train_unit(client_fn(context), model, config)
+            arrays = unit.arrays
+            metrics = metric_record({"num-examples": unit.num_examples}, unit.metrics)
+        elif instruction.sums_units:
+            arrays, sums = sum_of_units(instruction, model, config, context, hosted)
+            metrics = metric_record({"num-examples": 1} | sums, {})
+        else:
+            unit = train_unit(client_fn(context), model, config)
+            arrays, metrics = _answer_of_one(unit, model, instruction)
+        return Message(RecordDict({key: arrays, METRICS_KEY: metrics}), reply_to=message)
 
     def evaluate(message: Message, context: Context) -> Message:
-        _, arrays = _only(message.content.array_records, "ArrayRecord")
+        _, arrays = only_record(message.content.array_records, "ArrayRecord")
         loss, num_examples, metrics = client_fn(context).evaluate(
-            arrays.to_numpy_ndarrays(), _config(message)
+            arrays.to_numpy_ndarrays(), config_of(message)
         )
-        records = _metric_record({"num-examples": num_examples, "loss": loss}, metrics)
-        return Message(RecordDict({"metrics": records}), reply_to=message)
+        records = metric_record({"num-examples": num_examples, "loss": loss}, metrics)
+        return Message(RecordDict({METRICS_KEY: records}), reply_to=message)
 
-    app.train()(_guarded(train, mods))
-    app.evaluate()(_guarded(evaluate, mods))
+    app.train()(guarded(train, [client_noise_mod, *(mods or [])]))
+    app.evaluate()(guarded(evaluate, mods))
+    app.query(IDENTITY_ACTION)(guarded(answer_identity))
+    app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted)))
+    app.query(UTILITY_ACTION)(guarded(utility_handler(client_fn, hosted)))
     return app
 
 
-def _guarded(handler: ClientAppCallable, mods: list[Mod] | None) -> ClientAppCallable:
-    """Run the mods and the handler; turn an exception into an error reply without its text."""
-    for mod in reversed(mods or []):
-        handler = _wrapped(mod, handler)
-
-    def answer(message: Message, context: Context) -> Message:
-        try:
-            return handler(message, context)
-        except Exception as failure:
-            logger.exception("the client failed; the server is told only the kind of error")
-            reason = type(failure).__name__
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
-
-    return answer
-
-
-def _wrapped(mod: Mod, handler: ClientAppCallable) -> ClientAppCallable:
-    return lambda message, context: mod(message, context, handler)
-
-
-def _only(records: Mapping[str, _Record], kind: str) -> tuple[str, _Record]:
-    if len(records) != 1:
-        raise ValueError(f"expected exactly one {kind} in the message, got {len(records)}")
-    return next(iter(records.items()))
-
-
-def _config(message: Message) -> dict[str, Any]:
-    records = message.content.config_records
-    return dict(_only(records, "ConfigRecord")[1]) if records else dict(ConfigRecord())
-
-
-def _metric_record(required: Mapping[str, Any], metrics: Mapping[str, Any]) -> MetricRecord:
-    """Merge metrics into what a MetricRecord can hold.
-
-    Raises:
-        TypeError: If a metric is not a number or a list of numbers, naming its key.
-        ValueError: If a metric has the name of one that Flower itself needs.
-    """
-    record = MetricRecord()
-    for key, value in metrics.items():
-        if key in required:
-            raise ValueError(f"metric '{key}' is reserved: rename it")
-        record[key] = _number(key, value)
-    for key, value in required.items():
-        record[key] = _number(key, value)
-    return record
-
-
-def _number(key: str, value: Any) -> int | float | list[int] | list[float]:
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.tolist()
-    if isinstance(value, list | tuple):
-        numbers = [_scalar(key, item) for item in value]
-        mixed = any(isinstance(number, float) for number in numbers)
-        return [float(number) for number in numbers] if mixed else numbers
-    return _scalar(key, value)
-
-
-def _scalar(key: str, value: Any) -> int | float:
-    if isinstance(value, np.generic):
-        value = value.item()
-    if isinstance(value, bool):
-        return int(value)
-    if not isinstance(value, int | float):
-        raise TypeError(
-            f"metric '{key}' is a {type(value).__name__}: return an int, a float or a list of them"
-        )
-    return value
+def _answer_of_one(
+    unit: TrainedUnit, model: ArrayRecord, instruction: RoundInstruction
+) -> tuple[ArrayRecord, MetricRecord]:
+    """Return what the server may see of a node's only unit."""
+    required: dict[str, float] = {"num-examples": 1}
+    if instruction.report_weight:
+        arrays = unit.arrays
+        required[WEIGHT_METRIC] = unit.weight(instruction.weight_cap)
+    else:
+        arrays = unit.weighted_arrays(model, instruction.weight_cap)
+    if instruction.utility is not None:
+        utility = unit.utility(instruction.utility)
+        if not math.isnan(utility):
+            required[UTILITY_METRIC] = utility
+    return arrays, metric_record(required, unit.measured(instruction.bundle))

@@ -1,0 +1,127 @@
+"""Noise at the client: what leaves the node is already private, whoever the server is."""
+
+from __future__ import annotations
+
+import logging
+
+import numpy as np
+from flwr.app import (
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
+from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
+
+from fl_dp.mechanisms import SecureRandom, client_scheme
+from fl_dp.updates import VectorLayout, only_array_record
+from fl_dp.updates.instruction import ClientNoise, RoundInstruction
+
+from .records import METRICS_KEY, only_record
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+
+def client_noise_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Clip and noise the update in a train reply, as the round's instruction says.
+
+    Works in front of any handler that replies with one ArrayRecord, the trained model under the
+    names of the message:
+
+        >>> app = ClientApp(mods=[client_noise_mod])
+
+    Put it first, so that no other mod touches the reply after it. `numpy_client_app` has it built
+    in. Messages that are not of kind train, or whose instruction asks for no client noise, pass.
+
+    Privacy: one reply is as private as the scheme's own statement says (`client_scheme`) for the
+    unit that this node is, zero-out neighbours (its update becomes zero), against anyone who sees
+    the reply, the server included. The noise parameters come from the server, which has to be
+    honest about them. Nothing else leaves: integer and boolean arrays go back as they came, metrics
+    are dropped, `num-examples` is 1, and a handler that raises, replies with an error or returns
+    anything malformed or not finite sends the same noise around a zero update. That the node
+    replied, and when, is not hidden.
+
+    Raises:
+        ValueError: If the instruction asks for something that would leave without noise, or the
+            message has not exactly one model. It never depends on the node's data.
+    """
+    noise = _noise_of(message)
+    if noise is None:
+        return call_next(message, context)
+    key, model = only_record(message.content.array_records, "ArrayRecord")
+    layout = VectorLayout.of(model)
+    origin = layout.flatten(model)  # before a handler or an inner mod changes the message
+    try:
+        reply = call_next(message, context)
+        if reply.has_error():
+            raise ValueError("the handler replied with an error")
+        update = layout.flatten(only_array_record(reply.content)) - origin
+    except Exception:
+        logger.exception("the client failed; the server gets the noise around a zero update")
+        update = np.zeros(layout.size)
+    private = privatize_arrays(model, layout, origin, update, noise)
+    metrics = MetricRecord({"num-examples": 1})
+    return Message(RecordDict({key: private, METRICS_KEY: metrics}), reply_to=message)
+
+
+def privatize_arrays(
+    model: ArrayRecord,
+    layout: VectorLayout,
+    origin: NDArray[np.float64],
+    update: NDArray[np.float64],
+    noise: ClientNoise,
+) -> ArrayRecord:
+    """Return the model plus the private update, in the model's dtypes; see `client_noise_mod`.
+
+    Rounding to the model's dtypes comes after the noise, so it costs no privacy.
+
+    Args:
+        model: As the server sent it; its integer and boolean arrays are returned unchanged.
+        layout: Of the model.
+        origin: The model, flat.
+        update: Flat; not finite counts as zero.
+        noise: Scheme, scale and bound.
+
+    Raises:
+        ValueError: If the scheme is unknown or its numbers are out of range.
+    """
+    scheme = client_scheme(
+        noise.scheme,
+        noise_multiplier=noise.noise_multiplier,
+        clipping_norm=noise.clipping_norm,
+    )
+    sent = origin + scheme.privatize(update, SecureRandom())
+    return layout.merge(layout.unflatten(sent), model)
+
+
+def _noise_of(message: Message) -> ClientNoise | None:
+    """Return the noise that a message asks for.
+
+    Raises:
+        ValueError: If two configs have an instruction, or it asks for more than the private update.
+    """
+    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+        return None
+    instruction = _instruction(list(message.content.config_records.values()))
+    if instruction is None or instruction.client_noise is None:
+        return None
+    if instruction.sums_units:
+        raise ValueError("noise at the client is for nodes of one unit: send no units")
+    asks_metrics = instruction.bundle is not None and instruction.bundle.metrics
+    if instruction.report_weight or instruction.utility is not None or asks_metrics:
+        raise ValueError(
+            "with noise at the client nothing but the noised update may leave: ask for no weight, "
+            "utility or metric"
+        )
+    return instruction.client_noise
+
+
+def _instruction(configs: list[ConfigRecord]) -> RoundInstruction | None:
+    found = [instruction for instruction in map(RoundInstruction.of, configs) if instruction]
+    if len(found) > 1:
+        raise ValueError("the message has more than one instruction")
+    return found[0] if found else None

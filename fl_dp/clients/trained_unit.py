@@ -1,0 +1,104 @@
+"""One privacy unit after its training on the node, and what a server may learn of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from flwr.client import NumPyClient
+
+from fl_dp.mechanisms import GaussianBundle
+from fl_dp.mechanisms.checks import require_positive
+from fl_dp.updates import VectorLayout
+
+from .records import Config, real_number
+
+EXAMPLES_UTILITY = "examples"
+"""The utility that needs no metric: how many examples the unit has."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedUnit:
+    """What a `NumPyClient` returned from `fit`; all of it stays on the node unless asked for.
+
+    Attributes:
+        arrays: The trained model, under the names of the message.
+        num_examples: How many examples it was trained on.
+        metrics: As returned.
+    """
+
+    arrays: ArrayRecord
+    num_examples: int
+    metrics: Mapping[str, Any]
+
+    def weight(self, cap: float | None) -> float:
+        """Return `min(num_examples / cap, 1)`, or 1 without a cap.
+
+        Raises:
+            ValueError: If the cap is not positive, or the number of examples is negative or none.
+        """
+        if cap is None:
+            return 1.0
+        require_positive(weight_cap=cap)
+        examples = real_number(self.num_examples)
+        if not examples >= 0.0:
+            raise ValueError(f"fit returned {self.num_examples!r} as its number of examples")
+        return min(examples / cap, 1.0)
+
+    def measured(self, bundle: GaussianBundle | None) -> dict[str, float]:
+        """Return the metrics that `bundle` names, those that are numbers."""
+        asked = () if bundle is None else bundle.metrics
+        values = {metric.name: real_number(self.metrics.get(metric.name)) for metric in asked}
+        return {name: value for name, value in values.items() if not math.isnan(value)}
+
+    def utility(self, name: str) -> float:
+        """Return the utility of that name, NaN if the client has none.
+
+        `examples` is the number of examples; any other name is a metric that `fit` returned.
+        """
+        if name == EXAMPLES_UTILITY:
+            return real_number(self.num_examples)
+        return real_number(self.metrics.get(name))
+
+    def weighted_arrays(self, model: ArrayRecord, cap: float | None) -> ArrayRecord:
+        """Return the model plus the update times the unit's weight, in the model's dtypes.
+
+        Raises:
+            ValueError: As `weight`, or if the arrays are not the model's.
+        """
+        weight = self.weight(cap)
+        if weight == 1.0:
+            return self.arrays
+        layout = VectorLayout.of(model)
+        origin = layout.flatten(model)
+        update = layout.flatten(self.arrays) - origin
+        return layout.merge(layout.unflatten(origin + weight * update), self.arrays)
+
+
+def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> TrainedUnit:
+    """Let a client train, on arrays and a config of its own.
+
+    Raises:
+        ValueError: If it returns another number of arrays than the model has.
+    """
+    parameters, num_examples, metrics = client.fit(model.to_numpy_ndarrays(), dict(config))
+    if len(parameters) != len(model):
+        raise ValueError(f"fit returned {len(parameters)} arrays, the model has {len(model)}")
+    trained = zip(model.items(), parameters, strict=True)
+    return TrainedUnit(
+        arrays=ArrayRecord({name: _array_like(sent, values) for (name, sent), values in trained}),
+        num_examples=num_examples,
+        metrics=metrics,
+    )
+
+
+def _array_like(sent: Array, values: Any) -> Array:
+    """Return a trained array; 16-bit integers in place of bfloat16 stay bfloat16 by name."""
+    array = Array(np.asarray(values))
+    if sent.dtype == "bfloat16" and array.dtype in ("uint16", "int16"):
+        array.dtype = sent.dtype
+    return array

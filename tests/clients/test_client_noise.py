@@ -1,0 +1,298 @@
+"""Noise at the client: its law, and that nothing else leaves the node."""
+
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+from laws import ALARM, counts_p
+from scipy import stats
+
+from fl_dp.clients import client_noise_mod, numpy_client_app
+from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism, ScalarMetric
+from fl_dp.updates.instruction import ClientNoise, RoundInstruction
+
+SECRET = "patient 4711 has condition X"
+SIZE = 40_000
+LARGE = {"w": np.zeros(SIZE)}
+MODEL = {
+    "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
+    "b": np.array(0.5, dtype=np.float16),
+    "seen": np.array(7, dtype=np.int64),
+}
+
+
+def noise(scheme="gaussian", multiplier=0.5, norm=2.0):
+    return ClientNoise(scheme=scheme, noise_multiplier=multiplier, clipping_norm=norm)
+
+
+def instruction(client_noise, **fields):
+    return RoundInstruction(server_round=1, client_noise=client_noise, **fields)
+
+
+@pytest.fixture
+def sent(node, read):
+    """Return the arrays and metrics that a client's reply holds."""
+
+    def ask(client, model, client_noise, mods=None):
+        app = numpy_client_app(lambda context: client, mods)
+        return read(node(app).train(model, instruction(client_noise)))
+
+    return ask
+
+
+# The law of what is sent.
+
+
+@pytest.mark.parametrize(("scheme", "law"), [("gaussian", stats.norm), ("laplace", stats.laplace)])
+def test_what_is_sent_for_a_zero_update_follows_the_scheme_s_law(sent, told, scheme, law):
+    # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
+    draws = sent(told(), LARGE, noise(scheme))[0]["w"]
+    assert stats.kstest(draws, law(scale=1.0).cdf).pvalue > ALARM
+    for wrong in (0.9, 1.1):
+        assert stats.kstest(draws, law(scale=wrong).cdf).pvalue < ALARM
+
+
+def test_what_is_sent_for_a_zero_update_follows_the_exponential_scheme_s_law(sent, told):
+    draws = sent(told(), LARGE, noise("exponential"))[0]["w"]
+    mechanism = GridExponentialMechanism(noise_multiplier=0.5, clipping_norm=2.0)
+    places = np.abs(draws[:, None] * mechanism.gain - mechanism.points).argmin(axis=1)
+    np.testing.assert_allclose(mechanism.points[places] / mechanism.gain, draws, atol=1e-12)
+    counts = np.bincount(places, minlength=mechanism.levels)
+    assert counts_p(counts, np.exp(mechanism.log_probabilities(0.0))) > ALARM
+    for wrong in (0.45, 0.55):
+        other = GridExponentialMechanism(noise_multiplier=wrong, clipping_norm=2.0)
+        assert counts_p(counts, np.exp(other.log_probabilities(0.0))) < ALARM
+
+
+def test_gaussian_noise_lies_on_the_grid_so_no_low_bit_tells_the_update(sent, told):
+    grid = 2.0**-30  # of a noise scale of 1
+    for update in (0.0, 1e-3, np.pi):
+        draws = sent(told(update), LARGE, noise())[0]["w"]
+        assert not np.any(np.remainder(draws, grid))
+
+
+@pytest.mark.parametrize(("scheme", "order"), [("gaussian", 2), ("laplace", 1)])
+def test_the_update_is_clipped_in_the_scheme_s_norm_before_the_noise(sent, told, scheme, order):
+    draws = sent(told(100.0), LARGE, noise(scheme, multiplier=1e-4))[0]["w"]
+    expected = 2.0 / SIZE ** (1 / order)  # each of equal coordinates of a vector of norm 2
+    assert abs(draws.mean() - expected) < 6 * draws.std() / np.sqrt(SIZE)
+
+
+def test_a_short_update_arrives_around_itself(sent, told):
+    draws = sent(told(1e-3), LARGE, noise(multiplier=1e-4))[0]["w"]
+    assert abs(draws.mean() - 1e-3) < 6 * 2e-4 / np.sqrt(SIZE)
+
+
+def test_each_round_has_noise_of_its_own(node, read, told):
+    here = node(numpy_client_app(lambda context: told()))
+    first, second = (read(here.train(LARGE, instruction(noise())))[0]["w"] for _ in range(2))
+    assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(SIZE)
+
+
+# What a client that fails sends.
+
+FAILURES = {
+    "raises": {"error": RuntimeError(SECRET)},
+    "nan": {"update": np.nan},
+    "infinite": {"update": np.inf},
+    "too few arrays": {"returns": [np.zeros(3, np.float32)]},
+    "another shape": {"returns": [np.zeros(4, np.float32), np.float16(0), np.int64(7)]},
+    "another dtype": {"returns": [np.zeros(3), np.float16(0), np.int64(7)]},
+    "objects": {"returns": [np.array([SECRET] * 3, object), np.float16(0), np.int64(7)]},
+    "no number of examples": {"update": 1.0, "num_examples": "many"},
+}
+
+
+@pytest.mark.parametrize("told_to", FAILURES.values(), ids=FAILURES)
+def test_a_client_that_fails_sends_the_noised_zero(node, read, told, told_to):
+    app = numpy_client_app(lambda context: told(**told_to))
+    asked = instruction(noise(multiplier=1e-5), weight_cap=5.0)
+    reply = node(app).train(MODEL, asked)
+    arrays, metrics = read(reply)
+    assert metrics == {"num-examples": 1}
+    assert {n: (a.dtype, a.shape) for n, a in arrays.items()} == {
+        n: (a.dtype, a.shape) for n, a in MODEL.items()
+    }
+    np.testing.assert_allclose(arrays["w"], MODEL["w"], atol=2e-4)
+    assert (arrays["w"] != MODEL["w"]).any()
+    assert b"4711" not in pickle.dumps(reply)
+    assert "ToldClient" not in repr(reply)
+
+
+def test_a_client_that_does_not_fail_would_be_seen(node, read, told):
+    app = numpy_client_app(lambda context: told(1.0))
+    arrays, _ = read(node(app).train(MODEL, instruction(noise(multiplier=1e-5))))
+    np.testing.assert_allclose(arrays["w"], MODEL["w"] + 1.0, atol=2e-4)
+
+
+def test_the_reason_stays_readable_on_the_node(sent, told, caplog):
+    sent(told(error=RuntimeError(SECRET)), MODEL, noise())
+    assert SECRET in caplog.text
+
+
+def test_the_weight_comes_before_the_noise(node, read, told):
+    app = numpy_client_app(lambda context: told(1.0, num_examples=5))
+    asked = instruction(noise(multiplier=1e-5), weight_cap=20.0)
+    arrays, _ = read(node(app).train(MODEL, asked))
+    np.testing.assert_allclose(arrays["w"], MODEL["w"] + 0.25, atol=2e-4)
+
+
+# What else is in the reply.
+
+
+def test_integer_arrays_go_back_as_they_came(sent, told):
+    returns = [MODEL["w"], MODEL["b"], np.array(4711)]
+    arrays, _ = sent(told(returns=returns), MODEL, noise())
+    assert arrays["seen"] == 7
+    assert list(arrays) == list(MODEL)
+
+
+def test_metrics_do_not_leave(sent, told):
+    _, metrics = sent(told(1.0, metrics={"loss": 1.0}, num_examples=57), MODEL, noise())
+    assert metrics == {"num-examples": 1}
+
+
+def test_noise_is_added_outside_all_mods(sent, told):
+    def leaking(message, context, call_next):
+        reply = call_next(message, context)
+        reply.content["metrics"]["leak"] = 1.0
+        reply.content["model"]["w"] = Array(np.full(3, 1e6, np.float32))
+        return reply
+
+    arrays, metrics = sent(told(), MODEL, noise(norm=1.0, multiplier=1e-5), [leaking])
+    assert metrics == {"num-examples": 1}
+    assert np.linalg.norm(arrays["w"].astype(float) - MODEL["w"]) < 1.001
+
+
+def test_a_mod_that_changes_the_message_does_not_change_where_the_update_starts(sent, told):
+    def shifting(message, context, call_next):
+        message.content["model"]["w"] = Array(MODEL["w"] + 1000)
+        return call_next(message, context)
+
+    arrays, _ = sent(told(), MODEL, noise(norm=1.0, multiplier=1e-5), [shifting])
+    assert np.linalg.norm(arrays["w"].astype(float) - MODEL["w"]) < 1.001
+
+
+def bundle_with_metric():
+    metric = ScalarMetric(name="loss", low=0.0, high=4.0)
+    return GaussianBundle(
+        noise_multiplier=1.0, clipping_norms=(1.0,), metrics=(metric,), scalar_noise_std=10.0
+    )
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"report_weight": True, "weight_cap": 5.0},
+        {"utility": "loss"},
+        {"bundle": bundle_with_metric()},
+        {"units": (0,)},
+        {"sampling_rate": 0.5},
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_what_would_leave_without_noise_is_refused_before_training(node, told, fields):
+    client = told(1.0)
+    app = numpy_client_app(lambda context: client)
+    reply = node(app).train(MODEL, instruction(noise(), **fields))
+    assert reply.error.reason == "ValueError"
+    assert client.calls == 0
+
+
+@pytest.mark.parametrize("wrong", [noise("none"), noise(multiplier=0.0), noise(norm=float("inf"))])
+def test_noise_that_is_none_is_an_error_and_not_a_plain_reply(node, told, wrong):
+    app = numpy_client_app(lambda context: told(1.0))
+    assert node(app).train(MODEL, instruction(wrong)).error.reason == "ValueError"
+
+
+def test_an_app_that_has_the_mod_built_in_does_not_take_it_twice(told):
+    with pytest.raises(ValueError, match="leave it out of mods"):
+        numpy_client_app(lambda context: told(), [client_noise_mod])
+
+
+# In front of somebody else's ClientApp.
+
+
+def foreign_app(answer):
+    app = ClientApp(mods=[client_noise_mod])
+
+    @app.train()
+    def train(message, context):
+        return answer(message)
+
+    @app.evaluate()
+    def evaluate(message, context):
+        return Message(RecordDict({"m": MetricRecord({"loss": 1.0})}), reply_to=message)
+
+    return app
+
+
+def plus_one(message):
+    model = {n: a.numpy() for n, a in message.content["model"].items()}
+    trained = ArrayRecord({n: Array(np.asarray(a + a.dtype.type(1))) for n, a in model.items()})
+    metrics = MetricRecord({"num-examples": 57, "loss": 1.5})
+    return Message(RecordDict({"theirs": trained, "scores": metrics}), reply_to=message)
+
+
+def raising(message):
+    raise RuntimeError(SECRET)
+
+
+def erring(message):
+    return Message(Error(2, SECRET), reply_to=message)
+
+
+def two_records(message):
+    reply = plus_one(message)
+    reply.content["second"] = reply.content["theirs"]
+    return reply
+
+
+def test_a_foreign_app_sends_a_private_update_and_nothing_else(node, read):
+    reply = node(foreign_app(plus_one)).train(MODEL, instruction(noise(multiplier=1e-5)))
+    arrays, metrics = read(reply)
+    assert list(reply.content) == ["model", "metrics"]
+    assert metrics == {"num-examples": 1}
+    np.testing.assert_allclose(arrays["w"], MODEL["w"] + 1, atol=2e-4)
+    assert arrays["seen"] == 7
+
+
+def test_the_noise_of_a_foreign_app_has_the_right_scale(node, read):
+    reply = node(foreign_app(plus_one)).train(LARGE, instruction(noise()))
+    draws = read(reply)[0]["w"] - 2.0 / np.sqrt(SIZE)  # its update, clipped to 2
+    assert stats.kstest(draws, stats.norm.cdf).pvalue > ALARM
+    assert stats.kstest(draws / 1.1, stats.norm.cdf).pvalue < ALARM
+
+
+@pytest.mark.parametrize("answer", [raising, erring, two_records])
+def test_a_foreign_app_that_fails_sends_the_noised_zero(node, read, answer):
+    reply = node(foreign_app(answer)).train(MODEL, instruction(noise(multiplier=1e-5)))
+    arrays, metrics = read(reply)
+    np.testing.assert_allclose(arrays["w"], MODEL["w"], atol=2e-4)
+    assert metrics == {"num-examples": 1}
+    assert SECRET.encode() not in pickle.dumps(reply)
+
+
+def test_without_client_noise_in_the_instruction_the_mod_lets_everything_pass(node, read):
+    here = node(foreign_app(plus_one))
+    for asked in (None, RoundInstruction(server_round=1)):
+        _, metrics = read(here.train(MODEL, asked))
+        assert metrics == {"num-examples": 57, "loss": 1.5}
+
+
+def test_evaluate_messages_pass(node, read):
+    reply = node(foreign_app(plus_one)).ask(
+        "evaluate", {"config": ConfigRecord({"fl-dp-round": instruction(noise()).to_json()})}
+    )
+    assert reply.content["m"]["loss"] == 1.0
+
+
+def test_train_messages_with_an_action_do_not_pass(node, read):
+    app = ClientApp(mods=[client_noise_mod])
+    app.train("fast")(lambda message, context: plus_one(message))
+    config = ConfigRecord({"fl-dp-round": instruction(noise()).to_json()})
+    model = ArrayRecord({n: Array(a) for n, a in MODEL.items()})
+    reply = node(app).ask("train.fast", {"model": model, "config": config})
+    assert read(reply)[1] == {"num-examples": 1}

@@ -1,0 +1,400 @@
+"""A node of several units: what one unit can move, and what a reply does not tell."""
+
+import logging
+import math
+import pickle
+from collections import Counter
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.client import NumPyClient
+from laws import ALARM, counts_p
+from scipy import stats
+
+from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.clients.units import sum_of_units
+from fl_dp.mechanisms import GaussianBundle, ScalarMetric
+from fl_dp.updates.instruction import SCALARS_METRIC, UTILITY_METRIC, RoundInstruction
+
+SECRET = "patient 4711 has condition X"
+NORM = 0.5
+MODEL = {
+    "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
+    "b": np.array(0.5, dtype=np.float64),
+    "seen": np.array(7, dtype=np.int64),
+}
+LOSS = ScalarMetric(name="loss", low=0.0, high=4.0)
+
+
+def bundle(*, norms=(NORM,), metrics=(LOSS,), bit=True):
+    return GaussianBundle(
+        noise_multiplier=1.0,
+        clipping_norms=norms,
+        unclipped_bit=bit,
+        metrics=metrics,
+        scalar_noise_std=10.0,
+    )
+
+
+def instruction(**fields):
+    return RoundInstruction(**{"server_round": 1, "max_units": 8, "bundle": bundle()} | fields)
+
+
+def app_of(clients, **more):
+    """Return an app whose node hosts these clients, one a unit."""
+    units = NodeUnits(
+        client_fn=lambda context, unit: clients[unit], count=lambda context, config: len(clients)
+    )
+    return numpy_client_app(lambda context: clients[0], units=units, **more)
+
+
+@pytest.fixture
+def sums(node, read):
+    """Return a node's sum in grid steps, flat and as exact integers, and its metrics."""
+
+    def ask(clients, **fields):
+        fields = {"units": tuple(range(len(clients)))} | fields
+        arrays, metrics = read(node(app_of(clients)).train(MODEL, instruction(**fields)))
+        flat = np.concatenate([values.reshape(-1) for values in arrays.values()])
+        assert all(float(value).is_integer() for value in flat)
+        return [int(value) for value in flat], metrics
+
+    return ask
+
+
+def in_steps(update, weight=1.0):
+    vector = weight * np.append(np.broadcast_to(update, 3).astype(np.float64), 0.0)
+    return bundle().updates.encode(vector)
+
+
+# The sum.
+
+
+def test_a_node_answers_with_the_sum_of_its_units_clipped_updates(sums, told):
+    updates = (0.25, np.array([0.125, 0.0, -0.25]), 100.0)
+    total, _ = sums([told(update) for update in updates])
+    # Rounding to a grid step may go either way where the update was scaled.
+    np.testing.assert_allclose(total, sum(map(in_steps, updates)), atol=1)
+
+
+def test_the_sum_travels_as_float64_in_the_shapes_of_the_released_arrays(node, read, told):
+    reply = node(app_of([told(0.25)])).train(MODEL, instruction(units=(0,)))
+    arrays, _ = read(reply)
+    assert list(reply.content) == ["model", "metrics"]
+    assert {n: (a.dtype, a.shape) for n, a in arrays.items()} == {
+        "w": (np.float64, (3,)),
+        "b": (np.float64, ()),
+    }
+
+
+def test_only_the_units_that_are_named_take_part(sums, told):
+    clients = [told(0.25) for _ in range(8)]
+    total, _ = sums(clients, units=(3, 7))
+    assert total == sums(clients[:2])[0]
+    assert [client.calls for client in clients] == [1, 1, 0, 1, 0, 0, 0, 1]
+
+
+def test_the_order_of_units_does_not_matter(sums, told):
+    clients = [told(update) for update in (0.1, 0.3, -0.7, 1e9)]
+    assert sums(clients, units=(0, 1, 2, 3)) == sums(clients, units=(2, 0, 3, 1))
+
+
+def test_units_train_on_arrays_and_a_config_of_their_own(node, read):
+    class Spoiling(NumPyClient):
+        def fit(self, parameters, config):
+            assert config.pop("lr") == 0.1
+            for values in parameters:
+                values += values.dtype.type(1)
+            return parameters, 1, {}
+
+    app = app_of([Spoiling(), Spoiling(), Spoiling()])
+    wide = bundle(norms=(100.0,))
+    once, thrice = (
+        read(node(app).train(MODEL, instruction(units=units, bundle=wide), lr=0.1))[0]
+        for units in ((0,), (0, 1, 2))
+    )
+    np.testing.assert_array_equal(thrice["w"], 3 * once["w"])
+    assert once["w"].all()
+
+
+def test_a_weight_is_applied_before_clipping(sums, told):
+    total, _ = sums([told(0.25, num_examples=5), told(100.0, num_examples=5)], weight_cap=20.0)
+    np.testing.assert_allclose(total, in_steps(0.25, 0.25) + in_steps(100.0), atol=1)
+
+
+def test_several_norms_clip_array_by_array(sums, told):
+    total, _ = sums([told(100.0)], bundle=bundle(norms=(0.25, 0.5)))
+    grid = bundle(norms=(0.25, 0.5)).updates.grid
+    np.testing.assert_allclose(np.array(total) * grid, [*[0.25 / math.sqrt(3)] * 3, 0.0], rtol=1e-8)
+
+
+def test_a_node_without_units_of_its_own_hosts_one_unit_its_client(node, read, told):
+    app = numpy_client_app(lambda context: told(0.25))
+    arrays, _ = read(node(app).train(MODEL, instruction(units=(0,))))
+    np.testing.assert_array_equal(arrays["w"], in_steps(0.25)[:3])
+    arrays, _ = read(node(app).train(MODEL, instruction(units=(1,))))
+    assert not arrays["w"].any()
+
+
+# What one unit can move.
+
+HOSTILE = {
+    "huge": {"update": 1e30},
+    "largest": {"update": np.finfo(np.float32).max},
+    "negative": {"update": -1e30},
+    "one coordinate": {"update": np.array([1e20, 0.0, 0.0])},
+    "just above the bound": {"update": NORM / math.sqrt(3) * (1 + 1e-6)},
+    "heavy": {"update": 1.0, "num_examples": 10**18},
+}
+FAILING = {
+    "raises": {"error": RuntimeError(SECRET)},
+    "nan": {"update": np.nan},
+    "one nan": {"update": np.array([0.1, np.nan, 0.1])},
+    "infinite": {"update": np.inf},
+    "too few arrays": {"returns": [np.zeros(3, np.float32)]},
+    "another shape": {"returns": [np.zeros(4, np.float32), np.float64(0), np.int64(7)]},
+    "another dtype": {"returns": [np.zeros(3), np.float64(0), np.int64(7)]},
+    "objects": {"returns": [np.array([SECRET] * 3, object), np.float64(0), np.int64(7)]},
+    "negative examples": {"update": 0.1, "num_examples": -5},
+    "no examples": {"update": 0.1, "num_examples": None},
+}
+
+
+@pytest.mark.parametrize("told_to", [*HOSTILE.values(), *FAILING.values()], ids=HOSTILE | FAILING)
+def test_no_unit_moves_the_sum_by_more_than_the_clipping_norm(sums, told, told_to):
+    others = [told(0.1), told(5.0), told(-0.02)]
+    without, _ = sums(others, weight_cap=20.0)
+    having, _ = sums([*others, told(**told_to)], weight_cap=20.0)
+    moved = sum((a - b) ** 2 for a, b in zip(having, without, strict=True))
+    bound = int(NORM / bundle().updates.grid)  # the grid is a power of two: exact
+    assert moved <= bound**2
+
+
+def test_a_unit_can_move_the_sum_by_almost_the_clipping_norm(sums, told):
+    [moved, *_], _ = sums([told(np.array([1e6, 0.0, 0.0]))])
+    assert moved > 0.999999 * NORM / bundle().updates.grid
+
+
+@pytest.mark.parametrize("told_to", FAILING.values(), ids=FAILING)
+def test_a_unit_that_fails_contributes_exactly_zero_to_every_sum(sums, told, told_to, caplog):
+    good = told(0.1, metrics={"loss": 1.0})
+    bad = told(**told_to, metrics={"loss": 4.0})
+    caplog.set_level(logging.WARNING, logger="flwr.fl_dp.client")
+    assert sums([good, bad], weight_cap=20.0) == sums([good], weight_cap=20.0)
+    assert "unit 1" in caplog.text
+
+
+def test_what_a_unit_raises_is_nowhere_in_the_reply(node, told):
+    reply = node(app_of([told(error=RuntimeError(SECRET))])).train(MODEL, instruction(units=(0,)))
+    assert not reply.has_error()
+    assert SECRET.encode() not in pickle.dumps(reply)
+
+
+def test_a_client_that_can_not_be_made_contributes_zero(node, read, told):
+    def client_fn(context, unit):
+        if unit == 0:
+            raise RuntimeError(SECRET)
+        return told(0.25)
+
+    units = NodeUnits(client_fn=client_fn, count=lambda context, config: 2)
+    app = numpy_client_app(lambda context: told(), units=units)
+    arrays, _ = read(node(app).train(MODEL, instruction(units=(0, 1))))
+    np.testing.assert_array_equal(arrays["w"], in_steps(0.25)[:3])
+
+
+@pytest.mark.parametrize("units", [(0, 2), (0, -1), (0, 10**6)])
+def test_a_unit_that_the_node_does_not_host_contributes_zero(sums, told, units):
+    clients = [told(0.1), told(0.2)]
+    assert sums(clients, units=units) == sums(clients, units=(0,))
+
+
+def test_units_beyond_the_promised_number_take_no_part(sums, told):
+    clients = [told(0.1), told(0.2), told(0.3)]
+    assert sums(clients, units=(0, 1, 2), max_units=2) == sums(clients, units=(0, 1))
+    assert sums(clients, units=None, sampling_rate=1.0, max_units=2) == sums(clients, units=(0, 1))
+
+
+# Scalars and utilities.
+
+
+def test_the_scalars_of_units_are_summed_in_grid_steps(sums, told):
+    clients = [told(0.1, metrics={"loss": 4.0}), told(9.0, metrics={"loss": 1.0}), told(0.1)]
+    _, metrics = sums(clients)
+    scalar = bundle().scalar
+    bit, loss = (
+        sum(float(scalar.encode(value)) for value in values)
+        for values in ((0.5, -0.5, 0.5), (0.5, -0.25, 0.0))
+    )
+    assert metrics == {"num-examples": 1, SCALARS_METRIC: [bit, loss]}
+
+
+def test_each_scalar_has_the_whole_of_its_own_bound(sums, told):
+    _, metrics = sums([told(0.1, metrics={"loss": 4.0})])
+    half = 0.5 / bundle().scalar.grid
+    for value in metrics[SCALARS_METRIC]:
+        assert 0.999999 * half < value <= half
+
+
+@pytest.mark.parametrize("loss", [1e30, -1e30, float("inf"), float("nan"), "high", None])
+def test_no_metric_moves_its_sum_by_more_than_a_half(sums, told, loss):
+    _, metrics = sums([told(0.1, metrics={"loss": loss})])
+    assert abs(int(metrics[SCALARS_METRIC][1])) <= int(0.5 / bundle().scalar.grid)
+
+
+def test_without_scalars_the_list_is_empty(sums, told):
+    _, metrics = sums([told(0.1)], bundle=bundle(metrics=(), bit=False))
+    assert metrics == {"num-examples": 1, SCALARS_METRIC: []}
+
+
+def test_no_metric_of_a_unit_leaves_by_itself(sums, told):
+    _, metrics = sums([told(0.1, metrics={"loss": 1.5, "age": 42.0}, num_examples=57)])
+    assert set(metrics) == {"num-examples", SCALARS_METRIC}
+    assert metrics["num-examples"] == 1
+
+
+def test_utilities_stand_in_the_order_of_the_units_asked(sums, told):
+    clients = [
+        told(0.1, metrics={"loss": 1.0}),
+        told(error=RuntimeError(SECRET)),
+        told(0.1),
+        told(0.1, metrics={"loss": 3.0}),
+    ]
+    _, metrics = sums(clients, units=(3, 1, 2, 5, 0), utility="loss")
+    expected = [3.0, math.nan, math.nan, math.nan, 1.0]
+    np.testing.assert_array_equal(metrics[UTILITY_METRIC], expected)
+
+
+def test_the_utility_examples_needs_no_metric(sums, told):
+    _, metrics = sums([told(num_examples=3), told(num_examples=8)], utility="examples")
+    assert metrics[UTILITY_METRIC] == [3.0, 8.0]
+
+
+# Instructions that contradict themselves.
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"bundle": None},
+        {"report_weight": True},
+        {"weight_cap": 0.0},
+        {"units": (0, 0)},
+        {"sampling_rate": 0.5},
+        {"units": None, "sampling_rate": 0.5, "utility": "loss"},
+        {"units": None, "sampling_rate": 1.5},
+        {"max_units": 10**9},
+    ],
+    ids=str,
+)
+def test_a_contradiction_is_an_error_before_any_training(node, told, fields):
+    client = told(0.1)
+    reply = node(app_of([client])).train(MODEL, instruction(**{"units": (0,)} | fields))
+    assert reply.error.reason == "ValueError"
+    assert client.calls == 0
+
+
+# The node's own coins.
+
+
+def test_how_many_units_take_part_is_binomial(told):
+    # A right coin fails a test once in 1e6 runs; one that is 10 % off must fail.
+    rounds, hosted = 2500, 8
+    clients = [told() for _ in range(hosted)]
+    units = NodeUnits(client_fn=lambda _, unit: clients[unit], count=lambda *_: hosted)
+    model = ArrayRecord({"w": Array(np.zeros(1))})
+    context = Context(1, 1, {}, RecordDict(), {})
+    asked, before = instruction(units=None, sampling_rate=0.3), 0
+    counts = np.zeros(hosted + 1, dtype=np.int64)
+    for _ in range(rounds):
+        sum_of_units(asked, model, {}, context, units)
+        after = sum(client.calls for client in clients)
+        counts[after - before] += 1
+        before = after
+    assert counts_p(counts, stats.binom(hosted, 0.3).pmf(np.arange(hosted + 1))) > ALARM
+    for wrong in (0.27, 0.33):
+        assert stats.binomtest(before, rounds * hosted, wrong).pvalue < ALARM
+    for client in clients:
+        assert stats.binomtest(client.calls, rounds, 0.3).pvalue > ALARM
+
+
+def shape_of(reply):
+    """Return all that a reply shows but its values."""
+    arrays = {
+        (key, name): (array.dtype, array.shape, len(array.data))
+        for key, arrays in reply.content.array_records.items()
+        for name, array in arrays.items()
+    }
+    metrics = {
+        (key, name): (type(value), len(value) if isinstance(value, list) else value)
+        for key, metrics in reply.content.metric_records.items()
+        for name, value in metrics.items()
+    }
+    kinds = Counter(type(record) for record in reply.content.values())
+    return list(reply.content), kinds, arrays, metrics, reply.has_error()
+
+
+def test_a_reply_of_no_unit_looks_like_one_of_all(node, told):
+    clients = [told(0.1, metrics={"loss": 1.0}) for _ in range(5)]
+    clients[3] = told(error=RuntimeError(SECRET))
+    none, everyone = (
+        node(app_of(clients)).train(MODEL, instruction(units=None, sampling_rate=rate))
+        for rate in (0.0, 1.0)
+    )
+    assert [client.calls for client in clients] == [1] * 5
+    assert shape_of(none) == shape_of(everyone)
+
+
+def test_the_log_does_not_tell_how_many_coins_came_up(node, told, caplog):
+    caplog.set_level(logging.DEBUG)
+    clients = [told(0.1, metrics={"loss": 1.0}) for _ in range(5)]
+    logs = []
+    for rate in (0.0, 1.0):
+        caplog.clear()
+        node(app_of(clients)).train(MODEL, instruction(units=None, sampling_rate=rate))
+        logs.append(caplog.messages)
+    assert logs[0] == logs[1]
+
+
+def test_a_node_that_hosts_nobody_answers_like_any_other(node, read, told):
+    units = NodeUnits(client_fn=lambda context, unit: told(), count=lambda context, config: 0)
+    app = numpy_client_app(lambda context: told(), units=units)
+    arrays, metrics = read(node(app).train(MODEL, instruction(units=None, sampling_rate=0.3)))
+    assert not arrays["w"].any()
+    assert metrics == {"num-examples": 1, SCALARS_METRIC: [0.0, 0.0]}
+
+
+def test_the_number_of_hosted_units_may_depend_on_the_config(node, told):
+    seen = []
+
+    def count(context, config):
+        seen.append((context.node_config["partition-id"], config["lr"]))
+        return 1
+
+    units = NodeUnits(client_fn=lambda context, unit: told(), count=count)
+    app = numpy_client_app(lambda context: told(), units=units)
+    node(app, {"partition-id": 3}).train(MODEL, instruction(units=(0,)), lr=0.1)
+    assert seen == [(3, 0.1)]
+
+
+def test_a_mod_sees_the_sum_and_no_single_unit(node, read, told):
+    seen = []
+
+    def mod(message, context, call_next):
+        reply = call_next(message, context)
+        seen.append(read(reply)[0]["w"])
+        return reply
+
+    app = app_of([told(0.1), told(0.2)], mods=[mod])
+    arrays, _ = read(node(app).train(MODEL, instruction(units=(0, 1))))
+    [got] = seen
+    np.testing.assert_array_equal(got, arrays["w"])
+
+
+def test_messages_without_an_instruction_go_to_the_node_s_client(node, read, told):
+    app = app_of([told(0.25, num_examples=9), told(0.5)])
+    content = {"config": ConfigRecord()}
+    arrays, metrics = read(node(app).train(MODEL, None))
+    np.testing.assert_array_equal(arrays["w"], MODEL["w"] + np.float32(0.25))
+    assert metrics == {"num-examples": 9}
+    assert node(app).ask("evaluate", content).has_error()  # no model
