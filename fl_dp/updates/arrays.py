@@ -28,7 +28,7 @@ _STYPE = "numpy.ndarray"
 _BFLOAT16 = "bfloat16"
 _VOID16 = np.dtype("V2")  # of what ml_dtypes defines, only bfloat16 is two bytes long
 _BITS16 = (np.dtype(np.uint16), np.dtype(np.int16))
-_LONGEST_HEADER = 10_000  # bytes; NumPy's own limit
+_LONGEST_HEADER = 2048  # bytes: room for 64 axes, and little for whoever wants us busy parsing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,17 +63,14 @@ def read(array: Array) -> tuple[ArrayForm, NDArray[Any]]:
     """
     if array.stype != _STYPE:
         raise ValueError(f"its serialization type is not '{_STYPE}'")
-    header = _header_of(array.data)
-    shape, fortran_order, stored = _parsed(header)
-    if stored.hasobject or stored.names is not None or stored.subdtype is not None:
-        raise ValueError("its items are not plain numbers")
-    if len(array.data) - len(header) != math.prod(shape) * stored.itemsize:
-        raise ValueError("it is not as long as its header says")
-    items: NDArray[Any] = np.ndarray(
-        shape, stored, array.data, len(header), order="F" if fortran_order else "C"
-    )
+    try:
+        stored, items = _items(array.data)
+    except ValueError:
+        raise
+    except Exception as error:  # whatever else a hostile header makes Python or NumPy raise
+        raise ValueError("it is no .npy file") from error
     bfloat16 = stored == _VOID16 or (array.dtype == _BFLOAT16 and stored in _BITS16)
-    form = ArrayForm(shape=shape, declared=array.dtype, stored=stored, bfloat16=bfloat16)
+    form = ArrayForm(shape=items.shape, declared=array.dtype, stored=stored, bfloat16=bfloat16)
     return form, widened(items.view(np.uint16)) if bfloat16 else items
 
 
@@ -122,8 +119,22 @@ def narrowed(numbers: NDArray[np.float32]) -> NDArray[np.uint16]:
     return np.where(np.isnan(numbers), quiet, rounded).astype(np.uint16)
 
 
+def _items(data: bytes) -> tuple[np.dtype[Any], NDArray[Any]]:
+    """Return the items of an .npy file and their dtype; a read-only view."""
+    header = _header_of(data)
+    shape, fortran_order, stored = _parsed(header)
+    if stored.hasobject or stored.names is not None or stored.subdtype is not None:
+        raise ValueError("its items are not plain numbers")
+    if len(data) - len(header) != math.prod(shape) * stored.itemsize:
+        raise ValueError("it is not as long as its header says")
+    items: NDArray[Any] = np.ndarray(
+        shape, stored, data, len(header), order="F" if fortran_order else "C"
+    )
+    return stored, items
+
+
 def _header_of(data: bytes) -> bytes:
-    """Return everything before the items; only as long as NumPy would read."""
+    """Return everything before the items."""
     width = 2 if data[6:8] == b"\x01\x00" else 4
     start = npy.MAGIC_LEN + width
     length = int.from_bytes(data[npy.MAGIC_LEN : start], "little")

@@ -166,7 +166,7 @@ class VectorLayout:
         forms = {spec.name: spec.form for spec in self.released}
         return ArrayRecord(
             {
-                name: array_of(read(released[name])[1], forms[name]) if name in forms else array
+                name: _in_form(released[name], forms[name]) if name in forms else array
                 for name, array in model.items()
             }
         )
@@ -184,6 +184,12 @@ class VectorLayout:
                 kind = "bfloat16" if spec.form.bfloat16 else spec.dtype
                 raise RefusedUpdate(f"array '{spec.name}' is not {kind} of shape {spec.shape}")
             yield values.reshape(-1)
+
+
+def _in_form(array: Array, form: ArrayForm) -> Array:
+    """Return the array itself if it has that form, else its numbers written anew."""
+    own, values = read(array)
+    return array if own == form else array_of(values, form)
 
 
 def only_array_record(content: RecordDict) -> ArrayRecord:
