@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
-from functools import partial
+from functools import cached_property, partial
 from typing import Self, TypeAlias
 
+import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp.typing import ClientAppCallable
@@ -72,18 +73,23 @@ class UtilityQuery:
         if self.units is not None and len(set(self.units)) != len(self.units):
             raise ValueError("a unit answers once: a second answer would be a second release")
 
-    @property
+    @cached_property
     def mechanism(self) -> GaussianMechanism:
         """The noise on a utility's distance from the null."""
         return GaussianMechanism(
             noise_multiplier=self.noise_multiplier, clipping_norm=self.high / 2.0
         )
 
-    def privatize(self, utility: float, rng: SecureRandom) -> float:
-        """Return the noisy utility; NaN counts as the null."""
+    def privatize(self, utilities: Sequence[float], rng: SecureRandom) -> list[float]:
+        """Return one noisy utility for each unit's own; NaN counts as the null."""
         null = self.high / 2.0
-        bounded = null if math.isnan(utility) else min(max(utility, 0.0), self.high)
-        return float(self.mechanism.privatize(bounded - null, rng)) + null
+        bounded = [
+            null if math.isnan(utility) else min(max(utility, 0.0), self.high)
+            for utility in utilities
+        ]
+        # Encoded one by one: a vector of them would share one bound.
+        steps = np.array([float(self.mechanism.encode(utility - null)) for utility in bounded])
+        return [float(noisy) + null for noisy in self.mechanism.release(steps, rng)]
 
     def to_json(self) -> str:
         """Return the query as JSON text."""
@@ -173,15 +179,14 @@ def utility_handler(
         else:
             hosted = units.count(context, config)
             makers = [partial(_hosted, units, context, unit, hosted) for unit in query.units]
-        rng = SecureRandom()
-        sent: list[float] = []
+        utilities: list[float] = []
         for make_client in makers:
             try:
-                utility = _utility(make_client(), model, config, query.utility)
+                utilities.append(_utility(make_client(), model, config, query.utility))
             except Exception:
                 logger.exception("a utility could not be measured; the server gets the noised null")
-                utility = math.nan
-            sent.append(query.privatize(utility, rng))
+                utilities.append(math.nan)
+        sent = query.privatize(utilities, SecureRandom())
         metrics = MetricRecord({UTILITY_METRIC: sent})
         return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
 

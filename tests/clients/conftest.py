@@ -51,7 +51,7 @@ class ToldClient(NumPyClient):
         return self.loss, self.num_examples, self.metrics
 
 
-def record(arrays: dict[str, Any]) -> ArrayRecord:
+def record_of(arrays: dict[str, Any]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
 
 
@@ -73,7 +73,7 @@ class Node:
     ) -> Message:
         if instruction is not None:
             config[INSTRUCTION_KEY] = instruction.to_json()
-        content = {"model": record(arrays), "config": ConfigRecord(config)}
+        content = {"model": record_of(arrays), "config": ConfigRecord(config)}
         return self.ask("train", content)
 
 
@@ -104,3 +104,15 @@ def node() -> type[Node]:
 def read() -> Any:
     """Return `(arrays, metrics)` of a reply, both by name."""
     return lambda reply: (arrays_in(reply), metrics_in(reply))
+
+
+@pytest.fixture
+def read_metrics() -> Any:
+    """Return the metrics of a reply, by name."""
+    return metrics_in
+
+
+@pytest.fixture
+def record() -> Any:
+    """Make an ArrayRecord of arrays by name."""
+    return record_of

@@ -1,0 +1,234 @@
+"""What a node answers to queries: its name, its part of a statistic, its noisy utility."""
+
+import json
+import pickle
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from laws import ALARM
+from scipy import stats
+
+from fl_dp.clients import (
+    CONTRIBUTION_METRIC,
+    STATISTIC_QUERY_KEY,
+    STATISTIC_VALUES_KEY,
+    UTILITY_QUERY_KEY,
+    NodeUnits,
+    UtilityQuery,
+    numpy_client_app,
+)
+from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
+from fl_dp.updates.instruction import (
+    IDENTITY_ACTION,
+    STATISTIC_ACTION,
+    UTILITY_ACTION,
+    UTILITY_METRIC,
+)
+
+SECRET = "patient 4711 has condition X"
+
+
+def units_of(clients):
+    return NodeUnits(
+        client_fn=lambda context, unit: clients[unit], count=lambda context, config: len(clients)
+    )
+
+
+# Its name.
+
+
+@pytest.mark.parametrize(
+    ("node_config", "name"),
+    [
+        ({"unit-name": "ward 7", "partition-id": 3}, "ward 7"),
+        ({"unit-name": "ward 7"}, "ward 7"),
+        ({"unit-name": "", "partition-id": 3}, "partition-3"),
+        ({"partition-id": 0}, "partition-0"),
+        ({"unit-name": 12}, "12"),
+        ({}, ""),
+    ],
+)
+def test_a_node_says_its_name(node, told, node_config, name):
+    app = numpy_client_app(lambda context: told())
+    reply = node(app, node_config).ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
+    [answer] = reply.content.config_records.values()
+    assert dict(answer) == {"name": name}
+
+
+# Its part of a statistic.
+
+VALUES = {"ages": [[30.0], [50.0]], "labels": ["a", "b", "b"]}
+
+
+def lookup(context, unit, config, name):
+    return VALUES[name]
+
+
+@pytest.fixture
+def contribution(node, told):
+    """Return the reply to a statistic query."""
+
+    def ask(query, statistics_fn, *, name="ages", clients=None, text=None):
+        units = None if clients is None else units_of(clients)
+        app = numpy_client_app(lambda context: told(), units=units, statistics_fn=statistics_fn)
+        text = json.dumps(query_to_dict(query)) if text is None else text
+        config = ConfigRecord({STATISTIC_QUERY_KEY: text, STATISTIC_VALUES_KEY: name})
+        return node(app).ask(f"query.{STATISTIC_ACTION}", {"config": config})
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("query", "name"),
+    [
+        (Mean(lows=(0.0,), highs=(100.0,)), "ages"),
+        (Count(max_examples=5), "ages"),
+        (Frequencies(categories=("a", "b", "c")), "labels"),
+    ],
+)
+def test_a_node_answers_with_the_query_s_contribution(contribution, read_metrics, query, name):
+    metrics = read_metrics(contribution(query, lookup, name=name))
+    expected = query.contribution(VALUES[name]).tolist()
+    assert metrics == {CONTRIBUTION_METRIC: expected}
+
+
+def test_a_node_of_several_units_contributes_each_one_s_vector(contribution, read_metrics, told):
+    values = [[[10.0]], [[20.0], [30.0]], []]
+    query = Mean(lows=(0.0,), highs=(100.0,))
+    reply = contribution(query, lambda c, unit, *_: values[unit], clients=[told()] * 3)
+    sent = np.reshape(read_metrics(reply)[CONTRIBUTION_METRIC], (3, query.dimension))
+    for vector, of_unit in zip(sent, values, strict=True):
+        np.testing.assert_array_equal(vector, query.contribution(of_unit))
+
+
+def test_a_unit_that_fails_does_not_silence_the_others(contribution, read_metrics, told, caplog):
+    def failing(context, unit, config, name):
+        if unit == 1:
+            raise RuntimeError(SECRET)
+        return [[1.0]]
+
+    reply = contribution(Count(), failing, clients=[told()] * 3)
+    assert read_metrics(reply) == {CONTRIBUTION_METRIC: [1.0, 0.0, 1.0]}
+    assert SECRET.encode() not in pickle.dumps(reply)
+    assert SECRET in caplog.text
+
+
+def test_a_node_without_units_contributes_nothing(contribution, read_metrics):
+    reply = contribution(Count(), lookup, clients=[])
+    assert read_metrics(reply) == {CONTRIBUTION_METRIC: []}
+
+
+def raising(context, unit, config, name):
+    raise RuntimeError(SECRET)
+
+
+@pytest.mark.parametrize(
+    ("statistics_fn", "more", "reason"),
+    [
+        (None, {}, "ValueError"),
+        (raising, {}, "RuntimeError"),
+        (lookup, {"name": SECRET}, "KeyError"),
+        (lookup, {"text": json.dumps({"query": SECRET})}, "ValueError"),
+        (lookup, {"text": SECRET}, "JSONDecodeError"),
+    ],
+    ids=["no statistics", "raises", "unknown name", "unknown query", "no query"],
+)
+def test_no_answer_to_a_statistic_is_an_error_without_a_text(
+    contribution, statistics_fn, more, reason
+):
+    reply = contribution(Count(), statistics_fn, **more)
+    assert reply.error.reason == reason
+    assert b"4711" not in pickle.dumps(reply)
+
+
+# Its utility.
+
+
+@pytest.fixture
+def utilities(node, read_metrics):
+    """Return the noisy utilities of a node with these clients."""
+
+    def ask(clients, query):
+        app = numpy_client_app(lambda context: clients[0], units=units_of(clients))
+        content = {
+            "model": ArrayRecord({"w": Array(np.zeros(3, np.float32))}),
+            "config": ConfigRecord({UTILITY_QUERY_KEY: query.to_json()}),
+        }
+        metrics = read_metrics(node(app).ask(f"query.{UTILITY_ACTION}", content))
+        assert set(metrics) == {UTILITY_METRIC}
+        return metrics[UTILITY_METRIC]
+
+    return ask
+
+
+def precise(**fields):
+    return UtilityQuery(**{"utility": "loss", "high": 4.0, "noise_multiplier": 1e-5} | fields)
+
+
+@pytest.mark.parametrize(
+    ("utility", "expected"), [("loss", 1.5), ("examples", 3.0), ("accuracy", 0.25), ("other", 2.0)]
+)
+def test_a_utility_comes_from_evaluate(utilities, told, utility, expected):
+    client = told(loss=1.5, num_examples=3, metrics={"accuracy": 0.25})
+    [sent] = utilities([client], precise(utility=utility))
+    assert sent == pytest.approx(expected, abs=1e-3)
+    assert sent != expected
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [(9.0, 4.0), (-1.0, 0.0), (np.inf, 4.0), (-np.inf, 0.0), (np.nan, 2.0), ("high", 2.0)],
+)
+def test_a_utility_is_clipped_to_its_range_and_null_is_its_middle(utilities, told, loss, expected):
+    [sent] = utilities([told(loss=loss)], precise())
+    assert sent == pytest.approx(expected, abs=1e-3)
+
+
+def test_a_client_that_fails_answers_with_noise_around_the_null(utilities, told):
+    [sent] = utilities([told(error=RuntimeError(SECRET))], precise())
+    assert sent == pytest.approx(2.0, abs=1e-3)
+    assert sent != 2.0
+
+
+def test_each_unit_that_is_asked_answers_in_order(utilities, told):
+    clients = [told(loss=float(unit)) for unit in range(4)]
+    sent = utilities(clients, precise(units=(3, 0, 9, 1, -1)))
+    np.testing.assert_allclose(sent, [3.0, 0.0, 2.0, 1.0, 2.0], atol=1e-3)
+    assert [client.calls for client in clients] == [1, 1, 0, 1]
+
+
+@pytest.mark.parametrize("loss", [3.5, float("nan")])
+def test_the_noise_on_utilities_has_its_scale_and_is_each_unit_s_own(utilities, told, loss):
+    # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
+    units = 20_000
+    query = UtilityQuery(utility="loss", high=4.0, noise_multiplier=1.5, units=tuple(range(units)))
+    mean = 2.0 if np.isnan(loss) else loss
+    sent = (np.array(utilities([told(loss=loss)] * units, query)) - mean) / 3.0
+    assert stats.kstest(sent, stats.norm.cdf).pvalue > ALARM
+    for wrong in (0.9, 1.1):
+        assert stats.kstest(sent / wrong, stats.norm.cdf).pvalue < ALARM
+
+
+@pytest.mark.parametrize(
+    "fields", [{"high": 0.0}, {"high": np.inf}, {"noise_multiplier": 0.0}, {"units": (1, 1)}]
+)
+def test_a_utility_query_checks_itself(fields):
+    with pytest.raises(ValueError):
+        precise(**fields)
+
+
+@pytest.mark.parametrize("units", [None, (), (3, 7)])
+def test_a_utility_query_survives_json(units):
+    query = precise(units=units)
+    assert UtilityQuery.from_json(query.to_json()) == query
+
+
+def test_a_query_that_is_no_utility_query_is_an_error_without_a_text(node, told):
+    app = numpy_client_app(lambda context: told())
+    model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
+    text = json.dumps({"utility": SECRET, "high": -1.0, "noise_multiplier": 1.0, "units": None})
+    content = {"model": model, "config": ConfigRecord({UTILITY_QUERY_KEY: text})}
+    reply = node(app).ask(f"query.{UTILITY_ACTION}", content)
+    assert reply.error.reason == "ValueError"
+    assert b"4711" not in pickle.dumps(reply)
