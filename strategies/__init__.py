@@ -1,7 +1,36 @@
 """Flower strategies with differential privacy. Import them as `fl_dp.strategies`."""
 
-from .dp_fedavg import DPFedAvg
-from .exchange import RosterIncomplete
-from .selection import PoissonSelection, Selection
+from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
-__all__ = ["DPFedAvg", "PoissonSelection", "RosterIncomplete", "Selection"]
+from .dp_fedavg import Checkpoint, DPFedAvg
+from .exchange import RosterIncomplete
+from .roster import Unit
+from .selection import (
+    Draw,
+    FixedSelection,
+    Observation,
+    PoissonSelection,
+    PublicSelection,
+    Selection,
+    TruncatedPoissonSelection,
+)
+from .utility_selection import DPUtilitySelection, ExponentialSelection
+
+__all__ = [
+    "AdaptiveClipping",
+    "Checkpoint",
+    "DPFedAvg",
+    "DPUtilitySelection",
+    "Draw",
+    "ExponentialSelection",
+    "FixedClipping",
+    "FixedSelection",
+    "Observation",
+    "PerLayerClipping",
+    "PoissonSelection",
+    "PublicSelection",
+    "RosterIncomplete",
+    "Selection",
+    "TruncatedPoissonSelection",
+    "Unit",
+]

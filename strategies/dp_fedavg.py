@@ -1,23 +1,32 @@
-"""DP-FedAvg with the noise at the server, around any Flower strategy.
+"""DP-FedAvg around any Flower strategy: every released model is private, and paid for beforehand.
 
     reserve -> sample -> push(window) -> [reply -> check -> clip -> add]* -> noise -> step -> commit
 
     >>> plan = PrivacyPlan.calibrate(PrivacyBudget(epsilon=2, delta=1e-3), rounds=60, ...)
     >>> with PrivacyLedger.open("ledger.db", plan) as ledger:
-    ...     strategy = DPFedAvg(strategy=FedAvg(), plan=plan, ledger=ledger)
+    ...     strategy = DPFedAvg(FedAdam(), plan=plan, ledger=ledger)
     ...     result = strategy.start(grid=grid, initial_arrays=arrays, num_rounds=60)
 
+or, in one line around a strategy that is there already:
+
+    >>> strategy = DPFedAvg.with_budget(
+    ...     FedAdam(), epsilon=2.0, rounds=60, num_clients=200, sampling_rate=0.25,
+    ...     clipping_norm=0.5, ledger="ledger.db",
+    ... )
+
 Reference: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models",
-algorithm 1 with the fixed-denominator estimator and equal weights.
+algorithm 1.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import cast
+from pathlib import Path
+from typing import Any, Self, Unpack, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -25,15 +34,46 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
-from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyLedger, PrivacyPlan, Reservation
-from fl_dp.mechanisms import GaussianMechanism, SecureRandom
-from fl_dp.updates import RefusedUpdate, VectorLayout, only_array_record
+from fl_dp.accounting import (
+    PlanOptions,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
+    PrivacyLedger,
+    PrivacyPlan,
+    Reservation,
+    default_delta,
+    freeze,
+)
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.updates import RefusedUpdate, VectorLayout
+from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
 
 from .exchange import default_window, exchange, wait_for_roster
-from .selection import PoissonSelection
+from .roster import Unit, ask_names, by_node, unit_name, units_of
+from .round_sum import CentralSum, LocalSum, RoundSum, UnprotectedMean
+from .selection import Draw, PoissonSelection, Selection, participations_left, selection_of
 from .server_optimizer import ServerOptimizer
 
 logger = logging.getLogger("flwr.fl_dp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """What a training continues from in a new process. Nothing in it is secret.
+
+    Attributes:
+        server_round: The last round that was released.
+        model: Its model.
+        optimizer: State of the server optimizer, by name.
+        clipping_norms: Those of the next round.
+        plateau: State of what decides the noise, if anything does.
+    """
+
+    server_round: int
+    model: ArrayRecord
+    optimizer: dict[str, NDArray[Any]]
+    clipping_norms: tuple[float, ...] | None
+    plateau: dict[str, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,12 +81,13 @@ class _OpenRound:
     """A round that was reserved and not yet released."""
 
     number: int
-    reservation: Reservation
-    mechanism: GaussianMechanism
+    reservation: Reservation | None
     layout: VectorLayout
     model: ArrayRecord
     origin: NDArray[np.float64]
     instruction: RecordDict
+    sum: RoundSum
+    asked: dict[int, tuple[Unit, ...]]
 
 
 class DPFedAvg(Strategy):
@@ -55,7 +96,8 @@ class DPFedAvg(Strategy):
     Privacy: for one client's whole contribution over the whole training (the unit), zero-out
     neighbours, the plan's (epsilon, delta), against anyone who sees every released model but not
     who took part. The server is trusted with updates, coins and noise. Train and evaluation
-    metrics of clients are dropped, not averaged: they would be a second, uncharged release.
+    metrics of clients are dropped, not averaged, unless the plan releases them: they would be a
+    second, uncharged release.
 
     Attributes:
         rounds_completed: Rounds whose model was released by this object.
@@ -64,50 +106,141 @@ class DPFedAvg(Strategy):
 
     def __init__(
         self,
-        *,
         strategy: Strategy | None = None,
-        plan: PrivacyPlan,
-        ledger: PrivacyLedger,
+        *,
+        plan: PrivacyPlan | None,
+        ledger: PrivacyLedger | None,
+        selection: Selection | None = None,
+        units_per_node: int = 1,
+        coins_at_nodes: bool = False,
+        weight_cap: float | None = None,
         window: int | None = None,
         roster_timeout: float = 60.0,
         rng: SecureRandom | None = None,
         plateau_metric: str = "accuracy",
+        after_round: Callable[[Checkpoint], None] | None = None,
     ) -> None:
         """Put a private path in front of `strategy`.
 
         Args:
             strategy: The server optimizer, `FedAvg()` by default. It sees one private reply a
                 round; its sampling fractions and its weights are not used.
-            plan: What is released and at what price.
+            plan: What is released and at what price. None, with `ledger=None`: nothing is private,
+                for comparison only.
             ledger: Opened with the same plan.
-            window: How many clients are under way at once; chosen by the grid when None.
+            selection: Who takes part; by default what the plan's `sampling` says.
+            units_per_node: Privacy units that a node hosts. Above 1, a node is sent one message a
+                round and answers with the sum of its clipped units.
+            coins_at_nodes: Each node flips the coins of its units itself and never says how many
+                came up: where a node's roster is private, or the server shall not know who took
+                part. Needs a Poisson plan; every node gets a message in every round.
+            weight_cap: Examples that earn a client the full weight; it applies its weight of
+                `min(examples / weight_cap, 1)` before clipping. None: every client weighs 1.
+            window: How many nodes are under way at once; chosen by the grid when None.
             roster_timeout: Seconds to wait for the plan's clients to connect.
             rng: Where noise and coins come from; a secure source by default. An insecure one, for
                 tests and simulations, is refused unless the ledger was opened with it.
             plateau_metric: Which metric of `evaluate_fn` a plan with a plateau reacts to; must be
                 computed from public data.
+            after_round: Given a checkpoint after the start and after every round, to save it.
 
         Raises:
-            ValueError: If the ledger belongs to another plan or does not know of insecure noise.
+            ValueError: If plan, ledger and selection do not belong together, or an option does not
+                go with the plan.
+            TypeError: If the inner strategy can't work on a private mean.
         """
-        if ledger.plan != plan:
-            raise ValueError("the ledger was opened with another plan than the strategy's")
         self._rng = rng if rng is not None else SecureRandom()
-        ledger.require_known(self._rng)
         self.plan = plan
         self.ledger = ledger
         self.optimizer = ServerOptimizer(strategy if strategy is not None else FedAvg())
-        self.selection = PoissonSelection(plan.sampling_rate)
+        self.selection = _selection_for(plan, selection)
         self.rounds_completed = 0
         self.budget_exhausted = False
-        self._max_units = plan.bundle(plan.least_noise_multiplier).updates.max_units
-        self._plateau = plan.plateau_controller()
+        if (plan is None) != (ledger is None):
+            raise ValueError("give a plan and its ledger, or neither for a run without privacy")
+        if plan is not None and ledger is not None:
+            if ledger.plan != plan:
+                raise ValueError("the ledger was opened with another plan than the strategy's")
+            ledger.require_known(self._rng)
+            _require_declared(plan, self.selection)
+        self._units_per_node = units_per_node
+        self._coins_at_nodes = coins_at_nodes
+        self._sums_at_nodes = units_per_node > 1 or coins_at_nodes
+        self._weight_cap = weight_cap
+        self._check_options()
+        self._clipping_norms = None if plan is None else plan.clipping.first_norms
+        self._plateau = None if plan is None else plan.plateau_controller()
         self._plateau_metric = plateau_metric
+        self._after_round = after_round
         self._window = window
         self._roster_timeout = roster_timeout
         self._timeout = 3600.0
         self._open: _OpenRound | None = None
+        self._resumed: Checkpoint | None = None
+        self._last: tuple[int, ArrayRecord] | None = None
+        self._names: dict[int, str] = {}
+        self._owns_ledger = False
         self._warned: set[str] = set()
+
+    @classmethod
+    def with_budget(
+        cls,
+        strategy: Strategy | None = None,
+        *,
+        epsilon: float,
+        rounds: int,
+        num_clients: int,
+        ledger: str | Path,
+        delta: float | None = None,
+        sampling_rate: float | None = None,
+        clipping_norm: float = 1.0,
+        selection: Selection | None = None,
+        **options: Unpack[PlanOptions],
+    ) -> Self:
+        """Wrap a strategy in one line: plan to a budget and open the ledger.
+
+        The ledger is closed when `start` returns.
+
+        Args:
+            strategy: The server optimizer; `FedAvg()` by default.
+            epsilon: The budget over the whole training.
+            rounds: Rounds to be trained.
+            num_clients: Nodes of the roster; public.
+            ledger: File or database URL of the ledger.
+            delta: `num_clients ** -1.1` by default.
+            sampling_rate: Probability of each client in each round; or give a `selection`.
+            clipping_norm: L2 bound on one client's update.
+            selection: Who takes part; what it releases is planned for, too.
+            **options: Other attributes of `PrivacyPlan`.
+
+        Raises:
+            ValueError: If an argument is out of range or the budget can't be reached.
+        """
+        budget = PrivacyBudget(
+            epsilon=epsilon, delta=default_delta(num_clients) if delta is None else delta
+        )
+        if selection is not None:
+            others = options.get("other_releases", {})
+            options["other_releases"] = freeze(
+                [*freeze(others), *freeze(selection.releases(rounds))]
+            )
+        plan = PrivacyPlan.calibrate(
+            budget,
+            rounds=rounds,
+            num_clients=num_clients,
+            sampling_rate=sampling_rate,
+            sampling=None if selection is None else selection.sampling,
+            clipping_norm=clipping_norm,
+            **options,
+        )
+        opened = PrivacyLedger.open(ledger, plan)
+        try:
+            made = cls(strategy, plan=plan, ledger=opened, selection=selection)
+        except BaseException:
+            opened.close()
+            raise
+        made._owns_ledger = True
+        return made
 
     def start(
         self,
@@ -123,8 +256,8 @@ class DPFedAvg(Strategy):
 
         Args:
             grid: Flower's grid.
-            initial_arrays: The starting model; public.
-            num_rounds: At most the plan's rounds.
+            initial_arrays: The starting model; public. Not used after `resume`.
+            num_rounds: At most the plan's rounds; those before a resumption count.
             timeout: Seconds to wait for the replies of a round. Who has not replied by then
                 contributes zero; noise, denominator and charge stay the same.
             train_config: Sent to the clients with every round.
@@ -139,96 +272,125 @@ class DPFedAvg(Strategy):
                 `evaluate_fn` to look at.
             RosterIncomplete: If fewer clients connect than the plan declares.
         """
-        if num_rounds > self.plan.rounds:
+        try:
+            return self._train(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn)
+        finally:
+            if self._owns_ledger and self.ledger is not None:
+                self.ledger.close()
+
+    def _train(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int,
+        timeout: float,
+        train_config: ConfigRecord | None,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+    ) -> Result:
+        plan = self.plan
+        if plan is not None and num_rounds > plan.rounds:
             raise ValueError(
                 f"{num_rounds} rounds were asked for, but the plan's budget pays for "
-                f"{self.plan.rounds}: plan more rounds (each gets more noise) or train fewer"
+                f"{plan.rounds}: plan more rounds (each gets more noise) or train fewer"
             )
         if self._plateau is not None and evaluate_fn is None:
             raise ValueError(
                 "the plan's noise reacts to a plateau of a public metric: pass an evaluate_fn that "
                 f"returns '{self._plateau_metric}'"
             )
-        if evaluate_config:
-            self._warn_once("evaluate_config is not used: clients are not asked to evaluate")
         self._timeout = timeout
+        if self._window is None:
+            self._window = default_window(grid)
         self.summary()
-        wait_for_roster(grid, self.plan.num_clients, timeout=self._roster_timeout)
-        window = self._window if self._window is not None else default_window(grid)
+        self._wait_for_roster(grid)
 
-        result = Result(arrays=initial_arrays)
+        done = 0 if self._resumed is None else self._resumed.server_round
+        arrays = initial_arrays if self._resumed is None else self._resumed.model
+        result = Result(arrays=arrays)
         began = time.monotonic()
-        self._evaluate(evaluate_fn, 0, result)
-        for server_round in range(1, num_rounds + 1):
+        if not done:
+            self._last = (0, arrays)
+            self._finish_round(evaluate_fn, 0, result)
+        for server_round in range(done + 1, num_rounds + 1):
+            config = ConfigRecord(dict(train_config or {}))
             try:
-                messages = self.configure_train(
-                    server_round, result.arrays, train_config or ConfigRecord(), grid
-                )
+                messages = self.configure_train(server_round, result.arrays, config, grid)
             except PrivacyBudgetExhausted as exhausted:
                 self.budget_exhausted = True
                 logger.info("Training ends with the last private model: %s", exhausted)
                 break
-            replies = exchange(grid, messages, window=window, timeout=timeout)
-            arrays, _ = self.aggregate_train(server_round, replies)
-            assert arrays is not None  # a round that was configured always releases a model
-            result.arrays = arrays
-            logger.info(
-                "[ROUND %d/%d] released, epsilon so far %.3f",
-                server_round,
-                num_rounds,
-                self.ledger.running_epsilon(),
-            )
-            self._evaluate(evaluate_fn, server_round, result)
+            replies = exchange(grid, messages, window=self._window, timeout=timeout)
+            released, metrics = self.aggregate_train(server_round, replies)
+            assert released is not None  # a round that was configured always releases a model
+            result.arrays = released
+            if metrics is not None:
+                result.train_metrics_clientapp[server_round] = metrics
+            logger.info("[ROUND %d/%d] released%s", server_round, num_rounds, self._spent())
+            self._finish_round(evaluate_fn, server_round, result)
         logger.info("Training finished in %.1f s", time.monotonic() - began)
         return result
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
-        """Reserve the round on disk, then draw its cohort and write the messages.
+        """Reserve the round on disk, draw its cohort and write the messages.
+
+        Where the cohort is secret, it is drawn after the round is reserved; where it is seen, the
+        ledger has to know who is charged.
 
         Raises:
-            PrivacyBudgetExhausted: If the round does not fit the budget; nobody was sampled.
+            PrivacyBudgetExhausted: If the round does not fit the budget; nobody was asked.
             ValueError: If the model can't be trained privately.
         """
         layout = VectorLayout.of(arrays)
-        roster = sorted(grid.get_node_ids())
-        if len(roster) > self._max_units:
-            raise ValueError(
-                f"{len(roster)} nodes are connected and at most {self._max_units} can be summed "
-                f"exactly at noise multiplier {self.plan.least_noise_multiplier:.4g}"
-            )
+        roster = units_of(grid.get_node_ids(), self._units_per_node)
         released = layout.only_released(arrays)
-        instruction = self.optimizer.instruct(server_round, released, config, roster)
+        nodes = sorted({unit.node for unit in roster})
+        instruction = self.optimizer.instruct(server_round, released, config, nodes)
         key = next(iter(instruction.array_records))
-        origin = layout.flatten(released)
+        draw = self._draw(server_round, roster, arrays, config, grid)
 
-        reservation = self.ledger.reserve(
-            round=server_round,
-            noise_multiplier=self._plateau.multiplier if self._plateau is not None else None,
-            participants=roster if self.plan.participation_cap is not None else None,
-        )
-        assert reservation.noise_multiplier is not None  # every round of a plan has noise
+        plan, ledger = self.plan, self.ledger
+        reservation = None
+        if plan is None or ledger is None:
+            cohort = list(self.selection.select(draw))
+        elif plan.sampling.visible:
+            self._require_summable(len(roster))
+            cohort = list(self.selection.select(draw))
+            if not cohort and roster:
+                raise PrivacyBudgetExhausted(
+                    f"every client has taken part {plan.participation_cap} times, the plan's "
+                    "participation_cap"
+                )
+            reservation = ledger.reserve(
+                round=server_round,
+                noise_multiplier=self._next_multiplier(),
+                participants=None
+                if plan.participation_cap is None
+                else [self._name(unit) for unit in cohort],
+            )
+        else:
+            self._require_summable(len(roster))
+            reservation = ledger.reserve(
+                round=server_round, noise_multiplier=self._next_multiplier()
+            )
+            cohort = roster if self._coins_at_nodes else list(self.selection.select(draw))
+        asked = {
+            node: tuple(Unit(node, number) for number in numbers)
+            for node, numbers in by_node(cohort).items()
+        }
+        origin = layout.flatten(released)
         self._open = _OpenRound(
             number=server_round,
             reservation=reservation,
-            mechanism=self.plan.bundle(reservation.noise_multiplier).updates,
             layout=layout,
             model=arrays,
             origin=origin,
             instruction=instruction,
+            sum=self._open_sum(reservation, layout, origin),
+            asked=asked,
         )
-        content = RecordDict(dict(instruction) | {key: arrays})
-        return [
-            Message(
-                content=content,
-                message_type=MessageType.TRAIN,
-                dst_node_id=node,
-                ttl=self._timeout,
-                group_id=str(server_round),
-            )
-            for node in self.selection.sample(roster, self._rng)
-        ]
+        return self._messages(self._open, RecordDict(dict(instruction) | {key: arrays}))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -236,6 +398,9 @@ class DPFedAvg(Strategy):
         """Fold the replies into one sum as they come, add the noise once, and release the model.
 
         A reply that is missing, an error, malformed or not finite contributes zero.
+
+        Returns:
+            The next model, and the clients' metrics that the plan releases, if any.
 
         Raises:
             RuntimeError: If the round was not configured before: it would not be charged.
@@ -245,17 +410,21 @@ class DPFedAvg(Strategy):
             raise RuntimeError(f"round {server_round} was not reserved: call configure_train first")
         self._open = None
 
-        total = np.zeros(current.layout.size, dtype=np.float64)
+        left = dict(current.asked)
         for reply in replies:
-            total += self._contribution(reply, current)
-        mean = current.mechanism.release(total, self._rng) / self.plan.denominator
+            self._fold(reply, current, left)
+        released = current.sum.release(self._rng)
 
-        private = current.layout.unflatten(current.origin + mean)
+        private = current.layout.unflatten(current.origin + released.mean)
         updated = self.optimizer.step(server_round, private, current.instruction)
         model = current.layout.merge(updated, current.model)
-        self.ledger.commit(current.reservation)
+        if self.ledger is not None and current.reservation is not None:
+            self.ledger.commit(current.reservation)
+        if released.clipping_norms is not None:
+            self._clipping_norms = released.clipping_norms
         self.rounds_completed += 1
-        return model, None
+        self._last = (server_round, model)
+        return model, MetricRecord(dict(released.metrics)) if released.metrics else None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -269,47 +438,259 @@ class DPFedAvg(Strategy):
         """Return nothing, for the same reason."""
         return None
 
+    @property
+    def clipping_norms(self) -> tuple[float, ...] | None:
+        """Clipping norms of the next round; None without privacy."""
+        return self._clipping_norms
+
+    def checkpoint(self) -> Checkpoint:
+        """Return what a new process can `resume` from: the state after the last released round.
+
+        Raises:
+            ValueError: If nothing was released yet, or the server optimizer has state that can't
+                be saved.
+        """
+        if self._last is None:
+            raise ValueError("there is nothing to continue from: no round was started")
+        return Checkpoint(
+            server_round=self._last[0],
+            model=self._last[1],
+            optimizer=self.optimizer.state(),
+            clipping_norms=self._clipping_norms,
+            plateau=None if self._plateau is None else self._plateau.state(),
+        )
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue after the checkpoint's round when `start` is called.
+
+        What was reserved after it stays spent: the budget may end a round earlier for each.
+
+        Raises:
+            ValueError: If the checkpoint is of another kind of training.
+        """
+        if (checkpoint.plateau is None) != (self._plateau is None):
+            raise ValueError("the checkpoint is of a training with another schedule")
+        if checkpoint.server_round:
+            self.optimizer.restore(checkpoint.optimizer)
+        self._clipping_norms = checkpoint.clipping_norms
+        if self._plateau is not None and checkpoint.plateau is not None:
+            self._plateau.restore(checkpoint.plateau)
+        self._resumed = checkpoint
+        self._last = (checkpoint.server_round, checkpoint.model)
+
     def summary(self) -> None:
         """Log what will be released and at what price."""
-        plan = self.plan
+        plan, ledger = self.plan, self.ledger
         logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
+        if plan is None or ledger is None:
+            logger.warning("\t└── NO PRIVACY: updates are averaged as they come")
+            return
         logger.info(
-            "\t├── Budget: epsilon %.4g at delta %.3g, one client's whole contribution (%s)",
+            "\t├── Budget: epsilon %.4g at delta %.3g, one %s's whole contribution (%s)",
             plan.budget.epsilon,
             plan.budget.delta,
+            plan.unit,
             plan.neighboring_relation,
         )
         logger.info(
-            "\t├── Rounds: %d, each client drawn with probability %.4g out of %d",
+            "\t├── Rounds: %d, %.4g of %d clients expected in each",
             plan.rounds,
-            plan.sampling_rate,
+            plan.expected_cohort,
             plan.num_clients,
         )
+        logger.info("\t├── Sampling: %s", plan.sampling.describe())
         logger.info(
-            "\t├── Clipping norm %.4g, noise multiplier %s, denominator %.4g",
+            "\t├── Clipping norm %.4g (%s), noise multiplier %s %s, denominator %.4g",
             plan.clipping_norm,
+            plan.clipping.kind,
             _describe_noise(plan),
+            "at the server" if plan.client_scheme is None else "at each client",
             plan.denominator,
         )
-        logger.info("\t├── Rule: %s", self.ledger.rule)
-        logger.info("\t└── Ledger: %s", self.ledger.location)
-        if self.ledger.insecure:
+        logger.info("\t├── Rule: %s", ledger.rule)
+        logger.info("\t└── Ledger: %s", ledger.location)
+        if ledger.insecure:
             logger.warning("The noise is INSECURE: whoever knows the seed can take it away again")
 
-    def _contribution(self, reply: Message, current: _OpenRound) -> NDArray[np.float64] | float:
-        """Return a reply's clipped update in grid steps, or zero."""
+    def _check_options(self) -> None:
+        plan = self.plan
+        if self._units_per_node < 1:
+            raise ValueError(f"units_per_node must be at least 1, got {self._units_per_node}")
+        if self._sums_at_nodes and (plan is None or plan.client_scheme is not None):
+            raise ValueError(
+                "a node that sums its units clips them for noise at the server: with several units "
+                "a node, or coins at the nodes, use a central plan"
+            )
+        if self._sums_at_nodes and plan is not None and plan.capped_denominator:
+            raise ValueError(
+                "a capped denominator needs each unit's weight, which a node that sums its units "
+                "does not tell: use the fixed denominator"
+            )
+        if self._coins_at_nodes and not isinstance(self.selection, PoissonSelection):
+            raise ValueError(
+                "nodes that flip the coins themselves draw Poisson samples: use PoissonSelection, "
+                f"not {type(self.selection).__name__}"
+            )
+        if self._weight_cap is not None and not (
+            math.isfinite(self._weight_cap) and self._weight_cap > 0.0
+        ):
+            raise ValueError(f"weight_cap must be positive and finite, got {self._weight_cap}")
+        if plan is not None and plan.capped_denominator and self._weight_cap is None:
+            raise ValueError("a capped denominator divides by weights: give weight_cap")
+
+    def _wait_for_roster(self, grid: Grid) -> None:
+        if self.plan is None:
+            return
+        least = math.ceil(self.plan.num_clients / self._units_per_node)
+        nodes = wait_for_roster(grid, least, timeout=self._roster_timeout)
+        if self.plan.participation_cap is not None:
+            self._names = ask_names(
+                grid, nodes, window=self._window, timeout=min(self._timeout, self._roster_timeout)
+            )
+
+    def _draw(
+        self,
+        server_round: int,
+        roster: list[Unit],
+        model: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+    ) -> Draw:
+        def ask(messages: Iterable[Message]) -> Iterator[Message]:
+            ready = list(messages)
+            for message in ready:
+                message.metadata.ttl = self._timeout
+            return exchange(grid, ready, window=self._window, timeout=self._timeout)
+
+        plan, ledger = self.plan, self.ledger
+        if plan is not None and ledger is not None and plan.participation_cap is not None:
+            taken, cap = ledger.participations, plan.participation_cap
+            roster = participations_left(roster, taken, cap, self._name)
+        return Draw(
+            server_round=server_round,
+            roster=roster,
+            num_units=len(roster) if plan is None else plan.num_clients,
+            rng=self._rng,
+            model=model,
+            config=config,
+            ledger=ledger,
+            ask=ask,
+        )
+
+    def _require_summable(self, units: int) -> None:
+        assert self.plan is not None  # only private rounds are summed on a grid
+        most = self.plan.bundle(self.plan.least_noise_multiplier).max_units
+        if units > most:
+            raise ValueError(
+                f"{units} units are connected and at most {most} can be summed exactly at noise "
+                f"multiplier {self.plan.least_noise_multiplier:.4g}"
+            )
+
+    def _open_sum(
+        self, reservation: Reservation | None, layout: VectorLayout, origin: NDArray[np.float64]
+    ) -> RoundSum:
+        plan = self.plan
+        if plan is None or reservation is None:
+            weighted_by = str(getattr(self.optimizer.strategy, "weighted_by_key", "num-examples"))
+            return UnprotectedMean(layout, origin, weighted_by=weighted_by)
+        # What the ledger has on disk decides, not what was planned.
+        multiplier = reservation.noise_multiplier
+        assert multiplier is not None  # every round of a plan has noise
+        if plan.client_scheme is not None:
+            return LocalSum(plan, multiplier, layout, origin)
+        assert self._clipping_norms is not None  # every plan clips
+        return CentralSum(
+            plan,
+            multiplier,
+            layout,
+            origin,
+            clipping_norms=self._clipping_norms,
+            max_units_of_node=self._units_per_node if self._sums_at_nodes else None,
+        )
+
+    def _messages(self, current: _OpenRound, content: RecordDict) -> list[Message]:
+        """Write one message a node; they share the model, and the config where they can."""
+        shared: dict[tuple[int, ...] | None, RecordDict] = {}
+        messages = []
+        for node, units in current.asked.items():
+            numbers = None
+            if self._sums_at_nodes and not self._coins_at_nodes:
+                numbers = tuple(unit.number for unit in units)
+            if numbers not in shared:
+                shared[numbers] = self._instructed(current, content, numbers)
+            messages.append(
+                Message(
+                    content=shared[numbers],
+                    message_type=MessageType.TRAIN,
+                    dst_node_id=node,
+                    ttl=self._timeout,
+                    group_id=str(current.number),
+                )
+            )
+        return messages
+
+    def _instructed(
+        self, current: _OpenRound, content: RecordDict, numbers: tuple[int, ...] | None
+    ) -> RecordDict:
+        """Return the content with the round's instruction in its config, if one is needed."""
+        plan = self.plan
+        at_nodes = self._coins_at_nodes and plan is not None
+        instruction = RoundInstruction(
+            server_round=current.number,
+            units=numbers,
+            sampling_rate=plan.sampling_rate if at_nodes and plan is not None else None,
+            max_units=self._units_per_node,
+            bundle=current.sum.bundle,
+            weight_cap=self._weight_cap,
+            report_weight=plan is not None and plan.capped_denominator,
+            utility=self.selection.utility,
+            client_noise=current.sum.client_noise,
+        )
+        if instruction == RoundInstruction(server_round=current.number):
+            return content  # any Flower client will do
+        configs = content.config_records
+        key = next(iter(configs), "config")
+        before: Mapping[str, Any] = configs.get(key, {})
+        told = ConfigRecord(dict(before) | {INSTRUCTION_KEY: instruction.to_json()})
+        return RecordDict(dict(content) | {key: told})
+
+    def _fold(self, reply: Message, current: _OpenRound, left: dict[int, tuple[Unit, ...]]) -> None:
+        """Add one reply to the round's sum, at most one a node."""
         if reply.has_error():
             self._warn_once("a client failed; a failed client contributes zero")
-            return 0.0
+            return
+        units = left.pop(reply.metadata.src_node_id, None)
+        if units is None:
+            self._warn_once("a reply came from a node that was not asked, or twice; it is ignored")
+            return
         try:
-            update = current.layout.flatten(only_array_record(reply.content)) - current.origin
+            seen = current.sum.fold(reply.content, units, server_round=current.number)
         except RefusedUpdate as refused:
             self._warn_once(f"an update was refused and contributes zero: {refused}")
-            return 0.0
-        if not np.isfinite(update).all():
-            self._warn_once("an update was not finite and contributes zero")
-            return 0.0
-        return current.mechanism.encode(update)
+            return
+        for observation in seen:
+            self.selection.observe(observation)
+
+    def _next_multiplier(self) -> float | None:
+        return None if self._plateau is None else self._plateau.multiplier
+
+    def _name(self, unit: Unit) -> str:
+        return unit_name(unit, self._names, self._units_per_node)
+
+    def _spent(self) -> str:
+        if self.ledger is None:
+            return " without privacy"
+        return f", epsilon so far {self.ledger.running_epsilon():.3f}"
+
+    def _finish_round(
+        self,
+        evaluate_fn: Callable[[int, ArrayRecord], MetricRecord | None] | None,
+        server_round: int,
+        result: Result,
+    ) -> None:
+        self._evaluate(evaluate_fn, server_round, result)
+        if self._after_round is not None:
+            self._after_round(self.checkpoint())
 
     def _evaluate(
         self,
@@ -335,6 +716,32 @@ class DPFedAvg(Strategy):
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s (said once)", text)
+
+
+def _selection_for(plan: PrivacyPlan | None, selection: Selection | None) -> Selection:
+    if plan is None:
+        if selection is None:
+            raise ValueError("without a plan nobody says who takes part: give a selection")
+        return selection
+    if selection is None:
+        return selection_of(plan.sampling)
+    if selection.sampling != plan.sampling:
+        raise ValueError(
+            f"the selection draws by {selection.sampling} and the plan charges for "
+            f"{plan.sampling}: make the plan with sampling=selection.sampling"
+        )
+    return selection
+
+
+def _require_declared(plan: PrivacyPlan, selection: Selection) -> None:
+    """Check that what the selection releases has its part of the budget."""
+    planned = dict(plan.other_releases)
+    for event, count in freeze(selection.releases(plan.rounds)):
+        if planned.get(event, 0) < count:
+            raise ValueError(
+                f"the selection releases {count} times {event}, which the plan does not declare: "
+                "make the plan with other_releases=selection.releases(rounds)"
+            )
 
 
 def _describe_noise(plan: PrivacyPlan) -> str:

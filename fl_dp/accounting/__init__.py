@@ -22,6 +22,7 @@ from .events import (
     ZcdpEvent,
     event_from_dict,
     event_to_dict,
+    freeze,
 )
 from .filters import (
     DeclaredFilter,
@@ -40,7 +41,7 @@ from .gaussian import (
 )
 from .ledger import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
 from .naive_split import naive_split
-from .plan import PrivacyPlan
+from .plan import PlanOptions, PrivacyPlan
 from .records import LedgerCorrupted, LedgerRecord
 from .relations import NeighboringRelation
 from .sampling import (
@@ -70,6 +71,7 @@ __all__ = [
     "NoiseSchedule",
     "ParticipationCapReached",
     "PlanMismatch",
+    "PlanOptions",
     "PlateauController",
     "PlateauSchedule",
     "PoissonGaussianEvent",
@@ -103,6 +105,7 @@ __all__ = [
     "event_from_dict",
     "event_of",
     "event_to_dict",
+    "freeze",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
     "naive_split",

@@ -16,10 +16,13 @@ Reference: Andrew et al. 2021, "Differentially Private Learning with Adaptive Cl
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from typing import Any, Self
+
+import numpy as np
+from numpy.typing import NDArray
 
 from .adaptive_clipping import update_noise_multiplier
 from .clipping import joint_clipping_norm
@@ -155,6 +158,19 @@ class GaussianBundle:
         return (bit if self.unclipped_bit else []) + [
             metric.centred(measured.get(metric.name, math.nan)) for metric in self.metrics
         ]
+
+    def scalar_steps(self, values: Sequence[float]) -> NDArray[np.float64]:
+        """Return one unit's scalars on their grid, each clipped on its own.
+
+        Args:
+            values: As from `scalar_values`.
+
+        Returns:
+            Integer-valued float64 in grid steps, shape `(scalars,)`.
+        """
+        if self.scalar is None:
+            return np.zeros(0)
+        return np.array([float(self.scalar.encode(value)) for value in values])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the bundle as plain JSON values."""

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from draws import a_draw
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
 from local_grid import LocalGrid, answer_with_update, arrays_of, reply
@@ -15,8 +16,8 @@ from scipy import stats
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonSampling
-from fl_dp.mechanisms import FixedClipping, SecureRandom
-from fl_dp.strategies import DPFedAvg, PoissonSelection, RosterIncomplete
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, RosterIncomplete, Unit
 
 ALARM = 1e-6
 N = 100
@@ -331,16 +332,16 @@ def test_a_ledger_of_another_plan_is_refused(open_ledger: Any) -> None:
 def test_a_round_is_charged_before_anyone_is_sampled(
     open_ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_for(N)
+    plan = plan_for(N, sampling_rate=0.5)
     ledger = open_ledger(plan)
     spent_when_sampled: list[int] = []
-    sample = PoissonSelection.sample
+    select = PoissonSelection.select
 
-    def spy(self: PoissonSelection, roster: Any, rng: SecureRandom) -> list[int]:
+    def spy(self: PoissonSelection, draw: Draw) -> list[Unit]:
         spent_when_sampled.append(PrivacyLedger.read(ledger.location).rounds_spent)
-        return sample(self, roster, rng)
+        return select(self, draw)
 
-    monkeypatch.setattr(PoissonSelection, "sample", spy)
+    monkeypatch.setattr(PoissonSelection, "select", spy)
     DPFedAvg(plan=plan, ledger=ledger).start(
         LocalGrid(answer_with_update(updates(N)), N), record(w=np.zeros(4)), num_rounds=3
     )
@@ -492,11 +493,10 @@ def test_exchanging_one_client_moves_the_release_by_at_most_sensitivity_over_den
 def test_cohort_sizes_are_binomial_and_inclusions_uncorrelated() -> None:
     # False alarm below 1e-6 each; catches k-of-N sampling, whose sizes do not vary at all.
     rounds, clients, rate = 20_000, 40, 0.25
-    rng, selection = SecureRandom(), PoissonSelection(rate)
-    roster = list(range(clients))
+    selection, draw = PoissonSelection(rate), a_draw(clients)
     included = np.zeros((rounds, clients))
     for row in included:
-        row[selection.sample(roster, rng)] = 1
+        row[[unit.node for unit in selection.select(draw)]] = 1
     sizes = np.bincount(included.sum(1).astype(int), minlength=clients + 1)
     expected = stats.binom.pmf(np.arange(clients + 1), clients, rate) * rounds
     common = expected >= 5

@@ -100,6 +100,8 @@ def answer_with_update(updates: Sequence[dict[str, Any]]) -> Answer:
     """Answer with the model plus each node's own update."""
 
     def answer(message: Message, partition: int) -> Message:
+        if message.metadata.message_type != "train":
+            return Message(Error(code=2, reason="trains only"), reply_to=message)
         model = arrays_of(message)
         return reply(
             message,

@@ -1,0 +1,319 @@
+"""What becomes of a round's replies: who clips, who adds the noise, what the sum is divided by.
+
+One class a mode. `CentralSum` clips and adds the noise at the server; `LocalSum` adds up what
+clients have noised themselves; `UnprotectedMean` is for comparison. Noise that clients share under
+secure aggregation will be another class here: it opens a round, folds replies in, and releases.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from flwr.app import MetricRecord, RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.accounting import PrivacyPlan
+from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, SecureRandom
+from fl_dp.updates import ClippedSum, PlainSum, RefusedUpdate, VectorLayout, only_array_record
+from fl_dp.updates.instruction import (
+    SCALARS_METRIC,
+    UTILITY_METRIC,
+    WEIGHT_METRIC,
+    ClientNoise,
+)
+
+from .roster import Unit
+from .selection import Observation
+
+_WEIGHT_STEPS = 2.0**20  # weights on a grid: their sum is exact in any order
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What a round lets out, all of it private.
+
+    Attributes:
+        mean: The mean update, float64, shape `(d,)`.
+        metrics: Means of the clients' metrics by name.
+        clipping_norms: Those of the next round, where they change.
+    """
+
+    mean: NDArray[np.float64]
+    metrics: dict[str, float] = field(default_factory=dict)
+    clipping_norms: tuple[float, ...] | None = None
+
+
+class RoundSum(ABC):
+    """The replies of one round, folded into one sum as they come."""
+
+    @property
+    def bundle(self) -> GaussianBundle | None:
+        """How units are clipped and what they report, where clients have to know it."""
+        return None
+
+    @property
+    def client_noise(self) -> ClientNoise | None:
+        """The noise that clients have to add."""
+        return None
+
+    @abstractmethod
+    def fold(
+        self, content: RecordDict, units: Sequence[Unit], *, server_round: int
+    ) -> list[Observation]:
+        """Add one reply.
+
+        Args:
+            content: The reply's.
+            units: Those that the message asked for: one means an ordinary reply, unless the round
+                was opened for sums of units.
+            server_round: The round's number.
+
+        Returns:
+            What the server learnt of each unit.
+
+        Raises:
+            RefusedUpdate: If it is no update of this model; then nothing was added.
+        """
+
+    @abstractmethod
+    def release(self, rng: SecureRandom) -> Released:
+        """Make the sum private and divide it, once."""
+
+
+class CentralSum(RoundSum):
+    """The server clips each unit, adds the noise once, and divides by a public constant.
+
+    Privacy: the release is as private as one Gaussian of the round's noise multiplier, for one
+    unit, zero-out neighbours, against anyone who sees it. The server is trusted, and so is a node
+    that sums its own units.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        noise_multiplier: float,
+        layout: VectorLayout,
+        origin: NDArray[np.float64],
+        *,
+        clipping_norms: tuple[float, ...],
+        max_units_of_node: int | None,
+    ) -> None:
+        """Open a round.
+
+        Args:
+            plan: The training's.
+            noise_multiplier: What the round is charged as.
+            layout: Of the model that is sent.
+            origin: That model, flattened.
+            clipping_norms: Those of this round.
+            max_units_of_node: How many units a node may host, if nodes sum their own; else None.
+        """
+        self._plan = plan
+        self._clipping_norms = clipping_norms
+        self._bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms)
+        self._total = ClippedSum(
+            layout, origin, grid=self._bundle.updates.grid, clipping_norms=clipping_norms
+        )
+        self._scalars = np.zeros(self._bundle.scalars)
+        self._weight = 0.0
+        self._max_units = max_units_of_node
+
+    @property
+    def bundle(self) -> GaussianBundle | None:
+        """Clients have to know it to sum their units, or to report metrics."""
+        sums = self._max_units is not None
+        return self._bundle if sums or self._bundle.metrics else None
+
+    def fold(
+        self, content: RecordDict, units: Sequence[Unit], *, server_round: int
+    ) -> list[Observation]:
+        """Clip one unit and add it, or add a node's own sum. See `RoundSum.fold`."""
+        arrays, measured = only_array_record(content), _numbers(content)
+        if self._max_units is not None:
+            scalars = self._node_scalars(measured)
+            self._total.add_steps(arrays, max_units=min(len(units), self._max_units))
+            self._scalars += scalars
+            reports = _padded(measured.get(UTILITY_METRIC, []), len(units))
+            return [
+                _observation(unit, server_round, math.nan, report)
+                for unit, report in zip(units, reports, strict=True)
+            ]
+        weight = 1.0
+        if self._plan.capped_denominator:
+            weight = _on_weight_grid(_first(measured, WEIGHT_METRIC, missing=0.0))
+        norm = self._total.add(arrays, weight=weight)
+        if not math.isfinite(norm):
+            raise RefusedUpdate("it is not finite")
+        self._weight += weight
+        if self._bundle.scalar is not None:
+            values = {name: _first(measured, name) for name in measured}
+            self._scalars += self._bundle.scalar_steps(self._bundle.scalar_values(norm, values))
+        report = _first(measured, UTILITY_METRIC)
+        return [_observation(units[0], server_round, norm, report)]
+
+    def release(self, rng: SecureRandom) -> Released:
+        """Add the noise to every sum. See `RoundSum.release`."""
+        plan, bundle = self._plan, self._bundle
+        metrics: dict[str, float] = {}
+        norms = None
+        if bundle.scalar is not None:
+            sums = list(bundle.scalar.release(self._scalars, rng))
+            if isinstance(plan.clipping, AdaptiveClipping):
+                next_norm = plan.clipping.next_norm(
+                    self._clipping_norms[0],
+                    noisy_bit_sum=float(sums.pop(0)),
+                    denominator=plan.expected_cohort,
+                )
+                norms = (next_norm,)
+            metrics = {
+                metric.name: metric.mean(float(total), plan.expected_cohort)
+                for metric, total in zip(bundle.metrics, sums, strict=True)
+            }
+        return Released(mean=self._mean(rng), metrics=metrics, clipping_norms=norms)
+
+    def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
+        plan, updates = self._plan, self._bundle.updates
+        if not plan.capped_denominator:
+            released = updates.release(self._total.total, rng)
+            released /= plan.denominator
+            return released
+        mechanism = plan.mean_mechanism(
+            updates.noise_multiplier, self._total.total.size, clipping_norm=updates.clipping_norm
+        )
+        steps = self._total.total * (updates.grid / max(plan.denominator, self._weight))
+        steps *= 1.0 / mechanism.grid
+        return mechanism.release(np.trunc(steps, out=steps), rng)
+
+    def _node_scalars(self, measured: Mapping[str, list[float]]) -> NDArray[np.float64]:
+        """Return a node's sums of encoded scalars.
+
+        Raises:
+            RefusedUpdate: If they are missing, or more than its units can reach.
+        """
+        if self._bundle.scalar is None:
+            return self._scalars * 0.0
+        sums = np.array(measured.get(SCALARS_METRIC, []), dtype=np.float64)
+        assert self._max_units is not None  # the caller has looked
+        bound = self._max_units * 0.5 / self._bundle.scalar.grid
+        if sums.shape != self._scalars.shape or not (np.abs(sums) <= bound).all():
+            raise RefusedUpdate("its scalars are missing or more than its units can reach")
+        return np.trunc(sums)
+
+
+class LocalSum(RoundSum):
+    """The sum of what clients have clipped and noised themselves, over a public constant.
+
+    Privacy: none of its own; each message is private before it gets here, even against the server.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        noise_multiplier: float,
+        layout: VectorLayout,
+        origin: NDArray[np.float64],
+    ) -> None:
+        """Open a round; arguments as for `CentralSum`."""
+        self._plan = plan
+        self._noise_multiplier = noise_multiplier
+        self._total = PlainSum(layout, origin)
+
+    @property
+    def client_noise(self) -> ClientNoise:
+        """The noise that clients have to add."""
+        scheme = self._plan.client_scheme
+        assert scheme is not None  # a plan with noise at the clients has one
+        return ClientNoise(
+            scheme=scheme,
+            noise_multiplier=self._noise_multiplier,
+            clipping_norm=self._plan.clipping_norm,
+        )
+
+    def fold(
+        self, content: RecordDict, units: Sequence[Unit], *, server_round: int
+    ) -> list[Observation]:
+        """Add one reply. See `RoundSum.fold`."""
+        norm = self._total.add(only_array_record(content))
+        if not math.isfinite(norm):
+            raise RefusedUpdate("it is not finite")
+        report = _first(_numbers(content), UTILITY_METRIC)
+        return [_observation(units[0], server_round, norm, report)]
+
+    def release(self, rng: SecureRandom) -> Released:
+        """Divide. See `RoundSum.release`."""
+        return Released(mean=self._total.total / self._plan.denominator)
+
+
+class UnprotectedMean(RoundSum):
+    """Flower's own mean, weighted by what clients say of themselves. Nothing is private here."""
+
+    def __init__(
+        self, layout: VectorLayout, origin: NDArray[np.float64], *, weighted_by: str
+    ) -> None:
+        """Open a round.
+
+        Args:
+            layout: Of the model that is sent.
+            origin: That model, flattened.
+            weighted_by: Name of the metric that replies are weighted by; 1 where it is missing.
+        """
+        self._total = PlainSum(layout, origin)
+        self._weighted_by = weighted_by
+        self._weight = 0.0
+
+    def fold(
+        self, content: RecordDict, units: Sequence[Unit], *, server_round: int
+    ) -> list[Observation]:
+        """Add one reply. See `RoundSum.fold`."""
+        measured = _numbers(content)
+        weight = _first(measured, self._weighted_by, missing=1.0)
+        norm = self._total.add(only_array_record(content), weight=weight)
+        if not math.isfinite(norm):
+            raise RefusedUpdate("it is not finite")
+        self._weight += weight
+        return [_observation(units[0], server_round, norm, _first(measured, UTILITY_METRIC))]
+
+    def release(self, rng: SecureRandom) -> Released:
+        """Divide by the weights; nothing moves if nobody replied. See `RoundSum.release`."""
+        return Released(mean=self._total.total / (self._weight or 1.0))
+
+
+def _observation(unit: Unit, server_round: int, norm: float, report: float) -> Observation:
+    return Observation(
+        unit=unit,
+        server_round=server_round,
+        update_norm=norm,
+        utility=None if math.isnan(report) else report,
+    )
+
+
+def _numbers(content: RecordDict) -> dict[str, list[float]]:
+    """Return every metric of a reply as a list of numbers."""
+    records: Sequence[MetricRecord] = list(content.metric_records.values())
+    return {
+        str(name): [float(each) for each in (value if isinstance(value, list) else [value])]
+        for record in records
+        for name, value in record.items()
+    }
+
+
+def _first(
+    measured: Mapping[str, Sequence[float]], name: str, *, missing: float = math.nan
+) -> float:
+    values = measured.get(name, ())
+    return values[0] if len(values) == 1 else missing
+
+
+def _padded(values: Sequence[float], length: int) -> list[float]:
+    return [*values[:length], *[math.nan] * (length - len(values))]
+
+
+def _on_weight_grid(weight: float) -> float:
+    """Return the weight in [0, 1], rounded down; NaN weighs nothing."""
+    if math.isnan(weight):
+        return 0.0
+    return math.floor(min(max(weight, 0.0), 1.0) * _WEIGHT_STEPS) / _WEIGHT_STEPS

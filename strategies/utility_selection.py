@@ -1,0 +1,303 @@
+"""Choosing clients by what their data says of them, and paying for it.
+
+Utilities are as private as updates. `ExponentialSelection` lets the server look at them and choose
+by the exponential mechanism; `DPUtilitySelection` has clients release noisy ones now and then and
+draws Poisson cohorts from those. docs/selection.md tells when either is worth its price.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+from flwr.app import ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.accounting import (
+    GaussianEvent,
+    History,
+    UtilityPoissonSampling,
+    VisibleSampling,
+    event_of,
+)
+from fl_dp.clients import UtilityQuery
+from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
+from fl_dp.updates.instruction import UTILITY_ACTION, UTILITY_METRIC
+
+from .roster import Unit, by_node
+from .selection import Draw, Observation, Selection
+
+UtilityFn = Callable[[Observation, int], float]
+"""Makes a utility from a unit's last observation and the number of the round that is drawn for."""
+
+_BY_SERVER: Mapping[str, UtilityFn] = {
+    "update_norm": lambda seen, _: seen.update_norm,
+    "staleness": lambda seen, now: float(now - seen.server_round),
+}
+
+
+class ExponentialSelection(Selection):
+    """The exponential mechanism over clients' utilities: Gumbel top-k.
+
+    Privacy: each round is `cohort` draws of bounded range `epsilon`, for one unit, zero-out
+    neighbours on a public roster (a unit that is zeroed out has the null utility throughout), in
+    sight of anyone: who was chosen is an output. So nothing is amplified, each unit is charged in
+    full for the rounds that it is in, and the plan needs `VisibleSampling`, best with a
+    participation cap. The server is trusted with the utilities.
+
+    A unit moves its own utility alone, by at most half the range, as the null is its middle: hence
+    `exp(epsilon * u / sensitivity)` without the usual factor of one half.
+
+    With records as units (`records_per_client`), one record moves a mean over at least so many
+    records by that much less, and selection is nearly free; the model's own protection then has to
+    be of the same unit (`PrivacyPlan(unit="example")`).
+    """
+
+    def __init__(
+        self,
+        cohort: int,
+        *,
+        epsilon: float,
+        utility: str | UtilityFn = "loss",
+        utility_range: tuple[float, float] = (0.0, 5.0),
+        records_per_client: int | None = None,
+    ) -> None:
+        """Choose `cohort` units a round.
+
+        Args:
+            cohort: Units a round.
+            epsilon: Bounded range of one draw, of which there are `cohort` a round.
+            utility: `loss`, `examples` or another name that clients report; `update_norm` or
+                `staleness`, which the server knows (staleness is public: `PublicSelection` has it
+                for free); or a function of a unit's own last observation. What was not seen yet
+                counts as the null.
+            utility_range: Public bounds to which utilities are clipped.
+            records_per_client: Public lower bound on a client's records, for records as units:
+                utilities must then be means over a client's records within the range.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
+        self.sampling: VisibleSampling = VisibleSampling(cohort=cohort)
+        low, high = utility_range
+        half = (high - low) / 2.0
+        if records_per_client is not None and records_per_client < 1:
+            raise ValueError(f"records_per_client must be at least 1, got {records_per_client}")
+        # The null of a record is the middle of the range, as that of a client.
+        alone = records_per_client is None
+        self.mechanism = ExponentialMechanism(
+            epsilon=epsilon,
+            sensitivity=half if alone else half / (records_per_client or 1),
+            one_coordinate=True,
+            null_utility=low + half,
+            utility_range=utility_range if alone else None,
+        )
+        self._range = (low, high)
+        if callable(utility):
+            self._utility: UtilityFn = utility
+        elif utility in _BY_SERVER:
+            self._utility = _BY_SERVER[utility]
+        else:
+            self.utility = utility
+            self._utility = _reported
+        self._seen: dict[Unit, Observation] = {}
+
+    def releases(self, rounds: int) -> History:
+        """Return the draws of so many rounds."""
+        return {event_of(self.mechanism, draws=self.sampling.cohort): rounds}
+
+    def select(self, draw: Draw) -> list[Unit]:
+        """Charge the draws, then return the cohort; everybody if they are no more than that."""
+        if not draw.roster:
+            return []
+        utilities = np.array([self._utility_of(unit, draw.server_round) for unit in draw.roster])
+        reservation = None
+        if draw.ledger is not None:
+            draws = event_of(self.mechanism, draws=self.sampling.cohort)
+            reservation = draw.ledger.reserve_release(f"selection {draw.server_round}", draws)
+        count = min(self.sampling.cohort, len(draw.roster))
+        chosen = self.mechanism.select_top(utilities, count, draw.rng)
+        if draw.ledger is not None and reservation is not None:
+            draw.ledger.commit(reservation)
+        return [draw.roster[place] for place in chosen]
+
+    def observe(self, observation: Observation) -> None:
+        """Remember a unit's last observation."""
+        self._seen[observation.unit] = observation
+
+    def _utility_of(self, unit: Unit, server_round: int) -> float:
+        seen = self._seen.get(unit)
+        utility = math.nan if seen is None else float(self._utility(seen, server_round))
+        low, high = self._range
+        return self.mechanism.null_utility if math.isnan(utility) else min(max(utility, low), high)
+
+
+class DPUtilitySelection(Selection):
+    """Poisson cohorts whose rates follow noisy utilities that clients release now and then.
+
+    In refresh rounds *every* unit of the roster is asked for its utility and adds Gaussian noise
+    to it itself; the server draws the null with the same noise for whoever does not answer. In
+    between, each unit's secret coin has a rate that follows its noisy utility, up to
+    `largest_rate`.
+
+    Privacy: the noisy utilities are charged as one Gaussian of `noise_multiplier` a refresh, for
+    one unit, zero-out neighbours on a public roster, even against the server; each round as
+    a Poisson sample at `largest_rate`, against an adversary who sees all noisy utilities and models
+    but not who took part. A coin depends on a unit's own noisy utility and nothing else that is
+    not public by then. Asking participants only would reveal who they are and void the
+    amplification.
+    """
+
+    def __init__(
+        self,
+        cohort: float,
+        *,
+        largest_rate: float,
+        noise_multiplier: float,
+        refresh_every: int = 20,
+        smallest_rate: float = 0.0,
+        utility: str = "loss",
+        utility_range: tuple[float, float] = (0.0, 5.0),
+        sharpness: float = 1.0,
+    ) -> None:
+        """Aim at cohorts of `cohort` units.
+
+        Args:
+            cohort: Expected size; reached exactly unless every rate is at a bound.
+            largest_rate: Upper bound on every rate, in (0, 1]: what each round is charged at.
+            noise_multiplier: Noise on each utility, over half of the utilities' range.
+            refresh_every: Rounds from one refresh to the next; the first is in round 1.
+            smallest_rate: Lower bound on every rate, so that nobody is left out for good.
+            utility: `loss`, `examples`, or a metric that clients' `evaluate` returns.
+            utility_range: Public bounds to which utilities are clipped; from 0.
+            sharpness: How much likelier a unit becomes with its utility: rates follow
+                `exp(sharpness * utility)`. 0 is uniform.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
+        self.sampling: UtilityPoissonSampling = UtilityPoissonSampling(
+            largest_rate=largest_rate, cohort=cohort
+        )
+        low, high = utility_range
+        if low != 0.0:
+            raise ValueError(f"utility_range must start at 0, got ({low}, {high})")
+        if not 0.0 <= smallest_rate <= largest_rate:
+            raise ValueError(
+                f"smallest_rate must lie in [0, largest_rate = {largest_rate}], got {smallest_rate}"
+            )
+        if refresh_every < 1:
+            raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
+        if not (math.isfinite(sharpness) and sharpness >= 0.0):
+            raise ValueError(f"sharpness must not be negative, got {sharpness}")
+        self._query = UtilityQuery(utility=utility, high=high, noise_multiplier=noise_multiplier)
+        self._refresh_every = refresh_every
+        self._smallest_rate = smallest_rate
+        self._sharpness = sharpness
+        self._noisy: dict[Unit, float] = {}
+
+    @property
+    def noisy_utilities(self) -> dict[Unit, float]:
+        """The last released utilities; private already."""
+        return dict(self._noisy)
+
+    def releases(self, rounds: int) -> History:
+        """Return the refreshes of so many rounds."""
+        return {self._event: len(range(1, rounds + 1, self._refresh_every))}
+
+    def select(self, draw: Draw) -> list[Unit]:
+        """Refresh the utilities if it is time, then flip one coin a unit at its own rate."""
+        if (draw.server_round - 1) % self._refresh_every == 0:
+            self._refresh(draw)
+        rates = self.rates(draw.roster, draw.rng)
+        coins = draw.rng.uniforms(len(draw.roster)) < rates
+        return [unit for unit, heads in zip(draw.roster, coins, strict=True) if heads]
+
+    def rates(self, roster: Sequence[Unit], rng: SecureRandom) -> NDArray[np.float64]:
+        """Return each unit's rate, shape `(len(roster),)`: what the noisy utilities make of it.
+
+        Args:
+            roster: The units.
+            rng: Draws the null report of whoever was never asked.
+        """
+        silent = [unit for unit in roster if unit not in self._noisy]
+        nulls = self._query.privatize([math.nan] * len(silent), rng)
+        self._noisy.update(zip(silent, nulls, strict=True))
+        logits = self._sharpness * np.array([self._noisy[unit] for unit in roster])
+        weights = np.exp(logits - logits.max(initial=0.0))
+        return _scaled_between(
+            weights, self.sampling.cohort, self._smallest_rate, self.sampling.largest_rate
+        )
+
+    @property
+    def _event(self) -> GaussianEvent:
+        return GaussianEvent(noise_multiplier=self._query.noise_multiplier)
+
+    def _refresh(self, draw: Draw) -> None:
+        reservation = None
+        if draw.ledger is not None:
+            what = f"utilities {draw.server_round}"
+            reservation = draw.ledger.reserve_release(what, self._event)
+        asked = by_node(draw.roster)
+        self._noisy = {}
+        answered: set[int] = set()
+        for reply in draw.ask(self._messages(draw, asked)):
+            node = reply.metadata.src_node_id
+            if reply.has_error() or node not in asked or node in answered:
+                continue
+            answered.add(node)
+            for unit, noisy in zip(asked[node], _numbers(reply), strict=False):
+                if math.isfinite(noisy):
+                    self._noisy[Unit(node, unit)] = noisy
+        if draw.ledger is not None and reservation is not None:
+            draw.ledger.commit(reservation)
+
+    def _messages(self, draw: Draw, asked: Mapping[int, tuple[int, ...]]) -> list[Message]:
+        messages = []
+        for node, units in asked.items():
+            query = UtilityQuery(
+                utility=self._query.utility,
+                high=self._query.high,
+                noise_multiplier=self._query.noise_multiplier,
+                units=None if units == (0,) else units,
+            )
+            config = ConfigRecord(dict(draw.config) | {UTILITY_METRIC: query.to_json()})
+            messages.append(
+                Message(
+                    RecordDict({"arrays": draw.model, "config": config}),
+                    dst_node_id=node,
+                    message_type=f"query.{UTILITY_ACTION}",
+                )
+            )
+        return messages
+
+
+def _reported(seen: Observation, _: int) -> float:
+    return math.nan if seen.utility is None else seen.utility
+
+
+def _numbers(reply: Message) -> list[float]:
+    for record in reply.content.metric_records.values():
+        values = record.get(UTILITY_METRIC)
+        if isinstance(values, list):
+            return [float(value) for value in values]
+        if isinstance(values, int | float):
+            return [float(values)]
+    return []
+
+
+def _scaled_between(
+    weights: NDArray[np.float64], total: float, low: float, high: float
+) -> NDArray[np.float64]:
+    """Scale weights and cut them to [low, high] so that they sum to `total`, as far as possible."""
+    smallest, largest = 0.0, 1.0
+    while np.clip(largest * weights, low, high).sum() < total and largest < 1e300:
+        smallest, largest = largest, 2.0 * largest
+    for _ in range(100):
+        middle = (smallest + largest) / 2.0
+        if np.clip(middle * weights, low, high).sum() < total:
+            smallest = middle
+        else:
+            largest = middle
+    return np.clip(largest * weights, low, high)
