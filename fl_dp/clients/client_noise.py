@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from copy import copy
 
 import numpy as np
 from flwr.app import (
@@ -15,7 +16,6 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp.typing import ClientAppCallable
-from numpy.typing import NDArray
 
 from fl_dp.mechanisms import SecureRandom, client_scheme
 from fl_dp.updates import VectorLayout, only_array_record
@@ -46,15 +46,23 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     replied, and when, is not hidden.
 
     Raises:
-        ValueError: If the instruction asks for something that would leave without noise, or the
-            message has not exactly one model. It never depends on the node's data.
+        ValueError: If the instruction asks for something that would leave without noise or for
+            noise that is out of range, or the message has not exactly one model. It never depends
+            on the node's data.
     """
     noise = _noise_of(message)
     if noise is None:
         return call_next(message, context)
-    key, model = only_record(message.content.array_records, "ArrayRecord")
+    scheme = client_scheme(
+        noise.scheme,
+        noise_multiplier=noise.noise_multiplier,
+        clipping_norm=noise.clipping_norm,
+    )
+    key, received = only_record(message.content.array_records, "ArrayRecord")
+    # A copy: a handler may train in place, inside the message, and what is kept goes back.
+    model = ArrayRecord({name: copy(array) for name, array in received.items()})
     layout = VectorLayout.of(model)
-    origin = layout.flatten(model)  # before a handler or an inner mod changes the message
+    origin = layout.flatten(model)
     try:
         reply = call_next(message, context)
         if reply.has_error():
@@ -63,39 +71,10 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     except Exception:
         logger.exception("the client failed; the server gets the noise around a zero update")
         update = np.zeros(layout.size)
-    private = privatize_arrays(model, layout, origin, update, noise)
-    metrics = MetricRecord({"num-examples": 1})
-    return Message(RecordDict({key: private, METRICS_KEY: metrics}), reply_to=message)
-
-
-def privatize_arrays(
-    model: ArrayRecord,
-    layout: VectorLayout,
-    origin: NDArray[np.float64],
-    update: NDArray[np.float64],
-    noise: ClientNoise,
-) -> ArrayRecord:
-    """Return the model plus the private update, in the model's dtypes; see `client_noise_mod`.
-
-    Rounding to the model's dtypes comes after the noise, so it costs no privacy.
-
-    Args:
-        model: As the server sent it; its integer and boolean arrays are returned unchanged.
-        layout: Of the model.
-        origin: The model, flat.
-        update: Flat; not finite counts as zero.
-        noise: Scheme, scale and bound.
-
-    Raises:
-        ValueError: If the scheme is unknown or its numbers are out of range.
-    """
-    scheme = client_scheme(
-        noise.scheme,
-        noise_multiplier=noise.noise_multiplier,
-        clipping_norm=noise.clipping_norm,
-    )
-    sent = origin + scheme.privatize(update, SecureRandom())
-    return layout.merge(layout.unflatten(sent), model)
+    # Rounding to the model's dtypes comes after the noise, so it costs no privacy.
+    private = layout.unflatten(origin + scheme.privatize(update, SecureRandom()))
+    sent, metrics = layout.merge(private, model), MetricRecord({"num-examples": 1})
+    return Message(RecordDict({key: sent, METRICS_KEY: metrics}), reply_to=message)
 
 
 def _noise_of(message: Message) -> ClientNoise | None:

@@ -202,9 +202,11 @@ def test_what_would_leave_without_noise_is_refused_before_training(node, told, f
 
 
 @pytest.mark.parametrize("wrong", [noise("none"), noise(multiplier=0.0), noise(norm=float("inf"))])
-def test_noise_that_is_none_is_an_error_and_not_a_plain_reply(node, told, wrong):
-    app = numpy_client_app(lambda context: told(1.0))
+def test_noise_that_is_none_is_an_error_before_training(node, told, wrong):
+    client = told(1.0)
+    app = numpy_client_app(lambda context: client)
     assert node(app).train(MODEL, instruction(wrong)).error.reason == "ValueError"
+    assert client.calls == 0
 
 
 def test_an_app_that_has_the_mod_built_in_does_not_take_it_twice(told):
@@ -264,6 +266,23 @@ def test_the_noise_of_a_foreign_app_has_the_right_scale(node, read):
     draws = read(reply)[0]["w"] - 2.0 / np.sqrt(SIZE)  # its update, clipped to 2
     assert stats.kstest(draws, stats.norm.cdf).pvalue > ALARM
     assert stats.kstest(draws / 1.1, stats.norm.cdf).pvalue < ALARM
+
+
+def in_place(message):
+    model = message.content["model"]
+    for name, array in model.items():
+        changed = Array(np.asarray(array.numpy() + array.numpy().dtype.type(1)))
+        array.data = changed.data
+        model[name] = changed
+    return Message(message.content, reply_to=message)
+
+
+def test_a_foreign_app_that_trains_inside_the_message_gives_nothing_away(node, read):
+    reply = node(foreign_app(in_place)).train(MODEL, instruction(noise(multiplier=1e-5)))
+    arrays, _ = read(reply)
+    assert arrays["seen"] == 7
+    np.testing.assert_allclose(arrays["w"], MODEL["w"] + 1, atol=2e-4)
+    assert list(reply.content) == ["model", "metrics"]
 
 
 @pytest.mark.parametrize("answer", [raising, erring, two_records])
