@@ -25,6 +25,8 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvgM, Strategy
 from numpy.typing import NDArray
 
+from fl_dp.updates import values_of
+
 from .optimizer_state import NotPlain, fingerprint, is_function, pack, unpack
 
 _FLOWER_LOG = logging.getLogger("flwr")
@@ -93,7 +95,7 @@ class ServerOptimizer:
 
         Args:
             server_round: The round's number, from 1; a resumed training goes on counting.
-            arrays: The released model, in dtypes of its own. The strategy gets half precision as
+            arrays: The released model, floating-point. The strategy gets half precision as
                 float32.
             config: The train config; the strategy may write into it, as in Flower.
             roster: The nodes that the strategy is shown.
@@ -175,7 +177,8 @@ class ServerOptimizer:
 
         These are the attributes that changed since construction, or what the strategy's own
         `state_dict()` returns if it has one (and `load_state_dict(state)`). Settings such as a
-        learning rate are not saved: they come from the strategy that `restore` meets.
+        learning rate are not saved: they come from the strategy that `restore` meets. A change
+        inside an object that Python can't serialize (a lock, a connection) is not seen.
 
         Returns:
             Copies, as named contiguous arrays for `safetensors.numpy.save_file` or `np.savez`.
@@ -220,7 +223,11 @@ class ServerOptimizer:
         if self.last_round is not None:
             raise ValueError("this server optimizer was used already: restore into a new one")
         saved = unpack(state)
-        if not isinstance(saved, dict) or not {"strategy", "round", "config"} <= saved.keys():
+        if not (
+            isinstance(saved, dict)
+            and {"strategy", "round", "config"} <= saved.keys()
+            and ("state_dict" in saved or "attributes" in saved)
+        ):
             raise ValueError("this is not the state of a server optimizer")
         if saved["strategy"] != self._name:
             raise ValueError(
@@ -284,14 +291,17 @@ def _fingerprints(strategy: Strategy) -> dict[str, str]:
 def _computable(arrays: ArrayRecord) -> ArrayRecord:
     """Return the arrays with half precision as float32.
 
-    Squares of small updates vanish in float16: FedAdam would divide by `tau` alone.
+    NumPy can't compute with bfloat16, and in float16 the squares of small updates vanish: FedAdam
+    would divide by `tau` alone.
     """
-    return ArrayRecord(
-        {
-            name: Array(array.numpy().astype(np.float32)) if array.dtype == "float16" else array
-            for name, array in arrays.items()
-        }
-    )
+    return ArrayRecord({name: _single(array) for name, array in arrays.items()})
+
+
+def _single(array: Array) -> Array:
+    values = values_of(array)
+    if array.dtype not in ("float16", "bfloat16") and values.dtype.name == array.dtype:
+        return array
+    return Array(np.asarray(values, np.promote_types(values.dtype, np.float32)))
 
 
 class _StandInGrid(Grid):

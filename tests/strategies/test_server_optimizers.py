@@ -33,6 +33,7 @@ from fl_dp.config import compose_settings
 from fl_dp.server_optimizers import make_server_optimizer
 from fl_dp.settings import SERVER_OPTIMIZERS, ServerOptimizerSettings
 from fl_dp.strategies import DPFedAvg
+from fl_dp.updates import ArrayForm, array_of
 
 MAKE: dict[str, Callable[[], Strategy]] = {
     "FedAvg": FedAvg,
@@ -174,6 +175,22 @@ def test_half_precision_is_computed_with_as_float32(name: str) -> None:
     rounded = {k: v.astype(np.float16) for k, v in private.items()}
     updated = step(ServerOptimizer(MAKE[name]()), 1, half, rounded)
     assert {v.dtype for v in updated.values()} == {np.dtype(np.float16)}
+
+
+@pytest.mark.parametrize("stored", [np.uint16, "V2"])
+@pytest.mark.parametrize("name", MAKE)
+def test_bfloat16_which_numpy_does_not_know_is_computed_with_as_float32(
+    name: str, stored: Any
+) -> None:
+    model, change = np.float32([1.0, -2.5]), np.float32([0.125, 0.5])
+    form = ArrayForm(shape=(2,), declared="bfloat16", stored=np.dtype(stored), bfloat16=True)
+    results = []
+    for arrays in (ArrayRecord({"w": array_of(model, form)}), record(w=model)):
+        optimizer = ServerOptimizer(MAKE[name]())
+        instruction = optimizer.instruct(1, arrays, ConfigRecord(), ROSTER)
+        results.append(numpy_of(optimizer.step(1, record(w=model + change), instruction)))
+        optimizer.state()
+    assert_same(*results)
 
 
 def test_fedavgm_steps_from_the_model_that_the_clients_got() -> None:
@@ -603,6 +620,12 @@ def test_plain_values_survive_a_file(value: Any, kind: str, tmp_path: Path) -> N
 def test_what_is_not_plain_is_refused_with_its_place(value: Any) -> None:
     with pytest.raises(NotPlain, match="'here"):
         pack({"here": value})
+
+
+def test_the_state_of_something_else_is_refused() -> None:
+    for other in ({"strategy": "FedAvg", "round": 1, "config": {}}, [1], None):
+        with pytest.raises(ValueError, match="not the state of a server optimizer"):
+            ServerOptimizer(FedAvg()).restore(pack(other))
 
 
 @pytest.mark.parametrize("arrays", [{}, {"structure": np.arange(3, dtype=np.uint8)}])
