@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import numpy as np
 from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
-from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.mechanisms.checks import require_positive
@@ -113,7 +112,7 @@ def sum_of_units(
         if not math.isfinite(norm):
             logger.warning("the update of unit %d is not finite and contributes zero", unit)
             continue
-        scalars += _encoded(bundle, bundle.scalar_values(norm, measured))
+        scalars += bundle.scalar_steps(bundle.scalar_values(norm, measured))
         utilities[place] = utility
     metrics = {SCALARS_METRIC: scalars.tolist()}
     if instruction.utility is not None:
@@ -164,11 +163,3 @@ def _chosen(instruction: RoundInstruction, hosted: int) -> tuple[int, ...]:
 
 def _utility(trained: TrainedUnit, instruction: RoundInstruction) -> float:
     return math.nan if instruction.utility is None else trained.utility(instruction.utility)
-
-
-def _encoded(bundle: GaussianBundle, values: list[float]) -> NDArray[np.float64]:
-    """Return scalars in grid steps, each bounded by itself: together they'd share one bound."""
-    mechanism = bundle.scalar
-    if mechanism is None:
-        return np.zeros(0)
-    return np.array([float(mechanism.encode(value)) for value in values])
