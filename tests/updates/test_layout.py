@@ -1,0 +1,166 @@
+"""From a model to one flat vector and back, whatever the model's dtypes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from fl_dp.strategies.server_optimizer import ServerOptimizer
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from flwr.serverapp.strategy import FedAdam, FedAvg
+from local_grid import LocalGrid
+
+from fl_dp.updates import RefusedUpdate, VectorLayout, only_array_record, values_of
+from fl_dp.updates.arrays import narrowed
+
+
+def bfloat16(values: Any) -> Array:
+    """Return what `Array` makes of an `ml_dtypes` array, in the form that NumPy reads it again."""
+    bits = narrowed(np.asarray(values, np.float32))
+    return Array("bfloat16", bits.shape, "numpy.ndarray", Array(bits.view("V2")).data)
+
+
+def model() -> ArrayRecord:
+    rng = np.random.default_rng(0)
+    return ArrayRecord(
+        {
+            "half": Array(rng.normal(size=(2, 3)).astype(np.float16)),
+            "count": Array(np.array([3, 4])),
+            "brain": bfloat16(rng.normal(size=(3, 2))),
+            "scalar": Array(np.array(0.5, np.float32)),
+            "empty": Array(np.zeros((0, 5), np.float64)),
+            "mask": Array(np.array([True])),
+            "long": Array(rng.normal(size=4).astype(np.longdouble)),
+            "double": Array(np.asfortranarray(rng.normal(size=(2, 2)))),
+        }
+    )
+
+
+def test_the_vector_has_every_floating_point_array_in_order() -> None:
+    arrays = model()
+    layout = VectorLayout.of(arrays)
+    assert [spec.name for spec in layout.released] == [
+        "half", "brain", "scalar", "empty", "long", "double",
+    ]  # fmt: skip
+    assert layout.kept == {"count", "mask"}
+    assert layout.size == 6 + 6 + 1 + 0 + 4 + 4
+    vector = layout.flatten(arrays)
+    assert vector.dtype == np.float64
+    for spec in layout.released:
+        np.testing.assert_array_equal(
+            vector[spec.start : spec.stop], values_of(arrays[spec.name]).reshape(-1)
+        )
+
+
+def test_a_model_of_nothing_but_empty_arrays_has_no_coordinates() -> None:
+    layout = VectorLayout.of(ArrayRecord({"w": Array(np.zeros((0, 3), np.float32))}))
+    assert layout.size == 0
+    assert layout.unflatten(np.zeros(0))["w"].shape == (0, 3)
+
+
+def test_the_merged_model_has_the_forms_of_the_old_one() -> None:
+    arrays = model()
+    layout = VectorLayout.of(arrays)
+    vector = layout.flatten(arrays)
+    merged = layout.merge(layout.unflatten(vector + 1), arrays)
+    assert list(merged) == list(arrays)
+    for name, array in arrays.items():
+        new = merged[name]
+        assert (new.dtype, new.shape, new.stype) == (array.dtype, array.shape, array.stype)
+        assert new.numpy().dtype == array.numpy().dtype
+    np.testing.assert_array_equal(merged["count"].numpy(), [3, 4])
+    np.testing.assert_allclose(layout.flatten(merged), vector + 1, rtol=2**-8)
+    assert VectorLayout.of(merged) == layout
+
+
+def test_float64_results_of_a_server_optimizer_are_written_in_the_models_forms() -> None:
+    arrays = model()
+    layout = VectorLayout.of(arrays)
+    wide = layout.in_float64().unflatten(layout.flatten(arrays))
+    assert {array.dtype for array in wide.values()} == {"float64"}
+    merged = layout.merge(wide, arrays)
+    assert [array.dtype for array in merged.values()] == [a.dtype for a in arrays.values()]
+    np.testing.assert_array_equal(layout.flatten(merged), layout.flatten(arrays))
+
+
+@pytest.mark.parametrize("strategy", [FedAvg, FedAdam])
+def test_a_server_optimizer_steps_a_model_with_bfloat16(strategy: Any) -> None:
+    arrays = ArrayRecord({"w": bfloat16([1.0, 2.0]), "b": Array(np.zeros(1, np.float32))})
+    layout = VectorLayout.of(arrays)
+    released = layout.only_released(arrays)
+    vector = layout.flatten(released)
+    LocalGrid(lambda message, partition: None, 2)  # messages need the identity of a task
+    optimizer = ServerOptimizer(strategy())
+    instruction = optimizer.instruct(1, released, ConfigRecord(), [1, 2])
+    stepped = optimizer.step(1, layout.unflatten(vector + 0.25), instruction)
+    new = layout.merge(stepped, arrays)
+    assert (new["w"].dtype, new["w"].numpy().dtype) == ("bfloat16", np.dtype("V2"))
+    assert (layout.flatten(new) > vector).all()
+
+
+def test_a_client_may_send_float32_for_bfloat16_and_not_the_reverse() -> None:
+    arrays = ArrayRecord({"w": bfloat16([1.0, 2.0])})
+    layout = VectorLayout.of(arrays)
+    single = ArrayRecord({"w": Array(np.array([1.0, 2.0], np.float32))})
+    np.testing.assert_array_equal(layout.flatten(single), [1.0, 2.0])
+    with pytest.raises(RefusedUpdate, match="not float32"):
+        VectorLayout.of(single).flatten(arrays)
+
+
+def changed(**arrays: Array) -> ArrayRecord:
+    return ArrayRecord(dict(model()) | arrays)
+
+
+REFUSED = {
+    "foreign name": changed(other=Array(np.zeros(1))),
+    "missing": ArrayRecord({name: array for name, array in model().items() if name != "half"}),
+    "wider": changed(half=Array(np.zeros((2, 3), np.float32))),
+    "narrower": changed(double=Array(np.zeros((2, 2), np.float32))),
+    "transposed": changed(half=Array(np.zeros((3, 2), np.float16))),
+    "scalar as a vector": changed(scalar=Array(np.zeros(1, np.float32))),
+    "empty the other way": changed(empty=Array(np.zeros((5, 0)))),
+    "integers for bfloat16": changed(brain=Array(np.zeros((3, 2), np.uint16))),
+    "float16 for bfloat16": changed(brain=Array(np.zeros((3, 2), np.float16))),
+    "complex": changed(double=Array(np.zeros((2, 2), complex))),
+    "byte order": changed(double=Array(np.zeros((2, 2), ">f8"))),
+    "torn": changed(scalar=Array("float32", (), "numpy.ndarray", b"\x93NUMPY")),
+}
+
+
+@pytest.mark.parametrize("kind", REFUSED)
+def test_an_update_of_another_form_is_refused(kind: str) -> None:
+    with pytest.raises(RefusedUpdate):
+        VectorLayout.of(model()).flatten(REFUSED[kind])
+
+
+def test_what_a_client_sends_for_a_kept_array_is_not_even_read() -> None:
+    arrays = model()
+    layout = VectorLayout.of(arrays)
+    torn = changed(count=Array("int64", (2,), "numpy.ndarray", b"junk"))
+    np.testing.assert_array_equal(layout.flatten(torn), layout.flatten(arrays))
+
+
+@pytest.mark.parametrize(
+    ("array", "text"),
+    [
+        (Array(np.zeros(1, complex)), "complex"),
+        (Array(np.array(["text"])), "only floating-point"),
+        (Array("float32", (1,), "numpy.ndarray", b"junk"), "can't be read"),
+    ],
+)
+def test_a_model_that_can_not_be_trained_is_an_error(array: Array, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        VectorLayout.of(ArrayRecord({"w": array}))
+
+
+def test_a_model_of_integers_alone_is_an_error() -> None:
+    with pytest.raises(ValueError, match="no floating-point array"):
+        VectorLayout.of(ArrayRecord({"n": Array(np.arange(3))}))
+
+
+def test_a_reply_has_exactly_one_array_record() -> None:
+    assert only_array_record(RecordDict({"a": model()})).keys() == model().keys()
+    for content in (RecordDict(), RecordDict({"a": model(), "b": model()})):
+        with pytest.raises(RefusedUpdate, match="exactly one"):
+            only_array_record(content)
