@@ -81,7 +81,6 @@ class ServerOptimizer:
         self._restored_round: int | None = None
         # What the strategy wrote into the train config, for strategies that decay a value there.
         self._config: dict[str, Any] = {}
-        self._config_is_due = False
         self._constructed = _fingerprints(strategy)
         self._kept_alive = dict(vars(strategy))  # a fingerprint may be an identity
         metrics = vars(strategy).get("train_metrics_aggr_fn")
@@ -97,7 +96,8 @@ class ServerOptimizer:
             server_round: The round's number, from 1; a resumed training goes on counting.
             arrays: The released model, floating-point. The strategy gets half precision as
                 float32.
-            config: The train config; the strategy may write into it, as in Flower.
+            config: The train config; what the strategy writes into it stands there again in the
+                next round, as in Flower, even if that round begins with a fresh one.
             roster: The nodes that the strategy is shown.
 
         Raises:
@@ -109,9 +109,7 @@ class ServerOptimizer:
                 f"round {server_round} was done before this state was saved: continue with round "
                 f"{self._restored_round + 1}"
             )
-        if self._config_is_due:
-            config.update(self._config)
-            self._config_is_due = False
+        config.update(self._config)
         before = dict(config)
         model = _computable(arrays)
         grid = _StandInGrid(roster, self._least_nodes())
@@ -243,7 +241,6 @@ class ServerOptimizer:
             vars(self.strategy).update(saved["attributes"])
         self.last_round = self._restored_round = saved["round"]
         self._config = saved["config"]
-        self._config_is_due = True
 
     @property
     def _name(self) -> str:

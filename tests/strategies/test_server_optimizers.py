@@ -435,13 +435,17 @@ def test_a_setting_that_training_changed_is_saved() -> None:
     assert inner.server_learning_rate == 0.25
 
 
-def test_what_the_strategy_writes_into_the_config_lasts_over_a_stop() -> None:
+@pytest.mark.parametrize("fresh", [False, True])
+def test_what_the_strategy_writes_into_the_config_lasts_over_rounds_and_a_stop(
+    fresh: bool,
+) -> None:
     class DecayingAtClients(FedAvg):
         def configure_train(self, number: int, arrays: Any, config: Any, grid: Any) -> Any:
             config["lr"] *= 0.5
             return super().configure_train(number, arrays, config, grid)
 
     def sent(optimizer: ServerOptimizer, number: int, config: ConfigRecord) -> Any:
+        config = ConfigRecord({"lr": 1.0}) if fresh else config
         instruction = optimizer.instruct(number, record(w=np.zeros(1)), config, ROSTER)
         optimizer.step(number, record(w=np.zeros(1)), instruction)
         return instruction["config"]["lr"]
