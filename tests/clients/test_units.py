@@ -15,6 +15,7 @@ from scipy import stats
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.clients.units import sum_of_units
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
+from fl_dp.updates import ClippedSum, VectorLayout, only_array_record
 from fl_dp.updates.instruction import SCALARS_METRIC, UTILITY_METRIC, RoundInstruction
 
 SECRET = "patient 4711 has condition X"
@@ -86,6 +87,34 @@ def test_the_sum_travels_as_float64_in_the_shapes_of_the_released_arrays(node, r
         "w": (np.float64, (3,)),
         "b": (np.float64, ()),
     }
+
+
+@pytest.mark.parametrize("norms", [(NORM,), (0.3, 0.2)])
+@pytest.mark.parametrize("cap", [None, 20.0])
+def test_the_server_gets_the_sum_that_it_would_have_made_of_single_units(node, told, norms, cap):
+    # The same huge update eight times is as long as eight units can get.
+    updates = [100.0] * 8 if cap is None else [0.1, 100.0, -0.7, 0.0, 1e9, 0.2, 0.3, -1e-6]
+    clients = [told(update, num_examples=7) for update in updates]
+    asked = instruction(units=tuple(range(8)), bundle=bundle(norms=norms), weight_cap=cap)
+    model = ArrayRecord({name: Array(values) for name, values in MODEL.items()})
+    layout = VectorLayout.of(model)
+    single, whole = (
+        ClippedSum(
+            layout,
+            layout.flatten(model),
+            grid=asked.bundle.updates.grid,
+            clipping_norms=norms,
+        )
+        for _ in range(2)
+    )
+    for client in clients:
+        app = numpy_client_app(lambda context, client=client: client)
+        reply = node(app).train(MODEL, RoundInstruction(server_round=1, weight_cap=cap))
+        single.add(only_array_record(reply.content))
+    reply = node(app_of(clients)).train(MODEL, asked)
+    whole.add_steps(only_array_record(reply.content), max_units=8)
+    np.testing.assert_array_equal(whole.total, single.total)
+    assert whole.total.any()
 
 
 def test_only_the_units_that_are_named_take_part(sums, told):
@@ -299,12 +328,12 @@ def test_a_contradiction_is_an_error_before_any_training(node, told, fields):
 
 def test_how_many_units_take_part_is_binomial(told):
     # A right coin fails a test once in 1e6 runs; one that is 10 % off must fail.
-    rounds, hosted = 2500, 8
+    rounds, hosted = 1000, 20
     clients = [told() for _ in range(hosted)]
     units = NodeUnits(client_fn=lambda _, unit: clients[unit], count=lambda *_: hosted)
     model = ArrayRecord({"w": Array(np.zeros(1))})
     context = Context(1, 1, {}, RecordDict(), {})
-    asked, before = instruction(units=None, sampling_rate=0.3), 0
+    asked, before = instruction(units=None, sampling_rate=0.3, max_units=hosted), 0
     counts = np.zeros(hosted + 1, dtype=np.int64)
     for _ in range(rounds):
         sum_of_units(asked, model, {}, context, units)
