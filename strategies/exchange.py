@@ -7,15 +7,18 @@ reply is handed over as it comes.
 
 from __future__ import annotations
 
+import os
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 _SIMULATION_WINDOW = 32
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.005, 0.25
+_BATCH = 32
+_SHORTEST_PAUSE, _LONGEST_PAUSE, _BACKOFF = 0.005, 0.25, 1.25
 
 
 class RosterIncomplete(RuntimeError):
@@ -23,8 +26,15 @@ class RosterIncomplete(RuntimeError):
 
 
 def default_window(grid: Grid) -> int | None:
-    """Return the window that suits a grid: small in a simulation, none for real nodes."""
-    return _SIMULATION_WINDOW if type(grid).__name__ == "InMemoryGrid" else None
+    """Return the window that suits a grid: small in a simulation, none for real nodes.
+
+    Ten times a second Flower's simulation engine looks at every waiting message for every node: a
+    larger window costs it time, a smaller one leaves workers without work in between.
+    """
+    if type(grid).__name__ != "InMemoryGrid":
+        return None
+    # The engine's workers are threads of Python's default pool; each has a message in reserve.
+    return max(_SIMULATION_WINDOW, 2 * min(32, (os.cpu_count() or 1) + 4))
 
 
 def exchange(
@@ -32,32 +42,70 @@ def exchange(
 ) -> Iterator[Message]:
     """Send `messages` and yield each one's reply as it arrives, at most one a message.
 
+    A reply belongs to the message it names; who sent it does not count, as Flower itself answers
+    for a node that is gone. Error replies are yielded like any other. No reply is kept once it is
+    yielded, and at most 32 lie here before that. What a grid raises is raised on: Flower's own
+    repeat whatever may pass, for as long as it takes.
+
     Args:
         grid: Flower's grid.
-        messages: What to send.
+        messages: What to send, taken from the iterable when it is their turn. Each carries its own
+            time to live; one that ends with `timeout` keeps slow nodes from working for nothing.
         window: How many may be under way at once; None sends all of them at the start.
         timeout: Seconds until what is still missing is given up, silently: a late reply is
             never looked at.
     """
     deadline = time.monotonic() + timeout
-    waiting = deque(messages)
+    unsent = iter(messages)
     under_way: set[str] = set()
     pause = _SHORTEST_PAUSE
-    while (waiting or under_way) and time.monotonic() < deadline:
-        room = len(waiting) if window is None else window - len(under_way)
-        if room and waiting:
-            batch = [waiting.popleft() for _ in range(min(room, len(waiting)))]
-            # A message that could not be stored has no id: its client is missing.
-            under_way.update(sent for sent in grid.push_messages(batch) if sent)
-        arrived = False
-        for reply in grid.pull_messages(under_way):
-            if reply.metadata.reply_to_message_id in under_way:
-                under_way.discard(reply.metadata.reply_to_message_id)
-                arrived = True
-                yield reply
-        pause = _SHORTEST_PAUSE if arrived else min(2.0 * pause, _LONGEST_PAUSE)
-        if under_way and not arrived:
-            time.sleep(pause)
+    while time.monotonic() < deadline:
+        _top_up(grid, unsent, under_way, window)
+        if not under_way:
+            return
+        idle = True
+        # In batches: a grid reads all the replies that it is asked for into memory.
+        for asked in _batches(list(under_way)):
+            if time.monotonic() >= deadline:
+                return
+            replies = deque(
+                reply
+                for reply in grid.pull_messages(asked)
+                if _was_under_way(reply.metadata.reply_to_message_id, under_way)
+            )
+            if replies:
+                idle = False
+                # The next are sent before these are handed over: no node waits for our arithmetic.
+                _top_up(grid, unsent, under_way, window)
+            while replies:
+                yield replies.popleft()
+        if idle:
+            time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
+            pause = min(_BACKOFF * pause, _LONGEST_PAUSE)
+        else:
+            pause = _SHORTEST_PAUSE
+
+
+def _top_up(grid: Grid, unsent: Iterator[Message], under_way: set[str], window: int | None) -> None:
+    """Send until the window is full or nothing is left."""
+    while (room := _BATCH if window is None else min(_BATCH, window - len(under_way))) > 0:
+        batch = list(islice(unsent, room))
+        if not batch:
+            return
+        # A message that could not be stored has no id: its client is missing.
+        under_way.update(sent for sent in grid.push_messages(batch) if sent)
+
+
+def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    return (ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH))
+
+
+def _was_under_way(message_id: str, under_way: set[str]) -> bool:
+    """Return whether this message still waits for its reply, which it then no longer does."""
+    if message_id not in under_way:
+        return False
+    under_way.discard(message_id)
+    return True
 
 
 def wait_for_roster(grid: Grid, num_clients: int, *, timeout: float) -> Sequence[int]:

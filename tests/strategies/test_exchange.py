@@ -1,0 +1,355 @@
+"""Messages out, replies in: on a grid that answers by a script, at times of its own clock."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import sys
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from fl_dp.strategies.exchange import RosterIncomplete, default_window, exchange, wait_for_roster
+from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+Answer = Callable[[Message], Iterable[Message]]
+
+
+class Clock:
+    """Stands for `time`: it moves only when somebody sleeps."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self.pauses: list[float] = []
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds
+
+
+@dataclass
+class Due:
+    at: float
+    reply: Message
+
+
+class ScriptedGrid(Grid):
+    """Stores what is pushed, and hands out the replies of `answer` when their time has come."""
+
+    def __init__(self, clock: Clock, answer: Answer | None = None, *, delay: float = 0.0) -> None:
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+        self.clock = clock
+        self.answer = answer or (lambda message: [ok(message)])
+        self.delay = delay
+        self.refused: Callable[[Message], bool] = lambda message: False
+        self.leaves_out_refused = False
+        self.nodes: list[int] = []
+        self.pushed: list[Message] = []
+        self.asked: list[list[str]] = []
+        self.pushes: list[int] = []
+        self.most_waiting = 0
+        self.due: list[Due] = []
+        self._waiting: set[str] = set()
+        self._ids = itertools.count()
+
+    def set_run(self, run: Any) -> None: ...
+
+    @property
+    def run(self) -> Any:
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        return self.nodes
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        ids: list[Any] = []
+        for message in messages:
+            if self.refused(message):
+                ids += [] if self.leaves_out_refused else [None]
+                continue
+            message.metadata.__dict__["_message_id"] = f"m{next(self._ids)}"
+            self.pushed.append(message)
+            self._waiting.add(message.metadata.message_id)
+            self.due += [Due(self.clock.now + self.delay, each) for each in self.answer(message)]
+            ids.append(message.metadata.message_id)
+        self.pushes.append(len(ids))
+        self.most_waiting = max(self.most_waiting, len(self._waiting))
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        asked = list(message_ids)
+        self.asked.append(asked)
+        ready = [
+            each
+            for each in self.due
+            if each.at <= self.clock.now and each.reply.metadata.reply_to_message_id in asked
+        ]
+        self.due = [each for each in self.due if each not in ready]
+        self._waiting -= {each.reply.metadata.reply_to_message_id for each in ready}
+        return [each.reply for each in ready]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        raise AssertionError("slow, and it keeps every reply")
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(sys.modules[exchange.__module__], "time", clock)
+    return clock
+
+
+def instruction(node: int) -> Message:
+    return Message(
+        RecordDict({"config": ConfigRecord({"node": node})}),
+        dst_node_id=node,
+        message_type=MessageType.TRAIN,
+        ttl=60.0,
+    )
+
+
+def instructions(count: int) -> list[Message]:
+    return [instruction(node) for node in range(100, 100 + count)]
+
+
+def ok(message: Message) -> Message:
+    return Message(RecordDict(), reply_to=message)
+
+
+def failed(message: Message) -> Message:
+    return Message(Error(code=3, reason="Node Unavailable"), reply_to=message)
+
+
+def answered(replies: Iterable[Message]) -> list[str]:
+    return [reply.metadata.reply_to_message_id for reply in replies]
+
+
+def ids(messages: Sequence[Message]) -> list[str]:
+    return [message.metadata.message_id for message in messages]
+
+
+@pytest.mark.parametrize("window", [None, 1, 7, 32, 500])
+def test_each_message_gets_its_reply_once(clock: Clock, window: int | None) -> None:
+    grid = ScriptedGrid(clock)
+    seen = answered(exchange(grid, instructions(100), window=window, timeout=60.0))
+    assert sorted(seen) == sorted(ids(grid.pushed))
+    assert len(set(seen)) == 100
+
+
+@pytest.mark.parametrize("window", [1, 7, 32, 50])
+def test_no_more_than_the_window_is_under_way(clock: Clock, window: int) -> None:
+    grid = ScriptedGrid(clock, delay=0.03)
+    list(exchange(grid, instructions(100), window=window, timeout=60.0))
+    assert grid.most_waiting == window
+
+
+def test_real_nodes_get_their_messages_at_once_in_requests_of_a_bounded_size(clock: Clock) -> None:
+    grid = ScriptedGrid(clock, delay=1.0)
+    replies = exchange(grid, instructions(100), window=None, timeout=60.0)
+    next(replies)
+    assert sum(grid.pushes) == grid.most_waiting == 100
+    assert max(grid.pushes) == 32
+    replies.close()
+
+
+def test_a_message_is_taken_when_it_is_its_turn(clock: Clock) -> None:
+    grid, taken = ScriptedGrid(clock), []
+
+    def on_demand() -> Iterable[Message]:
+        for message in instructions(20):
+            taken.append(message)
+            yield message
+
+    replies = exchange(grid, on_demand(), window=4, timeout=60.0)
+    next(replies)
+    assert len(taken) == 8  # four answered, four more on their way before the first is handed over
+    assert len(list(replies)) == 19
+
+
+def test_no_messages_ask_nobody(clock: Clock) -> None:
+    grid = ScriptedGrid(clock)
+    assert list(exchange(grid, [], window=None, timeout=60.0)) == []
+    assert grid.asked == []
+
+
+def test_a_reply_belongs_to_the_message_it_names_whoever_sent_it(clock: Clock) -> None:
+    def from_the_superlink(message: Message) -> Iterable[Message]:
+        reply = failed(message)
+        reply.metadata.__dict__["_src_node_id"] = 1
+        return [reply]
+
+    grid = ScriptedGrid(clock, from_the_superlink)
+    replies = list(exchange(grid, instructions(3), window=None, timeout=60.0))
+    assert sorted(answered(replies)) == sorted(ids(grid.pushed))
+    assert all(reply.has_error() for reply in replies)
+    assert {reply.metadata.src_node_id for reply in replies} == {1}
+
+
+def test_a_second_reply_to_the_same_message_is_ignored(clock: Clock) -> None:
+    grid = ScriptedGrid(clock, lambda message: [ok(message), ok(message), failed(message)])
+    replies = list(exchange(grid, instructions(5), window=2, timeout=60.0))
+    assert len(replies) == 5
+    assert not any(reply.has_error() for reply in replies)
+
+
+def test_replies_to_messages_of_somebody_else_are_ignored(clock: Clock) -> None:
+    class Overflowing(ScriptedGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            stranger = instruction(7)
+            stranger.metadata.__dict__["_message_id"] = "older"
+            return [ok(stranger), *super().pull_messages(message_ids), ok(stranger)]
+
+    grid = Overflowing(clock)
+    seen = answered(exchange(grid, instructions(4), window=None, timeout=60.0))
+    assert sorted(seen) == sorted(ids(grid.pushed))
+
+
+@pytest.mark.parametrize("window", [None, 2])
+@pytest.mark.parametrize("leaves_out", [False, True])
+def test_a_message_that_could_not_be_stored_is_a_missing_client(
+    clock: Clock, window: int | None, leaves_out: bool
+) -> None:
+    # Flower's HTTP grid says None in its place, the one in memory leaves it out.
+    grid = ScriptedGrid(clock)
+    grid.refused = lambda message: message.metadata.dst_node_id % 3 == 0
+    grid.leaves_out_refused = leaves_out
+    seen = answered(exchange(grid, instructions(30), window=window, timeout=60.0))
+    assert sorted(seen) == sorted(ids(grid.pushed))
+    assert len(seen) == 20
+    assert clock.now < 1.0
+
+
+def test_when_nothing_could_be_stored_nothing_is_waited_for(clock: Clock) -> None:
+    grid = ScriptedGrid(clock)
+    grid.refused = lambda message: True
+    assert list(exchange(grid, instructions(30), window=4, timeout=60.0)) == []
+    assert clock.now == 0.0
+
+
+def test_after_the_timeout_what_is_missing_is_given_up_and_never_looked_at(clock: Clock) -> None:
+    def slow_for_odd_nodes(message: Message) -> Iterable[Message]:
+        return [ok(message)] if message.metadata.dst_node_id % 2 == 0 else []
+
+    grid = ScriptedGrid(clock, slow_for_odd_nodes)
+    assert len(list(exchange(grid, instructions(10), window=None, timeout=5.0))) == 5
+    assert clock.now == pytest.approx(5.0)
+    late = [message for message in grid.pushed if message.metadata.dst_node_id % 2]
+    grid.due += [Due(clock.now, ok(message)) for message in late]
+    asked_before = len(grid.asked)
+    seen = answered(exchange(grid, instructions(2), window=None, timeout=5.0))
+    assert not set(seen) & set(ids(late))
+    assert not {each for asked in grid.asked[asked_before:] for each in asked} & set(ids(late))
+
+
+def test_after_the_timeout_nobody_is_asked_any_more(clock: Clock) -> None:
+    grid = ScriptedGrid(clock, lambda message: [])
+    assert list(exchange(grid, instructions(10), window=4, timeout=5.0)) == []
+    assert len(grid.pushed) == 4
+
+
+def test_a_slow_reader_does_not_extend_the_timeout(clock: Clock) -> None:
+    grid = ScriptedGrid(clock)
+    seen = []
+    for reply in exchange(grid, instructions(100), window=4, timeout=5.0):
+        seen.append(reply)
+        clock.sleep(1.0)
+    # The last four had come before the time was over; the next were sent, and not looked at.
+    assert len(seen) == 8
+    assert len(grid.pushed) == 12
+
+
+def test_pauses_are_short_while_replies_come_and_at_most_a_quarter_of_a_second(
+    clock: Clock,
+) -> None:
+    grid = ScriptedGrid(clock, delay=20.0)
+    list(exchange(grid, instructions(2), window=1, timeout=60.0))
+    assert clock.pauses[0] <= 0.01
+    assert max(clock.pauses) == 0.25
+    again = clock.pauses.index(clock.pauses[0], 1)
+    assert clock.pauses[again - 1] == 0.25  # back to short ones after the first reply
+
+
+def test_a_pause_is_never_much_longer_than_the_waiting_so_far(clock: Clock) -> None:
+    list(exchange(ScriptedGrid(clock, delay=1.0), instructions(1), window=None, timeout=60.0))
+    waited = list(itertools.accumulate(clock.pauses))
+    assert all(
+        pause <= 0.01 + 0.3 * before
+        for before, pause in zip([0.0, *waited], clock.pauses, strict=False)
+    )
+
+
+def test_what_a_grid_raises_is_raised_on(clock: Clock) -> None:
+    class Broken(ScriptedGrid):
+        def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+            raise ConnectionResetError("gone")
+
+    with pytest.raises(ConnectionResetError, match="gone"):
+        list(exchange(Broken(clock), instructions(2), window=None, timeout=60.0))
+
+
+def test_whoever_stops_reading_leaves_the_grid_usable(clock: Clock) -> None:
+    grid = ScriptedGrid(clock, delay=0.1)
+    replies = exchange(grid, instructions(20), window=5, timeout=60.0)
+    next(replies)
+    replies.close()
+    pushed = len(grid.pushed)
+    seen = answered(exchange(grid, instructions(3), window=5, timeout=60.0))
+    assert sorted(seen) == sorted(ids(grid.pushed[pushed:]))
+
+
+def test_a_reply_is_not_kept_once_it_is_handed_over(clock: Clock) -> None:
+    grid = ScriptedGrid(clock)
+    alive: list[weakref.ref[Message]] = []
+    most = 0
+    for reply in exchange(grid, instructions(200), window=None, timeout=60.0):
+        alive.append(weakref.ref(reply))
+        del reply
+        gc.collect(0)
+        most = max(most, sum(one() is not None for one in alive))
+    assert len(alive) == 200
+    assert most <= 1
+
+
+def test_at_most_a_batch_of_replies_is_read_into_memory_at_once(clock: Clock) -> None:
+    grid = ScriptedGrid(clock)
+    list(exchange(grid, instructions(200), window=None, timeout=60.0))
+    assert max(len(asked) for asked in grid.asked) == 32
+
+
+def test_slow_nodes_at_the_front_do_not_hold_up_those_behind(clock: Clock) -> None:
+    def first_forty_never(message: Message) -> Iterable[Message]:
+        return [ok(message)] if message.metadata.dst_node_id >= 140 else []
+
+    grid = ScriptedGrid(clock, first_forty_never)
+    replies = exchange(grid, instructions(100), window=None, timeout=60.0)
+    assert len([next(replies) for _ in range(60)]) == 60
+    assert clock.now == 0.0
+
+
+def test_the_window_is_bounded_in_a_simulation_and_not_on_real_nodes(clock: Clock) -> None:
+    class InMemoryGrid(ScriptedGrid): ...
+
+    window = default_window(InMemoryGrid(clock))
+    assert window is not None and 16 <= window <= 64
+    assert default_window(ScriptedGrid(clock)) is None
+
+
+def test_the_roster_is_waited_for(clock: Clock) -> None:
+    grid = ScriptedGrid(clock)
+    grid.nodes = [103, 101]
+    with pytest.raises(RosterIncomplete, match="declares 3 clients, but 2 nodes are connected"):
+        wait_for_roster(grid, 3, timeout=2.0)
+    grid.nodes = [103, 101, 102, 104]
+    assert wait_for_roster(grid, 3, timeout=2.0) == [101, 102, 103, 104]
