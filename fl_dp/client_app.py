@@ -87,7 +87,7 @@ class TaskClient(NumPyClient):
         return settings, parts[part] if part < len(parts) else None
 
     def _part(self, settings: Settings) -> int:
-        return self.node * getattr(settings.simulation, "units_per_node", 1) + self.unit
+        return self.node * settings.simulation.units_per_node + self.unit
 
 
 def client_fn(context: Context) -> NumPyClient:
@@ -115,7 +115,7 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
         ValueError: If the node has no `partition-id` in its configuration.
     """
     settings = _settings(config)
-    per_node = getattr(settings.simulation, "units_per_node", 1)
+    per_node = settings.simulation.units_per_node
     before = _node_of(context) * per_node
     return min(per_node, max(settings.task.num_clients - before, 0))
 
@@ -128,9 +128,7 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
     """
     settings = _settings(config)
     dataset = dataset_of(settings)
-    rows = parts_of(settings)[
-        _node_of(context) * getattr(settings.simulation, "units_per_node", 1) + unit
-    ]
+    rows = parts_of(settings)[_node_of(context) * settings.simulation.units_per_node + unit]
     if name == "labels":
         return dataset.labels(rows)
     if name == "examples":

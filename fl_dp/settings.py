@@ -21,6 +21,12 @@ PARTITIONS = ("iid", "dirichlet", "shards")
 MODELS = ("logistic", "mlp", "cnn")
 SERVER_OPTIMIZERS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad")
 SCHEDULES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom")
+MODES = ("central", "local", "none")
+CLIENT_SCHEMES = ("gaussian", "laplace", "exponential")
+UNITS = ("client", "example")
+CLIPPINGS = ("fixed", "adaptive", "per_layer")
+SELECTIONS = ("poisson", "truncated_poisson", "fixed", "exponential", "dp_utility", "public")
+COINS = ("server", "nodes")
 RELATIONS = ("zero-out", "add-or-remove-one", "replace-one")
 
 
@@ -32,6 +38,18 @@ def _positive(key: str, value: float) -> None:
 def _at_least(key: str, value: int, least: int) -> None:
     if value < least:
         raise ValueError(f"{key} must be at least {least}, got {value}")
+
+
+def _fraction(key: str, value: float, meaning: str) -> None:
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"{key} must lie in (0, 1], got {value}: {meaning}")
+
+
+def _range(key: str, values: list[float] | None) -> None:
+    if values is None:
+        return
+    if len(values) != 2 or not all(map(math.isfinite, values)) or not values[0] < values[1]:
+        raise ValueError(f"{key} must be two numbers, the lower first, like [0, 5], got {values}")
 
 
 def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
@@ -90,7 +108,10 @@ class PrivacySettings:
     """Who adds the noise, and how much may leak.
 
     Attributes:
-        mode: `central`: the server clips, sums and adds the noise.
+        mode: `central`: the server clips, sums and adds the noise. `local`: each client clips and
+            adds noise itself, and trusts nobody. `none`: nothing is private, for comparison.
+        scheme: The clients' noise in `local` mode: `gaussian`, `laplace` or `exponential`.
+        unit: `client`, or `example` (one record; needs `replace-one`).
         epsilon: The budget over the whole training; null only with a noise multiplier.
         delta: Null means `num_clients ** -1.1`.
         noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
@@ -102,6 +123,8 @@ class PrivacySettings:
     """
 
     mode: str = "central"
+    scheme: str = "gaussian"
+    unit: str = "client"
     epsilon: float | None = 8.0
     delta: float | None = None
     noise_multiplier: float | None = None
@@ -110,7 +133,9 @@ class PrivacySettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("privacy.mode", self.mode, ("central",))
+        _one_of("privacy.mode", self.mode, MODES)
+        _one_of("privacy.scheme", self.scheme, CLIENT_SCHEMES)
+        _one_of("privacy.unit", self.unit, UNITS)
         _one_of("privacy.neighboring_relation", self.neighboring_relation, RELATIONS)
         if self.insecure_seed is not None:
             _at_least("privacy.insecure_seed", self.insecure_seed, 0)
@@ -132,35 +157,151 @@ class ClippingSettings:
     """How an update is bounded.
 
     Attributes:
-        norm: L2 bound on one client's whole update.
+        name: `fixed`, `adaptive` (follows a quantile of the updates' norms) or `per_layer`.
+        norm: L2 bound on one client's whole update; under `adaptive`, in the first round.
+        norms: One bound a floating-point array, for `per_layer`; null shares `norm` evenly.
+        target_quantile: Share of updates that `adaptive` leaves unclipped, in (0, 1).
+        learning_rate: Largest change of the norm's logarithm in one round, for `adaptive`.
     """
 
+    name: str = "fixed"
     norm: float = 0.5
+    norms: list[float] | None = None
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
 
     def __post_init__(self) -> None:
-        """Check the value."""
+        """Check the values."""
+        _one_of("clipping.name", self.name, CLIPPINGS)
         _positive("clipping.norm", self.norm)
+        _positive("clipping.learning_rate", self.learning_rate)
+        if not 0.0 < self.target_quantile < 1.0:
+            raise ValueError(
+                f"clipping.target_quantile must lie in (0, 1), got {self.target_quantile}"
+            )
+        for norm in self.norms or ():
+            _positive("clipping.norms", norm)
+        if self.norms is not None and self.name != "per_layer":
+            raise ValueError("clipping.norms is for clipping=per_layer: leave it out")
+
+
+@dataclass(kw_only=True)
+class WeightSettings:
+    """How much a client counts.
+
+    Attributes:
+        cap: Examples that earn the full weight: a client weighs `min(examples / cap, 1)`. Null:
+            every client weighs 1.
+        total: Public sum of all clients' weights, which the denominator is made of; null takes the
+            number of clients. With `capped_denominator`, a lower bound on it.
+        capped_denominator: Divide by what the cohort really weighs, at least by its expected part
+            of `total`: no bias, for twice the noise.
+    """
+
+    cap: float | None = None
+    total: float | None = None
+    capped_denominator: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.cap is not None:
+            _positive("weights.cap", self.cap)
+        if self.total is not None:
+            _positive("weights.total", self.total)
+        if self.cap is None and (self.total is not None or self.capped_denominator):
+            raise ValueError(
+                "weights.total and weights.capped_denominator are about weights: give weights.cap, "
+                "the examples that earn the full weight"
+            )
+
+
+@dataclass(kw_only=True)
+class MetricsSettings:
+    """Clients' metrics that each round releases with the model, at no charge of their own.
+
+    Attributes:
+        loss: Range `[low, high]` to which each client's loss is clipped; null releases none.
+        accuracy: The same for its accuracy, usually `[0, 1]`.
+        noise_std: Noise on each sum of metrics, and of the bits of adaptive clipping, both scaled
+            to [-1/2, 1/2]; null chooses.
+    """
+
+    loss: list[float] | None = None
+    accuracy: list[float] | None = None
+    noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        _range("metrics.loss", self.loss)
+        _range("metrics.accuracy", self.accuracy)
+        if self.noise_std is not None:
+            _positive("metrics.noise_std", self.noise_std)
 
 
 @dataclass(kw_only=True)
 class SelectionSettings:
-    """Who takes part in a round.
+    """Who takes part in a round. docs/selection.md compares the rules.
 
     Attributes:
-        name: `poisson`: an independent secret coin for each client.
-        sampling_rate: Probability of each client in each round, in (0, 1].
+        name: `poisson`, `truncated_poisson`, `fixed`, `exponential`, `dp_utility` or `public`.
+        sampling_rate: Expected share of the clients in each round, in (0, 1].
+        max_cohort: Largest cohort of `truncated_poisson`; null leaves 4.5 standard deviations.
+        participation_cap: At most so many rounds for one client, where who takes part is seen
+            (`exponential`, `public`, or everybody); null charges every round.
+        coins: `server`, or `nodes`: each node flips the coins of its own units (`poisson` only).
+        epsilon: Bounded range of one draw of `exponential`.
+        utility: What `exponential` and `dp_utility` look at: `loss`, `examples`, `accuracy`; for
+            `exponential` also `update_norm` and `staleness`.
+        utility_high: Utilities are clipped to [0, this].
+        records_per_client: Public lower bound on a client's examples, for `exponential` with
+            `privacy.unit=example`.
+        largest_rate: Upper bound on a client's rate under `dp_utility`; null is twice
+            `sampling_rate`.
+        smallest_rate: Lower bound on it.
+        refresh_every: Rounds from one release of the noisy utilities to the next.
+        utility_noise: Noise on a utility, over half of its range.
+        sharpness: How much likelier a client becomes with its utility.
     """
 
     name: str = "poisson"
     sampling_rate: float = 0.25
+    max_cohort: int | None = None
+    participation_cap: int | None = None
+    coins: str = "server"
+    epsilon: float = 0.05
+    utility: str = "loss"
+    utility_high: float = 5.0
+    records_per_client: int | None = None
+    largest_rate: float | None = None
+    smallest_rate: float = 0.0
+    refresh_every: int = 20
+    utility_noise: float = 5.0
+    sharpness: float = 1.0
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("selection.name", self.name, ("poisson",))
-        if not 0.0 < self.sampling_rate <= 1.0:
+        _one_of("selection.name", self.name, SELECTIONS)
+        _one_of("selection.coins", self.coins, COINS)
+        _fraction(
+            "selection.sampling_rate",
+            self.sampling_rate,
+            "it is a probability, for example 0.1 for a tenth of the clients a round",
+        )
+        for key in ("max_cohort", "participation_cap", "records_per_client", "refresh_every"):
+            if getattr(self, key) is not None:
+                _at_least(f"selection.{key}", getattr(self, key), 1)
+        for key in ("epsilon", "utility_high", "utility_noise"):
+            _positive(f"selection.{key}", getattr(self, key))
+        if self.largest_rate is not None:
+            _fraction("selection.largest_rate", self.largest_rate, "it is a probability")
+        if not 0.0 <= self.smallest_rate <= 1.0:
             raise ValueError(
-                f"selection.sampling_rate must lie in (0, 1], got {self.sampling_rate}: it is a "
-                "probability, for example 0.1 for a tenth of the clients a round"
+                f"selection.smallest_rate must lie in [0, 1], got {self.smallest_rate}"
+            )
+        if self.coins == "nodes" and self.name != "poisson":
+            raise ValueError(
+                "selection.coins=nodes draws Poisson samples: use selection=poisson, "
+                f"not '{self.name}'"
             )
 
 
@@ -306,15 +447,19 @@ class SimulationSettings:
     Attributes:
         num_cpus: CPUs that Ray may use, one worker each; null means all of this machine.
         num_gpus: Share of a GPU for each worker; 0 trains on the CPU.
+        units_per_node: Clients that one virtual node hosts; it answers with the sum of their
+            clipped updates. More of them make large simulations much faster.
     """
 
     num_cpus: int | None = None
     num_gpus: float = 0.0
+    units_per_node: int = 1
 
     def __post_init__(self) -> None:
         """Check the values."""
         if self.num_cpus is not None:
             _at_least("simulation.num_cpus", self.num_cpus, 1)
+        _at_least("simulation.units_per_node", self.units_per_node, 1)
         if not (math.isfinite(self.num_gpus) and self.num_gpus >= 0):
             raise ValueError(f"simulation.num_gpus must not be negative, got {self.num_gpus}")
 
@@ -332,6 +477,8 @@ class Settings:
         output_dir: Absolute folder under which the run's own folder is made; null is `runs/` where
             `fl-dp run` is called, and `~/.fl-dp/runs` under a bare `flwr run`.
         run_name: Name of the run's folder; null makes one up.
+        resume: Folder of a run to be continued, with its own settings and its own ledger; every
+            other setting must be left out.
     """
 
     seed: int = 0
@@ -340,10 +487,13 @@ class Settings:
     roster_timeout: float = 60.0
     output_dir: str | None = None
     run_name: str | None = None
+    resume: str | None = None
     task: TaskSettings = field(default_factory=TaskSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
     clipping: ClippingSettings = field(default_factory=ClippingSettings)
+    weights: WeightSettings = field(default_factory=WeightSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
     selection: SelectionSettings = field(default_factory=SelectionSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     server_optimizer: ServerOptimizerSettings = field(default_factory=ServerOptimizerSettings)
@@ -375,6 +525,8 @@ class Settings:
             "model": ModelSettings,
             "privacy": PrivacySettings,
             "clipping": ClippingSettings,
+            "weights": WeightSettings,
+            "metrics": MetricsSettings,
             "selection": SelectionSettings,
             "schedule": ScheduleSettings,
             "server_optimizer": ServerOptimizerSettings,

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import numpy as np
+from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import nn
 
-from fl_dp.tasks import Dataset, build_model, client_indices, load_dataset
+from fl_dp.tasks import Dataset, build_model, client_indices, get_arrays, load_dataset
 
 from .settings import Settings
 
@@ -38,6 +39,12 @@ def parts_of(settings: Settings) -> tuple[NDArray[np.int64], ...]:
         shards_per_client=task.shards_per_client,
         data_dir=task.data_dir,
     )
+
+
+def initial_arrays_of(settings: Settings) -> ArrayRecord:
+    """Return the first weights of the run's model."""
+    arrays = get_arrays(model_of(settings))
+    return ArrayRecord({name: Array(values) for name, values in arrays.items()})
 
 
 def model_of(settings: Settings) -> nn.Module:

@@ -96,16 +96,13 @@ def epsilon(
     _check_delta(delta)
     frozen = freeze(history)
     interval = reporting_interval(frozen)
-    top_of_many = any(
-        isinstance(e, ExponentialEvent) and e.draws > 1 and e.one_coordinate for e, _ in frozen
-    )
     return EpsilonBounds(
         pld=distribution_epsilon(frozen, delta, neighboring_relation, interval),
         rdp=renyi_epsilon(frozen, delta, neighboring_relation),
         gdp=_gdp_epsilon(frozen, delta, neighboring_relation),
         zcdp=zcdp_epsilon(_zcdp_rho(frozen, neighboring_relation), delta),
         gumbel=distribution_epsilon(frozen, delta, neighboring_relation, interval, all_scores=True)
-        if top_of_many
+        if _top_of_many(frozen)
         else math.inf,
         naive=_naive_epsilon(frozen, delta, neighboring_relation),
     )
@@ -139,7 +136,7 @@ def tight_epsilon(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     interval: float | None = None,
 ) -> float:
-    """Return the smaller of the two bounds that any events can share, PLD and Renyi DP.
+    """Return the smallest of the bounds that any events can share, PLD and Renyi DP.
 
     What gates and searches ask; `epsilon` says more. PLD is the smaller one, except where each
     release spends so little that the discretisation costs more than Renyi DP does, or where it has
@@ -149,10 +146,26 @@ def tight_epsilon(
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
     """
-    by_pld = pld_epsilon(
-        history, delta, neighboring_relation=neighboring_relation, interval=interval
+    _check_delta(delta)
+    frozen = freeze(history)
+    step = interval or reporting_interval(frozen)
+    bounds = [
+        distribution_epsilon(frozen, delta, neighboring_relation, step),
+        renyi_epsilon(frozen, delta, neighboring_relation),
+    ]
+    if _top_of_many(frozen):
+        bounds.append(
+            distribution_epsilon(frozen, delta, neighboring_relation, step, all_scores=True)
+        )
+    return min(bounds)
+
+
+def _top_of_many(history: FrozenHistory) -> bool:
+    """Whether several are chosen at once by scores of which a unit moves one alone."""
+    return any(
+        isinstance(event, ExponentialEvent) and event.draws > 1 and event.one_coordinate
+        for event, _ in history
     )
-    return min(by_pld, renyi_epsilon(freeze(history), delta, neighboring_relation))
 
 
 def zcdp_epsilon(rho: float, delta: float) -> float:
