@@ -1,0 +1,214 @@
+"""The task's own client: which part of the data each unit holds, and what it tells of it."""
+
+import json
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+
+from fl_dp.client_app import app
+from fl_dp.clients import (
+    CONTRIBUTION_METRIC,
+    STATISTIC_QUERY_KEY,
+    STATISTIC_VALUES_KEY,
+    UTILITY_QUERY_KEY,
+    UtilityQuery,
+)
+from fl_dp.mechanisms import GaussianBundle, ScalarMetric
+from fl_dp.settings import SETTINGS_KEY, Settings, SimulationSettings, TaskSettings
+from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
+from fl_dp.tasks import evaluate, get_arrays, set_arrays
+from fl_dp.updates.instruction import (
+    SCALARS_METRIC,
+    STATISTIC_ACTION,
+    UTILITY_ACTION,
+    UTILITY_METRIC,
+    RoundInstruction,
+)
+from fl_dp.workload import dataset_of, model_of, parts_of
+
+CLIENTS = 10
+METRICS = (
+    ScalarMetric(name="loss", low=0.0, high=4.0),
+    ScalarMetric(name="accuracy", low=0.0, high=1.0),
+)
+
+
+def settings_of(units_per_node=1):
+    return Settings(
+        task=TaskSettings(name="digits", num_clients=CLIENTS),
+        simulation=SimulationSettings(units_per_node=units_per_node),
+    )
+
+
+SETTINGS = settings_of()
+MODEL = get_arrays(model_of(SETTINGS))
+
+
+def bundle(*metrics):
+    return GaussianBundle(
+        noise_multiplier=1.0, clipping_norms=(0.5,), metrics=metrics, scalar_noise_std=10.0
+    )
+
+
+def part(index):
+    dataset, rows = dataset_of(SETTINGS), parts_of(SETTINGS)[index]
+    return dataset.features(rows), dataset.labels(rows)
+
+
+def measured(index):
+    model = model_of(SETTINGS)
+    set_arrays(model, list(MODEL.values()))
+    return evaluate(model, *part(index))
+
+
+@pytest.fixture
+def train(node, read):
+    """Return arrays and metrics of one node's reply to a train message."""
+
+    def ask(partition, asked=None, *, units_per_node=1):
+        config = {SETTINGS_KEY: settings_of(units_per_node).to_json(), "server-round": 1}
+        return read(node(app, {"partition-id": partition}).train(MODEL, asked, **config))
+
+    return ask
+
+
+def instruction(**fields):
+    return RoundInstruction(server_round=1, **fields)
+
+
+# One unit a node.
+
+
+def test_a_plain_reply_says_nothing_but_the_model(train):
+    arrays, metrics = train(3)
+    assert metrics == {"num-examples": 1}
+    assert list(arrays) == list(MODEL)
+    assert any((arrays[name] != values).any() for name, values in MODEL.items())
+
+
+def test_an_instruction_does_not_change_the_training(train):
+    plain, _ = train(3)
+    told, metrics = train(3, instruction(bundle=bundle(*METRICS), utility="loss"))
+    for name in MODEL:
+        np.testing.assert_array_equal(told[name], plain[name])
+    loss, accuracy = measured(3)
+    assert metrics == {
+        "num-examples": 1,
+        "loss": loss,
+        "accuracy": accuracy,
+        UTILITY_METRIC: loss,
+    }
+
+
+def test_the_true_number_of_examples_is_known_on_the_node_alone(train):
+    _, metrics = train(3, instruction(utility="examples"))
+    assert metrics == {"num-examples": 1, UTILITY_METRIC: float(len(part(3)[1]))}
+
+
+def test_a_weight_scales_the_update(train):
+    examples = len(part(3)[1])
+    plain, _ = train(3)
+    weighted, _ = train(3, instruction(weight_cap=4.0 * examples))
+    for name, values in MODEL.items():
+        expected = values + 0.25 * (plain[name].astype(np.float64) - values)
+        np.testing.assert_allclose(weighted[name], expected, atol=1e-7)
+
+
+def test_a_node_beyond_the_roster_returns_the_model_it_got(train):
+    arrays, metrics = train(CLIENTS, instruction(utility="loss"))
+    for name, values in MODEL.items():
+        np.testing.assert_array_equal(arrays[name], values)
+    assert metrics == {"num-examples": 1}
+
+
+def test_a_plain_evaluation_says_the_loss_and_not_the_number_of_examples(
+    node, read_metrics, record
+):
+    config = ConfigRecord({SETTINGS_KEY: SETTINGS.to_json()})
+    content = {"arrays": record(MODEL), "config": config}
+    metrics = read_metrics(node(app, {"partition-id": 3}).ask("evaluate", content))
+    assert metrics == {"num-examples": 1, "loss": measured(3)[0]}
+
+
+def test_a_node_without_a_partition_is_an_error(node):
+    reply = node(app, {}).train(MODEL, None, **{SETTINGS_KEY: SETTINGS.to_json()})
+    assert reply.error.reason == "ValueError"
+
+
+# Several units a node.
+
+
+def test_a_unit_of_a_node_trains_as_the_client_of_its_part_would(train):
+    asked = instruction(bundle=bundle(*METRICS), max_units=4)
+    together = RoundInstruction(**vars(asked) | {"units": (0, 3)})
+    node_sum, metrics = train(1, together, units_per_node=4)
+    alone = RoundInstruction(**vars(asked) | {"units": (0,)})
+    parts = [train(index, alone) for index in (4, 7)]
+    for name in MODEL:
+        np.testing.assert_array_equal(node_sum[name], sum(arrays[name] for arrays, _ in parts))
+    sums = np.sum([scalars[SCALARS_METRIC] for _, scalars in parts], axis=0)
+    np.testing.assert_array_equal(metrics[SCALARS_METRIC], sums)
+
+
+def test_the_last_node_hosts_what_is_left_of_the_roster(train):
+    asked = instruction(bundle=bundle(), max_units=4, units=(0, 1, 2, 3), utility="examples")
+    _, metrics = train(2, asked, units_per_node=4)
+    expected = [len(part(8)[1]), len(part(9)[1]), np.nan, np.nan]
+    np.testing.assert_array_equal(metrics[UTILITY_METRIC], expected)
+    _, metrics = train(3, asked, units_per_node=4)
+    assert np.isnan(metrics[UTILITY_METRIC]).all()
+
+
+def test_without_named_units_a_node_of_several_is_its_first(train):
+    first, _ = train(1, units_per_node=4)
+    alone, _ = train(4)
+    for name in MODEL:
+        np.testing.assert_array_equal(first[name], alone[name])
+
+
+# Queries.
+
+
+@pytest.fixture
+def contribution(node, read_metrics):
+    """Return one node's contribution to a statistic."""
+
+    def ask(query, name, partition, *, units_per_node=1):
+        config = {
+            STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
+            STATISTIC_VALUES_KEY: name,
+            SETTINGS_KEY: settings_of(units_per_node).to_json(),
+        }
+        content = {"config": ConfigRecord(config)}
+        here = node(app, {"partition-id": partition})
+        return read_metrics(here.ask(f"query.{STATISTIC_ACTION}", content))[CONTRIBUTION_METRIC]
+
+    return ask
+
+
+def test_labels_and_examples_can_be_asked_about(contribution):
+    features, labels = part(3)
+    frequencies = Frequencies(categories=tuple(range(10)), max_examples=10_000)
+    expected = np.bincount(labels, minlength=10)
+    np.testing.assert_array_equal(contribution(frequencies, "labels", 3), expected)
+    assert contribution(Count(max_examples=10_000), "examples", 3) == [len(labels)]
+    size = features[0].size
+    mean = Mean(lows=(0.0,) * size, highs=(1.0,) * size)
+    assert len(contribution(mean, "examples", 3)) == mean.dimension
+
+
+def test_each_hosted_unit_contributes_on_its_own(contribution):
+    query = Count(max_examples=10_000)
+    expected = [len(part(index)[1]) for index in (8, 9)]
+    assert contribution(query, "examples", 2, units_per_node=4) == expected
+    assert contribution(query, "examples", 3, units_per_node=4) == []
+
+
+def test_a_utility_query_measures_the_model_in_the_message(node, read_metrics, record):
+    for utility, expected in (("loss", measured(7)[0]), ("examples", len(part(7)[1]))):
+        query = UtilityQuery(utility=utility, high=500.0, noise_multiplier=1e-6, units=(3,))
+        config = {UTILITY_QUERY_KEY: query.to_json(), SETTINGS_KEY: settings_of(4).to_json()}
+        content = {"model": record(MODEL), "config": ConfigRecord(config)}
+        reply = node(app, {"partition-id": 1}).ask(f"query.{UTILITY_ACTION}", content)
+        assert read_metrics(reply)[UTILITY_METRIC] == pytest.approx([expected], abs=0.01)
