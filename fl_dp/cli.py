@@ -66,8 +66,11 @@ def run(
     stands in docs/configuration.md.
 
     Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (a line a round), `ledger.db`,
-    `privacy.json`, `privacy.md`, `model.safetensors`, `run.log`. Ends with status 0 only if
-    Flower's run did.
+    `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`. Ends
+    with status 0 only if Flower's run did.
+
+    A run that was stopped or crashed goes on with `fl-dp run resume=runs/NAME`: same settings,
+    same ledger, from its last released round.
     """
     from .config import ConfigError
     from .launch import LaunchError, LocalSuperLink
@@ -78,13 +81,21 @@ def run(
     except (ConfigError, ValueError, FileNotFoundError, FileExistsError) as error:
         _fail(str(error), status=2)
     console = _err if as_json else _out
+    runs: list[RunSummary] = []
     try:
         with LocalSuperLink() as link:
-            runs = [_run_one(link, job, console) for job in jobs]
+            for job in jobs:
+                runs.append(_run_one(link, job, console))
     except LaunchError as error:
+        _leave_valid(jobs[len(runs)])
         _fail(str(error), status=1)
     except KeyboardInterrupt:
-        _fail("stopped; what was reserved stays spent", status=130)
+        _leave_valid(jobs[len(runs)])
+        folder = jobs[len(runs)].folder.path
+        _fail(
+            f"stopped; what was reserved stays spent. `fl-dp run resume={folder}` goes on",
+            status=130,
+        )
     _conclude(runs, jobs, console, multirun=multirun)
     if as_json:
         _print_json(summary_json(runs))
@@ -219,12 +230,10 @@ def _prepare(
     overrides: Sequence[str], settings: Settings, root: Path, name: str, variant: str
 ) -> _Job:
     """Check everything that can be checked before Flower starts, and find a place for the run."""
-    from .planning import make_plan
     from .run_folder import RunFolder
     from .workload import parts_of
 
-    with _warnings_shown():
-        budget = make_plan(settings).budget.epsilon
+    budget = _budget_of(settings)
     parts_of(settings)  # a data set that is missing or corrupt shows here
     folder = RunFolder(root / name)
     folder.require_new()
@@ -236,9 +245,49 @@ def _prepare(
     return _Job(variant=variant, sent=sent, settings=settings, budget=budget, folder=folder)
 
 
+def _prepare_resumed(folder_name: str) -> _Job:
+    """Find the run that is to go on."""
+    from .run_folder import RunFolder
+    from .workload import parts_of
+
+    folder = RunFolder(Path(folder_name).expanduser().resolve())
+    settings = folder.read_settings()
+    parts_of(settings)
+    budget = folder.read_plan().budget.epsilon if folder.ledger.is_file() else _budget_of(settings)
+    sent = [_quoted("resume", str(folder.path))]
+    return _Job(variant="", sent=sent, settings=settings, budget=budget, folder=folder)
+
+
+def _budget_of(settings: Settings) -> float:
+    """Return the epsilon that a run may spend: infinite without privacy."""
+    from .planning import make_plan
+
+    if settings.privacy.mode == "none":
+        return math.inf
+    with _warnings_shown():
+        return make_plan(settings).budget.epsilon
+
+
+def _leave_valid(job: _Job) -> None:
+    """Write the statement of a run that could not do so itself."""
+    from .accounting import LedgerCorrupted
+
+    try:
+        job.folder.write_statement_of_ledger()
+    except (OSError, ValueError, LedgerCorrupted) as error:
+        _warn(f"no privacy statement could be written: {error}")
+
+
 def _prepare_all(overrides: list[str], *, multirun: bool) -> list[_Job]:
     from .config import compose_settings, expand_sweep
 
+    resumed = [one for one in overrides if one.startswith("resume=")]
+    if resumed:
+        if len(overrides) > 1 or multirun:
+            raise ValueError(
+                "a run goes on with the settings it was made with: write resume=FOLDER alone"
+            )
+        return [_prepare_resumed(compose_settings(overrides).resume or "")]
     if not multirun:
         settings = compose_settings(overrides)
         return [_prepare(overrides, settings, _root_of(settings), _name_of(settings), "")]
@@ -280,7 +329,7 @@ def _run_one(link: LocalSuperLink, job: _Job, console: Console) -> RunSummary:
         variant=job.variant,
         rounds=statement["rounds"],
         test_accuracy=job.folder.read_metrics()[-1]["test_accuracy"],
-        epsilon=statement["epsilon"][statement["quoted"]],
+        epsilon=statement["epsilon"].get(statement["quoted"], math.inf),
         delta=statement["delta"],
     )
 

@@ -9,7 +9,15 @@ from typing import Any
 
 from flwr.app import ArrayRecord
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 from safetensors.numpy import save_file
+
+from fl_dp.accounting import (
+    PrivacyLedger,
+    PrivacyPlan,
+    privacy_statement,
+    statement_markdown,
+)
 
 from .settings import Settings
 
@@ -55,6 +63,11 @@ class RunFolder:
         return self.path / "model.safetensors"
 
     @property
+    def checkpoint(self) -> Path:
+        """What `resume` continues from."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
     def log(self) -> Path:
         """The operator's log; not part of what is released."""
         return self.path / "run.log"
@@ -79,6 +92,59 @@ class RunFolder:
         self.require_new()
         self.path.mkdir(parents=True)
         self.config.write_text(OmegaConf.to_yaml(asdict(settings)), encoding="utf-8")
+
+    def read_settings(self) -> Settings:
+        """Return the settings that the run was made with.
+
+        Raises:
+            FileNotFoundError: If there is no run in this folder.
+            ValueError: If they are not settings of this version.
+        """
+        if not self.config.is_file():
+            raise FileNotFoundError(f"there is no run in {self.path}: it has no config.yaml")
+        try:
+            stored = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(self.config))
+            settings = OmegaConf.to_object(stored)
+        except (OmegaConfBaseException, ValueError) as error:
+            raise ValueError(
+                f"{self.config} does not fit this version of fl-dp: {error}"
+            ) from error
+        assert isinstance(settings, Settings)
+        return settings
+
+    def read_plan(self) -> PrivacyPlan:
+        """Return the plan that the run's ledger was started with."""
+        with PrivacyLedger.read(self.ledger) as ledger:
+            return ledger.plan
+
+    def write_statement_of_ledger(self) -> bool:
+        """Write the statement from the ledger alone, for a run that could not do so itself.
+
+        Returns:
+            Whether there is a ledger.
+        """
+        if not self.ledger.is_file():
+            return False
+        with PrivacyLedger.read(self.ledger) as ledger:
+            statement = privacy_statement(ledger)
+        self.write_statement(statement, statement_markdown(statement))
+        return True
+
+    def write_no_promise(self, rounds: int) -> None:
+        """Write the statement of a run without privacy."""
+        statement = {"quoted": "none", "epsilon": {}, "delta": 0.0, "rounds": rounds}
+        self.write_statement(
+            statement,
+            "# Privacy statement\n\nNothing is promised: this run had `privacy.mode=none`. Its "
+            "model and its metrics may show any client's data.\n",
+        )
+
+    def drop_metrics_after(self, server_round: int) -> None:
+        """Forget the lines of rounds that will be done again."""
+        kept = [line for line in self.read_metrics() if line["round"] <= server_round]
+        if self.metrics.is_file():
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            self.metrics.write_text(text, encoding="utf-8")
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add one round's line; a reader sees it at once."""

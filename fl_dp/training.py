@@ -4,32 +4,36 @@ from __future__ import annotations
 
 import logging
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fl_dp.accounting import PrivacyLedger, privacy_statement, statement_markdown
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg
-from fl_dp.tasks import evaluate, get_arrays, set_arrays
+from fl_dp.tasks import evaluate, set_arrays
 
-from .planning import make_plan
+from .checkpoints import load_checkpoint, save_checkpoint
+from .planning import make_plan, make_selection
 from .run_folder import RunFolder
 from .server_optimizers import make_server_optimizer
 from .settings import SETTINGS_KEY, Settings
-from .workload import dataset_of, model_of, parts_of
+from .workload import dataset_of, initial_arrays_of, model_of, parts_of
 
 logger = logging.getLogger("flwr.fl_dp")
 
 
 def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
-    """Train a task under central DP and write the run's folder.
+    """Train a task, or go on with a run that was interrupted, and write the run's folder.
 
     Args:
         grid: Flower's grid.
-        settings: What to do.
+        settings: What to do; with `resume`, the folder's own settings are used.
         run_id: Flower's id of the run; names the folder when the settings don't.
 
     Returns:
@@ -37,80 +41,147 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
 
     Raises:
         ValueError: If the settings can't be carried out; nothing was trained.
+        FileNotFoundError: If there is no run to resume.
     """
-    folder = RunFolder(_output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
-    folder.create(settings)
-    log_file = logging.FileHandler(folder.log, encoding="utf-8")
+    if settings.resume is not None:
+        folder = RunFolder(Path(settings.resume).expanduser())
+        settings = folder.read_settings()
+    else:
+        folder = RunFolder(_output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
+        folder.create(settings)
+    with _logged_to(folder.log):
+        if settings.privacy.mode == "none":
+            return _train_without_privacy(folder, grid, settings)
+        return _train_privately(folder, grid, settings, run_id)
+
+
+def _train_privately(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> Result:
+    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+    resumed = folder.ledger.exists()
+    # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
+    plan = folder.read_plan() if resumed else make_plan(settings)
+    with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
+        strategy = DPFedAvg(
+            make_server_optimizer(settings.server_optimizer),
+            plan=plan,
+            ledger=ledger,
+            selection=make_selection(settings),
+            units_per_node=settings.simulation.units_per_node,
+            coins_at_nodes=settings.selection.coins == "nodes",
+            weight_cap=settings.weights.cap,
+            roster_timeout=settings.roster_timeout,
+            rng=rng,
+            plateau_metric=settings.schedule.metric,
+            after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
+        )
+        try:
+            result = _start(strategy, folder, grid, settings)
+        finally:
+            statement = privacy_statement(ledger)
+            folder.write_statement(statement, statement_markdown(statement))
+    logger.info(
+        "Spent epsilon %.4g at delta %.3g; everything is in %s",
+        statement["epsilon"].get(statement["quoted"], math.inf),
+        statement["delta"],
+        folder.path,
+    )
+    return result
+
+
+def _train_without_privacy(folder: RunFolder, grid: Grid, settings: Settings) -> Result:
+    strategy = DPFedAvg(
+        make_server_optimizer(settings.server_optimizer),
+        plan=None,
+        ledger=None,
+        selection=make_selection(settings),
+        units_per_node=settings.simulation.units_per_node,
+        coins_at_nodes=settings.selection.coins == "nodes",
+        weight_cap=settings.weights.cap,
+        roster_timeout=settings.roster_timeout,
+        rng=SecureRandom(insecure_seed=settings.privacy.insecure_seed),
+        after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
+    )
+    folder.write_no_promise(settings.rounds)
+    return _start(strategy, folder, grid, settings)
+
+
+def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings) -> Result:
+    """Train from the start, or from the folder's checkpoint if it has one."""
+    parts_of(settings)  # what is wrong with the data shows before anything is released
+    dataset = dataset_of(settings)
+    test_x = dataset.features(slice(None), "test")
+    test_y = dataset.labels(slice(None), "test")
+    model = model_of(settings)
+    if folder.checkpoint.is_file():
+        checkpoint = load_checkpoint(folder.checkpoint)
+        strategy.resume(checkpoint)
+        folder.drop_metrics_after(checkpoint.server_round)
+        logger.info("Resuming %s after round %d", folder.path, checkpoint.server_round)
+    else:
+        folder.drop_metrics_after(-1)
+
+    def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        set_arrays(model, arrays.to_numpy_ndarrays())
+        loss, accuracy = evaluate(model, test_x, test_y)
+        spent: dict[str, float] = {}
+        if strategy.ledger is not None:
+            spent["epsilon"] = strategy.ledger.running_epsilon() if server_round else 0.0
+        folder.append_metrics(
+            {
+                "round": server_round,
+                "rounds": settings.rounds,
+                "expected_cohort": _expected_cohort(strategy, settings),
+                "test_loss": loss,
+                "test_accuracy": accuracy,
+                **spent,
+                **_released(strategy),
+            }
+        )
+        folder.write_model(arrays)
+        logger.info("\tpublic test accuracy %.4f, loss %.4f", accuracy, loss)
+        return MetricRecord({"loss": loss, "accuracy": accuracy, **spent})
+
+    return strategy.start(
+        grid=grid,
+        initial_arrays=initial_arrays_of(settings),
+        num_rounds=settings.rounds,
+        timeout=settings.round_timeout,
+        train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
+        evaluate_fn=evaluate_publicly,
+    )
+
+
+def _expected_cohort(strategy: DPFedAvg, settings: Settings) -> float:
+    if strategy.plan is None:
+        return settings.selection.sampling_rate * settings.task.num_clients
+    return strategy.plan.expected_cohort
+
+
+def _released(strategy: DPFedAvg) -> dict[str, Any]:
+    """Return what the round released besides the model."""
+    released: dict[str, Any] = {}
+    if strategy.released_metrics:
+        released["clients"] = dict(strategy.released_metrics)
+    if strategy.clipping_norms is not None and strategy.clipping_adapts:
+        released["next_clipping_norm"] = strategy.clipping_norms[0]
+    return released
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """Write Flower's log to a file, too, with the reason if the run fails."""
+    log_file = logging.FileHandler(path, encoding="utf-8")
     log_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     flower_logger = logging.getLogger("flwr")
     flower_logger.addHandler(log_file)
     try:
-        return _train_into(folder, grid, settings, run_id)
+        yield
     except Exception:
         logger.exception("the run failed")
         raise
     finally:
         flower_logger.removeHandler(log_file)
         log_file.close()
-
-
-def _train_into(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> Result:
-    plan = make_plan(settings)
-    parts_of(settings)  # what is wrong with the data shows before anything is released
-    dataset = dataset_of(settings)
-    test_x = dataset.features(slice(None), "test")
-    test_y = dataset.labels(slice(None), "test")
-    model = model_of(settings)
-    initial = ArrayRecord({name: Array(values) for name, values in get_arrays(model).items()})
-
-    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
-    with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
-
-        def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-            set_arrays(model, arrays.to_numpy_ndarrays())
-            loss, accuracy = evaluate(model, test_x, test_y)
-            epsilon = ledger.running_epsilon() if server_round else 0.0
-            folder.append_metrics(
-                {
-                    "round": server_round,
-                    "rounds": settings.rounds,
-                    "expected_cohort": plan.denominator,
-                    "test_loss": loss,
-                    "test_accuracy": accuracy,
-                    "epsilon": epsilon,
-                }
-            )
-            folder.write_model(arrays)
-            logger.info("\tpublic test accuracy %.4f, loss %.4f", accuracy, loss)
-            return MetricRecord({"loss": loss, "accuracy": accuracy, "epsilon": epsilon})
-
-        strategy = DPFedAvg(
-            strategy=make_server_optimizer(settings.server_optimizer),
-            plan=plan,
-            ledger=ledger,
-            roster_timeout=settings.roster_timeout,
-            rng=rng,
-            plateau_metric=settings.schedule.metric,
-        )
-        try:
-            result = strategy.start(
-                grid=grid,
-                initial_arrays=initial,
-                num_rounds=settings.rounds,
-                timeout=settings.round_timeout,
-                train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
-                evaluate_fn=evaluate_publicly,
-            )
-        finally:
-            statement = privacy_statement(ledger)
-            folder.write_statement(statement, statement_markdown(statement))
-    logger.info(
-        "Spent epsilon %.4f at delta %.3g; everything is in %s",
-        statement["epsilon"].get(statement["quoted"], math.inf),
-        statement["delta"],
-        folder.path,
-    )
-    return result
 
 
 def _output_dir(settings: Settings) -> Path:

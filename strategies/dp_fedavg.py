@@ -44,7 +44,7 @@ from fl_dp.accounting import (
     default_delta,
     freeze,
 )
-from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms import AdaptiveClipping, SecureRandom
 from fl_dp.updates import RefusedUpdate, VectorLayout
 from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
 
@@ -102,6 +102,7 @@ class DPFedAvg(Strategy):
     Attributes:
         rounds_completed: Rounds whose model was released by this object.
         budget_exhausted: Whether training ended early because the next round did not fit.
+        released_metrics: The clients' metrics that the last round released, as the plan says.
     """
 
     def __init__(
@@ -155,6 +156,7 @@ class DPFedAvg(Strategy):
         self.optimizer = ServerOptimizer(strategy if strategy is not None else FedAvg())
         self.selection = _selection_for(plan, selection)
         self.rounds_completed = 0
+        self.released_metrics: dict[str, float] = {}
         self.budget_exhausted = False
         if (plan is None) != (ledger is None):
             raise ValueError("give a plan and its ledger, or neither for a run without privacy")
@@ -422,6 +424,7 @@ class DPFedAvg(Strategy):
             self.ledger.commit(current.reservation)
         if released.clipping_norms is not None:
             self._clipping_norms = released.clipping_norms
+        self.released_metrics = dict(released.metrics)
         self.rounds_completed += 1
         self._last = (server_round, model)
         return model, MetricRecord(dict(released.metrics)) if released.metrics else None
@@ -442,6 +445,11 @@ class DPFedAvg(Strategy):
     def clipping_norms(self) -> tuple[float, ...] | None:
         """Clipping norms of the next round; None without privacy."""
         return self._clipping_norms
+
+    @property
+    def clipping_adapts(self) -> bool:
+        """Whether the clipping norm changes from round to round."""
+        return self.plan is not None and isinstance(self.plan.clipping, AdaptiveClipping)
 
     def checkpoint(self) -> Checkpoint:
         """Return what a new process can `resume` from: the state after the last released round.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ def plot_curves(runs: Mapping[str, Sequence[Sequence[dict[str, Any]]]], target: 
             if nth == 0:
                 epsilon.plot(
                     rounds,
-                    [line["epsilon"] for line in lines],
+                    [line.get("epsilon", math.nan) for line in lines],
                     color=colour,
                     label=label,
                     linewidth=1.8,

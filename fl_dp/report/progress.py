@@ -31,18 +31,23 @@ def progress_line(console: Console, title: str, *, rounds: int, budget: float) -
         rounds: How many rounds are planned.
         budget: The epsilon that they may spend.
     """
-    began: list[float] = []
+    began: list[tuple[float, int]] = []
 
     def describe(line: dict[str, Any]) -> str:
         if not began:
-            began.append(time.monotonic())
+            began.append((time.monotonic(), line["round"]))
         done = line["round"]
-        took = time.monotonic() - began[0]
-        left = f"{took / done * (rounds - done):.0f} s left" if done else "estimating the time"
+        since, first = began[0]
+        left = "estimating the time"
+        if done > first:
+            took = time.monotonic() - since
+            left = f"{took / (done - first) * (rounds - done):.0f} s left"
+        spent = "no privacy"
+        if "epsilon" in line:
+            spent = f"epsilon {line['epsilon']:.3f} of {budget:g}"
         return (
             f"round {done}/{rounds}, expected cohort {line['expected_cohort']:g}, public test "
-            f"accuracy {line['test_accuracy']:.3f}, epsilon {line['epsilon']:.3f} of {budget:g}, "
-            f"{left}"
+            f"accuracy {line['test_accuracy']:.3f}, {spent}, {left}"
         )
 
     if not console.is_terminal:

@@ -73,7 +73,11 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
             row["variant"] or "default",
             str(row["runs"]),
             accuracy if spread is None else f"{accuracy} ± {spread:.3f}",
-            f"{math.ceil(row['epsilon'] * 1e4) / 1e4:.4g}",
+            f"{_rounded_up(row['epsilon']):.4g}",
             f"{row['delta']:.3g}",
         )
     return table
+
+
+def _rounded_up(epsilon: float) -> float:
+    return math.ceil(epsilon * 1e4) / 1e4 if math.isfinite(epsilon) else epsilon
