@@ -27,6 +27,7 @@ from typing import Any, Self
 
 import tomli_w
 
+from .devices import Machine, num_workers
 from .run_folder import RunFolder
 from .settings import Settings
 
@@ -228,12 +229,20 @@ class LocalSuperLink:
         self._folder.cleanup()
 
 
-def federation_config(settings: Settings) -> str:
-    """Return what `flwr run --federation-config` needs for these settings."""
-    workers = settings.simulation.num_cpus or os.cpu_count() or 1
+def federation_config(settings: Settings, machine: Machine | None = None) -> str:
+    """Return what `flwr run --federation-config` needs for these settings.
+
+    Args:
+        settings: Of the run.
+        machine: Where it will run; this one unless given.
+    """
+    simulation = settings.simulation
+    workers = num_workers(settings, machine if machine is not None else Machine.here())
+    # Flower starts one worker for each CPU that Ray is told of, whether the machine has it or not.
     return (
-        f"num-supernodes={settings.task.num_clients} client-resources-num-cpus=1 "
-        f"client-resources-num-gpus={settings.simulation.num_gpus} init-args-num-cpus={workers}"
+        f"num-supernodes={simulation.num_nodes(settings.task.num_clients)} "
+        f"client-resources-num-cpus=1 client-resources-num-gpus={simulation.num_gpus} "
+        f"init-args-num-cpus={workers}"
     )
 
 
