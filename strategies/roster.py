@@ -55,13 +55,15 @@ def ask_names(
         )
         for node in nodes
     ]
+    ids = {str(node) for node in nodes}
     claimed: dict[str, list[int]] = {}
     for reply in exchange(grid, messages, window=window, timeout=timeout):
         if reply.has_error():
             continue
         for record in reply.content.config_records.values():
             name = str(record.get("name", ""))
-            if name and name.isprintable():
+            # A name that is another node's id would make the two one unit in the ledger.
+            if name and name.isprintable() and name not in ids:
                 claimed.setdefault(name, []).append(reply.metadata.src_node_id)
     return {owners[0]: name for name, owners in claimed.items() if len(owners) == 1}
 

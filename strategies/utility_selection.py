@@ -81,7 +81,9 @@ class ExponentialSelection(Selection):
         """
         self.sampling: VisibleSampling = VisibleSampling(cohort=cohort)
         low, high = utility_range
-        half = (high - low) / 2.0
+        null = low + (high - low) / 2.0
+        # The longer half: the middle is rounded.
+        half = max(high - null, null - low)
         if records_per_client is not None and records_per_client < 1:
             raise ValueError(f"records_per_client must be at least 1, got {records_per_client}")
         # The null of a record is the middle of the range, as that of a client.
@@ -90,7 +92,7 @@ class ExponentialSelection(Selection):
             epsilon=epsilon,
             sensitivity=half if alone else half / (records_per_client or 1),
             one_coordinate=True,
-            null_utility=low + half,
+            null_utility=null,
             utility_range=utility_range if alone else None,
         )
         self._range = (low, high)
@@ -189,8 +191,8 @@ class DPUtilitySelection(Selection):
             )
         if refresh_every < 1:
             raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
-        if not (math.isfinite(sharpness) and sharpness >= 0.0):
-            raise ValueError(f"sharpness must not be negative, got {sharpness}")
+        if not (math.isfinite(sharpness * high) and sharpness >= 0.0):
+            raise ValueError(f"sharpness must be finite and not negative, got {sharpness}")
         self._query = UtilityQuery(utility=utility, high=high, noise_multiplier=noise_multiplier)
         self._refresh_every = refresh_every
         self._smallest_rate = smallest_rate
@@ -211,7 +213,10 @@ class DPUtilitySelection(Selection):
         if (draw.server_round - 1) % self._refresh_every == 0:
             self._refresh(draw)
         rates = self.rates(draw.roster, draw.rng)
-        coins = draw.rng.uniforms(len(draw.roster)) < rates
+        largest = self.sampling.largest_rate
+        # Coins at the charged rate, thinned: rounding can't lift a rate above it.
+        coins = draw.rng.bernoulli(largest, len(draw.roster))
+        coins &= draw.rng.uniforms(len(draw.roster)) < rates / largest
         return [unit for unit, heads in zip(draw.roster, coins, strict=True) if heads]
 
     def rates(self, roster: Sequence[Unit], rng: SecureRandom) -> NDArray[np.float64]:
@@ -224,7 +229,9 @@ class DPUtilitySelection(Selection):
         silent = [unit for unit in roster if unit not in self._noisy]
         nulls = self._query.privatize([math.nan] * len(silent), rng)
         self._noisy.update(zip(silent, nulls, strict=True))
-        logits = self._sharpness * np.array([self._noisy[unit] for unit in roster])
+        noisy = np.array([self._noisy[unit] for unit in roster], dtype=np.float64)
+        # Beyond the range there is only noise, or a client that would starve all the others.
+        logits = self._sharpness * np.clip(noisy, 0.0, self._query.high)
         weights = np.exp(logits - logits.max(initial=0.0))
         return _scaled_between(
             weights, self.sampling.cohort, self._smallest_rate, self.sampling.largest_rate
