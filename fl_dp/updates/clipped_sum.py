@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import math
 import os
+from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
@@ -30,7 +31,7 @@ from fl_dp.mechanisms import clip_by_norm, joint_clipping_norm, l2_norm
 
 from .layout import RefusedUpdate, VectorLayout
 
-_BLOCK = 1 << 17  # long enough that what a NumPy call costs by itself does not count
+_BLOCK = 1 << 18  # long enough that what a NumPy call costs by itself does not count
 _ROW = 4096  # entries whose squares are summed in float64; rows are summed without rounding
 # The norm of a scaled update is right to 1e-12 even if a row is summed entry by entry, so its exact
 # norm is below the clipping norm, and the computed norm of a sum of them below a node's bound.
@@ -44,21 +45,34 @@ _MAX_THREADS = 8
 
 
 @dataclass(frozen=True)
-class _Block:
-    """A stretch of one array, and the same stretch of every flat vector, as views."""
+class _Piece:
+    """What a block has of one array, and where it goes."""
 
     array: int
-    first: int
-    last: int
+    entries: slice
+    update: NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class _Block:
+    """The same stretch of every flat vector, as views; small arrays share one."""
+
+    group: int
+    pieces: tuple[_Piece, ...]
     update: NDArray[np.float64]
     origin: NDArray[np.float64]
     total: NDArray[np.float64]
 
 
 class _Sum:
-    """A flat sum, and one update at a time in scratch memory."""
+    """A flat sum, and one update at a time in scratch memory.
 
-    def __init__(self, layout: VectorLayout, origin: NDArray[np.float64]) -> None:
+    The vector is divided into groups, each with a norm and a scale of its own.
+    """
+
+    def __init__(
+        self, layout: VectorLayout, origin: NDArray[np.float64], groups: Sequence[slice]
+    ) -> None:
         if origin.shape != (layout.size,) or origin.dtype != np.float64:
             raise ValueError(
                 f"origin is {origin.dtype} of shape {origin.shape}: flatten the model with the "
@@ -66,50 +80,91 @@ class _Sum:
             )
         self.layout = layout
         self.total = np.zeros(layout.size, dtype=np.float64)
-        self._origin = origin
         self._update = np.empty(layout.size, dtype=np.float64)
+        self._groups = groups
         self._blocks = [
             _Block(
-                array=index,
-                first=start - spec.start,
-                last=stop - spec.start,
+                group=index,
+                pieces=tuple(self._pieces(start, stop)),
                 update=self._update[start:stop],
                 origin=origin[start:stop],
                 total=self.total[start:stop],
             )
-            for index, spec in enumerate(layout.released)
-            for start in range(spec.start, spec.stop, _BLOCK)
-            for stop in [min(start + _BLOCK, spec.stop)]
+            for index, group in enumerate(groups)
+            for start in range(group.start, group.stop, _BLOCK)
+            for stop in [min(start + _BLOCK, group.stop)]
         ]
 
-    def _load(self, arrays: ArrayRecord) -> list[list[float]]:
-        """Put an update into the scratch memory; return its sums of squares, by block."""
+    def _pieces(self, start: int, stop: int) -> Iterator[_Piece]:
+        """Yield what lies between two places of the flat vector."""
+        specs = self.layout.released
+        first = bisect_right(specs, start, key=lambda spec: spec.start) - 1
+        for index in range(first, len(specs)):
+            spec = specs[index]
+            if spec.start >= stop:
+                return
+            low, high = max(start, spec.start), min(stop, spec.stop)
+            entries = slice(low - spec.start, high - spec.start)
+            yield _Piece(array=index, entries=entries, update=self._update[low:high])
+
+    def _load(self, arrays: ArrayRecord) -> list[float]:
+        """Put an update into the scratch memory; return the norm of each group.
+
+        A norm is infinite if an entry is not finite.
+        """
         values = self.layout.values(arrays)
         squares: list[list[float]] = [[] for _ in self._blocks]
 
         def load(index: int) -> None:
             block = self._blocks[index]
-            update = block.update
-            update[...] = values[block.array][block.first : block.last]
-            np.subtract(update, block.origin, out=update)
-            squares[index] = _squares(update)
+            for piece in block.pieces:
+                piece.update[...] = values[piece.array][piece.entries]
+            np.subtract(block.update, block.origin, out=block.update)
+            squares[index] = _squares(block.update)
 
-        _for_each_block(load, len(self._blocks))
-        return squares
+        self._for_each_block(load)
+        of_group: list[list[float]] = [[] for _ in self._groups]
+        for block, parts in zip(self._blocks, squares, strict=True):
+            of_group[block.group].extend(parts)
+        return [
+            _norm(parts, self._update[group])
+            for parts, group in zip(of_group, self._groups, strict=True)
+        ]
 
     def _add(self, scales: Sequence[float], *, truncate: bool) -> None:
-        """Multiply the update by one scale an array, round it if asked, and add it."""
+        """Multiply the update by one scale a group, round it if asked, and add it."""
 
         def add(index: int) -> None:
             block = self._blocks[index]
-            update, scale = block.update, scales[block.array]
+            update, scale = block.update, scales[block.group]
             if scale != 1.0:
                 np.multiply(update, scale, out=update)
             if truncate:
                 np.trunc(update, out=update)
             np.add(block.total, update, out=block.total)
 
-        _for_each_block(add, len(self._blocks))
+        self._for_each_block(add)
+
+    def _for_each_block(self, work: Callable[[int], None]) -> None:
+        """Call `work` with the number of every block, in threads if that is worth their while."""
+        waiting = deque(range(len(self._blocks)))
+
+        def until_done() -> None:
+            # A thread does not inherit NumPy's error state; overflow shows in the result.
+            with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+                while True:
+                    try:
+                        index = waiting.popleft()
+                    except IndexError:
+                        return
+                    work(index)
+
+        helpers = min(_threads(), self.layout.size // _BLOCK) - 1
+        running = [_pool().submit(until_done) for _ in range(helpers)]
+        until_done()
+        for future in running:
+            if not future.cancel():  # one that did not start has nothing left to do
+                future.result()
 
 
 class ClippedSum(_Sum):
@@ -147,8 +202,11 @@ class ClippedSum(_Sum):
                 arrays, a bound or the grid is not positive and finite, or float64 can't hold one
                 update on this grid.
         """
-        super().__init__(layout, origin)
-        count = len(layout.released)
+        each = [slice(spec.start, spec.stop) for spec in layout.released]
+        count = len(each)
+        super().__init__(
+            layout, origin, each if len(clipping_norms) == count else [slice(0, layout.size)]
+        )
         if len(clipping_norms) not in (1, count):
             raise ValueError(
                 f"{len(clipping_norms)} clipping norms for {count} released arrays: give one for "
@@ -163,10 +221,6 @@ class ClippedSum(_Sum):
         if self._capacity < 1:
             raise ValueError(f"grid {grid} is too fine for clipping norm {max(clipping_norms)}")
         self._units = 0
-        whole = [slice(0, layout.size)]
-        each = [slice(spec.start, spec.stop) for spec in layout.released]
-        self._groups = whole if len(clipping_norms) == 1 else each
-        self._group_of_array = [0] * count if len(clipping_norms) == 1 else list(range(count))
 
     def add(self, arrays: ArrayRecord, *, weight: float = 1.0) -> float:
         """Clip one unit's update and add it.
@@ -191,19 +245,14 @@ class ClippedSum(_Sum):
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"weight must lie in [0, 1], got {weight}")
         self._count(1)
-        norms = self._norms(self._load(arrays))
+        norms = self._load(arrays)
         norm = math.hypot(*norms)
         if not math.isfinite(norm):
             return math.inf
         if weight > 0.0 and norm > 0.0:
-            factors = [
-                self._clipping_factor(group, norm, bound)
-                for group, norm, bound in zip(
-                    self._groups, norms, self._clipping_norms, strict=True
-                )
-            ]
-            scales = [weight * factors[group] / self.grid for group in self._group_of_array]
-            self._add(scales, truncate=True)
+            groups = zip(self._groups, norms, self._clipping_norms, strict=True)
+            factors = [self._clipping_factor(*group) for group in groups]
+            self._add([weight * factor / self.grid for factor in factors], truncate=True)
         return norm
 
     def add_steps(self, arrays: ArrayRecord, *, max_units: int) -> None:
@@ -245,22 +294,12 @@ class ClippedSum(_Sum):
             )
         self._units += units
 
-    def _norms(self, squares: list[list[float]]) -> list[float]:
-        """Return the norm of each group of the loaded update."""
-        of_group: list[list[float]] = [[] for _ in self._groups]
-        for block, parts in zip(self._blocks, squares, strict=True):
-            of_group[self._group_of_array[block.array]].extend(parts)
-        return [
-            _norm(parts, self._update[group])
-            for parts, group in zip(of_group, self._groups, strict=True)
-        ]
-
     def _clipping_factor(self, group: slice, norm: float, clipping_norm: float) -> float:
         """Return what the loaded group is to be multiplied by."""
         bound = clipping_norm * _CLIPPING_MARGIN
         if norm <= bound:
             return 1.0
-        if norm < _LARGE and bound / norm > _SMALLEST_FACTOR:
+        if bound / norm > _SMALLEST_FACTOR:
             return bound / norm
         self._update[group] = clip_by_norm(self._update[group], clipping_norm)
         return 1.0
@@ -286,7 +325,7 @@ class PlainSum(_Sum):
         Raises:
             ValueError: If origin is not of this layout.
         """
-        super().__init__(layout, origin)
+        super().__init__(layout, origin, [slice(0, layout.size)])
 
     def add(self, arrays: ArrayRecord, *, weight: float = 1.0) -> float:
         """Add one unit's update times its weight.
@@ -303,12 +342,11 @@ class PlainSum(_Sum):
             RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
                 read. Nothing was added.
         """
-        parts = [part for parts in self._load(arrays) for part in parts]
-        norm = _norm(parts, self._update)
+        (norm,) = self._load(arrays)
         if not (0.0 <= weight <= _LARGEST_SUMMAND and weight * norm <= _LARGEST_SUMMAND):
             return math.inf
         if weight > 0.0 and norm > 0.0:
-            self._add([weight] * len(self.layout.released), truncate=False)
+            self._add([weight], truncate=False)
         return norm
 
 
@@ -318,7 +356,7 @@ def _squares(update: NDArray[np.float64]) -> list[float]:
     rows = update[:whole].reshape(-1, _ROW)
     sums: list[Any] = np.vecdot(rows, rows).tolist()
     rest = update[whole:]
-    return [*sums, float(np.dot(rest, rest))]
+    return [*sums, float(np.dot(rest, rest))]  # too short for BLAS to use threads of its own
 
 
 def _norm(squares: list[float], update: NDArray[np.float64]) -> float:
@@ -330,28 +368,6 @@ def _norm(squares: list[float], update: NDArray[np.float64]) -> float:
     if not _SMALL < norm < _LARGE:
         norm = l2_norm(update)
     return norm if math.isfinite(norm) else math.inf
-
-
-def _for_each_block(work: Callable[[int], None], count: int) -> None:
-    """Call `work` with 0 to `count - 1`, in threads if that is worth their while."""
-    waiting = deque(range(count))
-
-    def until_done() -> None:
-        # A thread does not inherit NumPy's error state, and overflow is looked for by its result.
-        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            while True:
-                try:
-                    index = waiting.popleft()
-                except IndexError:
-                    return
-                work(index)
-
-    helpers = min(_threads(), count // 2) - 1
-    running = [_pool().submit(until_done) for _ in range(helpers)]
-    until_done()
-    for future in running:
-        if not future.cancel():  # one that did not start has nothing left to do
-            future.result()
 
 
 @cache

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -76,6 +76,7 @@ EVERY_FLOAT64 = hnp.arrays(
 )
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.one_of(ANY_VALUES, EVERY_FLOAT64), min_size=1, max_size=3), st.floats(1e-6, 1e6))
 def test_flat_clipping_is_what_the_mechanism_encodes(
     layers: list[np.ndarray], clipping_norm: float
@@ -94,6 +95,7 @@ def test_flat_clipping_is_what_the_mechanism_encodes(
     assert norm == pytest.approx(expected if math.isfinite(expected) else math.inf, rel=1e-12)
 
 
+@settings(deadline=None)  # a busy machine is no failure
 @given(
     st.lists(
         st.tuples(st.one_of(ANY_VALUES, EVERY_FLOAT64), st.floats(1e-3, 1e3)),
@@ -189,6 +191,7 @@ def test_the_update_is_the_difference_from_the_model_in_float64() -> None:
 
 
 @pytest.mark.parametrize("clipping_norms", [(1.0,), (0.5, 2.0)])
+@settings(deadline=None)  # a busy machine is no failure
 @given(weight=st.floats(0, 1))
 def test_a_weight_shortens_the_clipped_update(
     clipping_norms: tuple[float, ...], weight: float
@@ -207,11 +210,18 @@ def test_a_weight_outside_zero_to_one_is_an_error(weight: float) -> None:
         start(record(w=np.zeros(1))).add(record(w=np.zeros(1)), weight=weight)
 
 
+@pytest.fixture
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clipped_sum, "_BLOCK", 10_000)
+
+
 def many_updates() -> tuple[ArrayRecord, list[ArrayRecord]]:
-    """Several blocks, ragged ones among them, so that threads take part."""
+    """Several blocks, arrays within a block and across blocks, so that threads take part."""
     rng = np.random.default_rng(1)
-    shapes = {"a": (3 * clipped_sum._BLOCK + 5,), "b": (7,), "c": (2, clipped_sum._BLOCK)}
-    model = record(**{n: rng.normal(size=s).astype(np.float32) for n, s in shapes.items()})
+    shapes = {"a": (30_005,), "b": (7,), "e": (0,), "c": (2, 9_988), "d": (12_000,), "f": ()}
+    model = record(
+        **{n: np.asarray(rng.normal(size=s), dtype=np.float32) for n, s in shapes.items()}
+    )
     layout = VectorLayout.of(model)
     origin = layout.flatten(model)
     return model, [
@@ -221,7 +231,8 @@ def many_updates() -> tuple[ArrayRecord, list[ArrayRecord]]:
 
 
 @pytest.mark.parametrize("threads", [1, 2, 5])
-@pytest.mark.parametrize("clipping_norms", [(1.0,), (1.0, 0.01, 2.0)])
+@pytest.mark.parametrize("clipping_norms", [(1.0,), (1.0, 0.01, 0.1, 2.0, 0.5, 1.0)])
+@pytest.mark.usefixtures("_small_blocks")
 def test_a_contribution_does_not_depend_on_the_others_nor_on_threads(
     monkeypatch: pytest.MonkeyPatch, threads: int, clipping_norms: tuple[float, ...]
 ) -> None:
@@ -246,6 +257,7 @@ def test_a_contribution_does_not_depend_on_the_others_nor_on_threads(
         assert (together.total == np.sum(alone, axis=0)).all()
 
 
+@pytest.mark.usefixtures("_small_blocks")
 @pytest.mark.parametrize("clipping_norm", [1e-3, 1.0])
 def test_a_wide_update_is_clipped_as_the_mechanism_clips_it(clipping_norm: float) -> None:
     model, updates = many_updates()
@@ -280,6 +292,7 @@ def test_a_refused_update_leaves_the_sum_as_it_was(kind: str, make: Any) -> None
 # A node that sums its own units
 
 
+@pytest.mark.usefixtures("_small_blocks")
 def test_sums_of_nodes_add_up_to_the_sum_of_units() -> None:
     model, updates = many_updates()
     direct, server = start(model), start(model)
@@ -295,14 +308,16 @@ def test_sums_of_nodes_add_up_to_the_sum_of_units() -> None:
 
 @pytest.mark.parametrize("clipping_norms", [(1.0,), (0.3, 0.7)])
 @pytest.mark.parametrize("units", [1, 7])
+@pytest.mark.parametrize("grid", [2.0**-30, 2.0**-49])
 def test_units_at_their_very_bound_are_not_refused(
-    clipping_norms: tuple[float, ...], units: int
+    clipping_norms: tuple[float, ...], units: int, grid: float
 ) -> None:
+    """The fine grid's rounding does not hide what the two margins leave between them."""
     rng = np.random.default_rng(2)
     model = record(a=np.zeros(10_000), b=np.zeros(()))
     for _ in range(20):
         update = record(a=rng.normal(size=10_000), b=rng.normal(size=()))
-        node, server = start(model, clipping_norms), start(model, clipping_norms)
+        node, server = (start(model, clipping_norms, grid=grid) for _ in range(2))
         for _ in range(units):
             node.add(update)
         server.add_steps(node.steps(), max_units=units)
@@ -434,6 +449,7 @@ def plain(model: ArrayRecord) -> PlainSum:
     return PlainSum(layout, layout.flatten(model))
 
 
+@pytest.mark.usefixtures("_small_blocks")
 def test_a_plain_sum_is_the_weighted_sum_of_updates() -> None:
     model, updates = many_updates()
     total = plain(model)
