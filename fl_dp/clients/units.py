@@ -65,10 +65,10 @@ def sum_of_units(
     Privacy: for one unit on this node, zero-out neighbours, the sums move by at most the bundle's
     clipping norms whatever the unit does: a unit that is not hosted, raises, or returns anything
     malformed or not finite contributes exactly zero to every sum, and only the node's log says so.
-    Its weight is applied before it is clipped, as on a node of one unit.
-    The noise is added by the server, which is trusted with the sums. With a sampling rate the
-    server is not told who took part or how many did: the coins are secret and a reply looks the
-    same for none as for all. How long it took is not hidden.
+    Its weight is applied before it is clipped, as on a node of one unit. The noise is added by the
+    server, which is trusted with the sums. With a sampling rate the server is not told who took
+    part or how many did: the coins are secret and a reply looks the same for none as for all. How
+    long it took is not hidden.
 
     Args:
         instruction: With `units` or a `sampling_rate`, and a bundle.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -116,3 +117,14 @@ def read_metrics() -> Any:
 def record() -> Any:
     """Make an ArrayRecord of arrays by name."""
     return record_of
+
+
+@pytest.fixture
+def scale_p() -> Any:
+    """Return the p-value of the mean absolute draw, given a law's: sharper than a test of shape."""
+
+    def p_value(draws: Any, mean: float, variance: float) -> float:
+        z = (np.abs(draws).mean() - mean) / math.sqrt(variance / len(draws))
+        return math.erfc(abs(z) / math.sqrt(2.0))
+
+    return p_value

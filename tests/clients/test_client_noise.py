@@ -1,5 +1,6 @@
 """Noise at the client: its law, and that nothing else leaves the node."""
 
+import math
 import pickle
 
 import numpy as np
@@ -45,25 +46,33 @@ def sent(node, read):
 # The law of what is sent.
 
 
+# E|x| and Var|x| of the standard laws.
+SPREADS = {"gaussian": (math.sqrt(2 / math.pi), 1 - 2 / math.pi), "laplace": (1.0, 1.0)}
+
+
 @pytest.mark.parametrize(("scheme", "law"), [("gaussian", stats.norm), ("laplace", stats.laplace)])
-def test_what_is_sent_for_a_zero_update_follows_the_scheme_s_law(sent, told, scheme, law):
+def test_what_is_sent_for_a_zero_update_follows_the_scheme_s_law(sent, told, scale_p, scheme, law):
     # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
     draws = sent(told(), LARGE, noise(scheme))[0]["w"]
     assert stats.kstest(draws, law(scale=1.0).cdf).pvalue > ALARM
+    assert scale_p(draws, *SPREADS[scheme]) > ALARM
     for wrong in (0.9, 1.1):
-        assert stats.kstest(draws, law(scale=wrong).cdf).pvalue < ALARM
+        assert scale_p(draws / wrong, *SPREADS[scheme]) < ALARM
 
 
-def test_what_is_sent_for_a_zero_update_follows_the_exponential_scheme_s_law(sent, told):
+def test_what_is_sent_for_a_zero_update_follows_the_exponential_scheme_s_law(sent, told, scale_p):
     draws = sent(told(), LARGE, noise("exponential"))[0]["w"]
     mechanism = GridExponentialMechanism(noise_multiplier=0.5, clipping_norm=2.0)
     places = np.abs(draws[:, None] * mechanism.gain - mechanism.points).argmin(axis=1)
     np.testing.assert_allclose(mechanism.points[places] / mechanism.gain, draws, atol=1e-12)
     counts = np.bincount(places, minlength=mechanism.levels)
     assert counts_p(counts, np.exp(mechanism.log_probabilities(0.0))) > ALARM
-    for wrong in (0.45, 0.55):
-        other = GridExponentialMechanism(noise_multiplier=wrong, clipping_norm=2.0)
-        assert counts_p(counts, np.exp(other.log_probabilities(0.0))) < ALARM
+    for multiplier, right in ((0.45, False), (0.5, True), (0.55, False)):
+        other = GridExponentialMechanism(noise_multiplier=multiplier, clipping_norm=2.0)
+        law, size = np.exp(other.log_probabilities(0.0)), np.abs(other.points)
+        mean = law @ size
+        p = scale_p(mechanism.points[places], mean, law @ size**2 - mean**2)
+        assert (p > ALARM) == right
 
 
 def test_gaussian_noise_lies_on_the_grid_so_no_low_bit_tells_the_update(sent, told):
@@ -261,11 +270,12 @@ def test_a_foreign_app_sends_a_private_update_and_nothing_else(node, read):
     assert arrays["seen"] == 7
 
 
-def test_the_noise_of_a_foreign_app_has_the_right_scale(node, read):
+def test_the_noise_of_a_foreign_app_has_the_right_scale(node, read, scale_p):
     reply = node(foreign_app(plus_one)).train(LARGE, instruction(noise()))
     draws = read(reply)[0]["w"] - 2.0 / np.sqrt(SIZE)  # its update, clipped to 2
     assert stats.kstest(draws, stats.norm.cdf).pvalue > ALARM
-    assert stats.kstest(draws / 1.1, stats.norm.cdf).pvalue < ALARM
+    assert scale_p(draws, *SPREADS["gaussian"]) > ALARM
+    assert scale_p(draws / 1.1, *SPREADS["gaussian"]) < ALARM
 
 
 def in_place(message):

@@ -1,6 +1,7 @@
 """What a node answers to queries: its name, its part of a statistic, its noisy utility."""
 
 import json
+import math
 import pickle
 
 import numpy as np
@@ -199,15 +200,19 @@ def test_each_unit_that_is_asked_answers_in_order(utilities, told):
 
 
 @pytest.mark.parametrize("loss", [3.5, float("nan")])
-def test_the_noise_on_utilities_has_its_scale_and_is_each_unit_s_own(utilities, told, loss):
+def test_the_noise_on_utilities_has_its_scale_and_is_each_unit_s_own(
+    utilities, told, scale_p, loss
+):
     # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
-    units = 20_000
+    units = 10_000
     query = UtilityQuery(utility="loss", high=4.0, noise_multiplier=1.5, units=tuple(range(units)))
     mean = 2.0 if np.isnan(loss) else loss
     sent = (np.array(utilities([told(loss=loss)] * units, query)) - mean) / 3.0
     assert stats.kstest(sent, stats.norm.cdf).pvalue > ALARM
+    spread = (math.sqrt(2 / math.pi), 1 - 2 / math.pi)  # E|x| and Var|x| of a standard normal
+    assert scale_p(sent, *spread) > ALARM
     for wrong in (0.9, 1.1):
-        assert stats.kstest(sent / wrong, stats.norm.cdf).pvalue < ALARM
+        assert scale_p(sent / wrong, *spread) < ALARM
 
 
 @pytest.mark.parametrize(
