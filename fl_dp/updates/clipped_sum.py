@@ -217,7 +217,7 @@ class ClippedSum(_Sum):
             raise ValueError(f"grid must be positive and finite, got {grid}")
         self.grid = grid
         self._clipping_norms = tuple(clipping_norms)
-        self._capacity = int(_EXACT_INTEGERS * grid / max(clipping_norms))
+        self._capacity = int(min(_EXACT_INTEGERS * grid / max(clipping_norms), _EXACT_INTEGERS))
         if self._capacity < 1:
             raise ValueError(f"grid {grid} is too fine for clipping norm {max(clipping_norms)}")
         self._units = 0
