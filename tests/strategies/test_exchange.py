@@ -275,7 +275,7 @@ def test_pauses_are_short_while_replies_come_and_at_most_a_quarter_of_a_second(
 ) -> None:
     grid = ScriptedGrid(clock, delay=20.0)
     list(exchange(grid, instructions(2), window=1, timeout=60.0))
-    assert clock.pauses[0] <= 0.01
+    assert clock.pauses[0] <= 0.02
     assert max(clock.pauses) == 0.25
     again = clock.pauses.index(clock.pauses[0], 1)
     assert clock.pauses[again - 1] == 0.25  # back to short ones after the first reply
@@ -285,7 +285,7 @@ def test_a_pause_is_never_much_longer_than_the_waiting_so_far(clock: Clock) -> N
     list(exchange(ScriptedGrid(clock, delay=1.0), instructions(1), window=None, timeout=60.0))
     waited = list(itertools.accumulate(clock.pauses))
     assert all(
-        pause <= 0.01 + 0.3 * before
+        pause <= 0.02 + 0.3 * before
         for before, pause in zip([0.0, *waited], clock.pauses, strict=False)
     )
 
@@ -341,8 +341,8 @@ def test_slow_nodes_at_the_front_do_not_hold_up_those_behind(clock: Clock) -> No
 def test_the_window_is_bounded_in_a_simulation_and_not_on_real_nodes(clock: Clock) -> None:
     class InMemoryGrid(ScriptedGrid): ...
 
-    window = default_window(InMemoryGrid(clock))
-    assert window is not None and 16 <= window <= 64
+    # Twice the 32 threads that the engine has at most: each has a message in reserve.
+    assert default_window(InMemoryGrid(clock)) == 64
     assert default_window(ScriptedGrid(clock)) is None
 
 
