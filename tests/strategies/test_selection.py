@@ -1,0 +1,471 @@
+"""Who takes part: the laws of cohorts, and that nothing else is charged.
+
+False alarms: below 1e-6 a test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draws import a_draw
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from laws import ALARM, counts_p
+from local_grid import FIRST_NODE, LocalGrid, answer_with_update
+from scipy import stats
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import (
+    FixedSizeGaussianEvent,
+    FixedSizeSampling,
+    GaussianEvent,
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PoissonSampling,
+    Sampling,
+    TruncatedPoissonGaussianEvent,
+    TruncatedPoissonSampling,
+    UtilityPoissonSampling,
+    VisibleSampling,
+)
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.strategies import (
+    DPFedAvg,
+    DPUtilitySelection,
+    Draw,
+    ExponentialSelection,
+    FixedSelection,
+    PoissonSelection,
+    PublicSelection,
+    Selection,
+    TruncatedPoissonSelection,
+    Unit,
+)
+
+DRAWS = 20_000
+N = 6
+Law = dict[frozenset[int], float]
+
+
+def drawn(selection: Selection, draw: Draw, draws: int = DRAWS) -> Counter[frozenset[int]]:
+    return Counter(frozenset(unit.node for unit in selection.select(draw)) for _ in range(draws))
+
+
+def of_declared(present: int, declared: int) -> Draw:
+    """A draw in which the first of the declared units are there."""
+    return a_draw(declared, roster=[Unit(node) for node in range(present)])
+
+
+def p_of(counts: Counter[frozenset[int]], law: Law) -> float:
+    assert set(counts) <= set(law), "a cohort lies outside the law"
+    cells = list(law)
+    return counts_p(np.array([counts[cell] for cell in cells]), np.array([law[c] for c in cells]))
+
+
+def cut_law(rate: float, places: int, cut: int, present: int) -> Law:
+    """Coins for every place, a uniform part of at most `cut`, of which only units present answer.
+
+    Enumerated over all coins and all parts.
+    """
+    law: Law = Counter()
+    for coins in itertools.product((0, 1), repeat=places):
+        heads = [place for place, coin in enumerate(coins) if coin]
+        chance = rate ** len(heads) * (1 - rate) ** (places - len(heads))
+        parts = list(itertools.combinations(heads, min(cut, len(heads))))
+        for part in parts:
+            law[frozenset(place for place in part if place < present)] += chance / len(parts)
+    return dict(law)
+
+
+def fixed_law(places: int, cohort: int, present: int) -> Law:
+    law: Law = Counter()
+    parts = list(itertools.combinations(range(places), cohort))
+    for part in parts:
+        law[frozenset(place for place in part if place < present)] += 1 / len(parts)
+    return dict(law)
+
+
+# --- Poisson --------------------------------------------------------------------------------------
+
+
+def test_poisson_cohorts_are_independent_coins() -> None:
+    counts = drawn(PoissonSelection(0.3), a_draw(N))
+    assert p_of(counts, cut_law(0.3, N, N, N)) > ALARM
+    for wrong in (0.27, 0.33):
+        assert p_of(counts, cut_law(wrong, N, N, N)) < ALARM
+
+
+def test_poisson_coins_do_not_know_how_many_units_were_declared() -> None:
+    for declared in (N - 3, N, 10 * N):
+        counts = drawn(PoissonSelection(0.3), of_declared(N, declared))
+        assert p_of(counts, cut_law(0.3, N, N, N)) > ALARM
+
+
+def test_a_rate_of_one_takes_everybody() -> None:
+    assert drawn(PoissonSelection(1.0), a_draw(N), 50) == {frozenset(range(N)): 50}
+
+
+# --- Truncated Poisson ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("present", [N, 4])
+def test_truncated_cohorts_are_a_uniform_part_of_the_coins(present: int) -> None:
+    counts = drawn(TruncatedPoissonSelection(0.5, 2), of_declared(present, N))
+    assert p_of(counts, cut_law(0.5, N, 2, present)) > ALARM
+    for wrong in (0.45, 0.55):
+        assert p_of(counts, cut_law(wrong, N, 2, present)) < ALARM
+
+
+def test_units_that_are_not_there_keep_their_place_in_the_cut() -> None:
+    counts = drawn(TruncatedPoissonSelection(0.5, 2), of_declared(4, N))
+    assert p_of(counts, cut_law(0.5, 4, 2, 4)) < ALARM  # as if those who left had no coins
+
+
+def test_the_size_of_a_truncated_cohort_is_the_smaller_of_coins_and_cut() -> None:
+    rate, cut, units = 0.2, 9, 40
+    selection, draw = TruncatedPoissonSelection(rate, cut), a_draw(units)
+    sizes = Counter(len(selection.select(draw)) for _ in range(DRAWS))
+    pmf = stats.binom.pmf(np.arange(cut + 1), units, rate)
+    pmf[cut] = stats.binom.sf(cut - 1, units, rate)
+    counts = np.array([sizes[size] for size in range(cut + 1)])
+    assert max(sizes) == cut
+    assert counts_p(counts, pmf) > ALARM
+    assert counts_p(counts, stats.binom.pmf(np.arange(cut + 1), units, rate)) < ALARM
+
+
+def test_a_comfortable_cut_is_four_and_a_half_roots_above_the_mean() -> None:
+    made = TruncatedPoissonSelection.comfortable(0.05, 1000)
+    assert made.sampling == TruncatedPoissonSampling(sampling_rate=0.05, max_cohort=82)
+    few = TruncatedPoissonSelection.comfortable(0.5, 4)
+    assert few.sampling.max_cohort == 4
+
+
+# --- Fixed size -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("present", [N, 4, 1])
+def test_fixed_cohorts_are_uniform_parts_of_the_declared_units(present: int) -> None:
+    counts = drawn(FixedSelection(2), of_declared(present, N))
+    assert p_of(counts, fixed_law(N, 2, present)) > ALARM
+    if present < N:  # nobody's chance rises when others leave
+        alone = fixed_law(present, min(2, present), present)
+        assert not set(counts) <= set(alone) or p_of(counts, alone) < ALARM
+
+
+def test_a_lopsided_draw_would_be_noticed() -> None:
+    def lopsided() -> frozenset[int]:
+        # The first unit is one and a half times as likely as the others.
+        chances = np.array([1.5, 1, 1, 1, 1, 1]) / 6.5
+        return frozenset(rng.choice(N, 2, replace=False, p=chances).tolist())
+
+    rng = np.random.default_rng(1)
+    assert p_of(Counter(lopsided() for _ in range(DRAWS)), fixed_law(N, 2, N)) < ALARM
+
+
+@pytest.mark.parametrize("selection", [TruncatedPoissonSelection(0.5, 3), FixedSelection(3)])
+def test_more_units_than_were_declared_are_refused(selection: Selection) -> None:
+    with pytest.raises(ValueError, match="7 units are there and 6 were declared"):
+        selection.select(of_declared(N + 1, N))
+
+
+# --- Public ---------------------------------------------------------------------------------------
+
+
+def test_the_public_cohort_has_the_best_scores_best_first() -> None:
+    scores = [0.5, -math.inf, 3.0, 2.0, math.nan, math.inf]
+    selection = PublicSelection(4, score=lambda unit, _: scores[unit.node])
+    assert [unit.node for unit in selection.select(a_draw(N))] == [5, 2, 3, 0]
+
+
+def test_a_score_may_follow_the_round() -> None:
+    selection = PublicSelection(1, score=lambda unit, now: float(unit.node == now % N))
+    chosen = [selection.select(a_draw(N, server_round=now))[0].node for now in (1, 2, 3)]
+    assert chosen == [1, 2, 3]
+
+
+def test_equal_scores_are_told_apart_at_random() -> None:
+    tied = PublicSelection(2, score=lambda *_: 1.0)
+    assert p_of(drawn(tied, a_draw(N)), fixed_law(N, 2, N)) > ALARM
+
+
+def test_without_a_score_who_has_waited_longest_comes_first() -> None:
+    selection = PublicSelection(2)
+    rounds = [
+        {unit.node for unit in selection.select(a_draw(N, server_round=now))} for now in range(1, 7)
+    ]
+    for start in (0, 3):
+        assert set.union(*rounds[start : start + 3]) == set(range(N))
+    assert rounds[:3] == rounds[3:]
+
+
+def test_a_public_cohort_is_everybody_if_they_are_fewer() -> None:
+    assert len(PublicSelection(9).select(a_draw(N))) == N
+    assert PublicSelection(9).select(a_draw(0)) == []
+
+
+# --- With a plan ----------------------------------------------------------------------------------
+
+
+def plan_for(sampling: Sampling, **changes: Any) -> PrivacyPlan:
+    fields: dict[str, Any] = dict(
+        budget=PrivacyBudget(epsilon=1e6, delta=1e-6),
+        rounds=8,
+        sampling=sampling,
+        noise_multiplier=1.0,
+        clipping=FixedClipping(norm=1.0),
+        num_clients=N,
+    )
+    return PrivacyPlan(**(fields | changes))
+
+
+@pytest.fixture
+def open_ledger(tmp_path: Path) -> Iterator[Callable[[PrivacyPlan], PrivacyLedger]]:
+    opened: list[PrivacyLedger] = []
+
+    def make(plan: PrivacyPlan) -> PrivacyLedger:
+        opened.append(PrivacyLedger.open(tmp_path / f"ledger{len(opened)}.db", plan))
+        return opened[-1]
+
+    yield make
+    for ledger in opened:
+        ledger.close()
+
+
+def model() -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.zeros(3))})
+
+
+def nobody_moves(num_nodes: int = N) -> LocalGrid:
+    return LocalGrid(answer_with_update([{}] * (num_nodes + 2)), num_nodes)
+
+
+SELECTIONS: dict[str, Callable[[], Selection]] = {
+    "poisson": lambda: PoissonSelection(0.5),
+    "truncated": lambda: TruncatedPoissonSelection(0.5, 4),
+    "fixed": lambda: FixedSelection(3),
+    "public": lambda: PublicSelection(3),
+    "exponential": lambda: ExponentialSelection(3, epsilon=0.1),
+    "utility": lambda: DPUtilitySelection(3, largest_rate=0.5, noise_multiplier=5.0),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_a_selection_is_refused_by_every_plan_that_charges_for_another(
+    open_ledger: Any, name: str
+) -> None:
+    selection = SELECTIONS[name]()
+    for other in SELECTIONS.values():
+        sampling = other().sampling
+        if sampling == selection.sampling:
+            continue
+        plan = plan_for(sampling, other_releases=_frozen(selection, 8))
+        with pytest.raises(ValueError, match="the selection draws by"):
+            DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
+
+
+def _frozen(selection: Selection, rounds: int) -> tuple[tuple[Any, int], ...]:
+    return tuple(dict(selection.releases(rounds)).items())
+
+
+def test_a_fixed_cohort_is_never_charged_as_a_poisson_sample(open_ledger: Any) -> None:
+    """N=4 and cohort 2: one round has delta 0.2105 where the Poisson profile says 0.0490."""
+    plan = plan_for(PoissonSampling(sampling_rate=0.5))
+    assert isinstance(plan.event_of(1), PoissonGaussianEvent)
+    ledger = open_ledger(plan)
+    with pytest.raises(ValueError, match=r"make the plan with sampling=selection\.sampling"):
+        DPFedAvg(plan=plan, ledger=ledger, selection=FixedSelection(3))
+    assert ledger.rounds_spent == 0
+
+
+EVENTS = {
+    "poisson": PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.5),
+    "truncated": TruncatedPoissonGaussianEvent(
+        noise_multiplier=1.0, sampling_rate=0.5, num_units=N, max_cohort=4
+    ),
+    "fixed": FixedSizeGaussianEvent(noise_multiplier=1.0, num_units=N, cohort=3),
+    "public": GaussianEvent(noise_multiplier=1.0),
+    "exponential": GaussianEvent(noise_multiplier=1.0),
+    "utility": PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.5),
+}
+
+
+@pytest.mark.parametrize("name", SELECTIONS)
+def test_every_round_is_charged_as_its_own_law(open_ledger: Any, name: str) -> None:
+    selection = SELECTIONS[name]()
+    plan = plan_for(selection.sampling, other_releases=_frozen(selection, 8))
+    ledger = open_ledger(plan)
+    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
+        nobody_moves(), model(), num_rounds=2
+    )
+    assert (ledger.rounds_spent, ledger.rounds_committed) == (2, 2)
+    assert dict(ledger.history)[EVENTS[name]] == 2
+
+
+@pytest.mark.parametrize("name", ["exponential", "utility"])
+def test_releases_that_the_plan_does_not_declare_are_refused(open_ledger: Any, name: str) -> None:
+    selection = SELECTIONS[name]()
+    ((event, count),) = _frozen(selection, 60)
+    full = plan_for(selection.sampling, rounds=60, other_releases=((event, count),))
+    DPFedAvg(plan=full, ledger=open_ledger(full), selection=selection)
+    short = ((event, count - 1),)
+    other = ((replace(event, **_cheaper(event)), count),)
+    for declared in ((), short, other):
+        plan = replace(full, other_releases=declared)
+        with pytest.raises(ValueError, match=f"the selection releases {count} times"):
+            DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
+
+
+def _cheaper(event: Any) -> dict[str, float]:
+    if isinstance(event, GaussianEvent):
+        return {"noise_multiplier": 2.0 * event.noise_multiplier}
+    return {"epsilon": event.epsilon / 2.0}
+
+
+@pytest.mark.parametrize("name", ["truncated", "exponential", "utility", "public"])
+def test_add_or_remove_one_is_refused_where_the_roster_has_to_be_public(name: str) -> None:
+    selection = SELECTIONS[name]()
+    with pytest.raises(ValueError, match=r"zero-out"):
+        plan_for(
+            selection.sampling,
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
+            other_releases=_frozen(selection, 8),
+        )
+
+
+@pytest.mark.parametrize(
+    ("sampling", "kind"),
+    [
+        (PoissonSampling(sampling_rate=0.5), PoissonSelection),
+        (TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=3), TruncatedPoissonSelection),
+        (FixedSizeSampling(cohort=2), FixedSelection),
+        (VisibleSampling(cohort=2), PublicSelection),
+    ],
+)
+def test_a_plan_says_how_it_is_drawn(open_ledger: Any, sampling: Sampling, kind: type) -> None:
+    plan = plan_for(sampling)
+    made = DPFedAvg(plan=plan, ledger=open_ledger(plan)).selection
+    assert type(made) is kind
+    assert made.sampling == sampling
+
+
+def test_a_plan_for_utilities_does_not_say_whose(open_ledger: Any) -> None:
+    plan = plan_for(UtilityPoissonSampling(largest_rate=0.5, cohort=2))
+    with pytest.raises(ValueError, match="needs its selection"):
+        DPFedAvg(plan=plan, ledger=open_ledger(plan))
+
+
+def test_a_public_cohort_keeps_the_participation_cap_over_a_whole_run(open_ledger: Any) -> None:
+    plan = plan_for(VisibleSampling(cohort=4), participation_cap=2)
+    ledger = open_ledger(plan)
+    # Always the same favourites: without the cap nobody else would ever take part.
+    selection = PublicSelection(4, score=lambda unit, _: -unit.node)
+    strategy = DPFedAvg(plan=plan, ledger=ledger, selection=selection)
+    grid = nobody_moves()
+    strategy.start(grid, model(), num_rounds=8)
+    asked = Counter(
+        message.metadata.dst_node_id
+        for message in grid.sent
+        if message.metadata.message_type == "train"
+    )
+    assert set(asked.values()) == {2}
+    assert strategy.budget_exhausted
+    assert ledger.participations == {str(FIRST_NODE + node): 2 for node in range(N)}
+    assert ledger.epsilon().best <= plan.epsilon().best
+
+
+@pytest.mark.parametrize("name", ["truncated", "fixed"])
+def test_when_nodes_leave_the_others_are_drawn_as_before(open_ledger: Any, name: str) -> None:
+    selection = SELECTIONS[name]()
+    plan = plan_for(selection.sampling)
+    seen: list[Draw] = []
+    select = selection.select
+    selection.select = lambda draw: seen.append(draw) or select(draw)  # type: ignore[method-assign]
+    grid = nobody_moves()
+    ledger = open_ledger(plan)
+
+    def leave(*_: Any) -> None:
+        grid.num_nodes -= 1
+
+    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
+        grid, model(), num_rounds=4, evaluate_fn=leave
+    )
+    assert [len(draw.roster) for draw in seen] == [5, 4, 3, 2]
+    assert {draw.num_units for draw in seen} == {N}
+    assert set(dict(ledger.history)) == {EVENTS[name]}
+
+
+def test_poisson_rounds_go_on_when_nodes_join_or_leave(open_ledger: Any) -> None:
+    plan = plan_for(PoissonSampling(sampling_rate=0.5))
+    ledger = open_ledger(plan)
+    grid = nobody_moves()
+    sizes = iter([N + 2, N - 4, 0, N, N])
+
+    def change(*_: Any) -> None:
+        grid.num_nodes = next(sizes)
+
+    strategy = DPFedAvg(plan=plan, ledger=ledger)
+    strategy.start(grid, model(), num_rounds=4, evaluate_fn=change)
+    assert strategy.rounds_completed == 4
+    assert dict(ledger.history) == {EVENTS["poisson"]: 4}
+
+
+class EveryOther(Selection):
+    """A user's own rule: even nodes, then odd ones; public."""
+
+    def __init__(self) -> None:
+        self.sampling = VisibleSampling(cohort=3)
+
+    def select(self, draw: Draw) -> Sequence[Unit]:
+        return [unit for unit in draw.roster if unit.node % 2 == draw.server_round % 2]
+
+
+def test_a_selection_of_one_s_own_needs_two_things(open_ledger: Any) -> None:
+    selection = EveryOther()
+    plan = plan_for(selection.sampling)
+    grid = nobody_moves()
+    DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection).start(
+        grid, model(), num_rounds=2
+    )
+    asked = [message.metadata.dst_node_id - FIRST_NODE for message in grid.sent]
+    assert asked == [1, 3, 5, 0, 2, 4]
+
+
+# --- The names of units in the ledger -------------------------------------------------------------
+
+
+def names_of(grid: LocalGrid, open_ledger: Any) -> dict[str, int]:
+    """Run two rounds of everybody under a cap and return who took part how often."""
+    plan = plan_for(VisibleSampling(cohort=N), participation_cap=2)
+    ledger = open_ledger(plan)
+    DPFedAvg(plan=plan, ledger=ledger).start(grid, model(), num_rounds=2)
+    return ledger.participations
+
+
+def calling_themselves(names: dict[int, str]) -> LocalGrid:
+    train = answer_with_update([{}] * N)
+
+    def answer(message: Message, partition: int) -> Message:
+        if message.metadata.message_type == "train":
+            return train(message, partition)
+        told = {"name": names[partition]} if partition in names else {}
+        return Message(RecordDict({"identity": ConfigRecord(told)}), reply_to=message)
+
+    return LocalGrid(answer, N)
+
+
+def test_units_go_by_the_names_that_their_nodes_say(open_ledger: Any) -> None:
+    grid = calling_themselves({0: "ward 7", 1: "ward 8", 2: "", 3: "a\nb", 4: "twin", 5: "twin"})
+    ids = {str(FIRST_NODE + node): 2 for node in (2, 3, 4, 5)}
+    assert names_of(grid, open_ledger) == {"ward 7": 2, "ward 8": 2} | ids
+
+
+def test_a_name_that_is_another_node_s_id_is_not_taken(open_ledger: Any) -> None:
+    grid = calling_themselves({0: str(FIRST_NODE + 1)})
+    assert names_of(grid, open_ledger) == {str(FIRST_NODE + node): 2 for node in range(N)}
