@@ -67,7 +67,7 @@ def load_checkpoint(path: Path) -> Checkpoint:
     model = {
         name: Array(
             dtype=form["dtype"],
-            shape=form["shape"],
+            shape=tuple(form["shape"]),
             stype=form["stype"],
             data=tensors[_MODEL + name].tobytes(),
         )

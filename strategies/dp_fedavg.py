@@ -310,7 +310,7 @@ class DPFedAvg(Strategy):
         arrays = initial_arrays if self._resumed is None else self._resumed.model
         result = Result(arrays=arrays)
         began = time.monotonic()
-        if not done:
+        if self._resumed is None:
             self._last = (0, arrays)
             self._finish_round(evaluate_fn, 0, result)
         for server_round in range(done + 1, num_rounds + 1):

@@ -319,6 +319,8 @@ class PrivacyLedger:
                 f"round {round} is not in the plan, whose budget pays for {self.plan.rounds}"
             )
         event = self.plan.event_of(round, noise_multiplier=noise_multiplier)
+        if noise_multiplier is None:
+            noise_multiplier = self.plan.noise_multipliers[round - 1]
         units = self._check_participants(participants)
         with self._transaction() as connection:
             self._require_participations_left(units)
@@ -329,6 +331,7 @@ class PrivacyLedger:
                 "run": self._run_id,
                 "round": round,
                 "attempt": self._attempts[round] + 1,
+                "noise_multiplier": noise_multiplier,  # not every event has one
                 **event_to_dict(event),
                 "time": _now(),
             }

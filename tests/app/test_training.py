@@ -1,0 +1,194 @@
+"""The whole app on a grid in this process: every setting that changes the path of a round."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Message
+from local_grid import LocalGrid, answer_with_app
+
+from fl_dp.accounting import PrivacyLedger
+from fl_dp.checkpoints import load_checkpoint
+from fl_dp.client_app import app as client_app
+from fl_dp.config import compose_settings
+from fl_dp.run_folder import RunFolder
+from fl_dp.settings import Settings
+from fl_dp.training import train
+
+SMALL = ["task.num_clients=12", "rounds=3", "client.epochs=1", "privacy.epsilon=4"]
+
+
+def settings_for(folder: Path, *overrides: str) -> Settings:
+    return compose_settings([*SMALL, f"output_dir={folder}", "run_name=run", *overrides])
+
+
+def grid_for(settings: Settings) -> LocalGrid:
+    nodes = math.ceil(settings.task.num_clients / settings.simulation.units_per_node)
+    return LocalGrid(answer_with_app(client_app, nodes), nodes)
+
+
+def run(folder: Path, *overrides: str) -> tuple[RunFolder, dict[str, Any]]:
+    settings = settings_for(folder, *overrides)
+    train(grid_for(settings), settings, run_id="1")
+    done = RunFolder(folder / "run")
+    return done, done.read_statement()
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["selection=truncated_poisson"],
+        ["selection=fixed"],
+        ["selection=public", "selection.participation_cap=2"],
+        ["selection=exponential", "selection.participation_cap=2"],
+        ["selection=exponential", "selection.utility=update_norm"],
+        ["selection=exponential", "selection.utility=staleness"],
+        ["selection=exponential", "selection.utility=examples", "selection.utility_high=200"],
+        [
+            "selection=exponential",
+            "privacy.unit=example",
+            "privacy.neighboring_relation=replace-one",
+            "selection.records_per_client=50",
+        ],
+        ["selection=dp_utility", "selection.refresh_every=2"],
+        ["selection.coins=nodes"],
+        ["selection.coins=nodes", "simulation.units_per_node=5"],
+        ["simulation.units_per_node=5", "clipping=adaptive", "metrics.loss=[0,3]"],
+        ["selection=dp_utility", "simulation.units_per_node=5"],
+        ["selection=exponential", "simulation.units_per_node=5"],
+        ["clipping=adaptive"],
+        ["clipping=per_layer"],
+        ["clipping=per_layer", "clipping.norms=[0.3,0.1]"],
+        ["weights.cap=200"],
+        ["weights.cap=200", "weights.total=8"],
+        ["weights.cap=200", "weights.total=4", "weights.capped_denominator=true"],
+        ["metrics.loss=[0,3]", "metrics.accuracy=[0,1]"],
+        ["server_optimizer=fedadam"],
+        ["selection.sampling_rate=1", "selection.participation_cap=2"],
+    ],
+    ids=" ".join,
+)
+def test_every_way_to_run_a_round_trains_within_its_budget(
+    tmp_path: Path, overrides: list[str]
+) -> None:
+    done, statement = run(tmp_path, *overrides)
+    lines = done.read_metrics()
+    capped = any("participation_cap=2" in one for one in overrides) and "public" not in str(
+        overrides
+    )
+    assert statement["epsilon"][statement["quoted"]] <= 4.0
+    assert statement["rounds_committed"] == len(lines) - 1
+    assert statement["rounds_committed"] == 3 or capped
+    assert lines[-1]["test_loss"] != lines[0]["test_loss"]
+    with PrivacyLedger.read(done.ledger) as ledger:
+        assert all(count <= 2 for count in ledger.participations.values()) or not capped
+
+
+@pytest.mark.parametrize("scheme", ["gaussian", "laplace", "exponential"])
+def test_noise_at_the_clients_is_stated_as_such(tmp_path: Path, scheme: str) -> None:
+    _, statement = run(
+        tmp_path,
+        *("privacy=local", f"privacy.scheme={scheme}", "privacy.epsilon=4"),
+        *("selection=public", "selection.participation_cap=2"),
+    )
+    assert scheme in statement["mechanism"]
+    assert "server itself" in statement["adversary"]
+    assert statement["epsilon"][statement["quoted"]] <= 4.0
+
+
+def test_a_run_without_privacy_promises_nothing_and_learns(tmp_path: Path) -> None:
+    done, statement = run(tmp_path, "privacy=none", "rounds=6", "client.epochs=3")
+    assert (statement["quoted"], statement["epsilon"]) == ("none", {})
+    assert "Nothing is promised" in done.statement_page.read_text()
+    assert not done.ledger.exists()
+    assert done.read_metrics()[-1]["test_accuracy"] > 0.6
+    assert "epsilon" not in done.read_metrics()[-1]
+
+
+def test_released_metrics_stand_in_the_folder_and_no_others(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, "metrics.loss=[0,3]", "clipping=adaptive")
+    first, *rounds = done.read_metrics()
+    assert "clients" not in first
+    for line in rounds:
+        assert set(line["clients"]) == {"loss"}
+        assert 0.0 <= line["clients"]["loss"] <= 3.0
+        assert line["next_clipping_norm"] > 0.0
+    (tmp_path / "other").mkdir()
+    plain, _ = run(tmp_path / "other")
+    assert all("clients" not in line for line in plain.read_metrics())
+
+
+class Crash(Exception):
+    """Stands for the end of the ServerApp's process."""
+
+
+def crashing(grid: LocalGrid, *, after: int) -> LocalGrid:
+    """End the process in the middle of a round, when that many messages have been answered."""
+    answer, seen = grid.answer, [0]
+
+    def answer_or_crash(message: Message, partition: int) -> Message | None:
+        seen[0] += 1
+        if seen[0] > after:
+            raise Crash
+        return answer(message, partition)
+
+    grid.answer = answer_or_crash
+    return grid
+
+
+@pytest.mark.parametrize("optimizer", ["fedavgm", "fedadam"])
+@pytest.mark.parametrize("after", [0, 15, 25])
+def test_a_crashed_run_goes_on_with_its_ledger_and_pays_for_the_lost_round(
+    tmp_path: Path, optimizer: str, after: int
+) -> None:
+    settings = settings_for(
+        tmp_path,
+        *("rounds=4", "selection.sampling_rate=0.9", f"server_optimizer={optimizer}"),
+        "clipping=adaptive",
+    )
+    with pytest.raises(Crash):
+        train(crashing(grid_for(settings), after=after), settings, run_id="1")
+    folder = RunFolder(tmp_path / "run")
+    assert folder.statement.exists()
+    before = load_checkpoint(folder.checkpoint)
+    with PrivacyLedger.read(folder.ledger) as ledger:
+        assert (ledger.rounds_spent, ledger.rounds_committed) == (
+            before.server_round + 1,
+            before.server_round,
+        )
+    resumed = compose_settings([f"resume={folder.path}"])
+    train(grid_for(settings), resumed, run_id="2")
+    with PrivacyLedger.read(folder.ledger) as ledger:
+        assert ledger.rounds_spent == 4
+        assert ledger.rounds_committed == 3
+        assert ledger.epsilon().best <= 4.0
+    rounds = [line["round"] for line in folder.read_metrics()]
+    assert rounds == [0, 1, 2, 3]
+    assert folder.read_statement()["rounds_committed"] == 3
+
+
+def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
+    folder, before = run(tmp_path)
+    settings = settings_for(tmp_path)
+    train(grid_for(settings), compose_settings([f"resume={folder.path}"]), run_id="2")
+    after = folder.read_statement()
+    assert (after["rounds"], after["epsilon"]) == (before["rounds"], before["epsilon"])
+    assert len(folder.read_metrics()) == 4
+
+
+def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
+    settings = compose_settings([f"resume={tmp_path}/nothing"])
+    with pytest.raises(FileNotFoundError, match=r"no run in .*nothing"):
+        train(grid_for(settings), settings, run_id="1")
+
+
+def test_the_checkpoint_holds_no_randomness(tmp_path: Path) -> None:
+    folder, _ = run(tmp_path, "privacy.insecure_seed=12345678")
+    stored = folder.checkpoint.read_bytes()
+    assert b"12345678" not in stored
+    assert b"seed" not in stored
+    assert json.loads(folder.statement.read_text())["insecure"] is True
