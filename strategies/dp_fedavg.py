@@ -35,12 +35,15 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
 from fl_dp.accounting import (
+    FixedSizeSampling,
     PlanOptions,
+    PoissonSampling,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyLedger,
     PrivacyPlan,
     Reservation,
+    TruncatedPoissonSampling,
     default_delta,
     freeze,
 )
@@ -55,6 +58,8 @@ from .selection import Draw, PoissonSelection, Selection, participations_left, s
 from .server_optimizer import ServerOptimizer
 
 logger = logging.getLogger("flwr.fl_dp")
+
+_OF_THE_DECLARED = (FixedSizeSampling, TruncatedPoissonSampling)  # charged for so many units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -351,15 +356,15 @@ class DPFedAvg(Strategy):
         instruction = self.optimizer.instruct(server_round, released, config, nodes)
         key = next(iter(instruction.array_records))
         draw = self._draw(server_round, roster, arrays, config, grid)
+        self._require_trainable(layout, len(roster))  # before a round is charged in vain
 
         plan, ledger = self.plan, self.ledger
         reservation = None
         if plan is None or ledger is None:
             cohort = list(self.selection.select(draw))
         elif plan.sampling.visible:
-            self._require_summable(len(roster))
             cohort = list(self.selection.select(draw))
-            if not cohort and roster:
+            if not cohort and roster and not draw.roster:
                 raise PrivacyBudgetExhausted(
                     f"every client has taken part {plan.participation_cap} times, the plan's "
                     "participation_cap"
@@ -372,7 +377,6 @@ class DPFedAvg(Strategy):
                 else [self._name(unit) for unit in cohort],
             )
         else:
-            self._require_summable(len(roster))
             reservation = ledger.reserve(
                 round=server_round, noise_multiplier=self._next_multiplier()
             )
@@ -539,6 +543,17 @@ class DPFedAvg(Strategy):
                 "nodes that flip the coins themselves draw Poisson samples: use PoissonSelection, "
                 f"not {type(self.selection).__name__}"
             )
+        if self._coins_at_nodes and plan is not None and plan.participation_cap is not None:
+            raise ValueError(
+                "a participation cap leaves units out, which nodes that flip the coins themselves "
+                "do not know of: use coins at the server"
+            )
+        if plan is not None and plan.client_scheme and self.selection.utility is not None:
+            raise ValueError(
+                f"{type(self.selection).__name__} asks clients for '{self.selection.utility}' with "
+                "their updates, which would leave without the noise of client_scheme: use a "
+                "selection that asks for nothing"
+            )
         if self._weight_cap is not None and not (
             math.isfinite(self._weight_cap) and self._weight_cap > 0.0
         ):
@@ -585,13 +600,27 @@ class DPFedAvg(Strategy):
             ask=ask,
         )
 
-    def _require_summable(self, units: int) -> None:
-        assert self.plan is not None  # only private rounds are summed on a grid
-        most = self.plan.bundle(self.plan.least_noise_multiplier).max_units
+    def _require_trainable(self, layout: VectorLayout, units: int) -> None:
+        plan = self.plan
+        if plan is None:
+            return
+        norms, arrays = len(plan.clipping.first_norms), len(layout.released)
+        if norms not in (1, arrays):
+            raise ValueError(
+                f"the plan clips {norms} layers and the model has {arrays} floating-point arrays: "
+                "give one clipping norm for each, or one for the whole update"
+            )
+        most = plan.bundle(plan.least_noise_multiplier).max_units
         if units > most:
             raise ValueError(
                 f"{units} units are connected and at most {most} can be summed exactly at noise "
-                f"multiplier {self.plan.least_noise_multiplier:.4g}"
+                f"multiplier {plan.least_noise_multiplier:.4g}"
+            )
+        if isinstance(plan.sampling, _OF_THE_DECLARED) and units > plan.num_clients:
+            raise ValueError(
+                f"{units} units are connected and {plan.num_clients} were declared, out of which "
+                f"cohorts are drawn and charged ({plan.sampling.describe()}): declare as many "
+                "(task.num_clients)"
             )
 
     def _open_sum(
@@ -641,12 +670,15 @@ class DPFedAvg(Strategy):
         self, current: _OpenRound, content: RecordDict, numbers: tuple[int, ...] | None
     ) -> RecordDict:
         """Return the content with the round's instruction in its config, if one is needed."""
-        plan = self.plan
-        at_nodes = self._coins_at_nodes and plan is not None
+        plan, sampling = self.plan, self.selection.sampling
+        rate = None
+        if self._coins_at_nodes and isinstance(sampling, PoissonSampling):
+            # As charged: the expected cohort over the roster can be larger in its last digit.
+            rate = sampling.sampling_rate
         instruction = RoundInstruction(
             server_round=current.number,
             units=numbers,
-            sampling_rate=plan.sampling_rate if at_nodes and plan is not None else None,
+            sampling_rate=rate,
             max_units=self._units_per_node,
             bundle=current.sum.bundle,
             weight_cap=self._weight_cap,

@@ -134,8 +134,9 @@ class CentralSum(RoundSum):
         """Clip one unit and add it, or add a node's own sum. See `RoundSum.fold`."""
         arrays, measured = only_array_record(content), _numbers(content)
         if self._max_units is not None:
-            scalars = self._node_scalars(measured)
-            self._total.add_steps(arrays, max_units=min(len(units), self._max_units))
+            most = min(len(units), self._max_units)
+            scalars = self._node_scalars(measured, most)
+            self._total.add_steps(arrays, max_units=most)
             self._scalars += scalars
             reports = _padded(measured.get(UTILITY_METRIC, []), len(units))
             return [
@@ -188,17 +189,18 @@ class CentralSum(RoundSum):
         steps *= 1.0 / mechanism.grid
         return mechanism.release(np.trunc(steps, out=steps), rng)
 
-    def _node_scalars(self, measured: Mapping[str, list[float]]) -> NDArray[np.float64]:
+    def _node_scalars(
+        self, measured: Mapping[str, list[float]], max_units: int
+    ) -> NDArray[np.float64]:
         """Return a node's sums of encoded scalars.
 
         Raises:
-            RefusedUpdate: If they are missing, or more than its units can reach.
+            RefusedUpdate: If they are missing, or more than so many units can reach.
         """
         if self._bundle.scalar is None:
             return self._scalars * 0.0
         sums = np.array(measured.get(SCALARS_METRIC, []), dtype=np.float64)
-        assert self._max_units is not None  # the caller has looked
-        bound = self._max_units * 0.5 / self._bundle.scalar.grid
+        bound = max_units * 0.5 / self._bundle.scalar.grid
         if sums.shape != self._scalars.shape or not (np.abs(sums) <= bound).all():
             raise RefusedUpdate("its scalars are missing or more than its units can reach")
         return np.trunc(sums)
@@ -295,10 +297,17 @@ def _numbers(content: RecordDict) -> dict[str, list[float]]:
     """Return every metric of a reply as a list of numbers."""
     records: Sequence[MetricRecord] = list(content.metric_records.values())
     return {
-        str(name): [float(each) for each in (value if isinstance(value, list) else [value])]
+        str(name): [_real(each) for each in (value if isinstance(value, list) else [value])]
         for record in records
         for name, value in record.items()
     }
+
+
+def _real(number: float) -> float:
+    try:
+        return float(number)
+    except OverflowError:  # an int of hundreds of digits, which only a simulation lets through
+        return math.nan
 
 
 def _first(
