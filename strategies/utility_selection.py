@@ -31,6 +31,8 @@ from .selection import Draw, Observation, Selection
 UtilityFn = Callable[[Observation, int], float]
 """Makes a utility from a unit's last observation and the number of the round that is drawn for."""
 
+_NOBODY = 745.0  # e^-745 is the smallest float64
+
 _BY_SERVER: Mapping[str, UtilityFn] = {
     "update_norm": lambda seen, _: seen.update_norm,
     "staleness": lambda seen, now: float(now - seen.server_round),
@@ -232,9 +234,8 @@ class DPUtilitySelection(Selection):
         noisy = np.array([self._noisy[unit] for unit in roster], dtype=np.float64)
         # Beyond the range there is only noise, or a client that would starve all the others.
         logits = self._sharpness * np.clip(noisy, 0.0, self._query.high)
-        weights = np.exp(logits - logits.max(initial=0.0))
         return _scaled_between(
-            weights, self.sampling.cohort, self._smallest_rate, self.sampling.largest_rate
+            logits, self.sampling.cohort, self._smallest_rate, self.sampling.largest_rate
         )
 
     @property
@@ -295,16 +296,23 @@ def _numbers(reply: Message) -> list[float]:
 
 
 def _scaled_between(
-    weights: NDArray[np.float64], total: float, low: float, high: float
+    logits: NDArray[np.float64], total: float, low: float, high: float
 ) -> NDArray[np.float64]:
-    """Scale weights and cut them to [low, high] so that they sum to `total`, as far as possible."""
-    smallest, largest = 0.0, 1.0
-    while np.clip(largest * weights, low, high).sum() < total and largest < 1e300:
-        smallest, largest = largest, 2.0 * largest
-    for _ in range(100):
+    """Scale `e^logits` and cut it to [low, high] so that it sums to `total`, as far as possible.
+
+    `high` is at most 1.
+    """
+    below = logits - logits.max(initial=-math.inf)
+
+    def scaled(shift: float) -> NDArray[np.float64]:
+        return np.clip(np.exp(np.minimum(below + shift, 0.0)), low, high)
+
+    # From nobody to everybody; in logarithms, as weights of a sharp choice leave float64.
+    smallest, largest = -_NOBODY, -float(below.min(initial=0.0))
+    for _ in range(80):
         middle = (smallest + largest) / 2.0
-        if np.clip(middle * weights, low, high).sum() < total:
+        if scaled(middle).sum() < total:
             smallest = middle
         else:
             largest = middle
-    return np.clip(largest * weights, low, high)
+    return scaled(largest)
