@@ -1,0 +1,961 @@
+"""Choosing by utility: exact laws, and what is drawn is what was charged, before it was drawn.
+
+False alarms: below 1e-6 a test.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import math
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from draws import a_draw
+from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
+from flwr.client import NumPyClient
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import ALARM, counts_p
+from local_grid import FIRST_NODE, LocalGrid, answer_with_app, answer_with_update
+from scipy import stats
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import (
+    ExponentialEvent,
+    GaussianEvent,
+    History,
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PoissonSampling,
+    PrivacyEvent,
+    UtilityPoissonSampling,
+    VisibleSampling,
+    event_of,
+    freeze,
+    privacy_statement,
+    tight_epsilon,
+)
+from fl_dp.accounting.renyi import renyi_epsilon
+from fl_dp.clients import NodeUnits, UtilityQuery, numpy_client_app
+from fl_dp.mechanisms import ExponentialMechanism, FixedClipping, SecureRandom
+from fl_dp.strategies import (
+    DPFedAvg,
+    DPUtilitySelection,
+    Draw,
+    ExponentialSelection,
+    Observation,
+    Selection,
+    Unit,
+)
+from fl_dp.updates.instruction import UTILITY_METRIC
+
+DRAWS = 20_000
+ZERO_OUT = NeighboringRelation.ZERO_OUT
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _a_run_s_identity() -> None:
+    """Messages can be written only where Flower knows which run it is."""
+    LocalGrid(answer_with_update([]), 0)
+
+
+def told(selection: Selection, utilities: Iterable[float], server_round: int = 1) -> None:
+    """Let every unit report a utility."""
+    for node, utility in enumerate(utilities):
+        selection.observe(seen(node, utility, server_round=server_round))
+
+
+def seen(
+    node: int, utility: float | None, *, norm: float = 1.0, server_round: int = 1
+) -> Observation:
+    return Observation(
+        unit=Unit(node), server_round=server_round, update_norm=norm, utility=utility
+    )
+
+
+def nodes(units: Iterable[Unit]) -> tuple[int, ...]:
+    return tuple(unit.node for unit in units)
+
+
+@pytest.fixture
+def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[np.ndarray]:
+    """Return the utilities of every draw from now on."""
+    vectors: list[np.ndarray] = []
+    select_top = ExponentialMechanism.select_top
+
+    def spy(self: ExponentialMechanism, utilities: Any, k: int, rng: SecureRandom) -> Any:
+        vectors.append(np.array(utilities))
+        return select_top(self, utilities, k, rng)
+
+    monkeypatch.setattr(ExponentialMechanism, "select_top", spy)
+    return vectors
+
+
+def plackett_luce(logits: np.ndarray, k: int) -> dict[tuple[int, ...], float]:
+    weights = np.exp(logits - logits.max())
+    law = {}
+    for choice in itertools.permutations(range(weights.size), k):
+        chance, left = 1.0, weights.sum()
+        for place in choice:
+            chance *= weights[place] / left
+            left -= weights[place]
+        law[choice] = chance
+    return law
+
+
+# --- The exponential mechanism over clients: its law ----------------------------------------------
+
+UTILITIES = (0.3, 4.9, 2.5, 1.0, 3.3)
+
+
+def test_one_client_is_chosen_like_the_softmax() -> None:
+    selection = ExponentialSelection(1, epsilon=1.0, utility_range=(0.0, 5.0))
+    told(selection, UTILITIES)
+    counts = Counter(nodes(selection.select(a_draw(5)))[0] for _ in range(DRAWS))
+    # One unit moves its own utility by at most 2.5: exp(epsilon u / 2.5), no further half.
+    observed = np.array([counts[node] for node in range(5)])
+    for factor, right in ((1.0, True), (0.9, False), (1.1, False), (0.5, False)):
+        law = plackett_luce(factor * np.array(UTILITIES) / 2.5, 1)
+        assert (counts_p(observed, np.array(list(law.values()))) > ALARM) is right
+
+
+def test_two_of_five_are_chosen_one_after_the_other() -> None:
+    selection = ExponentialSelection(2, epsilon=1.0, utility_range=(0.0, 5.0))
+    told(selection, UTILITIES)
+    counts = Counter(nodes(selection.select(a_draw(5))) for _ in range(DRAWS))
+    for factor, right in ((1.0, True), (0.9, False), (1.1, False)):
+        law = plackett_luce(factor * np.array(UTILITIES) / 2.5, 2)
+        observed = np.array([counts[choice] for choice in law])
+        assert (counts_p(observed, np.array(list(law.values()))) > ALARM) is right
+
+
+RANGES = st.tuples(st.floats(-1e3, 1e3), st.floats(1e-2, 1e3)).map(lambda r: (r[0], r[0] + r[1]))
+
+
+@given(RANGES, st.floats(0.01, 4.0))
+def test_every_range_of_utilities_is_taken(
+    utility_range: tuple[float, float], epsilon: float
+) -> None:
+    """The middle of a range is rounded: a sensitivity of half its length may be too short."""
+    selection = ExponentialSelection(1, epsilon=epsilon, utility_range=utility_range)
+    low, high = utility_range
+    assert selection.mechanism.sensitivity == pytest.approx((high - low) / 2.0, rel=1e-6)
+
+
+def ratios_of(selection: ExponentialSelection, first: Any, second: Any) -> np.ndarray:
+    return selection.mechanism.log_probabilities(first) - selection.mechanism.log_probabilities(
+        second
+    )
+
+
+ODD = st.one_of(st.floats(allow_nan=True, allow_infinity=True), st.sampled_from([1e308, -1e308]))
+
+
+@given(RANGES, st.floats(0.01, 4.0), st.lists(ODD, min_size=2, max_size=6), st.data())
+def test_whatever_a_unit_says_instead_of_nothing_the_log_ratios_keep_within_epsilon(
+    utility_range: tuple[float, float], epsilon: float, reports: list[float], data: st.DataObject
+) -> None:
+    selection = ExponentialSelection(1, epsilon=epsilon, utility_range=utility_range)
+    told(selection, reports)
+    place = data.draw(st.integers(0, len(reports) - 1))
+    both = []
+    for _ in range(2):
+        both.append([selection._utility_of(Unit(node), 2) for node in range(len(reports))])
+        selection._seen.pop(Unit(place), None)  # zeroed out: it was never seen
+    ratios = ratios_of(selection, *both)
+    assert np.ptp(ratios) <= epsilon * (1 + 1e-6) + 1e-9
+    assert np.abs(ratios).max() <= epsilon * (1 + 1e-6) + 1e-9
+
+
+@pytest.mark.parametrize("utility_range", [(0.0, 5.0), (-3.0, -1.0), (0.1, 0.7), (-1e3, 1e3)])
+@pytest.mark.parametrize("end", [0, 1])
+def test_from_the_null_to_an_end_is_epsilon_and_from_end_to_end_twice_that(
+    utility_range: tuple[float, float], end: int
+) -> None:
+    """The first is charged under zero-out neighbours, the second under replace-one."""
+    selection = ExponentialSelection(1, epsilon=0.7, utility_range=utility_range)
+    null = selection.mechanism.null_utility
+    assert null == pytest.approx(sum(utility_range) / 2)
+    others = [null] * 4
+    zeroed = ratios_of(selection, [utility_range[end], *others], [null, *others])
+    assert np.ptp(zeroed) == pytest.approx(0.7)
+    replaced = ratios_of(
+        selection, [utility_range[end], *others], [utility_range[1 - end], *others]
+    )
+    assert np.ptp(replaced) == pytest.approx(1.4)
+
+
+@pytest.mark.parametrize("records", [1, 7, 500])
+def test_one_record_moves_the_mean_of_many_by_that_much_less(records: int) -> None:
+    selection = ExponentialSelection(
+        1, epsilon=0.7, utility_range=(0.0, 5.0), records_per_client=records
+    )
+    full, zeroed = np.full(records, 5.0), np.full(records, 5.0)
+    zeroed[0] = selection.mechanism.null_utility
+    others = [1.0, 4.0]
+    ratios = ratios_of(selection, [full.mean(), *others], [zeroed.mean(), *others])
+    assert np.ptp(ratios) == pytest.approx(0.7)
+    assert selection.mechanism.rate == pytest.approx(records * 0.7 / 2.5)
+
+
+def test_means_are_clipped_to_the_range_for_records_too(looked_at: list[np.ndarray]) -> None:
+    selection = ExponentialSelection(
+        1, epsilon=0.1, utility_range=(1.0, 5.0), records_per_client=10
+    )
+    told(selection, [-math.inf, 1e300, math.nan, 3.5])
+    selection.select(a_draw(4))
+    np.testing.assert_array_equal(looked_at[0], [1.0, 5.0, 3.0, 3.5])
+
+
+@given(st.lists(st.floats(0, 5), min_size=4, max_size=4), st.floats(0, 5), st.integers(0, 3))
+def test_a_cohort_of_two_has_at_most_two_ranges(
+    utilities: list[float], other: float, place: int
+) -> None:
+    selection = ExponentialSelection(2, epsilon=0.5, utility_range=(0.0, 5.0))
+    assert selection.releases(1) == {ExponentialEvent(epsilon=0.5, draws=2, one_coordinate=True): 1}
+    neighbour = list(utilities)
+    neighbour[place] = selection.mechanism.null_utility
+    rate = selection.mechanism.rate
+    laws = [plackett_luce(rate * np.array(scores), 2) for scores in (utilities, neighbour)]
+    ratios = [math.log(laws[0][choice] / laws[1][choice]) for choice in laws[0]]
+    assert max(ratios) - min(ratios) <= 2 * 0.5 + 1e-9
+
+
+# --- What it looks at -----------------------------------------------------------------------------
+
+
+def test_utilities_are_bounded_and_who_was_not_seen_has_the_null(
+    looked_at: list[np.ndarray],
+) -> None:
+    selection = ExponentialSelection(2, epsilon=1.0, utility_range=(1.0, 5.0))
+    told(selection, [math.nan, math.inf, -math.inf, 1e308, -7.0, 2.0])
+    selection.observe(seen(6, None))
+    selection.select(a_draw(8))
+    np.testing.assert_array_equal(looked_at[0], [3.0, 5.0, 1.0, 5.0, 1.0, 2.0, 3.0, 3.0])
+
+
+def test_the_last_observation_counts(looked_at: list[np.ndarray]) -> None:
+    selection = ExponentialSelection(1, epsilon=1.0)
+    told(selection, [1.0, 4.0])
+    selection.observe(seen(1, 2.0, server_round=2))
+    selection.select(a_draw(2))
+    np.testing.assert_array_equal(looked_at[0], [1.0, 2.0])
+
+
+def test_the_norm_and_the_age_of_the_last_update_are_known_to_the_server(
+    looked_at: list[np.ndarray],
+) -> None:
+    for utility, expected in (("update_norm", [0.5, 5.0, 2.5]), ("staleness", [4.0, 1.0, 2.5])):
+        selection = ExponentialSelection(1, epsilon=1.0, utility=utility)
+        assert selection.utility is None  # clients are asked for nothing
+        selection.observe(seen(0, None, norm=0.5, server_round=3))
+        selection.observe(seen(1, None, norm=math.inf, server_round=6))
+        selection.select(a_draw(3, server_round=7))
+        np.testing.assert_array_equal(looked_at[-1], expected)
+
+
+def test_a_user_s_own_utility_sees_one_observation_and_the_round(
+    looked_at: list[np.ndarray],
+) -> None:
+    def oort(observation: Observation, now: int) -> float:
+        return observation.update_norm * math.sqrt(now - observation.server_round)
+
+    selection = ExponentialSelection(1, epsilon=1.0, utility=oort)
+    selection.observe(seen(0, None, norm=0.5, server_round=3))
+    selection.observe(seen(1, None, norm=math.nan))
+    selection.select(a_draw(2, server_round=7))
+    np.testing.assert_array_equal(looked_at[0], [1.0, 2.5])
+
+
+def test_a_whole_roster_is_taken_if_it_is_no_larger_and_nobody_from_none() -> None:
+    selection = ExponentialSelection(4, epsilon=1.0)
+    assert sorted(nodes(selection.select(a_draw(3)))) == [0, 1, 2]
+    assert selection.select(a_draw(0)) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cohort": 0}, "cohort"),
+        ({"epsilon": 0.0}, "epsilon"),
+        ({"epsilon": math.nan}, "epsilon"),
+        ({"utility_range": (2.0, 1.0)}, "sensitivity|utility_range"),
+        ({"utility_range": (1.0, 1.0)}, "sensitivity|utility_range"),
+        ({"utility_range": (0.0, math.inf)}, "sensitivity|utility_range"),
+        ({"utility_range": (0.0, math.nan)}, "sensitivity|utility_range"),
+        ({"records_per_client": 0}, "records_per_client"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        ExponentialSelection(**({"cohort": 2, "epsilon": 1.0} | settings))
+
+
+# --- In whole runs --------------------------------------------------------------------------------
+
+N = 8
+
+
+def model() -> ArrayRecord:
+    return ArrayRecord({"w": Array(np.zeros(3))})
+
+
+def plan_of(selection: Selection, *, rounds: int = 12, **changes: Any) -> PrivacyPlan:
+    fields: dict[str, Any] = dict(
+        budget=PrivacyBudget(epsilon=1e6, delta=1e-6),
+        rounds=rounds,
+        sampling=selection.sampling,
+        noise_multiplier=1.0,
+        clipping=FixedClipping(norm=1.0),
+        num_clients=N,
+        other_releases=freeze(selection.releases(rounds)),
+    )
+    return PrivacyPlan(**(fields | changes))
+
+
+@pytest.fixture
+def open_ledger(tmp_path: Path) -> Iterator[Callable[[PrivacyPlan], PrivacyLedger]]:
+    opened: list[PrivacyLedger] = []
+
+    def make(plan: PrivacyPlan) -> PrivacyLedger:
+        opened.append(PrivacyLedger.open(tmp_path / f"ledger{len(opened)}.db", plan))
+        return opened[-1]
+
+    yield make
+    for ledger in opened:
+        ledger.close()
+
+
+def reporting(metrics: Callable[[int], dict[str, float]]) -> LocalGrid:
+    """Nodes that move nothing and report with their update what they were asked for."""
+
+    class Told(NumPyClient):
+        def __init__(self, partition: int) -> None:
+            self.partition = partition
+
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return parameters, 10, metrics(self.partition)
+
+        def evaluate(self, parameters: Any, config: Any) -> Any:
+            return metrics(self.partition)["loss"], 10, {}
+
+    app = numpy_client_app(lambda context: Told(int(context.node_config["partition-id"])))
+    return LocalGrid(answer_with_app(app, N), N)
+
+
+def trained(grid: LocalGrid) -> list[int]:
+    return [
+        message.metadata.dst_node_id - FIRST_NODE
+        for message in grid.sent
+        if message.metadata.message_type == "train"
+    ]
+
+
+def test_draws_are_on_disk_before_they_are_made_and_committed_after(
+    open_ledger: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    selection = ExponentialSelection(3, epsilon=0.2)
+    plan = plan_of(selection)
+    ledger = open_ledger(plan)
+    on_disk: list[tuple[int, int, str]] = []
+    drawn: list[PrivacyEvent] = []
+    select_top = ExponentialMechanism.select_top
+
+    def spy(self: ExponentialMechanism, utilities: Any, k: int, rng: SecureRandom) -> Any:
+        with PrivacyLedger.read(ledger.location) as there:
+            last = there.records[-1]
+            on_disk.append((there.other_releases_spent, there.rounds_spent, last.kind))
+            drawn.append(event_of(self, draws=k))
+            assert last.fields["epsilon"] == self.epsilon
+        return select_top(self, utilities, k, rng)
+
+    monkeypatch.setattr(ExponentialMechanism, "select_top", spy)
+    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
+        LocalGrid(answer_with_update([{}] * N), N), model(), num_rounds=4
+    )
+    assert on_disk == [(1, 0, "reserve"), (2, 1, "reserve"), (3, 2, "reserve"), (4, 3, "reserve")]
+    history = dict(ledger.history)
+    assert history == {drawn[0]: 4, GaussianEvent(noise_multiplier=1.0): 4}
+    assert set(drawn) == {ExponentialEvent(epsilon=0.2, draws=3, one_coordinate=True)}
+    kinds = [record.kind for record in ledger.records]
+    assert kinds.count("reserve") == kinds.count("commit") == 8
+
+
+def test_a_draw_that_fails_stays_spent(open_ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: Any) -> Any:
+        raise RuntimeError("no randomness left")
+
+    selection = ExponentialSelection(3, epsilon=0.2)
+    plan = plan_of(selection)
+    ledger = open_ledger(plan)
+    monkeypatch.setattr(ExponentialMechanism, "select_top", broken)
+    with pytest.raises(RuntimeError, match="no randomness"):
+        DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
+            LocalGrid(answer_with_update([{}] * N), N), model(), num_rounds=1
+        )
+    assert (ledger.other_releases_spent, ledger.rounds_spent) == (1, 0)
+    assert ledger.records[-1].kind == "reserve"
+
+
+def test_when_draws_no_longer_fit_training_ends_with_the_last_private_model(
+    open_ledger: Any,
+) -> None:
+    selection = ExponentialSelection(3, epsilon=0.2)
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=8.0, delta=1e-3),
+        rounds=3,
+        num_clients=N,
+        sampling=selection.sampling,
+        clipping_norm=1.0,
+        other_releases=selection.releases(3),
+    )
+    ledger = open_ledger(plan)
+    (event,) = selection.releases(1)
+    ledger.reserve_release("selection 1", event)  # a crash lost one draw
+    strategy = DPFedAvg(plan=plan, ledger=ledger, selection=selection)
+    grid = LocalGrid(answer_with_update([{}] * N), N)
+    result = strategy.start(grid, model(), num_rounds=3)
+    assert (strategy.rounds_completed, strategy.budget_exhausted) == (2, True)
+    assert len(trained(grid)) == 2 * 3
+    assert result.arrays["w"].numpy().any()
+    assert ledger.epsilon().best <= 8.0
+
+
+def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_used_up(
+    open_ledger: Any,
+) -> None:
+    selection = ExponentialSelection(3, epsilon=0.5, utility="loss")
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=8.0, delta=1e-3),
+        rounds=8,
+        num_clients=N,
+        sampling=selection.sampling,
+        participation_cap=2,
+        clipping_norm=1.0,
+        other_releases=selection.releases(8),
+    )
+    ledger = open_ledger(plan)
+    # One client whose loss stands out: chosen again and again, if it could be.
+    grid = reporting(lambda node: {"loss": 1e9 if node == 5 else 0.0})
+    strategy = DPFedAvg(plan=plan, ledger=ledger, selection=selection)
+    strategy.start(grid, model(), num_rounds=8)
+    assert Counter(trained(grid)) == dict.fromkeys(range(N), 2)
+    assert strategy.budget_exhausted
+    assert ledger.participations == {f"partition-{node}": 2 for node in range(N)}
+    rounds = [record.fields for record in ledger.records if "round" in record.fields]
+    per_round = [len(fields["participants"]) for fields in rounds if "participants" in fields]
+    assert sum(per_round) == 2 * N
+    assert max(per_round) == 3
+    statement = privacy_statement(ledger)
+    assert all(math.isfinite(value) for value in statement["epsilon"].values())
+    assert min(statement["epsilon"].values()) <= 8.0
+    # One unit is charged for its two rounds, and for every draw that it could have been in.
+    assert dict(ledger.history) == {
+        GaussianEvent(noise_multiplier=plan.noise_multiplier): 2,
+        ExponentialEvent(epsilon=0.5, draws=3, one_coordinate=True): ledger.other_releases_spent,
+    }
+
+
+@pytest.mark.parametrize("utility", ["loss", "examples", "entropy"])
+def test_clients_report_what_the_selection_looks_at(
+    open_ledger: Any, utility: str, looked_at: list[np.ndarray]
+) -> None:
+    selection = ExponentialSelection(N, epsilon=0.1, utility=utility, utility_range=(0.0, 40.0))
+    plan = plan_of(selection)
+    grid = reporting(lambda node: {"loss": 0.5 * node, "entropy": 2.0 * node, "secret": 7.0})
+    DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection).start(
+        grid, model(), num_rounds=2
+    )
+    np.testing.assert_array_equal(looked_at[0], np.full(N, 20.0))
+    factor = {"loss": 0.5, "entropy": 2.0, "examples": 0.0}[utility]
+    constant = 10.0 if utility == "examples" else 0.0
+    np.testing.assert_array_equal(looked_at[1], constant + factor * np.arange(N))
+
+
+def test_a_client_that_does_not_report_has_the_null(
+    open_ledger: Any, looked_at: list[np.ndarray]
+) -> None:
+    selection = ExponentialSelection(N, epsilon=0.1)
+    plan = plan_of(selection)
+    DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection).start(
+        LocalGrid(answer_with_update([{}] * N), N), model(), num_rounds=2
+    )
+    np.testing.assert_array_equal(looked_at[1], np.full(N, 2.5))
+
+
+def test_large_updates_are_chosen_again() -> None:
+    # At this epsilon a draw is all but certain: the odds of node 6 are e^1800 to 1 a round.
+    selection = ExponentialSelection(N, epsilon=1000.0, utility="update_norm")
+    updates = [{"w": np.array([5.0 if node == 6 else 0.5, 0.0, 0.0])} for node in range(N)]
+    firsts: list[int] = []
+    select = selection.select
+
+    def spy(draw: Draw) -> list[Unit]:
+        chosen = select(draw)
+        firsts.append(chosen[0].node - FIRST_NODE)
+        return chosen
+
+    selection.select = spy  # type: ignore[method-assign]
+    DPFedAvg(plan=None, ledger=None, selection=selection).start(
+        LocalGrid(answer_with_update(updates), N), model(), num_rounds=4
+    )
+    assert firsts[1:] == [6, 6, 6]
+
+
+def test_amplified_plans_are_refused(open_ledger: Any) -> None:
+    selection = ExponentialSelection(2, epsilon=0.1)
+    for sampling in (
+        PoissonSampling(sampling_rate=0.25),
+        UtilityPoissonSampling(largest_rate=0.5, cohort=2),
+    ):
+        plan = plan_of(selection, sampling=sampling)
+        with pytest.raises(ValueError, match="the selection draws by"):
+            DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
+
+
+# --- Noisy utilities ------------------------------------------------------------------------------
+
+
+def noisy_selection(**changes: Any) -> DPUtilitySelection:
+    fields: dict[str, Any] = dict(
+        cohort=2, largest_rate=0.5, noise_multiplier=2.0, refresh_every=3, utility_range=(0.0, 4.0)
+    )
+    return DPUtilitySelection(**(fields | changes))
+
+
+def normal_p(sample: np.ndarray) -> float:
+    statistic = float((sample**2).sum())
+    variance = 2 * min(
+        stats.chi2.sf(statistic, sample.size), stats.chi2.cdf(statistic, sample.size)
+    )
+    return float(min(variance, stats.kstest(sample, "norm").pvalue))
+
+
+def answers(noisy: Callable[[Message], Any]) -> Callable[[Iterable[Message]], Iterator[Message]]:
+    """Answer utility queries with a MetricRecord of what `noisy` says."""
+
+    def ask(messages: Iterable[Message]) -> Iterator[Message]:
+        for message in messages:
+            content = RecordDict({"metrics": MetricRecord({UTILITY_METRIC: noisy(message)})})
+            yield Message(content, reply_to=message)
+
+    return ask
+
+
+def test_whoever_does_not_answer_gets_the_null_with_the_same_noise() -> None:
+    """The null is 2 and the noise 2.0 * 4 / 2 = 4; nine tenths of it must be noticed."""
+    selection = noisy_selection()
+    units = 10_000
+    selection.select(a_draw(units))
+    noise = (np.array(list(selection.noisy_utilities.values())) - 2.0) / 4.0
+    assert noise.size == units
+    assert normal_p(noise) > ALARM
+    assert normal_p(0.9 * noise) < ALARM
+    assert normal_p(noise / 0.9) < ALARM
+    assert normal_p(noise + 0.1) < ALARM
+
+
+def test_an_answer_of_the_null_has_the_law_of_no_answer() -> None:
+    units = 10_000
+
+    class Middling(NumPyClient):
+        def evaluate(self, parameters: Any, config: Any) -> Any:
+            return 2.0, 1, {}
+
+    hosted = NodeUnits(client_fn=lambda *_: Middling(), count=lambda *_: units)
+    app = numpy_client_app(lambda _: Middling(), units=hosted)
+    answer = answer_with_app(app, 1)
+    selection = noisy_selection()
+    selection.select(
+        a_draw(
+            units,
+            roster=[Unit(FIRST_NODE, number) for number in range(units)],
+            ask=lambda messages: (answer(message, 0) for message in messages),
+        )
+    )
+    noise = (np.array(list(selection.noisy_utilities.values())) - 2.0) / 4.0
+    assert normal_p(noise) > ALARM
+    assert normal_p(0.9 * noise) < ALARM
+
+
+def test_a_utility_is_answered_around_itself() -> None:
+    query = UtilityQuery(utility="loss", high=4.0, noise_multiplier=2.0)
+    noise = (np.array(query.privatize([9.0] * 10_000, SecureRandom())) - 4.0) / 4.0
+    assert normal_p(noise) > ALARM
+
+
+@pytest.mark.parametrize("answered", [0, 1, 3])
+def test_missing_malformed_and_failed_answers_are_replaced(answered: int) -> None:
+    def noisy(message: Message) -> Any:
+        return 1.5 + message.metadata.dst_node_id
+
+    ask = answers(noisy)
+
+    def some(messages: Iterable[Message]) -> Iterator[Message]:
+        for place, made in enumerate(ask(messages)):
+            if place < answered:
+                yield made
+            elif place == 3:
+                yield Message(Error(code=2, reason="no"), reply_to=made)
+            elif place == 4:
+                made.content["metrics"] = MetricRecord({UTILITY_METRIC: math.nan})
+                yield made
+            elif place == 5:
+                made.content["metrics"] = MetricRecord({UTILITY_METRIC: []})
+                yield made
+            elif place == 6:
+                made.content["metrics"] = MetricRecord({"other": 1.0})
+                yield made
+            elif place == 7:
+                yield Message(RecordDict(), reply_to=made)
+
+    selection = noisy_selection()
+    selection.select(a_draw(9, ask=some))
+    noisy_utilities = selection.noisy_utilities
+    assert nodes(noisy_utilities) != ()
+    assert set(noisy_utilities) == {Unit(node) for node in range(9)}
+    assert all(math.isfinite(value) for value in noisy_utilities.values())
+    exact = [node for node in range(9) if noisy_utilities[Unit(node)] == 1.5 + node]
+    assert exact == list(range(answered))
+
+
+def test_strangers_and_second_answers_are_ignored() -> None:
+    def ask(messages: Iterable[Message]) -> Iterator[Message]:
+        for message in messages:
+            for value, node in ((1.0, None), (2.0, None), (3.0, 77)):
+                content = RecordDict({"metrics": MetricRecord({UTILITY_METRIC: [value, 9.0]})})
+                made = Message(content, reply_to=message)
+                if node is not None:
+                    made.metadata.__dict__["_src_node_id"] = node
+                yield made
+
+    selection = noisy_selection()
+    selection.select(a_draw(3, ask=ask))
+    assert selection.noisy_utilities == {Unit(node): 1.0 for node in range(3)}
+
+
+def test_several_units_of_a_node_answer_in_their_order() -> None:
+    asked: list[tuple[int, Any]] = []
+
+    def noisy(message: Message) -> list[float]:
+        query = json.loads(str(message.content["config"][UTILITY_METRIC]))
+        asked.append((message.metadata.dst_node_id, query["units"]))
+        return [10.0 * message.metadata.dst_node_id + unit for unit in query["units"]]
+
+    selection = noisy_selection()
+    roster = [Unit(node, number) for number in (2, 0, 1) for node in (1, 2)]
+    selection.select(a_draw(6, roster=roster, ask=answers(noisy)))
+    assert sorted(asked) == [(1, [0, 1, 2]), (2, [0, 1, 2])]
+    assert selection.noisy_utilities == {
+        Unit(node, number): 10.0 * node + number for node in (1, 2) for number in range(3)
+    }
+
+
+def test_between_refreshes_nobody_is_asked_and_newcomers_get_a_null() -> None:
+    selection = noisy_selection()
+    selection.select(a_draw(3, ask=answers(lambda message: 1.0)))
+
+    def nobody(messages: Iterable[Message]) -> Iterator[Message]:
+        raise AssertionError("a refresh out of turn")
+
+    for server_round in (2, 3):
+        selection.select(a_draw(5, server_round=server_round, ask=nobody))
+    kept = selection.noisy_utilities
+    assert [kept[Unit(node)] for node in range(3)] == [1.0] * 3
+    assert set(kept) == {Unit(node) for node in range(5)}
+    selection.select(a_draw(5, server_round=4, ask=answers(lambda message: 2.0)))
+    assert set(selection.noisy_utilities.values()) == {2.0}
+
+
+# --- Rates and coins ------------------------------------------------------------------------------
+
+
+def with_utilities(selection: DPUtilitySelection, noisy: Sequence[float]) -> list[Unit]:
+    """Refresh with these noisy utilities and return the roster."""
+    selection.select(
+        a_draw(len(noisy), ask=answers(lambda message: noisy[message.metadata.dst_node_id]))
+    )
+    return [Unit(node) for node in range(len(noisy))]
+
+
+NOISY = st.lists(
+    st.one_of(st.floats(-20, 20), st.sampled_from([1e308, -1e308, 1e300])), min_size=1, max_size=30
+)
+
+
+@given(NOISY, st.floats(0.05, 1.0), st.floats(0, 1), st.floats(0, 1), st.floats(0, 300))
+def test_rates_keep_to_their_bounds_and_add_up_to_the_cohort(
+    noisy: list[float], largest: float, low: float, share: float, sharpness: float
+) -> None:
+    smallest = low * largest
+    cohort = len(noisy) * max(smallest + share * (largest - smallest), 1e-3)
+    selection = noisy_selection(
+        cohort=cohort, largest_rate=largest, smallest_rate=smallest, sharpness=sharpness
+    )
+    rates = selection.rates(with_utilities(selection, noisy), SecureRandom())
+    assert np.isfinite(rates).all()
+    assert (rates >= smallest).all()
+    assert (rates <= largest).all()
+    at_bounds = bool(np.all((rates == smallest) | (rates == largest)))
+    assert at_bounds or rates.sum() == pytest.approx(cohort, rel=1e-9)
+
+
+def test_rates_follow_the_noisy_utilities() -> None:
+    selection = noisy_selection(cohort=1.0, largest_rate=1.0, sharpness=0.5)
+    noisy = [0.0, 1.0, 2.0, 4.0]
+    rates = selection.rates(with_utilities(selection, noisy), SecureRandom())
+    weights = np.exp(0.5 * np.array(noisy))
+    np.testing.assert_allclose(rates, weights / weights.sum(), rtol=1e-9)
+
+
+def test_no_sharpness_is_uniform() -> None:
+    selection = noisy_selection(cohort=1.0, sharpness=0.0)
+    rates = selection.rates(with_utilities(selection, [0.0, 1.0, 2.0, 4.0]), SecureRandom())
+    np.testing.assert_allclose(rates, 0.25, rtol=1e-9)
+
+
+@pytest.mark.parametrize("huge", [1e3, 1e308])
+def test_one_hostile_report_does_not_starve_the_others(huge: float) -> None:
+    selection = noisy_selection(cohort=2.0, sharpness=1.0)
+    rates = selection.rates(with_utilities(selection, [huge, 4.0, 4.0, 4.0, 4.0]), SecureRandom())
+    np.testing.assert_allclose(rates, 0.4, rtol=1e-9)
+
+
+def test_given_their_rates_coins_are_independent() -> None:
+    noisy = [0.0, 1.0, 2.0, 3.0, 4.0]
+    selection = noisy_selection(cohort=1.5, sharpness=0.5, largest_rate=0.5)
+    roster = with_utilities(selection, noisy)
+    rates = selection.rates(roster, SecureRandom())
+    assert rates.max() == 0.5  # one is at the bound
+    assert len({float(rate) for rate in rates}) == 5
+    draw = a_draw(5, server_round=2)
+    counts = Counter(nodes(selection.select(draw)) for _ in range(5000))
+    for factor, right in ((1.0, True), (0.9, False)):
+        chances = {
+            tuple(np.flatnonzero(coins).tolist()): float(
+                np.prod(np.where(coins, factor * rates, 1 - factor * rates))
+            )
+            for coins in itertools.product((False, True), repeat=5)
+        }
+        observed = np.array([counts[cohort] for cohort in chances])
+        assert observed.sum() == 5000
+        assert (counts_p(observed, np.array(list(chances.values()))) > ALARM) is right
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"cohort": 0.0}, "cohort"),
+        ({"largest_rate": 1.5}, "largest_rate"),
+        ({"smallest_rate": 0.6}, "smallest_rate"),
+        ({"smallest_rate": -0.1}, "smallest_rate"),
+        ({"smallest_rate": math.nan}, "smallest_rate"),
+        ({"noise_multiplier": 0.0}, "noise_multiplier"),
+        ({"utility_range": (1.0, 4.0)}, "must start at 0"),
+        ({"utility_range": (0.0, 0.0)}, "clipping_norm"),
+        ({"refresh_every": 0}, "refresh_every"),
+        ({"sharpness": -1.0}, "sharpness"),
+        ({"sharpness": math.inf}, "sharpness"),
+        ({"sharpness": 1e308}, "sharpness"),
+    ],
+)
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        noisy_selection(**settings)
+
+
+def test_a_cohort_above_what_the_rates_reach_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"needs rates above 0\.1"):
+        plan_of(noisy_selection(cohort=2.0, largest_rate=0.1))
+
+
+# --- Noisy utilities in whole runs ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rounds", "refresh_every"), [(7, 3), (6, 3), (4, 1), (3, 20)])
+def test_refreshes_ask_the_whole_roster_and_are_as_many_as_declared(
+    open_ledger: Any, rounds: int, refresh_every: int
+) -> None:
+    selection = noisy_selection(refresh_every=refresh_every)
+    plan = plan_of(selection, rounds=rounds)
+    ledger = open_ledger(plan)
+    grid = reporting(lambda node: {"loss": 0.5 * node})
+    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(grid, model(), num_rounds=rounds)
+    refreshes = len(range(1, rounds + 1, refresh_every))
+    asked = [
+        message.metadata.dst_node_id - FIRST_NODE
+        for message in grid.sent
+        if message.metadata.message_type == "query.fl_dp_utility"
+    ]
+    assert asked == list(range(N)) * refreshes
+    for message in grid.sent:
+        if message.metadata.message_type == "train":
+            # Participants report nothing: that would say who they are.
+            assert "utility" not in json.dumps(dict(message.content["config"]), default=str)
+    assert dict(ledger.history) == {
+        GaussianEvent(noise_multiplier=2.0): refreshes,
+        PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.5): rounds,
+    }
+    assert ledger.history == plan.history
+    kinds = [record.kind for record in ledger.records]
+    assert kinds.count("reserve") == kinds.count("commit") == refreshes + rounds
+
+
+def test_a_refresh_is_on_disk_before_anyone_is_asked(open_ledger: Any) -> None:
+    selection = noisy_selection()
+    plan = plan_of(selection)
+    ledger = open_ledger(plan)
+    on_disk: list[int] = []
+    inner = reporting(lambda node: {"loss": 1.0}).answer
+
+    def answer(message: Message, partition: int) -> Message | None:
+        if message.metadata.message_type.startswith("query"):
+            with PrivacyLedger.read(ledger.location) as there:
+                on_disk.append(there.other_releases_spent)
+        return inner(message, partition)
+
+    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
+        LocalGrid(answer, N), model(), num_rounds=4
+    )
+    assert on_disk == [1] * N + [2] * N
+
+
+def test_silent_nodes_hold_up_a_refresh_no_longer_than_the_timeout(open_ledger: Any) -> None:
+    selection = noisy_selection()
+    plan = plan_of(selection)
+    ledger = open_ledger(plan)
+    inner = reporting(lambda node: {"loss": 1.0}).answer
+    strategy = DPFedAvg(plan=plan, ledger=ledger, selection=selection)
+    strategy.start(
+        LocalGrid(lambda m, p: None if p < 4 else inner(m, p), N),
+        model(),
+        num_rounds=2,
+        timeout=0.2,
+    )
+    assert strategy.rounds_completed == 2
+    assert set(nodes(selection.noisy_utilities)) == {FIRST_NODE + node for node in range(N)}
+
+
+def test_several_units_a_node_are_refreshed_and_drawn_one_by_one(open_ledger: Any) -> None:
+    class Quiet(NumPyClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return parameters, 1, {}
+
+        def evaluate(self, parameters: Any, config: Any) -> Any:
+            return 1.0, 1, {}
+
+    hosted = NodeUnits(client_fn=lambda *_: Quiet(), count=lambda *_: 4)
+    app = numpy_client_app(lambda _: Quiet(), units=hosted)
+    selection = noisy_selection()
+    plan = plan_of(selection)
+    grid = LocalGrid(answer_with_app(app, 2), 2)
+    strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection, units_per_node=4)
+    strategy.start(grid, model(), num_rounds=3)
+    assert set(selection.noisy_utilities) == {
+        Unit(FIRST_NODE + node, number) for node in range(2) for number in range(4)
+    }
+
+
+def test_a_second_start_with_the_same_ledger_ends_before_it_refreshes_too_often(
+    open_ledger: Any,
+) -> None:
+    def plan_to_a_budget(selection: Selection) -> PrivacyPlan:
+        return PrivacyPlan.calibrate(
+            PrivacyBudget(epsilon=8.0, delta=1e-3),
+            rounds=2,
+            num_clients=N,
+            sampling=selection.sampling,
+            clipping_norm=1.0,
+            other_releases=selection.releases(2),
+        )
+
+    plan = plan_to_a_budget(noisy_selection())
+    ledger = open_ledger(plan)
+    grid = reporting(lambda node: {"loss": 1.0})
+    for completed in (2, 0):
+        strategy = DPFedAvg(plan=plan, ledger=ledger, selection=noisy_selection())
+        strategy.start(grid, model(), num_rounds=2)
+        assert strategy.rounds_completed == completed
+    queries = [m for m in grid.sent if m.metadata.message_type.startswith("query")]
+    assert len(queries) == N
+    assert ledger.epsilon().best <= 8.0
+
+
+def test_with_budget_plans_for_what_a_selection_releases(tmp_path: Path) -> None:
+    for selection in (noisy_selection(), ExponentialSelection(2, epsilon=0.05)):
+        name = type(selection).__name__
+        strategy = DPFedAvg.with_budget(
+            epsilon=8.0,
+            delta=1e-3,
+            rounds=3,
+            num_clients=N,
+            ledger=tmp_path / f"{name}.db",
+            selection=selection,
+        )
+        strategy.start(reporting(lambda node: {"loss": 1.0}), model(), num_rounds=3)
+        assert strategy.rounds_completed == 3
+        with PrivacyLedger.read(tmp_path / f"{name}.db") as ledger:
+            assert ledger.history == ledger.plan.history
+            assert ledger.epsilon().best == pytest.approx(8.0, rel=1e-3)
+
+
+# --- What selection costs the training ------------------------------------------------------------
+
+DELTA = 1e-5
+
+
+def around_eight(history: Callable[[float], History], noise: float) -> None:
+    """The noise that spends (8, 1e-5) is `noise`, to the three digits that it is given with."""
+    assert tight_epsilon(freeze(history(noise + 6e-4)), DELTA) < 8.0
+    assert tight_epsilon(freeze(history(noise - 6e-4)), DELTA) > 8.0
+
+
+@pytest.mark.parametrize(("rate", "noise"), [(0.05, 0.696), (0.1, 0.936), (0.2, 1.444)])
+def test_a_hundred_uniform_rounds(rate: float, noise: float) -> None:
+    around_eight(
+        lambda z: {PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate): 100}, noise
+    )
+
+
+@pytest.mark.parametrize(("largest", "noise"), [(0.1, 0.954), (0.2, 1.484)])
+def test_five_refreshes_cost_two_to_three_percent_of_noise(largest: float, noise: float) -> None:
+    selection = DPUtilitySelection(50, largest_rate=largest, noise_multiplier=5.0, refresh_every=20)
+    assert sum(selection.releases(100).values()) == 5
+
+    def history(z: float) -> History:
+        event = selection.sampling.event(z, 1000)
+        return [(event, 100), *selection.releases(100).items()]
+
+    around_eight(history, noise)
+
+
+def chosen(noise: float, epsilon: float | None) -> Any:
+    draws = [] if epsilon is None else ExponentialSelection(10, epsilon=epsilon).releases(100)
+    rounds = VisibleSampling(cohort=10).event(noise, 1000)
+    return freeze([(rounds, 10), *dict(draws).items()])
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "by_renyi", "ours"),
+    [(None, 2.017, 1.898), (0.01, 2.027, 1.903), (0.03, 2.116, 1.945), (0.05, 2.335, 2.040)],
+)
+def test_ten_of_a_thousand_by_utility_need_twice_the_noise_of_a_secret_tenth(
+    epsilon: float | None, by_renyi: float, ours: float
+) -> None:
+    """By single draws in Renyi DP, and by the smaller of that and all noisy scores at once."""
+    single = [
+        (replace(event, one_coordinate=False), count)
+        if isinstance(event, ExponentialEvent)
+        else (event, count)
+        for event, count in chosen(by_renyi, epsilon)
+    ]
+    assert renyi_epsilon(freeze(single), DELTA, ZERO_OUT) == pytest.approx(8.0, abs=5e-3)
+    assert tight_epsilon(chosen(by_renyi, epsilon), DELTA) < 8.0
+    around_eight(lambda z: chosen(z, epsilon), ours)
+    assert ours > 2.0 * 0.936 * 0.99
