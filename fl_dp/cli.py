@@ -78,6 +78,7 @@ def run(
 
     try:
         jobs = _prepare_all(overrides or [], multirun=multirun)
+        _check_devices(jobs)
     except (ConfigError, ValueError, FileNotFoundError, FileExistsError) as error:
         _fail(str(error), status=2)
     console = _err if as_json else _out
@@ -256,6 +257,20 @@ def _prepare_resumed(folder_name: str) -> _Job:
     budget = folder.read_plan().budget.epsilon if folder.ledger.is_file() else _budget_of(settings)
     sent = [_quoted("resume", str(folder.path))]
     return _Job(variant="", sent=sent, settings=settings, budget=budget, folder=folder)
+
+
+def _check_devices(jobs: Sequence[_Job]) -> None:
+    """Warn of a GPU that clients will not see.
+
+    Raises:
+        ValueError: If a run asks for a GPU that is not there.
+    """
+    from .devices import Machine, check_devices
+
+    machine = Machine.here()
+    warnings_of = [check_devices(job.settings, machine) for job in jobs]
+    for text in dict.fromkeys(filter(None, warnings_of)):
+        _warn(text)
 
 
 def _budget_of(settings: Settings) -> float:

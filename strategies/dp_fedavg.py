@@ -533,6 +533,11 @@ class DPFedAvg(Strategy):
                 "a node that sums its units clips them for noise at the server: with several units "
                 "a node, or coins at the nodes, use a central plan"
             )
+        if plan is not None and plan.client_scheme is not None and self.selection.utility:
+            raise ValueError(
+                f"clients that trust nobody do not report their {self.selection.utility} in the "
+                "clear: with noise at the clients, choose by public scores (PublicSelection)"
+            )
         if self._sums_at_nodes and plan is not None and plan.capped_denominator:
             raise ValueError(
                 "a capped denominator needs each unit's weight, which a node that sums its units "
