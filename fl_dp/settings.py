@@ -445,10 +445,10 @@ class SimulationSettings:
     """Flower's simulation engine; not used on real nodes.
 
     Attributes:
-        num_cpus: CPUs that Ray may use, one worker each; null means all of this machine.
+        num_cpus: CPUs that Ray may use, one worker each; null means what suits this machine.
         num_gpus: Share of a GPU for each worker, or a whole number of them; 0 trains on the CPU.
-        workers: Processes that train clients, whatever the CPUs; null means one a CPU, as far as
-            the memory goes.
+        workers: Processes that train clients, instead of one for each of `num_cpus`; null means,
+            without `num_cpus`, two more than this machine has CPUs, as far as its memory goes.
         units_per_node: Clients that one virtual node hosts; it answers with the sum of their
             clipped updates. More of them make large simulations much faster.
     """
