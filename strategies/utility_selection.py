@@ -305,7 +305,8 @@ def _scaled_between(
     below = logits - logits.max(initial=-math.inf)
 
     def scaled(shift: float) -> NDArray[np.float64]:
-        return np.clip(np.exp(np.minimum(below + shift, 0.0)), low, high)
+        rates: NDArray[np.float64] = np.clip(np.exp(np.minimum(below + shift, 0.0)), low, high)
+        return rates
 
     # From nobody to everybody; in logarithms, as weights of a sharp choice leave float64.
     smallest, largest = -_NOBODY, -float(below.min(initial=0.0))
