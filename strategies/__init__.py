@@ -4,6 +4,7 @@ from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
 from .dp_fedavg import Checkpoint, DPFedAvg
 from .exchange import RosterIncomplete
+from .federation_statistics import ask_federation
 from .roster import Unit
 from .selection import (
     Draw,
@@ -33,4 +34,5 @@ __all__ = [
     "Selection",
     "TruncatedPoissonSelection",
     "Unit",
+    "ask_federation",
 ]

@@ -9,8 +9,10 @@ import re
 import tomllib
 from dataclasses import fields, is_dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+from local_grid import LocalGrid, answer_with_app
 
 import fl_dp
 from fl_dp import PrivacyLedger
@@ -36,13 +38,18 @@ def test_the_configuration_guide_names_every_key_with_its_default() -> None:
 
 
 def test_the_statistics_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (code,) = re.findall(
+    blocks = re.findall(
         r"```python\n(.*?)```", (ROOT / "docs/statistics.md").read_text(), re.DOTALL
     )
     monkeypatch.chdir(tmp_path)
-    exec(compile(code, "docs/statistics.md", "exec"), {})
-    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
-        assert [event.kind for event, _ in ledger.history] == ["laplace"]
+    guide: dict[str, Any] = {}
+    for code in blocks:
+        exec(compile(code, "docs/statistics.md", "exec"), guide)
+    mean = guide["main"](LocalGrid(answer_with_app(guide["client_app"], 200), 200), None)
+    assert mean[1] == pytest.approx(8.0, abs=5.0)  # 8 everywhere; 13 scales of the noise and more
+    for name in ("ledger.db", "federation.db"):
+        with PrivacyLedger.read(tmp_path / name) as ledger:
+            assert [event.kind for event, _ in ledger.history] == ["laplace"]
 
 
 def test_the_readme_s_accounting_runs() -> None:

@@ -1,0 +1,159 @@
+"""A private statistic asked of a whole federation, under the training's ledger.
+
+    reserve -> ask every node -> [reply -> check -> bound -> add]* -> noise -> commit
+
+    >>> choice = choose_noise(Mean(lows=(0.0,), highs=(100.0,)), epsilon=0.5, delta=1e-5)
+    >>> answer = ask_federation(grid, ledger, "ages", choice, values="age")
+    >>> answer["mean"].value, answer["mean"].error
+
+Nodes answer with `numpy_client_app(statistics_fn=...)`.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Iterator, Sequence
+
+from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.serverapp import Grid
+
+from fl_dp.accounting import PrivacyLedger
+from fl_dp.clients import CONTRIBUTION_METRIC, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
+from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
+from fl_dp.statistics import Answer, NoiseChoice, Quantiles, charged_release, query_to_dict
+from fl_dp.updates.instruction import STATISTIC_ACTION
+
+from .exchange import default_window, exchange, wait_for_roster
+
+logger = logging.getLogger("flwr.fl_dp")
+
+
+def ask_federation(
+    grid: Grid,
+    ledger: PrivacyLedger,
+    what: str,
+    choice: NoiseChoice,
+    *,
+    values: str,
+    rng: SecureRandom | None = None,
+    config: ConfigRecord | None = None,
+    units_per_node: int = 1,
+    window: int | None = None,
+    timeout: float = 3600.0,
+    roster_timeout: float = 60.0,
+) -> Answer:
+    """Ask every node that is connected and release one private answer.
+
+    Privacy: `choice.events`, for one unit with all its examples, zero-out neighbours, against
+    anyone who sees the answer. The server is trusted with the units' vectors and with the noise. A
+    unit that does not answer, or not as it should, contributes zero, and the answer does not say
+    how many did. Nothing is sent before the charge is on disk, and a failure leaves it spent.
+
+    Args:
+        grid: Flower's grid.
+        ledger: Opened to spend from, with a plan that declares `choice.events`, or one with
+            an adaptive filter.
+        what: A name for the records, for instance `feature means`.
+        choice: The query and its noise, from `choose_noise`.
+        values: Which of their values the nodes shall look at; their `statistics_fn` gets the name.
+        rng: Where the noise comes from; a secure source by default.
+        config: Sent along with the query.
+        units_per_node: Privacy units that a node hosts at most. A node answers with one vector a
+            unit; of more than so many those beyond do not count.
+        window: How many nodes are under way at once; chosen by the grid when None.
+        timeout: Seconds to wait for replies.
+        roster_timeout: Seconds to wait for the plan's clients to connect, before anything is
+            charged.
+
+    Returns:
+        The private numbers, how far off they are, and what they cost.
+
+    Raises:
+        PrivacyBudgetExhausted: If it would exceed the budget; nobody was asked.
+        RosterIncomplete: If fewer clients connect than the plan declares; nothing was charged.
+        ValueError: If the plan does not declare these events, the noise is insecure and the ledger
+            does not know of it, or there are more units than can be summed; nobody was asked.
+    """
+    if units_per_node < 1:
+        raise ValueError(f"units_per_node must be at least 1, got {units_per_node}")
+    least = math.ceil(ledger.plan.num_clients / units_per_node)
+    nodes = wait_for_roster(grid, least, timeout=roster_timeout)
+    if len(nodes) * units_per_node > (most := _most_units(choice)):
+        raise ValueError(
+            f"{len(nodes)} nodes of up to {units_per_node} units are connected, and at most {most} "
+            "units can be summed exactly at this noise: choose a smaller epsilon"
+        )
+    told = {
+        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(choice.query)),
+        STATISTIC_VALUES_KEY: values,
+    }
+    content = RecordDict({"config": ConfigRecord(dict(config or {}) | told)})
+    messages = [
+        Message(content, dst_node_id=node, message_type=f"query.{STATISTIC_ACTION}", ttl=timeout)
+        for node in nodes
+    ]
+    # A generator: its first message leaves when its first vector is asked for, after the charge.
+    replies = exchange(
+        grid,
+        messages,
+        window=default_window(grid) if window is None else window,
+        timeout=timeout,
+    )
+    vectors = _contributions(replies, nodes, choice.query.dimension, units_per_node)
+    return charged_release(
+        ledger, what, choice, vectors, rng if rng is not None else SecureRandom()
+    )
+
+
+def _most_units(choice: NoiseChoice) -> int:
+    if isinstance(choice.query, Quantiles):
+        return choice.query.max_units
+    # The choice has checked that a sum has one mechanism, and which.
+    (mechanism,) = choice.mechanisms
+    assert not isinstance(mechanism, ExponentialMechanism)
+    return mechanism.max_units
+
+
+def _contributions(
+    replies: Iterator[Message], nodes: Sequence[int], dimension: int, units_per_node: int
+) -> Iterator[list[float]]:
+    """Yield one vector a unit, out of at most one reply a node; logs each kind of mishap once."""
+    left = set(nodes)
+    mishaps: set[str] = set()
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            mishap = "a node failed and contributes zero"
+        elif node not in left:
+            mishap = "a reply came from a node that was not asked, or twice; it is ignored"
+        else:
+            left.discard(node)
+            numbers = _numbers(reply.content)
+            if numbers and len(numbers) % dimension == 0:
+                for unit in range(min(len(numbers) // dimension, units_per_node)):
+                    yield numbers[unit * dimension : (unit + 1) * dimension]
+                if len(numbers) <= units_per_node * dimension:
+                    continue
+                mishap = (
+                    f"a node answered for more than {units_per_node} units; the rest is ignored"
+                )
+            else:
+                mishap = "a reply is no contribution to this query and counts as zero"
+        if mishap not in mishaps:
+            mishaps.add(mishap)
+            logger.warning("%s (said once)", mishap)
+
+
+def _numbers(content: RecordDict) -> list[float]:
+    """Return the one contribution of a reply; nothing if there are several or none."""
+    found = [
+        record[CONTRIBUTION_METRIC]
+        for record in content.metric_records.values()
+        if CONTRIBUTION_METRIC in record
+    ]
+    if len(found) != 1:
+        return []
+    (sent,) = found
+    return [float(number) for number in (sent if isinstance(sent, list) else [sent])]
