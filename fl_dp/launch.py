@@ -19,7 +19,8 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -217,6 +218,8 @@ class LocalSuperLink:
         raise LaunchError(f"Flower's SuperLink did not start:\n{said.strip()}")
 
     def _stop(self) -> None:
+        # A run that is under way has processes in sessions of their own, and would train on.
+        started = descendants(self._process.pid)
         for signal_number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self._process.pid, signal_number)
@@ -226,6 +229,9 @@ class LocalSuperLink:
             except subprocess.TimeoutExpired:
                 continue
         self._process.wait()
+        for pid in started:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         self._folder.cleanup()
 
 
@@ -270,6 +276,36 @@ def run_through_flower(
     status = link.run(settings, overrides, follow)
     if not status.succeeded:
         raise LaunchError(f"the run ended as '{status.status}': {status.details}")
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of all processes that a process started, and those that they did."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found = list(children.get(pid, ()))
+    for one in found:  # grows while it is walked
+        found.extend(children.get(one, ()))
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Yield each process and its parent."""
+    processes = Path("/proc")
+    if not (processes / "self" / "stat").exists():
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+        )
+        for line in listed.stdout.splitlines():
+            child, parent = line.split()
+            yield int(child), int(parent)
+        return
+    for folder in processes.iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                # The name in brackets may hold anything, also brackets.
+                rest = (folder / "stat").read_text(errors="replace").rpartition(")")[2]
+                yield int(folder.name), int(rest.split()[1])
 
 
 def _free_ports(count: int) -> list[int]:

@@ -1,0 +1,102 @@
+"""Stopping a real run in the middle and going on with it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_dp.accounting import PrivacyLedger
+from fl_dp.launch import descendants
+from fl_dp.run_folder import RunFolder
+
+FL_DP = str(Path(sys.executable).parent / "fl-dp")
+
+
+def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [FL_DP, "run", *arguments],
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
+def test_a_run_that_is_stopped_by_ctrl_c_leaves_a_valid_folder_and_goes_on(tmp_path: Path) -> None:
+    run = start(
+        *("task.num_clients=6", "rounds=16", "client.epochs=1", "run_name=it"),
+        *("output_dir=" + str(tmp_path), "simulation.workers=1"),
+        cwd=tmp_path,
+    )
+    folder = RunFolder(tmp_path / "it")
+    waited_until = time.monotonic() + 120
+    while len(folder.read_metrics()) < 3:
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < waited_until
+        time.sleep(0.05)
+    os.killpg(run.pid, signal.SIGINT)
+    said = run.communicate(timeout=60)[0]
+    assert run.returncode == 130, said
+    assert f"resume={folder.path}" in said.replace("\n", "")
+
+    statement = folder.read_statement()
+    with PrivacyLedger.read(folder.ledger) as ledger:
+        spent = ledger.rounds_spent
+    assert 2 <= statement["rounds"] == spent < 16
+    assert folder.statement_page.read_text().startswith("# Privacy statement")
+
+    resumed = start(f"resume={folder.path}", "--json", cwd=tmp_path)
+    said = resumed.communicate(timeout=200)[0]
+    assert resumed.returncode == 0, said
+    after = json.loads(said[said.index("{") :])
+    assert after["runs"][0]["epsilon"] <= 8.0
+    with PrivacyLedger.read(folder.ledger) as ledger:
+        # What was reserved and not released is spent for good: the budget ends that much earlier.
+        assert ledger.rounds_spent == 16
+        assert ledger.rounds_committed >= 15
+    rounds = [line["round"] for line in folder.read_metrics()]
+    assert rounds == list(range(len(rounds)))
+
+
+def test_a_resumed_run_takes_no_other_setting(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [FL_DP, "run", f"resume={tmp_path}", "rounds=3"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 2
+    assert "write resume=FOLDER alone" in done.stderr.replace("\n", " ")
+
+
+def test_a_folder_without_a_run_can_not_be_resumed(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [FL_DP, "run", f"resume={tmp_path}"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 2
+    assert "there is no run in" in done.stderr.replace("\n", " ")
+
+
+def test_what_a_process_started_is_found_in_whatever_session_it_runs() -> None:
+    script = "import subprocess, time; subprocess.Popen(['sleep', '60'], start_new_session=True)"
+    parent = subprocess.Popen([sys.executable, "-c", script + "; time.sleep(60)"])
+    try:
+        waited_until = time.monotonic() + 20
+        while not (found := descendants(parent.pid)):
+            assert time.monotonic() < waited_until
+            time.sleep(0.05)
+        assert len(found) == 1
+        os.kill(found[0], signal.SIGKILL)
+    finally:
+        parent.kill()
+        parent.wait()
