@@ -1,0 +1,159 @@
+"""A whole private training on a local grid, from a plan to its models."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from flwr.client import NumPyClient
+from flwr.serverapp.strategy import Result
+from local_grid import Answer, LocalGrid
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import PoissonSampling
+from fl_dp.mechanisms import FixedClipping, SecureRandom
+from fl_dp.strategies import DPFedAvg
+
+SIX_SIGMA = 6.0  # two in a billion draws lie further out
+
+
+def plan_of(num_clients: int, *, sampling_rate: float = 1.0, **changes: Any) -> PrivacyPlan:
+    """A plan whose budget is no matter; any field can be changed."""
+    fields: dict[str, Any] = dict(
+        budget=PrivacyBudget(epsilon=1e9, delta=1e-6),
+        rounds=1,
+        sampling=PoissonSampling(sampling_rate=sampling_rate),
+        noise_multiplier=0.5,
+        clipping=FixedClipping(norm=1.0),
+        num_clients=num_clients,
+    )
+    return PrivacyPlan(**(fields | changes))
+
+
+def record(**arrays: Any) -> ArrayRecord:
+    return ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
+
+
+def numbers(arrays: ArrayRecord) -> dict[str, Any]:
+    return {str(name): array.numpy() for name, array in arrays.items()}
+
+
+@dataclass
+class Training:
+    """What became of it.
+
+    Attributes:
+        models: Arrays by name, the first model included.
+        clipping_norms: Those of each round, and then those of a next one.
+        ledger: Closed, as far as it had read.
+    """
+
+    result: Result
+    strategy: DPFedAvg
+    grid: LocalGrid
+    ledger: PrivacyLedger | None
+    models: list[dict[str, Any]]
+    clipping_norms: list[tuple[float, ...] | None]
+
+    def moves(self, name: str = "w") -> list[Any]:
+        """Return what each round did to an array."""
+        return [
+            after[name] - before[name]
+            for before, after in zip(self.models, self.models[1:], strict=False)
+        ]
+
+    @property
+    def move(self) -> Any:
+        """What the last round did to `w`."""
+        return self.moves()[-1]
+
+
+def train(
+    folder: Path | None,
+    plan: PrivacyPlan | None,
+    answer: Answer,
+    model: ArrayRecord,
+    *,
+    nodes: int | None = None,
+    rounds: int | None = None,
+    timeout: float = 60.0,
+    rng: SecureRandom | None = None,
+    inner: Any = None,
+    **options: Any,
+) -> Training:
+    """Train on a local grid, the plan's rounds on the plan's clients unless said otherwise.
+
+    Args:
+        folder: Where the ledger is to lie; None without a plan.
+        plan: None trains without privacy.
+        answer: What nodes answer.
+        model: The first one.
+        nodes: How many nodes there are.
+        rounds: How many are trained.
+        timeout: Of a round.
+        rng: Of the strategy and the ledger.
+        inner: The server optimizer.
+        **options: Of the strategy.
+    """
+    if nodes is None:
+        assert plan is not None
+        nodes = plan.num_clients
+    grid = LocalGrid(answer, nodes)
+    ledger = None
+    if plan is not None:
+        assert folder is not None
+        ledger = PrivacyLedger.open(folder / "ledger.db", plan, rng=rng)
+    models: list[dict[str, Any]] = []
+    norms: list[tuple[float, ...] | None] = []
+
+    def look(_: int, arrays: ArrayRecord) -> None:
+        models.append(numbers(arrays))
+        norms.append(strategy.clipping_norms)
+
+    try:
+        strategy = DPFedAvg(inner, plan=plan, ledger=ledger, rng=rng, **options)
+        result = strategy.start(
+            grid,
+            model,
+            num_rounds=rounds or (plan.rounds if plan is not None else 1),
+            timeout=timeout,
+            evaluate_fn=look,
+        )
+    finally:
+        if ledger is not None:
+            ledger.close()
+    return Training(
+        result=result,
+        strategy=strategy,
+        grid=grid,
+        ledger=ledger,
+        models=models,
+        clipping_norms=norms,
+    )
+
+
+class FixedClient(NumPyClient):
+    """Adds one update to the model's first array and says what it is told to say."""
+
+    def __init__(
+        self, update: Any, *, num_examples: Any = 10, metrics: dict[str, Any] | None = None
+    ) -> None:
+        self.update = update
+        self.num_examples = num_examples
+        self.metrics = metrics or {}
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        first = (parameters[0] + self.update).astype(parameters[0].dtype)
+        return [first, *parameters[1:]], self.num_examples, dict(self.metrics)
+
+
+ClientOf = Callable[[int], FixedClient]
+
+
+def client_fn(client_of: ClientOf) -> Callable[[Context], NumPyClient]:
+    """One client a node, by its place in the roster."""
+    return lambda context: client_of(int(context.node_config["partition-id"]))
