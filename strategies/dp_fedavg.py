@@ -47,7 +47,7 @@ from fl_dp.accounting import (
     default_delta,
     freeze,
 )
-from fl_dp.mechanisms import AdaptiveClipping, SecureRandom
+from fl_dp.mechanisms import AdaptiveClipping, Clipping, SecureRandom
 from fl_dp.updates import RefusedUpdate, VectorLayout
 from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
 
@@ -200,7 +200,8 @@ class DPFedAvg(Strategy):
         ledger: str | Path,
         delta: float | None = None,
         sampling_rate: float | None = None,
-        clipping_norm: float = 1.0,
+        clipping_norm: float | None = None,
+        clipping: Clipping | None = None,
         selection: Selection | None = None,
         **options: Unpack[PlanOptions],
     ) -> Self:
@@ -216,7 +217,8 @@ class DPFedAvg(Strategy):
             ledger: File or database URL of the ledger.
             delta: `num_clients ** -1.1` by default.
             sampling_rate: Probability of each client in each round; or give a `selection`.
-            clipping_norm: L2 bound on one client's update.
+            clipping_norm: L2 bound on one client's update; or give a `clipping`.
+            clipping: What bounds an update, for instance `AdaptiveClipping()`.
             selection: Who takes part; what it releases is planned for, too.
             **options: Other attributes of `PrivacyPlan`.
 
@@ -238,6 +240,7 @@ class DPFedAvg(Strategy):
             sampling_rate=sampling_rate,
             sampling=None if selection is None else selection.sampling,
             clipping_norm=clipping_norm,
+            clipping=clipping,
             **options,
         )
         opened = PrivacyLedger.open(ledger, plan)
