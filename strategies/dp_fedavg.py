@@ -556,12 +556,6 @@ class DPFedAvg(Strategy):
                 "a participation cap leaves units out, which nodes that flip the coins themselves "
                 "do not know of: use coins at the server"
             )
-        if plan is not None and plan.client_scheme and self.selection.utility is not None:
-            raise ValueError(
-                f"{type(self.selection).__name__} asks clients for '{self.selection.utility}' with "
-                "their updates, which would leave without the noise of client_scheme: use a "
-                "selection that asks for nothing"
-            )
         if self._weight_cap is not None and not (
             math.isfinite(self._weight_cap) and self._weight_cap > 0.0
         ):
