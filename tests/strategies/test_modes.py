@@ -1,0 +1,313 @@
+"""Who adds the noise: nobody, the server, or each client for itself."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, arrays_of, reply
+from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
+
+from fl_dp import PrivacyLedger
+from fl_dp.accounting import PoissonSampling, VisibleSampling
+from fl_dp.clients import client_noise_mod, numpy_client_app
+from fl_dp.mechanisms import FixedClipping, client_scheme
+from fl_dp.strategies import DPFedAvg, PoissonSelection, PublicSelection, Unit
+from fl_dp.updates.instruction import INSTRUCTION_KEY
+
+N, CLIP, SIZE = 10, 0.5, 20_000
+SCHEMES = ("gaussian", "laplace", "exponential")
+MODEL = record(w=np.zeros(SIZE))
+STD_ERROR = SIX_SIGMA * 2.0 / math.sqrt(2 * SIZE)  # a Laplace variance has more than twice as much
+
+
+def clients_of(num_clients: int, update: Any = 0.0) -> Answer:
+    app = numpy_client_app(client_fn(lambda node: FixedClient(update)))
+    return answer_with_app(app, num_clients)
+
+
+def foreign_clients(num_clients: int, update: float = 0.0) -> Answer:
+    """A ClientApp over Flower's own API that knows nothing of us but the mod in front."""
+    app = ClientApp(mods=[client_noise_mod])
+
+    @app.train()
+    def train_it(message: Message, context: Context) -> Message:
+        return reply(
+            message, {name: values + update for name, values in arrays_of(message).items()}
+        )
+
+    return answer_with_app(app, num_clients)
+
+
+def local_plan(scheme: str, **changes: Any) -> Any:
+    fields: dict[str, Any] = dict(
+        client_scheme=scheme, noise_multiplier=2.0, clipping=FixedClipping(norm=CLIP)
+    )
+    return plan_of(N, **(fields | changes))
+
+
+# --- local --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("answer", [clients_of(N), foreign_clients(N)], ids=["ours", "foreign"])
+def test_in_local_mode_the_mean_has_the_noise_of_the_clients_and_no_other(
+    tmp_path: Path, scheme: str, answer: Answer
+) -> None:
+    # 20,000 draws, tolerance 6 %: noise that one of two clients forgot would be 29 % away.
+    trained = train(tmp_path, local_plan(scheme), answer, MODEL)
+    own = client_scheme(scheme, noise_multiplier=2.0, clipping_norm=CLIP).noise_std
+    assert np.std(trained.move) == pytest.approx(own * math.sqrt(N) / N, rel=STD_ERROR)
+
+
+@pytest.mark.parametrize("participants", [0, 3])
+def test_in_local_mode_the_server_adds_nothing_to_what_it_gets(
+    tmp_path: Path, participants: int
+) -> None:
+    plain = lambda message, node: (  # noqa: E731
+        reply(message, {"w": np.full(SIZE, 0.25)}) if node < participants else None
+    )
+    trained = train(tmp_path, local_plan("gaussian"), plain, MODEL, timeout=0.3)
+    np.testing.assert_array_equal(trained.move, np.full(SIZE, 0.25 * participants / N))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_in_local_mode_each_client_is_told_its_noise_and_charged_in_full(
+    tmp_path: Path, scheme: str
+) -> None:
+    plan = local_plan(scheme, rounds=2)
+    trained = train(tmp_path, plan, clients_of(N), MODEL)
+    assert len(trained.grid.sent) == 2 * N
+    for message in trained.grid.sent:
+        told = json.loads(str(message.content["config"][INSTRUCTION_KEY]))
+        assert told["client_noise"] == {
+            "scheme": scheme,
+            "noise_multiplier": 2.0,
+            "clipping_norm": CLIP,
+        }
+    assert trained.ledger is not None
+    assert trained.ledger.history == plan.history
+    assert trained.ledger.rounds_committed == 2
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_in_local_mode_clients_are_right_on_average(tmp_path: Path, scheme: str) -> None:
+    # All coordinates of all clients agree, far below the clipping norm: 20,000 draws of the mean.
+    update = 0.2 * CLIP / SIZE  # in any norm far from clipped
+    plan = local_plan(scheme)
+    move = train(tmp_path, plan, clients_of(N, update), MODEL).move
+    assert move.mean() == pytest.approx(update, abs=SIX_SIGMA * np.std(move) / math.sqrt(SIZE))
+
+
+def test_a_training_in_local_mode_moves_the_model(tmp_path: Path) -> None:
+    plan = local_plan("gaussian", noise_multiplier=0.01)
+    trained = train(tmp_path, plan, clients_of(N, 1.0), record(w=np.zeros(4)))
+    np.testing.assert_allclose(trained.move, CLIP / 2, atol=SIX_SIGMA * 0.01 * CLIP / math.sqrt(N))
+
+
+def test_in_local_mode_a_client_that_fails_still_sends_its_noise(tmp_path: Path) -> None:
+    app = ClientApp(mods=[client_noise_mod])
+
+    @app.train()
+    def fails(message: Message, context: Context) -> Message:
+        raise RuntimeError("out of memory")
+
+    trained = train(tmp_path, local_plan("gaussian"), answer_with_app(app, N), MODEL)
+    assert np.std(trained.move) == pytest.approx(2.0 * CLIP / math.sqrt(N), rel=STD_ERROR)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, 1e300])
+def test_in_local_mode_a_message_that_is_not_finite_is_left_out(tmp_path: Path, bad: float) -> None:
+    def answer(message: Message, node: int) -> Message:
+        return reply(message, {"w": np.full(SIZE, bad if node == 0 else 0.25)})
+
+    trained = train(tmp_path, local_plan("gaussian"), answer, MODEL)
+    np.testing.assert_allclose(trained.move, 0.25 * 0.9, rtol=1e-12)
+
+
+def test_a_selection_by_reported_utility_is_refused_in_local_mode(tmp_path: Path) -> None:
+    class Asking(PublicSelection):
+        utility = "loss"
+
+    plan = local_plan("gaussian", sampling=VisibleSampling(cohort=3))
+    with (
+        PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger,
+        pytest.raises(ValueError, match="do not report their loss"),
+    ):
+        DPFedAvg(plan=plan, ledger=ledger, selection=Asking(3))
+
+
+# --- central ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("sampling_rate", [0.5, 1.0])
+def test_a_plain_central_round_asks_nothing_of_a_client_but_training(
+    tmp_path: Path, sampling_rate: float
+) -> None:
+    app = ClientApp()  # no mod, no key of ours
+
+    @app.train()
+    def train_it(message: Message, context: Context) -> Message:
+        assert INSTRUCTION_KEY not in message.content["config"]
+        return reply(message, {"w": arrays_of(message)["w"] + 0.25})
+
+    plan = plan_of(
+        N, sampling_rate=sampling_rate, noise_multiplier=1e-4, clipping=FixedClipping(norm=100.0)
+    )
+    trained = train(tmp_path, plan, answer_with_app(app, N), MODEL)
+    asked = len(trained.grid.sent)
+    expected = 0.25 * asked / plan.denominator
+    np.testing.assert_allclose(trained.move, expected, atol=SIX_SIGMA * 1e-2 / plan.denominator)
+    for message in trained.grid.sent:
+        assert set(message.content["config"]) == {"server-round"}
+
+
+@pytest.mark.parametrize("participants", [0, N // 2, N])
+def test_a_central_round_has_the_servers_noise_alone(tmp_path: Path, participants: int) -> None:
+    honest = clients_of(N)
+    trained = train(
+        tmp_path,
+        plan_of(N, noise_multiplier=2.0, clipping=FixedClipping(norm=CLIP)),
+        lambda message, node: honest(message, node) if node < participants else None,
+        MODEL,
+        timeout=0.3,
+    )
+    assert np.std(trained.move) == pytest.approx(2.0 * CLIP / N, rel=STD_ERROR)
+
+
+# --- none ---------------------------------------------------------------------------------------
+
+
+def test_without_a_plan_nothing_is_clipped_and_no_noise_is_added() -> None:
+    trained = train(
+        None, None, clients_of(N, 100.0), MODEL, nodes=N, selection=PoissonSelection(1.0)
+    )
+    np.testing.assert_array_equal(trained.move, np.full(SIZE, 100.0))
+    assert trained.ledger is None
+    for message in trained.grid.sent:
+        assert set(message.content["config"]) == {"server-round"}
+
+
+def test_without_a_plan_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    train(None, None, clients_of(N), MODEL, nodes=N, selection=PoissonSelection(1.0))
+    assert "NO PRIVACY" in caplog.text
+
+
+def test_without_a_plan_bad_updates_and_bad_weights_are_left_out() -> None:
+    def answer(message: Message, node: int) -> Message:
+        if node == 3:
+            return Message(Error(code=2, reason="failed"), reply_to=message)
+        value = {1: np.nan, 2: np.inf}.get(node, float(node))
+        weight = {4: math.nan, 5: -1.0, 6: 3}.get(node, 1)
+        return reply(message, {"w": np.full(SIZE, value)}, **{"num-examples": weight})
+
+    trained = train(None, None, answer, MODEL, nodes=N, selection=PoissonSelection(1.0))
+    expected = (0 + 3 * 6 + 7 + 8 + 9) / 7  # nodes 0, 6 (three times), 7, 8 and 9
+    np.testing.assert_allclose(trained.move, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("weight", [0, None])
+def test_without_a_plan_a_round_of_no_weight_leaves_the_model_as_it_is(weight: Any) -> None:
+    def answer(message: Message, node: int) -> Message | None:
+        return (
+            None if weight is None else reply(message, {"w": np.ones(SIZE)}, **{"num-examples": 0})
+        )
+
+    trained = train(
+        None, None, answer, MODEL, nodes=N, selection=PoissonSelection(1.0), timeout=0.3
+    )
+    assert not trained.move.any()
+
+
+# --- a cap on how often one unit takes part -----------------------------------------------------
+
+
+def named_clients(names: list[str]) -> Answer:
+    """Our own clients on nodes whose config has a stable name."""
+    app = numpy_client_app(client_fn(lambda node: FixedClient(0.0)))
+    contexts = {
+        node: Context(
+            1, FIRST_NODE + node, {"partition-id": node, "unit-name": name}, RecordDict(), {}
+        )
+        for node, name in enumerate(names)
+    }
+    return lambda message, node: app(message, contexts[node])
+
+
+class Renumbered(LocalGrid):
+    """Node ids of another run: the same places, other numbers."""
+
+    first = 9000
+
+    def get_node_ids(self) -> Any:
+        return range(self.first, self.first + self.num_nodes)
+
+    def push_messages(self, messages: Any) -> Any:
+        answer, self.answer = self.answer, lambda m, n: answer(m, n + FIRST_NODE - self.first)
+        try:
+            return super().push_messages(messages)
+        finally:
+            self.answer = answer
+
+
+@pytest.mark.parametrize("scheme", [None, *SCHEMES])
+def test_a_cap_holds_over_two_runs_in_which_flower_numbers_the_nodes_anew(
+    tmp_path: Path, scheme: str | None
+) -> None:
+    names = [f"clinic {letter}" for letter in "abcd"]
+    plan = plan_of(
+        4, rounds=8, sampling=VisibleSampling(cohort=2), participation_cap=2, client_scheme=scheme
+    )
+    path = tmp_path / "ledger.db"
+    model = record(w=np.zeros(3))
+    with PrivacyLedger.open(path, plan) as ledger:
+        first = DPFedAvg(plan=plan, ledger=ledger)
+        first.start(LocalGrid(named_clients(names), 4), model, num_rounds=3)
+        assert sum(ledger.participations.values()) == 6
+        assert not first.budget_exhausted
+    # The second run: the names in another order, too.
+    with PrivacyLedger.open(path, plan) as ledger:
+        second = DPFedAvg(plan=plan, ledger=ledger)
+        second.start(Renumbered(named_clients(names[::-1]), 4), model, num_rounds=8)
+        assert second.budget_exhausted
+        assert second.rounds_completed == 1
+        assert ledger.participations == dict.fromkeys(names, 2)
+
+
+def test_a_name_that_two_nodes_claim_is_nobodys(tmp_path: Path) -> None:
+    plan = plan_of(3, rounds=3, participation_cap=2)
+    answer = named_clients(["one", "two", "two"])
+    trained = train(tmp_path, plan, answer, record(w=np.zeros(3)))
+    assert trained.ledger is not None
+    ids = {str(FIRST_NODE + 1), str(FIRST_NODE + 2)}
+    assert trained.ledger.participations == dict.fromkeys({"one", *ids}, 2)
+
+
+def test_under_a_cap_only_units_with_participations_left_are_asked(tmp_path: Path) -> None:
+    plan = plan_of(3, rounds=4, sampling=VisibleSampling(cohort=1), participation_cap=2)
+
+    def favourite(unit: Unit, server_round: int) -> float:
+        return -float(unit.node)
+
+    trained = train(
+        tmp_path,
+        plan,
+        named_clients(["a", "b", "c"]),
+        record(w=np.zeros(3)),
+        selection=PublicSelection(1, score=favourite),
+    )
+    asked = [
+        m.metadata.dst_node_id for m in trained.grid.sent if m.metadata.message_type == "train"
+    ]
+    assert asked == [FIRST_NODE, FIRST_NODE, FIRST_NODE + 1, FIRST_NODE + 1]
+
+
+def test_a_cap_needs_everybody_in_sight() -> None:
+    with pytest.raises(ValueError, match="participation cap"):
+        plan_of(4, sampling=PoissonSampling(sampling_rate=0.5), participation_cap=1)
