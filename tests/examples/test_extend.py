@@ -40,7 +40,7 @@ CONFIG = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))
 ]["config"]
 ROUNDS, HOSPITALS = CONFIG["num-server-rounds"], CONFIG["num-hospitals"]
 
-# Twenty trainings: mean 0.969, deviation 0.016. The larger class alone would be 0.63.
+# Two hundred trainings: mean 0.970, deviation 0.015. The larger class alone would be 0.65.
 LEAST_ACCURACY = 0.85
 
 IN_PROCESS = """
