@@ -24,7 +24,7 @@ SIX_SIGMA = 6.0  # two in a billion draws lie further out
 def plan_of(num_clients: int, *, sampling_rate: float = 1.0, **changes: Any) -> PrivacyPlan:
     """A plan whose budget is no matter; any field can be changed."""
     fields: dict[str, Any] = dict(
-        budget=PrivacyBudget(epsilon=1e9, delta=1e-6),
+        budget=PrivacyBudget(epsilon=1e15, delta=1e-6),
         rounds=1,
         sampling=PoissonSampling(sampling_rate=sampling_rate),
         noise_multiplier=0.5,
