@@ -49,9 +49,9 @@ class ScalarMetric:
         """Validate.
 
         Raises:
-            ValueError: If the range is empty or not finite.
+            ValueError: If the range is empty, or an end or its width is not finite.
         """
-        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+        if not (math.isfinite(self.high - self.low) and self.low < self.high):
             raise ValueError(
                 f"the range of metric '{self.name}' must be two finite numbers, the lower first, "
                 f"got ({self.low}, {self.high})"
