@@ -1,0 +1,220 @@
+"""Each law of cohorts hands out the one event that it may be charged as."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from fl_dp.strategies.selection import selection_of
+
+from fl_dp import PrivacyPlan
+from fl_dp.accounting import (
+    FixedSizeGaussianEvent,
+    FixedSizeSampling,
+    GaussianEvent,
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PoissonSampling,
+    PrivacyBudget,
+    Sampling,
+    TruncatedPoissonGaussianEvent,
+    TruncatedPoissonSampling,
+    UtilityPoissonSampling,
+    VisibleSampling,
+    epsilon,
+)
+from fl_dp.accounting.sampling import sampling_from_dict
+from fl_dp.mechanisms import FixedClipping
+
+ADD_OR_REMOVE, ZERO_OUT, REPLACE_ONE = NeighboringRelation
+N = 40
+LAWS: list[tuple[Sampling, Any, float, bool]] = [
+    (
+        PoissonSampling(sampling_rate=0.25),
+        PoissonGaussianEvent(noise_multiplier=1.5, sampling_rate=0.25),
+        10.0,
+        False,
+    ),
+    (
+        PoissonSampling(sampling_rate=1.0),
+        PoissonGaussianEvent(noise_multiplier=1.5, sampling_rate=1.0),
+        40.0,
+        True,
+    ),
+    (
+        TruncatedPoissonSampling(sampling_rate=0.25, max_cohort=20),
+        TruncatedPoissonGaussianEvent(
+            noise_multiplier=1.5, sampling_rate=0.25, num_units=N, max_cohort=20
+        ),
+        10.0,
+        False,
+    ),
+    (
+        UtilityPoissonSampling(largest_rate=0.5, cohort=8.0),
+        PoissonGaussianEvent(noise_multiplier=1.5, sampling_rate=0.5),
+        8.0,
+        False,
+    ),
+    (
+        FixedSizeSampling(cohort=10),
+        FixedSizeGaussianEvent(noise_multiplier=1.5, num_units=N, cohort=10),
+        10.0,
+        False,
+    ),
+    (VisibleSampling(cohort=10), GaussianEvent(noise_multiplier=1.5), 10.0, True),
+]
+each_law = pytest.mark.parametrize(
+    ("law", "event", "cohort", "visible"),
+    [pytest.param(*row, id=f"{row[0].kind} {row[2]:g}") for row in LAWS],
+)
+
+
+def plan_of(law: Sampling, **changes: Any) -> PrivacyPlan:
+    fields: dict[str, Any] = dict(
+        budget=PrivacyBudget(epsilon=1e6, delta=1e-5),
+        rounds=3,
+        sampling=law,
+        noise_multiplier=1.5,
+        clipping=FixedClipping(norm=1.0),
+        num_clients=N,
+    )
+    return PrivacyPlan(**(fields | changes))
+
+
+@each_law
+def test_a_law_is_charged_as_its_own_event(
+    law: Sampling, event: Any, cohort: float, visible: bool
+) -> None:
+    assert law.event(1.5, N) == event
+    plan = plan_of(law)
+    assert plan.event_of(2) == event
+    assert sum(count for _, count in plan.history) == 3
+
+
+@each_law
+def test_the_denominator_is_the_public_constant_of_the_law(
+    law: Sampling, event: Any, cohort: float, visible: bool
+) -> None:
+    assert law.expected_cohort(N) == cohort
+    plan = plan_of(law)
+    assert (plan.expected_cohort, plan.denominator) == (cohort, cohort)
+
+
+@each_law
+def test_a_law_says_whether_who_takes_part_is_seen(
+    law: Sampling, event: Any, cohort: float, visible: bool
+) -> None:
+    assert law.visible is visible
+    assert law.describe()
+
+
+@each_law
+def test_a_law_comes_back_from_json_as_it_was(
+    law: Sampling, event: Any, cohort: float, visible: bool
+) -> None:
+    again = sampling_from_dict(json.loads(json.dumps(law.to_dict())))
+    assert again == law
+    assert type(again) is type(law)
+    plan = plan_of(law)
+    assert PrivacyPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+def test_a_law_of_another_version_is_refused() -> None:
+    with pytest.raises(ValueError, match="'shuffled' is unknown to this version, which knows"):
+        sampling_from_dict({"kind": "shuffled", "cohort": 3})
+
+
+@pytest.mark.parametrize("cohort", range(1, N + 1))
+@pytest.mark.parametrize("relation", NeighboringRelation)
+def test_a_fixed_size_is_never_charged_as_a_poisson_sample(
+    cohort: int, relation: NeighboringRelation
+) -> None:
+    plan = plan_of(FixedSizeSampling(cohort=cohort), neighboring_relation=relation)
+    assert {type(event) for event, _ in plan.history} == {FixedSizeGaussianEvent}
+
+
+@pytest.mark.parametrize("relation", NeighboringRelation)
+def test_ten_of_forty_cost_more_than_coins_of_a_quarter(relation: NeighboringRelation) -> None:
+    # Where the two would cost the same, one of them would be charged as the other.
+    costs = [
+        epsilon({law.event(1.0, N): 10}, 1e-5, neighboring_relation=relation).best
+        for law in (PoissonSampling(sampling_rate=0.25), FixedSizeSampling(cohort=10))
+    ]
+    assert costs[1] > 1.2 * costs[0]
+
+
+def test_a_cohort_in_sight_costs_what_everybody_costs() -> None:
+    seen = epsilon({VisibleSampling(cohort=1).event(1.0, N): 5}, 1e-5).best
+    everybody = epsilon({PoissonSampling(sampling_rate=1.0).event(1.0, N): 5}, 1e-5).best
+    assert seen == pytest.approx(everybody, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "law",
+    [
+        TruncatedPoissonSampling(sampling_rate=0.25, max_cohort=20),
+        UtilityPoissonSampling(largest_rate=0.5, cohort=8.0),
+        VisibleSampling(cohort=10),
+    ],
+)
+def test_what_needs_a_public_roster_is_refused_under_add_or_remove(law: Sampling) -> None:
+    with pytest.raises(ValueError, match="zero-out"):
+        law.check(N, ADD_OR_REMOVE)
+    with pytest.raises(ValueError, match="zero-out"):
+        plan_of(law, neighboring_relation=ADD_OR_REMOVE)
+    law.check(N, ZERO_OUT)
+    law.check(N, REPLACE_ONE)
+
+
+@pytest.mark.parametrize(
+    ("law", "why"),
+    [
+        (FixedSizeSampling(cohort=N + 1), "cohort must lie between 1 and num_units = 40"),
+        (VisibleSampling(cohort=N + 1), "cohort must be at most the roster's 40"),
+        (UtilityPoissonSampling(largest_rate=0.1, cohort=5.0), "needs rates above 0.1"),
+    ],
+)
+def test_a_cohort_that_the_roster_can_not_fill_is_refused(law: Sampling, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        plan_of(law)
+
+
+@pytest.mark.parametrize("rate", [0.0, -0.1, 1.0000001, math.nan, math.inf])
+def test_a_rate_outside_its_range_is_refused(rate: float) -> None:
+    with pytest.raises(ValueError, match="sampling_rate must lie in"):
+        PoissonSampling(sampling_rate=rate)
+    with pytest.raises(ValueError, match="sampling_rate must lie in"):
+        TruncatedPoissonSampling(sampling_rate=rate, max_cohort=3)
+    with pytest.raises(ValueError, match="largest_rate must lie in"):
+        UtilityPoissonSampling(largest_rate=rate, cohort=1.0)
+
+
+@pytest.mark.parametrize("cohort", [0, -1, 2.5, True, math.nan])
+def test_a_size_that_is_no_count_is_refused(cohort: Any) -> None:
+    for make in (
+        lambda: FixedSizeSampling(cohort=cohort),
+        lambda: VisibleSampling(cohort=cohort),
+        lambda: TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=cohort),
+    ):
+        with pytest.raises(ValueError, match="must be an integer of at least 1"):
+            make()
+
+
+@pytest.mark.parametrize("cohort", [0.0, -1.0, math.nan, math.inf])
+def test_an_expected_cohort_that_is_no_positive_number_is_refused(cohort: float) -> None:
+    with pytest.raises(ValueError, match="cohort"):
+        law = UtilityPoissonSampling(largest_rate=0.5, cohort=cohort)
+        law.check(N, ZERO_OUT)
+
+
+@each_law
+def test_the_plain_selection_of_a_law_draws_by_that_law(
+    law: Sampling, event: Any, cohort: float, visible: bool
+) -> None:
+    if isinstance(law, UtilityPoissonSampling):
+        with pytest.raises(ValueError, match="needs its selection"):
+            selection_of(law)
+    else:
+        assert selection_of(law).sampling == law
