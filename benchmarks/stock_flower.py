@@ -53,6 +53,7 @@ Reply = Callable[[Message, int], Message | None]
 LITTLE = 1e-3  # a noise multiplier that leaves the sums readable
 SIZE = 20_000  # coordinates where noise is measured: its deviation to 0.5 %
 MANY = 2_000_000  # to 0.05 %
+PATIENCE = 2.0  # seconds for those who never reply
 
 
 class LocalGrid(Grid):
@@ -241,7 +242,7 @@ def ours(
     ):
         strategy = DPFedAvg(plan=plan, ledger=ledger)
         grid = grid if grid is not None else LocalGrid(answer, num_nodes)
-        result = strategy.start(grid, model, num_rounds=rounds, timeout=0.3, **options)
+        result = strategy.start(grid, model, num_rounds=rounds, timeout=PATIENCE, **options)
         return Trained(result=result, strategy=strategy, spent=ledger.rounds_spent)
 
 

@@ -98,7 +98,7 @@ TWO = sure(Sum(lows=(0.0, 0.0), highs=(1.0, 1.0)))
 
 
 def total_of(grid: LocalGrid, ledger: PrivacyLedger, choice: NoiseChoice, **more: Any) -> Any:
-    return ask_federation(grid, ledger, "sum", choice, values="age", timeout=0.5, **more)
+    return ask_federation(grid, ledger, "sum", choice, values="age", **{"timeout": 60.0} | more)
 
 
 # --- What it answers ------------------------------------------------------------------------------
@@ -282,7 +282,8 @@ def test_one_hostile_node_moves_the_sum_by_at_most_one_unit_s_bound(
     open_ledger: Any, name: str
 ) -> None:
     grid = saying(lambda partition: HOSTILE[name] if partition == 3 else [1.0])
-    answer = total_of(grid, open_ledger(SUM), SUM)
+    # Whoever is silent is waited for; on a busy machine the others may take their time.
+    answer = total_of(grid, open_ledger(SUM), SUM, timeout=3.0 if name == "silent" else 60.0)
     # An honest node adds one; this one adds between minus one and one.
     assert N - 2 - 0.1 <= answer.value[0] <= N + 0.1
     if name in ("silent", "empty", "nan", "infinite", "minus infinite"):
@@ -394,7 +395,7 @@ def test_an_app_without_statistics_contributes_zero(open_ledger: Any) -> None:
 
 def test_no_reply_at_all_is_an_answer_of_noise(open_ledger: Any) -> None:
     ledger = open_ledger(SUM)
-    answer = total_of(saying(lambda _: None), ledger, SUM)
+    answer = total_of(saying(lambda _: None), ledger, SUM, timeout=0.2)
     assert answer.value[0] == pytest.approx(0.0, abs=0.1)
     assert ledger.records[-1].kind == "commit"
 

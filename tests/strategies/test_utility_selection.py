@@ -896,6 +896,7 @@ def test_with_budget_plans_for_what_a_selection_releases(tmp_path: Path) -> None
             rounds=3,
             num_clients=N,
             ledger=tmp_path / f"{name}.db",
+            clipping_norm=1.0,
             selection=selection,
         )
         strategy.start(reporting(lambda node: {"loss": 1.0}), model(), num_rounds=3)
