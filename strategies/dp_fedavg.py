@@ -26,7 +26,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, Unpack, cast
+from typing import Any, Self, TypedDict, Unpack, cast
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -79,6 +79,23 @@ class Checkpoint:
     optimizer: dict[str, NDArray[Any]]
     clipping_norms: tuple[float, ...] | None
     plateau: dict[str, Any] | None
+
+
+class StrategyOptions(TypedDict, total=False):
+    """What `DPFedAvg` can be told beyond its plan; see there."""
+
+    units_per_node: int
+    coins_at_nodes: bool
+    weight_cap: float | None
+    window: int | None
+    roster_timeout: float
+    rng: SecureRandom | None
+    plateau_metric: str
+    after_round: Callable[[Checkpoint], None] | None
+
+
+class BudgetOptions(PlanOptions, StrategyOptions, total=False):
+    """Options of the plan and of the strategy together, for `DPFedAvg.with_budget`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -203,7 +220,7 @@ class DPFedAvg(Strategy):
         clipping_norm: float | None = None,
         clipping: Clipping | None = None,
         selection: Selection | None = None,
-        **options: Unpack[PlanOptions],
+        **options: Unpack[BudgetOptions],
     ) -> Self:
         """Wrap a strategy in one line: plan to a budget and open the ledger.
 
@@ -220,32 +237,38 @@ class DPFedAvg(Strategy):
             clipping_norm: L2 bound on one client's update; or give a `clipping`.
             clipping: What bounds an update, for instance `AdaptiveClipping()`.
             selection: Who takes part; what it releases is planned for, too.
-            **options: Other attributes of `PrivacyPlan`.
+            **options: Other attributes of `PrivacyPlan`, and arguments of `DPFedAvg`.
 
         Raises:
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        budget = PrivacyBudget(
-            epsilon=epsilon, delta=default_delta(num_clients) if delta is None else delta
-        )
+        of_strategy = StrategyOptions.__optional_keys__
+        for_plan = {name: each for name, each in options.items() if name not in of_strategy}
+        for_strategy = {name: each for name, each in options.items() if name in of_strategy}
         if selection is not None:
-            others = options.get("other_releases", {})
-            options["other_releases"] = freeze(
-                [*freeze(others), *freeze(selection.releases(rounds))]
-            )
+            others = freeze(options.get("other_releases", {}))
+            for_plan["other_releases"] = freeze([*others, *freeze(selection.releases(rounds))])
         plan = PrivacyPlan.calibrate(
-            budget,
+            PrivacyBudget(
+                epsilon=epsilon, delta=default_delta(num_clients) if delta is None else delta
+            ),
             rounds=rounds,
             num_clients=num_clients,
             sampling_rate=sampling_rate,
             sampling=None if selection is None else selection.sampling,
             clipping_norm=clipping_norm,
             clipping=clipping,
-            **options,
+            **cast(PlanOptions, for_plan),
         )
-        opened = PrivacyLedger.open(ledger, plan)
+        opened = PrivacyLedger.open(ledger, plan, rng=options.get("rng"))
         try:
-            made = cls(strategy, plan=plan, ledger=opened, selection=selection)
+            made = cls(
+                strategy,
+                plan=plan,
+                ledger=opened,
+                selection=selection,
+                **cast(StrategyOptions, for_strategy),
+            )
         except BaseException:
             opened.close()
             raise
@@ -396,7 +419,7 @@ class DPFedAvg(Strategy):
             model=arrays,
             origin=origin,
             instruction=instruction,
-            sum=self._open_sum(reservation, layout, origin),
+            sum=self.open_sum(reservation, layout, origin),
             asked=asked,
         )
         return self._messages(self._open, RecordDict(dict(instruction) | {key: arrays}))
@@ -541,6 +564,11 @@ class DPFedAvg(Strategy):
                 f"clients that trust nobody do not report their {self.selection.utility} in the "
                 "clear: with noise at the clients, choose by public scores (PublicSelection)"
             )
+        if self._sums_at_nodes and self.selection.looks_at_norms:
+            raise ValueError(
+                "a node that sums its units does not tell the norm of each: choose by another "
+                "utility than update_norm, for instance loss"
+            )
         if self._sums_at_nodes and plan is not None and plan.capped_denominator:
             raise ValueError(
                 "a capped denominator needs each unit's weight, which a node that sums its units "
@@ -625,9 +653,16 @@ class DPFedAvg(Strategy):
                 "(task.num_clients)"
             )
 
-    def _open_sum(
+    def open_sum(
         self, reservation: Reservation | None, layout: VectorLayout, origin: NDArray[np.float64]
     ) -> RoundSum:
+        """Return what becomes of a round's replies: the place to put noise somewhere else.
+
+        Args:
+            reservation: What the ledger has on disk for the round; None without privacy.
+            layout: Of the model that is sent.
+            origin: That model, flattened.
+        """
         plan = self.plan
         if plan is None or reservation is None:
             weighted_by = str(getattr(self.optimizer.strategy, "weighted_by_key", "num-examples"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -11,6 +12,10 @@ from flwr.serverapp import Grid
 from fl_dp.updates.instruction import IDENTITY_ACTION
 
 from .exchange import exchange
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_ASKED_FIRST = 3
 
 
 class Unit(NamedTuple):
@@ -46,15 +51,16 @@ def ask_names(
     Flower's node ids change from run to run. Whoever does not answer, or answers what somebody else
     answered, goes by its id: then nothing is carried over for it.
     """
-    messages = [
-        Message(
-            RecordDict({"config": ConfigRecord()}),
-            dst_node_id=node,
-            message_type=f"query.{IDENTITY_ACTION}",
-            ttl=timeout,
+    # Of clients that know no such question each would log an error: some are asked first.
+    if not any(
+        not reply.has_error()
+        for reply in exchange(
+            grid, _name_queries(nodes[:_ASKED_FIRST], timeout), window=window, timeout=timeout
         )
-        for node in nodes
-    ]
+    ):
+        logger.info("Clients tell no names: across runs they are told apart by Flower's node ids")
+        return {}
+    messages = _name_queries(nodes, timeout)
     ids = {str(node) for node in nodes}
     claimed: dict[str, list[int]] = {}
     for reply in exchange(grid, messages, window=window, timeout=timeout):
@@ -66,6 +72,18 @@ def ask_names(
             if name and name.isprintable() and name not in ids:
                 claimed.setdefault(name, []).append(reply.metadata.src_node_id)
     return {owners[0]: name for name, owners in claimed.items() if len(owners) == 1}
+
+
+def _name_queries(nodes: Sequence[int], timeout: float) -> list[Message]:
+    return [
+        Message(
+            RecordDict({"config": ConfigRecord()}),
+            dst_node_id=node,
+            message_type=f"query.{IDENTITY_ACTION}",
+            ttl=timeout,
+        )
+        for node in nodes
+    ]
 
 
 def unit_name(unit: Unit, names: Mapping[int, str], units_per_node: int) -> str:

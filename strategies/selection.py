@@ -7,6 +7,7 @@ must follow the law that its `sampling` names.
 
 from __future__ import annotations
 
+import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +29,8 @@ from fl_dp.accounting import (
 from fl_dp.mechanisms import SecureRandom
 
 from .roster import Unit
+
+logger = logging.getLogger("flwr.fl_dp")
 
 _T = TypeVar("_T")
 
@@ -83,10 +86,13 @@ class Selection(ABC):
         sampling: What its cohorts may be charged as; the plan must say the same.
         utility: What participants report with their updates (`loss`, `examples` or a metric of
             their own); None: nothing.
+        looks_at_norms: Whether it needs each unit's own update norm, which a node that sums its
+            units does not tell.
     """
 
     sampling: Sampling
     utility: str | None = None
+    looks_at_norms: bool = False
 
     def releases(self, rounds: int) -> History:
         """Return what the selection itself releases in so many rounds: the plan's other_releases.
@@ -126,11 +132,39 @@ class PoissonSelection(Selection):
         return [unit for unit, heads in zip(draw.roster, coins, strict=True) if heads]
 
 
+class _DeclaredPlaces:
+    """One lasting place for each declared unit.
+
+    Who comes first has it for good; who comes when none is left takes no part, and who is not there
+    leaves its place empty, so that neither changes another's chance.
+    """
+
+    def __init__(self) -> None:
+        self._taken: dict[Unit, None] = {}
+        self._crowded = False
+
+    def of(self, draw: Draw) -> list[Unit | None]:
+        """Return every declared place with its unit, or None if that is not there."""
+        there = set(draw.roster)
+        for unit in draw.roster:
+            if unit not in self._taken and len(self._taken) < draw.num_units:
+                self._taken[unit] = None
+        if not self._crowded and not there <= self._taken.keys():
+            self._crowded = True
+            logger.warning(
+                "More clients are there than the plan declares (task.num_clients): those who came "
+                "last take no part"
+            )
+        empty = draw.num_units - len(self._taken)
+        return [*(unit if unit in there else None for unit in self._taken), *[None] * empty]
+
+
 class TruncatedPoissonSelection(Selection):
     """Secret coins; a cohort above `max_cohort` is cut to a uniformly random part of itself.
 
     Privacy: charged as a truncated Poisson sample out of the declared units (zero-out neighbours
-    on a public roster). Coins are also flipped for declared units that are not there.
+    on a public roster). Coins are also flipped for declared units that are not there, and none for
+    more units than were declared.
 
     Reference: "Poisson subsampling with truncation", arXiv:2508.15089.
     """
@@ -144,6 +178,7 @@ class TruncatedPoissonSelection(Selection):
         self.sampling: TruncatedPoissonSampling = TruncatedPoissonSampling(
             sampling_rate=sampling_rate, max_cohort=max_cohort
         )
+        self._places = _DeclaredPlaces()
 
     @classmethod
     def comfortable(cls, sampling_rate: float, num_units: int) -> TruncatedPoissonSelection:
@@ -152,12 +187,8 @@ class TruncatedPoissonSelection(Selection):
         return cls(sampling_rate, min(num_units, math.ceil(expected + 4.5 * math.sqrt(expected))))
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Return the cohort; possibly nobody.
-
-        Raises:
-            ValueError: If more units are there than were declared: the cut would come more often.
-        """
-        places = _declared_places(draw)
+        """Return the cohort; possibly nobody."""
+        places = self._places.of(draw)
         coins = draw.rng.bernoulli(self.sampling.sampling_rate, len(places))
         drawn = [place for place, heads in zip(places, coins, strict=True) if heads]
         return _present(_uniform_part(drawn, self.sampling.max_cohort, draw.rng))
@@ -178,14 +209,11 @@ class FixedSelection(Selection):
             ValueError: If the size is below 1.
         """
         self.sampling: FixedSizeSampling = FixedSizeSampling(cohort=cohort)
+        self._places = _DeclaredPlaces()
 
     def select(self, draw: Draw) -> list[Unit]:
-        """Return the cohort.
-
-        Raises:
-            ValueError: If more units are there than were declared.
-        """
-        return _present(_uniform_part(_declared_places(draw), self.sampling.cohort, draw.rng))
+        """Return the cohort."""
+        return _present(_uniform_part(self._places.of(draw), self.sampling.cohort, draw.rng))
 
 
 class PublicSelection(Selection):
@@ -247,17 +275,6 @@ def participations_left(
 ) -> list[Unit]:
     """Return the units that have taken part fewer than `cap` times."""
     return [unit for unit in roster if taken.get(name(unit), 0) < cap]
-
-
-def _declared_places(draw: Draw) -> list[Unit | None]:
-    """Return one place a declared unit; None stands for one that is not there."""
-    absent = draw.num_units - len(draw.roster)
-    if absent < 0:
-        raise ValueError(
-            f"{len(draw.roster)} units are there and {draw.num_units} were declared: this "
-            "selection is charged for the declared number; declare as many (task.num_clients)"
-        )
-    return [*draw.roster, *[None] * absent]
 
 
 def _present(places: Iterable[Unit | None]) -> list[Unit]:

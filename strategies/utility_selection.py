@@ -102,6 +102,7 @@ class ExponentialSelection(Selection):
             self._utility: UtilityFn = utility
         elif utility in _BY_SERVER:
             self._utility = _BY_SERVER[utility]
+            self.looks_at_norms = utility == "update_norm"
         else:
             self.utility = utility
             self._utility = _reported

@@ -113,7 +113,7 @@ def test_missing_replies_change_neither_denominator_nor_noise(
         LocalGrid(lambda m, p: None if p < silent else honest(m, p), N),
         record(w=np.zeros(4, np.float64)),
         num_rounds=1,
-        timeout=0.3,
+        timeout=1.5,
     )
     moved = result.arrays["w"].numpy()
     np.testing.assert_allclose(moved, [0.25 * (N - silent) / N, 0, 0, 0], atol=TOLERANCE)

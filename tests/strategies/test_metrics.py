@@ -132,7 +132,7 @@ def test_units_that_do_not_reply_count_as_the_middle(tmp_path: Path, silent: int
     honest = reporting([0.0] * N)
     plan = releasing(LOSS)
     trained = train(
-        tmp_path, plan, lambda m, n: None if n < silent else honest(m, n), MODEL, timeout=0.3
+        tmp_path, plan, lambda m, n: None if n < silent else honest(m, n), MODEL, timeout=1.5
     )
     got = trained.result.train_metrics_clientapp[1]["loss"]
     assert got == pytest.approx(2.0 * silent / N, abs=4 * SIX_SIGMA * 0.02 / N)

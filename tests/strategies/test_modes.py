@@ -73,7 +73,7 @@ def test_in_local_mode_the_server_adds_nothing_to_what_it_gets(
     plain = lambda message, node: (  # noqa: E731
         reply(message, {"w": np.full(SIZE, 0.25)}) if node < participants else None
     )
-    trained = train(tmp_path, local_plan("gaussian"), plain, MODEL, timeout=0.3)
+    trained = train(tmp_path, local_plan("gaussian"), plain, MODEL, timeout=1.5)
     np.testing.assert_array_equal(trained.move, np.full(SIZE, 0.25 * participants / N))
 
 
@@ -176,7 +176,7 @@ def test_a_central_round_has_the_servers_noise_alone(tmp_path: Path, participant
         plan_of(N, noise_multiplier=2.0, clipping=FixedClipping(norm=CLIP)),
         lambda message, node: honest(message, node) if node < participants else None,
         MODEL,
-        timeout=0.3,
+        timeout=1.5,
     )
     assert np.std(trained.move) == pytest.approx(2.0 * CLIP / N, rel=STD_ERROR)
 
@@ -220,7 +220,7 @@ def test_without_a_plan_a_round_of_no_weight_leaves_the_model_as_it_is(weight: A
         )
 
     trained = train(
-        None, None, answer, MODEL, nodes=N, selection=PoissonSelection(1.0), timeout=0.3
+        None, None, answer, MODEL, nodes=N, selection=PoissonSelection(1.0), timeout=1.5
     )
     assert not trained.move.any()
 

@@ -76,9 +76,9 @@ def noise_of(share: float) -> type[DPFedAvg]:
     class TooQuiet(DPFedAvg):
         """Adds a share of the noise that is charged."""
 
-        def _open_sum(self, reservation: Any, *rest: Any) -> Any:
+        def open_sum(self, reservation: Any, *rest: Any) -> Any:
             less = replace(reservation, noise_multiplier=share * reservation.noise_multiplier)
-            return super()._open_sum(less, *rest)
+            return super().open_sum(less, *rest)
 
     return TooQuiet
 
@@ -86,8 +86,8 @@ def noise_of(share: float) -> type[DPFedAvg]:
 class NothingClipped(DPFedAvg):
     """Adds updates as long as they come."""
 
-    def _open_sum(self, *given: Any) -> Any:
-        opened = super()._open_sum(*given)
+    def open_sum(self, *given: Any) -> Any:
+        opened = super().open_sum(*given)
         opened._total._clipping_factor = lambda group, norm, bound: 1.0
         return opened
 
@@ -95,8 +95,8 @@ class NothingClipped(DPFedAvg):
 class MeanOfReplies(DPFedAvg):
     """Divides sum and noise by the number of replies."""
 
-    def _open_sum(self, *given: Any) -> Any:
-        opened, denominator = super()._open_sum(*given), self.plan.denominator  # type: ignore[union-attr]
+    def open_sum(self, *given: Any) -> Any:
+        opened, denominator = super().open_sum(*given), self.plan.denominator  # type: ignore[union-attr]
         replies = []
         fold, release = opened.fold, opened.release
 
@@ -123,8 +123,8 @@ class NoiseUsedAgain(DPFedAvg):
 class WeightedByClaim(DPFedAvg):
     """Weights clipped updates by the number of examples that clients claim."""
 
-    def _open_sum(self, *given: Any) -> Any:
-        opened = super()._open_sum(*given)
+    def open_sum(self, *given: Any) -> Any:
+        opened = super().open_sum(*given)
         total: ClippedSum = opened._total
         fold = opened.fold
 

@@ -170,9 +170,23 @@ def test_a_lopsided_draw_would_be_noticed() -> None:
 
 
 @pytest.mark.parametrize("selection", [TruncatedPoissonSelection(0.5, 3), FixedSelection(3)])
-def test_more_units_than_were_declared_are_refused(selection: Selection) -> None:
-    with pytest.raises(ValueError, match="7 units are there and 6 were declared"):
-        selection.select(of_declared(N + 1, N))
+def test_more_units_than_were_declared_take_no_part_and_change_no_chance(
+    selection: Selection,
+) -> None:
+    first = selection.select(of_declared(N, N))
+    for _ in range(200):
+        cohort = selection.select(of_declared(N + 3, N))
+        assert all(unit.node < N for unit in [*first, *cohort])
+
+
+@pytest.mark.parametrize("selection", [TruncatedPoissonSelection(1.0, N), FixedSelection(N)])
+def test_a_place_is_kept_for_who_left_and_comes_back(selection: Selection) -> None:
+    everybody = [Unit(node) for node in range(N)]
+    assert sorted(selection.select(a_draw(N, roster=everybody))) == everybody
+    assert sorted(selection.select(a_draw(N, roster=everybody[2:]))) == everybody[2:]
+    strangers = [*everybody[2:], Unit(77), Unit(78)]
+    assert sorted(selection.select(a_draw(N, roster=strangers))) == everybody[2:]
+    assert sorted(selection.select(a_draw(N, roster=everybody))) == everybody
 
 
 # --- Public ---------------------------------------------------------------------------------------
