@@ -94,9 +94,10 @@ class Federation:
             num_clients=self.nodes * self.units_per_node,
             sampling_rate=1.0,
             clipping_norm=1.0,
+            units_per_node=self.units_per_node,
         )
         ledger = PrivacyLedger.open(Path(folder) / "ledger.db", plan)
-        return DPFedAvg(plan=plan, ledger=ledger, units_per_node=self.units_per_node)
+        return DPFedAvg(plan=plan, ledger=ledger)
 
 
 def measure(federation: Federation) -> dict[str, list[float] | float]:

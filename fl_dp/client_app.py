@@ -51,8 +51,9 @@ class TaskClient(NumPyClient):
         features, labels = dataset.features(rows), dataset.labels(rows)
         set_arrays(model, parameters)
         metrics: dict[str, Scalar] = {}
-        if _asks_for_metrics(config):
-            metrics = dict(zip(_MEASURED, evaluate(model, features, labels), strict=True))
+        if _asks_for_metrics(config) and _has_enough(settings, len(rows)):
+            measured = evaluate(model, features, labels, max_loss=_max_loss(settings))
+            metrics = dict(zip(_MEASURED, measured, strict=True))
         train_locally(
             model,
             features,
@@ -75,8 +76,9 @@ class TaskClient(NumPyClient):
             return float("nan"), _reported(0, config), {}
         dataset, model = dataset_of(settings), model_of(settings)
         set_arrays(model, parameters)
-        loss, _ = evaluate(model, dataset.features(rows), dataset.labels(rows))
-        return loss, _reported(len(rows), config), {}
+        loss, accuracy = evaluate(model, dataset.features(rows), dataset.labels(rows))
+        asked = UTILITY_QUERY_KEY in config  # a plain evaluation says no more than it has to
+        return loss, _reported(len(rows), config), {"accuracy": accuracy} if asked else {}
 
     def _settings_and_rows(
         self, config: dict[str, Scalar]
@@ -158,6 +160,16 @@ def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
     bundle = instruction.bundle
     asked = {instruction.utility, *(metric.name for metric in (bundle.metrics if bundle else ()))}
     return not asked.isdisjoint(_MEASURED)
+
+
+def _max_loss(settings: Settings) -> float | None:
+    """Return the bound on one example's loss: with examples as units the mean rests on it."""
+    return settings.selection.utility_high if settings.privacy.unit == "example" else None
+
+
+def _has_enough(settings: Settings, num_examples: int) -> bool:
+    """Whether the unit has as many examples as the charge for a selection by records supposes."""
+    return num_examples >= (settings.selection.records_per_client or 0)
 
 
 def _shuffling_seed(*parts: int) -> int:

@@ -58,6 +58,8 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
         capped_denominator=settings.weights.capped_denominator,
         client_scheme=privacy.scheme if privacy.mode == "local" else None,
         unit=privacy.unit,
+        units_per_node=settings.simulation.units_per_node,
+        coins_at_nodes=settings.selection.coins == "nodes",
     )
     if privacy.noise_multiplier is not None:
         if settings.schedule.name == "plateau":

@@ -26,6 +26,7 @@ CLIENT_SCHEMES = ("gaussian", "laplace", "exponential")
 UNITS = ("client", "example")
 CLIPPINGS = ("fixed", "adaptive", "per_layer")
 SELECTIONS = ("poisson", "truncated_poisson", "fixed", "exponential", "dp_utility", "public")
+UTILITIES = ("loss", "accuracy", "examples", "update_norm", "staleness")
 COINS = ("server", "nodes")
 RELATIONS = ("zero-out", "add-or-remove-one", "replace-one")
 
@@ -287,6 +288,12 @@ class SelectionSettings:
             self.sampling_rate,
             "it is a probability, for example 0.1 for a tenth of the clients a round",
         )
+        _one_of("selection.utility", self.utility, UTILITIES)
+        if self.name == "dp_utility" and self.utility in UTILITIES[3:]:
+            raise ValueError(
+                f"selection.utility={self.utility} is what the server saw of participants: "
+                f"dp_utility asks everybody for one of {', '.join(UTILITIES[:3])}"
+            )
         for key in ("max_cohort", "participation_cap", "records_per_client", "refresh_every"):
             if getattr(self, key) is not None:
                 _at_least(f"selection.{key}", getattr(self, key), 1)

@@ -15,7 +15,7 @@ from flwr.serverapp.strategy import Result
 
 from fl_dp.accounting import PrivacyLedger, privacy_statement, statement_markdown
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.strategies import DPFedAvg
+from fl_dp.strategies import DPFedAvg, wait_for_roster
 from fl_dp.tasks import evaluate, set_arrays
 
 from .checkpoints import load_checkpoint, save_checkpoint
@@ -66,8 +66,6 @@ def _train_privately(folder: RunFolder, grid: Grid, settings: Settings, run_id: 
             plan=plan,
             ledger=ledger,
             selection=make_selection(settings),
-            units_per_node=settings.simulation.units_per_node,
-            coins_at_nodes=settings.selection.coins == "nodes",
             weight_cap=settings.weights.cap,
             roster_timeout=settings.roster_timeout,
             rng=rng,
@@ -89,13 +87,17 @@ def _train_privately(folder: RunFolder, grid: Grid, settings: Settings, run_id: 
 
 
 def _train_without_privacy(folder: RunFolder, grid: Grid, settings: Settings) -> Result:
+    if settings.simulation.units_per_node > 1 or settings.selection.coins == "nodes":
+        raise ValueError(
+            "a node that sums its units clips them: privacy=none has one client a node "
+            "(simulation.units_per_node=1) and coins at the server"
+        )
+    wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     strategy = DPFedAvg(
         make_server_optimizer(settings.server_optimizer),
         plan=None,
         ledger=None,
         selection=make_selection(settings),
-        units_per_node=settings.simulation.units_per_node,
-        coins_at_nodes=settings.selection.coins == "nodes",
         weight_cap=settings.weights.cap,
         roster_timeout=settings.roster_timeout,
         rng=SecureRandom(insecure_seed=settings.privacy.insecure_seed),

@@ -3,7 +3,7 @@
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
 from .dp_fedavg import Checkpoint, DPFedAvg
-from .exchange import RosterIncomplete
+from .exchange import RosterIncomplete, wait_for_roster
 from .federation_statistics import ask_federation
 from .roster import Unit
 from .selection import (
@@ -35,4 +35,5 @@ __all__ = [
     "TruncatedPoissonSelection",
     "Unit",
     "ask_federation",
+    "wait_for_roster",
 ]

@@ -35,7 +35,6 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
 from fl_dp.accounting import (
-    FixedSizeSampling,
     PlanOptions,
     PoissonSampling,
     PrivacyBudget,
@@ -43,7 +42,6 @@ from fl_dp.accounting import (
     PrivacyLedger,
     PrivacyPlan,
     Reservation,
-    TruncatedPoissonSampling,
     default_delta,
     freeze,
 )
@@ -52,14 +50,12 @@ from fl_dp.updates import RefusedUpdate, VectorLayout
 from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
 
 from .exchange import default_window, exchange, wait_for_roster
-from .roster import Unit, ask_names, by_node, unit_name, units_of
+from .roster import Unit, by_node, lasting_names, unit_name, units_of
 from .round_sum import CentralSum, LocalSum, RoundSum, UnprotectedMean
 from .selection import Draw, PoissonSelection, Selection, participations_left, selection_of
 from .server_optimizer import ServerOptimizer
 
 logger = logging.getLogger("flwr.fl_dp")
-
-_OF_THE_DECLARED = (FixedSizeSampling, TruncatedPoissonSampling)  # charged for so many units
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +80,6 @@ class Checkpoint:
 class StrategyOptions(TypedDict, total=False):
     """What `DPFedAvg` can be told beyond its plan; see there."""
 
-    units_per_node: int
-    coins_at_nodes: bool
     weight_cap: float | None
     window: int | None
     roster_timeout: float
@@ -134,8 +128,6 @@ class DPFedAvg(Strategy):
         plan: PrivacyPlan | None,
         ledger: PrivacyLedger | None,
         selection: Selection | None = None,
-        units_per_node: int = 1,
-        coins_at_nodes: bool = False,
         weight_cap: float | None = None,
         window: int | None = None,
         roster_timeout: float = 60.0,
@@ -152,11 +144,6 @@ class DPFedAvg(Strategy):
                 for comparison only.
             ledger: Opened with the same plan.
             selection: Who takes part; by default what the plan's `sampling` says.
-            units_per_node: Privacy units that a node hosts. Above 1, a node is sent one message a
-                round and answers with the sum of its clipped units.
-            coins_at_nodes: Each node flips the coins of its units itself and never says how many
-                came up: where a node's roster is private, or the server shall not know who took
-                part. Needs a Poisson plan; every node gets a message in every round.
             weight_cap: Examples that earn a client the full weight; it applies its weight of
                 `min(examples / weight_cap, 1)` before clipping. None: every client weighs 1.
             window: How many nodes are under way at once; chosen by the grid when None.
@@ -187,9 +174,9 @@ class DPFedAvg(Strategy):
                 raise ValueError("the ledger was opened with another plan than the strategy's")
             ledger.require_known(self._rng)
             _require_declared(plan, self.selection)
-        self._units_per_node = units_per_node
-        self._coins_at_nodes = coins_at_nodes
-        self._sums_at_nodes = units_per_node > 1 or coins_at_nodes
+        self._units_per_node = 1 if plan is None else plan.units_per_node
+        self._coins_at_nodes = plan is not None and plan.coins_at_nodes
+        self._sums_at_nodes = plan is not None and plan.sums_at_nodes
         self._weight_cap = weight_cap
         self._check_options()
         self._clipping_norms = None if plan is None else plan.clipping.first_norms
@@ -202,7 +189,7 @@ class DPFedAvg(Strategy):
         self._open: _OpenRound | None = None
         self._resumed: Checkpoint | None = None
         self._last: tuple[int, ArrayRecord] | None = None
-        self._names: dict[int, str] = {}
+        self._names: dict[int, str] | None = None
         self._owns_ledger = False
         self._warned: set[str] = set()
 
@@ -508,6 +495,12 @@ class DPFedAvg(Strategy):
         """
         if (checkpoint.plateau is None) != (self._plateau is None):
             raise ValueError("the checkpoint is of a training with another schedule")
+        before, now = checkpoint.clipping_norms, self._clipping_norms
+        if (before is None) != (now is None) or len(before or ()) != len(now or ()):
+            raise ValueError(
+                f"the checkpoint is of a training with clipping norms {before}, and this one has "
+                f"{now}"
+            )
         if checkpoint.server_round:
             self.optimizer.restore(checkpoint.optimizer)
         self._clipping_norms = checkpoint.clipping_norms
@@ -552,13 +545,6 @@ class DPFedAvg(Strategy):
 
     def _check_options(self) -> None:
         plan = self.plan
-        if self._units_per_node < 1:
-            raise ValueError(f"units_per_node must be at least 1, got {self._units_per_node}")
-        if self._sums_at_nodes and (plan is None or plan.client_scheme is not None):
-            raise ValueError(
-                "a node that sums its units clips them for noise at the server: with several units "
-                "a node, or coins at the nodes, use a central plan"
-            )
         if plan is not None and plan.client_scheme is not None and self.selection.utility:
             raise ValueError(
                 f"clients that trust nobody do not report their {self.selection.utility} in the "
@@ -569,20 +555,15 @@ class DPFedAvg(Strategy):
                 "a node that sums its units does not tell the norm of each: choose by another "
                 "utility than update_norm, for instance loss"
             )
-        if self._sums_at_nodes and plan is not None and plan.capped_denominator:
-            raise ValueError(
-                "a capped denominator needs each unit's weight, which a node that sums its units "
-                "does not tell: use the fixed denominator"
-            )
         if self._coins_at_nodes and not isinstance(self.selection, PoissonSelection):
             raise ValueError(
                 "nodes that flip the coins themselves draw Poisson samples: use PoissonSelection, "
                 f"not {type(self.selection).__name__}"
             )
-        if self._coins_at_nodes and plan is not None and plan.participation_cap is not None:
+        if plan is not None and self.selection.unit == "example" and plan.unit == "client":
             raise ValueError(
-                "a participation cap leaves units out, which nodes that flip the coins themselves "
-                "do not know of: use coins at the server"
+                "the selection is charged for records and the plan promises something to clients: "
+                "make the plan with unit='example' and replace-one neighbours"
             )
         if self._weight_cap is not None and not (
             math.isfinite(self._weight_cap) and self._weight_cap > 0.0
@@ -592,13 +573,19 @@ class DPFedAvg(Strategy):
             raise ValueError("a capped denominator divides by weights: give weight_cap")
 
     def _wait_for_roster(self, grid: Grid) -> None:
-        if self.plan is None:
+        plan, ledger = self.plan, self.ledger
+        if plan is None or ledger is None:
+            wait_for_roster(grid, 1, timeout=self._roster_timeout)
             return
-        least = math.ceil(self.plan.num_clients / self._units_per_node)
+        least = math.ceil(plan.num_clients / plan.units_per_node)
         nodes = wait_for_roster(grid, least, timeout=self._roster_timeout)
-        if self.plan.participation_cap is not None:
-            self._names = ask_names(
-                grid, nodes, window=self._window, timeout=min(self._timeout, self._roster_timeout)
+        if plan.participation_cap is not None:
+            self._names = lasting_names(
+                grid,
+                nodes,
+                spoken_for=ledger.participations,
+                window=self._window,
+                timeout=min(self._timeout, self._roster_timeout),
             )
 
     def _draw(
@@ -618,6 +605,8 @@ class DPFedAvg(Strategy):
         plan, ledger = self.plan, self.ledger
         if plan is not None and ledger is not None and plan.participation_cap is not None:
             taken, cap = ledger.participations, plan.participation_cap
+            if self._names is not None:  # who came later, or can't be told apart, takes no part
+                roster = [unit for unit in roster if unit.node in self._names]
             roster = participations_left(roster, taken, cap, self._name)
         return Draw(
             server_round=server_round,
@@ -645,12 +634,6 @@ class DPFedAvg(Strategy):
             raise ValueError(
                 f"{units} units are connected and at most {most} can be summed exactly at noise "
                 f"multiplier {plan.least_noise_multiplier:.4g}"
-            )
-        if isinstance(plan.sampling, _OF_THE_DECLARED) and units > plan.num_clients:
-            raise ValueError(
-                f"{units} units are connected and {plan.num_clients} were declared, out of which "
-                f"cohorts are drawn and charged ({plan.sampling.describe()}): declare as many "
-                "(task.num_clients)"
             )
 
     def open_sum(
@@ -752,7 +735,7 @@ class DPFedAvg(Strategy):
         return None if self._plateau is None else self._plateau.multiplier
 
     def _name(self, unit: Unit) -> str:
-        return unit_name(unit, self._names, self._units_per_node)
+        return unit_name(unit, self._names or {}, self._units_per_node)
 
     def _spent(self) -> str:
         if self.ledger is None:

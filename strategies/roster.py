@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -16,6 +17,7 @@ from .exchange import exchange
 logger = logging.getLogger("flwr.fl_dp")
 
 _ASKED_FIRST = 3
+_BY_ID = "node-"  # no lasting name starts like this
 
 
 class Unit(NamedTuple):
@@ -43,35 +45,66 @@ def by_node(units: Iterable[Unit]) -> dict[int, tuple[int, ...]]:
     return {node: tuple(sorted(numbers)) for node, numbers in found.items()}
 
 
-def ask_names(
+def lasting_names(
+    grid: Grid,
+    nodes: Sequence[int],
+    *,
+    spoken_for: Collection[str],
+    window: int | None,
+    timeout: float,
+) -> dict[int, str]:
+    """Return the name of each node under which its participations are counted across runs.
+
+    Flower's node ids change from run to run, so nodes are asked for a lasting name. Failing closed:
+    whoever is not in the result can't be told from somebody who has used up its participations, and
+    must take no part. That is a node whose name another one claims, too, and, if anybody has taken
+    part before, one without a name. In a first run such a node goes by its id.
+
+    Args:
+        grid: Flower's grid.
+        nodes: Those that are there.
+        spoken_for: Names under which the ledger has counted participations before.
+        window: As for `exchange`.
+        timeout: Seconds to wait for the answers.
+
+    Raises:
+        ValueError: If participations were counted by ids of an earlier run.
+    """
+    if any(name.startswith(_BY_ID) for name in spoken_for):
+        raise ValueError(
+            "the ledger has counted participations by Flower's node ids, which change from run to "
+            "run, so a cap can't go on: give each node a unit-name in its --node-config, and "
+            "start a new ledger with what is left of the budget"
+        )
+    by_id = {node: f"{_BY_ID}{node}" for node in nodes}
+    # Of clients that know no such question each would log an error: some are asked first.
+    first = nodes[:_ASKED_FIRST]
+    if not spoken_for and not _claims(grid, first, window=window, timeout=timeout):
+        logger.info("Clients tell no names: their participations are counted by Flower's node ids")
+        return by_id
+    claims = _claims(grid, nodes, window=window, timeout=timeout)
+    claimants = Counter(claims.values())
+    named = {node: name for node, name in claims.items() if claimants[name] == 1}
+    if spoken_for:
+        return named
+    return named | {node: name for node, name in by_id.items() if node not in claims}
+
+
+def _claims(
     grid: Grid, nodes: Sequence[int], *, window: int | None, timeout: float
 ) -> dict[int, str]:
-    """Ask each node for the name under which it is known across runs.
-
-    Flower's node ids change from run to run. Whoever does not answer, or answers what somebody else
-    answered, goes by its id: then nothing is carried over for it.
-    """
-    # Of clients that know no such question each would log an error: some are asked first.
-    if not any(
-        not reply.has_error()
-        for reply in exchange(
-            grid, _name_queries(nodes[:_ASKED_FIRST], timeout), window=window, timeout=timeout
-        )
-    ):
-        logger.info("Clients tell no names: across runs they are told apart by Flower's node ids")
-        return {}
-    messages = _name_queries(nodes, timeout)
-    ids = {str(node) for node in nodes}
-    claimed: dict[str, list[int]] = {}
-    for reply in exchange(grid, messages, window=window, timeout=timeout):
-        if reply.has_error():
+    """Return the name that each node claims, of those that answer with a usable one."""
+    claims: dict[int, str] = {}
+    queries = _name_queries(nodes, timeout)
+    for reply in exchange(grid, queries, window=window, timeout=timeout):
+        node = reply.metadata.src_node_id
+        if reply.has_error() or node in claims or node not in nodes:
             continue
         for record in reply.content.config_records.values():
             name = str(record.get("name", ""))
-            # A name that is another node's id would make the two one unit in the ledger.
-            if name and name.isprintable() and name not in ids:
-                claimed.setdefault(name, []).append(reply.metadata.src_node_id)
-    return {owners[0]: name for name, owners in claimed.items() if len(owners) == 1}
+            if name and name.isprintable() and not name.startswith(_BY_ID):
+                claims[node] = name
+    return claims
 
 
 def _name_queries(nodes: Sequence[int], timeout: float) -> list[Message]:
@@ -88,5 +121,5 @@ def _name_queries(nodes: Sequence[int], timeout: float) -> list[Message]:
 
 def unit_name(unit: Unit, names: Mapping[int, str], units_per_node: int) -> str:
     """Return the name of a unit in the ledger."""
-    node = names.get(unit.node, str(unit.node))
+    node = names.get(unit.node, f"{_BY_ID}{unit.node}")
     return node if units_per_node == 1 else f"{node}/{unit.number}"

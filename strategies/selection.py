@@ -88,11 +88,13 @@ class Selection(ABC):
             their own); None: nothing.
         looks_at_norms: Whether it needs each unit's own update norm, which a node that sums its
             units does not tell.
+        unit: Whose utilities it is charged for: `client`, or `example` (one record).
     """
 
     sampling: Sampling
     utility: str | None = None
     looks_at_norms: bool = False
+    unit: str = "client"
 
     def releases(self, rounds: int) -> History:
         """Return what the selection itself releases in so many rounds: the plan's other_releases.

@@ -98,11 +98,18 @@ class ExponentialSelection(Selection):
             utility_range=utility_range if alone else None,
         )
         self._range = (low, high)
+        if records_per_client is not None:
+            self.unit = "example"
         if callable(utility):
             self._utility: UtilityFn = utility
         elif utility in _BY_SERVER:
             self._utility = _BY_SERVER[utility]
             self.looks_at_norms = utility == "update_norm"
+            if self.looks_at_norms and records_per_client is not None:
+                raise ValueError(
+                    "one record moves its client's update_norm by any amount: with "
+                    "records_per_client choose by a mean over records, such as loss or accuracy"
+                )
         else:
             self.utility = utility
             self._utility = _reported

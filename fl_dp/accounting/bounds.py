@@ -148,6 +148,8 @@ def tight_epsilon(
     """
     _check_delta(delta)
     frozen = freeze(history)
+    if all(isinstance(event, GaussianEvent) for event, _ in frozen):
+        return _gdp_epsilon(frozen, delta, neighboring_relation)  # exact, and no search
     step = interval or reporting_interval(frozen)
     bounds = [
         distribution_epsilon(frozen, delta, neighboring_relation, step),

@@ -83,6 +83,8 @@ class PlanOptions(TypedDict, total=False):
     capped_denominator: bool
     client_scheme: str | None
     unit: str
+    units_per_node: int
+    coins_at_nodes: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +128,10 @@ class PrivacyPlan:
             `exponential`; None: the server adds Gaussian noise to the sum.
         unit: `client`, or `example`: one record of a client, which moves its update by up to
             twice the clipping norm, hence under replace-one neighbours.
+        units_per_node: Privacy units that a node hosts at most. Above 1, a node answers with the
+            sum of its units' clipped updates, and is trusted to clip them.
+        coins_at_nodes: Each node flips the coins of its own units and does not say how many came
+            up; it is trusted with them.
     """
 
     budget: PrivacyBudget
@@ -146,6 +152,8 @@ class PrivacyPlan:
     capped_denominator: bool = False
     client_scheme: str | None = None
     unit: str = "client"
+    units_per_node: int = 1
+    coins_at_nodes: bool = False
 
     def __post_init__(self) -> None:
         """Validate.
@@ -165,6 +173,7 @@ class PrivacyPlan:
         self._check_cap()
         self._check_weights()
         self._check_unit()
+        self._check_nodes()
         if self.client_scheme is not None:
             self._check_client_noise()
         # Both check their own fields; the mechanism also bounds what it can sum exactly.
@@ -225,6 +234,37 @@ class PrivacyPlan:
                 "one example changes its client's whole update, by up to twice the clipping norm: "
                 "unit='example' needs replace-one neighbours"
             )
+
+    def _check_nodes(self) -> None:
+        if self.units_per_node < 1:
+            raise ValueError(f"units_per_node must be at least 1, got {self.units_per_node}")
+        if self.sums_at_nodes and self.client_scheme is not None:
+            raise ValueError(
+                "a node that sums its units clips them for noise at the server: with several units "
+                "a node, or coins at the nodes, leave client_scheme out"
+            )
+        if self.sums_at_nodes and self.capped_denominator:
+            raise ValueError(
+                "a capped denominator needs each unit's weight, which a node that sums its units "
+                "does not tell: use the fixed denominator"
+            )
+        if not self.coins_at_nodes:
+            return
+        if not isinstance(self.sampling, PoissonSampling):
+            raise ValueError(
+                "nodes that flip the coins themselves draw Poisson samples: use PoissonSampling, "
+                f"not {type(self.sampling).__name__}"
+            )
+        if self.participation_cap is not None:
+            raise ValueError(
+                "a participation cap leaves units out, which nodes that flip the coins themselves "
+                "do not know of: use coins at the server"
+            )
+
+    @property
+    def sums_at_nodes(self) -> bool:
+        """Whether nodes answer with sums of their units' clipped updates."""
+        return self.units_per_node > 1 or self.coins_at_nodes
 
     def _check_client_noise(self) -> None:
         for name, given in (
@@ -591,6 +631,8 @@ class PrivacyPlan:
             "capped_denominator": self.capped_denominator,
             "client_scheme": self.client_scheme,
             "unit": self.unit,
+            "units_per_node": self.units_per_node,
+            "coins_at_nodes": self.coins_at_nodes,
         }
 
     @classmethod

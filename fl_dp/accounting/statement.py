@@ -54,7 +54,6 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
     """Return the statement as plain JSON values, computed from the ledger's records alone."""
     plan = ledger.plan
     spent, promised = ledger.epsilon(), ledger.promise()
-    at_clients = plan.client_scheme is not None
     not_covered = [
         "the choice of hyper-parameters, if it was made on the clients' data",
         "accuracy on the public test set, which no client's data enters",
@@ -86,11 +85,7 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
         "unit": _UNITS[plan.unit],
         "neighboring_relation": str(plan.neighboring_relation),
         "adversary": _adversary(plan),
-        "trusted": (
-            "each client with its own noise; nobody else"
-            if at_clients
-            else "the server, with the clients' updates, the coins and the noise"
-        ),
+        "trusted": _trusted(plan),
         "mechanism": _mechanism(plan)
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         "sampling": (
@@ -182,6 +177,19 @@ def _adversary(plan: PrivacyPlan) -> str:
     return "sees every released model and knows all other clients' data; " + (
         "sees who took part" if visible else "does not see who took part in which round"
     )
+
+
+def _trusted(plan: PrivacyPlan) -> str:
+    if plan.client_scheme is not None:
+        return "each client's own software, to add the noise of this plan; nobody with an update"
+    if plan.coins_at_nodes:
+        return "the server, with sums and noise; each node, with its units' updates and their coins"
+    if plan.units_per_node > 1:
+        return (
+            "the server, with sums, coins and noise; each node, with the updates of its up to "
+            f"{plan.units_per_node} units and their clipping"
+        )
+    return "the server, with the clients' updates, the coins and the noise"
 
 
 def _mechanism(plan: PrivacyPlan) -> str:

@@ -67,8 +67,8 @@ def sum_of_units(
     malformed or not finite contributes exactly zero to every sum, and only the node's log says so.
     Its weight is applied before it is clipped, as on a node of one unit. The noise is added by the
     server, which is trusted with the sums. With a sampling rate the server is not told who took
-    part or how many did: the coins are secret and a reply looks the same for none as for all. How
-    long it took is not hidden.
+    part or how many did: the coins are secret and a reply has the same form for none as for all.
+    Neither how long it took is hidden from the server, nor that a sum without any unit is zero.
 
     Args:
         instruction: With `units` or a `sampling_rate`, and a bundle.

@@ -51,6 +51,8 @@ class ScalarMetric:
         Raises:
             ValueError: If the range is empty, or an end or its width is not finite.
         """
+        if self.name == "num-examples" or self.name.startswith("fl-dp-"):
+            raise ValueError(f"'{self.name}' is a name of the protocol: call the metric otherwise")
         if not (math.isfinite(self.high - self.low) and self.low < self.high):
             raise ValueError(
                 f"the range of metric '{self.name}' must be two finite numbers, the lower first, "

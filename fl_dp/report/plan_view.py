@@ -98,7 +98,9 @@ class PlanView:
         mean_noise = [z * plan.clipping_norm / plan.denominator for z in plan.noise_multipliers]
         rows = [
             (
-                "noise multiplier (noise std on the sum / clipping norm)",
+                "noise multiplier (noise std on the sum / clipping norm)"
+                if plan.client_scheme is None
+                else "noise multiplier of each client's own noise",
                 _span(plan.noise_multipliers, "{:.5f}"),
             ),
             ("noise std on each coordinate of the mean", _span(mean_noise, "{:.3g}")),

@@ -72,6 +72,8 @@ def evaluate(
     features: NDArray[np.float32],
     labels: NDArray[np.int64],
     batch_size: int = 2048,
+    *,
+    max_loss: float | None = None,
 ) -> tuple[float, float]:
     """Measure a model; it comes back unchanged, in the mode (train or eval) it was in.
 
@@ -80,6 +82,8 @@ def evaluate(
         features: Float32 `(n, *input_shape)`.
         labels: Int64 `(n,)`.
         batch_size: Rows a forward pass, at least 1; the result does not depend on it.
+        max_loss: Clip each row's loss to at most this, so that one row moves the mean by no more
+            than that over `n`; a row whose loss is NaN counts as half of it.
 
     Returns:
         Mean cross-entropy in nats and accuracy in [0, 1]; both nan if there are no rows.
@@ -97,7 +101,10 @@ def evaluate(
         for start in range(0, num_rows, batch_size):
             targets = y[start : start + batch_size]
             logits = model(x[start : start + batch_size])
-            loss += float(functional.cross_entropy(logits, targets, reduction="sum"))
+            losses = functional.cross_entropy(logits, targets, reduction="none")
+            if max_loss is not None:
+                losses = losses.nan_to_num(nan=max_loss / 2.0).clamp(max=max_loss)
+            loss += float(losses.sum())
             correct += int((logits.argmax(dim=1) == targets).sum())
     return loss / num_rows, correct / num_rows
 

@@ -177,7 +177,9 @@ def test_the_bundle_holds_the_license(bundle):
 
 
 def test_the_bundle_holds_neither_tests_nor_docs(bundle):
-    assert not {name for name in names_in(bundle) if name.startswith(("tests/", "docs/"))}
+    assert not {
+        name for name in names_in(bundle) if name.startswith(("tests/", "docs/", "examples/"))
+    }
 
 
 def test_both_apps_load_from_the_bundle(bundle, tmp_path):

@@ -280,13 +280,76 @@ def test_a_cap_holds_over_two_runs_in_which_flower_numbers_the_nodes_anew(
         assert ledger.participations == dict.fromkeys(names, 2)
 
 
-def test_a_name_that_two_nodes_claim_is_nobodys(tmp_path: Path) -> None:
+def test_who_claims_another_ones_name_keeps_both_out(tmp_path: Path) -> None:
     plan = plan_of(3, rounds=3, participation_cap=2)
     answer = named_clients(["one", "two", "two"])
     trained = train(tmp_path, plan, answer, record(w=np.zeros(3)))
     assert trained.ledger is not None
-    ids = {str(FIRST_NODE + 1), str(FIRST_NODE + 2)}
-    assert trained.ledger.participations == dict.fromkeys({"one", *ids}, 2)
+    assert trained.ledger.participations == {"one": 2}
+
+
+def silent_about_names(answer: Answer, silent: set[int]) -> Answer:
+    def answer_or_fail(message: Message, node: int) -> Message | None:
+        if message.metadata.message_type != "train" and node in silent:
+            return Message(Error(code=2, reason="no"), reply_to=message)
+        return answer(message, node)
+
+    return answer_or_fail
+
+
+def test_after_a_first_run_nobody_takes_part_who_can_not_be_told_apart(tmp_path: Path) -> None:
+    names = list("abcde")
+    plan = plan_of(5, rounds=9, participation_cap=2)
+    model = record(w=np.zeros(3))
+    path = tmp_path / "ledger.db"
+    with PrivacyLedger.open(path, plan) as ledger:
+        DPFedAvg(plan=plan, ledger=ledger).start(
+            LocalGrid(named_clients(names), 5), model, num_rounds=1
+        )
+        assert ledger.participations == dict.fromkeys(names, 1)
+    with PrivacyLedger.open(path, plan) as ledger:
+        answer = silent_about_names(named_clients(names), {0, 1, 2})
+        DPFedAvg(plan=plan, ledger=ledger).start(Renumbered(answer, 5), model, num_rounds=9)
+        assert ledger.participations == {"a": 1, "b": 1, "c": 1, "d": 2, "e": 2}
+
+
+def test_counts_by_the_ids_of_an_earlier_run_can_not_go_on(tmp_path: Path) -> None:
+    plan = plan_of(3, rounds=5, participation_cap=2)
+    model = record(w=np.zeros(3))
+    path = tmp_path / "ledger.db"
+    answer = silent_about_names(named_clients(list("abc")), {0, 1, 2})
+    with PrivacyLedger.open(path, plan) as ledger:
+        DPFedAvg(plan=plan, ledger=ledger).start(LocalGrid(answer, 3), model, num_rounds=1)
+    with PrivacyLedger.open(path, plan) as ledger:
+        resumed = DPFedAvg(plan=plan, ledger=ledger)
+        with pytest.raises(ValueError, match="counted participations by Flower's node ids"):
+            resumed.start(Renumbered(named_clients(list("abc")), 3), model, num_rounds=5)
+        assert ledger.rounds_spent == 1
+
+
+def test_who_connects_anew_under_a_cap_waits_for_the_next_run(tmp_path: Path) -> None:
+    class Reconnecting(LocalGrid):
+        """One node comes back under another id after each round."""
+
+        def get_node_ids(self) -> Any:
+            rounds = len({message.metadata.group_id for message in self.sent if is_train(message)})
+            return [FIRST_NODE, FIRST_NODE + 1, FIRST_NODE + 2 + 10 * rounds]
+
+        def push_messages(self, messages: Any) -> Any:
+            answer, self.answer = self.answer, lambda m, n: answer(m, min(n, 2))
+            try:
+                return super().push_messages(messages)
+            finally:
+                self.answer = answer
+
+    def is_train(message: Message) -> bool:
+        return bool(message.metadata.message_type == "train")
+
+    plan = plan_of(3, rounds=6, participation_cap=2)
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        grid = Reconnecting(named_clients(list("abc")), 3)
+        DPFedAvg(plan=plan, ledger=ledger).start(grid, record(w=np.zeros(3)), num_rounds=6)
+        assert ledger.participations == {"a": 2, "b": 2, "c": 1}
 
 
 def test_under_a_cap_only_units_with_participations_left_are_asked(tmp_path: Path) -> None:

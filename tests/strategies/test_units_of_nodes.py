@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +17,12 @@ from played_rounds import HandOver, PaperLedger
 from scipy import stats
 from trainings import SIX_SIGMA, FixedClient, plan_of, record, train
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyPlan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.strategies import DPFedAvg, FixedSelection
-from fl_dp.updates.instruction import INSTRUCTION_KEY, SCALARS_METRIC
+from fl_dp.updates.instruction import INSTRUCTION_KEY, SCALARS_METRIC, RoundInstruction
 
 ALARM = 1e-6
 CLIP = 0.1
@@ -240,12 +241,11 @@ def released_sums(
     plan: PrivacyPlan, answer: Answer, *, nodes: int, units_per_node: int
 ) -> list[float]:
     """Play the plan's rounds with coins at the nodes; return the first entry of each sum."""
+    plan = replace(plan, units_per_node=units_per_node, coins_at_nodes=True)
     strategy = DPFedAvg(
         HandOver(),
         plan=plan,
         ledger=PaperLedger(plan),  # type: ignore[arg-type]
-        units_per_node=units_per_node,
-        coins_at_nodes=True,
     )
     grid = LocalGrid(answer, nodes)
     sums = []
@@ -279,7 +279,7 @@ def test_coins_at_the_nodes_draw_each_unit_at_the_charged_rate() -> None:
     [
         (dict(sampling=FixedSizeSampling(cohort=2)), dict(selection=FixedSelection(2)), "Poisson"),
         (dict(sampling_rate=1.0, participation_cap=1), {}, "participation cap"),
-        (dict(client_scheme="gaussian"), {}, "central plan"),
+        (dict(client_scheme="gaussian"), {}, "noise at the server"),
         (
             dict(total_weight=2.0, capped_denominator=True),
             dict(weight_cap=5.0),
@@ -290,14 +290,12 @@ def test_coins_at_the_nodes_draw_each_unit_at_the_charged_rate() -> None:
 def test_coins_at_the_nodes_go_with_poisson_samples_for_everybody_only(
     plan: dict[str, Any], options: dict[str, Any], why: str
 ) -> None:
-    made = plan_of(4, **plan)
     with pytest.raises(ValueError, match=why):
+        made = plan_of(4, units_per_node=2, coins_at_nodes=True, **plan)
         DPFedAvg(
             HandOver(),
             plan=made,
             ledger=PaperLedger(made),  # type: ignore[arg-type]
-            units_per_node=2,
-            coins_at_nodes=True,
             **options,
         )
 
@@ -325,13 +323,12 @@ def test_a_node_may_host_fewer_units_than_the_others(
     np.testing.assert_allclose(trained.move[0], CLIP / 2, atol=SIX_SIGMA * 1e-4 * CLIP / 10)
 
 
-def test_a_fixed_cohort_out_of_more_units_than_declared_is_refused_before_it_is_charged(
-    tmp_path: Path,
-) -> None:
-    plan = plan_of(10, sampling=FixedSizeSampling(cohort=3), **QUIET)
-    with pytest.raises(ValueError, match="12 units are connected and 10 were declared"):
-        train(tmp_path, plan, nodes_of(evenly(10, 4)), MODEL, nodes=3, units_per_node=4)
-    assert PrivacyLedger.read(tmp_path / "ledger.db").rounds_spent == 0
+def test_a_fixed_cohort_is_drawn_from_no_more_units_than_declared(tmp_path: Path) -> None:
+    # Three nodes have room for twelve: the last two places were not declared, and are never drawn.
+    plan = plan_of(10, sampling=FixedSizeSampling(cohort=10), **QUIET)
+    trained = train(tmp_path, plan, nodes_of(evenly(10, 4)), MODEL, nodes=3, units_per_node=4)
+    asked = [RoundInstruction.of(message.content["config"]) for message in trained.grid.sent]
+    assert sum(len(one.units or ()) for one in asked if one is not None) == 10
 
 
 def test_the_server_asks_by_node_and_names_the_units_that_it_drew(tmp_path: Path) -> None:

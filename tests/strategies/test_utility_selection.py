@@ -853,9 +853,9 @@ def test_several_units_a_node_are_refreshed_and_drawn_one_by_one(open_ledger: An
     hosted = NodeUnits(client_fn=lambda *_: Quiet(), count=lambda *_: 4)
     app = numpy_client_app(lambda _: Quiet(), units=hosted)
     selection = noisy_selection()
-    plan = plan_of(selection)
+    plan = replace(plan_of(selection), units_per_node=4)
     grid = LocalGrid(answer_with_app(app, 2), 2)
-    strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection, units_per_node=4)
+    strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
     strategy.start(grid, model(), num_rounds=3)
     assert set(selection.noisy_utilities) == {
         Unit(FIRST_NODE + node, number) for node in range(2) for number in range(4)

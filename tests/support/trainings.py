@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +83,8 @@ def train(
     timeout: float = 60.0,
     rng: SecureRandom | None = None,
     inner: Any = None,
+    units_per_node: int = 1,
+    coins_at_nodes: bool = False,
     **options: Any,
 ) -> Training:
     """Train on a local grid, the plan's rounds on the plan's clients unless said otherwise.
@@ -97,8 +99,12 @@ def train(
         timeout: Of a round.
         rng: Of the strategy and the ledger.
         inner: The server optimizer.
+        units_per_node: Of the plan.
+        coins_at_nodes: Of the plan.
         **options: Of the strategy.
     """
+    if plan is not None:
+        plan = replace(plan, units_per_node=units_per_node, coins_at_nodes=coins_at_nodes)
     if nodes is None:
         assert plan is not None
         nodes = plan.num_clients
