@@ -39,7 +39,7 @@ WAYS = {
     "exponential": ("selection=exponential", CAP, "selection.epsilon=0.05"),
     "exponential_strong": ("selection=exponential", CAP, "selection.epsilon=0.1"),
     "fixed": ("selection=fixed",),
-    "none": ("privacy=none",),
+    "none": ("privacy=none", "simulation.units_per_node=1"),
 }
 COLOURS = dict(
     zip(
