@@ -43,7 +43,17 @@ EVERYTHING = [
     *("server_optimizer.learning_rate=0.7", "server_optimizer.momentum=0.5"),
     *("server_optimizer.beta_1=0.8", "server_optimizer.beta_2=0.9", "server_optimizer.tau=0.01"),
     *("client.learning_rate=0.01", "client.epochs=2", "client.batch_size=8"),
-    *("simulation.num_cpus=3", "simulation.num_gpus=0.25"),
+    *("simulation.num_cpus=3", "simulation.num_gpus=0.25", "simulation.workers=5"),
+    *("simulation.units_per_node=4", "privacy=local", "privacy.scheme=laplace"),
+    *("privacy.unit=example", "clipping=per_layer", "clipping.norms=[0.1,0.2]"),
+    *("clipping.target_quantile=0.75", "clipping.learning_rate=0.1", "weights.cap=9"),
+    *("weights.total=5", "weights.capped_denominator=true", "metrics.loss=[0,3]"),
+    *("metrics.accuracy=[0,1]", "metrics.noise_std=2", "selection=exponential"),
+    *("selection.max_cohort=99", "selection.participation_cap=4", "selection.epsilon=0.2"),
+    *("selection.utility=accuracy", "selection.utility_high=1", "selection.largest_rate=0.5"),
+    *("selection.records_per_client=30", "selection.smallest_rate=0.01"),
+    *("selection.refresh_every=7", "selection.utility_noise=3", "selection.sharpness=2"),
+    "resume=/some/run",
 ]
 
 
@@ -120,7 +130,19 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group):
         ("task.shards_per_client", "0"),
         ("model.name", "resnet"),
         ("model.hidden", "0"),
-        ("privacy.mode", "local"),
+        ("privacy.mode", "public"),
+        ("privacy.scheme", "uniform"),
+        ("privacy.unit", "household"),
+        ("clipping.name", "layerwise"),
+        ("clipping.target_quantile", "1.0"),
+        ("weights.cap", "0.0"),
+        ("metrics.noise_std", "-1.0"),
+        ("selection.coins", "clients"),
+        ("selection.utility", "height"),
+        ("selection.epsilon", "0.0"),
+        ("selection.participation_cap", "0"),
+        ("selection.largest_rate", "1.5"),
+        ("simulation.units_per_node", "0"),
         ("privacy.epsilon", "0.0"),
         ("privacy.epsilon", "-1.0"),
         ("privacy.epsilon", "nan"),
@@ -130,7 +152,7 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group):
         ("privacy.noise_multiplier", "0.0"),
         ("clipping.norm", "0.0"),
         ("clipping.norm", "nan"),
-        ("selection.name", "fixed"),
+        ("selection.name", "oort"),
         ("selection.sampling_rate", "0.0"),
         ("selection.sampling_rate", "-0.1"),
         ("selection.sampling_rate", "1.01"),
@@ -225,9 +247,9 @@ def flat(settings):
 
 def test_every_setting_can_be_overridden():
     default, changed = flat(Settings()), flat(compose_settings(EVERYTHING))
-    # One choice, or with `schedule=custom` only.
-    only_one_choice = {"privacy.mode", "selection.name", "schedule.weights"}
-    assert {key for key in default if changed[key] == default[key]} == only_one_choice
+    # They go with `selection=poisson` and `schedule=custom` only.
+    left_alone = {"selection.coins", "schedule.weights"}
+    assert {key for key in default if changed[key] == default[key]} == left_alone
 
 
 def test_the_last_of_two_overrides_wins():
