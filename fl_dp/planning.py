@@ -168,6 +168,17 @@ def _records_per_client(settings: Settings) -> int | None:
             "selection.records_per_client goes with privacy.unit=example, for which it is needed: "
             f"got {least} with privacy.unit={settings.privacy.unit}"
         )
+    chosen = settings.selection
+    if least is not None and chosen.utility not in ("loss", "accuracy"):
+        raise ValueError(
+            f"one record can move {chosen.utility} by any amount: with privacy.unit=example choose "
+            "by selection.utility=loss or accuracy"
+        )
+    if least is not None and chosen.utility == "accuracy" and chosen.utility_high < 1.0:
+        raise ValueError(
+            "one record moves an accuracy by one over the records: write selection.utility_high=1, "
+            f"got {chosen.utility_high}"
+        )
     return least
 
 

@@ -6,6 +6,7 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -58,6 +59,11 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
 def _train_privately(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> Result:
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     resumed = folder.ledger.exists()
+    if folder.checkpoint.is_file() and not resumed:
+        raise ValueError(
+            f"{folder.path} has a checkpoint and no ledger: what its rounds have spent is unknown, "
+            "so it can't go on"
+        )
     # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
     with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
@@ -148,9 +154,15 @@ def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings
         initial_arrays=initial_arrays_of(settings),
         num_rounds=settings.rounds,
         timeout=settings.round_timeout,
-        train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
+        train_config=ConfigRecord({SETTINGS_KEY: _for_clients(settings).to_json()}),
         evaluate_fn=evaluate_publicly,
     )
+
+
+def _for_clients(settings: Settings) -> Settings:
+    """Return what clients may know: neither the operator's folders nor a seed of the noise."""
+    privacy = replace(settings.privacy, insecure_seed=None)
+    return replace(settings, privacy=privacy, output_dir=None, run_name=None, resume=None)
 
 
 def _expected_cohort(strategy: DPFedAvg, settings: Settings) -> float:

@@ -495,6 +495,12 @@ class DPFedAvg(Strategy):
         """
         if (checkpoint.plateau is None) != (self._plateau is None):
             raise ValueError("the checkpoint is of a training with another schedule")
+        if self.ledger is not None and self.ledger.rounds_committed < checkpoint.server_round:
+            raise ValueError(
+                f"the checkpoint is of round {checkpoint.server_round} and the ledger knows of "
+                f"{self.ledger.rounds_committed} released rounds: it is not this training's "
+                "ledger, or an older copy of it; what was released stays spent"
+            )
         before, now = checkpoint.clipping_norms, self._clipping_norms
         if (before is None) != (now is None) or len(before or ()) != len(now or ()):
             raise ValueError(
@@ -555,10 +561,10 @@ class DPFedAvg(Strategy):
                 "a node that sums its units does not tell the norm of each: choose by another "
                 "utility than update_norm, for instance loss"
             )
-        if self._coins_at_nodes and not isinstance(self.selection, PoissonSelection):
+        if self._coins_at_nodes and type(self.selection) is not PoissonSelection:
             raise ValueError(
-                "nodes that flip the coins themselves draw Poisson samples: use PoissonSelection, "
-                f"not {type(self.selection).__name__}"
+                "nodes that flip the coins themselves ask no selection: use PoissonSelection "
+                f"itself, not {type(self.selection).__name__}"
             )
         if plan is not None and self.selection.unit == "example" and plan.unit == "client":
             raise ValueError(
@@ -729,6 +735,8 @@ class DPFedAvg(Strategy):
             self._warn_once(f"an update was refused and contributes zero: {refused}")
             return
         for observation in seen:
+            if math.isinf(observation.update_norm):
+                self._warn_once("an update was not finite and contributes zero")
             self.selection.observe(observation)
 
     def _next_multiplier(self) -> float | None:

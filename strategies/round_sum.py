@@ -147,13 +147,13 @@ class CentralSum(RoundSum):
         if self._plan.capped_denominator:
             weight = _on_weight_grid(_first(measured, WEIGHT_METRIC, missing=0.0))
         norm = self._total.add(arrays, weight=weight)
+        report = _first(measured, UTILITY_METRIC)
         if not math.isfinite(norm):
-            raise RefusedUpdate("it is not finite")
+            return [_observation(units[0], server_round, math.inf, report)]
         self._weight += weight
         if self._bundle.scalar is not None:
             values = {name: _first(measured, name) for name in measured}
             self._scalars += self._bundle.scalar_steps(self._bundle.scalar_values(norm, values))
-        report = _first(measured, UTILITY_METRIC)
         return [_observation(units[0], server_round, norm, report)]
 
     def release(self, rng: SecureRandom) -> Released:
@@ -240,8 +240,6 @@ class LocalSum(RoundSum):
     ) -> list[Observation]:
         """Add one reply. See `RoundSum.fold`."""
         norm = self._total.add(only_array_record(content))
-        if not math.isfinite(norm):
-            raise RefusedUpdate("it is not finite")
         report = _first(_numbers(content), UTILITY_METRIC)
         return [_observation(units[0], server_round, norm, report)]
 
@@ -274,9 +272,8 @@ class UnprotectedMean(RoundSum):
         measured = _numbers(content)
         weight = _first(measured, self._weighted_by, missing=1.0)
         norm = self._total.add(only_array_record(content), weight=weight)
-        if not math.isfinite(norm):
-            raise RefusedUpdate("it is not finite")
-        self._weight += weight
+        if math.isfinite(norm):
+            self._weight += weight
         return [_observation(units[0], server_round, norm, _first(measured, UTILITY_METRIC))]
 
     def release(self, rng: SecureRandom) -> Released:

@@ -68,7 +68,7 @@ class Observation:
     Attributes:
         unit: Who.
         server_round: When.
-        update_norm: L2 norm before clipping; infinite if the update was refused, NaN if a node
+        update_norm: L2 norm before clipping; infinite if the update was not finite, NaN if a node
             summed several units.
         utility: What the unit reported, as asked by `Selection.utility`; None if it did not.
     """

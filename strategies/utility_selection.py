@@ -7,6 +7,7 @@ draws Poisson cohorts from those. docs/selection.md tells when either is worth i
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 from fl_dp.accounting import (
     GaussianEvent,
     History,
+    PrivacyBudgetExhausted,
     UtilityPoissonSampling,
     VisibleSampling,
     event_of,
@@ -27,6 +29,8 @@ from fl_dp.updates.instruction import UTILITY_ACTION, UTILITY_METRIC
 
 from .roster import Unit, by_node
 from .selection import Draw, Observation, Selection
+
+logger = logging.getLogger("flwr.fl_dp")
 
 UtilityFn = Callable[[Observation, int], float]
 """Makes a utility from a unit's last observation and the number of the round that is drawn for."""
@@ -105,10 +109,10 @@ class ExponentialSelection(Selection):
         elif utility in _BY_SERVER:
             self._utility = _BY_SERVER[utility]
             self.looks_at_norms = utility == "update_norm"
-            if self.looks_at_norms and records_per_client is not None:
+            if records_per_client is not None:
                 raise ValueError(
-                    "one record moves its client's update_norm by any amount: with "
-                    "records_per_client choose by a mean over records, such as loss or accuracy"
+                    f"one record can move {utility} by any amount: with records_per_client choose "
+                    "by a mean over records, such as loss or accuracy"
                 )
         else:
             self.utility = utility
@@ -254,7 +258,12 @@ class DPUtilitySelection(Selection):
         reservation = None
         if draw.ledger is not None:
             what = f"utilities {draw.server_round}"
-            reservation = draw.ledger.reserve_release(what, self._event)
+            try:
+                reservation = draw.ledger.reserve_release(what, self._event)
+            except PrivacyBudgetExhausted:
+                # A crash has cost one refresh: what was released before will do.
+                logger.info("No budget is left for fresh utilities: the last ones stay in use")
+                return
         asked = by_node(draw.roster)
         self._noisy = {}
         answered: set[int] = set()

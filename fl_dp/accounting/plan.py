@@ -60,7 +60,13 @@ from .filters import (
 from .gaussian import gaussian_noise_multiplier
 from .relations import NeighboringRelation
 from .renyi import renyi_epsilon
-from .sampling import PoissonSampling, Sampling, sampling_from_dict
+from .sampling import (
+    FixedSizeSampling,
+    PoissonSampling,
+    Sampling,
+    TruncatedPoissonSampling,
+    sampling_from_dict,
+)
 from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
 
 _CONSTANT = NoiseSchedule()
@@ -178,6 +184,7 @@ class PrivacyPlan:
             self._check_client_noise()
         # Both check their own fields; the mechanism also bounds what it can sum exactly.
         _ = self.event_of(1), self.filter()
+        _ = self.bundle(max(self.noise_multipliers))  # scalars fit every round, or no round starts
         if self.bundle(self.least_noise_multiplier).max_units < self.num_clients:
             raise ValueError(
                 f"noise_multiplier {self.least_noise_multiplier} is too small to sum "
@@ -199,13 +206,15 @@ class PrivacyPlan:
         if not self.sampling.visible:
             raise ValueError(
                 "a participation cap needs to see who takes part, and sampling is only worth its "
-                "amplification when nobody does: write sampling_rate=1 or VisibleSampling, got "
+                "amplification when nobody does: write sampling_rate=1 or VisibleSampling "
+                "(selection=public), got "
                 f"{self.sampling}"
             )
         if self.schedule.name != "constant" or self.plateau is not None:
             raise ValueError(
                 "a participation cap needs the same noise in each round, as clients differ in the "
-                f"rounds they take part in: use the constant schedule, not '{self.schedule.name}'"
+                "rounds they take part in: use the constant schedule, not "
+                f"'{'plateau' if self.plateau is not None else self.schedule.name}'"
             )
 
     def _check_weights(self) -> None:
@@ -248,6 +257,13 @@ class PrivacyPlan:
                 "a capped denominator needs each unit's weight, which a node that sums its units "
                 "does not tell: use the fixed denominator"
             )
+        counted = isinstance(self.sampling, FixedSizeSampling | TruncatedPoissonSampling)
+        if counted and self.num_clients % self.units_per_node:
+            raise ValueError(
+                f"{self.sampling.kind} cohorts are drawn from the declared units, and the server "
+                f"can't tell which node hosts fewer: units_per_node = {self.units_per_node} has to "
+                f"divide num_clients = {self.num_clients}"
+            )
         if not self.coins_at_nodes:
             return
         if not isinstance(self.sampling, PoissonSampling):
@@ -278,7 +294,8 @@ class PrivacyPlan:
         if not self.sampling.visible:
             raise ValueError(
                 "with noise at the clients the server sees each message and who sent it, so "
-                "nothing is amplified: write sampling_rate=1 or VisibleSampling, got "
+                "nothing is amplified: write sampling_rate=1 or VisibleSampling "
+                "(selection=public), got "
                 f"{self.sampling}"
             )
 
@@ -322,6 +339,7 @@ class PrivacyPlan:
             options=options,
         )
         before, relation = draft.other_releases, draft.neighboring_relation
+        noise_std = options.get("scalar_noise_std")
         if draft.plateau is None:
             noise_multiplier = calibrate_noise(
                 draft._rounds_at,
@@ -331,10 +349,10 @@ class PrivacyPlan:
                 neighboring_relation=relation,
                 what=f"in {draft.charged_rounds} rounds",
             )
-            return replace(draft, budget=budget, noise_multiplier=noise_multiplier)
+            return replace(draft, noise_multiplier=noise_multiplier, scalar_noise_std=noise_std)
         if _all_gaussian([*draft._rounds_at(1.0), *before]):
             noise_multiplier = _gaussian_noise(budget, draft.charged_rounds, before, relation)
-            return replace(draft, budget=budget, noise_multiplier=noise_multiplier)
+            return replace(draft, noise_multiplier=noise_multiplier, scalar_noise_std=noise_std)
         noise_multiplier = _renyi_noise(budget, draft._rounds_at, before, relation)
         filter_order = best_filter_order(
             [*draft._rounds_at(noise_multiplier), *before],
@@ -342,7 +360,10 @@ class PrivacyPlan:
             neighboring_relation=relation,
         )
         return replace(
-            draft, budget=budget, noise_multiplier=noise_multiplier, filter_order=filter_order
+            draft,
+            noise_multiplier=noise_multiplier,
+            filter_order=filter_order,
+            scalar_noise_std=noise_std,
         )
 
     @classmethod
@@ -387,7 +408,11 @@ class PrivacyPlan:
             raise ValueError(draft._too_much(spends, max_epsilon))
         # A margin above rounding: the same plan must fit on another machine too.
         affordable = max_epsilon or max(spends * (1.0 + 1e-9), 1e-9)
-        return replace(draft, budget=PrivacyBudget(epsilon=affordable, delta=delta))
+        return replace(
+            draft,
+            budget=PrivacyBudget(epsilon=affordable, delta=delta),
+            scalar_noise_std=options.get("scalar_noise_std"),
+        )
 
     @classmethod
     def _draft(
@@ -411,7 +436,8 @@ class PrivacyPlan:
                 noise_multiplier=1.0,
                 clipping=clipping,
                 num_clients=num_clients,
-                **{**options, "other_releases": others},  # type: ignore[arg-type]  # frozen now
+                # Whether the scalars' noise is enough depends on the multiplier that is found.
+                **{**options, "other_releases": others, "scalar_noise_std": None},  # type: ignore[arg-type]  # frozen now
             )
 
     def _too_much(self, spends: float, allowed: float) -> str:

@@ -106,6 +106,7 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
         "clipping": clipping_to_dict(plan.clipping),
         "clipping_norm": plan.clipping_norm,
         "denominator": plan.denominator,
+        "capped_denominator": plan.capped_denominator,
         "num_clients": plan.num_clients,
         "randomness": sorted(ledger.randomness),
         "insecure": ledger.insecure,
@@ -135,14 +136,14 @@ def statement_markdown(statement: dict[str, Any]) -> str:
         ("promise", f"**{headline}**, of a budget of {budget}"),
         *_so_far(statement),
         ("unit", statement["unit"]),
-        ("neighbours", f"{relation}: {_RELATIONS[relation]}"),
+        ("neighbours", f"{relation}: {_neighbours(statement, relation)}"),
         ("adversary", statement["adversary"]),
         ("trusted", statement["trusted"]),
         ("mechanism", statement["mechanism"]),
         ("sampling", statement["sampling"]),
         ("rule", statement["rule"]),
         ("clipping norm", _norm(statement)),
-        ("clients", f"{statement['num_clients']}, public denominator {statement['denominator']:g}"),
+        ("clients", f"{statement['num_clients']}, {_denominator(statement)}"),
         (
             "rounds",
             f"{statement['rounds']} charged and {statement['rounds_committed']} released, "
@@ -174,7 +175,10 @@ def _adversary(plan: PrivacyPlan) -> str:
     if plan.client_scheme is not None:
         return "is the server itself: sees every message and who sent it, and knows all other data"
     visible = plan.sampling.visible
-    return "sees every released model and knows all other clients' data; " + (
+    others = "all other clients' data"
+    if plan.unit == "example":
+        others = "all other records, those of the same client included"
+    return f"sees every released model and knows {others}; " + (
         "sees who took part" if visible else "does not see who took part in which round"
     )
 
@@ -235,6 +239,18 @@ def describe_event(event: PrivacyEvent) -> str:
             return f"exponential mechanism, {draws} drawn at bounded range {epsilon:.5g}"
         case ZcdpEvent(rho=rho):
             return f"{rho:.5g}-zCDP"
+
+
+def _neighbours(statement: dict[str, Any], relation: NeighboringRelation) -> str:
+    if statement["unit"] == _UNITS["example"]:
+        return "one record of a client is replaced by any other"
+    return _RELATIONS[relation]
+
+
+def _denominator(statement: dict[str, Any]) -> str:
+    if statement["capped_denominator"]:
+        return f"divided by what the cohort weighs, at least {statement['denominator']:g}"
+    return f"public denominator {statement['denominator']:g}"
 
 
 def _norm(statement: dict[str, Any]) -> str:

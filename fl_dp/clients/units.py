@@ -103,7 +103,8 @@ def sum_of_units(
         try:
             trained = train_unit(units.client_fn(context, unit), model, config)
             measured = trained.measured(bundle)
-            utility = _utility(trained, instruction)
+            # A report does not depend on how training went: one record could spoil that alone.
+            utilities[place] = _utility(trained, instruction)
             arrays = trained.weighted_arrays(model, instruction.weight_cap)
             norm = total.add(arrays)  # last of what may fail: a unit is in all sums or in none
         except Exception:
@@ -113,7 +114,6 @@ def sum_of_units(
             logger.warning("the update of unit %d is not finite and contributes zero", unit)
             continue
         scalars += bundle.scalar_steps(bundle.scalar_values(norm, measured))
-        utilities[place] = utility
     metrics = {SCALARS_METRIC: scalars.tolist()}
     if instruction.utility is not None:
         metrics[UTILITY_METRIC] = utilities

@@ -18,6 +18,8 @@ from typing import ClassVar
 
 from .checks import require_positive
 
+_LARGEST_STEP = 5.0
+
 
 @dataclass(frozen=True, kw_only=True)
 class AdaptiveClipping:
@@ -46,6 +48,11 @@ class AdaptiveClipping:
             ValueError: If a field is out of range.
         """
         require_positive(initial_norm=self.initial_norm, learning_rate=self.learning_rate)
+        if self.learning_rate > _LARGEST_STEP:
+            raise ValueError(
+                f"learning_rate must be at most {_LARGEST_STEP:g}, got {self.learning_rate}: it is "
+                "the largest change of the norm's logarithm in one round, usually 0.2"
+            )
         if not 0.0 < self.target_quantile < 1.0:
             raise ValueError(f"target_quantile must lie in (0, 1), got {self.target_quantile}")
 

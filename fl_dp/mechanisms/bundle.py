@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .adaptive_clipping import update_noise_multiplier
+from .checks import require_positive
 from .clipping import joint_clipping_norm
 from .gaussian import GaussianMechanism
 
@@ -128,8 +129,16 @@ class GaussianBundle:
         multiplier = self.noise_multiplier
         if self.scalars:
             assert self.scalar_noise_std is not None  # checked at construction
+            require_positive(scalar_noise_std=self.scalar_noise_std)
             # Sums of squared inverse multipliers: k scalars of std s are one of std s / sqrt(k).
             joint = self.scalar_noise_std / math.sqrt(self.scalars)
+            if multiplier >= 2.0 * joint:
+                least = multiplier * math.sqrt(self.scalars) / 2.0
+                raise ValueError(
+                    f"scalar_noise_std must be above {least:.4g}, got {self.scalar_noise_std}: "
+                    "the bits and metrics alone would cost more than a round; leave it out and "
+                    "it is chosen"
+                )
             multiplier = update_noise_multiplier(multiplier, joint)
         return GaussianMechanism(
             noise_multiplier=multiplier, clipping_norm=joint_clipping_norm(self.clipping_norms)

@@ -29,7 +29,7 @@ from fl_dp.accounting import (
     gaussian_noise_multiplier,
     tight_epsilon,
 )
-from fl_dp.mechanisms import FixedClipping
+from fl_dp.mechanisms import FixedClipping, ScalarMetric
 
 DELTA = 200**-1.1
 BUDGET = PrivacyBudget(epsilon=8.0, delta=DELTA)
@@ -203,7 +203,7 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
     ("changes", "message"),
     [
         ({"participation_cap": 0}, "participation_cap must be at least 1, got 0"),
-        ({"participation_cap": 3}, r"write sampling_rate=1 or VisibleSampling, got .*0\.25"),
+        ({"participation_cap": 3}, r"write sampling_rate=1 or VisibleSampling .*, got .*0\.25"),
         (
             {"participation_cap": 3, "sampling_rate": 1.0, "schedule": NoiseSchedule(name="step")},
             "use the constant schedule, not 'step'",
@@ -332,3 +332,15 @@ def test_the_default_delta_is_below_one_over_the_roster() -> None:
 def test_an_impossible_event_is_refused(multiplier: float, rate: float) -> None:
     with pytest.raises(ValueError, match="must"):
         PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
+
+
+def test_the_noise_of_scalars_has_to_do_for_every_round_before_any_is_charged() -> None:
+    loss = ScalarMetric(name="loss", low=0.0, high=5.0)
+    steep = NoiseSchedule(name="linear", floor=0.1)
+    with pytest.raises(ValueError, match="scalar_noise_std must be above"):
+        calibrated(metrics=(loss,), scalar_noise_std=1.0, schedule=steep)
+    # What counts is the multiplier that is found, not the 1 that the search starts from.
+    roomy = PrivacyBudget(epsilon=60.0, delta=DELTA)
+    made = calibrated(roomy, rounds=2, metrics=(loss,), scalar_noise_std=0.45)
+    assert made.noise_multiplier < 0.9
+    assert made.scalar_noise_std == 0.45

@@ -173,6 +173,7 @@ EXAMPLE: dict[str, Any] = {
     "versions": {},
     "insecure": False,
     "participation_cap": None,
+    "capped_denominator": False,
     "clipping": {"kind": "fixed", "norm": 1.0},
     **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "sampling", "rule"), "-"),
     **dict.fromkeys(("clipping_norm", "num_clients", "denominator"), 1),

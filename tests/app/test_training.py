@@ -180,6 +180,50 @@ def test_a_finished_run_has_nothing_to_go_on_with(tmp_path: Path) -> None:
     assert len(folder.read_metrics()) == 4
 
 
+def test_what_was_released_without_its_ledger_can_not_go_on(tmp_path: Path) -> None:
+    folder, _ = run(tmp_path)
+    older = tmp_path / "older.db"
+    with PrivacyLedger.open(older, folder.read_plan()) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+    settings = settings_for(tmp_path)
+    folder.ledger.unlink()
+    resumed = compose_settings([f"resume={folder.path}"])
+    with pytest.raises(ValueError, match="a checkpoint and no ledger"):
+        train(grid_for(settings), resumed, run_id="2")
+    older.rename(folder.ledger)
+    with pytest.raises(ValueError, match="round 3 and the ledger knows of 1 released"):
+        train(grid_for(settings), resumed, run_id="3")
+
+
+def test_clients_learn_neither_the_operators_folders_nor_a_seed(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, "privacy.insecure_seed=12345678")
+    grid = grid_for(settings)
+    train(grid, settings, run_id="1")
+    sent = str([dict(record) for m in grid.sent for record in m.content.config_records.values()])
+    assert "fl-dp-settings" in sent
+    assert str(tmp_path) not in sent
+    assert "12345678" not in sent
+
+
+@pytest.mark.parametrize(
+    ("override", "why"),
+    [
+        ("selection.utility=update_norm", "one record can move update_norm by any amount"),
+        ("selection.utility=examples", "one record can move examples by any amount"),
+        ("selection.utility_high=0.5", "write selection.utility_high=1, got 0.5"),
+    ],
+)
+def test_what_a_record_moves_too_far_is_no_utility_of_records(
+    tmp_path: Path, override: str, why: str
+) -> None:
+    records = [
+        *("selection=exponential", "privacy.unit=example", "selection.records_per_client=5"),
+        *("privacy.neighboring_relation=replace-one", "selection.utility=accuracy"),
+    ]
+    with pytest.raises(ValueError, match=why):
+        run(tmp_path, *records, override)
+
+
 def test_there_must_be_a_run_to_resume(tmp_path: Path) -> None:
     settings = compose_settings([f"resume={tmp_path}/nothing"])
     with pytest.raises(FileNotFoundError, match=r"no run in .*nothing"):

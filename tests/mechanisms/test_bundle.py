@@ -174,8 +174,8 @@ def test_a_bundle_comes_back_from_json_as_it_was(bundle: GaussianBundle) -> None
         (dict(clipping_norms=(1.0, 0.0)), "clipping_norms"),
         (dict(clipping_norms=(math.inf,)), "clipping_norms"),
         (dict(scalar_noise_std=None), "give scalar_noise_std"),
-        (dict(scalar_noise_std=0.0), "bit_noise_std"),
-        (dict(scalar_noise_std=math.nan), "bit_noise_std"),
+        (dict(scalar_noise_std=0.0), "scalar_noise_std"),
+        (dict(scalar_noise_std=math.nan), "scalar_noise_std"),
         # Three scalars of this noise cost as much as the whole: 3 / (2 s)^2 = 1.
         (dict(scalar_noise_std=math.sqrt(3) / 2), "alone would cost more"),
         (dict(metrics=(LOSS, LOSS)), "each metric is released once"),

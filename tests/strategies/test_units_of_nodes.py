@@ -324,11 +324,16 @@ def test_a_node_may_host_fewer_units_than_the_others(
 
 
 def test_a_fixed_cohort_is_drawn_from_no_more_units_than_declared(tmp_path: Path) -> None:
-    # Three nodes have room for twelve: the last two places were not declared, and are never drawn.
-    plan = plan_of(10, sampling=FixedSizeSampling(cohort=10), **QUIET)
-    trained = train(tmp_path, plan, nodes_of(evenly(10, 4)), MODEL, nodes=3, units_per_node=4)
+    # Three nodes have room for twelve: a third one was not declared, and is never asked.
+    plan = plan_of(8, sampling=FixedSizeSampling(cohort=8), **QUIET)
+    trained = train(tmp_path, plan, nodes_of(evenly(12, 4)), MODEL, nodes=3, units_per_node=4)
     asked = [RoundInstruction.of(message.content["config"]) for message in trained.grid.sent]
-    assert sum(len(one.units or ()) for one in asked if one is not None) == 10
+    assert sum(len(one.units or ()) for one in asked if one is not None) == 8
+
+
+def test_counted_cohorts_need_nodes_of_equal_size() -> None:
+    with pytest.raises(ValueError, match="units_per_node = 4 has to divide num_clients = 10"):
+        plan_of(10, sampling=FixedSizeSampling(cohort=3), units_per_node=4)
 
 
 def test_the_server_asks_by_node_and_names_the_units_that_it_drew(tmp_path: Path) -> None:

@@ -45,5 +45,7 @@ class RegionSelection(Selection):
             Message(content, dst_node_id=node, message_type="query.region") for node in new
         ):
             if not reply.has_error():
-                unit = new[reply.metadata.src_node_id]
+                unit = new.get(reply.metadata.src_node_id)
+                if unit is None:
+                    continue
                 self._region[unit] = str(reply.content["address"]["region"])
