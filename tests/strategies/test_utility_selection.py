@@ -960,3 +960,22 @@ def test_ten_of_a_thousand_by_utility_need_twice_the_noise_of_a_secret_tenth(
     assert tight_epsilon(chosen(by_renyi, epsilon), DELTA) < 8.0
     around_eight(lambda z: chosen(z, epsilon), ours)
     assert ours > 2.0 * 0.936 * 0.99
+
+
+def test_an_update_that_is_not_finite_does_not_silence_the_report(open_ledger: Any) -> None:
+    # One record can spoil a training; the report must move by no more than that record is worth.
+    class Diverging(NumPyClient):
+        def fit(self, parameters: Any, config: Any) -> Any:
+            return [np.full_like(each, np.nan) for each in parameters], 9, {"loss": 4.5}
+
+    selection = ExponentialSelection(N, epsilon=0.1)
+    plan = plan_of(selection)
+    app = numpy_client_app(lambda _: Diverging())
+    told_of: list[Observation] = []
+    observe = selection.observe
+    selection.observe = lambda seen: (told_of.append(seen), observe(seen))[1]  # type: ignore[method-assign]
+    strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
+    strategy.start(LocalGrid(answer_with_app(app, N), N), model(), num_rounds=1)
+    assert {seen.utility for seen in told_of} == {4.5}
+    assert {seen.update_norm for seen in told_of} == {math.inf}
+    assert len(told_of) == N
