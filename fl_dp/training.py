@@ -14,7 +14,12 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
-from fl_dp.accounting import PrivacyLedger, privacy_statement, statement_markdown
+from fl_dp.accounting import (
+    PrivacyLedger,
+    PrivacyPlan,
+    privacy_statement,
+    statement_markdown,
+)
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg, wait_for_roster
 from fl_dp.tasks import evaluate, set_arrays
@@ -67,17 +72,7 @@ def _train_privately(folder: RunFolder, grid: Grid, settings: Settings, run_id: 
     # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
     with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
-        strategy = DPFedAvg(
-            make_server_optimizer(settings.server_optimizer),
-            plan=plan,
-            ledger=ledger,
-            selection=make_selection(settings),
-            weight_cap=settings.weights.cap,
-            roster_timeout=settings.roster_timeout,
-            rng=rng,
-            plateau_metric=settings.schedule.metric,
-            after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
-        )
+        strategy = _strategy(folder, settings, plan=plan, ledger=ledger, rng=rng)
         try:
             result = _start(strategy, folder, grid, settings)
         finally:
@@ -99,18 +94,31 @@ def _train_without_privacy(folder: RunFolder, grid: Grid, settings: Settings) ->
             "(simulation.units_per_node=1) and coins at the server"
         )
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
-    strategy = DPFedAvg(
+    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+    strategy = _strategy(folder, settings, plan=None, ledger=None, rng=rng)
+    folder.write_no_promise(settings.rounds)
+    return _start(strategy, folder, grid, settings)
+
+
+def _strategy(
+    folder: RunFolder,
+    settings: Settings,
+    *,
+    plan: PrivacyPlan | None,
+    ledger: PrivacyLedger | None,
+    rng: SecureRandom,
+) -> DPFedAvg:
+    return DPFedAvg(
         make_server_optimizer(settings.server_optimizer),
-        plan=None,
-        ledger=None,
+        plan=plan,
+        ledger=ledger,
         selection=make_selection(settings),
         weight_cap=settings.weights.cap,
         roster_timeout=settings.roster_timeout,
-        rng=SecureRandom(insecure_seed=settings.privacy.insecure_seed),
+        rng=rng,
+        plateau_metric=settings.schedule.metric,
         after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
     )
-    folder.write_no_promise(settings.rounds)
-    return _start(strategy, folder, grid, settings)
 
 
 def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings) -> Result:
