@@ -10,6 +10,8 @@ itself, whose peak memory is told too; the engine's workers, processes of their 
 from __future__ import annotations
 
 import argparse
+import copyreg
+import importlib
 import itertools
 import json
 import logging
@@ -25,6 +27,7 @@ from pathlib import Path
 import numpy as np
 from flwr.app import Array, ArrayRecord, Context, MetricRecord
 from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
 from flwr.common.typing import NDArrays, Scalar
 from flwr.serverapp import Grid, ServerApp
 from flwr.serverapp.strategy import FedAvg, Strategy
@@ -55,6 +58,14 @@ app = numpy_client_app(
     lambda context: NoOpClient(),
     units=NodeUnits(client_fn=lambda context, unit: NoOpClient(), count=lambda *_: UNITS_PER_NODE),
 )
+
+
+def load_app(folder: str = str(Path(__file__).parent)) -> ClientApp:
+    """Return this script's app in a worker, as `flwr run` does: by its name, loaded once."""
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    loaded: ClientApp = importlib.import_module("rounds").app
+    return loaded
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -126,6 +137,8 @@ def measure(federation: Federation) -> dict[str, list[float] | float]:
                 evaluate_fn=note_the_time,
             )
 
+    # In-process runs pickle the whole app with every message; runs that name it do not.
+    copyreg.pickle(ClientApp, lambda _: (load_app, ()))
     run_simulation(
         server,
         app,
