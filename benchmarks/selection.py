@@ -2,7 +2,7 @@
 
     python benchmarks/selection.py --runs runs/selection --picture docs/images/selection.png
 
-trains each way through `fl-dp run` (about half a minute a run); runs that are there already are
+trains each way through `fl-dp run` (about a minute a run); runs that are there already are
 read. The comparison is of accuracy, not of time.
 """
 

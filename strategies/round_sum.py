@@ -240,8 +240,7 @@ class LocalSum(RoundSum):
     ) -> list[Observation]:
         """Add one reply. See `RoundSum.fold`."""
         norm = self._total.add(only_array_record(content))
-        report = _first(_numbers(content), UTILITY_METRIC)
-        return [_observation(units[0], server_round, norm, report)]
+        return [_observation(units[0], server_round, norm, math.nan)]
 
     def release(self, rng: SecureRandom) -> Released:
         """Divide. See `RoundSum.release`."""

@@ -426,7 +426,9 @@ class PrivacyPlan:
         options: PlanOptions,
     ) -> Self:
         """Return the plan with a noise multiplier of 1, for everything else to be checked."""
-        others = freeze(options.get("other_releases", ()))
+        # Whether the scalars' noise is enough depends on the multiplier that is found.
+        rest: dict[str, Any] = {**options, "scalar_noise_std": None}
+        rest["other_releases"] = freeze(options.get("other_releases", ()))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the finished plan warns
             return cls(
@@ -436,8 +438,7 @@ class PrivacyPlan:
                 noise_multiplier=1.0,
                 clipping=clipping,
                 num_clients=num_clients,
-                # Whether the scalars' noise is enough depends on the multiplier that is found.
-                **{**options, "other_releases": others, "scalar_noise_std": None},  # type: ignore[arg-type]  # frozen now
+                **rest,
             )
 
     def _too_much(self, spends: float, allowed: float) -> str:

@@ -41,19 +41,6 @@ def plan_for(
     )
 
 
-@pytest.fixture
-def open_ledger(tmp_path: Path) -> Any:
-    opened: list[PrivacyLedger] = []
-
-    def make(plan: PrivacyPlan) -> PrivacyLedger:
-        opened.append(PrivacyLedger.open(tmp_path / f"ledger{len(opened)}.db", plan))
-        return opened[-1]
-
-    yield make
-    for ledger in opened:
-        ledger.close()
-
-
 def record(**arrays: Any) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
 

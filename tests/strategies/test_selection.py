@@ -8,9 +8,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -21,7 +20,7 @@ from laws import ALARM, counts_p
 from local_grid import FIRST_NODE, LocalGrid, answer_with_update
 from scipy import stats
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyBudget, PrivacyPlan
 from fl_dp.accounting import (
     FixedSizeGaussianEvent,
     FixedSizeSampling,
@@ -238,19 +237,6 @@ def plan_for(sampling: Sampling, **changes: Any) -> PrivacyPlan:
         num_clients=N,
     )
     return PrivacyPlan(**(fields | changes))
-
-
-@pytest.fixture
-def open_ledger(tmp_path: Path) -> Iterator[Callable[[PrivacyPlan], PrivacyLedger]]:
-    opened: list[PrivacyLedger] = []
-
-    def make(plan: PrivacyPlan) -> PrivacyLedger:
-        opened.append(PrivacyLedger.open(tmp_path / f"ledger{len(opened)}.db", plan))
-        return opened[-1]
-
-    yield make
-    for ledger in opened:
-        ledger.close()
 
 
 def model() -> ArrayRecord:

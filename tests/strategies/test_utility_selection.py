@@ -319,19 +319,6 @@ def plan_of(selection: Selection, *, rounds: int = 12, **changes: Any) -> Privac
     return PrivacyPlan(**(fields | changes))
 
 
-@pytest.fixture
-def open_ledger(tmp_path: Path) -> Iterator[Callable[[PrivacyPlan], PrivacyLedger]]:
-    opened: list[PrivacyLedger] = []
-
-    def make(plan: PrivacyPlan) -> PrivacyLedger:
-        opened.append(PrivacyLedger.open(tmp_path / f"ledger{len(opened)}.db", plan))
-        return opened[-1]
-
-    yield make
-    for ledger in opened:
-        ledger.close()
-
-
 def reporting(metrics: Callable[[int], dict[str, float]]) -> LocalGrid:
     """Nodes that move nothing and report with their update what they were asked for."""
 
