@@ -24,6 +24,7 @@ from .events import (
     event_to_dict,
     freeze,
 )
+from .example_plan import ExamplePlan
 from .filters import (
     DeclaredFilter,
     GaussianFilter,
@@ -41,6 +42,7 @@ from .gaussian import (
 )
 from .ledger import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
 from .naive_split import naive_split
+from .node_ledger import Account, Charge, NodeLedger, Spending
 from .plan import PlanOptions, PrivacyPlan
 from .records import LedgerCorrupted, LedgerRecord
 from .relations import NeighboringRelation
@@ -56,8 +58,11 @@ from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
 from .statement import describe_event, privacy_statement, statement_markdown
 
 __all__ = [
+    "Account",
+    "Charge",
     "DeclaredFilter",
     "EpsilonBounds",
+    "ExamplePlan",
     "ExponentialEvent",
     "FixedSizeGaussianEvent",
     "FixedSizeSampling",
@@ -68,6 +73,7 @@ __all__ = [
     "LedgerCorrupted",
     "LedgerRecord",
     "NeighboringRelation",
+    "NodeLedger",
     "NoiseSchedule",
     "ParticipationCapReached",
     "PlanMismatch",
@@ -86,6 +92,7 @@ __all__ = [
     "RenyiOdometer",
     "Reservation",
     "Sampling",
+    "Spending",
     "TruncatedPoissonGaussianEvent",
     "TruncatedPoissonSampling",
     "UdpNoise",

@@ -15,19 +15,14 @@ that two processes with one ledger can't spend the same budget twice.
 from __future__ import annotations
 
 import platform
-import threading
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
-
-import sqlalchemy as sa
 
 from fl_dp.mechanisms import SecureRandom
 
@@ -44,7 +39,8 @@ from .filters import PrivacyFilter
 from .ledger_store import LedgerStore
 from .loss_distributions import SEARCH_INTERVAL
 from .plan import PrivacyPlan
-from .records import SCHEMA, LedgerCorrupted, LedgerRecord, next_record, verify_chain
+from .record_chain import RecordChain
+from .records import SCHEMA, LedgerCorrupted, LedgerRecord, require_printable, to_the_minute
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
 
@@ -77,11 +73,8 @@ class PrivacyLedger:
 
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
-        self._store = store
-        self._lock = threading.Lock()
+        self._chain = RecordChain(store, self._replay_fields)
         self._run_id = uuid.uuid4().hex
-        self._records: list[LedgerRecord] = []
-        self._unsaved: list[LedgerRecord] = []
         self._plan: PrivacyPlan | None = None
         self._filter: PrivacyFilter | None = None
         self._rounds: Counter[PrivacyEvent] = Counter()
@@ -120,19 +113,19 @@ class PrivacyLedger:
             FileNotFoundError: If the file's folder does not exist.
         """
         if run_id is not None:
-            _require_printable(run_id)
+            require_printable(run_id)
         ledger = cls(LedgerStore.writable(location))
         if run_id is not None:
             ledger._run_id = run_id
         randomness = SecureRandom.SECURE_KIND if rng is None else rng.kind
         try:
-            with ledger._transaction() as connection:
+            with ledger._chain.transaction() as connection:
                 if ledger._plan is None:
                     opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
-                    ledger._append(connection, opening)
+                    ledger._chain.append(connection, opening)
                 else:
                     _require_same_plan(ledger._plan, plan)
-                ledger._append(connection, ledger._run_fields(plan, randomness))
+                ledger._chain.append(connection, ledger._run_fields(plan, randomness))
         except Exception:
             ledger.close()
             raise
@@ -148,7 +141,7 @@ class PrivacyLedger:
         """
         ledger = cls(LedgerStore.readable(location))
         try:
-            with ledger._transaction():
+            with ledger._chain.transaction():
                 if ledger._plan is None:
                     raise LedgerCorrupted(f"{ledger.location} holds no plan")
         except Exception:
@@ -159,7 +152,7 @@ class PrivacyLedger:
     @property
     def location(self) -> str:
         """The file or database that it lies in, without a password."""
-        return self._store.location
+        return self._chain.location
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -170,7 +163,7 @@ class PrivacyLedger:
     @property
     def records(self) -> tuple[LedgerRecord, ...]:
         """Every record, as last read."""
-        return tuple(self._records)
+        return tuple(self._chain.records)
 
     @property
     def rounds_spent(self) -> int:
@@ -322,7 +315,7 @@ class PrivacyLedger:
         if noise_multiplier is None:
             noise_multiplier = self.plan.noise_multipliers[round - 1]
         units = self._check_participants(participants)
-        with self._transaction() as connection:
+        with self._chain.transaction() as connection:
             self._require_participations_left(units)
             if self._charges_another_round():
                 self._require_budget(event, f"round {round}")
@@ -333,11 +326,11 @@ class PrivacyLedger:
                 "attempt": self._attempts[round] + 1,
                 "noise_multiplier": noise_multiplier,  # not every event has one
                 **event_to_dict(event),
-                "time": _now(),
+                "time": to_the_minute(),
             }
             if units is not None:
                 fields["participants"] = units
-            record = self._append(connection, fields)
+            record = self._chain.append(connection, fields)
         return _reservation(record)
 
     def reserve_release(self, what: str, event: PrivacyEvent) -> Reservation:
@@ -352,23 +345,23 @@ class PrivacyLedger:
             ValueError: If the plan's rule takes declared releases only and this is none, or the
                 name can't be printed.
         """
-        _require_printable(what)
+        require_printable(what)
         if not self._gate.adaptive and not self.plan.declares(event):
             raise ValueError(
                 f"'{what}' is not among the plan's other_releases: what was not declared before "
                 "the first release may depend on it, and the plan's rule does not cover that. "
                 "Declare it, or use a plan with an adaptive filter"
             )
-        with self._transaction() as connection:
+        with self._chain.transaction() as connection:
             self._require_budget(event, f"'{what}'")
-            record = self._append(
+            record = self._chain.append(
                 connection,
                 {
                     "kind": "reserve",
                     "run": self._run_id,
                     "what": what,
                     **event_to_dict(event),
-                    "time": _now(),
+                    "time": to_the_minute(),
                 },
             )
         return _reservation(record)
@@ -379,19 +372,19 @@ class PrivacyLedger:
         Raises:
             ValueError: If it was committed before or is not a reservation of this ledger.
         """
-        with self._transaction() as connection:
+        with self._chain.transaction() as connection:
             if (
                 reservation.sequence not in self._reserved
-                or _reservation(self._records[reservation.sequence - 1]) != reservation
+                or _reservation(self._chain.records[reservation.sequence - 1]) != reservation
             ):
                 raise ValueError(f"{reservation.what} was not reserved in this ledger")
             if reservation.sequence in self._committed:
                 raise ValueError(f"{reservation.what} was committed before")
-            self._append(connection, {"kind": "commit", "reserved": reservation.sequence})
+            self._chain.append(connection, {"kind": "commit", "reserved": reservation.sequence})
 
     def close(self) -> None:
         """Close the file or the connection; closing twice does no harm."""
-        self._store.close()
+        self._chain.close()
 
     def __enter__(self) -> Self:
         """Return the ledger itself."""
@@ -449,53 +442,6 @@ class PrivacyLedger:
                 f"participation_cap; the first is {spent[0]}"
             )
 
-    @contextmanager
-    def _transaction(self) -> Iterator[sa.Connection]:
-        """Hold the ledger's lock, with every record of it replayed; all or nothing is written."""
-        with self._lock:
-            self._unsaved = []
-            with self._store.transaction() as connection:
-                self._catch_up(connection)
-                yield connection
-            for record in self._unsaved:  # only now is it on disk
-                self._replay(record)
-
-    def _catch_up(self, connection: sa.Connection) -> None:
-        """Read, verify and replay the records that were added since the last look."""
-        known = len(self._records)
-        fresh = self._store.records_from(connection, known)
-        last = self._records[-1] if self._records else None
-        if last is not None and (not fresh or fresh.pop(0) != last):
-            raise LedgerCorrupted(
-                f"record {known} is not the one that it was: the ledger was changed or put back to "
-                "an older state while it was open"
-            )
-        verify_chain(fresh, last)
-        for record in fresh:
-            self._replay(record)
-
-    def _append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerRecord:
-        written = self._unsaved or self._records
-        record = next_record(written[-1] if written else None, fields)
-        self._store.append(connection, record)
-        self._unsaved.append(record)
-        return record
-
-    def _replay(self, record: LedgerRecord) -> None:
-        """Take in one record of the chain.
-
-        Failing closed: what this version can't read may be a charge.
-
-        Raises:
-            LedgerCorrupted: If it makes no sense here.
-        """
-        try:
-            self._replay_fields(record.sequence, record.fields)
-        except (KeyError, TypeError, ValueError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise LedgerCorrupted(f"record {record.sequence} can't be read: {why}") from error
-        self._records.append(record)
-
     def _replay_fields(self, sequence: int, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
         if (kind == "plan") != (sequence == 1):
@@ -547,13 +493,8 @@ class PrivacyLedger:
             "rule": plan.filter().rule,
             "randomness": randomness,
             "versions": library_versions(),
-            "time": _now(),
+            "time": to_the_minute(),
         }
-
-
-def _require_printable(name: str) -> None:
-    if not name.isprintable():
-        raise ValueError(f"a name in the ledger has to be printable, got {name!r}")
 
 
 def _reservation(record: LedgerRecord) -> Reservation:
@@ -590,8 +531,3 @@ def _require_same_plan(ledger: PrivacyPlan, wanted: PrivacyPlan) -> None:
             + ". Train with the ledger's plan, or start a new ledger: its spending adds up with "
             "this one's if the clients are the same"
         )
-
-
-def _now() -> str:
-    # To the minute, and not on commits: how long a round took shows how many took part.
-    return datetime.now(UTC).isoformat(timespec="minutes")

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 SCHEMA = 3
@@ -66,6 +67,24 @@ def verify_chain(records: Iterable[LedgerRecord], previous: LedgerRecord | None 
         if record.hash != _chain_hash(previous, record.sequence, record.payload):
             raise LedgerCorrupted(f"record {record.sequence} does not match its hash")
         previous = record
+
+
+def require_printable(name: str) -> None:
+    """Check a name that records are to carry.
+
+    Raises:
+        ValueError: If it is empty or can't be printed.
+    """
+    if not name or not name.isprintable():
+        raise ValueError(f"a name in the ledger has to be printable, got {name!r}")
+
+
+def to_the_minute() -> str:
+    """Return the time of a record, which does not tell how long a round took.
+
+    That would show how many took part; for the same reason commits have no time.
+    """
+    return datetime.now(UTC).isoformat(timespec="minutes")
 
 
 def _chain_hash(previous: LedgerRecord | None, sequence: int, payload: str) -> str:
