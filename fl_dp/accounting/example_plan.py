@@ -48,8 +48,9 @@ class ExamplePlan:
         steps: Steps of one participation.
         participations: Rounds of one client that the noise is planned for.
         clipping_norm: L2 bound on the gradient of one record.
-        neighboring_relation: `add-or-remove-one` or `zero-out` (the same numbers), or
-            `replace-one`.
+        neighboring_relation: `zero-out` (how many records a client has is public), or
+            `add-or-remove-one` (it is not; the same numbers, but every client has to divide by a
+            public constant), or `replace-one`.
     """
 
     budget: PrivacyBudget
@@ -58,7 +59,7 @@ class ExamplePlan:
     steps: int
     participations: int
     clipping_norm: float
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
 
     def __post_init__(self) -> None:
         """Validate.
@@ -83,7 +84,7 @@ class ExamplePlan:
         steps: int,
         participations: int,
         clipping_norm: float,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     ) -> Self:
         """Return the plan with the least noise at which all planned participations fit the budget.
 
@@ -118,7 +119,7 @@ class ExamplePlan:
         participations: int,
         clipping_norm: float,
         max_epsilon: float | None = None,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ADD_OR_REMOVE_ONE,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     ) -> Self:
         """Return the plan of a given noise, whose budget is `max_epsilon` or what it spends.
 

@@ -73,19 +73,23 @@ def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
     }
 
 
-def set_arrays(model: nn.Module, arrays: Sequence[NDArray[Any]]) -> None:
+def set_arrays(
+    model: nn.Module, arrays: Sequence[NDArray[Any]], names: Sequence[str] | None = None
+) -> None:
     """Overwrite a model's state; nothing is written if any array does not fit.
 
     Args:
         model: The module to change, on any device.
-        arrays: One array for each entry of `state_dict()`, in its order and shape; values are cast
-            to the entry's dtype.
+        arrays: One array for each entry, in its shape; values are cast to the entry's dtype.
+        names: Which entries of `state_dict()`, in the order of the arrays; all of them by default.
 
     Raises:
         ValueError: If the number of arrays, a shape, or the kind of a dtype (e.g. float for an
             integer entry) differs.
     """
     state = model.state_dict()
+    if names is not None:
+        state = {name: state[name] for name in names}
     if len(arrays) != len(state):
         raise ValueError(
             f"got {len(arrays)} arrays for {len(state)} entries; give one for each of {list(state)}"

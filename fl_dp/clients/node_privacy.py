@@ -1,0 +1,105 @@
+"""What a node's owner allows: its ledger, its cap, and the name of its data.
+
+A real SuperNode says so when it starts:
+
+    flower-supernode ... --node-config 'ledger-path="/data/ledger.db" max-epsilon=4.0'
+
+The server has no say in it. In Flower's simulation, where nodes are not real and share the server's
+machine, the ledgers lie in a folder that the server names.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from flwr.app import Context
+
+from fl_dp.accounting import Account, PrivacyBudget
+
+LEDGER_PATH_KEY = "ledger-path"
+MAX_EPSILON_KEY = "max-epsilon"
+MAX_DELTA_KEY = "max-delta"
+DATASET_NAME_KEY = "dataset-name"
+"""Keys of `--node-config`."""
+
+SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
+"""Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodePrivacy:
+    """The node owner's side of every promise.
+
+    Attributes:
+        ledger: File or database URL of the node's ledger; None: the owner named none.
+        max_epsilon: Cap over everything that is ever released from the node's data; None: what
+            each run asks for.
+        max_delta: The delta that goes with it.
+        source: A name of the node's data that stays the same when they change.
+    """
+
+    ledger: str | None
+    source: str
+    max_epsilon: float | None = None
+    max_delta: float | None = None
+
+    @classmethod
+    def of(cls, context: Context, config: Mapping[str, Any], *, unit: int = 0) -> Self:
+        """Read the node's configuration.
+
+        Args:
+            context: The node's.
+            config: The message's; only its folder of simulated ledgers is looked at, and only in a
+                simulation.
+            unit: Index among the privacy units that the node hosts.
+
+        Raises:
+            ValueError: If a cap is no positive number.
+        """
+        node = context.node_config
+        named = node.get(LEDGER_PATH_KEY)
+        ledger = None if named is None else str(named)
+        if ledger is None and SIMULATED_LEDGERS_KEY in config and in_simulation():
+            folder = Path(str(config[SIMULATED_LEDGERS_KEY]))
+            ledger = str(folder / f"node-{node.get('partition-id', context.node_id)}.db")
+        name = node.get(DATASET_NAME_KEY, f"partition-{node.get('partition-id', 'unknown')}")
+        return cls(
+            ledger=ledger,
+            source=f"{name}/{unit}" if unit else str(name),
+            max_epsilon=_cap(MAX_EPSILON_KEY, node.get(MAX_EPSILON_KEY)),
+            max_delta=_cap(MAX_DELTA_KEY, node.get(MAX_DELTA_KEY)),
+        )
+
+    def budget(self, asked: PrivacyBudget) -> PrivacyBudget:
+        """Return what a run may spend in all: what it asks for, as far as the owner allows."""
+        epsilon, delta = asked.epsilon, asked.delta
+        if self.max_epsilon is not None:
+            epsilon = min(epsilon, self.max_epsilon)
+        if self.max_delta is not None:
+            delta = min(delta, self.max_delta)
+        return PrivacyBudget(epsilon=epsilon, delta=delta)
+
+    def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
+        """Return whose spending it is."""
+        return Account(unit=unit, source=self.source, fingerprint=fingerprint)
+
+
+def in_simulation() -> bool:
+    """Whether this process is a worker of Flower's simulation engine.
+
+    A SuperNode's processes never load Ray, so no server can pass for a simulation.
+    """
+    ray = sys.modules.get("ray")
+    return ray is not None and bool(ray.is_initialized())
+
+
+def _cap(key: str, value: object) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+        raise ValueError(f"--node-config: {key} must be a positive number, got {value!r}")
+    return float(value)

@@ -1,0 +1,124 @@
+"""Making a torch module fit for DP-SGD: what has to change, and what is exchanged.
+
+BatchNorm mixes the records of a batch, so that one record's gradient is not its own and clipping
+would not bound it; and its running statistics are released without noise. Opacus replaces it by
+GroupNorm. Do it where the model is built, on the server and on every client, so that the arrays
+have the same names:
+
+    >>> model, changes = private_module(MyModel())
+    >>> changes
+    ('bn1: BatchNorm2d(16, ...) became GroupNorm(16, 16, ...)',)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_dp.tasks.models import set_arrays
+
+
+def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
+    """Return a model that DP-SGD can train, and what was changed.
+
+    Args:
+        model: Any module; itself unchanged. What Opacus knows a replacement for is replaced:
+            BatchNorm by GroupNorm, InstanceNorm's statistics by none, LSTM, GRU, RNN and
+            MultiheadAttention by layers of the same weights.
+
+    Raises:
+        ValueError: If parts remain that DP-SGD can't train, naming each.
+    """
+    from opacus.validators import ModuleValidator
+
+    before = dict(model.named_modules())
+    fixed = ModuleValidator.fix(model)
+    require_trainable_privately(fixed)
+    changes = tuple(
+        f"{name}: {_described(before[name])} became {_described(module)}"
+        for name, module in fixed.named_modules()
+        if name in before and type(module) is not type(before[name])
+    )
+    return fixed, changes
+
+
+def require_trainable_privately(model: nn.Module) -> None:
+    """Check that every record's gradient is its own.
+
+    Raises:
+        ValueError: If it is not, naming the parts and the way out.
+    """
+    from opacus.validators import ModuleValidator
+
+    wrong = ModuleValidator.validate(model, strict=False)
+    if wrong:
+        raise ValueError(
+            f"DP-SGD can't train this model: {'; '.join(str(each) for each in wrong)}. Write "
+            "model, changes = fl_dp.clients.private_module(model) where the model is built, on "
+            "the server too"
+        )
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ValueError("every parameter of the model is frozen: there is nothing to train")
+
+
+def exchanged_names(model: nn.Module, *, trainable_only: bool = False) -> tuple[str, ...]:
+    """Return the names of the arrays that travel, in order.
+
+    Args:
+        model: As built, before any wrapping.
+        trainable_only: Leave out what is frozen, and buffers: for fine-tuning, where server and
+            clients have the same frozen part, for instance under LoRA.
+    """
+    if not trainable_only:
+        return tuple(model.state_dict())
+    return tuple(name for name, each in model.named_parameters() if each.requires_grad)
+
+
+def exchanged_arrays(model: nn.Module, *, trainable_only: bool = False) -> ArrayRecord:
+    """Return what a server starts with; the arrays of a client have the same names."""
+    state = model.state_dict()
+    names = exchanged_names(model, trainable_only=trainable_only)
+    return ArrayRecord({name: Array(_numpy(state[name])) for name in names})
+
+
+def load_exchanged(
+    model: nn.Module, arrays: Sequence[NDArray[Any]], *, trainable_only: bool = False
+) -> None:
+    """Write arrays that came from the server into the model; nothing is written if one can't be.
+
+    Raises:
+        ValueError: If their number, a shape or the kind of a dtype is not the model's.
+    """
+    set_arrays(model, arrays, exchanged_names(model, trainable_only=trainable_only))
+
+
+def trained_arrays(
+    model: nn.Module, received: Sequence[NDArray[Any]], *, trainable_only: bool = False
+) -> list[NDArray[Any]]:
+    """Return what a client sends back: trained parameters, and all else as it came.
+
+    Frozen parameters and buffers are never read back: training could have written data into them
+    that no noise was added to.
+    """
+    state = model.state_dict()
+    trained = {name for name, each in model.named_parameters() if each.requires_grad}
+    return [
+        _numpy(state[name]) if name in trained else np.asarray(array)
+        for name, array in zip(
+            exchanged_names(model, trainable_only=trainable_only), received, strict=True
+        )
+    ]
+
+
+def _numpy(tensor: torch.Tensor) -> NDArray[Any]:
+    return np.array(tensor.detach().cpu().numpy())
+
+
+def _described(module: nn.Module) -> str:
+    return str(module) if not list(module.children()) else type(module).__name__
