@@ -275,12 +275,13 @@ def _check_devices(jobs: Sequence[_Job]) -> None:
 
 def _budget_of(settings: Settings) -> float:
     """Return the epsilon that a run may spend: infinite without privacy."""
-    from .planning import make_plan
+    from .planning import make_example_plan, make_plan
 
-    if settings.privacy.mode == "none":
-        return math.inf
     with _warnings_shown():
-        return make_plan(settings).budget.epsilon
+        examples = make_example_plan(settings)
+        if settings.privacy.mode not in ("none", "example"):
+            return make_plan(settings).budget.epsilon
+    return math.inf if examples is None else examples.budget.epsilon
 
 
 def _leave_valid(job: _Job) -> None:

@@ -11,6 +11,7 @@ from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 
 from fl_dp.clients import UTILITY_QUERY_KEY, NodeUnits, numpy_client_app
+from fl_dp.private_training import example_plan_of, private_client
 from fl_dp.settings import SETTINGS_KEY, Settings
 from fl_dp.tasks import evaluate, get_arrays, set_arrays, train_locally
 from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
@@ -27,14 +28,18 @@ class TaskClient(NumPyClient):
     keep it on the node, it is the true one.
     """
 
-    def __init__(self, node: int, unit: int = 0) -> None:
+    def __init__(self, context: Context, unit: int = 0) -> None:
         """Be one of the units that a node hosts.
 
         Args:
-            node: The node's `partition-id`.
+            context: The node's.
             unit: Index among the node's units, from 0.
+
+        Raises:
+            ValueError: If the node has no `partition-id` in its configuration.
         """
-        self.node = node
+        self.context = context
+        self.node = _node_of(context)
         self.unit = unit
 
     def fit(
@@ -49,6 +54,19 @@ class TaskClient(NumPyClient):
             return parameters, _reported(0, config), {}
         dataset, client, model = dataset_of(settings), settings.client, model_of(settings)
         features, labels = dataset.features(rows), dataset.labels(rows)
+        examples = example_plan_of(config)
+        if examples is not None:
+            private = private_client(
+                model,
+                features,
+                labels,
+                plan=examples,
+                settings=settings,
+                context=self.context,
+                config=config,
+                unit=self.unit,
+            )
+            return private.fit(parameters, config)
         set_arrays(model, parameters)
         metrics: dict[str, Scalar] = {}
         if _asks_for_metrics(config) and _has_enough(settings, len(rows)):
@@ -98,7 +116,7 @@ def client_fn(context: Context) -> NumPyClient:
     Raises:
         ValueError: If the node has no `partition-id` in its configuration.
     """
-    return TaskClient(_node_of(context))
+    return TaskClient(context)
 
 
 def unit_client_fn(context: Context, unit: int) -> NumPyClient:
@@ -107,7 +125,7 @@ def unit_client_fn(context: Context, unit: int) -> NumPyClient:
     Raises:
         ValueError: If the node has no `partition-id` in its configuration.
     """
-    return TaskClient(_node_of(context), unit)
+    return TaskClient(context, unit)
 
 
 def hosted_units(context: Context, config: dict[str, Any]) -> int:

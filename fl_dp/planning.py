@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import math
+
 from fl_dp.accounting import (
+    ExamplePlan,
     NeighboringRelation,
     PlanOptions,
     PrivacyBudget,
@@ -42,8 +45,10 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
     """
     privacy = settings.privacy
-    if privacy.mode == "none":
-        raise ValueError("privacy=none promises nothing: there is no plan to make")
+    if privacy.mode in ("none", "example"):
+        raise ValueError(
+            f"privacy.mode={privacy.mode} promises nothing to clients: there is no plan to make"
+        )
     delta = target_delta(settings)
     selection = make_selection(settings)
     options = PlanOptions(
@@ -84,6 +89,46 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
         sampling=selection.sampling,
         clipping=make_clipping(settings),
         **options,
+    )
+
+
+def make_example_plan(settings: Settings) -> ExamplePlan | None:
+    """Return the plan of DP-SGD inside clients, None if they train without it.
+
+    Raises:
+        ValueError: If the rounds do not fit the budget, or settings exclude each other.
+    """
+    if not settings.protects_records:
+        return None
+    _require_nothing_of_records(settings)
+    chosen, privacy = settings.dp_sgd, settings.privacy
+    epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
+    if privacy.mode == "example":
+        epsilon = privacy.epsilon if epsilon is None else epsilon
+        delta = chosen.delta if privacy.delta is None else privacy.delta
+        multiplier = privacy.noise_multiplier if multiplier is None else multiplier
+    steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
+    participations = chosen.participations or _usual_participations(settings)
+    relation = NeighboringRelation(privacy.neighboring_relation)
+    if multiplier is not None:
+        return ExamplePlan.from_noise_multiplier(
+            multiplier,
+            delta=delta,
+            max_epsilon=epsilon,
+            sampling_rate=chosen.sampling_rate,
+            steps=steps,
+            participations=participations,
+            clipping_norm=chosen.clipping_norm,
+            neighboring_relation=relation,
+        )
+    assert epsilon is not None  # the settings refuse both being null
+    return ExamplePlan.calibrate(
+        PrivacyBudget(epsilon=epsilon, delta=delta),
+        sampling_rate=chosen.sampling_rate,
+        steps=steps,
+        participations=participations,
+        clipping_norm=chosen.clipping_norm,
+        neighboring_relation=relation,
     )
 
 
@@ -150,6 +195,44 @@ def target_delta(settings: Settings) -> float:
     if settings.privacy.delta is not None:
         return settings.privacy.delta
     return default_delta(settings.task.num_clients)
+
+
+def _usual_participations(settings: Settings) -> int:
+    """Return how many rounds almost no client exceeds: three deviations above the mean."""
+    rate, rounds = settings.selection.sampling_rate, settings.rounds
+    usual = rate * rounds + 3.0 * math.sqrt(rate * (1.0 - rate) * rounds)
+    return max(1, min(rounds, math.ceil(usual)))
+
+
+def _require_nothing_of_records(settings: Settings) -> None:
+    """Check that nothing else is computed from records that DP-SGD protects.
+
+    Raises:
+        ValueError: If something is, naming it.
+    """
+    selection = settings.selection
+    seen_by_server = ("update_norm", "staleness")
+    wrong = {
+        "metrics.loss": settings.metrics.loss is not None,
+        "metrics.accuracy": settings.metrics.accuracy is not None,
+        "weights.cap": settings.weights.cap is not None,
+        f"selection={selection.name} by {selection.utility}": selection.name
+        in ("exponential", "dp_utility")
+        and selection.utility not in seen_by_server,
+        "privacy.insecure_seed": settings.privacy.insecure_seed is not None,
+    }
+    if settings.privacy.mode == "example":
+        wrong |= {
+            f"selection={selection.name}": selection.name in ("exponential", "dp_utility"),
+            "selection.coins=nodes": selection.coins == "nodes",
+            "simulation.units_per_node > 1": settings.simulation.units_per_node > 1,
+        }
+    found = [name for name, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise ValueError(
+            f"with DP-SGD inside clients nothing else may be computed from their records: leave "
+            f"out {', '.join(found)}"
+        )
 
 
 def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:

@@ -13,6 +13,7 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors.numpy import save_file
 
 from fl_dp.accounting import (
+    ExamplePlan,
     PrivacyLedger,
     PrivacyPlan,
     privacy_statement,
@@ -46,6 +47,16 @@ class RunFolder:
     def ledger(self) -> Path:
         """The privacy ledger."""
         return self.path / "ledger.db"
+
+    @property
+    def example_plan(self) -> Path:
+        """The plan of DP-SGD inside clients, JSON; where there is one."""
+        return self.path / "example_plan.json"
+
+    @property
+    def node_ledgers(self) -> Path:
+        """The ledgers of simulated nodes."""
+        return self.path / "nodes"
 
     @property
     def statement(self) -> Path:
@@ -129,6 +140,15 @@ class RunFolder:
             statement = privacy_statement(ledger)
         self.write_statement(statement, statement_markdown(statement))
         return True
+
+    def keep_example_plan(self, plan: ExamplePlan | None) -> ExamplePlan | None:
+        """Write the plan of DP-SGD, or return the one that is there: a resumed run goes by it."""
+        if plan is None:
+            return None
+        if self.example_plan.is_file():
+            return ExamplePlan.from_dict(json.loads(self.example_plan.read_text(encoding="utf-8")))
+        self.example_plan.write_text(json.dumps(plan.to_dict(), indent=2) + "\n", encoding="utf-8")
+        return plan
 
     def write_no_promise(self, rounds: int) -> None:
         """Write the statement of a run without privacy."""

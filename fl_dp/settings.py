@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from fl_dp.accounting import NoiseSchedule, PlateauSchedule
@@ -21,7 +22,8 @@ PARTITIONS = ("iid", "dirichlet", "shards")
 MODELS = ("logistic", "mlp", "cnn")
 SERVER_OPTIMIZERS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad")
 SCHEDULES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom")
-MODES = ("central", "local", "none")
+MODES = ("central", "local", "example", "none")
+GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
 CLIENT_SCHEMES = ("gaussian", "laplace", "exponential")
 UNITS = ("client", "example")
 CLIPPINGS = ("fixed", "adaptive", "per_layer")
@@ -110,13 +112,16 @@ class PrivacySettings:
 
     Attributes:
         mode: `central`: the server clips, sums and adds the noise. `local`: each client clips and
-            adds noise itself, and trusts nobody. `none`: nothing is private, for comparison.
+            adds noise itself, and trusts nobody. `example`: each client protects its records by
+            DP-SGD (see `dp_sgd`), whoever sees its models. `none`: nothing is private, for
+            comparison.
         scheme: The clients' noise in `local` mode: `gaussian`, `laplace` or `exponential`.
         unit: `client`, or `example` (one record; needs `replace-one`).
         epsilon: The budget over the whole training; null only with a noise multiplier.
-        delta: Null means `num_clients ** -1.1`.
+        delta: Null means `num_clients ** -1.1`; with `example`, `dp_sgd.delta`.
         noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
-            with the least noise; null means calibrated to spend the budget.
+            with the least noise (with `example`, of each step); null means calibrated to spend the
+            budget.
         neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
             (about twice the noise).
         insecure_seed: For tests and simulations only: noise and coins come from this number, and
@@ -151,6 +156,67 @@ class PrivacySettings:
             _positive("privacy.noise_multiplier", self.noise_multiplier)
         if self.delta is not None and not 0.0 < self.delta < 1.0:
             raise ValueError(f"privacy.delta must lie in (0, 1), got {self.delta}")
+
+
+@dataclass(kw_only=True)
+class DPSGDSettings:
+    """DP-SGD inside each client: record-level privacy, by itself or under another mode.
+
+    Attributes:
+        epsilon: The budget of each client's records over everything that its node ever releases.
+            Null: with `privacy.mode=example` it is `privacy.epsilon`; in other modes clients train
+            without DP-SGD, unless there is a `noise_multiplier`.
+        delta: The delta that goes with it; below one over a client's records.
+        noise_multiplier: Noise standard deviation on a step's sum of gradients over the clipping
+            norm; null means calibrated.
+        clipping_norm: L2 bound on the gradient of one record.
+        sampling_rate: Probability of each record in each step, in (0, 1].
+        steps: Steps of one round; null means `client.epochs / sampling_rate`.
+        participations: Rounds of one client that the noise is calibrated for, after which it
+            contributes nothing; null means what almost all will stay below, given
+            `selection.sampling_rate`.
+        expected_batch_size: Public constant that a step's sum is divided by; null means
+            `sampling_rate` times the client's own number of records, which is then public.
+        grad_sample_mode: `hooks`, `functorch` or `ghost`.
+        physical_batch_size: At most so many records in memory at once; null means no limit.
+        secure_randomness: Noise and coins from the operating system's randomness; false takes
+            torch's generator, as plain Opacus does, and is for comparisons only.
+        ledger_dir: Absolute folder of the simulated nodes' ledgers, to go on spending from in
+            another run; null means inside the run's folder. Real nodes name their own.
+    """
+
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise_multiplier: float | None = None
+    clipping_norm: float = 1.0
+    sampling_rate: float = 0.1
+    steps: int | None = None
+    participations: int | None = None
+    expected_batch_size: float | None = None
+    grad_sample_mode: str = "hooks"
+    physical_batch_size: int | None = None
+    secure_randomness: bool = True
+    ledger_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        _positive("dp_sgd.clipping_norm", self.clipping_norm)
+        for key in ("epsilon", "noise_multiplier", "expected_batch_size"):
+            if getattr(self, key) is not None:
+                _positive(f"dp_sgd.{key}", getattr(self, key))
+        for key in ("steps", "participations", "physical_batch_size"):
+            if getattr(self, key) is not None:
+                _at_least(f"dp_sgd.{key}", getattr(self, key), 1)
+        if not 0.0 < self.delta < 1.0:
+            raise ValueError(f"dp_sgd.delta must lie in (0, 1), got {self.delta}")
+        _fraction(
+            "dp_sgd.sampling_rate",
+            self.sampling_rate,
+            "it is a probability, for example 0.1 for a tenth of a client's records a step",
+        )
+        _one_of("dp_sgd.grad_sample_mode", self.grad_sample_mode, GRAD_SAMPLE_MODES)
+        if self.ledger_dir is not None and not Path(self.ledger_dir).is_absolute():
+            raise ValueError(f"dp_sgd.ledger_dir must be absolute, got '{self.ledger_dir}'")
 
 
 @dataclass(kw_only=True)
@@ -512,6 +578,7 @@ class Settings:
     task: TaskSettings = field(default_factory=TaskSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    dp_sgd: DPSGDSettings = field(default_factory=DPSGDSettings)
     clipping: ClippingSettings = field(default_factory=ClippingSettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
@@ -528,10 +595,21 @@ class Settings:
         _at_least("rounds", self.rounds, 1)
         _positive("round_timeout", self.round_timeout)
         _positive("roster_timeout", self.roster_timeout)
+        if self.privacy.mode == "none" and self.protects_records:
+            raise ValueError(
+                "privacy.mode=none promises nothing, but dp_sgd has a budget or noise: write "
+                "privacy=example for DP-SGD alone"
+            )
         if self.run_name is not None and (
             not self.run_name or set(self.run_name) & set("/\\") or self.run_name in (".", "..")
         ):
             raise ValueError(f"run_name must be a plain folder name, got '{self.run_name}'")
+
+    @property
+    def protects_records(self) -> bool:
+        """Whether clients train by DP-SGD."""
+        asked = self.dp_sgd.epsilon is not None or self.dp_sgd.noise_multiplier is not None
+        return asked or self.privacy.mode == "example"
 
     def to_json(self) -> str:
         """Return the settings as JSON text."""
@@ -545,6 +623,7 @@ class Settings:
             "task": TaskSettings,
             "model": ModelSettings,
             "privacy": PrivacySettings,
+            "dp_sgd": DPSGDSettings,
             "clipping": ClippingSettings,
             "weights": WeightSettings,
             "metrics": MetricsSettings,

@@ -15,17 +15,21 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fl_dp.accounting import (
+    ExamplePlan,
     PrivacyLedger,
     PrivacyPlan,
+    example_statement,
+    example_statement_markdown,
     privacy_statement,
     statement_markdown,
 )
+from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg, wait_for_roster
 from fl_dp.tasks import evaluate, set_arrays
 
 from .checkpoints import load_checkpoint, save_checkpoint
-from .planning import make_plan, make_selection
+from .planning import make_example_plan, make_plan, make_selection
 from .run_folder import RunFolder
 from .server_optimizers import make_server_optimizer
 from .settings import SETTINGS_KEY, Settings
@@ -56,12 +60,16 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
         folder = RunFolder(_output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
         folder.create(settings)
     with _logged_to(folder.log):
-        if settings.privacy.mode == "none":
-            return _train_without_privacy(folder, grid, settings)
-        return _train_privately(folder, grid, settings, run_id)
+        examples = folder.keep_example_plan(make_example_plan(settings))
+        if settings.privacy.mode in ("none", "example"):
+            return _train_without_plan(folder, grid, settings, examples)
+        return _train_by_plan(folder, grid, settings, examples, run_id)
 
 
-def _train_privately(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> Result:
+def _train_by_plan(
+    folder: RunFolder, grid: Grid, settings: Settings, examples: ExamplePlan | None, run_id: str
+) -> Result:
+    """Train with a promise to clients, and to their records if they train by DP-SGD."""
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     resumed = folder.ledger.exists()
     if folder.checkpoint.is_file() and not resumed:
@@ -72,12 +80,17 @@ def _train_privately(folder: RunFolder, grid: Grid, settings: Settings, run_id: 
     # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
     with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
-        strategy = _strategy(folder, settings, plan=plan, ledger=ledger, rng=rng)
+        strategy = _strategy(folder, settings, plan=plan, ledger=ledger, examples=examples, rng=rng)
         try:
             result = _start(strategy, folder, grid, settings)
         finally:
             statement = privacy_statement(ledger)
-            folder.write_statement(statement, statement_markdown(statement))
+            page = statement_markdown(statement)
+            if examples is not None:
+                records = _statement_of_records(strategy, examples, settings)
+                statement["records"] = records
+                page += "\n" + example_statement_markdown(records)
+            folder.write_statement(statement, page)
     logger.info(
         "Spent epsilon %.4g at delta %.3g; everything is in %s",
         statement["epsilon"].get(statement["quoted"], math.inf),
@@ -87,17 +100,38 @@ def _train_privately(folder: RunFolder, grid: Grid, settings: Settings, run_id: 
     return result
 
 
-def _train_without_privacy(folder: RunFolder, grid: Grid, settings: Settings) -> Result:
+def _train_without_plan(
+    folder: RunFolder, grid: Grid, settings: Settings, examples: ExamplePlan | None
+) -> Result:
+    """Train with a promise to records at most: the server averages updates as they come."""
     if settings.simulation.units_per_node > 1 or settings.selection.coins == "nodes":
         raise ValueError(
-            "a node that sums its units clips them: privacy=none has one client a node "
-            "(simulation.units_per_node=1) and coins at the server"
+            f"a node that sums its units clips them: privacy={settings.privacy.mode} has one "
+            "client a node (simulation.units_per_node=1) and coins at the server"
         )
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
-    strategy = _strategy(folder, settings, plan=None, ledger=None, rng=rng)
-    folder.write_no_promise(settings.rounds)
-    return _start(strategy, folder, grid, settings)
+    strategy = _strategy(folder, settings, plan=None, ledger=None, examples=examples, rng=rng)
+    if examples is None:
+        folder.write_no_promise(settings.rounds)
+        return _start(strategy, folder, grid, settings)
+    try:
+        return _start(strategy, folder, grid, settings)
+    finally:
+        statement = _statement_of_records(strategy, examples, settings)
+        statement["rounds"] = strategy.rounds_completed
+        folder.write_statement(statement, example_statement_markdown(statement))
+
+
+def _statement_of_records(
+    strategy: DPFedAvg, examples: ExamplePlan, settings: Settings
+) -> dict[str, Any]:
+    return example_statement(
+        examples,
+        participations=strategy.most_participations,
+        num_clients=settings.task.num_clients,
+        secure_randomness=settings.dp_sgd.secure_randomness,
+    )
 
 
 def _strategy(
@@ -106,6 +140,7 @@ def _strategy(
     *,
     plan: PrivacyPlan | None,
     ledger: PrivacyLedger | None,
+    examples: ExamplePlan | None,
     rng: SecureRandom,
 ) -> DPFedAvg:
     return DPFedAvg(
@@ -118,6 +153,7 @@ def _strategy(
         rng=rng,
         plateau_metric=settings.schedule.metric,
         after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
+        examples=examples,
     )
 
 
@@ -139,9 +175,7 @@ def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings
     def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         set_arrays(model, arrays.to_numpy_ndarrays())
         loss, accuracy = evaluate(model, test_x, test_y)
-        spent: dict[str, float] = {}
-        if strategy.ledger is not None:
-            spent["epsilon"] = strategy.ledger.running_epsilon() if server_round else 0.0
+        spent = _spent(strategy, server_round)
         folder.append_metrics(
             {
                 "round": server_round,
@@ -162,9 +196,31 @@ def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings
         initial_arrays=initial_arrays_of(settings),
         num_rounds=settings.rounds,
         timeout=settings.round_timeout,
-        train_config=ConfigRecord({SETTINGS_KEY: _for_clients(settings).to_json()}),
+        train_config=_train_config(folder, settings),
         evaluate_fn=evaluate_publicly,
     )
+
+
+def _spent(strategy: DPFedAvg, server_round: int) -> dict[str, float]:
+    """Return the epsilon of clients so far, else that of their records, else nothing."""
+    if strategy.ledger is not None:
+        return {"epsilon": strategy.ledger.running_epsilon() if server_round else 0.0}
+    if strategy.examples is None:
+        return {}
+    most = strategy.most_participations
+    budget = strategy.examples.budget.epsilon
+    return {"epsilon": min(budget, strategy.examples.epsilon(most).best) if most else 0.0}
+
+
+def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
+    config: dict[str, str] = {SETTINGS_KEY: _for_clients(settings).to_json()}
+    if settings.protects_records or settings.privacy.mode == "local":
+        ledgers = folder.node_ledgers
+        if settings.dp_sgd.ledger_dir is not None:
+            ledgers = Path(settings.dp_sgd.ledger_dir)
+        ledgers.mkdir(parents=True, exist_ok=True)
+        config[SIMULATED_LEDGERS_KEY] = str(ledgers)
+    return ConfigRecord(dict(config))
 
 
 def _for_clients(settings: Settings) -> Settings:

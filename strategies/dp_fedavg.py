@@ -20,9 +20,11 @@ algorithm 1.
 
 from __future__ import annotations
 
+import json
 import logging
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,7 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
 from fl_dp.accounting import (
+    ExamplePlan,
     PlanOptions,
     PoissonSampling,
     PrivacyBudget,
@@ -47,7 +50,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.mechanisms import AdaptiveClipping, Clipping, SecureRandom
 from fl_dp.updates import RefusedUpdate, VectorLayout
-from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
+from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, INSTRUCTION_KEY, RoundInstruction
 
 from .exchange import default_window, exchange, wait_for_roster
 from .roster import Unit, by_node, lasting_names, unit_name, units_of
@@ -86,6 +89,7 @@ class StrategyOptions(TypedDict, total=False):
     rng: SecureRandom | None
     plateau_metric: str
     after_round: Callable[[Checkpoint], None] | None
+    examples: ExamplePlan | None
 
 
 class BudgetOptions(PlanOptions, StrategyOptions, total=False):
@@ -134,6 +138,7 @@ class DPFedAvg(Strategy):
         rng: SecureRandom | None = None,
         plateau_metric: str = "accuracy",
         after_round: Callable[[Checkpoint], None] | None = None,
+        examples: ExamplePlan | None = None,
     ) -> None:
         """Put a private path in front of `strategy`.
 
@@ -153,6 +158,8 @@ class DPFedAvg(Strategy):
             plateau_metric: Which metric of `evaluate_fn` a plan with a plateau reacts to; must be
                 computed from public data.
             after_round: Given a checkpoint after the start and after every round, to save it.
+            examples: What clients promise to each of their records, which they get with every
+                round (`OpacusClient`); with or without a plan, which promises something to clients.
 
         Raises:
             ValueError: If plan, ledger and selection do not belong together, or an option does not
@@ -178,6 +185,9 @@ class DPFedAvg(Strategy):
         self._coins_at_nodes = plan is not None and plan.coins_at_nodes
         self._sums_at_nodes = plan is not None and plan.sums_at_nodes
         self._weight_cap = weight_cap
+        self.examples = examples
+        self._participations: Counter[int] = Counter()
+        self._rounds_configured = 0
         self._check_options()
         self._clipping_norms = None if plan is None else plan.clipping.first_norms
         self._plateau = None if plan is None else plan.plateau_controller()
@@ -363,6 +373,9 @@ class DPFedAvg(Strategy):
             ValueError: If the model can't be trained privately.
         """
         layout = VectorLayout.of(arrays)
+        if self.examples is not None:
+            told = {EXAMPLE_PLAN_KEY: json.dumps(self.examples.to_dict())}
+            config = ConfigRecord(dict(config) | told)
         roster = units_of(grid.get_node_ids(), self._units_per_node)
         released = layout.only_released(arrays)
         nodes = sorted({unit.node for unit in roster})
@@ -398,6 +411,8 @@ class DPFedAvg(Strategy):
             node: tuple(Unit(node, number) for number in numbers)
             for node, numbers in by_node(cohort).items()
         }
+        self._participations.update(list(asked))
+        self._rounds_configured += 1
         origin = layout.flatten(released)
         self._open = _OpenRound(
             number=server_round,
@@ -464,6 +479,18 @@ class DPFedAvg(Strategy):
         return self._clipping_norms
 
     @property
+    def most_participations(self) -> int:
+        """An upper bound on the rounds that any node was asked to take part in.
+
+        Rounds before a resumption count for everybody: who took part in them was not kept. So do
+        all rounds where cohorts are secret.
+        """
+        before = 0 if self._resumed is None else self._resumed.server_round
+        if self.plan is not None and not self.plan.sampling.visible:
+            return before + self._rounds_configured
+        return before + max(self._participations.values(), default=0)
+
+    @property
     def clipping_adapts(self) -> bool:
         """Whether the clipping norm changes from round to round."""
         return self.plan is not None and isinstance(self.plan.clipping, AdaptiveClipping)
@@ -520,7 +547,10 @@ class DPFedAvg(Strategy):
         plan, ledger = self.plan, self.ledger
         logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
         if plan is None or ledger is None:
-            logger.warning("\t└── NO PRIVACY: updates are averaged as they come")
+            if self.examples is None:
+                logger.warning("\t└── NO PRIVACY: updates are averaged as they come")
+            else:
+                _log_examples(self.examples, last=True)
             return
         logger.info(
             "\t├── Budget: epsilon %.4g at delta %.3g, one %s's whole contribution (%s)",
@@ -544,6 +574,8 @@ class DPFedAvg(Strategy):
             "at the server" if plan.client_scheme is None else "at each client",
             plan.denominator,
         )
+        if self.examples is not None:
+            _log_examples(self.examples)
         logger.info("\t├── Rule: %s", ledger.rule)
         logger.info("\t└── Ledger: %s", ledger.location)
         if ledger.insecure:
@@ -571,12 +603,24 @@ class DPFedAvg(Strategy):
                 "the selection is charged for records and the plan promises something to clients: "
                 "make the plan with unit='example' and replace-one neighbours"
             )
+        if self.examples is not None:
+            self._check_examples()
         if self._weight_cap is not None and not (
             math.isfinite(self._weight_cap) and self._weight_cap > 0.0
         ):
             raise ValueError(f"weight_cap must be positive and finite, got {self._weight_cap}")
         if plan is not None and plan.capped_denominator and self._weight_cap is None:
             raise ValueError("a capped denominator divides by weights: give weight_cap")
+
+    def _check_examples(self) -> None:
+        """Check that nothing but the models is computed from records."""
+        reported = self.selection.utility
+        metrics = () if self.plan is None else self.plan.metrics
+        if self._weight_cap is not None or reported is not None or metrics:
+            raise ValueError(
+                "clients that protect their records by DP-SGD report nothing else about them: "
+                "give no weight_cap, no metrics, and a selection that asks clients for no utility"
+            )
 
     def _wait_for_roster(self, grid: Grid) -> None:
         plan, ledger = self.plan, self.ledger
@@ -747,7 +791,7 @@ class DPFedAvg(Strategy):
 
     def _spent(self) -> str:
         if self.ledger is None:
-            return " without privacy"
+            return " without privacy" if self.examples is None else ""
         return f", epsilon so far {self.ledger.running_epsilon():.3f}"
 
     def _finish_round(
@@ -810,6 +854,20 @@ def _require_declared(plan: PrivacyPlan, selection: Selection) -> None:
                 f"the selection releases {count} times {event}, which the plan does not declare: "
                 "make the plan with other_releases=selection.releases(rounds)"
             )
+
+
+def _log_examples(examples: ExamplePlan, *, last: bool = False) -> None:
+    logger.info(
+        "\t%s Records: budget epsilon %.4g at delta %.3g at each client, DP-SGD with noise "
+        "multiplier %.4g, sampling rate %.4g, %d steps a round, planned for %d rounds of a client",
+        "└──" if last else "├──",
+        examples.budget.epsilon,
+        examples.budget.delta,
+        examples.noise_multiplier,
+        examples.sampling_rate,
+        examples.steps,
+        examples.participations,
+    )
 
 
 def _describe_noise(plan: PrivacyPlan) -> str:

@@ -25,6 +25,7 @@ from .events import (
     freeze,
 )
 from .example_plan import ExamplePlan
+from .example_statement import example_statement, example_statement_markdown
 from .filters import (
     DeclaredFilter,
     GaussianFilter,
@@ -112,6 +113,8 @@ __all__ = [
     "event_from_dict",
     "event_of",
     "event_to_dict",
+    "example_statement",
+    "example_statement_markdown",
     "freeze",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",

@@ -39,7 +39,7 @@ _CLIPPING = {
     "per-layer": "updates whose layers are L2-clipped one by one",
     "adaptive": "updates that are L2-clipped at a norm which follows a noisy quantile",
 }
-_ACCOUNTANTS = {
+ACCOUNTANTS = {
     "pld": "privacy-loss distributions",
     "rdp": "Renyi DP",
     "gdp": "Gaussian DP, exact without sampling",
@@ -129,9 +129,9 @@ def statement_markdown(statement: dict[str, Any]) -> str:
         headline = "nothing was released"
     elif quoted in epsilon:
         delta = _ceiling(statement["delta"], 3)
-        headline = f"epsilon {_rounded_up(epsilon[quoted])} at delta {delta}"
+        headline = f"epsilon {rounded_up(epsilon[quoted])} at delta {delta}"
     cap = statement["participation_cap"]
-    budget = _rounded_up(statement["budget"]["epsilon"])
+    budget = rounded_up(statement["budget"]["epsilon"])
     rows = [
         ("promise", f"**{headline}**, of a budget of {budget}"),
         *_so_far(statement),
@@ -157,7 +157,7 @@ def statement_markdown(statement: dict[str, Any]) -> str:
     lines += [f"- {_describe(each)}" for each in statement["releases"]] or ["- nothing"]
     lines += ["", "## Epsilon by each accountant", "", "| accountant | epsilon |", "|---|---|"]
     lines += [
-        f"| {_ACCOUNTANTS[name]}{' (quoted)' if name == quoted else ''} | {_rounded_up(value)} |"
+        f"| {ACCOUNTANTS[name]}{' (quoted)' if name == quoted else ''} | {rounded_up(value)} |"
         for name, value in epsilon.items()
     ]
     lines += ["", "Each is an upper bound on its own; the smallest is quoted.", ""]
@@ -212,7 +212,7 @@ def _so_far(statement: dict[str, Any]) -> list[tuple[str, str]]:
     spent = statement["epsilon_so_far"]
     if not statement["releases"] or spent == statement["epsilon"] or not spent:
         return []
-    best = _rounded_up(min(spent.values()))
+    best = rounded_up(min(spent.values()))
     return [("spent so far", f"{best}; a promise only if no release had a part in stopping there")]
 
 
@@ -262,7 +262,7 @@ def _describe(release: dict[str, Any]) -> str:
     return f"{release['count']} x {describe_event(event_from_dict(release))}"
 
 
-def _rounded_up(epsilon: float) -> str:
+def rounded_up(epsilon: float) -> str:
     """Write an upper bound so that what is printed is one too, to four decimals."""
     if epsilon >= 1e6:
         return _ceiling(epsilon, 4)

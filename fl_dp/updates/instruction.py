@@ -16,6 +16,9 @@ from fl_dp.mechanisms import GaussianBundle
 INSTRUCTION_KEY = "fl-dp-round"
 """Where the instruction lies in a message's ConfigRecord."""
 
+EXAMPLE_PLAN_KEY = "fl-dp-example-plan"
+"""Config key: the JSON text of the `ExamplePlan` that clients train by."""
+
 WEIGHT_METRIC = "fl-dp-weight"
 """A unit's weight in [0, 1], in the reply's MetricRecord, where the server applies it."""
 
