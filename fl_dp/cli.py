@@ -120,7 +120,8 @@ def plan(
     `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
     """
     from .config import ConfigError, compose_settings
-    from .planning import make_plan
+    from .planning import make_example_plan, make_plan
+    from .report.example_view import example_plan_json, example_plan_table
     from .report.plan_view import PlanView
 
     if plot is not None:
@@ -128,6 +129,16 @@ def plan(
     try:
         settings = compose_settings(overrides or [])
         with _warnings_shown():
+            examples = make_example_plan(settings)
+            if examples is not None and settings.privacy.mode == "example":
+                if plot is not None:
+                    _fail("the noise of DP-SGD does not change: there is no picture", status=2)
+                if as_json:
+                    rounds = {"rounds": settings.rounds}
+                    _print_json(example_plan_json(examples) | rounds)
+                else:
+                    _out.print(example_plan_table(examples))
+                return
             view = PlanView.of(make_plan(settings, within_budget=False))
     except (ConfigError, ValueError) as error:
         _fail(str(error), status=2)
@@ -141,12 +152,15 @@ def plan(
     if plot is not None:
         _draw_plan(view, plot)
     if as_json:
-        _print_json(view.to_dict() | {"budget": budget})
+        records = {} if examples is None else {"records": example_plan_json(examples)}
+        _print_json(view.to_dict() | {"budget": budget} | records)
         return
     _out.print(view.table())
     chart = view.chart(_out.width)
     if chart is not None:
         typer.echo(chart)
+    if examples is not None:
+        _out.print(example_plan_table(examples))
     if plot is not None:
         _out.print(f"Picture: {plot}", soft_wrap=True)
 
@@ -180,8 +194,8 @@ def ledger(
 ) -> None:
     """Tell what was spent, record by record, after verifying the chain.
 
-    PATH is a `ledger.db`, the folder of a run, or a URL such as
-    `postgresql://user@host/database`.
+    PATH is a `ledger.db`, the folder of a run, a URL such as
+    `postgresql://user@host/database`, or the ledger that a node keeps of its own data.
 
     Epsilon is computed from the records alone. A record that was altered, removed or reordered is
     an error with status 1.
@@ -190,6 +204,8 @@ def ledger(
     from .report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
 
     folder = Path(location)
+    if _show_node_ledger(location, csv=csv, as_json=as_json):
+        return
     try:
         opened = PrivacyLedger.read(folder / "ledger.db" if folder.is_dir() else location)
     except (OSError, ValueError) as error:
@@ -209,6 +225,32 @@ def ledger(
         _out.print(ledger_summary(opened), soft_wrap=True)
         if csv is not None:
             _out.print(f"Records: {csv}", soft_wrap=True)
+
+
+def _show_node_ledger(location: str, *, csv: Path | None, as_json: bool) -> bool:
+    """Show a ledger that a node keeps, and return whether it is one."""
+    from .accounting import LedgerCorrupted, NodeLedger
+    from .report.node_ledger_view import node_ledger_json, node_ledger_table
+
+    if Path(location).is_dir():
+        return False
+    try:
+        if not NodeLedger.is_one(location):
+            return False
+        opened = NodeLedger.read(location)
+    except (OSError, ValueError):
+        return False  # the other reader says what is wrong
+    except LedgerCorrupted as error:
+        _fail(str(error), status=1)
+    if csv is not None:
+        _fail("a node's ledger is shown by account: leave out --csv, or write --json", status=2)
+    with opened:
+        if as_json:
+            _print_json(node_ledger_json(opened))
+        else:
+            _out.print(node_ledger_table(opened))
+            _out.print(f"Chain verified, last record {opened.last_hash[:12]}", soft_wrap=True)
+    return True
 
 
 @dataclass(kw_only=True)
@@ -347,6 +389,7 @@ def _run_one(link: LocalSuperLink, job: _Job, console: Console) -> RunSummary:
         test_accuracy=job.folder.read_metrics()[-1]["test_accuracy"],
         epsilon=statement["epsilon"].get(statement["quoted"], math.inf),
         delta=statement["delta"],
+        unit="one record" if job.settings.privacy.mode == "example" else "one client",
     )
 
 

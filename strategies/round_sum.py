@@ -17,6 +17,7 @@ from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PrivacyPlan
+from fl_dp.accounting.node_ledger import DECLARED_SHARE
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, SecureRandom
 from fl_dp.updates import ClippedSum, PlainSum, RefusedUpdate, VectorLayout, only_array_record
 from fl_dp.updates.instruction import (
@@ -229,10 +230,16 @@ class LocalSum(RoundSum):
         """The noise that clients have to add."""
         scheme = self._plan.client_scheme
         assert scheme is not None  # a plan with noise at the clients has one
+        budget = self._plan.budget
+        # A ledger that would have to admit several kinds of noise needs more room than the plan.
+        one_kind = len(set(self._plan.noise_multipliers)) == 1
         return ClientNoise(
             scheme=scheme,
             noise_multiplier=self._noise_multiplier,
             clipping_norm=self._plan.clipping_norm,
+            epsilon=budget.epsilon if one_kind else None,
+            delta=min(0.5, budget.delta / DECLARED_SHARE) if one_kind else None,
+            neighboring_relation=str(self._plan.neighboring_relation),
         )
 
     def fold(

@@ -243,6 +243,22 @@ class NodeLedger:
             raise
         return ledger
 
+    @classmethod
+    def is_one(cls, location: str | Path) -> bool:
+        """Tell whether a ledger is a node's, and not a training's.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            LedgerCorrupted: If it can't be read.
+        """
+        store = LedgerStore.readable(location)
+        try:
+            with store.transaction() as connection:
+                records = store.records_from(connection, 0)
+        finally:
+            store.close()
+        return bool(records) and records[0].fields.get("kind") == "node"
+
     @property
     def location(self) -> str:
         """The file or database that it lies in, without a password."""

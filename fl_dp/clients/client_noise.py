@@ -17,10 +17,18 @@ from flwr.app import (
 )
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.mechanisms import SecureRandom, client_scheme
+from fl_dp.accounting import (
+    NeighboringRelation,
+    NodeLedger,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
+    event_of,
+)
+from fl_dp.mechanisms import ClientScheme, SecureRandom, client_scheme
 from fl_dp.updates import VectorLayout, only_array_record
 from fl_dp.updates.instruction import ClientNoise, RoundInstruction
 
+from .node_privacy import NodePrivacy
 from .records import METRICS_KEY, only_record
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -39,11 +47,13 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
 
     Privacy: one reply is as private as the scheme's own statement says (`client_scheme`) for the
     unit that this node is, zero-out neighbours (its update becomes zero), against anyone who sees
-    the reply, the server included. The noise parameters come from the server, which has to be
-    honest about them. Nothing else leaves: integer and boolean arrays go back as they came, metrics
-    are dropped, `num-examples` is 1, and a handler that raises, replies with an error or returns
-    anything malformed or not finite sends the same noise around a zero update. That the node
-    replied, and when, is not hidden.
+    the reply, the server included. The noise parameters come from the server; with a ledger of the
+    node's own (`NodePrivacy`) each reply is charged before training, and what would exceed the
+    budget, the smaller of the server's and the owner's, becomes noise around a zero update, which
+    nobody can tell from any other. Nothing else leaves: integer and boolean arrays go back as they
+    came, metrics are dropped, `num-examples` is 1, and a handler that raises, replies with an error
+    or returns anything malformed or not finite sends the same noise around a zero update. That the
+    node replied, and when, is not hidden.
 
     Raises:
         ValueError: If the instruction asks for something that would leave without noise or for
@@ -64,10 +74,14 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     layout = VectorLayout.of(model)
     origin = layout.flatten(model)
     try:
+        _charge(noise, scheme, message, context)
         reply = call_next(message, context)
         if reply.has_error():
             raise ValueError("the handler replied with an error")
         update = layout.flatten(only_array_record(reply.content)) - origin
+    except PrivacyBudgetExhausted as exhausted:
+        logger.info("%s; the server gets the noise around a zero update", exhausted)
+        update = np.zeros(layout.size)
     except Exception:
         logger.exception("the client failed; the server gets the noise around a zero update")
         update = np.zeros(layout.size)
@@ -97,6 +111,33 @@ def _noise_of(message: Message) -> ClientNoise | None:
             "utility or metric"
         )
     return instruction.client_noise
+
+
+def _charge(noise: ClientNoise, scheme: ClientScheme, message: Message, context: Context) -> None:
+    """Write the reply to the node's ledger, if it keeps one, before anything is computed.
+
+    Raises:
+        PrivacyBudgetExhausted: If it would exceed what the server or the node's owner allows.
+        ValueError: If the node keeps a ledger and nobody says how much may be spent.
+    """
+    configs = message.content.config_records.values()
+    config = {key: value for each in configs for key, value in each.items()}
+    node = NodePrivacy.of(context, config)
+    epsilon = noise.epsilon if noise.epsilon is not None else node.max_epsilon
+    delta = noise.delta if noise.delta is not None else node.max_delta
+    if node.ledger is None or epsilon is None:
+        return
+    if delta is None:
+        raise ValueError("a cap on epsilon needs its delta: --node-config 'max-delta=1e-5'")
+    with NodeLedger.open(node.ledger) as ledger:
+        charge = ledger.reserve(
+            node.account(unit="client"),
+            event_of(scheme),
+            budget=node.budget(PrivacyBudget(epsilon=epsilon, delta=delta)),
+            what=f"run {context.run_id}",
+            neighboring_relation=NeighboringRelation(noise.neighboring_relation),
+        )
+        ledger.commit(charge)  # what follows always sends something
 
 
 def _instruction(configs: list[ConfigRecord]) -> RoundInstruction | None:

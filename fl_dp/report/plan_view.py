@@ -18,6 +18,8 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 
+from .names import ACCOUNTANT_NAMES
+
 _POINTS = 24  # of the curve: each is a composition of its own
 _INK, _PALE = "#1b6ca8", "#c98b2b"
 
@@ -107,19 +109,10 @@ class PlanView:
             ("denominator: what a cohort weighs", f"{plan.denominator:g}"),
             ("delta", f"{plan.budget.delta:.4g}"),
         ]
-        names = {
-            "pld": "epsilon by PLD",
-            "rdp": "epsilon by Renyi DP",
-            "gdp": "epsilon by Gaussian DP (exact)",
-            "zcdp": "epsilon by zCDP",
-            "gumbel": "epsilon by PLD of all noisy scores",
-            "filter": "epsilon, guaranteed by the privacy filter",
-            "naive": "epsilon by naive composition",
-        }
         for name, bound in self.bounds.by_name.items():
             quote = ": the number to quote" if name == self.bounds.best_name else ""
             digits = "{:.4g}" if name == "naive" else "{:.4f}"
-            rows.append((names[name] + quote, digits.format(bound)))
+            rows.append((ACCOUNTANT_NAMES[name] + quote, digits.format(bound)))
         if plan.plateau is not None:
             rows.append(("least noise multiplier on the way", f"{plan.least_noise_multiplier:.5f}"))
         if self.naive_epsilon is not None:

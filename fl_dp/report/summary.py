@@ -22,6 +22,7 @@ class RunSummary:
         test_accuracy: On the public test set, of the last model.
         epsilon: The bound that the statement quotes, from the ledger's records.
         delta: The delta that goes with it.
+        unit: What it protects, for instance `one client`.
     """
 
     path: str
@@ -30,6 +31,7 @@ class RunSummary:
     test_accuracy: float
     epsilon: float
     delta: float
+    unit: str = "one client"
 
 
 def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
@@ -63,7 +65,8 @@ def summary_json(runs: Sequence[RunSummary]) -> dict[str, Any]:
 
 def summary_table(runs: Sequence[RunSummary]) -> Table:
     """Return the variants as a table for the terminal."""
-    table = Table(title="Public test accuracy under differential privacy (unit: one client)")
+    units = " or ".join(dict.fromkeys(run.unit for run in runs))
+    table = Table(title=f"Public test accuracy under differential privacy (unit: {units})")
     for heading in ("setting", "runs", "accuracy", "epsilon", "delta"):
         table.add_column(heading, justify="left" if heading == "setting" else "right")
     for row in by_variant(runs):

@@ -42,11 +42,18 @@ class ClientNoise:
         scheme: `gaussian`, `laplace` or `exponential`.
         noise_multiplier: Scale of the noise over `clipping_norm`.
         clipping_norm: Bound on the update, L1 for `laplace`, else L2.
+        epsilon: What the training may spend of the client in all; None: only the node's owner caps
+            it.
+        delta: The delta that goes with it.
+        neighboring_relation: Which data of the client are neighbours.
     """
 
     scheme: str
     noise_multiplier: float
     clipping_norm: float
+    epsilon: float | None = None
+    delta: float | None = None
+    neighboring_relation: str = "zero-out"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -371,10 +371,20 @@ def model_of(settings):
     )
 
 
+def node_context(partition_id):
+    return Context(
+        run_id=1,
+        node_id=partition_id + 1,
+        node_config={"partition-id": partition_id},
+        state=RecordDict(),
+        run_config={},
+    )
+
+
 def fit(settings, partition_id=0, server_round=1, parameters=None):
     parameters = initial_parameters(settings) if parameters is None else parameters
     config = {SETTINGS_KEY: settings.to_json(), "server-round": server_round}
-    return TaskClient(partition_id).fit(parameters, config)
+    return TaskClient(node_context(partition_id)).fit(parameters, config)
 
 
 def same_arrays(first, second):

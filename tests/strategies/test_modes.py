@@ -16,6 +16,7 @@ from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyLedger
 from fl_dp.accounting import PoissonSampling, VisibleSampling
+from fl_dp.accounting.node_ledger import DECLARED_SHARE
 from fl_dp.clients import client_noise_mod, numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
 from fl_dp.strategies import DPFedAvg, PoissonSelection, PublicSelection, Unit
@@ -90,6 +91,9 @@ def test_in_local_mode_each_client_is_told_its_noise_and_charged_in_full(
             "scheme": scheme,
             "noise_multiplier": 2.0,
             "clipping_norm": CLIP,
+            "epsilon": plan.budget.epsilon,
+            "delta": plan.budget.delta / DECLARED_SHARE,
+            "neighboring_relation": "zero-out",
         }
     assert trained.ledger is not None
     assert trained.ledger.history == plan.history
