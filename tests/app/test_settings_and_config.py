@@ -53,6 +53,11 @@ EVERYTHING = [
     *("selection.utility=accuracy", "selection.utility_high=1", "selection.largest_rate=0.5"),
     *("selection.records_per_client=30", "selection.smallest_rate=0.01"),
     *("selection.refresh_every=7", "selection.utility_noise=3", "selection.sharpness=2"),
+    *("dp_sgd.epsilon=3", "dp_sgd.delta=1e-6", "dp_sgd.noise_multiplier=1.5"),
+    *("dp_sgd.clipping_norm=0.5", "dp_sgd.sampling_rate=0.25", "dp_sgd.steps=4"),
+    *("dp_sgd.participations=9", "dp_sgd.expected_batch_size=20"),
+    *("dp_sgd.grad_sample_mode=ghost", "dp_sgd.physical_batch_size=16"),
+    *("dp_sgd.secure_randomness=false", "dp_sgd.ledger_dir=/some/ledgers"),
     "resume=/some/run",
 ]
 
