@@ -211,7 +211,7 @@ def _of_the_sums(ledger: PrivacyLedger, contributions: int) -> dict[str, Any] | 
 
 
 def _sums_row(statement: dict[str, Any]) -> list[tuple[str, str]]:
-    sums = statement["of_the_sums"]
+    sums = statement.get("of_the_sums")
     if sums is None:
         return []
     return [
