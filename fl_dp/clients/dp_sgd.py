@@ -23,6 +23,7 @@ import math
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -55,7 +56,9 @@ class DPSGD:
         optimizer: Makes the optimizer of one round from the parameters that are not frozen. Its
             state starts anew each round, as clients come and go; momentum or Adam's moments of one
             round are computed from private gradients, so they cost nothing.
-        criterion: Loss of a batch with `reduction="mean"`.
+        criterion: Loss of a batch with `reduction="mean"`. What is used is each record's own loss:
+            class weights do not divide it by the weights of the batch, and what is ignored in a
+            record counts as zero in its mean.
         expected_batch_size: What the noisy sum of a step is divided by: a public constant, usually
             the sampling rate times a typical client's records. None: `rate * records` of this
             client, rounded down, as Opacus does; then how many records a client has is public.
@@ -158,13 +161,14 @@ def _opacus(
 ) -> Iterator[tuple[Any, Any, Any, Any]]:
     """Wrap model, optimizer, loss and data as Opacus does, and take its hooks away afterwards."""
     batches = _poisson_batches(loader, plan, random)
+    criterion = _LossOfEach(how.criterion)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Secure RNG turned off")
         engine = PrivacyEngine(accountant="rdp")
     made = engine.make_private(
         module=model,
         optimizer=how.optimizer(parameters),
-        criterion=how.criterion,
+        criterion=criterion,
         data_loader=batches,
         # Opacus adds none where the noise is ours.
         noise_multiplier=plan.noise_multiplier if random is None else 0.0,
@@ -179,7 +183,7 @@ def _opacus(
     wrapped.forbid_grad_accumulation()
     try:
         with _split(batches, how.physical_batch_size, optimizer) as physical:
-            yield wrapped, optimizer, rest[0] if ghost else how.criterion, physical
+            yield wrapped, optimizer, rest[0] if ghost else criterion, physical
     finally:
         wrapped.to_standard_module()
 
@@ -244,6 +248,37 @@ class _Collation:
 
     def __call__(self, records: Any) -> Any:
         return self.collate(records) if len(records) else None
+
+
+class MixesRecords(ValueError):
+    """A loss is not of one record alone, so that clipping would not bound a record's influence."""
+
+
+class _LossOfEach(nn.Module):
+    """A criterion as the mean over records of each one's own loss.
+
+    A mean that is taken in the criterion can be over something else: class weights divide every
+    record's gradient by the weights of the batch, and Opacus' ghost clipping takes a column of
+    losses for a matrix.
+    """
+
+    def __init__(self, criterion: nn.Module) -> None:
+        super().__init__()
+        self._criterion = copy(criterion)
+        self._criterion.reduction = "none"  # type: ignore[assignment]  # no tensor, torch thinks
+        self.reduction = "mean"  # Opacus sets it to "none" to take the mean itself
+
+    def forward(self, outputs: Any, targets: Tensor) -> Tensor:
+        losses: Tensor = self._criterion(outputs, targets)
+        broadcast = isinstance(outputs, Tensor) and outputs.ndim < targets.ndim
+        if broadcast or losses.ndim > targets.ndim or losses.shape[:1] != targets.shape[:1]:
+            raise MixesRecords(
+                f"targets of shape {tuple(targets.shape)} give losses of shape "
+                f"{tuple(losses.shape)}: the criterion has to give each record a loss of its own; "
+                "let outputs and targets have the same shape, or targets be classes"
+            )
+        losses = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+        return losses.mean() if self.reduction == "mean" else losses
 
 
 class _SecureNoise:
@@ -319,18 +354,33 @@ class _Step:
         self._criterion(_forward(self._model, inputs), targets).backward()
 
     def _usable(self, inputs: Any, targets: Tensor) -> bool:
-        """Compute the gradients and return whether their sum, and so each of them, is finite."""
+        """Compute the gradients and return whether all of them are finite."""
         try:
             self._backward(inputs, targets)
+        except MixesRecords:
+            raise
         except Exception:
             logger.exception("no gradient of this batch; its records are looked at one by one")
-            for module in self._model.modules():
-                # What Opacus kept of a forward pass without its backward pass.
-                if hasattr(module, "activations"):
-                    module.activations.clear()
+            self._forget_pass()
             return False
-        gradients = [each.grad for each in self._parameters if each.grad is not None]
-        return bool(torch.isfinite(torch.stack(torch._foreach_norm(gradients))).all())
+        # The sum of the batch can be finite where a gradient in it is not: it is scaled down.
+        name = "grad" if self._ghost else "grad_sample"
+        gradients = [getattr(each, name) for each in self._parameters]
+        norms = torch._foreach_norm([each for each in gradients if each is not None])
+        return bool(torch.isfinite(torch.stack(norms)).all())
+
+    def _forget_pass(self) -> None:
+        """Take away what Opacus kept of a pass that did not end: the next would add to it."""
+        for module in self._model.modules():
+            if hasattr(module, "activations"):
+                module.activations.clear()
+            if hasattr(module, "max_batch_len"):
+                del module.max_batch_len
+        for each in self._parameters:
+            each._forward_counter = 0  # type: ignore[attr-defined]  # Opacus' own
+            if hasattr(each, "_current_grad_sample"):
+                del each._current_grad_sample
+        self._model.enable_hooks()
 
     def _leave_out(self, inputs: Any, targets: Tensor, rows: int) -> int:
         """Leave out the records without a finite gradient, and return how many are left."""
