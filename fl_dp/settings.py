@@ -18,7 +18,7 @@ SETTINGS_KEY = "fl-dp-settings"
 """Where the settings lie in a train message's ConfigRecord."""
 
 PARTITIONS = ("iid", "dirichlet", "shards")
-MODELS = ("logistic", "mlp", "cnn")
+MODELS = ("logistic", "mlp", "cnn", "resnet18", "gru", "lstm")
 SERVER_OPTIMIZERS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad")
 SCHEDULES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom")
 MODES = ("central", "local", "none")
@@ -91,8 +91,8 @@ class ModelSettings:
     """The model that is trained.
 
     Attributes:
-        name: `logistic`, `mlp` or `cnn`.
-        hidden: Width of the hidden layers.
+        name: `logistic`, `mlp`, `cnn` or `resnet18`; for tokens `gru` or `lstm`.
+        hidden: Width of the hidden layers; of `resnet18` the channels of its first stage.
     """
 
     name: str = "logistic"
