@@ -21,12 +21,22 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.tasks.data_format import DataFormat
+
 # Name -> module and function. Imported late: what one set needs, a run on another should not pay.
 _LOADERS = {
     "digits": ("fl_dp.tasks.digits", "load_digits"),
     "fashion_mnist": ("fl_dp.tasks.fashion_mnist", "load_fashion_mnist"),
 }
-DATASETS = tuple(_LOADERS)
+_OWN_LOADERS = {
+    "csv": ("fl_dp.tasks.tables", "load_csv"),
+    "parquet": ("fl_dp.tasks.tables", "load_parquet"),
+    "folder": ("fl_dp.tasks.image_folder", "load_image_folder"),
+}
+DATASETS = (*_LOADERS, *_OWN_LOADERS)
+
+OWN_DATA = tuple(_OWN_LOADERS)
+"""Somebody's own files, which are read by a `DataFormat`."""
 
 EMBEDDED = ("digits",)
 """Sets that ship inside scikit-learn: there is no folder to look in."""
@@ -194,31 +204,42 @@ class Dataset:
             )
 
 
-def load_dataset(name: str, *, data_dir: str | None = None) -> Dataset:
+def load_dataset(
+    name: str, *, data_dir: str | None = None, data_format: DataFormat | None = None
+) -> Dataset:
     """Load a data set, once per process.
 
     Args:
         name: One of `DATASETS`.
         data_dir: Folder with the set's files; None searches the usual places. Ignored by the sets
             that ship inside scikit-learn.
+        data_format: How to read somebody's own files; None takes every default. Ignored by public
+            sets.
 
     Returns:
         The data set; the same object for the same arguments.
 
     Raises:
-        ValueError: If the name is unknown, or a file is not the published one.
+        ValueError: If the name is unknown, or a file is not the published one or does not fit the
+            format.
         FileNotFoundError: If the folder, or a file in it, is missing.
+        ModuleNotFoundError: If a library that reads the files is not installed.
     """
-    if name not in _LOADERS:
+    if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}; write one of {', '.join(DATASETS)}")
-    return _load_once(name, None if name in EMBEDDED else data_dir)
+    if name in OWN_DATA:
+        return _load_once(name, data_dir, data_format or DataFormat())
+    return _load_once(name, None if name in EMBEDDED else data_dir, None)
 
 
 @cache
-def _load_once(name: str, data_dir: str | None) -> Dataset:
-    module, function = _LOADERS[name]
+def _load_once(name: str, data_dir: str | None, data_format: DataFormat | None) -> Dataset:
+    module, function = _LOADERS[name] if name in _LOADERS else _OWN_LOADERS[name]
     load = cast(Callable[..., Dataset], getattr(import_module(module), function))
-    dataset = load() if name in EMBEDDED else load(data_dir)
+    if data_format is not None:
+        dataset = load(data_dir, data_format)
+    else:
+        dataset = load() if name in EMBEDDED else load(data_dir)
     # All clients of this process share these arrays.
     shared = (
         dataset.train_x,
