@@ -138,7 +138,7 @@ class TaskSettings:
                 )
         if self.client_column == self.label_column:
             raise ValueError(f"task.client_column and task.label_column are both '{column}'")
-        shape = self.image_shape or [1, 1, 1]
+        shape = [1, 1, 1] if self.image_shape is None else self.image_shape
         if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
             raise ValueError(
                 "task.image_shape must be [channels, height, width] with 1 or 3 channels, "

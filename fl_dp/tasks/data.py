@@ -29,9 +29,9 @@ _LOADERS = {
     "fashion_mnist": ("fl_dp.tasks.fashion_mnist", "load_fashion_mnist"),
 }
 _OWN_LOADERS = {
-    "csv": ("fl_dp.tasks.tables", "load_csv"),
-    "parquet": ("fl_dp.tasks.tables", "load_parquet"),
-    "folder": ("fl_dp.tasks.image_folder", "load_image_folder"),
+    "csv": ("fl_dp.tasks.own_tables", "load_csv"),
+    "parquet": ("fl_dp.tasks.own_tables", "load_parquet"),
+    "folder": ("fl_dp.tasks.own_images", "load_image_folder"),
 }
 DATASETS = (*_LOADERS, *_OWN_LOADERS)
 

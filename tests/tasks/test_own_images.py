@@ -122,7 +122,7 @@ def test_a_class_that_the_public_list_lacks_is_refused(load):
         load(PLAIN, DataFormat(classes=("cat", "cow")))
 
 
-@pytest.mark.parametrize("content", [b"no image", b"\x89PNG\r\n\x1a\n"])
+@pytest.mark.parametrize("content", [b"no image", b"\x89PNG\r\n\x1a\n", b"P5 9 8 255 " + bytes(72)])
 def test_a_file_that_is_no_image_is_refused_by_name(load, tmp_path, content):
     load(PLAIN)
     (tmp_path / "train/cat/3.png").write_bytes(content)
