@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 import numpy as np
@@ -10,18 +11,21 @@ from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 
+from fl_dp.accounting import ExamplePlan
 from fl_dp.clients import UTILITY_QUERY_KEY, NodeUnits, numpy_client_app
 from fl_dp.private_training import example_plan_of, private_client
 from fl_dp.settings import SETTINGS_KEY, Settings
-from fl_dp.tasks import evaluate, get_arrays, set_arrays, train_locally
+from fl_dp.tasks import Dataset, evaluate, get_arrays, set_arrays, train_locally
 from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
-from fl_dp.workload import dataset_of, model_of, parts_of
+from fl_dp.workload import data_of_unit, examples_of, model_of, own_data_path
+
+logger = logging.getLogger("flwr.fl_dp.client")
 
 _MEASURED = ("loss", "accuracy")
 
 
 class TaskClient(NumPyClient):
-    """Trains one unit on its own part of the task.
+    """Trains one unit on its own part of the task, or on the data of its node's `data-path`.
 
     The number of examples is reported as 1: the strategy weights every client alike, and the true
     number is the client's own business. Only for a round's instruction or a utility query, which
@@ -36,7 +40,7 @@ class TaskClient(NumPyClient):
             unit: Index among the node's units, from 0.
 
         Raises:
-            ValueError: If the node has no `partition-id` in its configuration.
+            ValueError: If the node has neither a `partition-id` nor a `data-path`.
         """
         self.context = context
         self.node = _node_of(context)
@@ -49,24 +53,15 @@ class TaskClient(NumPyClient):
 
         Returns the loss and the accuracy of `parameters`, before training, if the instruction asks.
         """
-        settings, rows = self._settings_and_rows(config)
-        if rows is None:
-            return parameters, _reported(0, config), {}
-        dataset, client, model = dataset_of(settings), settings.client, model_of(settings)
-        features, labels = dataset.features(rows), dataset.labels(rows)
         examples = example_plan_of(config)
         if examples is not None:
-            private = private_client(
-                model,
-                features,
-                labels,
-                plan=examples,
-                settings=settings,
-                context=self.context,
-                config=config,
-                unit=self.unit,
-            )
-            return private.fit(parameters, config)
+            return self._fit_privately(parameters, config, examples)
+        settings, data = self._settings_and_data(config)
+        if data is None:
+            return parameters, _reported(0, config), {}
+        (dataset, rows), client = data, settings.client
+        model = model_of(settings, dataset)
+        features, labels = examples_of(dataset, rows)
         set_arrays(model, parameters)
         metrics: dict[str, Scalar] = {}
         if _asks_for_metrics(config) and _has_enough(settings, len(rows)):
@@ -85,26 +80,48 @@ class TaskClient(NumPyClient):
         )
         return list(get_arrays(model).values()), _reported(len(rows), config), metrics
 
+    def _fit_privately(
+        self, parameters: NDArrays, config: dict[str, Scalar], examples: ExamplePlan
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Train by DP-SGD; whatever goes wrong, with data or budget, the model goes back as is."""
+        try:
+            settings, data = self._settings_and_data(config)
+            if data is None:
+                return parameters, 1, {}
+            dataset, rows = data
+            client = private_client(
+                model_of(settings, dataset),
+                *examples_of(dataset, rows),
+                plan=examples,
+                settings=settings,
+                context=self.context,
+                config=config,
+                unit=self.unit,
+            )
+            return client.fit(parameters, config)
+        except Exception:  # one record can make a data set unreadable, and would show by it
+            logger.exception("no private training; this client contributes nothing")
+            return parameters, 1, {}
+
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[float, int, dict[str, Scalar]]:
         """Return the loss of `parameters` on the unit's training examples; NaN without any."""
-        settings, rows = self._settings_and_rows(config)
-        if rows is None:
+        settings, data = self._settings_and_data(config)
+        if data is None:
             return float("nan"), _reported(0, config), {}
-        dataset, model = dataset_of(settings), model_of(settings)
+        dataset, rows = data
+        model = model_of(settings, dataset)
         set_arrays(model, parameters)
-        loss, accuracy = evaluate(model, dataset.features(rows), dataset.labels(rows))
+        loss, accuracy = evaluate(model, *examples_of(dataset, rows))
         asked = UTILITY_QUERY_KEY in config  # a plain evaluation says no more than it has to
         return loss, _reported(len(rows), config), {"accuracy": accuracy} if asked else {}
 
-    def _settings_and_rows(
+    def _settings_and_data(
         self, config: dict[str, Scalar]
-    ) -> tuple[Settings, NDArray[np.int64] | None]:
+    ) -> tuple[Settings, tuple[Dataset, NDArray[np.int64]] | None]:
         settings = _settings(config)
-        parts = parts_of(settings)
-        part = self._part(settings)
-        return settings, parts[part] if part < len(parts) else None
+        return settings, data_of_unit(settings, self._part(settings), self.context.node_config)
 
     def _part(self, settings: Settings) -> int:
         return self.node * settings.simulation.units_per_node + self.unit
@@ -114,7 +131,7 @@ def client_fn(context: Context) -> NumPyClient:
     """Return the client of this node's first unit.
 
     Raises:
-        ValueError: If the node has no `partition-id` in its configuration.
+        ValueError: If the node has neither a `partition-id` nor a `data-path`.
     """
     return TaskClient(context)
 
@@ -123,7 +140,7 @@ def unit_client_fn(context: Context, unit: int) -> NumPyClient:
     """Return the client of one of this node's units.
 
     Raises:
-        ValueError: If the node has no `partition-id` in its configuration.
+        ValueError: If the node has neither a `partition-id` nor a `data-path`.
     """
     return TaskClient(context, unit)
 
@@ -131,9 +148,13 @@ def unit_client_fn(context: Context, unit: int) -> NumPyClient:
 def hosted_units(context: Context, config: dict[str, Any]) -> int:
     """Return how many units of the roster this node hosts; the last node may have fewer.
 
+    A node with its own data is one unit.
+
     Raises:
-        ValueError: If the node has no `partition-id` in its configuration.
+        ValueError: If the node has neither a `partition-id` nor a `data-path`.
     """
+    if own_data_path(context.node_config) is not None:
+        return 1
     settings = _settings(config)
     per_node = settings.simulation.units_per_node
     before = _node_of(context) * per_node
@@ -144,11 +165,14 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
     """Return a unit's `labels`, shape `(n,)`, or its `examples`, one row of features each.
 
     Raises:
-        ValueError: If the values have another name.
+        ValueError: If the values have another name, or the unit has no data.
     """
     settings = _settings(config)
-    dataset = dataset_of(settings)
-    rows = parts_of(settings)[_node_of(context) * settings.simulation.units_per_node + unit]
+    place = _node_of(context) * settings.simulation.units_per_node + unit
+    data = data_of_unit(settings, place, context.node_config)
+    if data is None:
+        raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
+    dataset, rows = data
     if name == "labels":
         return dataset.labels(rows)
     if name == "examples":
@@ -157,9 +181,14 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
 
 
 def _node_of(context: Context) -> int:
-    if "partition-id" not in context.node_config:
-        raise ValueError("start the SuperNode with --node-config 'partition-id=...'")
-    return int(context.node_config["partition-id"])
+    if "partition-id" in context.node_config:
+        return int(context.node_config["partition-id"])
+    if own_data_path(context.node_config) is None:
+        raise ValueError(
+            "start the SuperNode with --node-config 'data-path=\"/absolute/folder\"', or with "
+            "'partition-id=...' for a part of a simulated split"
+        )
+    return context.node_id  # seeds the order of the examples, and no more
 
 
 def _settings(config: dict[str, Any]) -> Settings:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
-from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -28,8 +27,8 @@ def example_plan_of(config: Mapping[str, Any]) -> ExamplePlan | None:
 
 def private_client(
     model: nn.Module,
-    features: NDArray[Any],
-    labels: NDArray[Any],
+    features: Tensor,
+    labels: Tensor,
     *,
     plan: ExamplePlan,
     settings: Settings,
@@ -38,6 +37,8 @@ def private_client(
     unit: int,
 ) -> NumPyClient:
     """Return the client that trains on these records by DP-SGD and charges the node's ledger.
+
+    Features `(n, ...)` and labels `(n,)` are on the model's device.
 
     Raises:
         ValueError: If a real node was started without a ledger: nothing is trained then.
@@ -49,13 +50,14 @@ def private_client(
             "--node-config 'ledger-path=\"/data/ledger.db\"'"
         )
     chosen = settings.dp_sgd
-    records = Records(torch.from_numpy(features), torch.from_numpy(labels))
+    records = Records(features, labels)
+    print_of_data = fingerprint(features.cpu().numpy(), labels.cpu().numpy())
     return OpacusClient(
         model,
         DataLoader(records, collate_fn=_as_they_are),
         plan=plan,
         ledger=node.ledger,
-        account=node.account(unit="example", fingerprint=fingerprint(features, labels)),
+        account=node.account(unit="example", fingerprint=print_of_data),
         budget=node.budget(plan.budget),
         dp_sgd=DPSGD(
             optimizer=lambda parameters: torch.optim.SGD(

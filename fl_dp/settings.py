@@ -18,8 +18,9 @@ from fl_dp.accounting import NoiseSchedule, PlateauSchedule
 SETTINGS_KEY = "fl-dp-settings"
 """Where the settings lie in a train message's ConfigRecord."""
 
-PARTITIONS = ("iid", "dirichlet", "shards")
-MODELS = ("logistic", "mlp", "cnn")
+PARTITIONS = ("iid", "dirichlet", "shards", "natural", "nodes")
+OWN_DATA = ("csv", "parquet", "folder")
+MODELS = ("logistic", "mlp", "cnn", "resnet18", "gru", "lstm")
 SERVER_OPTIMIZERS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad")
 SCHEDULES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom")
 MODES = ("central", "local", "example", "none")
@@ -55,9 +56,20 @@ def _range(key: str, values: list[float] | None) -> None:
         raise ValueError(f"{key} must be two numbers, the lower first, like [0, 5], got {values}")
 
 
+def _distinct(key: str, values: list[str] | None, *, least: int) -> None:
+    if values is not None and (len(values) < least or len(set(values)) < len(values)):
+        raise ValueError(f"{key} must be at least {least} different names, got {values}")
+
+
 def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'")
+
+
+_OWN_DATA_KEYS = (
+    *("classes", "label_column", "client_column", "columns", "image_shape", "mean", "std"),
+    "test_fraction",
+)
 
 
 @dataclass(kw_only=True)
@@ -65,12 +77,26 @@ class TaskSettings:
     """What is learned, and how its training part is split over the clients.
 
     Attributes:
-        name: `digits` or `fashion_mnist`.
+        name: `digits`, `fashion_mnist` or another public set; `csv`, `parquet` or `folder` for your
+            own.
         num_clients: Clients of the roster; one privacy unit and one Flower node each.
-        partition: `iid`, `dirichlet` (label skew by `alpha`) or `shards` (by label).
+        partition: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by label), `natural` (the
+            clients that the data set names) or `nodes` (no split: every SuperNode brings its own
+            data).
         alpha: Dirichlet concentration; small values are far from iid.
         shards_per_client: Label shards that each client gets.
         data_dir: Folder of the data set; null looks where packages put it.
+        classes: Your own data: names of the classes in the order of their labels; null takes
+            integers from 0, or the folders' names, as they occur.
+        label_column: Your own tables: column of the label.
+        client_column: Your own tables: column that names each row's client, for `natural`.
+        columns: Your own tables: columns that are features; null takes all others.
+        image_shape: Your own images: `[channels, height, width]`; null takes that of the first.
+        mean: Your own data: what is subtracted, one public number a column or a channel (of pixels
+            over 255); null takes the numbers as they are.
+        std: What the rest is divided by, like `mean`.
+        test_fraction: Your own data: share of the training rows that is held out where there is no
+            test part.
     """
 
     name: str = "digits"
@@ -79,6 +105,14 @@ class TaskSettings:
     alpha: float = 0.5
     shards_per_client: int = 2
     data_dir: str | None = None
+    classes: list[str] | None = None
+    label_column: str = "label"
+    client_column: str | None = None
+    columns: list[str] | None = None
+    image_shape: list[int] | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    test_fraction: float | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -86,6 +120,43 @@ class TaskSettings:
         _one_of("task.partition", self.partition, PARTITIONS)
         _positive("task.alpha", self.alpha)
         _at_least("task.shards_per_client", self.shards_per_client, 1)
+        self._check_own_data()
+
+    def _check_own_data(self) -> None:
+        for key in _OWN_DATA_KEYS:
+            default = self.__dataclass_fields__[key].default
+            if self.name not in OWN_DATA and getattr(self, key) != default:
+                raise ValueError(
+                    f"task.{key} is for your own data (task=csv, task=parquet or task=folder): "
+                    f"leave it out of task={self.name}"
+                )
+        _distinct("task.classes", self.classes, least=2)
+        _distinct("task.columns", self.columns, least=1)
+        for key, column in (("label", self.label_column), ("client", self.client_column)):
+            if column in (self.columns or ()):
+                raise ValueError(
+                    f"task.columns has '{column}', which is task.{key}_column: it can't be a "
+                    "feature, leave it out of one of them"
+                )
+        if self.client_column == self.label_column:
+            raise ValueError(f"task.client_column and task.label_column are both '{column}'")
+        shape = [1, 1, 1] if self.image_shape is None else self.image_shape
+        if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
+            raise ValueError(
+                "task.image_shape must be [channels, height, width] with 1 or 3 channels, "
+                f"got {self.image_shape}"
+            )
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise ValueError(
+                "task.mean and task.std belong together: write as many numbers in both, got "
+                f"{self.mean} and {self.std}"
+            )
+        for std in self.std or ():
+            _positive("task.std", std)
+        if not all(map(math.isfinite, self.mean or ())):
+            raise ValueError(f"task.mean must be finite, got {self.mean}")
+        if self.test_fraction is not None and not 0.0 < self.test_fraction < 1.0:
+            raise ValueError(f"task.test_fraction must lie in (0, 1), got {self.test_fraction}")
 
 
 @dataclass(kw_only=True)
@@ -93,8 +164,8 @@ class ModelSettings:
     """The model that is trained.
 
     Attributes:
-        name: `logistic`, `mlp` or `cnn`.
-        hidden: Width of the hidden layers.
+        name: `logistic`, `mlp`, `cnn` or `resnet18`; for tokens `gru` or `lstm`.
+        hidden: Width of the hidden layers; of `resnet18` the channels of its first stage.
     """
 
     name: str = "logistic"
@@ -599,6 +670,11 @@ class Settings:
             raise ValueError(
                 "privacy.mode=none promises nothing, but dp_sgd has a budget or noise: write "
                 "privacy=example for DP-SGD alone"
+            )
+        if self.task.partition == "nodes" and self.simulation.units_per_node > 1:
+            raise ValueError(
+                "a node with its own data is one unit: task.partition=nodes needs "
+                f"simulation.units_per_node=1, got {self.simulation.units_per_node}"
             )
         if self.run_name is not None and (
             not self.run_name or set(self.run_name) & set("/\\") or self.run_name in (".", "..")

@@ -33,7 +33,7 @@ from .planning import make_example_plan, make_plan, make_selection
 from .run_folder import RunFolder
 from .server_optimizers import make_server_optimizer
 from .settings import SETTINGS_KEY, Settings
-from .workload import dataset_of, initial_arrays_of, model_of, parts_of
+from .workload import check_data, dataset_of, initial_arrays_of, model_of
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -161,7 +161,7 @@ def _strategy(
 
 def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings) -> Result:
     """Train from the start, or from the folder's checkpoint if it has one."""
-    parts_of(settings)  # what is wrong with the data shows before anything is released
+    check_data(settings)  # what is wrong with the data shows before anything is released
     dataset = dataset_of(settings)
     test_x = dataset.features(slice(None), "test")
     test_y = dataset.labels(slice(None), "test")

@@ -24,6 +24,7 @@ LEDGER_PATH_KEY = "ledger-path"
 MAX_EPSILON_KEY = "max-epsilon"
 MAX_DELTA_KEY = "max-delta"
 DATASET_NAME_KEY = "dataset-name"
+UNIT_NAME_KEY = "unit-name"
 """Keys of `--node-config`."""
 
 SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
@@ -66,10 +67,10 @@ class NodePrivacy:
         if ledger is None and SIMULATED_LEDGERS_KEY in config and in_simulation():
             folder = Path(str(config[SIMULATED_LEDGERS_KEY]))
             ledger = str(folder / f"node-{node.get('partition-id', context.node_id)}.db")
-        name = node.get(DATASET_NAME_KEY, f"partition-{node.get('partition-id', 'unknown')}")
+        name = _name_of(node)
         return cls(
             ledger=ledger,
-            source=f"{name}/{unit}" if unit else str(name),
+            source=f"{name}/{unit}" if unit else name,
             max_epsilon=_cap(MAX_EPSILON_KEY, node.get(MAX_EPSILON_KEY)),
             max_delta=_cap(MAX_DELTA_KEY, node.get(MAX_DELTA_KEY)),
         )
@@ -86,6 +87,17 @@ class NodePrivacy:
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
         """Return whose spending it is."""
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
+
+
+def _name_of(node: Mapping[str, Any]) -> str:
+    """Return the most lasting name that a node has for its data."""
+    for key in (DATASET_NAME_KEY, UNIT_NAME_KEY):
+        if key in node:
+            return str(node[key])
+    if "partition-id" in node:
+        return f"partition-{node['partition-id']}"
+    # Nameless nodes of one ledger count as one: too much is charged rather than too little.
+    return "the data of this ledger"
 
 
 def in_simulation() -> bool:

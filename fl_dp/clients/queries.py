@@ -22,6 +22,7 @@ from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.statistics import Query, query_from_dict
 from fl_dp.updates.instruction import UTILITY_METRIC
 
+from .node_privacy import UNIT_NAME_KEY
 from .records import METRICS_KEY, Config, config_of, only_record, real_number
 from .trained_unit import EXAMPLES_UTILITY
 from .units import NodeUnits
@@ -115,7 +116,7 @@ def answer_identity(message: Message, context: Context) -> Message:
     Reply: ConfigRecord `{"name": str}`.
     """
     config = context.node_config
-    name = config.get("unit-name", "")
+    name = config.get(UNIT_NAME_KEY, "")
     if not name and "partition-id" in config:
         name = f"partition-{config['partition-id']}"
     return Message(RecordDict({"identity": ConfigRecord({"name": str(name)})}), reply_to=message)

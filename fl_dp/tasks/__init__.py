@@ -4,16 +4,22 @@ Nothing here knows of privacy, Flower or the simulation: a task is what would be
 them.
 """
 
-from fl_dp.tasks.data import DATASETS, Dataset, load_dataset
+from fl_dp.tasks.data import DATASETS, EMBEDDED, OWN_DATA, Dataset, load_dataset
+from fl_dp.tasks.data_format import DataFormat
+from fl_dp.tasks.device_data import DeviceData
 from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
 from fl_dp.tasks.partitions import PARTITIONS, client_indices, partition
 from fl_dp.tasks.training import evaluate, train_locally
 
 __all__ = [
     "DATASETS",
+    "EMBEDDED",
     "MODELS",
+    "OWN_DATA",
     "PARTITIONS",
+    "DataFormat",
     "Dataset",
+    "DeviceData",
     "build_model",
     "client_indices",
     "evaluate",

@@ -1,4 +1,4 @@
-"""Small models for images, and their weights as lists of arrays.
+"""Models for images, tables and tokens, and their weights as lists of arrays.
 
 None of them has batch statistics: BatchNorm would mix examples, so that one example's gradient is
 no longer its own and clipping would not bound its influence.
@@ -15,6 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fl_dp.tasks.recurrent import Recurrent
+from fl_dp.tasks.resnet import ResNet18
+
 
 def build_model(
     name: str,
@@ -22,27 +25,35 @@ def build_model(
     input_shape: tuple[int, ...],
     num_classes: int,
     hidden: int = 64,
+    vocabulary_size: int | None = None,
     seed: int,
 ) -> nn.Module:
     """Build a classifier, on the CPU, with initial weights that depend on the seed only.
 
     Args:
-        name: "logistic" (one linear layer, starting at zero), "mlp" (two hidden layers) or "cnn"
-            (two convolutions with GroupNorm and one hidden layer).
-        input_shape: Shape of one example, channels first, e.g. `(1, 28, 28)`.
+        name: "logistic" (one linear layer, starting at zero), "mlp" (two hidden layers), "cnn"
+            (two convolutions with GroupNorm and one hidden layer), "resnet18" (`ResNet18`), "gru"
+            or "lstm" (`Recurrent`, for tokens).
+        input_shape: Shape of one example, channels first, e.g. `(1, 28, 28)`; for tokens
+            `(length,)`.
         num_classes: Number of outputs, at least 2.
-        hidden: Width of the hidden layers of "mlp" and "cnn".
+        hidden: Width of the hidden layers of "mlp" and "cnn", channels of the first stage of
+            "resnet18", size of the hidden state of "gru" and "lstm".
+        vocabulary_size: How many tokens there are, for examples that are tokens; None for numbers.
         seed: Seed of the initial weights, at least 0. The global random state is left alone.
 
     Returns:
-        A module from float32 `(n, *input_shape)` to logits `(n, num_classes)`, in training mode.
+        A module from float32 `(n, *input_shape)`, or int64 tokens, to logits `(n, num_classes)`, in
+        training mode.
 
     Raises:
-        ValueError: If the name is unknown, a number is out of its range, or "cnn" gets a shape that
-            is not (channels, height, width) with sides of at least 8.
+        ValueError: If the name is unknown, a number is out of its range, the model is for tokens
+            and the examples are numbers or the reverse, or "cnn" or "resnet18" gets a shape that is
+            not (channels, height, width) with sides of at least 8.
+        ModuleNotFoundError: If "gru" or "lstm" is asked for without Opacus.
     """
-    if name not in _BUILDERS:
-        raise ValueError(f"unknown model {name!r}; write one of {', '.join(_BUILDERS)}")
+    if name not in MODELS:
+        raise ValueError(f"unknown model {name!r}; write one of {', '.join(MODELS)}")
     if not input_shape or min(input_shape) < 1:
         raise ValueError(
             f"input_shape is {input_shape}; write sizes of at least 1, e.g. (1, 28, 28)"
@@ -53,10 +64,22 @@ def build_model(
         raise ValueError(f"hidden is {hidden}; write at least 1")
     if seed < 0:
         raise ValueError(f"seed is {seed}; write at least 0")
+    if vocabulary_size is None and name in _FOR_TOKENS:
+        raise ValueError(
+            f"the model {name!r} reads tokens, and the examples are numbers of shape "
+            f"{input_shape}; write one of {', '.join(_FOR_NUMBERS)}"
+        )
+    if vocabulary_size is not None and name in _FOR_NUMBERS:
+        raise ValueError(
+            f"the model {name!r} takes numbers, and the examples are tokens; write one of "
+            f"{', '.join(_FOR_TOKENS)}"
+        )
     # torch.manual_seed would also reset the accelerators' generators, which are not forked here.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
-        return _BUILDERS[name](input_shape, num_classes, hidden)
+        if vocabulary_size is not None:
+            return Recurrent(name, vocabulary_size, num_classes, hidden)
+        return _FOR_NUMBERS[name](input_shape, num_classes, hidden)
 
 
 def get_arrays(model: nn.Module) -> dict[str, NDArray[Any]]:
@@ -131,12 +154,7 @@ def _mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Modu
 
 
 def _cnn(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Module:
-    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
-        raise ValueError(
-            f"input_shape is {input_shape}; the model 'cnn' needs (channels, height, width) with "
-            "sides of at least 8: write model 'mlp' for other shapes"
-        )
-    channels, height, width = input_shape
+    channels, height, width = _image_shape("cnn", input_shape)
     return nn.Sequential(
         nn.Conv2d(channels, 16, kernel_size=3, padding=1),
         nn.GroupNorm(4, 16),
@@ -153,9 +171,26 @@ def _cnn(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Modu
     )
 
 
-_BUILDERS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
+def _resnet18(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Module:
+    channels, _, _ = _image_shape("resnet18", input_shape)
+    return ResNet18(channels, num_classes, hidden)
+
+
+def _image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
+    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
+        raise ValueError(
+            f"input_shape is {input_shape}; the model {name!r} needs (channels, height, width) "
+            "with sides of at least 8: write model 'mlp' for other shapes"
+        )
+    channels, height, width = input_shape
+    return channels, height, width
+
+
+_FOR_NUMBERS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
     "logistic": _logistic,
     "mlp": _mlp,
     "cnn": _cnn,
+    "resnet18": _resnet18,
 }
-MODELS = tuple(_BUILDERS)
+_FOR_TOKENS = ("gru", "lstm")
+MODELS = (*_FOR_NUMBERS, *_FOR_TOKENS)

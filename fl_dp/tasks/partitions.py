@@ -21,8 +21,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.data import load_dataset
+from fl_dp.tasks.data_format import DataFormat
 
-PARTITIONS = ("iid", "dirichlet", "shards")
+PARTITIONS = ("iid", "dirichlet", "shards", "natural")
 
 # Above it the split is even to a rounding error, and numpy's gamma draws start to overflow.
 _MAX_ALPHA = 1e6
@@ -36,6 +37,7 @@ def partition(
     seed: int,
     alpha: float = 0.5,
     shards_per_client: int = 2,
+    natural_clients: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
     """Split the rows of a data set over clients.
 
@@ -44,23 +46,30 @@ def partition(
         num_clients: Number of clients.
         kind: "iid" deals the rows evenly; "dirichlet" draws for each class the clients' proportions
             from a symmetric Dirichlet(alpha); "shards" sorts by label, cuts into
-            `num_clients * shards_per_client` even shards and deals these.
+            `num_clients * shards_per_client` even shards and deals these; "natural" leaves each
+            row to the client that the data set names.
         seed: Seed of the partition, at least 0. The same arguments give the same partition.
         alpha: Concentration for "dirichlet"; the smaller, the fewer clients share a class.
         shards_per_client: Number of shards a client gets for "shards".
+        natural_clients: Client of each row for "natural", int64 of shape `(n,)`.
 
     Returns:
         One sorted int64 array of row numbers a client, `num_clients` of them: together every row
-        exactly once. Under "dirichlet" a client may be empty, and clients may outnumber rows.
+        exactly once. Under "dirichlet" a client may be empty, and clients may outnumber rows. Under
+        "natural" they are in the order of their numbers, none is empty, and where `num_clients` is
+        less than all, those with the most rows are taken (ties: the lower number) and the others'
+        rows are left out.
 
     Raises:
-        ValueError: If an argument is out of its range, or there are too few rows for every client
-            ("iid") or every shard ("shards") to have one.
+        ValueError: If an argument is out of its range, there are too few rows for every client
+            ("iid") or every shard ("shards") to have one, or too few natural clients.
     """
     labels = np.asarray(labels)
     _check(labels, num_clients, kind, seed, alpha, shards_per_client)
     generator = np.random.Generator(np.random.PCG64(seed))
-    if kind == "iid":
+    if kind == "natural":
+        owner = _natural(natural_clients, num_clients)
+    elif kind == "iid":
         owner = _iid(len(labels), num_clients, generator)
     elif kind == "dirichlet":
         owner = _dirichlet(labels, num_clients, alpha, generator)
@@ -68,7 +77,7 @@ def partition(
         owner = _shards(labels, num_clients, shards_per_client, generator)
     # A stable sort leaves the rows of one client in ascending order.
     rows = np.argsort(owner, kind="stable").astype(np.int64)
-    ends = np.cumsum(np.bincount(owner, minlength=num_clients))
+    ends = np.cumsum(np.bincount(owner, minlength=num_clients)[:num_clients])
     return [
         rows[start:end] for start, end in zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True)
     ]
@@ -83,6 +92,7 @@ def client_indices(
     alpha: float = 0.5,
     shards_per_client: int = 2,
     data_dir: str | None = None,
+    data_format: DataFormat | None = None,
 ) -> tuple[NDArray[np.int64], ...]:
     """Partition the training part of a named data set, once per process.
 
@@ -94,6 +104,7 @@ def client_indices(
         alpha: See `partition`.
         shards_per_client: See `partition`.
         data_dir: Folder for `load_dataset`.
+        data_format: Format for `load_dataset`.
 
     Returns:
         One sorted, read-only int64 array of training rows a client; the same object for the same
@@ -103,7 +114,9 @@ def client_indices(
         ValueError: As `partition` and `load_dataset`.
         FileNotFoundError: As `load_dataset`.
     """
-    return _partition_once(dataset, data_dir, num_clients, kind, seed, alpha, shards_per_client)
+    return _partition_once(
+        dataset, data_dir, data_format, num_clients, kind, seed, alpha, shards_per_client
+    )
 
 
 # A process serves one experiment or a few; 6,000 clients of 60,000 rows are about 1 MB.
@@ -111,19 +124,22 @@ def client_indices(
 def _partition_once(
     dataset: str,
     data_dir: str | None,
+    data_format: DataFormat | None,
     num_clients: int,
     kind: str,
     seed: int,
     alpha: float,
     shards_per_client: int,
 ) -> tuple[NDArray[np.int64], ...]:
+    loaded = load_dataset(dataset, data_dir=data_dir, data_format=data_format)
     clients = partition(
-        load_dataset(dataset, data_dir=data_dir).train_y,
+        loaded.train_y,
         num_clients=num_clients,
         kind=kind,
         seed=seed,
         alpha=alpha,
         shards_per_client=shards_per_client,
+        natural_clients=loaded.train_clients,
     )
     for rows in clients:
         rows.setflags(write=False)
@@ -162,6 +178,26 @@ def _shards(
     shard = np.arange(len(labels)) * num_shards // len(labels)
     owner = np.empty(len(labels), dtype=np.int64)
     owner[np.argsort(labels, kind="stable")] = owner_of_shard[shard]
+    return owner
+
+
+def _natural(natural_clients: NDArray[np.int64] | None, num_clients: int) -> NDArray[np.int64]:
+    """Return each row's client, `num_clients` for the rows of those who are left out."""
+    if natural_clients is None:
+        raise ValueError(
+            "the data set names no clients, so there is no partition 'natural'; write 'iid', "
+            "'dirichlet' or 'shards' (in a table of your own, task.client_column names them)"
+        )
+    found, client, sizes = np.unique(natural_clients, return_inverse=True, return_counts=True)
+    if num_clients > len(found):
+        raise ValueError(
+            f"num_clients is {num_clients} but the data set names {len(found)} clients with "
+            f"examples; write at most {len(found)}"
+        )
+    chosen = np.sort(np.argsort(-sizes, kind="stable")[:num_clients])
+    number = np.full(len(found), num_clients, dtype=np.int64)
+    number[chosen] = np.arange(num_clients)
+    owner: NDArray[np.int64] = number[client]
     return owner
 
 

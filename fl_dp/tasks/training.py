@@ -20,8 +20,8 @@ from torch.nn import functional
 
 def train_locally(
     model: nn.Module,
-    features: NDArray[np.float32],
-    labels: NDArray[np.int64],
+    features: NDArray[np.float32] | NDArray[np.int64] | Tensor,
+    labels: NDArray[np.int64] | Tensor,
     *,
     learning_rate: float,
     epochs: int,
@@ -35,7 +35,7 @@ def train_locally(
 
     Args:
         model: The classifier to train; it comes back in the mode (train or eval) it was in.
-        features: Float32 `(n, *input_shape)`.
+        features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`; on any device.
         labels: Int64 `(n,)`.
         learning_rate: Step size, at least 0.
         epochs: Passes over the data, at least 1.
@@ -69,8 +69,8 @@ def train_locally(
 
 def evaluate(
     model: nn.Module,
-    features: NDArray[np.float32],
-    labels: NDArray[np.int64],
+    features: NDArray[np.float32] | NDArray[np.int64] | Tensor,
+    labels: NDArray[np.int64] | Tensor,
     batch_size: int = 2048,
     *,
     max_loss: float | None = None,
@@ -79,7 +79,7 @@ def evaluate(
 
     Args:
         model: The classifier, evaluated in eval mode on its own device.
-        features: Float32 `(n, *input_shape)`.
+        features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`; on any device.
         labels: Int64 `(n,)`.
         batch_size: Rows a forward pass, at least 1; the result does not depend on it.
         max_loss: Clip each row's loss to at most this, so that one row moves the mean by no more
@@ -109,7 +109,9 @@ def evaluate(
     return loss / num_rows, correct / num_rows
 
 
-def _check_batches(features: NDArray[Any], labels: NDArray[Any], batch_size: int) -> None:
+def _check_batches(
+    features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor, batch_size: int
+) -> None:
     if batch_size < 1:
         raise ValueError(f"batch_size is {batch_size}; write at least 1")
     if len(features) != len(labels):
@@ -119,13 +121,19 @@ def _check_batches(features: NDArray[Any], labels: NDArray[Any], batch_size: int
 
 
 def _tensors(
-    model: nn.Module, features: NDArray[np.float32], labels: NDArray[np.int64]
+    model: nn.Module, features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor
 ) -> tuple[Tensor, Tensor]:
     device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    return _tensor(features).to(device), _tensor(labels).to(device)
+
+
+def _tensor(values: NDArray[Any] | Tensor) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    # Labels and tokens stay integers; everything else is what a model computes in.
+    kind = np.int64 if np.issubdtype(values.dtype, np.integer) else np.float32
     # torch warns about read-only arrays, so these are copied; others are shared, not copied.
-    x = torch.from_numpy(np.require(features, np.float32, ["C", "W"]))
-    y = torch.from_numpy(np.require(labels, np.int64, ["C", "W"]))
-    return x.to(device), y.to(device)
+    return torch.from_numpy(np.require(values, kind, ["C", "W"]))
 
 
 def _batches(

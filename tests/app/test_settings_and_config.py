@@ -31,7 +31,7 @@ GROUP_OPTIONS = sorted(
 # Every override that a run could be made with, each far from its default.
 EVERYTHING = [
     *("seed=7", "rounds=11", "round_timeout=12.5", "roster_timeout=3.0"),
-    *("output_dir=/some/where", "run_name=a-name", "task=fashion_mnist", "task.num_clients=321"),
+    *("output_dir=/some/where", "run_name=a-name", "task=csv", "task.num_clients=321"),
     *("task.partition=dirichlet", "task.alpha=0.125", "task.shards_per_client=3"),
     *("task.data_dir=/data", "model=cnn", "model.hidden=17", "privacy.epsilon=1.5"),
     *("privacy.delta=1e-7", "privacy.noise_multiplier=1.1", "clipping.norm=0.3"),
@@ -58,7 +58,9 @@ EVERYTHING = [
     *("dp_sgd.participations=9", "dp_sgd.expected_batch_size=20"),
     *("dp_sgd.grad_sample_mode=ghost", "dp_sgd.physical_batch_size=16"),
     *("dp_sgd.secure_randomness=false", "dp_sgd.ledger_dir=/some/ledgers"),
-    "resume=/some/run",
+    *("task.classes=[well,ill]", "task.label_column=state", "task.client_column=clinic"),
+    *("task.columns=[age,weight]", "task.image_shape=[3,8,8]", "task.mean=[50,70]"),
+    *("task.std=[20,15]", "task.test_fraction=0.25", "resume=/some/run"),
 ]
 
 
@@ -188,6 +190,37 @@ def test_a_value_out_of_range_is_refused_with_its_key_and_value(key, value):
         compose_settings([f"{key}={value}"])
     assert f"{key} must" in str(refused.value)
     assert value in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task.classes=[ill,ill]"], r"task\.classes must be at least 2 different names"),
+        (["task.classes=[ill]"], r"task\.classes must be at least 2 different names"),
+        (["task.columns=[]"], r"task\.columns must be at least 1 different names"),
+        (["task.columns=[label]"], r"task\.columns has 'label', which is task\.label_column"),
+        (["task.columns=[a]", "task.client_column=a"], r"which is task\.client_column"),
+        (["task.client_column=label"], "are both 'label'"),
+        (["task.image_shape=[8,8]"], r"task\.image_shape must be \[channels, height, width\]"),
+        (["task.image_shape=[2,8,8]"], "1 or 3 channels, got"),
+        (["task.image_shape=[]"], r"got \[\]"),
+        (["task.mean=[0]"], r"task\.mean and task\.std belong together.*None"),
+        (["task.mean=[0,1]", "task.std=[1]"], "as many numbers in both"),
+        (["task.mean=[0]", "task.std=[0]"], r"task\.std must be positive"),
+        (["task.mean=[nan]", "task.std=[1]"], r"task\.mean must be finite"),
+        (["task.test_fraction=1.0"], r"task\.test_fraction must lie in \(0, 1\), got 1\.0"),
+        (["task.partition=nodes", "simulation.units_per_node=2"], "with its own data is one unit"),
+    ],
+)
+def test_a_description_of_own_data_that_makes_no_sense_is_refused(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        compose_settings(["task=csv", *overrides])
+
+
+@pytest.mark.parametrize("key", ["classes", "columns", "mean"])
+def test_keys_of_own_data_are_refused_for_public_sets(key):
+    with pytest.raises(ConfigError, match=rf"task\.{key} is for your own data.*task=digits"):
+        compose_settings([f"task.{key}=[1,2]"])
 
 
 def test_a_seed_that_no_generator_takes_is_refused():

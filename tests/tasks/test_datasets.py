@@ -1,4 +1,4 @@
-"""The embedded digits, and what every data set promises."""
+"""The embedded sets, and what every data set promises."""
 
 import numpy as np
 import pytest
@@ -111,12 +111,80 @@ def test_unknown_split_is_refused():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"train_y": np.array([0])}, "6 train images but 1 labels"),
-        ({"test_y": np.array([0])}, "2 test images but 1 labels"),
+        ({"train_y": np.array([0])}, "6 train examples but 1 labels"),
+        ({"test_y": np.array([0])}, "2 test examples but 1 labels"),
         ({"train_x": np.zeros((6, 1, 2, 2))}, "float64; convert"),
         ({"test_x": np.zeros((2, 1, 3, 3), np.uint8)}, "one shape"),
+        ({"mean": (0.1, 0.2)}, "2 means or deviations for examples of shape"),
+        ({"std": ()}, "0 means or deviations"),
+        ({"vocabulary_size": 256}, r"train tokens are uint8 of shape \(6, 1, 2, 2\)"),
+        ({"client_names": ("a",)}, "1 names but no clients"),
+        ({"train_clients": np.zeros(5, np.int64), "client_names": ("a",)}, r"shape \(5,\); give"),
+        ({"train_clients": np.zeros(6, np.int32), "client_names": ("a",)}, "is int32 of shape"),
+        ({"train_clients": np.zeros(6, np.int64)}, "numbered 0 to 0 but there are 0 names"),
+        (
+            {"train_clients": np.array([0, 1, 2, 0, 1, 2]), "client_names": ("a", "b")},
+            "numbered 0 to 2 but there are 2 names",
+        ),
+        (
+            {"train_clients": np.array([0, 1, -1, 0, 1, 0]), "client_names": ("a", "b")},
+            "numbered -1 to 1",
+        ),
     ],
 )
 def test_parts_that_do_not_belong_together_are_refused(changes, message):
     with pytest.raises(ValueError, match=message):
         made(**changes)
+
+
+def tokens(**changes):
+    parts = {
+        "train_x": np.arange(24, dtype=np.uint8).reshape(6, 4),
+        "test_x": np.full((2, 4), 23, np.uint8),
+        "vocabulary_size": 24,
+    }
+    return made(**(parts | changes))
+
+
+def test_tokens_come_as_integers_without_scaling():
+    chosen = tokens().features(np.array([5, 0]))
+    assert chosen.dtype == np.int64
+    assert chosen.tolist() == [[20, 21, 22, 23], [0, 1, 2, 3]]
+    assert tokens().input_shape == (4,)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vocabulary_size": 23}, "a train token is 23 in a vocabulary of 23"),
+        ({"test_x": np.full((2, 4), 24, np.uint8)}, "a test token is 24 in a vocabulary of 24"),
+        ({"train_x": np.zeros((6, 4), np.float32)}, "train tokens are float32"),
+    ],
+)
+def test_tokens_outside_the_vocabulary_or_not_bytes_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tokens(**changes)
+
+
+def test_rows_of_a_table_are_taken_as_they_are():
+    table = made(
+        train_x=np.arange(18, dtype=np.float32).reshape(6, 3), test_x=np.zeros((2, 3), np.float32)
+    )
+    assert table.input_shape == (3,)
+    assert table.features(slice(1, 2)).tolist() == [[3.0, 4.0, 5.0]]
+
+
+def test_each_channel_is_scaled_by_its_own_constants():
+    images = np.full((6, 3, 2, 2), 255, np.uint8)
+    dataset = made(train_x=images, test_x=images[:2], mean=(0.0, 0.5, 1.0), std=(1.0, 0.25, 2.0))
+    scaled = dataset.features(slice(2, 4))
+    assert scaled.dtype == np.float32
+    np.testing.assert_allclose(scaled[:, 0], 1.0, rtol=1e-6)
+    np.testing.assert_allclose(scaled[:, 1], 2.0, rtol=1e-6)
+    np.testing.assert_allclose(scaled[:, 2], 0.0, atol=1e-6)
+
+
+def test_natural_clients_are_kept_with_their_names():
+    clients = np.array([0, 2, 2, 0, 2, 2])
+    dataset = made(train_clients=clients, client_names=("Ann", "nobody", "Cy"))
+    assert dataset.client_names[dataset.train_clients[1]] == "Cy"

@@ -203,3 +203,14 @@ def test_evaluating_nothing_gives_nan():
     assert math.isnan(accuracy)
     with pytest.raises(ValueError, match="batch_size is 0"):
         evaluate(build(), *digits(), batch_size=0)
+
+
+def test_tokens_reach_an_embedding_as_integers():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(8, 2))
+    tokens, labels = np.array([[0, 1], [2, 2], [1, 0], [2, 0]] * 5), np.array([0, 1, 0, 1] * 5)
+    before, _ = evaluate(model, tokens, labels)
+    train_locally(model, tokens, labels, **(SETTINGS | {"epochs": 20}))
+    after, accuracy = evaluate(model, tokens, labels)
+    assert after < 0.5 * before
+    assert accuracy == 1.0

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from fl_dp.tasks import PARTITIONS, client_indices, load_dataset, partition
 
 LABELS = np.random.Generator(np.random.PCG64(0)).integers(0, 10, 1000)
-KINDS = pytest.mark.parametrize("kind", PARTITIONS)
+KINDS = pytest.mark.parametrize("kind", [kind for kind in PARTITIONS if kind != "natural"])
 
 
 def labels_of(size):
@@ -129,7 +129,12 @@ def test_dirichlet_allows_empty_clients():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"kind": "idd"}, "'idd'; write one of iid, dirichlet, shards"),
+        ({"kind": "idd"}, "'idd'; write one of iid, dirichlet, shards, natural"),
+        ({"kind": "natural"}, "names no clients.*'iid', 'dirichlet' or 'shards'"),
+        (
+            {"kind": "natural", "natural_clients": LABELS, "num_clients": 11},
+            "num_clients is 11 but the data set names 10 clients.*at most 10",
+        ),
         ({"num_clients": 0}, "num_clients is 0; write at least 1"),
         ({"num_clients": 1001}, "num_clients is 1001 but there are 1000 examples"),
         ({"kind": "shards", "num_clients": 501}, "1002 shards for 1000 examples"),
@@ -147,6 +152,32 @@ def test_arguments_out_of_range_are_refused(changes, message):
     arguments = {"labels": LABELS, "num_clients": 10, "kind": "iid", "seed": 0} | changes
     with pytest.raises(ValueError, match=message):
         partition(arguments.pop("labels"), **arguments)
+
+
+def natural(owners, num_clients):
+    owners = np.array(owners, dtype=np.int64)
+    labels = np.zeros(len(owners), dtype=np.int64)
+    clients = partition(
+        labels, num_clients=num_clients, kind="natural", seed=0, natural_clients=owners
+    )
+    return [rows.tolist() for rows in clients]
+
+
+def test_natural_clients_keep_their_rows_in_the_order_of_their_numbers():
+    assert natural([2, 0, 2, 1, 0], 3) == [[1, 4], [3], [0, 2]]
+
+
+def test_fewer_natural_clients_are_those_with_the_most_rows():
+    owners = [0, 1, 1, 2, 2, 2, 3, 3]
+    assert natural(owners, 1) == [[3, 4, 5]]
+    assert natural(owners, 2) == [[1, 2], [3, 4, 5]]  # 1 and 3 tie: the lower number
+    assert natural(owners, 3) == [[1, 2], [3, 4, 5], [6, 7]]
+
+
+def test_a_natural_client_without_examples_is_not_counted():
+    assert natural([0, 2, 2], 2) == [[0], [1, 2]]
+    with pytest.raises(ValueError, match="names 2 clients with examples"):
+        natural([0, 2, 2], 3)
 
 
 def test_client_indices_partition_the_training_part_once_per_process():

@@ -1,5 +1,7 @@
 """Models: their shapes, their repeatable start, and their state as arrays."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -7,30 +9,46 @@ from torch import nn
 
 from fl_dp.tasks import MODELS, build_model, get_arrays, set_arrays
 
+ON_TOKENS = ("gru", "lstm")
+ON_IMAGES = tuple(name for name in MODELS if name not in ON_TOKENS)
+VOCABULARY = 11
 NAMES = pytest.mark.parametrize("name", MODELS)
-SHAPES = pytest.mark.parametrize("shape", [(1, 8, 8), (1, 28, 28), (3, 32, 32)])
+NAMES_AND_SHAPES = pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, shape) for name in ON_IMAGES for shape in [(1, 8, 8), (1, 28, 28), (3, 32, 32)]]
+    + [(name, (length,)) for name in ON_TOKENS for length in (1, 12)],
+)
 
 
-def build(name="mlp", shape=(1, 8, 8), **changes):
-    arguments = {"input_shape": shape, "num_classes": 10, "seed": 0} | changes
-    return build_model(name, **arguments)
+def build(name="mlp", shape=None, **changes):
+    arguments = {"num_classes": 10, "seed": 0, "hidden": 8, "input_shape": (1, 8, 8)}
+    if name in ON_TOKENS:
+        arguments |= {"input_shape": (12,), "vocabulary_size": VOCABULARY}
+    if shape is not None:
+        arguments["input_shape"] = shape
+    return build_model(name, **arguments | changes)
+
+
+def examples(name, number, shape=None):
+    """Return random inputs of the kind that a model takes."""
+    if name in ON_TOKENS:
+        return torch.randint(0, VOCABULARY, (number, *(shape or (12,))))
+    return torch.rand(number, *(shape or (1, 8, 8)))
 
 
 def same(first, second):
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-@NAMES
-@SHAPES
+@NAMES_AND_SHAPES
 def test_every_model_gives_one_logit_a_class(name, shape):
-    assert build(name, shape)(torch.rand(5, *shape)).shape == (5, 10)
-    assert build(name, shape)(torch.rand(0, *shape)).shape == (0, 10)
+    assert build(name, shape)(examples(name, 5, shape)).shape == (5, 10)
+    assert build(name, shape)(examples(name, 0, shape)).shape == (0, 10)
 
 
-@NAMES
-@SHAPES
+@NAMES_AND_SHAPES
 def test_an_example_is_scored_alike_alone_and_in_a_batch(name, shape):
-    x = torch.rand(4, *shape)
+    x = examples(name, 4, shape)
     model = build(name, shape)
     torch.testing.assert_close(model(x)[2:3], model(x[2:3]), atol=1e-5, rtol=1e-4)
 
@@ -42,7 +60,7 @@ def test_no_model_has_batch_statistics(name):
     assert list(model.buffers()) == []
 
 
-@pytest.mark.parametrize("name", ["mlp", "cnn"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "logistic"])
 def test_the_seed_decides_the_weights(name):
     def weights(seed):
         return get_arrays(build(name, seed=seed)).values()
@@ -74,12 +92,58 @@ def test_logistic_starts_at_zero():
 def test_hidden_sets_the_width():
     assert get_arrays(build("mlp", hidden=17))["1.weight"].shape == (17, 64)
     assert get_arrays(build("cnn", hidden=17))["9.weight"].shape == (17, 64)
+    assert get_arrays(build("resnet18", hidden=6))["stem.weight"].shape == (6, 1, 3, 3)
+    assert get_arrays(build("gru", hidden=17))["cell.hh.weight"].shape == (3 * 17, 17)
+    assert get_arrays(build("lstm", hidden=17))["cell.hh.weight"].shape == (4 * 17, 17)
+
+
+def test_resnet18_is_the_published_network():
+    model = build("resnet18", (3, 32, 32), hidden=64)
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    on_the_path = [m for m in layers if getattr(m, "kernel_size", None) != (1, 1)]
+    assert len(on_the_path) == 18
+    # As many as with BatchNorm: its scales and shifts are GroupNorm's.
+    assert sum(values.size for values in get_arrays(model).values()) == 11_173_962
+    reached = []
+    model.blocks.register_forward_hook(lambda *args: reached.append(args[-1].shape))
+    model(torch.rand(1, 3, 32, 32))
+    assert reached == [(1, 512, 4, 4)]
+
+
+@pytest.mark.parametrize(("name", "layer"), [("gru", nn.GRU), ("lstm", nn.LSTM)])
+def test_a_recurrent_model_is_torch_s_own_layer_between_embedding_and_head(name, layer):
+    model, tokens = build(name), examples(name, 4)
+    reference = layer(8, 8, batch_first=True)
+    state = {
+        f"{kind}_{part}_l0": getattr(getattr(model.cell, part), kind).detach()
+        for kind in ("weight", "bias")
+        for part in ("ih", "hh")
+    }
+    reference.load_state_dict(state)
+    states, _ = reference(model.embedding(tokens))
+    torch.testing.assert_close(model(tokens), model.head(states[:, -1]))
+
+
+def test_every_weight_has_one_name():
+    for name in MODELS:
+        model = build(name)
+        assert list(model.state_dict()) == [key for key, _ in model.named_parameters()]
+
+
+def test_opacus_is_asked_for_where_it_is_missing(monkeypatch):
+    monkeypatch.setitem(sys.modules, "opacus.layers.dp_rnn", None)
+    with pytest.raises(ModuleNotFoundError, match=r"'gru' is built on Opacus.*fl-dp\[torch\]"):
+        build("gru")
+    build("resnet18")
 
 
 @pytest.mark.parametrize(
     ("name", "changes", "message"),
     [
-        ("resnet", {}, "'resnet'; write one of logistic, mlp, cnn"),
+        ("resnet", {}, "'resnet'; write one of logistic, mlp, cnn, resnet18, gru, lstm"),
+        ("resnet18", {"input_shape": (1, 7, 8)}, "'resnet18' needs .* sides of at least 8"),
+        ("mlp", {"vocabulary_size": 9}, "'mlp' takes numbers.*tokens; write one of gru, lstm"),
+        ("lstm", {"vocabulary_size": None}, "'lstm' reads tokens.*write one of logistic, mlp"),
         ("cnn", {"input_shape": (1, 7, 8)}, "sides of at least 8"),
         ("cnn", {"input_shape": (64,)}, r"input_shape is \(64,\)"),
         ("mlp", {"input_shape": ()}, r"input_shape is \(\)"),

@@ -1,0 +1,103 @@
+"""ResNet-18 for small images, made for clipping example by example.
+
+The network of CIFAR-10 experiments: a 3x3 stem without max-pooling, so that a 32x32 image reaches
+the last stage as 4x4, and GroupNorm in the place of BatchNorm. Nothing is overwritten in place: a
+per-example gradient is computed from the inputs of each layer.
+
+References:
+    He et al. 2016, "Deep Residual Learning for Image Recognition", sections 3.3 and 4.2.
+    De et al. 2022, "Unlocking High-Accuracy Differentially Private Image Classification through
+        Scale", section 3: group normalisation with 16 groups under DP-SGD.
+"""
+
+from __future__ import annotations
+
+import math
+
+from torch import Tensor, nn
+
+_BLOCKS_PER_STAGE = 2  # with four stages and two convolutions a block: 18 layers with both ends
+_MOST_GROUPS = 16
+
+
+class ResNet18(nn.Module):
+    """Classifies images `(n, channels, height, width)` with sides of at least 8.
+
+    With a width of 64 and ten classes it has 11.2 million parameters, 45 MB a message.
+    """
+
+    def __init__(self, channels: int, num_classes: int, width: int) -> None:
+        """Make the layers with weights from torch's global generator.
+
+        Args:
+            channels: Channels of an image.
+            num_classes: Number of logits.
+            width: Channels of the first stage; each of the three others doubles them.
+        """
+        super().__init__()
+        self.stem = _convolution(channels, width, stride=1)
+        self.stem_norm = _norm(width)
+        self.activation = nn.ReLU()
+        blocks = []
+        for stage in range(4):
+            for number in range(_BLOCKS_PER_STAGE):
+                halves = stage > 0 and number == 0
+                blocks.append(
+                    _Block(
+                        width * 2 ** (stage - 1 if halves else stage),
+                        width * 2**stage,
+                        stride=2 if halves else 1,
+                    )
+                )
+        self.blocks = nn.Sequential(*blocks)
+        self.head = nn.Linear(width * 8, num_classes)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return logits `(n, num_classes)`."""
+        hidden = self.blocks(self.activation(self.stem_norm(self.stem(images))))
+        logits: Tensor = self.head(hidden.mean(dim=(2, 3)))
+        return logits
+
+
+class _Block(nn.Module):
+    """Two 3x3 convolutions beside the identity, or beside a 1x1 convolution where shapes change."""
+
+    def __init__(self, channels_in: int, channels_out: int, *, stride: int) -> None:
+        super().__init__()
+        self.conv1 = _convolution(channels_in, channels_out, stride=stride)
+        self.norm1 = _norm(channels_out)
+        self.activation1 = nn.ReLU()
+        self.conv2 = _convolution(channels_out, channels_out, stride=1)
+        self.norm2 = _norm(channels_out)
+        self.activation2 = nn.ReLU()
+        self.shortcut: nn.Module = nn.Identity()
+        if stride > 1:
+            self.shortcut = nn.Sequential(
+                _convolution(channels_in, channels_out, stride=stride, kernel_size=1),
+                _norm(channels_out),
+            )
+
+    def forward(self, images: Tensor) -> Tensor:
+        hidden = self.activation1(self.norm1(self.conv1(images)))
+        summed = self.norm2(self.conv2(hidden)) + self.shortcut(images)
+        activated: Tensor = self.activation2(summed)
+        return activated
+
+
+def _convolution(
+    channels_in: int, channels_out: int, *, stride: int, kernel_size: int = 3
+) -> nn.Conv2d:
+    convolution = nn.Conv2d(
+        channels_in,
+        channels_out,
+        kernel_size,
+        stride=stride,
+        padding=kernel_size // 2,
+        bias=False,  # the norm after it has one
+    )
+    nn.init.kaiming_normal_(convolution.weight, mode="fan_out", nonlinearity="relu")
+    return convolution
+
+
+def _norm(channels: int) -> nn.GroupNorm:
+    return nn.GroupNorm(math.gcd(_MOST_GROUPS, channels), channels)

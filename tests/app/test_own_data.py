@@ -1,0 +1,291 @@
+"""Nodes that bring their own data: a folder each, a server with none of it, one model."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from local_grid import FIRST_NODE, LocalGrid, answer_with_app
+from numpy.typing import NDArray
+
+from fl_dp import workload
+from fl_dp.client_app import app, hosted_units
+from fl_dp.clients import CONTRIBUTION_METRIC, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
+from fl_dp.config import compose_settings
+from fl_dp.run_folder import RunFolder
+from fl_dp.settings import SETTINGS_KEY, Settings
+from fl_dp.statistics import Count, query_to_dict
+from fl_dp.tasks import data
+from fl_dp.training import train
+from fl_dp.updates.instruction import STATISTIC_ACTION
+from fl_dp.workload import check_data, data_of_unit, dataset_of, initial_arrays_of, parts_of
+
+CLINICS = 4
+ROWS = 30
+PUBLIC = ["task=csv", f"task.num_clients={CLINICS}", "task.columns=[a,b]", "task.classes=[no,yes]"]
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    """Forget data sets of other tests, whose folders may have had the same name."""
+    data._load_once.cache_clear()
+
+
+def rows_of(clinic: int | str, number: int = ROWS) -> list[str]:
+    """Return lines of a table with a pattern to learn; one clinic has one class only."""
+    generator = np.random.Generator(np.random.PCG64(7 if clinic == "test" else int(clinic)))
+    a, b = generator.normal(size=(2, number)).round(3)
+    labels = ["yes" if clinic == 1 or x > y else "no" for x, y in zip(a, b, strict=True)]
+    return [f"{x},{y},{clinic},{label}" for x, y, label in zip(a, b, labels, strict=True)]
+
+
+def table(folder: Path, split: str, lines: list[str]) -> Path:
+    folder.mkdir(exist_ok=True, parents=True)
+    (folder / f"{split}.csv").write_text("\n".join(["a,b,clinic,label", *lines]) + "\n")
+    return folder
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Path:
+    """Return the server's folder: a public test table and nothing else."""
+    return table(tmp_path / "server", "test", rows_of("test", 200))
+
+
+@pytest.fixture
+def clinics(tmp_path: Path) -> list[Path]:
+    """Return one folder a node, with training rows and nothing else."""
+    return [table(tmp_path / f"clinic-{c}", "train", rows_of(c)) for c in range(CLINICS)]
+
+
+def settings_for(folder: Path, server: Path, *overrides: str) -> Settings:
+    return compose_settings(
+        [
+            *(*PUBLIC, "rounds=3", "client.learning_rate=0.5", "privacy.insecure_seed=1"),
+            *("selection.sampling_rate=1", "privacy.noise_multiplier=0.01", "clipping.norm=5"),
+            "privacy.epsilon=null",
+            *(f"task.data_dir={server}", f"output_dir={folder}", "run_name=run", *overrides),
+        ]
+    )
+
+
+def grid_of_nodes(configs: list[dict[str, Any]]) -> LocalGrid:
+    contexts = [
+        Context(1, FIRST_NODE + number, config, RecordDict(), {})
+        for number, config in enumerate(configs)
+    ]
+    return LocalGrid(lambda message, node: app(message, contexts[node]), len(configs))
+
+
+def on_nodes(folder: Path, server: Path, configs: list[dict[str, Any]]) -> RunFolder:
+    train(grid_of_nodes(configs), settings_for(folder, server, "task.partition=nodes"), run_id="1")
+    return RunFolder(folder / "run")
+
+
+def model_of(done: RunFolder) -> dict[str, NDArray[Any]]:
+    from safetensors.numpy import load_file
+
+    return dict(load_file(done.model))
+
+
+def own(folders: list[Path]) -> list[dict[str, Any]]:
+    return [
+        {"partition-id": number, "data-path": str(folder)} for number, folder in enumerate(folders)
+    ]
+
+
+# A whole run.
+
+
+def test_nodes_with_their_own_data_train_the_model_of_a_simulation_of_them(
+    tmp_path: Path, server: Path, clinics: list[Path]
+) -> None:
+    everybody = table(tmp_path / "all", "train", [r for c in range(CLINICS) for r in rows_of(c)])
+    table(everybody, "test", rows_of("test", 200))
+    one_batch = f"client.batch_size={ROWS}"
+    simulated = settings_for(
+        tmp_path / "simulated",
+        everybody,
+        *("task.partition=natural", "task.client_column=clinic", one_batch),
+    )
+    train(LocalGrid(answer_with_app(app, CLINICS), CLINICS), simulated, run_id="1")
+    deployed = on_nodes(tmp_path / "deployed", server, own(clinics))
+    expected = model_of(RunFolder(tmp_path / "simulated" / "run"))
+    for name, values in model_of(deployed).items():
+        np.testing.assert_allclose(values, expected[name], atol=1e-6)
+    assert deployed.read_metrics()[-1]["test_accuracy"] > 0.8
+
+
+def test_a_node_whose_data_does_not_fit_contributes_zero_and_keeps_the_reason(
+    tmp_path: Path, server: Path, clinics: list[Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    (clinics[2] / "train.csv").write_text("a,b,label\n0.1,secret,yes\n")
+    nodes = grid_of_nodes(own(clinics))
+    replies: list[Message] = []
+    answer = nodes.answer
+
+    def heard(message: Message, node: int) -> Message | None:
+        reply = answer(message, node)
+        if node == 2 and reply is not None:
+            replies.append(reply)
+        return reply
+
+    nodes.answer = heard
+    with caplog.at_level(logging.ERROR, "flwr.fl_dp.client"):
+        train(nodes, settings_for(tmp_path, server, "task.partition=nodes"), run_id="1")
+    assert "'b'" in caplog.text and "are not numbers" in caplog.text
+    failed = [reply for reply in replies if reply.has_error()]
+    assert len(failed) == 3  # one a round
+    assert {reply.error.reason for reply in failed} == {"ValueError"}
+    assert len(RunFolder(tmp_path / "run").read_metrics()) == 4
+
+
+def test_a_node_without_a_data_path_is_an_error_where_nodes_bring_the_data(
+    tmp_path: Path, server: Path
+) -> None:
+    reply = ask_to_train(
+        settings_for(tmp_path, server, "task.partition=nodes"), {"partition-id": 0}
+    )
+    assert reply.error.reason == "ValueError"
+
+
+def ask_to_train(settings: Settings, node_config: dict[str, Any]) -> Message:
+    content = RecordDict(
+        {
+            "arrays": initial_arrays_of(settings),
+            "config": ConfigRecord({SETTINGS_KEY: settings.to_json(), "server-round": 1}),
+        }
+    )
+    message = Message(content, dst_node_id=FIRST_NODE, message_type="train")
+    [reply] = grid_of_nodes([node_config]).send_and_receive([message])
+    return reply
+
+
+# What a node reads.
+
+
+def test_a_data_path_is_all_that_a_node_reads(
+    tmp_path: Path, server: Path, clinics: list[Path]
+) -> None:
+    for overrides in (["task.partition=nodes"], ["task.partition=iid"]):
+        settings = settings_for(tmp_path, Path("/named/by/the/server"), *overrides)
+        found = data_of_unit(settings, 0, {"data-path": str(clinics[3])})
+        assert found is not None
+        dataset, rows = found
+        assert rows.tolist() == list(range(ROWS))
+        assert len(dataset.train_y) == ROWS
+        assert dataset.test_x.shape == (0, 2)
+
+
+def test_a_node_with_its_own_data_needs_no_partition_id(
+    tmp_path: Path, server: Path, clinics: list[Path]
+) -> None:
+    settings = settings_for(tmp_path, server, "task.partition=nodes")
+    reply = ask_to_train(settings, {"data-path": str(clinics[0])})
+    assert not reply.has_error()
+    [arrays] = reply.content.array_records.values()
+    before = initial_arrays_of(settings).to_numpy_ndarrays()
+    pairs = zip(arrays.to_numpy_ndarrays(), before, strict=True)
+    assert all((after != start).any() for after, start in pairs)
+
+
+def test_a_node_with_its_own_data_is_one_unit(clinics: list[Path]) -> None:
+    settings = compose_settings(["simulation.units_per_node=50"])
+    context = Context(1, 1, {"data-path": str(clinics[0])}, RecordDict(), {})
+    assert hosted_units(context, {SETTINGS_KEY: settings.to_json()}) == 1
+
+
+def test_statistics_are_about_the_node_s_own_rows(
+    tmp_path: Path, server: Path, clinics: list[Path]
+) -> None:
+    settings = settings_for(tmp_path, server, "task.partition=nodes")
+    config = {
+        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(Count(max_examples=1000))),
+        STATISTIC_VALUES_KEY: "examples",
+        SETTINGS_KEY: settings.to_json(),
+    }
+    message = Message(
+        RecordDict({"config": ConfigRecord(config)}),
+        dst_node_id=FIRST_NODE,
+        message_type=f"query.{STATISTIC_ACTION}",
+    )
+    [reply] = grid_of_nodes(own(clinics[:1])).send_and_receive([message])
+    [metrics] = reply.content.metric_records.values()
+    assert metrics[CONTRIBUTION_METRIC] == [ROWS]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "path", "message"),
+    [
+        (["task=digits"], "/some/folder", "task=digits has no files that could lie in data-path"),
+        (PUBLIC, "folder", "data-path must be absolute, got 'folder'"),
+        (PUBLIC[:2], "/", r"task\.columns and task\.classes must be given"),
+    ],
+)
+def test_a_data_path_that_can_t_be_used_is_refused(
+    overrides: list[str], path: str, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        data_of_unit(compose_settings(overrides), 0, {"data-path": path})
+
+
+def test_a_public_set_is_read_from_the_data_path(tmp_path: Path) -> None:
+    settings = compose_settings(["task=fashion_mnist", "task.data_dir=/somewhere/else"])
+    with pytest.raises(FileNotFoundError, match=str(tmp_path)):
+        data_of_unit(settings, 0, {"data-path": str(tmp_path)})
+
+
+# What the server needs.
+
+
+def test_a_server_of_nodes_needs_a_test_part_alone(tmp_path: Path, server: Path) -> None:
+    check_data(settings_for(tmp_path, server, "task.partition=nodes"))
+    with pytest.raises(FileNotFoundError, match=r"train\.csv.*task\.partition=nodes"):
+        check_data(settings_for(tmp_path, server))
+
+
+def test_a_server_with_an_empty_test_part_is_refused(tmp_path: Path) -> None:
+    table(tmp_path, "test", [])
+    with pytest.raises(ValueError, match="the test part has no rows"):
+        check_data(settings_for(tmp_path, tmp_path, "task.partition=nodes"))
+
+
+def test_a_simulation_has_no_nodes_with_their_own_data(tmp_path: Path, server: Path) -> None:
+    with pytest.raises(ValueError, match=r"SuperNodes that bring their own data.*data-path="):
+        parts_of(settings_for(tmp_path, server, "task.partition=nodes"))
+
+
+def test_natural_clients_are_refused_for_a_set_that_names_none() -> None:
+    with pytest.raises(ValueError, match="names no clients"):
+        check_data(compose_settings(["task.partition=natural"]))
+
+
+# Where it trains.
+
+
+def test_training_is_on_the_gpu_where_torch_sees_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    for seen, device in ((True, "cuda"), (False, "cpu")):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda seen=seen: seen)
+        assert workload.training_device().type == device
+
+
+def test_model_and_examples_are_on_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = compose_settings([])
+    dataset = dataset_of(settings)
+    # A device that holds no values stands for a GPU: what is left on the CPU would show.
+    monkeypatch.setattr(workload, "training_device", lambda: torch.device("meta"))
+    places = [values.device.type for values in workload.examples_of(dataset, np.arange(3))]
+    places += [values.device.type for values in workload.model_of(settings).parameters()]
+    assert set(places) == {"meta"}
+    # The first weights are sent: they never are anywhere but on the CPU.
+    assert len(workload.initial_arrays_of(settings).to_numpy_ndarrays()) == 2
+
+
+def test_a_set_is_moved_to_the_device_once_a_process() -> None:
+    dataset, cpu = dataset_of(compose_settings([])), torch.device("cpu")
+    assert workload._device_data(dataset, cpu) is workload._device_data(dataset, cpu)
