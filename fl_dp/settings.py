@@ -63,12 +63,13 @@ class TaskSettings:
     """What is learned, and how its training part is split over the clients.
 
     Attributes:
-        name: `digits` or `fashion_mnist`.
+        name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult`,
+            `lending_club` or `shakespeare`.
         num_clients: Clients of the roster; one privacy unit and one Flower node each.
         partition: `iid`, `dirichlet` (label skew by `alpha`) or `shards` (by label).
         alpha: Dirichlet concentration; small values are far from iid.
         shards_per_client: Label shards that each client gets.
-        data_dir: Folder of the data set; null looks where packages put it.
+        data_dir: Folder of the data set; null looks where packages and `fl-dp data` put it.
     """
 
     name: str = "digits"

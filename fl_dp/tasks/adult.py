@@ -13,9 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks import sources
+from fl_dp.tasks.columns import Columns, Number, codes, encode
 from fl_dp.tasks.data import Dataset
 from fl_dp.tasks.sources import SOURCES
-from fl_dp.tasks.tables import Columns, Number, codes, encode
 
 _NAMES = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
@@ -46,8 +46,8 @@ COLUMNS: Columns = {
     ),
     "race": ("White", "Asian-Pac-Islander", "Amer-Indian-Eskimo", "Other", "Black"),
     "sex": ("Female", "Male"),
-    "capital-gain": Number(scale=5, logarithm=True),
-    "capital-loss": Number(scale=5, logarithm=True),
+    "capital-gain": Number(scale=10_000),
+    "capital-loss": Number(scale=1_000),
     "hours-per-week": Number(centre=40, scale=12),
     "native-country": (
         "?", "United-States", "Cambodia", "England", "Puerto-Rico", "Canada", "Germany",

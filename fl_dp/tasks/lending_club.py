@@ -18,9 +18,9 @@ import numpy as np
 from sklearn.model_selection import train_test_split
 
 from fl_dp.tasks import sources
+from fl_dp.tasks.columns import Columns, Number, codes, encode
 from fl_dp.tasks.data import Dataset
 from fl_dp.tasks.sources import read_plain
-from fl_dp.tasks.tables import Columns, Number, codes, encode
 
 NUM_ROWS = 9857
 # Public and fixed, so that runs with different seeds are tested on the same rows.

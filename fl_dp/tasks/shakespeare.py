@@ -32,7 +32,8 @@ VOCABULARY = "\n" + "".join(map(chr, range(32, 127)))
 _TEST_FRACTION = 0.15
 
 _FOREIGN = re.compile(r"[^\n -~]")
-_STAGE_DIRECTION = re.compile(r"\[[^\[\]]*\]")
+# One that fills its lines goes with them, so that a role's name stays next to what it says.
+_STAGE_DIRECTION = re.compile(r"(?m)^[ \t]*\[[^\[\]]*\][ \t]*\n|\[[^\[\]]*\]")
 _OPENING = re.compile(r"(?mi)^[ \t]*(?:ACT|(?:THE )?PROLOGUE)\b.*$")
 _DIVISION = re.compile(r"(?i)(?:ACT|SCENE|PROLOGUE|EPILOGUE|INDUCTION|ENTER|EXEUNT|EXIT|THE END)\b")
 _ROLE = re.compile(r"[A-Z][A-Za-z',&]*\.?(?: [A-Za-z][A-Za-z',&]*\.?){0,3}")
@@ -106,9 +107,9 @@ def windows_of(plays: Mapping[str, str]) -> Dataset:
 def speeches(play: str) -> dict[str, str]:
     r"""Collect what each role of a play says.
 
-    A role's name stands in a line of its own after an empty line, in capitals or with a full stop.
-    Stage directions, headings of acts and scenes, and what stands before the first act are left
-    out.
+    A role's name stands in a line of its own between an empty line and what it says, in capitals or
+    with a full stop. Stage directions, headings of acts and scenes, and what stands before the
+    first act are left out.
 
     Args:
         play: The play's text.
@@ -122,16 +123,15 @@ def speeches(play: str) -> dict[str, str]:
         return {}
     said: dict[str, list[str]] = {}
     speaker: list[str] | None = None
-    after_empty = True
-    for line in map(str.strip, text[opening.end() :].split("\n")):
-        if _DIVISION.match(line) and (after_empty or speaker is None):
+    lines = [line.strip() for line in text[opening.end() :].split("\n")]
+    for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):
+        if _DIVISION.match(line) and not (before and speaker):
             speaker = None
-        elif after_empty and _is_role(line):
+        elif not before and after and _is_role(line):
             speaker = said.setdefault(line.rstrip(".").upper(), [])
         elif line and speaker is not None:
             speaker.append(f"{line}\n")
-        after_empty = not line
-    return {role: "".join(lines) for role, lines in said.items() if lines}
+    return {role: "".join(its) for role, its in said.items() if its}
 
 
 def _is_role(line: str) -> bool:
