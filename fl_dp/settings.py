@@ -77,15 +77,16 @@ class TaskSettings:
     """What is learned, and how its training part is split over the clients.
 
     Attributes:
-        name: `digits`, `fashion_mnist` or another public set; `csv`, `parquet` or `folder` for your
-            own.
+        name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult`,
+            `lending_club` or `shakespeare`; `csv`, `parquet` or
+            `folder` for your own data.
         num_clients: Clients of the roster; one privacy unit and one Flower node each.
         partition: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by label), `natural` (the
             clients that the data set names) or `nodes` (no split: every SuperNode brings its own
             data).
         alpha: Dirichlet concentration; small values are far from iid.
         shards_per_client: Label shards that each client gets.
-        data_dir: Folder of the data set; null looks where packages put it.
+        data_dir: Folder of the data set; null looks where packages and `fl-dp data` put it.
         classes: Your own data: names of the classes in the order of their labels; null takes
             integers from 0, or the folders' names, as they occur.
         label_column: Your own tables: column of the label.

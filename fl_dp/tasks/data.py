@@ -27,6 +27,12 @@ from fl_dp.tasks.data_format import DataFormat
 _LOADERS = {
     "digits": ("fl_dp.tasks.digits", "load_digits"),
     "fashion_mnist": ("fl_dp.tasks.fashion_mnist", "load_fashion_mnist"),
+    "breast_cancer": ("fl_dp.tasks.breast_cancer", "load_breast_cancer"),
+    "mnist": ("fl_dp.tasks.mnist", "load_mnist"),
+    "cifar10": ("fl_dp.tasks.cifar10", "load_cifar10"),
+    "adult": ("fl_dp.tasks.adult", "load_adult"),
+    "lending_club": ("fl_dp.tasks.lending_club", "load_lending_club"),
+    "shakespeare": ("fl_dp.tasks.shakespeare", "load_shakespeare"),
 }
 _OWN_LOADERS = {
     "csv": ("fl_dp.tasks.own_tables", "load_csv"),
@@ -38,7 +44,7 @@ DATASETS = (*_LOADERS, *_OWN_LOADERS)
 OWN_DATA = tuple(_OWN_LOADERS)
 """Somebody's own files, which are read by a `DataFormat`."""
 
-EMBEDDED = ("digits",)
+EMBEDDED = ("digits", "breast_cancer")
 """Sets that ship inside scikit-learn: there is no folder to look in."""
 
 

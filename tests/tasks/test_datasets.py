@@ -1,9 +1,14 @@
 """The embedded sets, and what every data set promises."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from fl_dp.tasks import Dataset, load_dataset
+from fl_dp.tasks import DATASETS, Dataset, idx_files, load_dataset
+from fl_dp.tasks.data import EMBEDDED
+from fl_dp.tasks.sources import SOURCES
 
 
 def made(**changes):
@@ -188,3 +193,53 @@ def test_natural_clients_are_kept_with_their_names():
     clients = np.array([0, 2, 2, 0, 2, 2])
     dataset = made(train_clients=clients, client_names=("Ann", "nobody", "Cy"))
     assert dataset.client_names[dataset.train_clients[1]] == "Cy"
+
+
+def test_breast_cancer_is_standardised_by_constants_and_split_by_label():
+    biopsies = load_dataset("breast_cancer")
+    assert biopsies.train_x.shape == (455, 30)
+    assert biopsies.test_x.shape == (114, 30)
+    everything = np.concatenate([biopsies.train_x, biopsies.test_x])
+    # The constants are rounded to three digits.
+    np.testing.assert_allclose(everything.mean(axis=0), 0, atol=0.03)
+    np.testing.assert_allclose(everything.std(axis=0), 1, atol=0.03)
+    assert np.bincount(biopsies.test_y).tolist() == [42, 72]
+
+
+def test_breast_cancer_split_is_fixed():
+    from fl_dp.tasks.breast_cancer import load_breast_cancer
+
+    np.random.seed(1)
+    first = load_breast_cancer()
+    np.random.seed(2)
+    np.testing.assert_array_equal(first.test_x, load_breast_cancer().test_x)
+
+
+def test_embedded_sets_ignore_the_folder():
+    assert load_dataset("breast_cancer", data_dir="/unused") is load_dataset("breast_cancer")
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_a_set_that_is_not_here_says_how_to_get_it(name, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], system_folder=None))
+    monkeypatch.setattr(idx_files, "find_spec", lambda module: None)
+    with pytest.raises(FileNotFoundError) as raised:
+        load_dataset(name)
+    for way in (f"`fl-dp data {name}`", SOURCES[name].package, "task.data_dir=/folder with"):
+        assert way in str(raised.value)
+
+
+@pytest.mark.parametrize("name", sorted(SOURCES))
+def test_a_folder_that_is_none_or_lacks_a_file_is_named(name, tmp_path):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nowhere is not a folder"):
+        load_dataset(name, data_dir=str(tmp_path / "nowhere"))
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} holds neither"):
+        load_dataset(name, data_dir=str(tmp_path))
+
+
+def test_every_set_is_either_embedded_or_has_a_source_and_a_configuration():
+    conf = Path(__file__).resolve().parents[2] / "conf" / "task"
+    for name in (*EMBEDDED, *SOURCES):
+        assert name in DATASETS
+        assert f"name: {name}\n" in (conf / f"{name}.yaml").read_text()

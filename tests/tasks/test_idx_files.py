@@ -1,19 +1,21 @@
-"""The Fashion-MNIST loader, on tiny made files; the real ones only where Debian's package is."""
+"""The loader of idx files, on tiny made ones; the real Fashion-MNIST where Debian's package is."""
 
 import gzip
 import hashlib
 import os
 import struct
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from fl_dp.tasks import Dataset, fashion_mnist, load_dataset
+from fl_dp.tasks import Dataset, idx_files, load_dataset, sources
 from fl_dp.tasks.fashion_mnist import load_fashion_mnist
+from fl_dp.tasks.mnist import load_mnist
 
-TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = NAMES = tuple(fashion_mnist._MD5)
+TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = NAMES = idx_files.FILES
 ARRAYS = {
     TRAIN_X: (np.arange(6 * 28 * 28) % 251).astype(np.uint8).reshape(6, 28, 28),
     TRAIN_Y: np.array([9, 0, 3, 3, 1, 2], np.uint8),
@@ -36,13 +38,23 @@ def md5(raw):
     return hashlib.md5(raw).hexdigest()
 
 
+def expect(monkeypatch, task="fashion_mnist", **changes):
+    """Expect other files than the published ones."""
+    monkeypatch.setitem(sources.SOURCES, task, replace(sources.SOURCES[task], **changes))
+
+
+def expect_md5(monkeypatch, name, digest):
+    expect(monkeypatch, md5=sources.SOURCES["fashion_mnist"].md5 | {name: digest})
+
+
 @pytest.fixture(autouse=True)
 def tiny(tmp_path, monkeypatch):
     """Expect the tiny files, keep the cache below tmp_path, and hide what the machine has."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    monkeypatch.setattr(fashion_mnist, "_MD5", {name: md5(idx(ARRAYS[name])) for name in NAMES})
-    monkeypatch.setattr(fashion_mnist, "_SYSTEM_FOLDER", tmp_path / "absent")
-    monkeypatch.setattr(fashion_mnist, "find_spec", lambda name: None)
+    made = {name: md5(idx(ARRAYS[name])) for name in NAMES}
+    for task in ("fashion_mnist", "mnist"):
+        expect(monkeypatch, task, md5=made, system_folder=None)
+    monkeypatch.setattr(idx_files, "find_spec", lambda name: None)
 
 
 @pytest.fixture
@@ -72,7 +84,7 @@ def hub(tmp_path, monkeypatch):
         }
 
     datasets.load_dataset = serve
-    monkeypatch.setattr(fashion_mnist, "find_spec", lambda name: True)
+    monkeypatch.setattr(idx_files, "find_spec", lambda name: True)
     yield datasets
     sys.modules.pop("datasets", None)
 
@@ -128,8 +140,30 @@ def test_features_are_standardised_with_the_published_constants(folder):
 
 
 def test_the_system_folder_is_found_without_a_setting(folder, monkeypatch):
-    monkeypatch.setattr(fashion_mnist, "_SYSTEM_FOLDER", folder)
+    expect(monkeypatch, system_folder=folder)
     check_content(load_fashion_mnist())
+
+
+def test_fetched_files_are_found_without_a_setting(folder, tmp_path):
+    (tmp_path / "cache" / "fl-dp").mkdir(parents=True)
+    folder.rename(tmp_path / "cache" / "fl-dp" / "fashion_mnist")
+    check_content(load_fashion_mnist())
+
+
+def test_fetched_files_that_are_not_all_there_are_passed_over(folder, tmp_path):
+    (folder / f"{TEST_Y}.gz").unlink()
+    (tmp_path / "cache" / "fl-dp").mkdir(parents=True)
+    folder.rename(tmp_path / "cache" / "fl-dp" / "fashion_mnist")
+    with pytest.raises(FileNotFoundError, match="fl-dp data fashion_mnist"):
+        load_fashion_mnist()
+
+
+def test_mnist_is_read_from_the_same_files_with_constants_of_its_own(folder):
+    dataset = load_mnist(str(folder))
+    check_content(dataset)
+    assert dataset.name == "mnist"
+    expected = (ARRAYS[TRAIN_X][[2], np.newaxis] / 255 - 0.1307) / 0.3081
+    np.testing.assert_allclose(dataset.features(np.array([2])), expected, atol=1e-6)
 
 
 def test_an_absent_folder_is_named(tmp_path):
@@ -148,7 +182,8 @@ def test_without_any_source_the_error_names_the_three_ways():
     with pytest.raises(FileNotFoundError) as raised:
         load_fashion_mnist()
     for way in (
-        "apt install dataset-fashion-mnist",
+        "`fl-dp data fashion_mnist`",
+        "apt's package dataset-fashion-mnist",
         "pip install 'fl-dp[datasets]'",
         "task.data_dir=/folder",
         *NAMES,
@@ -183,7 +218,7 @@ def test_a_truncated_archive_is_refused_with_both_md5s(folder, kept):
     message = str(raised.value)
     assert str(file) in message
     assert md5(raw) in message
-    assert fashion_mnist._MD5[TRAIN_X] in message
+    assert md5(idx(ARRAYS[TRAIN_X])) in message
 
 
 def test_a_corrupt_archive_is_refused(folder):
@@ -203,7 +238,7 @@ def test_a_file_that_is_no_archive_is_refused(folder):
 
 @pytest.mark.parametrize("raw", [b"", b"\x00\x00\x08", b"\x00\x00\x0d\x03" + bytes(100)])
 def test_a_wrong_magic_is_refused_even_if_the_md5_were_expected(folder, monkeypatch, raw):
-    monkeypatch.setitem(fashion_mnist._MD5, TRAIN_X, md5(raw))
+    expect_md5(monkeypatch, TRAIN_X, md5(raw))
     (folder / TRAIN_X).write_bytes(raw)
     with pytest.raises(ValueError, match="no idx file of 3 dimensions") as raised:
         load_fashion_mnist(str(folder))
@@ -223,8 +258,8 @@ def test_the_second_load_neither_reads_nor_hashes(folder, monkeypatch):
     def fail(*arguments):
         raise AssertionError("read again")
 
-    monkeypatch.setattr(fashion_mnist, "_read", fail)
-    monkeypatch.setattr(fashion_mnist, "_md5", fail)
+    monkeypatch.setattr(sources, "read_plain", fail)
+    monkeypatch.setattr(sources, "md5_of", fail)
     check_content(load_fashion_mnist(str(folder)))
     check_content(load_fashion_mnist())
 
@@ -241,7 +276,7 @@ def test_the_cache_holds_bytes_under_names_with_the_md5_and_no_rests(folder, tmp
     files = cached_files(tmp_path)
     assert {file.suffix for file in files} == {".npy", ".verified"}
     for name in NAMES:
-        (file,) = (file for file in files if file.name.endswith(f"{fashion_mnist._MD5[name]}.npy"))
+        (file,) = (file for file in files if file.name.endswith(f"{md5(idx(ARRAYS[name]))}.npy"))
         assert np.load(file).dtype == np.uint8
         np.testing.assert_array_equal(np.load(file), ARRAYS[name])
 
@@ -297,7 +332,7 @@ def test_the_datasets_library_serves_the_same_set_with_one_download(hub):
 
 
 def test_other_content_from_the_datasets_library_is_refused(hub, monkeypatch):
-    monkeypatch.setitem(fashion_mnist._MD5, TRAIN_X, "0" * 32)
+    expect_md5(monkeypatch, TRAIN_X, "0" * 32)
     with pytest.raises(ValueError, match=r"zalandoresearch/fashion_mnist is not the published"):
         load_fashion_mnist()
 
@@ -307,7 +342,7 @@ def test_a_failed_download_names_the_three_ways_and_the_reason(hub):
         raise RuntimeError("no route to host")
 
     hub.load_dataset = offline
-    with pytest.raises(FileNotFoundError, match=r"three ways.*no route to host"):
+    with pytest.raises(FileNotFoundError, match=r"get it by one of.*no route to host"):
         load_fashion_mnist()
 
 

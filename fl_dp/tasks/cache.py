@@ -1,0 +1,107 @@
+"""The user's cache: fetched files, a folder a data set, and arrays that processes share.
+
+An array is unpacked once into a `.npy` file of bytes and memory-mapped from there, so that the
+processes of a simulation share one copy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def cache_folder() -> Path | None:
+    """Return `fl-dp` in the user's cache folder; None for a user without a home."""
+    # The XDG base directory specification has relative paths ignored.
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if configured.is_absolute():
+        return configured / "fl-dp"
+    try:
+        return Path.home() / ".cache" / "fl-dp"
+    except RuntimeError:
+        # A container's user may have no home.
+        return None
+
+
+def fetched_folder(name: str) -> Path | None:
+    """Return where a data set's fetched files lie, whether it is there or not."""
+    cache = cache_folder()
+    return None if cache is None else cache / name
+
+
+def cached_array(
+    key: str, make: Callable[[], NDArray[np.uint8]], verify: Sequence[Path] = ()
+) -> NDArray[np.uint8]:
+    """Map one array from the cache, filling it if need be.
+
+    Args:
+        key: Name of the cached file; it carries a digest of the content, so that this is verified
+            once.
+        make: Reads, verifies and unpacks the array.
+        verify: The files that must themselves have been verified once; () if the cache is enough.
+
+    Returns:
+        Read-only uint8 array, memory-mapped where the cache allows it.
+    """
+    cache = cache_folder()
+    if cache is None:
+        return make()
+    array_file = cache / f"{key}.npy"
+    stamp = cache / f"{key}-{_fingerprint(verify)}.verified" if verify else None
+    if stamp is None or stamp.exists():
+        # A cache that is absent, unreadable or torn is filled again.
+        with contextlib.suppress(OSError, ValueError, EOFError):
+            return _map(array_file)
+    array = make()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        with written_whole(array_file) as temporary, temporary.open("wb") as stream:
+            np.save(stream, array)
+        if stamp is not None:
+            stamp.touch()
+        return _map(array_file)
+    except OSError:
+        return array
+
+
+@contextlib.contextmanager
+def written_whole(file: Path) -> Iterator[Path]:
+    """Give a place to write to, so that other processes see all of a file or nothing.
+
+    Args:
+        file: Where the file goes when the block ends well; its folder must exist.
+
+    Yields:
+        A temporary file in the same folder, which is gone after the block.
+    """
+    descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
+    os.close(descriptor)
+    temporary = Path(name)
+    try:
+        yield temporary
+        with temporary.open("rb") as stream:
+            os.fsync(stream.fileno())
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink()
+        raise
+
+
+def _map(array_file: Path) -> NDArray[np.uint8]:
+    # The plain view drops numpy.memmap's bookkeeping for each access, and keeps the mapping.
+    return np.asarray(np.load(array_file, mmap_mode="r"))
+
+
+def _fingerprint(files: Sequence[Path]) -> str:
+    identity = []
+    for file in files:
+        status = file.stat()
+        identity.append(f"{file.resolve()}|{status.st_size}|{status.st_mtime_ns}")
+    return hashlib.sha256("\n".join(identity).encode()).hexdigest()[:16]
