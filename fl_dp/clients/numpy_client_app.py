@@ -27,6 +27,7 @@ from fl_dp.updates.instruction import (
 
 from .client_noise import client_noise_mod
 from .guard import guarded
+from .node_policy import node_policy_mod
 from .queries import StatisticsFn, answer_identity, statistic_handler, utility_handler
 from .records import METRICS_KEY, config_of, metric_record, only_record
 from .trained_unit import TrainedUnit, train_unit
@@ -53,6 +54,8 @@ def numpy_client_app(
     - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node
       without `units`, `client_fn` makes the client of its only unit, number 0.
     - Noise at the client is added last, outside all mods (`client_noise_mod`).
+
+    What the node's owner does not allow is refused before anything else (`node_policy_mod`).
 
     Args:
         client_fn: Makes the client for one message from the node's `Context`.
@@ -100,11 +103,12 @@ def numpy_client_app(
         records = metric_record({"num-examples": num_examples, "loss": loss}, metrics)
         return Message(RecordDict({METRICS_KEY: records}), reply_to=message)
 
-    app.train()(guarded(train, [client_noise_mod, *(mods or [])]))
-    app.evaluate()(guarded(evaluate, mods))
-    app.query(IDENTITY_ACTION)(guarded(answer_identity))
-    app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted)))
-    app.query(UTILITY_ACTION)(guarded(utility_handler(client_fn, hosted)))
+    policy: list[Mod] = [node_policy_mod]
+    app.train()(guarded(train, [*policy, client_noise_mod, *(mods or [])]))
+    app.evaluate()(guarded(evaluate, [*policy, *(mods or [])]))
+    app.query(IDENTITY_ACTION)(guarded(answer_identity, policy))
+    app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), policy))
+    app.query(UTILITY_ACTION)(guarded(utility_handler(client_fn, hosted), policy))
     return app
 
 
