@@ -136,11 +136,14 @@ def train_with_dp_sgd(
     if size is None:
         size = max(1, int(records * plan.sampling_rate))
     model.train()
-    with _opacus(model, loader, plan, how, parameters, random) as (
-        wrapped,
-        optimizer,
-        criterion,
-        batches,
+    with (
+        _opacus_warnings_left_out(),
+        _opacus(model, loader, plan, how, parameters, random) as (
+            wrapped,
+            optimizer,
+            criterion,
+            batches,
+        ),
     ):
         optimizer.expected_batch_size = size
         if random is not None:
@@ -148,6 +151,15 @@ def train_with_dp_sgd(
         step = _Step(wrapped, optimizer, criterion, parameters, how.grad_sample_mode)
         for batch in batches:
             step(batch)
+
+
+@contextmanager
+def _opacus_warnings_left_out() -> Iterator[None]:
+    """Leave out what is said in every round: that Opacus' own noise is not secure, and of hooks."""
+    with warnings.catch_warnings():
+        for message in ("Secure RNG turned off", "Full backward hook is firing"):
+            warnings.filterwarnings("ignore", message=message)
+        yield
 
 
 @contextmanager
@@ -162,9 +174,7 @@ def _opacus(
     """Wrap model, optimizer, loss and data as Opacus does, and take its hooks away afterwards."""
     batches = _poisson_batches(loader, plan, random)
     criterion = _LossOfEach(how.criterion)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Secure RNG turned off")
-        engine = PrivacyEngine(accountant="rdp")
+    engine = PrivacyEngine(accountant="rdp")
     made = engine.make_private(
         module=model,
         optimizer=how.optimizer(parameters),

@@ -5,9 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import sqlite3
-import subprocess
-import sys
-import textwrap
 import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -20,6 +17,7 @@ from typing import Any
 import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
+from ledger_files import start_python
 from postgres_server import PostgresServer
 from postgres_server import postgres_server as postgres_server
 
@@ -83,15 +81,6 @@ def spend(location: str | Path, rounds: int) -> None:
     with PrivacyLedger.open(location, PLAN) as ledger:
         for number in range(1, rounds + 1):
             ledger.commit(ledger.reserve(round=number))
-
-
-def start_python(script: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-c", textwrap.dedent(script)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
 
 
 def test_a_round_is_on_disk_before_reserve_returns(place: Place) -> None:

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import sqlite3
-import tempfile
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from ledger_files import fresh_path
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
@@ -57,14 +56,6 @@ ADAPTIVE = {
     )
     for rate in (1.0, 0.25)
 }
-
-
-@contextmanager
-def fresh_path() -> Iterator[Path]:
-    """A file for one example; in memory where that is possible, as thousands of syncs are slow."""
-    shared_memory = Path("/dev/shm")
-    with tempfile.TemporaryDirectory(dir=shared_memory if shared_memory.is_dir() else None) as name:
-        yield Path(name) / "ledger.db"
 
 
 @pytest.fixture(scope="module")
