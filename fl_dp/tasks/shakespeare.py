@@ -2,7 +2,8 @@
 
 A natural client is a role of a play that speaks enough, as in LEAF (Caldas et al. 2018). What a
 role says is put together, its first 85 % to train on and the rest to test with, and cut into
-windows that overlap; no window of the test part holds a character of the training part.
+windows; those of the training part overlap, those of the test part hardly, and no window of the
+test part holds a character of the training part.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ LENGTH = 80
 """Characters of a window."""
 
 STRIDE = 20
-"""Characters from one window's beginning to the next."""
+"""Characters from one training window's beginning to the next; it is `LENGTH` for the test part."""
 
 MIN_CHARACTERS = 1000
 """Characters that a role must speak to be a client."""
@@ -88,8 +89,8 @@ def windows_of(plays: Mapping[str, str]) -> Dataset:
     train, test = [], []
     for text in spoken.values():
         cut = round(len(text) * (1 - _TEST_FRACTION))
-        train.append(_windows(text[:cut]))
-        test.append(_windows(text[cut:]))
+        train.append(_windows(text[:cut], STRIDE))
+        test.append(_windows(text[cut:], LENGTH))
     train_rows, test_rows = np.concatenate(train), np.concatenate(test)
     return Dataset(
         name="shakespeare",
@@ -139,7 +140,7 @@ def _is_role(line: str) -> bool:
     return named and _ROLE.fullmatch(line) is not None
 
 
-def _windows(text: str) -> NDArray[np.uint8]:
+def _windows(text: str, stride: int) -> NDArray[np.uint8]:
     """Return windows with the character after each, `(n, LENGTH + 1)`; none of a short text."""
     # Of a newline, 10, and the printable characters from 32 on, this makes 0, 1, 2, ...
     codes = np.frombuffer(_FOREIGN.sub(" ", text).encode("ascii"), np.uint8)
@@ -147,4 +148,4 @@ def _windows(text: str) -> NDArray[np.uint8]:
     if len(tokens) <= LENGTH:
         return np.empty((0, LENGTH + 1), np.uint8)
     every = np.lib.stride_tricks.sliding_window_view(tokens, LENGTH + 1)
-    return every[::STRIDE]
+    return every[::stride]

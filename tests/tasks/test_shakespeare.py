@@ -101,6 +101,7 @@ def test_no_test_window_holds_what_was_trained_on():
     dataset = windows_of({"made": f"ACT I.\n\nANN.\n{text}\n"})
     cut = round(4001 * 0.85)
     assert decode(dataset.test_x[0]) == text[cut : cut + LENGTH]
+    assert decode(dataset.test_x[1]) == text[cut + LENGTH : cut + 2 * LENGTH]
     last = (len(dataset.train_x) - 1) * STRIDE + LENGTH
     assert last < cut
     assert VOCABULARY[dataset.train_y[-1]] == text[last]
