@@ -12,12 +12,11 @@ References:
 
 from __future__ import annotations
 
-import math
-
 from torch import Tensor, nn
 
 _BLOCKS_PER_STAGE = 2  # with four stages and two convolutions a block: 18 layers with both ends
 _MOST_GROUPS = 16
+_CHANNELS_PER_GROUP = 4  # at least
 
 
 class ResNet18(nn.Module):
@@ -100,4 +99,11 @@ def _convolution(
 
 
 def _norm(channels: int) -> nn.GroupNorm:
-    return nn.GroupNorm(math.gcd(_MOST_GROUPS, channels), channels)
+    # An 8x8 image is one pixel in the last stage: a group of a single channel would be all zeros,
+    # one of two hardly more than a sign.
+    groups = max(
+        number
+        for number in range(1, _MOST_GROUPS + 1)
+        if number == 1 or (channels % number == 0 and channels >= _CHANNELS_PER_GROUP * number)
+    )
+    return nn.GroupNorm(groups, channels)

@@ -110,6 +110,16 @@ def test_resnet18_is_the_published_network():
     assert reached == [(1, 512, 4, 4)]
 
 
+@pytest.mark.parametrize("width", [1, 3, 4, 17, 64])
+def test_no_group_of_resnet18_is_too_small_to_be_normalised(width):
+    model = build("resnet18", hidden=width)
+    groups = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
+    assert all(m.num_channels // m.num_groups >= 4 or m.num_groups == 1 for m in groups)
+    in_the_last_stage = [m for m in groups if m.num_channels == 8 * width]
+    assert all(m.num_channels // m.num_groups >= 4 for m in in_the_last_stage)
+    assert width != 64 or {m.num_groups for m in groups} == {16}
+
+
 @pytest.mark.parametrize(("name", "layer"), [("gru", nn.GRU), ("lstm", nn.LSTM)])
 def test_a_recurrent_model_is_torch_s_own_layer_between_embedding_and_head(name, layer):
     model, tokens = build(name), examples(name, 4)
