@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import signal
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,8 @@ def run(
         _fail(str(error), status=2)
     console = _err if as_json else _out
     runs: list[RunSummary] = []
+    # As Ctrl-C: otherwise what Flower has started would train on, and spend on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with LocalSuperLink() as link:
             for job in jobs:

@@ -22,9 +22,9 @@ from .units import NodeUnits
 if TYPE_CHECKING:
     from .dp_sgd import DPSGD as DPSGD
     from .dp_sgd import train_with_dp_sgd as train_with_dp_sgd
+    from .fit_for_dp_sgd import exchanged_arrays as exchanged_arrays
+    from .fit_for_dp_sgd import private_module as private_module
     from .opacus_client import OpacusClient as OpacusClient
-    from .private_module import exchanged_arrays as exchanged_arrays
-    from .private_module import private_module as private_module
 
 __all__ = [
     "CONTRIBUTION_METRIC",
@@ -47,8 +47,8 @@ __all__ = [
 _WITH_TORCH = {
     "DPSGD": "dp_sgd",
     "OpacusClient": "opacus_client",
-    "exchanged_arrays": "private_module",
-    "private_module": "private_module",
+    "exchanged_arrays": "fit_for_dp_sgd",
+    "private_module": "fit_for_dp_sgd",
     "train_with_dp_sgd": "dp_sgd",
 }
 

@@ -38,7 +38,7 @@ from fl_dp.accounting import (
 from fl_dp.mechanisms import SecureRandom
 
 from .dp_sgd import DPSGD, train_with_dp_sgd
-from .private_module import load_exchanged, require_trainable_privately, trained_arrays
+from .fit_for_dp_sgd import load_exchanged, require_trainable_privately, trained_arrays
 
 logger = logging.getLogger("flwr.fl_dp.client")
 

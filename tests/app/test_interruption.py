@@ -32,6 +32,36 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
 
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
+def test_a_run_that_is_asked_to_end_takes_everything_down(tmp_path: Path) -> None:
+    run = start(
+        *("task.num_clients=4", "rounds=500", "run_name=it", "simulation.workers=1"),
+        "output_dir=" + str(tmp_path),
+        cwd=tmp_path,
+    )
+    waited_until = time.monotonic() + 120
+    while len(RunFolder(tmp_path / "it").read_metrics()) < 2:
+        assert run.poll() is None, run.communicate()[0]
+        assert time.monotonic() < waited_until
+        time.sleep(0.05)
+    started = descendants(run.pid)
+    assert started
+    run.terminate()
+    assert run.wait(timeout=60) == 130
+    deadline = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() and alive(pid) for pid in started):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
 def test_a_run_that_is_stopped_by_ctrl_c_leaves_a_valid_folder_and_goes_on(tmp_path: Path) -> None:
     run = start(
         *("task.num_clients=6", "rounds=16", "client.epochs=1", "run_name=it"),
