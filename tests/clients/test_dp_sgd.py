@@ -1,0 +1,539 @@
+"""DP-SGD inside a client: its law, its sensitivity, and that it is Opacus otherwise."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from laws import ALARM
+from opacus import PrivacyEngine
+from opacus.utils.batch_memory_manager import BatchMemoryManager
+from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+from scipy import stats
+from torch import Tensor, nn
+from torch.optim import SGD, Adam
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fl_dp import PrivacyBudget
+from fl_dp.accounting import ExamplePlan
+from fl_dp.clients import DPSGD, train_with_dp_sgd
+from fl_dp.clients.dp_sgd import MixesRecords
+from fl_dp.mechanisms import SecureRandom
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of a first layer
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
+    pytest.mark.filterwarnings("ignore:Using a target size"),
+]
+
+MODES = ("hooks", "functorch", "ghost")
+FEATURES, CLASSES = 4, 3
+QUIET = 1e-5  # a noise multiplier that leaves the sum to be seen
+
+
+def plan_of(**changes: Any) -> ExamplePlan:
+    fields: dict[str, Any] = dict(
+        budget=PrivacyBudget(epsilon=1e15, delta=1e-5),
+        noise_multiplier=QUIET,
+        sampling_rate=1.0,
+        steps=1,
+        participations=1,
+        clipping_norm=0.5,
+    )
+    return ExamplePlan(**(fields | changes))
+
+
+def by_sgd(rate: float = 1.0, momentum: float = 0.0) -> Callable[[Any], SGD]:
+    return lambda parameters: SGD(parameters, lr=rate, momentum=momentum)
+
+
+def flat(model: nn.Module) -> Tensor:
+    return torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+
+
+def small_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 5), nn.Tanh(), nn.Linear(5, CLASSES))
+
+
+def records_of(count: int, *, seed: int = 1) -> tuple[Tensor, Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(count, FEATURES, generator=generator)
+    return features, torch.randint(0, CLASSES, (count,), generator=generator)
+
+
+def loader_of(features: Tensor, labels: Tensor) -> DataLoader[Any]:
+    return DataLoader(TensorDataset(features, labels))
+
+
+def released_sum(
+    model: nn.Module,
+    loader: DataLoader[Any],
+    *,
+    mode: str = "hooks",
+    plan: ExamplePlan | None = None,
+    **how: Any,
+) -> Tensor:
+    """What one step of all records releases: clipped gradients, summed, and hardly any noise."""
+    trained = copy.deepcopy(model)
+    fields: dict[str, Any] = dict(optimizer=by_sgd(), expected_batch_size=1.0)
+    train_with_dp_sgd(
+        trained,
+        loader,
+        plan=plan or plan_of(),
+        how=DPSGD(grad_sample_mode=mode, **(fields | how)),
+    )
+    return flat(model) - flat(trained)
+
+
+# As Opacus.
+
+
+def plain_opacus(
+    model: nn.Module, loader: DataLoader[Any], plan: ExamplePlan, how: DPSGD
+) -> list[tuple[float, float, int]]:
+    """Train as Opacus' own tutorial does; return the history of its accountant."""
+    engine = PrivacyEngine(accountant="rdp")
+    ghost = how.grad_sample_mode == "ghost"
+    made = engine.make_private(
+        module=model,
+        optimizer=how.optimizer(model.parameters()),
+        criterion=nn.CrossEntropyLoss(),
+        data_loader=loader,
+        noise_multiplier=plan.noise_multiplier,
+        max_grad_norm=plan.clipping_norm,
+        grad_sample_mode=how.grad_sample_mode,
+    )
+    wrapped, optimizer, *rest = made
+    criterion: Any = rest[0] if ghost else nn.CrossEntropyLoss()
+    assert isinstance(criterion, DPLossFastGradientClipping) == ghost
+
+    def train(batches: Any) -> None:
+        for features, labels in batches:
+            optimizer.zero_grad()
+            criterion(wrapped(features), labels).backward()
+            optimizer.step()
+
+    if how.physical_batch_size is None:
+        train(rest[-1])
+    else:
+        with BatchMemoryManager(
+            data_loader=rest[-1],
+            max_physical_batch_size=how.physical_batch_size,
+            optimizer=optimizer,
+        ) as physical:
+            train(physical)
+    return list(engine.accountant.history)
+
+
+OPTIMIZERS = {
+    "sgd": by_sgd(0.1),
+    "momentum": by_sgd(0.1, momentum=0.9),
+    "adam": lambda parameters: Adam(parameters, lr=0.01),
+}
+
+
+@pytest.mark.parametrize("physical", [None, 16])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("optimizer", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_without_secure_randomness_it_is_plain_opacus(
+    mode: str, physical: int | None, optimizer: Any
+) -> None:
+    plan = plan_of(noise_multiplier=1.0, sampling_rate=0.1, steps=10)
+    how = DPSGD(
+        optimizer=optimizer,
+        grad_sample_mode=mode,
+        physical_batch_size=physical,
+        secure_randomness=False,
+    )
+    ours, theirs = small_model(), small_model()
+    data = TensorDataset(*records_of(300))
+    torch.manual_seed(7)
+    history = plain_opacus(theirs, DataLoader(data, batch_size=30), plan, how)
+    torch.manual_seed(7)
+    train_with_dp_sgd(ours, DataLoader(data), plan=plan, how=how)
+    torch.testing.assert_close(flat(ours), flat(theirs), atol=1e-6, rtol=0.0)
+    assert (flat(ours) - flat(small_model())).norm() > 0.05
+    assert history == [(plan.noise_multiplier, plan.sampling_rate, plan.steps)]
+
+
+def test_the_modes_compute_one_sum_whatever_fits_into_memory() -> None:
+    features, labels = records_of(40)
+    sums = [
+        released_sum(
+            small_model(), loader_of(features, labels), mode=mode, physical_batch_size=size
+        )
+        for mode in MODES
+        for size in (None, 7)
+    ]
+    for each in sums[1:]:
+        torch.testing.assert_close(each, sums[0], atol=2e-4, rtol=0.0)
+    assert 1.0 < sums[0].norm() < 40 * 0.5
+
+
+# The law of the noise.
+
+WIDE = 40_000
+HALF_NORMAL = (math.sqrt(2 / math.pi), 1 - 2 / math.pi)  # mean and variance of |x|
+
+
+class Wide(nn.Module):
+    """Many parameters whose gradients are zero, as all features are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(WIDE // 2, 2, bias=False)
+        nn.init.zeros_(self.linear.weight)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.linear(features)
+        return logits
+
+
+def noise_of(
+    records: int, *, mode: str = "hooks", steps: int = 1, rng: SecureRandom | None = None
+) -> np.ndarray:
+    """What steps without a gradient release, times the expected batch size."""
+    model = Wide()
+    data = TensorDataset(torch.zeros(records, WIDE // 2), torch.zeros(records, dtype=torch.long))
+    train_with_dp_sgd(
+        model,
+        DataLoader(data),
+        plan=plan_of(noise_multiplier=1.5, clipping_norm=2.0, sampling_rate=0.5, steps=steps),
+        how=DPSGD(optimizer=by_sgd(), expected_batch_size=25.0, grad_sample_mode=mode),
+        rng=rng,
+    )
+    return -25.0 * flat(model).numpy().astype(np.float64)
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("records", [0, 4])
+def test_a_step_s_noise_is_a_gaussian_of_the_plan_s_scale(
+    scale_p: Any, mode: str, records: int
+) -> None:
+    # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
+    draws = noise_of(records, mode=mode) / (1.5 * 2.0)
+    assert stats.kstest(draws, stats.norm.cdf).pvalue > ALARM
+    assert scale_p(draws, *HALF_NORMAL) > ALARM
+    for wrong in (0.9, 1.1):
+        assert scale_p(draws / wrong, *HALF_NORMAL) < ALARM
+
+
+def test_each_step_adds_noise_of_its_own(scale_p: Any) -> None:
+    draws = noise_of(4, steps=3) / (1.5 * 2.0)
+    # The same noise three times would have three times the scale.
+    assert scale_p(draws / math.sqrt(3.0), *HALF_NORMAL) > ALARM
+    assert scale_p(draws / 3.0, *HALF_NORMAL) < ALARM
+
+
+def test_no_two_clients_have_the_same_noise_unless_a_test_seeds_it() -> None:
+    first, second = noise_of(4), noise_of(4)
+    assert abs(np.corrcoef(first, second)[0, 1]) < 6 / math.sqrt(WIDE)
+    seeded = [noise_of(4, rng=SecureRandom(insecure_seed=3)) for _ in range(2)]
+    np.testing.assert_array_equal(*seeded)
+
+
+def test_torch_s_generator_is_neither_asked_nor_obeyed_for_noise() -> None:
+    torch.manual_seed(5)
+    first = noise_of(4)
+    torch.manual_seed(5)
+    assert abs(np.corrcoef(first, noise_of(4))[0, 1]) < 6 / math.sqrt(WIDE)
+
+
+def test_the_noise_is_added_once_where_a_sample_is_split(scale_p: Any) -> None:
+    model = Wide()
+    data = TensorDataset(torch.zeros(9, WIDE // 2), torch.zeros(9, dtype=torch.long))
+    train_with_dp_sgd(
+        model,
+        DataLoader(data),
+        plan=plan_of(noise_multiplier=1.0, clipping_norm=1.0),
+        how=DPSGD(optimizer=by_sgd(), expected_batch_size=1.0, physical_batch_size=2),
+    )
+    assert scale_p(flat(model).numpy(), *HALF_NORMAL) > ALARM
+
+
+# Who is in a sample, and how often there is one.
+
+
+class Counted(Dataset[tuple[Tensor, Tensor]]):
+    """Counts how often each record is asked for."""
+
+    def __init__(self, records: int) -> None:
+        self.features, self.labels = records_of(records)
+        self.asked = np.zeros(records, dtype=int)
+
+    def __len__(self) -> int:
+        return len(self.asked)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        self.asked[row] += 1
+        return self.features[row], self.labels[row]
+
+
+class CountedSGD(SGD):
+    """Counts its steps."""
+
+    taken = 0
+
+    def step(self, closure: Any = None) -> Any:
+        type(self).taken += 1
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("physical", [None, 16])
+def test_each_record_is_in_each_sample_by_a_coin_of_the_plan_s_rate(physical: int | None) -> None:
+    records, steps, rate = 400, 60, 0.3
+    data = Counted(records)
+    train_with_dp_sgd(
+        small_model(),
+        DataLoader(data, batch_size=50, shuffle=True),
+        plan=plan_of(sampling_rate=rate, steps=steps, noise_multiplier=1.0),
+        how=DPSGD(physical_batch_size=physical),
+    )
+    drawn = int(data.asked.sum())
+    assert stats.binomtest(drawn, records * steps, rate).pvalue > ALARM
+    for wrong in (0.9, 1.1):
+        assert stats.binomtest(drawn, records * steps, wrong * rate).pvalue < ALARM
+    # Without replacement or in fixed batches, counts of records would vary less.
+    law = stats.binom(steps, rate)
+    spread = ((data.asked - law.mean()) ** 2).sum() / law.var()
+    assert ALARM < stats.chi2.cdf(spread, records) < 1 - ALARM
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("physical", [None, 2])
+@pytest.mark.parametrize(("records", "rate"), [(0, 0.5), (1, 0.01), (3, 0.3), (20, 1.0)])
+def test_a_participation_has_exactly_the_plan_s_steps_empty_samples_included(
+    mode: str, physical: int | None, records: int, rate: float
+) -> None:
+    CountedSGD.taken = 0
+    train_with_dp_sgd(
+        small_model(),
+        loader_of(*records_of(records)),
+        plan=plan_of(sampling_rate=rate, steps=7, noise_multiplier=1.0),
+        how=DPSGD(
+            optimizer=lambda parameters: CountedSGD(parameters, lr=0.1),
+            grad_sample_mode=mode,
+            physical_batch_size=physical,
+            expected_batch_size=5.0,
+        ),
+    )
+    assert CountedSGD.taken == 7
+
+
+# How far one record moves the sum.
+
+
+class Picky(nn.Module):
+    """Raises in the middle of a forward pass at a record whose first feature is 13."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(FEATURES, 5)
+        self.last = nn.Linear(5, CLASSES)
+
+    def forward(self, features: Tensor) -> Tensor:
+        hidden = torch.tanh(self.first(features))
+        if (features[:, 0] == 13.0).any():
+            raise RuntimeError("patient 4711")
+        logits: Tensor = self.last(hidden)
+        return logits
+
+
+ADVERSARIAL = {
+    "nan": math.nan,
+    "infinite": math.inf,
+    "1e38": 1e38,
+    "-3e38": -3e38,
+    "1e20": 1e20,
+    "zero": 0.0,
+    "raises": 13.0,
+    "usual": 1.0,
+}
+LONG_STEP = 0.5 * (1 + 1e-3)  # the clipping norm, noise and rounding of the sum
+
+
+@pytest.mark.parametrize("physical", [None, 3])
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", ADVERSARIAL.values(), ids=ADVERSARIAL)
+def test_no_record_moves_the_sum_by_more_than_the_clipping_norm(
+    mode: str, physical: int | None, value: float
+) -> None:
+    features, labels = records_of(10)
+    # Also beside others of its kind: what one spoils must not be what another one spoiled.
+    for others in (0, 2):
+        features[1 : 1 + others] = value
+        with_it = features.clone()
+        with_it[5] = value
+        without = torch.arange(10) != 5
+        sums = [
+            released_sum(Picky(), each, mode=mode, physical_batch_size=physical)
+            for each in (
+                loader_of(with_it, labels),
+                loader_of(with_it[without], labels[without]),
+            )
+        ]
+        assert torch.isfinite(torch.stack(sums)).all()
+        assert (sums[0] - sums[1]).norm() <= LONG_STEP
+        assert sums[1].norm() > 1.0  # the others are still there
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("label", [CLASSES, -7])
+def test_a_label_that_the_loss_refuses_costs_one_record(mode: str, label: int) -> None:
+    features, labels = records_of(10)
+    wrong = labels.clone()
+    wrong[4] = label
+    without = torch.arange(10) != 4
+    loss = nn.CrossEntropyLoss()
+    sums = [
+        released_sum(small_model(), each, mode=mode, criterion=loss)
+        for each in (loader_of(features, wrong), loader_of(features[without], labels[without]))
+    ]
+    torch.testing.assert_close(*sums, atol=1e-3, rtol=0.0)
+    assert loss.reduction == "mean"
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_gradient_that_overflows_only_as_its_own_moves_nothing_but_itself(mode: str) -> None:
+    # In the mean over ten records it would be finite; as one record's it is not.
+    model = nn.Linear(FEATURES, 1, bias=False)
+    nn.init.zeros_(model.weight)
+    features, _ = records_of(10)
+    targets = torch.ones(10, 1)
+    features[3] = 3e38
+    sums = []
+    for kept in (torch.ones(10, dtype=torch.bool), torch.arange(10) != 3):
+        loader = loader_of(features[kept], targets[kept])
+        sums.append(released_sum(model, loader, mode=mode, criterion=nn.MSELoss()))
+    assert torch.isfinite(torch.stack(sums)).all()
+    assert (sums[0] - sums[1]).norm() <= LONG_STEP
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("value", [math.nan, 13.0])
+def test_records_that_are_all_bad_are_a_step_of_noise(mode: str, value: float) -> None:
+    features, labels = torch.full((6, FEATURES), value), torch.zeros(6, dtype=torch.long)
+    moved = released_sum(Picky(), loader_of(features, labels), mode=mode)
+    assert 0.0 < moved.norm() < 1e-3
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_class_weights_do_not_let_one_record_scale_the_others(mode: str) -> None:
+    features, labels = records_of(30)
+    labels[:], labels[7] = 0, 1
+    weights = torch.tensor([1.0, 1000.0, 1.0])
+    without = torch.arange(30) != 7
+    sums = [
+        released_sum(small_model(), each, mode=mode, criterion=nn.CrossEntropyLoss(weight=weights))
+        for each in (loader_of(features, labels), loader_of(features[without], labels[without]))
+    ]
+    assert (sums[0] - sums[1]).norm() <= LONG_STEP
+    assert sums[1].norm() > 5 * LONG_STEP
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "criterion", [nn.MSELoss(), nn.BCEWithLogitsLoss(), nn.L1Loss()], ids=lambda loss: str(loss)
+)
+@pytest.mark.parametrize("columns", [1, 2, 20])
+def test_losses_of_several_columns_are_clipped_record_by_record(
+    mode: str, criterion: nn.Module, columns: int
+) -> None:
+    torch.manual_seed(0)
+    model = nn.Linear(FEATURES, columns)
+    features, _ = records_of(20)
+    features *= 10.0
+    targets = torch.rand(20, columns)
+    without = torch.arange(20) != 11
+    sums = [
+        released_sum(model, each, mode=mode, criterion=criterion)
+        for each in (loader_of(features, targets), loader_of(features[without], targets[without]))
+    ]
+    assert (sums[0] - sums[1]).norm() <= LONG_STEP
+    assert sums[0].norm() <= 20 * LONG_STEP
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("outputs", "targets"), [((1,), ()), ((), (1,))])
+def test_a_loss_that_mixes_records_is_refused(
+    mode: str, outputs: tuple[int, ...], targets: tuple[int, ...]
+) -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 1), nn.Flatten(0) if not outputs else nn.Identity())
+    features, _ = records_of(6)
+    with pytest.raises(MixesRecords, match="a loss of its own"):
+        released_sum(
+            model,
+            loader_of(features, torch.rand(6, *targets)),
+            mode=mode,
+            criterion=nn.MSELoss(),
+        )
+
+
+# What it leaves behind.
+
+
+@pytest.fixture(params=MODES)
+def trained(request: pytest.FixtureRequest) -> Iterator[tuple[str, nn.Module]]:
+    model = Picky()
+    features, labels = records_of(10)
+    features[2] = 13.0  # and one pass breaks off
+    train_with_dp_sgd(
+        model,
+        loader_of(features, labels),
+        plan=plan_of(steps=2),
+        how=DPSGD(grad_sample_mode=request.param),
+    )
+    yield request.param, model
+
+
+def test_the_model_comes_back_unwrapped_and_without_hooks(trained: tuple[str, nn.Module]) -> None:
+    _, model = trained
+    assert list(model.state_dict()) == list(Picky().state_dict())
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._backward_hooks
+        assert not getattr(module, "activations", [])
+        assert not hasattr(module, "autograd_grad_sample_hooks")
+    for each in model.parameters():
+        for name in ("grad_sample", "_current_grad_sample", "_norm_sample", "_forward_counter"):
+            assert not hasattr(each, name)
+
+
+def test_no_record_s_gradient_stays_on_the_model(trained: tuple[str, nn.Module]) -> None:
+    _, model = trained
+    for each in model.parameters():
+        assert each.grad is None or not each.grad.any()
+        assert getattr(each, "summed_grad", None) is None
+
+
+def test_the_model_can_be_trained_again_and_copied(trained: tuple[str, nn.Module]) -> None:
+    mode, model = trained
+    again = copy.deepcopy(model)
+    before = flat(again)
+    train_with_dp_sgd(
+        again, loader_of(*records_of(10)), plan=plan_of(), how=DPSGD(grad_sample_mode=mode)
+    )
+    assert (flat(again) - before).norm() > 1e-3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("grad_sample_mode", "ew"),
+        ("criterion", nn.CrossEntropyLoss(reduction="sum")),
+        ("criterion", nn.Identity()),
+        ("expected_batch_size", 0.0),
+        ("expected_batch_size", math.inf),
+        ("physical_batch_size", 0),
+    ],
+)
+def test_a_setting_out_of_range_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=field):
+        DPSGD(**{field: value})

@@ -1,0 +1,436 @@
+"""A client that trains by DP-SGD: what it charges, what it sends, and what it keeps to itself."""
+
+from __future__ import annotations
+
+import math
+import pickle
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.client import NumPyClient
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from fl_dp import PrivacyBudget
+from fl_dp.accounting import Account, ExamplePlan, NodeLedger, epsilon
+from fl_dp.clients import (
+    DPSGD,
+    OpacusClient,
+    exchanged_arrays,
+    numpy_client_app,
+    private_module,
+)
+from fl_dp.clients.fit_for_dp_sgd import exchanged_names
+from fl_dp.mechanisms import SecureRandom
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of a first layer
+    pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
+]
+
+MODES = ("hooks", "functorch", "ghost")
+SECRET = "patient 4711 has condition X"
+FEATURES, CLASSES, RECORDS = 4, 3, 300
+WARD = Account(unit="example", source="ward")
+PLAN = ExamplePlan(
+    budget=PrivacyBudget(epsilon=8.0, delta=1e-5),
+    noise_multiplier=1.0,
+    sampling_rate=0.1,
+    steps=10,
+    participations=3,
+    clipping_norm=1.0,
+)
+SMALL = replace(PLAN, budget=PrivacyBudget(epsilon=3.0, delta=1e-5))
+"""A budget of one participation."""
+
+
+class Net(nn.Module):
+    """A model with a frozen layer, a buffer that training changes, and an integer one."""
+
+    seen: Tensor
+    scale: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(FEATURES, 5)
+        self.last = nn.Linear(5, CLASSES)
+        self.frozen = nn.Linear(FEATURES, FEATURES, bias=False).requires_grad_(False)
+        self.register_buffer("seen", torch.tensor(7))
+        self.register_buffer("scale", torch.ones(2))
+
+    def forward(self, features: Tensor) -> Tensor:
+        with torch.no_grad():  # what no noise is added to
+            self.seen += len(features)
+            self.scale += features.abs().sum()
+            self.frozen.weight += features.mean()
+        logits: Tensor = self.last(torch.tanh(self.first(features)))
+        return logits
+
+
+NOT_TRAINED = {"frozen.weight", "seen", "scale"}
+
+
+def data_of(records: int = RECORDS) -> TensorDataset:
+    generator = torch.Generator().manual_seed(1)
+    features = torch.randn(records, FEATURES, generator=generator)
+    return TensorDataset(features, torch.randint(0, CLASSES, (records,), generator=generator))
+
+
+class Client:
+    """A client with its ledger in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.ledger = folder / "ledger.db"
+
+    def __call__(
+        self, model: nn.Module | None = None, data: Any = None, **changes: Any
+    ) -> OpacusClient:
+        fields: dict[str, Any] = dict(plan=PLAN, ledger=self.ledger, account=WARD)
+        return OpacusClient(
+            Net() if model is None else model,
+            DataLoader(data_of() if data is None else data),
+            **(fields | changes),
+        )
+
+    def spent(self) -> dict[Any, int]:
+        with NodeLedger.open(self.ledger) as ledger:
+            return dict(ledger.spending(WARD).history)
+
+
+@pytest.fixture
+def client(tmp_path: Path) -> Client:
+    return Client(tmp_path)
+
+
+def arrays_of(model: nn.Module, **options: Any) -> list[np.ndarray]:
+    return exchanged_arrays(model, **options).to_numpy_ndarrays()
+
+
+def fit(client: NumPyClient, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    sent, examples, metrics = client.fit(arrays, {"server-round": 1})
+    assert (examples, metrics) == (1, {})
+    return sent
+
+
+def assert_same(sent: list[np.ndarray], arrays: list[np.ndarray]) -> None:
+    for one, other in zip(sent, arrays, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        np.testing.assert_array_equal(one, other)
+
+
+# What is charged.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_each_participation_is_charged_as_opacus_would_count_it(client: Client, mode: str) -> None:
+    from opacus.accountants import RDPAccountant
+
+    for rounds in (1, 2):
+        fit(client(dp_sgd=DPSGD(grad_sample_mode=mode)), arrays_of(Net()))
+        assert client.spent() == {PLAN.event: rounds * PLAN.steps}
+    accountant = RDPAccountant()
+    accountant.history = [(PLAN.noise_multiplier, PLAN.sampling_rate, 2 * PLAN.steps)]
+    with NodeLedger.read(client.ledger) as ledger:
+        spent = ledger.spending(WARD).epsilon()
+    orders = [1 + x / 10.0 for x in range(1, 100)] + list(range(11, 64))
+    theirs = accountant.get_epsilon(1e-5, alphas=orders)
+    assert spent.rdp == pytest.approx(theirs, rel=5e-3)  # another set of orders
+    assert spent == epsilon({PLAN.event: 20}, 1e-5)
+
+
+def test_the_charge_is_on_disk_before_a_record_is_read(client: Client) -> None:
+    spent_then = []
+
+    class Watching(Dataset[Any]):
+        def __len__(self) -> int:
+            return RECORDS
+
+        def __getitem__(self, row: int) -> Any:
+            spent_then.append(client.spent())
+            return torch.zeros(FEATURES), torch.tensor(0)
+
+    plan = replace(PLAN, steps=1, sampling_rate=0.02)
+    fit(client(data=Watching(), plan=plan), arrays_of(Net()))
+    assert all(each == {plan.event: 1} for each in spent_then)
+
+
+def test_a_new_client_with_the_same_ledger_goes_on_spending(client: Client) -> None:
+    arrays = arrays_of(Net())
+    assert any((a != b).any() for a, b in zip(fit(client(plan=SMALL), arrays), arrays, strict=True))
+    assert_same(fit(client(plan=SMALL), arrays), arrays)
+    assert client.spent() == {PLAN.event: 10}
+
+
+def test_a_client_keeps_an_open_ledger_that_it_was_given(client: Client) -> None:
+    with NodeLedger.open(client.ledger) as ledger:
+        for _ in range(2):
+            fit(client(ledger=ledger), arrays_of(Net()))
+        assert ledger.spending(WARD).reserved == 2
+
+
+def test_the_owner_s_budget_wins_over_the_plan_s(client: Client) -> None:
+    arrays = arrays_of(Net())
+    capped = client(budget=PrivacyBudget(epsilon=1.0, delta=1e-5))
+    assert_same(fit(capped, arrays), arrays)
+    assert client.spent() == {}
+
+
+# What is sent.
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_frozen_parameters_and_buffers_go_back_as_they_came(client: Client, mode: str) -> None:
+    model = Net()
+    arrays = arrays_of(model)
+    sent = fit(client(model, dp_sgd=DPSGD(grad_sample_mode=mode)), arrays)
+    assert model.seen > 7  # training did change them
+    for name, one, other in zip(exchanged_names(model), sent, arrays, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert (name in NOT_TRAINED) == np.array_equal(one, other)
+
+
+def test_training_starts_from_the_arrays_of_the_message(client: Client) -> None:
+    arrays = [each + each.dtype.type(3) for each in arrays_of(Net())]
+    for one, other in zip(fit(client(), arrays), arrays, strict=True):
+        assert np.abs(one.astype(float) - other).max() < 2.0
+
+
+def exhausted(client: Client) -> OpacusClient:
+    fit(client(plan=SMALL), arrays_of(Net()))
+    return client(plan=SMALL)
+
+
+class Raising(Dataset[Any]):
+    """Raises at each record."""
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, row: int) -> Any:
+        raise RuntimeError(SECRET)
+
+
+def without_ledger(client: Client) -> OpacusClient:
+    return client(ledger=client.ledger.parent / "no folder" / "ledger.db")
+
+
+def corrupted(client: Client) -> OpacusClient:
+    client.ledger.write_bytes(b"no ledger" * 1000)
+    return client()
+
+
+FAILURES: dict[str, Callable[[Client], OpacusClient]] = {
+    "exhausted": exhausted,
+    "raising data": lambda client: client(data=Raising()),
+    "no ledger": without_ledger,
+    "corrupted ledger": corrupted,
+    "no torch optimizer": lambda client: client(dp_sgd=DPSGD(optimizer=lambda _: None)),  # type: ignore[arg-type, return-value]  # on purpose
+}
+
+
+@pytest.mark.parametrize("failing", FAILURES.values(), ids=FAILURES)
+def test_a_client_that_can_not_train_sends_what_it_received(
+    client: Client, failing: Callable[[Client], OpacusClient]
+) -> None:
+    made = failing(client)
+    arrays = [each + each.dtype.type(1) for each in arrays_of(Net())]
+    before = [each.copy() for each in arrays]
+    sent = fit(made, arrays)
+    assert_same(sent, before)
+
+
+@pytest.mark.parametrize("failing", [None, *FAILURES.values()], ids=["trains", *FAILURES])
+def test_every_reply_has_the_same_names_shapes_and_metrics(
+    client: Client, node: Any, failing: Callable[[Client], OpacusClient] | None
+) -> None:
+    made = client() if failing is None else failing(client)
+    model = {str(name): array.numpy() for name, array in exchanged_arrays(Net()).items()}
+    reply = node(numpy_client_app(lambda context: made)).train(model, None)
+    assert not reply.has_error()
+    [sent] = reply.content.array_records.values()
+    assert {n: (a.numpy().dtype, a.numpy().shape) for n, a in sent.items()} == {
+        n: (a.dtype, a.shape) for n, a in model.items()
+    }
+    [metrics] = reply.content.metric_records.values()
+    assert dict(metrics) == {"num-examples": 1}
+    assert b"4711" not in pickle.dumps(reply)
+
+
+def test_nothing_in_the_reply_depends_on_how_many_records_there_are(
+    client: Client, node: Any
+) -> None:
+    model = {str(name): array.numpy() for name, array in exchanged_arrays(Net()).items()}
+    replies = []
+    for records in (0, 1, 271):
+        made = client(data=data_of(records), dp_sgd=DPSGD(expected_batch_size=30.0))
+        reply = node(numpy_client_app(lambda context, made=made: made)).train(model, None)
+        replies.append(
+            (
+                [(key, sorted(record)) for key, record in reply.content.items()],
+                [dict(each) for each in reply.content.metric_records.values()],
+                len(pickle.dumps(reply.content.array_records)),
+            )
+        )
+    assert replies[0] == replies[1] == replies[2]
+
+
+def test_arrays_that_do_not_fit_the_model_cost_nothing(client: Client) -> None:
+    arrays = [np.zeros(3, np.float32)]
+    assert_same(fit(client(), arrays), arrays)
+    assert client.spent() == {}
+
+
+def test_training_that_fails_stays_charged(client: Client) -> None:
+    fit(client(data=Raising()), arrays_of(Net()))
+    assert client.spent() == {PLAN.event: PLAN.steps}
+
+
+def test_evaluation_on_private_records_is_refused(client: Client) -> None:
+    with pytest.raises(ValueError, match="uncharged release"):
+        client().evaluate(arrays_of(Net()), {})
+
+
+def test_equal_seeds_of_a_test_give_equal_models(client: Client) -> None:
+    sent = []
+    for seed in (1, 1, 2):
+        sent.append(fit(client(rng=SecureRandom(insecure_seed=seed)), arrays_of(Net())))
+    assert_same(sent[0], sent[1])
+    assert any((a != b).any() for a, b in zip(sent[0], sent[2], strict=True))
+
+
+# What can be trained.
+
+
+class WithBatchNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Conv2d(1, 4, 3), nn.BatchNorm2d(4), nn.Flatten())
+        self.head = nn.Linear(4 * 2 * 2, CLASSES)
+
+    def forward(self, images: Tensor) -> Tensor:
+        logits: Tensor = self.head(self.body(images))
+        return logits
+
+
+def test_batch_norm_is_refused_with_the_way_out(client: Client) -> None:
+    with pytest.raises(ValueError, match=r"private_module\(model\)"):
+        client(WithBatchNorm())
+
+
+def test_private_module_replaces_batch_norm_and_says_so(client: Client) -> None:
+    original = WithBatchNorm()
+    model, changes = private_module(original)
+    [change] = changes
+    assert change.startswith("body.1: BatchNorm2d(4, ")
+    assert "became GroupNorm(4, 4, " in change
+    assert isinstance(original.body[1], nn.BatchNorm2d)
+    images = TensorDataset(torch.randn(50, 1, 4, 4), torch.zeros(50, dtype=torch.long))
+    arrays = arrays_of(model)
+    sent = fit(client(model, images), arrays)
+    assert all((a != b).any() for a, b in zip(sent, arrays, strict=True))
+
+
+def test_private_module_leaves_a_fit_model_as_it_is() -> None:
+    model, changes = private_module(nn.Linear(2, 2))
+    assert (str(model), changes) == (str(nn.Linear(2, 2)), ())
+
+
+def test_a_model_that_is_frozen_altogether_is_refused(client: Client) -> None:
+    with pytest.raises(ValueError, match="every parameter of the model is frozen"):
+        client(nn.Linear(2, 2).requires_grad_(False))
+
+
+def test_an_account_of_clients_is_refused(client: Client) -> None:
+    with pytest.raises(ValueError, match="protects examples, but the account is of a client"):
+        client(account=Account(unit="client", source="ward"))
+
+
+class Named(nn.Module):
+    """Takes what tokenizers give: names."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = nn.Embedding(11, 6)
+        self.query = nn.Linear(6, 6)
+        self.head = nn.Linear(6, CLASSES)
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        words = self.query(self.embedding(input_ids)) * attention_mask.unsqueeze(-1)
+        logits: Tensor = self.head(words.sum(1) / attention_mask.sum(1, keepdim=True))
+        return logits
+
+
+class Texts(Dataset[Any]):
+    """Token ids below 11, and one record with an id that the embedding does not have."""
+
+    def __init__(self, records: int, *, unknown: int | None = None) -> None:
+        generator = torch.Generator().manual_seed(1)
+        self.ids = torch.randint(0, 11, (records, 5), generator=generator)
+        if unknown is not None:
+            self.ids[unknown] = 99
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __getitem__(self, row: int) -> Any:
+        return {"input_ids": self.ids[row], "attention_mask": torch.ones(5)}, row % CLASSES
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("unknown", [None, 7])
+def test_only_adapters_of_a_lora_model_travel_and_change(
+    client: Client, mode: str, unknown: int | None
+) -> None:
+    peft = pytest.importorskip("peft")
+    model = peft.get_peft_model(
+        Named(), peft.LoraConfig(r=2, target_modules=["query"], init_lora_weights=False)
+    )
+    base = {n: p.detach().clone() for n, p in model.named_parameters() if not p.requires_grad}
+    arrays = arrays_of(model, trainable_only=True)
+    names = exchanged_names(model, trainable_only=True)
+    assert len(arrays) == 2
+    assert all("lora_" in name for name in names)
+    sent = fit(
+        client(
+            model,
+            Texts(60, unknown=unknown),
+            plan=replace(PLAN, noise_multiplier=4.0, sampling_rate=0.5),
+            dp_sgd=DPSGD(grad_sample_mode=mode),
+            trainable_only=True,
+        ),
+        arrays,
+    )
+    assert [each.shape for each in sent] == [each.shape for each in arrays]
+    assert all((a != b).any() for a, b in zip(sent, arrays, strict=True))
+    now = dict(model.named_parameters())
+    assert len(base) == 5
+    for name, values in base.items():
+        assert torch.equal(now[name], values)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_a_private_training_learns(client: Client, mode: str) -> None:
+    generator = torch.Generator().manual_seed(3)
+    features = torch.randn(RECORDS, FEATURES, generator=generator)
+    labels = (features[:, 0] > 0).long()
+    model = nn.Sequential(nn.Linear(FEATURES, 2))
+    nn.init.zeros_(model[0].weight)
+    plan = replace(
+        PLAN, steps=40, noise_multiplier=0.8, budget=PrivacyBudget(epsilon=20, delta=1e-5)
+    )
+    how = DPSGD(
+        optimizer=lambda parameters: SGD(parameters, lr=1.0, momentum=0.5), grad_sample_mode=mode
+    )
+    made = client(model, TensorDataset(features, labels), plan=plan, dp_sgd=how)
+    arrays = fit(made, arrays_of(model))
+    right = (features.numpy() @ arrays[0].T + arrays[1]).argmax(axis=1) == labels.numpy()
+    assert right.mean() > 0.85
+    assert math.isfinite(float(np.abs(arrays[0]).max()))
