@@ -2,6 +2,8 @@
 
 import math
 import pickle
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +12,8 @@ from flwr.clientapp import ClientApp
 from laws import ALARM, counts_p
 from scipy import stats
 
+from fl_dp import PrivacyBudget
+from fl_dp.accounting import Account, GaussianEvent, NodeLedger, affordable_rounds
 from fl_dp.clients import client_noise_mod, numpy_client_app
 from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism, ScalarMetric
 from fl_dp.updates.instruction import ClientNoise, RoundInstruction
@@ -325,3 +329,191 @@ def test_train_messages_with_an_action_do_not_pass(node, read):
     model = ArrayRecord({n: Array(a) for n, a in MODEL.items()})
     reply = node(app).ask("train.fast", {"model": model, "config": config})
     assert read(reply)[1] == {"num-examples": 1}
+
+
+# What the node's own ledger says.
+
+BUDGET = PrivacyBudget(epsilon=6.0, delta=1e-5)
+PAID = ClientNoise(
+    scheme="gaussian",
+    noise_multiplier=2.0,
+    clipping_norm=0.5,
+    epsilon=BUDGET.epsilon,
+    delta=BUDGET.delta,
+)
+RELEASE = GaussianEvent(noise_multiplier=2.0)
+FITTING = affordable_rounds({}, RELEASE, BUDGET.epsilon, 0.9 * BUDGET.delta, at_most=100)
+
+
+@pytest.fixture
+def keeping(node, tmp_path):
+    """Make a node that keeps a ledger, and a way to look into it."""
+
+    class Keeping:
+        path = tmp_path / "ledger.db"
+
+        def node(self, app, **config):
+            return node(app, {"ledger-path": str(self.path), "dataset-name": "ward"} | config)
+
+        def spent(self):
+            if not self.path.exists():
+                return {}
+            with NodeLedger.read(self.path) as ledger:
+                return dict(ledger.spending(Account(unit="client", source="ward")).history)
+
+    return Keeping()
+
+
+def test_each_reply_is_charged_before_the_client_trains(keeping, told, read):
+    seen = []
+
+    class Watching(told):
+        def fit(self, parameters, config):
+            seen.append(keeping.spent())
+            return super().fit(parameters, config)
+
+    here = keeping.node(numpy_client_app(lambda context: Watching(1.0)))
+    for _ in range(2):
+        read(here.train(MODEL, instruction(PAID)))
+    assert seen == [{RELEASE: 1}, {RELEASE: 2}]
+
+
+def test_a_client_that_fails_stays_charged(keeping, told, read):
+    client = told(error=RuntimeError(SECRET))
+    read(keeping.node(numpy_client_app(lambda context: client)).train(MODEL, instruction(PAID)))
+    assert keeping.spent() == {RELEASE: 1}
+
+
+def test_beyond_the_budget_the_handler_is_not_called_and_nothing_is_charged(keeping, told, read):
+    client = told(100.0)
+    here = keeping.node(numpy_client_app(lambda context: client))
+    assert 1 <= FITTING < 10
+    for _ in range(FITTING + 3):
+        read(here.train(MODEL, instruction(PAID)))
+    assert client.calls == FITTING
+    assert keeping.spent() == {RELEASE: FITTING}
+
+
+def refused(keeping, app, **config):
+    """A node whose owner allows less than one release costs."""
+    return keeping.node(app, **({"max-epsilon": 0.01} | config))
+
+
+def test_what_is_sent_beyond_the_budget_has_the_law_of_every_reply(keeping, told, read, scale_p):
+    # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
+    client = told(100.0)
+    here = refused(keeping, numpy_client_app(lambda context: client))
+    draws = read(here.train(LARGE, instruction(PAID)))[0]["w"]
+    assert client.calls == 0
+    assert stats.kstest(draws, stats.norm.cdf).pvalue > ALARM
+    assert scale_p(draws, *SPREADS["gaussian"]) > ALARM
+    for wrong in (0.9, 1.1):
+        assert scale_p(draws / wrong, *SPREADS["gaussian"]) < ALARM
+    again = read(here.train(LARGE, instruction(PAID)))[0]["w"]
+    assert abs(np.corrcoef(draws, again)[0, 1]) < 6 / np.sqrt(SIZE)
+
+
+@pytest.mark.parametrize("scheme", ["gaussian", "laplace", "exponential"])
+def test_a_reply_beyond_the_budget_looks_like_any_other(keeping, told, scheme):
+    asked = instruction(replace(PAID, scheme=scheme, noise_multiplier=30.0))
+    app = numpy_client_app(lambda context: told(0.1, metrics={"loss": 1.0}))
+    replies = [here.train(MODEL, asked) for here in (keeping.node(app), refused(keeping, app))]
+    forms = [
+        (
+            [(key, list(record)) for key, record in reply.content.items()],
+            [
+                (a.numpy().dtype, a.numpy().shape)
+                for each in reply.content.array_records.values()
+                for a in each.values()
+            ],
+            [dict(each) for each in reply.content.metric_records.values()],
+        )
+        for reply in replies
+    ]
+    assert forms[0] == forms[1]
+    assert len(pickle.dumps(replies[0].content)) == len(pickle.dumps(replies[1].content))
+    assert sum(keeping.spent().values()) == 1
+
+
+def test_the_owner_s_cap_wins_over_the_server_s_budget(keeping, told, read):
+    most = affordable_rounds({}, RELEASE, 3.0, 0.9 * BUDGET.delta, at_most=100)
+    assert 1 <= most < FITTING
+    client = told(1.0)
+    here = keeping.node(numpy_client_app(lambda context: client), **{"max-epsilon": 3.0})
+    for _ in range(FITTING):
+        read(here.train(MODEL, instruction(PAID)))
+    assert client.calls == most
+
+
+def test_the_owner_s_cap_holds_where_the_server_names_no_budget(keeping, told, read):
+    client = told(1.0)
+    caps = {"max-epsilon": BUDGET.epsilon, "max-delta": BUDGET.delta}
+    here = keeping.node(numpy_client_app(lambda context: client), **caps)
+    for _ in range(FITTING + 2):
+        read(here.train(MODEL, instruction(replace(PAID, epsilon=None, delta=None))))
+    assert client.calls == FITTING
+
+
+def test_another_run_goes_on_spending_from_where_the_last_one_ended(keeping, told, read):
+    client = told(1.0)
+    for _ in range(FITTING + 1):  # a node that is started anew each time
+        here = keeping.node(numpy_client_app(lambda context: client))
+        read(here.train(MODEL, instruction(PAID)))
+    assert client.calls == FITTING
+
+
+@pytest.mark.parametrize("damage", ["corrupted", "no folder", "no cap's delta", "a bad cap"])
+def test_a_ledger_that_can_not_be_charged_sends_the_noised_zero(keeping, told, read, damage):
+    client = told(100.0)
+    config, asked = {}, replace(PAID, clipping_norm=1e-4)
+    match damage:
+        case "corrupted":
+            keeping.path.write_bytes(b"no ledger" * 1000)
+        case "no folder":
+            keeping.path = keeping.path.parent / "nowhere" / "ledger.db"
+        case "no cap's delta":
+            config, asked = {"max-epsilon": 1.0}, replace(asked, epsilon=None, delta=None)
+        case "a bad cap":
+            config = {"max-epsilon": "4"}
+    here = keeping.node(numpy_client_app(lambda context: client), **config)
+    arrays, metrics = read(here.train(MODEL, instruction(asked)))
+    assert client.calls == 0
+    assert metrics == {"num-examples": 1}
+    np.testing.assert_allclose(arrays["w"], MODEL["w"], atol=2e-3)
+    assert (arrays["w"] != MODEL["w"]).any()
+
+
+def test_a_foreign_app_is_charged_too_and_not_called_beyond_the_budget(keeping, read):
+    calls = []
+
+    def counted(message):
+        calls.append(1)
+        return plus_one(message)
+
+    here = keeping.node(foreign_app(counted))
+    for _ in range(FITTING + 2):
+        read(here.train(MODEL, instruction(PAID)))
+    assert (len(calls), keeping.spent()) == (FITTING, {RELEASE: FITTING})
+
+
+def test_evaluating_and_training_without_noise_at_the_client_cost_nothing(keeping, read):
+    here = keeping.node(foreign_app(plus_one))
+    here.ask("evaluate", {"config": ConfigRecord({"fl-dp-round": instruction(PAID).to_json()})})
+    for asked in (None, RoundInstruction(server_round=1)):
+        read(here.train(MODEL, asked))
+    assert keeping.spent() == {}
+
+
+def test_a_server_can_not_name_the_ledger_of_a_real_node(node, told, read, tmp_path, monkeypatch):
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+    app = numpy_client_app(lambda context: told(1.0))
+    read(node(app).train(MODEL, instruction(PAID), **{"fl-dp-ledgers": str(tmp_path)}))
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_node_without_a_ledger_trains_as_often_as_it_is_asked(node, told, read):
+    client = told(1.0)
+    here = node(numpy_client_app(lambda context: client))
+    for _ in range(FITTING + 2):
+        read(here.train(MODEL, instruction(PAID)))
+    assert client.calls == FITTING + 2

@@ -1,0 +1,121 @@
+"""What a node's owner allows: the server has no say in it."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+
+from fl_dp import PrivacyBudget
+from fl_dp.accounting import Account
+from fl_dp.clients import NodePrivacy
+from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY, in_simulation
+
+ASKED = PrivacyBudget(epsilon=3.0, delta=1e-5)
+
+
+def node(config: dict[str, Any], message: dict[str, Any] | None = None, **options: Any) -> Any:
+    context = Context(1, 77, config, RecordDict(), {})
+    return NodePrivacy.of(context, message or {}, **options)
+
+
+@pytest.fixture
+def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a worker of Flower's simulation engine."""
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+
+
+@pytest.fixture
+def real(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a SuperNode's process."""
+    monkeypatch.delitem(sys.modules, "ray", raising=False)
+
+
+def test_every_key_of_the_node_config_is_read() -> None:
+    read = node(
+        {
+            "ledger-path": "/data/ledger.db",
+            "max-epsilon": 4,
+            "max-delta": 1e-6,
+            "dataset-name": "ward",
+        }
+    )
+    assert read == NodePrivacy(
+        ledger="/data/ledger.db", source="ward", max_epsilon=4.0, max_delta=1e-6
+    )
+
+
+def test_without_keys_there_is_no_ledger_and_no_cap() -> None:
+    assert node({"partition-id": 3}) == NodePrivacy(ledger=None, source="partition-3")
+    assert "partition" not in node({}).source  # all that one ledger holds is one
+
+
+def test_the_units_that_a_node_hosts_are_different_data() -> None:
+    config = {"dataset-name": "ward"}
+    sources = [node(config, unit=unit).source for unit in (0, 1, 2)]
+    assert sources == ["ward", "ward/1", "ward/2"]
+
+
+@pytest.mark.usefixtures("real")
+def test_a_real_node_does_not_write_where_the_server_says(tmp_path: Path) -> None:
+    message = {SIMULATED_LEDGERS_KEY: str(tmp_path)}
+    assert not in_simulation()
+    assert node({"partition-id": 3}, message).ledger is None
+
+
+@pytest.mark.usefixtures("simulated")
+def test_in_a_simulation_each_node_has_a_ledger_in_the_named_folder(tmp_path: Path) -> None:
+    message = {SIMULATED_LEDGERS_KEY: str(tmp_path)}
+    assert in_simulation()
+    assert node({"partition-id": 3}, message).ledger == str(tmp_path / "node-3.db")
+    assert node({}, message).ledger == str(tmp_path / "node-77.db")
+    assert node({"partition-id": 3}, {}).ledger is None
+
+
+@pytest.mark.usefixtures("simulated")
+def test_the_owner_s_ledger_wins_over_the_server_s_folder(tmp_path: Path) -> None:
+    message = {SIMULATED_LEDGERS_KEY: str(tmp_path)}
+    assert node({"ledger-path": "/data/l.db"}, message).ledger == "/data/l.db"
+
+
+def test_ray_that_is_loaded_but_not_started_is_no_simulation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
+    assert not in_simulation()
+
+
+@pytest.mark.parametrize(
+    ("caps", "allowed"),
+    [
+        ({}, ASKED),
+        ({"max-epsilon": 1.0}, PrivacyBudget(epsilon=1.0, delta=1e-5)),
+        ({"max-epsilon": 5.0}, ASKED),
+        ({"max-delta": 1e-7}, PrivacyBudget(epsilon=3.0, delta=1e-7)),
+        ({"max-delta": 1e-2}, ASKED),
+        ({"max-epsilon": 2, "max-delta": 1e-6}, PrivacyBudget(epsilon=2.0, delta=1e-6)),
+    ],
+)
+def test_a_run_may_spend_what_it_asks_for_as_far_as_the_owner_allows(
+    caps: dict[str, Any], allowed: PrivacyBudget
+) -> None:
+    assert node(caps).budget(ASKED) == allowed
+
+
+@pytest.mark.parametrize("key", ["max-epsilon", "max-delta"])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), "4", True])
+def test_a_cap_that_is_no_positive_number_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(ValueError, match=f"{key} must be a positive number"):
+        node({key: value})
+
+
+def test_the_account_is_of_the_node_s_source() -> None:
+    read = node({"dataset-name": "ward"})
+    assert read.account(unit="client") == Account(unit="client", source="ward")
+    assert read.account(unit="example", fingerprint="f") == Account(
+        unit="example", source="ward", fingerprint="f"
+    )
