@@ -44,6 +44,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
     privacy = settings.privacy
     if privacy.mode == "none":
         raise ValueError("privacy=none promises nothing: there is no plan to make")
+    _require_exact_sums(settings)
     delta = target_delta(settings)
     selection = make_selection(settings)
     options = PlanOptions(
@@ -150,6 +151,16 @@ def target_delta(settings: Settings) -> float:
     if settings.privacy.delta is not None:
         return settings.privacy.delta
     return default_delta(settings.task.num_clients)
+
+
+def _require_exact_sums(settings: Settings) -> None:
+    sums = settings.simulation.units_per_node > 1 or settings.selection.coins == "nodes"
+    if sums and settings.compression.up != "none":
+        raise ValueError(
+            f"compression.up={settings.compression.up} would round the exact sum of a node that "
+            "sums its units: write compression.up=none, or simulation.units_per_node=1 and "
+            "selection.coins=server"
+        )
 
 
 def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:

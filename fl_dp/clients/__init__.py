@@ -1,6 +1,7 @@
 """What runs on a node: the bridge from Flower's messages to a `NumPyClient`."""
 
 from .client_noise import client_noise_mod
+from .compression import compression_mod
 from .numpy_client_app import numpy_client_app
 from .queries import (
     CONTRIBUTION_METRIC,
@@ -19,5 +20,6 @@ __all__ = [
     "NodeUnits",
     "UtilityQuery",
     "client_noise_mod",
+    "compression_mod",
     "numpy_client_app",
 ]

@@ -6,22 +6,14 @@ import logging
 from copy import copy
 
 import numpy as np
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.mechanisms import SecureRandom, client_scheme
 from fl_dp.updates import VectorLayout, only_array_record
-from fl_dp.updates.instruction import ClientNoise, RoundInstruction
+from fl_dp.updates.instruction import ClientNoise
 
-from .records import METRICS_KEY, only_record
+from .records import METRICS_KEY, instruction_of, only_record
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -83,9 +75,7 @@ def _noise_of(message: Message) -> ClientNoise | None:
     Raises:
         ValueError: If two configs have an instruction, or it asks for more than the private update.
     """
-    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
-        return None
-    instruction = _instruction(list(message.content.config_records.values()))
+    instruction = instruction_of(message)
     if instruction is None or instruction.client_noise is None:
         return None
     if instruction.sums_units:
@@ -97,10 +87,3 @@ def _noise_of(message: Message) -> ClientNoise | None:
             "utility or metric"
         )
     return instruction.client_noise
-
-
-def _instruction(configs: list[ConfigRecord]) -> RoundInstruction | None:
-    found = [instruction for instruction in map(RoundInstruction.of, configs) if instruction]
-    if len(found) > 1:
-        raise ValueError("the message has more than one instruction")
-    return found[0] if found else None

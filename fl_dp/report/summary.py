@@ -22,6 +22,8 @@ class RunSummary:
         test_accuracy: On the public test set, of the last model.
         epsilon: The bound that the statement quotes, from the ledger's records.
         delta: The delta that goes with it.
+        bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
+        bytes_up: Bytes of the arrays in its reply.
     """
 
     path: str
@@ -30,6 +32,8 @@ class RunSummary:
     test_accuracy: float
     epsilon: float
     delta: float
+    bytes_down: int | None = None
+    bytes_up: int | None = None
 
 
 def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
@@ -37,7 +41,8 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
     Returns:
         For each variant: its name, the number of runs, mean and standard deviation of the test
-        accuracy (the latter None for one run), epsilon and delta (the largest of the runs').
+        accuracy (the latter None for one run), epsilon and delta (the largest of the runs'), and
+        the bytes of a message down and up.
     """
     rows = []
     for variant in dict.fromkeys(run.variant for run in runs):
@@ -51,6 +56,8 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
                 "test_accuracy_std": statistics.stdev(accuracies) if len(members) > 1 else None,
                 "epsilon": max(run.epsilon for run in members),
                 "delta": max(run.delta for run in members),
+                "bytes_down": members[0].bytes_down,
+                "bytes_up": members[0].bytes_up,
             }
         )
     return rows
@@ -64,7 +71,7 @@ def summary_json(runs: Sequence[RunSummary]) -> dict[str, Any]:
 def summary_table(runs: Sequence[RunSummary]) -> Table:
     """Return the variants as a table for the terminal."""
     table = Table(title="Public test accuracy under differential privacy (unit: one client)")
-    for heading in ("setting", "runs", "accuracy", "epsilon", "delta"):
+    for heading in ("setting", "runs", "accuracy", "epsilon", "delta", "bytes down, up"):
         table.add_column(heading, justify="left" if heading == "setting" else "right")
     for row in by_variant(runs):
         spread = row["test_accuracy_std"]
@@ -75,6 +82,7 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
             accuracy if spread is None else f"{accuracy} ± {spread:.3f}",
             f"{_rounded_up(row['epsilon']):.4g}",
             f"{row['delta']:.3g}",
+            "-" if row["bytes_up"] is None else f"{row['bytes_down']:,}, {row['bytes_up']:,}",
         )
     return table
 
