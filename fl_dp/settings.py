@@ -453,8 +453,8 @@ class CompressionSettings:
     """Fewer bytes on the wire. It costs no privacy; docs/privacy.md says why.
 
     Attributes:
-        up: Of a client's update: `none`, `float16`, `bfloat16`, `quantize` (rounded at random, right
-            on average) or `top_k` (the largest magnitudes alone).
+        up: Of a client's update: `none`, `float16`, `bfloat16`, `quantize` (rounded at random,
+            right on average) or `top_k` (the largest magnitudes alone).
         bits: Bits of each number that is sent, for `quantize` and `top_k`, 1 to 16.
         fraction: Share of the coordinates that `top_k` sends, in (0, 1].
         down: Of the model: `none`, `float16` or `bfloat16`.

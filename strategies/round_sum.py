@@ -17,7 +17,12 @@ from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PrivacyPlan
-from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, SecureRandom
+from fl_dp.mechanisms import (
+    AdaptiveClipping,
+    GaussianBundle,
+    GridExponentialMechanism,
+    SecureRandom,
+)
 from fl_dp.updates import (
     ClippedSum,
     Compression,
@@ -260,6 +265,7 @@ class LocalSum(RoundSum):
             scheme=scheme,
             noise_multiplier=self._noise_multiplier,
             clipping_norm=self._plan.clipping_norm,
+            levels=self._levels(scheme),
         )
 
     @property
@@ -273,6 +279,20 @@ class LocalSum(RoundSum):
         """Add one reply. See `RoundSum.fold`."""
         norm = self._total.add(update_in(content, self._compression, self._total.layout.size))
         return [_observation(units[0], server_round, norm, math.nan)]
+
+    def _levels(self, scheme: str) -> int | None:
+        """Return as many points as the encoding has levels, so that it loses none of them."""
+        compression, norm = self._compression, self._plan.clipping_norm
+        if scheme != "exponential" or compression is None or compression.up != "quantize":
+            return None
+        levels = 1 << compression.bits
+        try:
+            GridExponentialMechanism(
+                noise_multiplier=self._noise_multiplier, clipping_norm=norm, levels=levels
+            )
+        except ValueError:  # too few or too many points for this noise: the default has to do
+            return None
+        return levels
 
     def release(self, rng: SecureRandom) -> Released:
         """Divide. See `RoundSum.release`."""

@@ -49,6 +49,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
         noise.scheme,
         noise_multiplier=noise.noise_multiplier,
         clipping_norm=noise.clipping_norm,
+        levels=noise.levels,
     )
     key, received = only_record(message.content.array_records, "ArrayRecord")
     # A copy: a handler may train in place, inside the message, and what is kept goes back.

@@ -41,11 +41,13 @@ class ClientNoise:
         scheme: `gaussian`, `laplace` or `exponential`.
         noise_multiplier: Scale of the noise over `clipping_norm`.
         clipping_norm: Bound on the update, L1 for `laplace`, else L2.
+        levels: Points of the grid of `exponential`, which cost no privacy; None: its default.
     """
 
     scheme: str
     noise_multiplier: float
     clipping_norm: float
+    levels: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,7 +53,8 @@ EVERYTHING = [
     *("selection.utility=accuracy", "selection.utility_high=1", "selection.largest_rate=0.5"),
     *("selection.records_per_client=30", "selection.smallest_rate=0.01"),
     *("selection.refresh_every=7", "selection.utility_noise=3", "selection.sharpness=2"),
-    "resume=/some/run",
+    *("compression.up=top_k", "compression.bits=3", "compression.fraction=0.5"),
+    *("compression.down=bfloat16", "resume=/some/run"),
 ]
 
 
@@ -174,6 +175,10 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group):
         ("client.learning_rate", "0.0"),
         ("client.epochs", "0"),
         ("client.batch_size", "0"),
+        ("compression.up", "zip"),
+        ("compression.bits", "17"),
+        ("compression.fraction", "0.0"),
+        ("compression.down", "quantize"),
         ("simulation.num_cpus", "0"),
         ("simulation.num_gpus", "-0.5"),
     ],

@@ -90,6 +90,7 @@ def test_in_local_mode_each_client_is_told_its_noise_and_charged_in_full(
             "scheme": scheme,
             "noise_multiplier": 2.0,
             "clipping_norm": CLIP,
+            "levels": None,
         }
     assert trained.ledger is not None
     assert trained.ledger.history == plan.history
