@@ -115,6 +115,8 @@ class _Sum:
         values = None
         if isinstance(unit, ArrayRecord):
             values = self.layout.values(unit)
+        elif unit.shape != self._update.shape:
+            raise ValueError(f"an update has shape ({self.layout.size},), got {unit.shape}")
         else:
             self._update[:] = unit
         squares: list[list[float]] = [[] for _ in self._blocks]
@@ -244,7 +246,7 @@ class ClippedSum(_Sum):
         Raises:
             RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
                 read. Nothing was added.
-            ValueError: If the weight is outside [0, 1].
+            ValueError: If the weight is outside [0, 1], or a flat update has another shape.
             OverflowError: If more units are added than float64 sums exactly on this grid.
         """
         if not 0.0 <= weight <= 1.0:
@@ -346,6 +348,7 @@ class PlainSum(_Sum):
         Raises:
             RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
                 read. Nothing was added.
+            ValueError: If a flat update has another shape.
         """
         (norm,) = self._load(unit)
         if not (0.0 <= weight <= _LARGEST_SUMMAND and weight * norm <= _LARGEST_SUMMAND):
