@@ -434,14 +434,17 @@ def _run_one(link: LocalSuperLink, job: _Job, console: Console) -> RunSummary:
     with progress_line(console, title, rounds=job.settings.rounds, budget=job.budget) as on_round:
         run_through_flower(link, job.settings, job.sent, job.folder, on_round)
     statement = job.folder.read_statement()
+    last = job.folder.read_metrics()[-1]
     return RunSummary(
         path=str(job.folder.path),
         variant=job.variant,
         rounds=statement["rounds"],
-        test_accuracy=job.folder.read_metrics()[-1]["test_accuracy"],
+        test_accuracy=last["test_accuracy"],
         epsilon=statement["epsilon"].get(statement["quoted"], math.inf),
         delta=statement["delta"],
         unit="one record" if job.settings.privacy.mode == "example" else "one client",
+        bytes_down=last.get("bytes_down"),
+        bytes_up=last.get("bytes_up"),
     )
 
 

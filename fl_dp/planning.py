@@ -49,6 +49,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
         raise ValueError(
             f"privacy.mode={privacy.mode} promises nothing to clients: there is no plan to make"
         )
+    _require_exact_sums(settings)
     delta = target_delta(settings)
     selection = make_selection(settings)
     options = PlanOptions(
@@ -232,6 +233,16 @@ def _require_nothing_of_records(settings: Settings) -> None:
         raise ValueError(
             f"with DP-SGD inside clients nothing else may be computed from their records: leave "
             f"out {', '.join(found)}"
+        )
+
+
+def _require_exact_sums(settings: Settings) -> None:
+    sums = settings.simulation.units_per_node > 1 or settings.selection.coins == "nodes"
+    if sums and settings.compression.up != "none":
+        raise ValueError(
+            f"compression.up={settings.compression.up} would round the exact sum of a node that "
+            "sums its units: write compression.up=none, or simulation.units_per_node=1 and "
+            "selection.coins=server"
         )
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_dp.accounting import NoiseSchedule, PlateauSchedule
+from fl_dp.updates import Compression
 
 SETTINGS_KEY = "fl-dp-settings"
 """Where the settings lie in a train message's ConfigRecord."""
@@ -586,6 +587,36 @@ class ClientSettings:
 
 
 @dataclass(kw_only=True)
+class CompressionSettings:
+    """Fewer bytes on the wire. It costs no privacy; docs/privacy.md says why.
+
+    Attributes:
+        up: Of a client's update: `none`, `float16`, `bfloat16`, `quantize` (rounded at random,
+            right on average) or `top_k` (the largest magnitudes alone).
+        bits: Bits of each number that is sent, for `quantize` and `top_k`, 1 to 16.
+        fraction: Share of the coordinates that `top_k` sends, in (0, 1].
+        down: Of the model: `none`, `float16` or `bfloat16`.
+    """
+
+    up: str = "none"
+    bits: int = 8
+    fraction: float = 0.1
+    down: str = "none"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        try:
+            _ = self.compression  # it checks itself
+        except ValueError as error:
+            raise ValueError(f"compression.{error}") from error
+
+    @property
+    def compression(self) -> Compression:
+        """How updates and models travel."""
+        return Compression(**asdict(self))
+
+
+@dataclass(kw_only=True)
 class SimulationSettings:
     """Flower's simulation engine; not used on real nodes.
 
@@ -658,6 +689,7 @@ class Settings:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     server_optimizer: ServerOptimizerSettings = field(default_factory=ServerOptimizerSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
+    compression: CompressionSettings = field(default_factory=CompressionSettings)
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
 
     def __post_init__(self) -> None:
@@ -708,6 +740,7 @@ class Settings:
             "schedule": ScheduleSettings,
             "server_optimizer": ServerOptimizerSettings,
             "client": ClientSettings,
+            "compression": CompressionSettings,
             "simulation": SimulationSettings,
         }
         return cls(**values | {key: group(**values[key]) for key, group in groups.items()})

@@ -156,6 +156,7 @@ def _strategy(
         plateau_metric=settings.schedule.metric,
         after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
         examples=examples,
+        compression=settings.compression.compression,
     )
 
 
@@ -238,8 +239,10 @@ def _expected_cohort(strategy: DPFedAvg, settings: Settings) -> float:
 
 
 def _released(strategy: DPFedAvg) -> dict[str, Any]:
-    """Return what the round released besides the model."""
+    """Return what the round released besides the model, and what a message of it weighed."""
     released: dict[str, Any] = {}
+    if strategy.rounds_completed:  # bytes of the arrays of one message; neither says who got one
+        released |= {"bytes_down": strategy.bytes_down, "bytes_up": strategy.bytes_up}
     if strategy.released_metrics:
         released["clients"] = dict(strategy.released_metrics)
     if strategy.clipping_norms is not None and strategy.clipping_adapts:

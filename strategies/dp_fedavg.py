@@ -49,7 +49,14 @@ from fl_dp.accounting import (
     freeze,
 )
 from fl_dp.mechanisms import AdaptiveClipping, Clipping, SecureRandom
-from fl_dp.updates import RefusedUpdate, VectorLayout
+from fl_dp.updates import (
+    Compression,
+    RefusedUpdate,
+    VectorLayout,
+    array_bytes,
+    sum_bytes,
+    widen,
+)
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, INSTRUCTION_KEY, RoundInstruction
 
 from .exchange import default_window, exchange, wait_for_roster
@@ -90,6 +97,7 @@ class StrategyOptions(TypedDict, total=False):
     plateau_metric: str
     after_round: Callable[[Checkpoint], None] | None
     examples: ExamplePlan | None
+    compression: Compression | None
 
 
 class BudgetOptions(PlanOptions, StrategyOptions, total=False):
@@ -104,7 +112,7 @@ class _OpenRound:
     reservation: Reservation | None
     layout: VectorLayout
     model: ArrayRecord
-    origin: NDArray[np.float64]
+    flat_model: NDArray[np.float64]
     instruction: RecordDict
     sum: RoundSum
     asked: dict[int, tuple[Unit, ...]]
@@ -123,6 +131,9 @@ class DPFedAvg(Strategy):
         rounds_completed: Rounds whose model was released by this object.
         budget_exhausted: Whether training ended early because the next round did not fit.
         released_metrics: The clients' metrics that the last round released, as the plan says.
+        bytes_down: Bytes of the arrays that the last round sent to each node; 0 before the first.
+        bytes_up: Bytes of the arrays that each node was to answer with. Both are public: they
+            depend on the model's shapes and on settings alone.
     """
 
     def __init__(
@@ -139,6 +150,7 @@ class DPFedAvg(Strategy):
         plateau_metric: str = "accuracy",
         after_round: Callable[[Checkpoint], None] | None = None,
         examples: ExamplePlan | None = None,
+        compression: Compression | None = None,
     ) -> None:
         """Put a private path in front of `strategy`.
 
@@ -160,6 +172,10 @@ class DPFedAvg(Strategy):
             after_round: Given a checkpoint after the start and after every round, to save it.
             examples: What clients promise to each of their records, which they get with every
                 round (`OpacusClient`); with or without a plan, which promises something to clients.
+            compression: How updates and models travel; None: as they are. A client that was sent a
+                narrow model, or that is to encode its update, needs `compression_mod`; one that
+                answers with its model all the same is read as ever. Without a plan, clients that
+                are to encode their updates all weigh the same.
 
         Raises:
             ValueError: If plan, ledger and selection do not belong together, or an option does not
@@ -189,6 +205,8 @@ class DPFedAvg(Strategy):
         self._contributions: list[int] = []
         self._participations: Counter[int] = Counter()
         self._rounds_configured = 0
+        self._compression = compression if compression is not None else Compression()
+        self.bytes_down = self.bytes_up = 0
         self._check_options()
         self._clipping_norms = None if plan is None else plan.clipping.first_norms
         self._plateau = None if plan is None else plan.plateau_controller()
@@ -414,18 +432,23 @@ class DPFedAvg(Strategy):
         }
         self._participations.update(list(asked))
         self._rounds_configured += 1
-        origin = layout.flatten(released)
+        sent = self._compression.narrow(arrays)
+        flat_model = layout.flatten(released)
+        # An update is relative to what clients got, and then added to the exact model.
+        narrow = self._compression.down != "none"
+        origin = layout.flatten(layout.only_released(widen(sent))) if narrow else flat_model
         self._open = _OpenRound(
             number=server_round,
             reservation=reservation,
             layout=layout,
             model=arrays,
-            origin=origin,
+            flat_model=flat_model,
             instruction=instruction,
             sum=self.open_sum(reservation, layout, origin),
             asked=asked,
         )
-        return self._messages(self._open, RecordDict(dict(instruction) | {key: arrays}))
+        self.bytes_down, self.bytes_up = array_bytes(sent), self._reply_bytes(self._open)
+        return self._messages(self._open, RecordDict(dict(instruction) | {key: sent}))
 
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
@@ -450,7 +473,7 @@ class DPFedAvg(Strategy):
         self._contributions.append(folded)
         released = current.sum.release(self._rng)
 
-        private = current.layout.unflatten(current.origin + released.mean)
+        private = current.layout.unflatten(current.flat_model + released.mean)
         updated = self.optimizer.step(server_round, private, current.instruction)
         model = current.layout.merge(updated, current.model)
         if self.ledger is not None and current.reservation is not None:
@@ -610,6 +633,12 @@ class DPFedAvg(Strategy):
                 "nodes that flip the coins themselves ask no selection: use PoissonSelection "
                 f"itself, not {type(self.selection).__name__}"
             )
+        if self._sums_at_nodes and self._compression.up != "none":
+            raise ValueError(
+                "a node that sums its units answers in exact grid steps, without noise: "
+                f"compression.up={self._compression.up} would round them, so write "
+                "compression.up=none, or have one unit a node and coins at the server"
+            )
         if plan is not None and self.selection.unit == "example" and plan.unit == "client":
             raise ValueError(
                 "the selection is charged for records and the plan promises something to clients: "
@@ -711,12 +740,14 @@ class DPFedAvg(Strategy):
         plan = self.plan
         if plan is None or reservation is None:
             weighted_by = str(getattr(self.optimizer.strategy, "weighted_by_key", "num-examples"))
-            return UnprotectedMean(layout, origin, weighted_by=weighted_by)
+            return UnprotectedMean(
+                layout, origin, weighted_by=weighted_by, compression=self._uplink
+            )
         # What the ledger has on disk decides, not what was planned.
         multiplier = reservation.noise_multiplier
         assert multiplier is not None  # every round of a plan has noise
         if plan.client_scheme is not None:
-            return LocalSum(plan, multiplier, layout, origin)
+            return LocalSum(plan, multiplier, layout, origin, compression=self._uplink)
         assert self._clipping_norms is not None  # every plan clips
         return CentralSum(
             plan,
@@ -725,7 +756,19 @@ class DPFedAvg(Strategy):
             origin,
             clipping_norms=self._clipping_norms,
             max_units_of_node=self._units_per_node if self._sums_at_nodes else None,
+            compression=self._uplink,
         )
+
+    @property
+    def _uplink(self) -> Compression | None:
+        """What clients have to be told of the compression."""
+        return None if self._compression.up == "none" else self._compression
+
+    def _reply_bytes(self, current: _OpenRound) -> int:
+        if self._sums_at_nodes:
+            return sum_bytes(current.layout)
+        compression = current.sum.compression or Compression()
+        return compression.reply_bytes(current.model, current.layout)
 
     def _messages(self, current: _OpenRound, content: RecordDict) -> list[Message]:
         """Write one message a node; they share the model, and the config where they can."""
@@ -767,6 +810,7 @@ class DPFedAvg(Strategy):
             report_weight=plan is not None and plan.capped_denominator,
             utility=self.selection.utility,
             client_noise=current.sum.client_noise,
+            compression=current.sum.compression,
         )
         if instruction == RoundInstruction(server_round=current.number):
             return content  # any Flower client will do

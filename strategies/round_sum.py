@@ -18,8 +18,21 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import PrivacyPlan
 from fl_dp.accounting.node_ledger import DECLARED_SHARE
-from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, SecureRandom
-from fl_dp.updates import ClippedSum, PlainSum, RefusedUpdate, VectorLayout, only_array_record
+from fl_dp.mechanisms import (
+    AdaptiveClipping,
+    GaussianBundle,
+    GridExponentialMechanism,
+    SecureRandom,
+)
+from fl_dp.updates import (
+    ClippedSum,
+    Compression,
+    PlainSum,
+    RefusedUpdate,
+    VectorLayout,
+    only_array_record,
+    update_in,
+)
 from fl_dp.updates.instruction import (
     SCALARS_METRIC,
     UTILITY_METRIC,
@@ -59,6 +72,11 @@ class RoundSum(ABC):
     @property
     def client_noise(self) -> ClientNoise | None:
         """The noise that clients have to add."""
+        return None
+
+    @property
+    def compression(self) -> Compression | None:
+        """How clients are to encode their updates."""
         return None
 
     @abstractmethod
@@ -102,6 +120,7 @@ class CentralSum(RoundSum):
         *,
         clipping_norms: tuple[float, ...],
         max_units_of_node: int | None,
+        compression: Compression | None = None,
     ) -> None:
         """Open a round.
 
@@ -112,6 +131,8 @@ class CentralSum(RoundSum):
             origin: That model, flattened.
             clipping_norms: Those of this round.
             max_units_of_node: How many units a node may host, if nodes sum their own; else None.
+            compression: How clients are to encode their updates, which are clipped as they are
+                decoded; None where nodes sum their units: a sum has to stay exact.
         """
         self._plan = plan
         self._clipping_norms = clipping_norms
@@ -122,6 +143,7 @@ class CentralSum(RoundSum):
         self._scalars = np.zeros(self._bundle.scalars)
         self._weight = 0.0
         self._max_units = max_units_of_node
+        self._compression = compression
 
     @property
     def bundle(self) -> GaussianBundle | None:
@@ -129,12 +151,18 @@ class CentralSum(RoundSum):
         sums = self._max_units is not None
         return self._bundle if sums or self._bundle.metrics else None
 
+    @property
+    def compression(self) -> Compression | None:
+        """How clients are to encode their updates."""
+        return self._compression
+
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
         """Clip one unit and add it, or add a node's own sum. See `RoundSum.fold`."""
-        arrays, measured = only_array_record(content), _numbers(content)
+        measured = _numbers(content)
         if self._max_units is not None:
+            arrays = only_array_record(content)
             most = min(len(units), self._max_units)
             scalars = self._node_scalars(measured, most)
             self._total.add_steps(arrays, max_units=most)
@@ -147,7 +175,8 @@ class CentralSum(RoundSum):
         weight = 1.0
         if self._plan.capped_denominator:
             weight = _on_weight_grid(_first(measured, WEIGHT_METRIC, missing=0.0))
-        norm = self._total.add(arrays, weight=weight)
+        unit = update_in(content, self._compression, self._total.layout.size)
+        norm = self._total.add(unit, weight=weight)
         report = _first(measured, UTILITY_METRIC)
         if not math.isfinite(norm):
             return [_observation(units[0], server_round, math.inf, report)]
@@ -219,11 +248,14 @@ class LocalSum(RoundSum):
         noise_multiplier: float,
         layout: VectorLayout,
         origin: NDArray[np.float64],
+        *,
+        compression: Compression | None = None,
     ) -> None:
         """Open a round; arguments as for `CentralSum`."""
         self._plan = plan
         self._noise_multiplier = noise_multiplier
         self._total = PlainSum(layout, origin)
+        self._compression = compression
 
     @property
     def client_noise(self) -> ClientNoise:
@@ -240,14 +272,34 @@ class LocalSum(RoundSum):
             epsilon=budget.epsilon if one_kind else None,
             delta=min(0.5, budget.delta / DECLARED_SHARE) if one_kind else None,
             neighboring_relation=str(self._plan.neighboring_relation),
+            levels=self._levels(scheme),
         )
+
+    @property
+    def compression(self) -> Compression | None:
+        """How clients are to encode their updates, once the noise is in them."""
+        return self._compression
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
     ) -> list[Observation]:
         """Add one reply. See `RoundSum.fold`."""
-        norm = self._total.add(only_array_record(content))
+        norm = self._total.add(update_in(content, self._compression, self._total.layout.size))
         return [_observation(units[0], server_round, norm, math.nan)]
+
+    def _levels(self, scheme: str) -> int | None:
+        """Return as many points as the encoding has levels, so that it loses none of them."""
+        compression, norm = self._compression, self._plan.clipping_norm
+        if scheme != "exponential" or compression is None or compression.up != "quantize":
+            return None
+        levels = 1 << compression.bits
+        try:
+            GridExponentialMechanism(
+                noise_multiplier=self._noise_multiplier, clipping_norm=norm, levels=levels
+            )
+        except ValueError:  # too few or too many points for this noise: the default has to do
+            return None
+        return levels
 
     def release(self, rng: SecureRandom) -> Released:
         """Divide. See `RoundSum.release`."""
@@ -258,7 +310,12 @@ class UnprotectedMean(RoundSum):
     """Flower's own mean, weighted by what clients say of themselves. Nothing is private here."""
 
     def __init__(
-        self, layout: VectorLayout, origin: NDArray[np.float64], *, weighted_by: str
+        self,
+        layout: VectorLayout,
+        origin: NDArray[np.float64],
+        *,
+        weighted_by: str,
+        compression: Compression | None = None,
     ) -> None:
         """Open a round.
 
@@ -266,10 +323,17 @@ class UnprotectedMean(RoundSum):
             layout: Of the model that is sent.
             origin: That model, flattened.
             weighted_by: Name of the metric that replies are weighted by; 1 where it is missing.
+            compression: How clients are to encode their updates.
         """
         self._total = PlainSum(layout, origin)
         self._weighted_by = weighted_by
+        self._compression = compression
         self._weight = 0.0
+
+    @property
+    def compression(self) -> Compression | None:
+        """How clients are to encode their updates."""
+        return self._compression
 
     def fold(
         self, content: RecordDict, units: Sequence[Unit], *, server_round: int
@@ -277,7 +341,8 @@ class UnprotectedMean(RoundSum):
         """Add one reply. See `RoundSum.fold`."""
         measured = _numbers(content)
         weight = _first(measured, self._weighted_by, missing=1.0)
-        norm = self._total.add(only_array_record(content), weight=weight)
+        unit = update_in(content, self._compression, self._total.layout.size)
+        norm = self._total.add(unit, weight=weight)
         if math.isfinite(norm):
             self._weight += weight
         return [_observation(units[0], server_round, norm, _first(measured, UTILITY_METRIC))]

@@ -7,6 +7,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from .client_noise import client_noise_mod
+from .compression import compression_mod
 from .fingerprint import fingerprint
 from .node_privacy import NodePrivacy
 from .numpy_client_app import numpy_client_app
@@ -37,6 +38,7 @@ __all__ = [
     "OpacusClient",
     "UtilityQuery",
     "client_noise_mod",
+    "compression_mod",
     "exchanged_arrays",
     "fingerprint",
     "numpy_client_app",

@@ -6,15 +6,7 @@ import logging
 from copy import copy
 
 import numpy as np
-from flwr.app import (
-    ArrayRecord,
-    ConfigRecord,
-    Context,
-    Message,
-    MessageType,
-    MetricRecord,
-    RecordDict,
-)
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.accounting import (
@@ -26,10 +18,10 @@ from fl_dp.accounting import (
 )
 from fl_dp.mechanisms import ClientScheme, SecureRandom, client_scheme
 from fl_dp.updates import VectorLayout, only_array_record
-from fl_dp.updates.instruction import ClientNoise, RoundInstruction
+from fl_dp.updates.instruction import ClientNoise
 
 from .node_privacy import NodePrivacy
-from .records import METRICS_KEY, only_record
+from .records import METRICS_KEY, instruction_of, only_record
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -67,6 +59,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
         noise.scheme,
         noise_multiplier=noise.noise_multiplier,
         clipping_norm=noise.clipping_norm,
+        levels=noise.levels,
     )
     key, received = only_record(message.content.array_records, "ArrayRecord")
     # A copy: a handler may train in place, inside the message, and what is kept goes back.
@@ -97,9 +90,7 @@ def _noise_of(message: Message) -> ClientNoise | None:
     Raises:
         ValueError: If two configs have an instruction, or it asks for more than the private update.
     """
-    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
-        return None
-    instruction = _instruction(list(message.content.config_records.values()))
+    instruction = instruction_of(message)
     if instruction is None or instruction.client_noise is None:
         return None
     if instruction.sums_units:
@@ -138,10 +129,3 @@ def _charge(noise: ClientNoise, scheme: ClientScheme, message: Message, context:
             neighboring_relation=NeighboringRelation(noise.neighboring_relation),
         )
         ledger.commit(charge)  # what follows always sends something
-
-
-def _instruction(configs: list[ConfigRecord]) -> RoundInstruction | None:
-    found = [instruction for instruction in map(RoundInstruction.of, configs) if instruction]
-    if len(found) > 1:
-        raise ValueError("the message has more than one instruction")
-    return found[0] if found else None

@@ -26,6 +26,7 @@ from fl_dp.updates.instruction import (
 )
 
 from .client_noise import client_noise_mod
+from .compression import compression_mod
 from .guard import guarded
 from .node_policy import node_policy_mod
 from .queries import StatisticsFn, answer_identity, statistic_handler, utility_handler
@@ -34,6 +35,8 @@ from .trained_unit import TrainedUnit, train_unit
 from .units import NodeUnits, sum_of_units
 
 ClientFn = Callable[[Context], NumPyClient]
+
+_OUTERMOST = (compression_mod, client_noise_mod)  # the noise first, then what makes it short
 
 
 def numpy_client_app(
@@ -53,7 +56,8 @@ def numpy_client_app(
       returned, for instance its `loss`; one that is missing or no number is not sent.
     - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node
       without `units`, `client_fn` makes the client of its only unit, number 0.
-    - Noise at the client is added last, outside all mods (`client_noise_mod`).
+    - Noise at the client is added outside all mods (`client_noise_mod`), and what is sent then is
+      encoded (`compression_mod`).
 
     What the node's owner does not allow is refused before anything else (`node_policy_mod`).
 
@@ -72,10 +76,12 @@ def numpy_client_app(
         Queries are answered as `fl_dp.clients.queries` says.
 
     Raises:
-        ValueError: If `mods` has `client_noise_mod`, which would add the noise twice.
+        ValueError: If `mods` has `client_noise_mod`, which would add the noise twice, or
+            `compression_mod`.
     """
-    if client_noise_mod in (mods or []):
-        raise ValueError("numpy_client_app adds client_noise_mod itself: leave it out of mods")
+    for mod in _OUTERMOST:
+        if mod in (mods or []):
+            raise ValueError(f"numpy_client_app adds {mod.__name__} itself: leave it out of mods")
     hosted = units if units is not None else NodeUnits.single(client_fn)
     app = ClientApp()
 
@@ -104,7 +110,7 @@ def numpy_client_app(
         return Message(RecordDict({METRICS_KEY: records}), reply_to=message)
 
     policy: list[Mod] = [node_policy_mod]
-    app.train()(guarded(train, [*policy, client_noise_mod, *(mods or [])]))
+    app.train()(guarded(train, [*policy, *_OUTERMOST, *(mods or [])]))
     app.evaluate()(guarded(evaluate, [*policy, *(mods or [])]))
     app.query(IDENTITY_ACTION)(guarded(answer_identity, policy))
     app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), policy))

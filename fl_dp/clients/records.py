@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
-from flwr.app import Message, MetricRecord
+from flwr.app import Message, MessageType, MetricRecord
+
+from fl_dp.updates.instruction import RoundInstruction
 
 Config: TypeAlias = dict[str, Any]
 """What a message's ConfigRecord holds, by key."""
@@ -37,6 +39,21 @@ def config_of(message: Message) -> Config:
     """
     records = message.content.config_records
     return dict(only_record(records, "ConfigRecord")[1]) if records else {}
+
+
+def instruction_of(message: Message) -> RoundInstruction | None:
+    """Return the instruction of a train message; None if it has none or is of another kind.
+
+    Raises:
+        ValueError: If it has more than one.
+    """
+    if message.metadata.message_type.split(".")[0] != MessageType.TRAIN:
+        return None
+    configs = message.content.config_records.values()
+    found = [instruction for instruction in map(RoundInstruction.of, configs) if instruction]
+    if len(found) > 1:
+        raise ValueError("the message has more than one instruction")
+    return found[0] if found else None
 
 
 def metric_record(required: Mapping[str, Any], metrics: Mapping[str, Any]) -> MetricRecord:

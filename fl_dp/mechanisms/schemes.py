@@ -49,7 +49,9 @@ _SCHEMES = {
 }
 
 
-def client_scheme(name: str, *, noise_multiplier: float, clipping_norm: float) -> ClientScheme:
+def client_scheme(
+    name: str, *, noise_multiplier: float, clipping_norm: float, levels: int | None = None
+) -> ClientScheme:
     """Build a local noise scheme by its name.
 
     Privacy: the class's own statement, for one vector, zero-out neighbours, against anyone who sees
@@ -60,12 +62,21 @@ def client_scheme(name: str, *, noise_multiplier: float, clipping_norm: float) -
         name: `"gaussian"`, `"laplace"` or `"exponential"`.
         noise_multiplier: The noise, divided by `clipping_norm`.
         clipping_norm: Bound on the vector's norm, in its units.
+        levels: Points of the `"exponential"` scheme's grid, which do not change what it promises;
+            None: as many as it has by default.
 
     Raises:
-        ValueError: If there is no such scheme, or a number is not positive and finite.
+        ValueError: If there is no such scheme, a number is not positive and finite, or the scheme
+            has no grid of so many points.
     """
     if name not in _SCHEMES:
         raise ValueError(f"there is no client scheme {name!r}: write one of {', '.join(_SCHEMES)}")
+    if levels is not None:
+        if name != "exponential":
+            raise ValueError(f"only the exponential scheme has levels, not {name!r}: leave it out")
+        return GridExponentialMechanism(
+            noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, levels=levels
+        )
     scheme: ClientScheme = _SCHEMES[name](
         noise_multiplier=noise_multiplier, clipping_norm=clipping_norm
     )

@@ -23,6 +23,8 @@ class RunSummary:
         epsilon: The bound that the statement quotes, from the ledger's records.
         delta: The delta that goes with it.
         unit: What it protects, for instance `one client`.
+        bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
+        bytes_up: Bytes of the arrays in its reply.
     """
 
     path: str
@@ -32,6 +34,8 @@ class RunSummary:
     epsilon: float
     delta: float
     unit: str = "one client"
+    bytes_down: int | None = None
+    bytes_up: int | None = None
 
 
 def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
@@ -39,7 +43,8 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
     Returns:
         For each variant: its name, the number of runs, mean and standard deviation of the test
-        accuracy (the latter None for one run), epsilon and delta (the largest of the runs').
+        accuracy (the latter None for one run), epsilon and delta (the largest of the runs'), and
+        the bytes of a message down and up.
     """
     rows = []
     for variant in dict.fromkeys(run.variant for run in runs):
@@ -53,6 +58,8 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
                 "test_accuracy_std": statistics.stdev(accuracies) if len(members) > 1 else None,
                 "epsilon": max(run.epsilon for run in members),
                 "delta": max(run.delta for run in members),
+                "bytes_down": members[0].bytes_down,
+                "bytes_up": members[0].bytes_up,
             }
         )
     return rows
@@ -67,7 +74,7 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
     """Return the variants as a table for the terminal."""
     units = " or ".join(dict.fromkeys(run.unit for run in runs))
     table = Table(title=f"Public test accuracy under differential privacy (unit: {units})")
-    for heading in ("setting", "runs", "accuracy", "epsilon", "delta"):
+    for heading in ("setting", "runs", "accuracy", "epsilon", "delta", "bytes down, up"):
         table.add_column(heading, justify="left" if heading == "setting" else "right")
     for row in by_variant(runs):
         spread = row["test_accuracy_std"]
@@ -78,6 +85,7 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
             accuracy if spread is None else f"{accuracy} ± {spread:.3f}",
             f"{_rounded_up(row['epsilon']):.4g}",
             f"{row['delta']:.3g}",
+            "-" if row["bytes_up"] is None else f"{row['bytes_down']:,}, {row['bytes_up']:,}",
         )
     return table
 

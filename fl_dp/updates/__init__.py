@@ -2,16 +2,23 @@
 
 from .arrays import ArrayForm, array_of, values_of
 from .clipped_sum import ClippedSum, PlainSum
+from .compression import Compression, array_bytes, sum_bytes, update_in
 from .layout import ArraySpec, RefusedUpdate, VectorLayout, only_array_record
+from .narrow import widen
 
 __all__ = [
     "ArrayForm",
     "ArraySpec",
     "ClippedSum",
+    "Compression",
     "PlainSum",
     "RefusedUpdate",
     "VectorLayout",
+    "array_bytes",
     "array_of",
     "only_array_record",
+    "sum_bytes",
+    "update_in",
     "values_of",
+    "widen",
 ]

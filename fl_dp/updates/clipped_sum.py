@@ -107,19 +107,26 @@ class _Sum:
             entries = slice(low - spec.start, high - spec.start)
             yield _Piece(array=index, entries=entries, update=self._update[low:high])
 
-    def _load(self, arrays: ArrayRecord) -> list[float]:
-        """Put an update into the scratch memory; return the norm of each group.
+    def _load(self, unit: ArrayRecord | NDArray[np.float64]) -> list[float]:
+        """Put a unit's update into the scratch memory; return the norm of each group.
 
         A norm is infinite if an entry is not finite.
         """
-        values = self.layout.values(arrays)
+        values = None
+        if isinstance(unit, ArrayRecord):
+            values = self.layout.values(unit)
+        elif unit.shape != self._update.shape:
+            raise ValueError(f"an update has shape ({self.layout.size},), got {unit.shape}")
+        else:
+            self._update[:] = unit
         squares: list[list[float]] = [[] for _ in self._blocks]
 
         def load(index: int) -> None:
             block = self._blocks[index]
-            for piece in block.pieces:
-                piece.update[...] = values[piece.array][piece.entries]
-            np.subtract(block.update, block.origin, out=block.update)
+            if values is not None:
+                for piece in block.pieces:
+                    piece.update[...] = values[piece.array][piece.entries]
+                np.subtract(block.update, block.origin, out=block.update)
             squares[index] = _squares(block.update)
 
         self._for_each_block(load)
@@ -222,14 +229,14 @@ class ClippedSum(_Sum):
             raise ValueError(f"grid {grid} is too fine for clipping norm {max(clipping_norms)}")
         self._units = 0
 
-    def add(self, arrays: ArrayRecord, *, weight: float = 1.0) -> float:
+    def add(self, unit: ArrayRecord | NDArray[np.float64], *, weight: float = 1.0) -> float:
         """Clip one unit's update and add it.
 
-        The update is `arrays` minus the origin in float64. If an entry is NaN or infinite, or a
-        norm is beyond float64, the unit's whole contribution is zero.
+        The update is the unit's model minus the origin in float64. If an entry is NaN or infinite,
+        or a norm is beyond float64, the unit's whole contribution is zero.
 
         Args:
-            arrays: The unit's model.
+            unit: Its model, or its update as a flat vector, shape `(layout.size,)`.
             weight: Public factor in [0, 1] on the clipped update.
 
         Returns:
@@ -239,13 +246,13 @@ class ClippedSum(_Sum):
         Raises:
             RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
                 read. Nothing was added.
-            ValueError: If the weight is outside [0, 1].
+            ValueError: If the weight is outside [0, 1], or a flat update has another shape.
             OverflowError: If more units are added than float64 sums exactly on this grid.
         """
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"weight must lie in [0, 1], got {weight}")
         self._count(1)
-        norms = self._load(arrays)
+        norms = self._load(unit)
         norm = math.hypot(*norms)
         if not math.isfinite(norm):
             return math.inf
@@ -327,11 +334,11 @@ class PlainSum(_Sum):
         """
         super().__init__(layout, origin, [slice(0, layout.size)])
 
-    def add(self, arrays: ArrayRecord, *, weight: float = 1.0) -> float:
+    def add(self, unit: ArrayRecord | NDArray[np.float64], *, weight: float = 1.0) -> float:
         """Add one unit's update times its weight.
 
         Args:
-            arrays: The unit's model.
+            unit: Its model, or its update as a flat vector, shape `(layout.size,)`.
             weight: At least zero; may be the unit's own claim, such as its number of examples.
 
         Returns:
@@ -341,8 +348,9 @@ class PlainSum(_Sum):
         Raises:
             RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
                 read. Nothing was added.
+            ValueError: If a flat update has another shape.
         """
-        (norm,) = self._load(arrays)
+        (norm,) = self._load(unit)
         if not (0.0 <= weight <= _LARGEST_SUMMAND and weight * norm <= _LARGEST_SUMMAND):
             return math.inf
         if weight > 0.0 and norm > 0.0:

@@ -13,6 +13,8 @@ from typing import Any, Self
 
 from fl_dp.mechanisms import GaussianBundle
 
+from .compression import Compression
+
 INSTRUCTION_KEY = "fl-dp-round"
 """Where the instruction lies in a message's ConfigRecord."""
 
@@ -46,6 +48,7 @@ class ClientNoise:
             it.
         delta: The delta that goes with it.
         neighboring_relation: Which data of the client are neighbours.
+        levels: Points of the grid of `exponential`, which cost no privacy; None: its default.
     """
 
     scheme: str
@@ -54,6 +57,7 @@ class ClientNoise:
     epsilon: float | None = None
     delta: float | None = None
     neighboring_relation: str = "zero-out"
+    levels: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,6 +80,7 @@ class RoundInstruction:
         utility: What the unit reports for the selection (`loss`, `examples`, or a name that the
             client knows); None: nothing.
         client_noise: The noise that the client adds itself.
+        compression: How the client encodes its update, after that noise; None: it sends its model.
     """
 
     server_round: int
@@ -87,6 +92,7 @@ class RoundInstruction:
     report_weight: bool = False
     utility: str | None = None
     client_noise: ClientNoise | None = None
+    compression: Compression | None = None
 
     @property
     def sums_units(self) -> bool:
@@ -111,6 +117,8 @@ class RoundInstruction:
             fields["bundle"] = GaussianBundle.from_dict(fields["bundle"])
         if fields["client_noise"] is not None:
             fields["client_noise"] = ClientNoise(**fields["client_noise"])
+        if fields["compression"] is not None:
+            fields["compression"] = Compression(**fields["compression"])
         return cls(**fields)
 
     @classmethod

@@ -60,7 +60,9 @@ EVERYTHING = [
     *("dp_sgd.secure_randomness=false", "dp_sgd.ledger_dir=/some/ledgers"),
     *("task.classes=[well,ill]", "task.label_column=state", "task.client_column=clinic"),
     *("task.columns=[age,weight]", "task.image_shape=[3,8,8]", "task.mean=[50,70]"),
-    *("task.std=[20,15]", "task.test_fraction=0.25", "resume=/some/run"),
+    *("task.std=[20,15]", "task.test_fraction=0.25"),
+    *("compression.up=top_k", "compression.bits=3", "compression.fraction=0.5"),
+    *("compression.down=bfloat16", "resume=/some/run"),
 ]
 
 
@@ -181,6 +183,10 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group):
         ("client.learning_rate", "0.0"),
         ("client.epochs", "0"),
         ("client.batch_size", "0"),
+        ("compression.up", "zip"),
+        ("compression.bits", "17"),
+        ("compression.fraction", "0.0"),
+        ("compression.down", "quantize"),
         ("simulation.num_cpus", "0"),
         ("simulation.num_gpus", "-0.5"),
     ],

@@ -15,6 +15,7 @@ from fl_dp.accounting import PrivacyLedger
 from fl_dp.checkpoints import load_checkpoint
 from fl_dp.client_app import app as client_app
 from fl_dp.config import compose_settings
+from fl_dp.planning import make_plan
 from fl_dp.run_folder import RunFolder
 from fl_dp.settings import Settings
 from fl_dp.training import train
@@ -69,6 +70,10 @@ def run(folder: Path, *overrides: str) -> tuple[RunFolder, dict[str, Any]]:
         ["metrics.loss=[0,3]", "metrics.accuracy=[0,1]"],
         ["server_optimizer=fedadam"],
         ["selection.sampling_rate=1", "selection.participation_cap=2"],
+        ["compression.up=quantize", "compression.bits=4", "compression.down=bfloat16"],
+        ["compression.up=top_k", "compression.fraction=0.2", "clipping=adaptive"],
+        ["compression.up=float16", "clipping=per_layer", "metrics.loss=[0,3]"],
+        ["compression.down=float16", "simulation.units_per_node=5"],
     ],
     ids=" ".join,
 )
@@ -98,6 +103,40 @@ def test_noise_at_the_clients_is_stated_as_such(tmp_path: Path, scheme: str) -> 
     assert scheme in statement["mechanism"]
     assert "server itself" in statement["adversary"]
     assert statement["epsilon"][statement["quoted"]] <= 4.0
+
+
+@pytest.mark.parametrize("up", ["quantize", "top_k"])
+@pytest.mark.parametrize("scheme", ["gaussian", "exponential"])
+def test_an_encoding_after_the_clients_noise_changes_no_promise(
+    tmp_path: Path, scheme: str, up: str
+) -> None:
+    local = (
+        *("privacy=local", f"privacy.scheme={scheme}", "selection=public"),
+        "selection.participation_cap=2",
+    )
+    statements = []
+    for name, overrides in (("plain", ()), ("encoded", (f"compression.up={up}",))):
+        (tmp_path / name).mkdir()
+        statements.append(run(tmp_path / name, *local, *overrides)[1])
+    plain, encoded = ({key: each[key] for key in ("epsilon", "mechanism")} for each in statements)
+    assert plain == encoded
+
+
+def test_the_bytes_of_a_message_stand_beside_each_round(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, "compression.up=quantize", "compression.bits=1")
+    first, *rounds = done.read_metrics()
+    assert "bytes_up" not in first
+    parameters = 64 * 10 + 10
+    for line in rounds:
+        assert line["bytes_down"] == 4 * parameters + 2 * 128  # two arrays with their headers
+        assert line["bytes_up"] == math.ceil(parameters / 8) + 16 + 2 * 128  # codes and scales
+
+
+@pytest.mark.parametrize("sums", ["simulation.units_per_node=2", "selection.coins=nodes"])
+def test_an_exact_sum_is_never_encoded(sums: str) -> None:
+    settings = compose_settings([*SMALL, sums, "compression.up=float16"])
+    with pytest.raises(ValueError, match="would round the exact sum"):
+        make_plan(settings)
 
 
 def test_a_run_without_privacy_promises_nothing_and_learns(tmp_path: Path) -> None:

@@ -109,3 +109,27 @@ def test_equal_insecure_seeds_send_the_same(name: str) -> None:
     )
     np.testing.assert_array_equal(first, again)
     assert np.any(first != other)
+
+
+@pytest.mark.parametrize("levels", [2, 4, 65])
+def test_the_points_of_the_exponential_scheme_change_its_noise_and_not_its_price(
+    levels: int,
+) -> None:
+    made = client_scheme("exponential", noise_multiplier=2.0, clipping_norm=1.5, levels=levels)
+    assert isinstance(made, GridExponentialMechanism)
+    assert made.zcdp_rho == 0.5 / 2.0**2
+    assert np.unique(made.privatize(np.zeros(10_000), SecureRandom())).size == levels
+
+
+def test_two_points_have_the_noise_of_a_gaussian_of_the_same_multiplier() -> None:
+    for multiplier in (0.1, 1.0, 10.0):
+        made = client_scheme(
+            "exponential", noise_multiplier=multiplier, clipping_norm=1.5, levels=2
+        )
+        assert made.noise_std == pytest.approx(multiplier * 1.5, rel=1e-12)
+
+
+@pytest.mark.parametrize("name", ["gaussian", "laplace"])
+def test_a_scheme_without_points_takes_no_number_of_them(name: str) -> None:
+    with pytest.raises(ValueError, match="only the exponential scheme has levels"):
+        client_scheme(name, noise_multiplier=1.0, clipping_norm=1.0, levels=2)

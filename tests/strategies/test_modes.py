@@ -94,6 +94,7 @@ def test_in_local_mode_each_client_is_told_its_noise_and_charged_in_full(
             "epsilon": plan.budget.epsilon,
             "delta": plan.budget.delta / DECLARED_SHARE,
             "neighboring_relation": "zero-out",
+            "levels": None,
         }
     assert trained.ledger is not None
     assert trained.ledger.history == plan.history

@@ -476,3 +476,44 @@ def test_a_plain_sum_ignores_an_update_that_is_not_finite(update: list[float]) -
     total = plain(record(w=np.zeros(2)))
     assert total.add(record(w=np.array(update))) == math.inf
     assert not total.total.any()
+
+
+# --- updates that come as flat vectors ----------------------------------------------------------
+
+TWO_ARRAYS = record(w=np.ones((2, 3), np.float32), b=np.ones(4))
+
+
+@pytest.mark.parametrize("norms", [(1.0,), (0.5, 0.25)])
+@pytest.mark.parametrize("scale", [0.01, 100.0])
+def test_a_flat_update_is_clipped_and_summed_as_it_is(
+    norms: tuple[float, ...], scale: float
+) -> None:
+    update = scale * np.array([0.5, 1, -2, 4, -0.25, 0, 8, 1, -1, 2])
+    layout = VectorLayout.of(TWO_ARRAYS)
+    flat, plain = start(TWO_ARRAYS, norms), PlainSum(layout, layout.flatten(TWO_ARRAYS))
+    assert flat.add(update) == pytest.approx(plain.add(update)) == pytest.approx(l2_norm(update))
+    np.testing.assert_array_equal(plain.total, update)
+    np.testing.assert_allclose(flat.total * flat.grid, clipped(update, norms), atol=1e-9)
+
+
+def clipped(update: np.ndarray, norms: tuple[float, ...]) -> np.ndarray:
+    parts = [update] if len(norms) == 1 else [update[:6], update[6:]]
+    return np.concatenate(
+        [
+            part * min(1.0, norm / l2_norm(part)) if l2_norm(part) else part
+            for part, norm in zip(parts, norms, strict=True)
+        ]
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_a_flat_update_that_is_not_finite_adds_nothing(bad: float) -> None:
+    total = start(TWO_ARRAYS)
+    assert total.add(np.array([*[1.0] * 9, bad])) == math.inf
+    assert not total.total.any()
+
+
+@pytest.mark.parametrize("shape", [(1,), (9,), (1, 10), ()])
+def test_a_flat_update_of_another_shape_is_an_error(shape: tuple[int, ...]) -> None:
+    with pytest.raises(ValueError, match=r"an update has shape \(10,\)"):
+        start(TWO_ARRAYS).add(np.ones(shape))

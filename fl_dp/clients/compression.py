@@ -1,0 +1,51 @@
+"""Compression at the client: the last thing that happens to an update before it leaves."""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable
+
+from fl_dp.updates import VectorLayout, only_array_record, widen
+from fl_dp.updates.compression import ENCODED_UPDATE
+
+from .records import instruction_of, only_record
+
+
+def compression_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Widen the model in a message, and encode the update in the reply as the instruction says.
+
+    Works in front of any handler that replies with one ArrayRecord, the trained model under the
+    names of the message:
+
+        >>> app = ClientApp(mods=[compression_mod, client_noise_mod])
+
+    Put it first, outside `client_noise_mod`: an update is encoded when it is as private as it will
+    be. `numpy_client_app` has it built in. Integer and boolean arrays do not travel back; the
+    other records of a reply do. Messages that ask for no encoding pass.
+
+    Raises:
+        ValueError: If the model can't be read, the instruction asks to encode a sum in grid steps,
+            which has to stay exact, or the update is not finite.
+        RefusedUpdate: If the reply has not exactly one ArrayRecord, or one that is not the model's.
+    """
+    for key, model in list(message.content.array_records.items()):
+        message.content[key] = widen(model)
+    instruction = instruction_of(message)
+    if instruction is None or instruction.compression is None:
+        return call_next(message, context)
+    if instruction.sums_units:
+        raise ValueError("a sum of units has to stay exact: send units or a compression, not both")
+    _, model = only_record(message.content.array_records, "ArrayRecord")
+    layout = VectorLayout.of(model)
+    origin = layout.flatten(model)
+    reply = call_next(message, context)
+    if reply.has_error():
+        return reply
+    update = layout.flatten(only_array_record(reply.content)) - origin
+    # Whatever has to stay secret was settled before: this randomness need not be secure.
+    encoded = instruction.compression.encode(update, np.random.default_rng())
+    others = {
+        key: record for key, record in reply.content.items() if not isinstance(record, ArrayRecord)
+    }
+    return Message(RecordDict({ENCODED_UPDATE: encoded} | others), reply_to=message)

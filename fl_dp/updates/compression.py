@@ -1,0 +1,268 @@
+"""Fewer bytes on the wire: updates are encoded on their way up, models narrowed on their way down.
+
+    >>> compression = Compression(up="quantize", bits=4)
+    >>> sent = compression.encode(update, np.random.default_rng())  # at the client, noise and all
+    >>> received = compression.decode(sent, update.size)  # at the server, before it is clipped
+
+Privacy: none of its own, and none lost. An update is encoded after the noise that a client adds, or
+decoded before the server clips it and adds noise, so either way the encoding is post-processing or
+part of what a client may do anyway. The same holds for a model, which is released before it is
+narrowed. That is why the rounding may use NumPy's randomness: nobody is protected by it.
+
+Every encoding has a length that depends on the vector's length and the settings alone. The decoder
+goes by what it asked for, never by what a reply claims: anything else is refused before it is
+unpacked.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from .arrays import ArrayForm, read
+from .layout import RefusedUpdate, VectorLayout, only_array_record
+from .narrow import NARROW_FORMATS, narrow, narrow_form, narrow_values
+from .quantization import (
+    LARGEST,
+    MOST_BITS,
+    Quantized,
+    codes_shape,
+    dequantize,
+    quantize,
+    scales_shape,
+)
+
+ENCODED_UPDATE = "fl-dp-encoded-update"
+"""Name of a reply's only ArrayRecord if that holds an encoded update instead of a model."""
+
+UPLINKS = ("none", *NARROW_FORMATS, "quantize", "top_k")
+DOWNLINKS = ("none", *NARROW_FORMATS)
+
+_NPY_HEADER = 128  # bytes before the items of an array's .npy file
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compression:
+    """How updates travel to the server and models to the clients.
+
+    Attributes:
+        up: Of updates: `none`; `float16` or `bfloat16`, rounded to nearest; `quantize`, rounded at
+            random to `bits` bits a number, right on average; `top_k`, the largest magnitudes alone,
+            quantised. What `top_k` leaves out is lost.
+        bits: Bits of each number that is sent under `quantize` and `top_k`, 1 to 16.
+        fraction: Share of the coordinates that `top_k` sends, in (0, 1].
+        down: Of models: `none`, `float16` (what is beyond 65,504 is cut) or `bfloat16`. The server
+            goes on with its exact model; an update is relative to the model that clients got.
+    """
+
+    up: str = "none"
+    bits: int = 8
+    fraction: float = 0.1
+    down: str = "none"
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a name is unknown or a number is out of range.
+        """
+        if self.up not in UPLINKS:
+            raise ValueError(f"up must be one of {', '.join(UPLINKS)}, got '{self.up}'")
+        if self.down not in DOWNLINKS:
+            raise ValueError(f"down must be one of {', '.join(DOWNLINKS)}, got '{self.down}'")
+        if not 1 <= self.bits <= MOST_BITS:
+            raise ValueError(f"bits must lie in [1, {MOST_BITS}], got {self.bits}")
+        if not 0.0 < self.fraction <= 1.0:
+            raise ValueError(
+                f"fraction must lie in (0, 1], got {self.fraction}: write for example 0.1 to send "
+                "a tenth of the coordinates"
+            )
+
+    def encode(self, update: NDArray[np.float64], rng: np.random.Generator) -> ArrayRecord:
+        """Encode an update.
+
+        Args:
+            update: The whole update, shape `(size,)`.
+            rng: For the rounding of `quantize` and `top_k`.
+
+        Returns:
+            What `decode` reads; its size does not depend on the numbers.
+
+        Raises:
+            ValueError: If `up` is `none`, or an entry is not finite or beyond 1e300.
+        """
+        if not (np.abs(update) <= LARGEST).all():
+            raise ValueError("an update that is not finite can't be encoded")
+        if self.up in NARROW_FORMATS:
+            return ArrayRecord({"values": narrow_values(update, self.up)})
+        if self.up == "quantize":
+            return ArrayRecord(self._levels(update, rng))
+        if self.up == "top_k":
+            places = _largest(update, self._kept(update.size))
+            listed = Array(_written_places(places, update.size))
+            return ArrayRecord({"places": listed} | self._levels(update[places], rng))
+        raise ValueError("updates are not encoded under up='none': send the model")
+
+    def decode(self, encoded: ArrayRecord, size: int) -> NDArray[np.float64]:
+        """Return the update that a client encoded, float64 of shape `(size,)`.
+
+        It may be anything but malformed: a float16 can be infinite.
+
+        Raises:
+            RefusedUpdate: If it is not what `encode` makes of a vector of this size.
+        """
+        if self.up in NARROW_FORMATS:
+            _require_names(encoded, "values")
+            form = narrow_form(self.up, (size,))
+            return _items(encoded, "values", form).astype(np.float64)
+        if self.up == "quantize":
+            _require_names(encoded, "scales", "codes")
+            return self._numbers(encoded, size)
+        if self.up == "top_k":
+            _require_names(encoded, "places", "scales", "codes")
+            places = _read_places(encoded, self._kept(size), size)
+            update = np.zeros(size)
+            update[places] = self._numbers(encoded, places.size)
+            return update
+        raise RefusedUpdate("it is encoded, and nobody asked for that")
+
+    def narrow(self, model: ArrayRecord) -> ArrayRecord:
+        """Return the model as it is sent; `widen` is its inverse but for the rounding."""
+        return model if self.down == "none" else narrow(model, self.down)
+
+    def reply_bytes(self, model: ArrayRecord, layout: VectorLayout) -> int:
+        """Return how many bytes the arrays of a client's reply to this model have.
+
+        Public: it depends on shapes and settings alone.
+        """
+        if self.up == "none":
+            return array_bytes(model)
+        if self.up in NARROW_FORMATS:
+            return _NPY_HEADER + 2 * layout.size
+        kept = self._kept(layout.size)
+        scales, codes = scales_shape(kept), codes_shape(kept, self.bits)
+        sent = _vector_bytes(np.dtype("<f8"), scales) + _vector_bytes(np.dtype("u1"), codes)
+        if self.up == "top_k":
+            form = _places_form(kept, layout.size)
+            sent += _vector_bytes(form.stored, form.shape)
+        return sent
+
+    def _kept(self, size: int) -> int:
+        """How many of `size` coordinates are sent."""
+        return min(math.ceil(self.fraction * size), size) if self.up == "top_k" else size
+
+    def _levels(self, values: NDArray[np.float64], rng: np.random.Generator) -> dict[str, Array]:
+        quantized = quantize(values, self.bits, rng)
+        return {
+            "scales": Array(quantized.scales.astype("<f8")),
+            "codes": Array(quantized.codes),
+        }
+
+    def _numbers(self, encoded: ArrayRecord, size: int) -> NDArray[np.float64]:
+        scales = _items(encoded, "scales", _form("<f8", scales_shape(size)))
+        codes = _items(encoded, "codes", _form("u1", codes_shape(size, self.bits)))
+        try:
+            return dequantize(Quantized(scales, codes), size, self.bits)
+        except ValueError as error:
+            raise RefusedUpdate(str(error)) from None
+
+
+def update_in(
+    content: RecordDict, compression: Compression | None, size: int
+) -> ArrayRecord | NDArray[np.float64]:
+    """Return what a reply holds: a model, or the update of `size` coordinates that it encodes.
+
+    A client that knows nothing of encodings answers with its model and is read as ever.
+
+    Raises:
+        RefusedUpdate: If it has not exactly one ArrayRecord, or one that can't be decoded.
+    """
+    record = only_array_record(content)
+    if ENCODED_UPDATE not in content.array_records:
+        return record
+    return (compression or Compression()).decode(record, size)
+
+
+def sum_bytes(layout: VectorLayout) -> int:
+    """Return how many bytes the arrays of a node's own sum have, which is in float64."""
+    return sum(_vector_bytes(np.dtype(np.float64), spec.shape) for spec in layout.released)
+
+
+def array_bytes(arrays: ArrayRecord) -> int:
+    """Return how many bytes the arrays of a record have, with the headers of their .npy files."""
+    return sum(len(array.data) for array in arrays.values())
+
+
+def _largest(update: NDArray[np.float64], kept: int) -> NDArray[np.int64]:
+    """Return the places of the largest magnitudes, ascending."""
+    if kept == update.size:
+        return np.arange(kept)
+    return np.sort(np.argpartition(np.abs(update), update.size - kept)[update.size - kept :])
+
+
+def _places_form(kept: int, size: int) -> ArrayForm:
+    """Return how places are written: one bit a coordinate, or one number for each that is kept."""
+    number = np.dtype("<u4" if size <= 1 << 32 else "<u8")
+    bitmap = math.ceil(size / 8)
+    return _form("u1", (bitmap,)) if bitmap <= number.itemsize * kept else _form(number, (kept,))
+
+
+def _written_places(places: NDArray[np.int64], size: int) -> NDArray[np.unsignedinteger]:
+    form = _places_form(places.size, size)
+    if form.stored != np.uint8:
+        return places.astype(form.stored)
+    bitmap = np.zeros(size, dtype=np.bool_)
+    bitmap[places] = True
+    return np.packbits(bitmap)
+
+
+def _read_places(encoded: ArrayRecord, kept: int, size: int) -> NDArray[np.int64]:
+    """Return the places of the numbers that were sent, ascending.
+
+    Raises:
+        RefusedUpdate: If they are not so many different places of the vector.
+    """
+    form = _places_form(kept, size)
+    written = _items(encoded, "places", form)
+    if form.stored == np.uint8:
+        places = np.flatnonzero(np.unpackbits(written, count=size))
+        if places.size != kept:
+            raise RefusedUpdate("it has not as many coordinates as it was asked for")
+        return places
+    if not ((written[1:] > written[:-1]).all() and (written < size).all()):
+        raise RefusedUpdate("its coordinates are no different places of the vector in order")
+    return written.astype(np.int64)
+
+
+def _require_names(encoded: ArrayRecord, *names: str) -> None:
+    if set(encoded.keys()) != set(names):
+        raise RefusedUpdate("it is not encoded as it was asked for")
+
+
+def _form(dtype: str | np.dtype[Any], shape: tuple[int, ...]) -> ArrayForm:
+    stored = np.dtype(dtype)
+    return ArrayForm(shape=shape, declared=stored.name, stored=stored, bfloat16=False)
+
+
+def _items(encoded: ArrayRecord, name: str, wanted: ArrayForm) -> NDArray[Any]:
+    """Return the numbers of one array.
+
+    Raises:
+        RefusedUpdate: If it is not of the form that `encode` writes, or can't be read.
+    """
+    try:
+        form, values = read(encoded[name])
+    except Exception:  # whatever a hostile header makes NumPy raise
+        raise RefusedUpdate(f"its {name} can't be read") from None
+    if form != wanted:
+        raise RefusedUpdate(f"its {name} are not as long or not of the kind that was asked for")
+    return values
+
+
+def _vector_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
+    return _NPY_HEADER + dtype.itemsize * math.prod(shape)

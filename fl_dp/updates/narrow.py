@@ -1,0 +1,67 @@
+"""Floating-point numbers in two bytes each: float16 and bfloat16.
+
+A narrow array keeps the name of the dtype that it had, so whoever gets it can widen it again. Its
+serialization type is one of ours: a client that knows nothing of it fails at once, instead of
+training in a precision that nobody chose.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from .arrays import ArrayForm, array_of, read
+
+NARROW_FORMATS = ("float16", "bfloat16")
+
+_STYPE = "fl-dp/"  # and the format
+
+
+def narrow_form(name: str, shape: tuple[int, ...]) -> ArrayForm:
+    """Return how an array of that narrow format is written."""
+    bfloat16 = name == "bfloat16"
+    stored = np.dtype("<u2" if bfloat16 else "<f2")
+    return ArrayForm(shape=shape, declared=name, stored=stored, bfloat16=bfloat16)
+
+
+def narrow_values(values: NDArray[np.floating], name: str) -> Array:
+    """Write numbers in a narrow format, rounded to nearest even.
+
+    What is too large for float16 becomes its largest number, 65,504.
+    """
+    if name == "float16":
+        most = float(np.finfo(np.float16).max)
+        values = np.clip(values, -most, most)
+    return array_of(values, narrow_form(name, values.shape))
+
+
+def narrow(model: ArrayRecord, name: str) -> ArrayRecord:
+    """Return a model whose floating-point arrays of more than two bytes a number are narrow."""
+    return ArrayRecord({key: _narrowed(array, name) for key, array in model.items()})
+
+
+def widen(model: ArrayRecord) -> ArrayRecord:
+    """Return a model in the dtypes that it had before `narrow`, rounded; any other as it is.
+
+    Raises:
+        ValueError: If a narrow array can't be read.
+    """
+    return ArrayRecord({key: _widened(array) for key, array in model.items()})
+
+
+def _narrowed(array: Array, name: str) -> Array:
+    form, values = read(array)
+    if not np.issubdtype(form.dtype, np.floating) or form.stored.itemsize <= 2:
+        return array
+    return Array(form.declared, form.shape, _STYPE + name, narrow_values(values, name).data)
+
+
+def _widened(array: Array) -> Array:
+    if not array.stype.startswith(_STYPE):
+        return array
+    name, dtype = array.stype.removeprefix(_STYPE), np.dtype(array.dtype)
+    if name not in NARROW_FORMATS or not np.issubdtype(dtype, np.floating):
+        raise ValueError(f"{dtype} numbers in the narrow format '{name}' are none of this version")
+    _, values = read(Array(name, array.shape, "numpy.ndarray", array.data))
+    return Array(np.asarray(values, dtype=dtype))

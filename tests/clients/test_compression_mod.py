@@ -1,0 +1,224 @@
+"""Compression at the client: after the noise, and nothing else in the reply changes."""
+
+import math
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.clientapp import ClientApp
+
+from fl_dp.clients import client_noise_mod, compression_mod, numpy_client_app
+from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism
+from fl_dp.updates import Compression, update_in
+from fl_dp.updates.compression import ENCODED_UPDATE
+from fl_dp.updates.instruction import INSTRUCTION_KEY, ClientNoise, RoundInstruction
+from fl_dp.updates.narrow import narrow
+
+SIZE = 40_000
+SIX_SIGMA = 6.0  # two in a billion draws lie further out
+NOISE = ClientNoise(scheme="gaussian", noise_multiplier=0.5, clipping_norm=2.0)  # scale 1
+Q16 = Compression(up="quantize", bits=16)
+MODEL = {
+    "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
+    "b": np.array(0.5, dtype=np.float16),
+    "wide": np.array([0.25, 3.0]),
+    "none": np.zeros((2, 0), dtype=np.float32),
+    "seen": np.array(7, dtype=np.int64),
+}
+
+
+def instruction(compression, **fields):
+    return RoundInstruction(server_round=1, compression=compression, **fields)
+
+
+def update_of(reply, compression, size):
+    assert not reply.has_error(), reply.error.reason
+    assert list(reply.content.array_records) == [ENCODED_UPDATE]
+    return update_in(reply.content, compression, size)
+
+
+@pytest.fixture
+def update(node, told):
+    """Return the update that the server decodes from a client's reply."""
+
+    def ask(client, model, compression, size, **fields):
+        app = numpy_client_app(lambda context: client)
+        reply = node(app).train(model, instruction(compression, **fields))
+        return update_of(reply, compression, size)
+
+    return ask
+
+
+@pytest.mark.parametrize("up", ["float16", "bfloat16", "quantize", "top_k"])
+def test_the_update_arrives_and_not_the_model(update, told, up):
+    compression = Compression(up=up, bits=16, fraction=0.5)
+    step = np.array([1.0, -2.0, 0.5])
+    received = update(told(step), MODEL, compression, 6)  # w, b and wide, in one vector
+    np.testing.assert_allclose(received, [*step, 0, 0, 0], atol=1e-3)
+
+
+def test_the_other_records_of_a_reply_stay_as_they_are(node, told):
+    client = told(1.0, num_examples=5, metrics={"loss": 0.5})
+    app = numpy_client_app(lambda context: client)
+    asked = {"weight_cap": 10.0, "report_weight": True}
+    plain = node(app).train(MODEL, instruction(None, **asked)).content
+    encoded = node(app).train(MODEL, instruction(Q16, **asked)).content
+    assert dict(encoded.metric_records) == dict(plain.metric_records)
+    assert not encoded.config_records
+
+
+def test_the_weight_comes_before_the_encoding(update, told):
+    received = update(told(1.0, num_examples=5), MODEL, Q16, 6, weight_cap=20.0)
+    np.testing.assert_allclose(received[:3], 0.25, atol=1e-3)
+
+
+def test_noise_comes_first_and_the_encoding_after_it(update, told):
+    # Of a zero update top_k would keep zeros: what arrives is the noise's own largest magnitudes,
+    # all beyond the normal law's 95th percentile (1.96, to six sigma of an order statistic).
+    compression = Compression(up="top_k", fraction=0.05, bits=16)
+    received = update(told(), {"w": np.zeros(SIZE)}, compression, SIZE, client_noise=NOISE)
+    kept = np.abs(received[received != 0.0])
+    assert kept.size == SIZE // 20
+    density = 2.0 * math.exp(-(1.96**2) / 2) / math.sqrt(2 * math.pi)
+    spread = math.sqrt(0.05 * 0.95 / SIZE) / density
+    assert kept.min() == pytest.approx(1.96, abs=SIX_SIGMA * spread)
+
+
+@pytest.mark.parametrize("up", ["float16", "bfloat16", "quantize"])
+def test_an_encoded_update_has_the_noise_of_the_client_around_it(update, told, up):
+    compression = Compression(up=up, bits=10)
+    received = update(told(), {"w": np.zeros(SIZE)}, compression, SIZE, client_noise=NOISE)
+    assert received.std() == pytest.approx(1.0, rel=SIX_SIGMA / math.sqrt(2 * SIZE) + 1e-3)
+    assert abs(received.mean()) < SIX_SIGMA / math.sqrt(SIZE)
+
+
+@pytest.mark.parametrize("bits", [1, 2, 4])
+def test_the_exponential_scheme_s_points_are_sent_without_loss(update, told, bits):
+    noise = ClientNoise(
+        scheme="exponential", noise_multiplier=2.0, clipping_norm=1.0, levels=2**bits
+    )
+    compression = Compression(up="quantize", bits=bits)
+    received = update(told(), {"w": np.zeros(SIZE)}, compression, SIZE, client_noise=noise)
+    mechanism = GridExponentialMechanism(noise_multiplier=2.0, clipping_norm=1.0, levels=2**bits)
+    points = mechanism.points / mechanism.gain
+    nearest = points[np.abs(received[:, None] - points).argmin(axis=1)]
+    np.testing.assert_allclose(received, nearest, atol=1e-12)
+    assert np.unique(nearest).size == 2**bits
+
+
+def test_a_client_that_fails_still_sends_its_noise(update, told):
+    client = told(error=RuntimeError("out of memory"))
+    received = update(client, {"w": np.zeros(SIZE)}, Q16, SIZE, client_noise=NOISE)
+    assert received.std() == pytest.approx(1.0, rel=SIX_SIGMA / math.sqrt(2 * SIZE) + 1e-3)
+
+
+def test_a_client_that_fails_without_noise_of_its_own_is_an_error(node, told):
+    app = numpy_client_app(lambda context: told(error=RuntimeError("patient 4711")))
+    assert node(app).train(MODEL, instruction(Q16)).error.reason == "RuntimeError"
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_an_update_that_is_not_finite_is_an_error(node, told, bad):
+    app = numpy_client_app(lambda context: told(bad))
+    assert node(app).train(MODEL, instruction(Q16)).error.reason == "ValueError"
+
+
+@pytest.mark.parametrize("fields", [{"units": (0,)}, {"sampling_rate": 0.5}])
+def test_a_sum_of_units_is_never_encoded(node, told, fields):
+    client = told(1.0)
+    bundle = GaussianBundle(noise_multiplier=1.0, clipping_norms=(1.0,))
+    reply = node(numpy_client_app(lambda context: client)).train(
+        MODEL, instruction(Q16, bundle=bundle, **fields)
+    )
+    assert reply.error.reason == "ValueError"
+    assert client.calls == 0
+
+
+@pytest.mark.parametrize("mod", [compression_mod, client_noise_mod])
+def test_an_app_that_has_a_mod_built_in_does_not_take_it_twice(told, mod):
+    with pytest.raises(ValueError, match=f"adds {mod.__name__} itself"):
+        numpy_client_app(lambda context: told(), [mod])
+
+
+def test_an_instruction_with_a_compression_survives_its_json():
+    asked = instruction(Compression(up="top_k", bits=3, fraction=0.25, down="float16"))
+    assert RoundInstruction.from_json(asked.to_json()) == asked
+
+
+# Narrow models.
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_a_client_trains_a_narrow_model_in_its_own_dtypes(node, told, name):
+    seen = []
+
+    class Watching(told):
+        def fit(self, parameters, config):
+            seen.extend(parameters)
+            return super().fit(parameters, config)
+
+    record = narrow(ArrayRecord({n: Array(a) for n, a in MODEL.items()}), name)
+    app = numpy_client_app(lambda context: Watching(1.0))
+    reply = node(app).ask("train", {"model": record, "config": ConfigRecord()})
+    assert [a.dtype for a in seen] == [a.dtype for a in MODEL.values()]
+    [arrays] = reply.content.array_records.values()
+    assert {n: a.dtype for n, a in arrays.items()} == {n: str(a.dtype) for n, a in MODEL.items()}
+    np.testing.assert_array_equal(arrays["w"].numpy(), MODEL["w"] + 1)  # short enough for both
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_noise_is_added_around_the_narrow_model_that_came(node, told, name):
+    model = {"w": np.full(1000, 1.0 + 2.0**-12)}  # which is 1 in two bytes
+    record = narrow(ArrayRecord({"w": Array(model["w"])}), name)
+    quiet = ClientNoise(scheme="gaussian", noise_multiplier=1e-6, clipping_norm=2.0)
+    config = ConfigRecord({INSTRUCTION_KEY: instruction(None, client_noise=quiet).to_json()})
+    app = numpy_client_app(lambda context: told(0.0))
+    reply = node(app).ask("train", {"model": record, "config": config})
+    [arrays] = reply.content.array_records.values()
+    np.testing.assert_allclose(arrays["w"].numpy(), 1.0, atol=2e-5)
+
+
+# In front of somebody else's ClientApp.
+
+
+def foreign_app(*mods):
+    app = ClientApp(mods=list(mods))
+
+    @app.train()
+    def train(message, context):
+        model = {n: a.numpy() for n, a in message.content["model"].items()}
+        trained = ArrayRecord({n: Array(np.asarray(a + a.dtype.type(1))) for n, a in model.items()})
+        metrics = MetricRecord({"num-examples": 57})
+        return Message(RecordDict({"theirs": trained, "scores": metrics}), reply_to=message)
+
+    return app
+
+
+def test_a_foreign_app_encodes_its_update(node):
+    reply = node(foreign_app(compression_mod)).train(MODEL, instruction(Q16))
+    np.testing.assert_allclose(update_of(reply, Q16, 6), 1.0, atol=1e-3)
+    assert reply.content["scores"]["num-examples"] == 57
+
+
+def test_a_foreign_app_adds_its_noise_before_it_encodes(node):
+    here = node(foreign_app(compression_mod, client_noise_mod))
+    reply = here.train({"w": np.zeros(SIZE)}, instruction(Q16, client_noise=NOISE))
+    noise = update_of(reply, Q16, SIZE) - 2.0 / math.sqrt(SIZE)  # its update, clipped to 2
+    assert noise.std() == pytest.approx(1.0, rel=SIX_SIGMA / math.sqrt(2 * SIZE) + 1e-3)
+    assert dict(reply.content["metrics"]) == {"num-examples": 1}
+
+
+def test_mods_in_the_wrong_order_send_noise_alone(node, read):
+    here = node(foreign_app(client_noise_mod, compression_mod))
+    reply = here.train({"w": np.zeros(SIZE)}, instruction(Q16, client_noise=NOISE))
+    sent = read(reply)[0]["w"]  # a model, around which there is nothing but noise
+    assert sent.std() == pytest.approx(1.0, rel=SIX_SIGMA / math.sqrt(2 * SIZE))
+    assert abs(sent.mean()) < SIX_SIGMA / math.sqrt(SIZE)
+
+
+def test_without_a_compression_the_mod_lets_everything_pass(node, read):
+    here = node(foreign_app(compression_mod))
+    for asked in (None, instruction(None)):
+        arrays, metrics = read(here.train(MODEL, asked))
+        assert metrics == {"num-examples": 57}
+        np.testing.assert_array_equal(arrays["w"], MODEL["w"] + 1)
