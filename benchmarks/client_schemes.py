@@ -22,7 +22,7 @@ SHARED = (
     "selection=public",
     "selection.participation_cap=8",
     "rounds=30",
-    "client.epochs=3",
+    "server_optimizer.learning_rate=0.1",
 )
 # Laplace noise is for updates that are clipped in L1, which is longer: both norms were tried out.
 SCHEMES = {"gaussian": "0.5", "exponential": "0.5", "laplace": "4"}
