@@ -24,23 +24,23 @@ that stops where the filter does, and the hockey-stick divergence is a sum over 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from .bounds import EpsilonBounds, epsilon
+from .bounds import EpsilonBounds, epsilon, tight_epsilon
 from .budget import PrivacyBudget, PrivacyBudgetExhausted
-from .calibration import affordable_rounds
 from .events import FrozenHistory, PrivacyEvent, event_from_dict, event_to_dict, freeze
 from .filters import best_filter_order
 from .ledger_store import LedgerStore
+from .loss_distributions import SEARCH_INTERVAL
 from .record_chain import RecordChain
 from .records import LedgerCorrupted, require_printable, to_the_minute
 from .relations import NeighboringRelation
-from .renyi import divergence_at_order, renyi_divergences
+from .renyi import divergence_at_order, renyi_divergences, renyi_epsilon
 
 NODE_SCHEMA = 1
 DECLARED_SHARE = 0.9
@@ -50,6 +50,9 @@ _UNITS = ("client", "example")
 _MOST_RELEASES = 10_000_000
 _MOST_RECORDS = 2**63
 _ROUNDING = 1e-12  # relative
+_AHEAD = 1.25
+# By event, epsilon, delta and relation: so many releases of one kind are known to fit.
+_CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,8 +162,7 @@ class Spending:
         after = freeze(self.releases + Counter({event: count}))
         if len(after) == 1:
             ((only, times),) = after
-            most = _most_releases(only, budget.epsilon, DECLARED_SHARE * delta, relation)
-            if times <= most:
+            if _fit(only, times, budget.epsilon, DECLARED_SHARE * delta, relation):
                 return False
         if self.filter_order is None:
             return True
@@ -310,12 +312,13 @@ class NodeLedger:
         require_printable(what)
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
+        # Before the lock is taken, which others wait for.
+        first_order = _filter_order(event, budget, neighboring_relation)
         with self._chain.transaction() as connection:
             spending = self._joined(account)
             order = spending.filter_order
             if not spending.reserved:
-                order = _filter_order(event, budget, neighboring_relation)
-                spending.filter_order = order
+                order = spending.filter_order = first_order
             if spending.would_exceed(
                 event, count=count, budget=budget, neighboring_relation=neighboring_relation
             ):
@@ -420,14 +423,34 @@ class NodeLedger:
             self._by_key[account.unit, "fingerprint", fingerprint] = spending
 
 
-@lru_cache(maxsize=256)
-def _most_releases(
-    event: PrivacyEvent, target_epsilon: float, delta: float, relation: NeighboringRelation
-) -> int:
-    """Return how many releases of one kind fit a budget: then only a counter is compared."""
-    return affordable_rounds(
-        {}, event, target_epsilon, delta, at_most=_MOST_RELEASES, neighboring_relation=relation
-    )
+def _fit(
+    event: PrivacyEvent,
+    count: int,
+    target_epsilon: float,
+    delta: float,
+    relation: NeighboringRelation,
+) -> bool:
+    """Tell whether so many releases of one kind fit a budget.
+
+    A few more than asked for are looked at, so that most later questions compare two counters.
+    """
+    asked = (event, target_epsilon, delta, relation)
+    if count <= _CERTIFIED.get(asked, 0):
+        return True
+    for certified, interval in (
+        (math.ceil(_AHEAD * count), SEARCH_INTERVAL),
+        (count, SEARCH_INTERVAL),
+        (count, None),
+    ):
+        history = freeze({event: certified})
+        if (
+            renyi_epsilon(history, delta, relation) <= target_epsilon
+            or tight_epsilon(history, delta, neighboring_relation=relation, interval=interval)
+            <= target_epsilon
+        ):
+            _CERTIFIED[asked] = certified
+            return True
+    return False
 
 
 def _filter_order(
@@ -435,9 +458,14 @@ def _filter_order(
 ) -> float | None:
     """Return the order at which as many releases as fit the budget spend least."""
     delta = (1.0 - DECLARED_SHARE) * budget.delta
-    most = _most_releases(event, budget.epsilon, DECLARED_SHARE * budget.delta, relation)
+    count = 1
+    while (
+        count < _MOST_RELEASES
+        and renyi_epsilon(freeze({event: 2 * count}), delta, relation) <= budget.epsilon
+    ):
+        count *= 2
     try:
-        return best_filter_order({event: max(1, most)}, delta, neighboring_relation=relation)
+        return best_filter_order({event: count}, delta, neighboring_relation=relation)
     except ValueError:  # no Renyi bound is known for it
         return None
 

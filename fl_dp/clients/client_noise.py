@@ -116,10 +116,13 @@ def _charge(noise: ClientNoise, scheme: ClientScheme, message: Message, context:
     node = NodePrivacy.of(context, config)
     epsilon = noise.epsilon if noise.epsilon is not None else node.max_epsilon
     delta = noise.delta if noise.delta is not None else node.max_delta
-    if node.ledger is None or epsilon is None:
+    if node.ledger is None:
         return
-    if delta is None:
-        raise ValueError("a cap on epsilon needs its delta: --node-config 'max-delta=1e-5'")
+    if epsilon is None or delta is None:
+        raise ValueError(
+            "the server names no budget, as its noise changes over the rounds, and the node's "
+            "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
+        )
     with NodeLedger.open(node.ledger) as ledger:
         charge = ledger.reserve(
             node.account(unit="client"),

@@ -127,6 +127,7 @@ def train_with_dp_sgd(
     Raises:
         ValueError: If Opacus can't train the model, or nothing of it is trainable.
     """
+    _require_untied(model, how.grad_sample_mode)
     random = None
     if how.secure_randomness:
         random = rng if rng is not None else SecureRandom()
@@ -151,6 +152,20 @@ def train_with_dp_sgd(
         step = _Step(wrapped, optimizer, criterion, parameters, how.grad_sample_mode)
         for batch in batches:
             step(batch)
+
+
+def _require_untied(model: nn.Module, grad_sample_mode: str) -> None:
+    """Check that ghost clipping sees each parameter once.
+
+    Raises:
+        ValueError: If two layers share one.
+    """
+    every = sum(1 for _ in model.named_parameters(remove_duplicate=False))
+    if grad_sample_mode == "ghost" and every > sum(1 for _ in model.parameters()):
+        raise ValueError(
+            "two layers of the model share a parameter, for which ghost clipping has no rule: "
+            "write grad_sample_mode='hooks' or 'functorch'"
+        )
 
 
 @contextmanager

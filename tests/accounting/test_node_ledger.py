@@ -598,19 +598,19 @@ def on_paper(charges: list[Asked], asked: Asked) -> bool:
     if len(total) == 1 and gaussian_delta(mu, eps) <= DECLARED_SHARE * delta:
         return True
     _, first, _, first_eps, first_delta, _ = earlier[0] if earlier else asked
-    # The order at which as many of the first kind as its budget holds spend least.
-    most = 0
-    while (
-        gaussian_delta(math.sqrt(most + 1) / first.noise_multiplier, first_eps)
-        <= DECLARED_SHARE * first_delta
-    ):
-        most += 1
-    rho = max(1, most) / (2 * first.noise_multiplier**2)
+    # The order at which as many of the first kind as the filter's share holds spend least, in
+    # powers of two.
     share = (1 - DECLARED_SHARE) * first_delta
-    order = min(
-        DEFAULT_RDP_ORDERS,
-        key=lambda a: rho * a + math.log1p(-1 / a) - math.log(a * share) / (a - 1),
-    )
+
+    def spent(order: float, count: int) -> float:
+        rho = count / (2 * first.noise_multiplier**2)
+        tail = math.log1p(-1 / order) - math.log(order * share) / (order - 1)
+        return rho * order + tail
+
+    most = 1
+    while min(spent(order, 2 * most) for order in DEFAULT_RDP_ORDERS) <= first_eps:
+        most *= 2
+    order = min(DEFAULT_RDP_ORDERS, key=lambda order: spent(order, most))
     return order * mu**2 / 2 <= allowed_at(order, PrivacyBudget(epsilon=eps, delta=delta))
 
 
