@@ -9,6 +9,7 @@ from .queries import (
     UTILITY_QUERY_KEY,
     UtilityQuery,
 )
+from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits
 
 __all__ = [
@@ -17,6 +18,8 @@ __all__ = [
     "STATISTIC_VALUES_KEY",
     "UTILITY_QUERY_KEY",
     "NodeUnits",
+    "TrainedRows",
+    "UnitReport",
     "UtilityQuery",
     "client_noise_mod",
     "numpy_client_app",

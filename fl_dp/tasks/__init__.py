@@ -7,6 +7,7 @@ them.
 from fl_dp.tasks.data import DATASETS, Dataset, load_dataset
 from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
 from fl_dp.tasks.partitions import PARTITIONS, client_indices, partition
+from fl_dp.tasks.together import UnitData, train_together
 from fl_dp.tasks.training import evaluate, train_locally
 
 __all__ = [
@@ -14,6 +15,7 @@ __all__ = [
     "MODELS",
     "PARTITIONS",
     "Dataset",
+    "UnitData",
     "build_model",
     "client_indices",
     "evaluate",
@@ -22,4 +24,5 @@ __all__ = [
     "partition",
     "set_arrays",
     "train_locally",
+    "train_together",
 ]
