@@ -3,25 +3,49 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from flwr.app import Context
+from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
+from torch import Tensor, nn
 
 from fl_dp.accounting import ExamplePlan
-from fl_dp.clients import UTILITY_QUERY_KEY, NodeUnits, numpy_client_app
+from fl_dp.clients import (
+    UTILITY_QUERY_KEY,
+    NodeUnits,
+    TrainedRows,
+    UnitReport,
+    numpy_client_app,
+)
 from fl_dp.private_training import example_plan_of, private_client
 from fl_dp.settings import SETTINGS_KEY, Settings
-from fl_dp.tasks import Dataset, evaluate, get_arrays, set_arrays, train_locally
+from fl_dp.tasks import (
+    Dataset,
+    UnitData,
+    evaluate,
+    get_arrays,
+    set_arrays,
+    train_locally,
+    train_together,
+)
 from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
-from fl_dp.workload import data_of_unit, examples_of, model_of, own_data_path
+from fl_dp.workload import (
+    data_of_unit,
+    dataset_of,
+    examples_of,
+    model_of,
+    own_data_path,
+    parts_of,
+)
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _MEASURED = ("loss", "accuracy")
+_UNITS_IN_MEMORY = 256  # whose examples a node holds at a time
 
 
 class TaskClient(NumPyClient):
@@ -63,10 +87,7 @@ class TaskClient(NumPyClient):
         model = model_of(settings, dataset)
         features, labels = examples_of(dataset, rows)
         set_arrays(model, parameters)
-        metrics: dict[str, Scalar] = {}
-        if _asks_for_metrics(config) and _has_enough(settings, len(rows)):
-            measured = evaluate(model, features, labels, max_loss=_max_loss(settings))
-            metrics = dict(zip(_MEASURED, measured, strict=True))
+        metrics = _metrics(model, features, labels, settings, config)
         train_locally(
             model,
             features,
@@ -74,9 +95,7 @@ class TaskClient(NumPyClient):
             learning_rate=client.learning_rate,
             epochs=client.epochs,
             batch_size=client.batch_size,
-            seed=_shuffling_seed(
-                settings.seed, self._part(settings), int(config.get("server-round", 0))
-            ),
+            seed=_shuffling_seed(settings, self._part(settings), config),
         )
         return list(get_arrays(model).values()), _reported(len(rows), config), metrics
 
@@ -145,6 +164,51 @@ def unit_client_fn(context: Context, unit: int) -> NumPyClient:
     return TaskClient(context, unit)
 
 
+def train_many(
+    context: Context, units: Sequence[int], model: ArrayRecord, config: dict[str, Any]
+) -> Iterator[TrainedRows]:
+    """Train units of this node together, each as `TaskClient.fit` would train it.
+
+    Raises:
+        ValueError: If the node has no `partition-id` in its configuration.
+    """
+    if example_plan_of(config) is not None:
+        return  # DP-SGD is for one unit at a time
+    settings = _settings(config)
+    dataset, client, origin = dataset_of(settings), settings.client, model_of(settings)
+    set_arrays(origin, model.to_numpy_ndarrays())
+    parts = parts_of(settings)
+    first = _node_of(context) * settings.simulation.units_per_node
+    hosted = [unit for unit in units if first + unit < len(parts)]
+    for start in range(0, len(hosted), _UNITS_IN_MEMORY):
+        some = hosted[start : start + _UNITS_IN_MEMORY]
+        data = [
+            UnitData(
+                features=dataset.features(parts[first + unit]),
+                labels=dataset.labels(parts[first + unit]),
+                seed=_shuffling_seed(settings, first + unit, config),
+            )
+            for unit in some
+        ]
+        for places, vectors in train_together(
+            origin,
+            data,
+            learning_rate=client.learning_rate,
+            epochs=client.epochs,
+            batch_size=client.batch_size,
+        ):
+            reports = [
+                UnitReport(
+                    num_examples=_reported(len(unit.labels), config),
+                    metrics=_metrics(origin, unit.features, unit.labels, settings, config),
+                )
+                for unit in (data[place] for place in places)
+            ]
+            yield TrainedRows(
+                units=[some[place] for place in places], reports=reports, vectors=vectors
+            )
+
+
 def hosted_units(context: Context, config: dict[str, Any]) -> int:
     """Return how many units of the roster this node hosts; the last node may have fewer.
 
@@ -200,6 +264,20 @@ def _reported(num_examples: int, config: dict[str, Scalar]) -> int:
     return num_examples if stays_on_the_node else 1
 
 
+def _metrics(
+    model: nn.Module,
+    features: NDArray[Any] | Tensor,
+    labels: NDArray[Any] | Tensor,
+    settings: Settings,
+    config: dict[str, Scalar],
+) -> dict[str, Scalar]:
+    """Return what the instruction asks a unit to measure before its training."""
+    if not (_asks_for_metrics(config) and _has_enough(settings, len(labels))):
+        return {}
+    measured = evaluate(model, features, labels, max_loss=_max_loss(settings))
+    return dict(zip(_MEASURED, measured, strict=True))
+
+
 def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
     instruction = RoundInstruction.of(config)
     if instruction is None:
@@ -219,12 +297,13 @@ def _has_enough(settings: Settings, num_examples: int) -> bool:
     return num_examples >= (settings.selection.records_per_client or 0)
 
 
-def _shuffling_seed(*parts: int) -> int:
-    return int(np.random.SeedSequence(parts).generate_state(1, np.uint64)[0] >> 1)
+def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) -> int:
+    entropy = (settings.seed, part, int(config.get("server-round", 0)))
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
 
 
 app = numpy_client_app(
     client_fn,
-    units=NodeUnits(client_fn=unit_client_fn, count=hosted_units),
+    units=NodeUnits(client_fn=unit_client_fn, count=hosted_units, train_many=train_many),
     statistics_fn=statistics_fn,
 )

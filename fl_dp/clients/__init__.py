@@ -18,6 +18,7 @@ from .queries import (
     UTILITY_QUERY_KEY,
     UtilityQuery,
 )
+from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits
 
 if TYPE_CHECKING:
@@ -36,6 +37,8 @@ __all__ = [
     "NodePrivacy",
     "NodeUnits",
     "OpacusClient",
+    "TrainedRows",
+    "UnitReport",
     "UtilityQuery",
     "client_noise_mod",
     "compression_mod",

@@ -1,15 +1,16 @@
-"""One privacy unit after its training on the node, and what a server may learn of it."""
+"""Privacy units after their training on the node, and what a server may learn of them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
 from flwr.client import NumPyClient
+from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.checks import require_positive
@@ -22,16 +23,14 @@ EXAMPLES_UTILITY = "examples"
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainedUnit:
-    """What a `NumPyClient` returned from `fit`; all of it stays on the node unless asked for.
+class UnitReport:
+    """What a unit says of its training; all of it stays on the node unless asked for.
 
     Attributes:
-        arrays: The trained model, under the names of the message.
         num_examples: How many examples it was trained on.
-        metrics: As returned.
+        metrics: As `NumPyClient.fit` returns them.
     """
 
-    arrays: ArrayRecord
     num_examples: int
     metrics: Mapping[str, Any]
 
@@ -64,6 +63,17 @@ class TrainedUnit:
             return real_number(self.num_examples)
         return real_number(self.metrics.get(name))
 
+
+@dataclass(frozen=True, kw_only=True)
+class TrainedUnit(UnitReport):
+    """What a `NumPyClient` returned from `fit`.
+
+    Attributes:
+        arrays: The trained model, under the names of the message.
+    """
+
+    arrays: ArrayRecord
+
     def weighted_arrays(self, model: ArrayRecord, cap: float | None) -> ArrayRecord:
         """Return the model plus the update times the unit's weight, in the model's dtypes.
 
@@ -77,6 +87,32 @@ class TrainedUnit:
         origin = layout.flatten(model)
         update = layout.flatten(self.arrays) - origin
         return layout.merge(layout.unflatten(origin + weight * update), self.arrays)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class TrainedRows:
+    """Several units that were trained together.
+
+    Attributes:
+        units: Their numbers on the node.
+        reports: Of each, in the same order.
+        vectors: Their trained models, float32 or float64 of shape `(len(units), d)`: the
+            floating-point arrays of the message, flat, in its order. It is not changed.
+    """
+
+    units: Sequence[int]
+    reports: Sequence[UnitReport]
+    vectors: NDArray[np.floating]
+
+    def __post_init__(self) -> None:
+        """Check that they belong together.
+
+        Raises:
+            ValueError: If there is not one report and one row a unit.
+        """
+        counts = len(self.units), len(self.reports), len(self.vectors)
+        if len(set(counts)) > 1:
+            raise ValueError(f"{counts} units, reports and rows: give one of each a unit")
 
 
 def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> TrainedUnit:

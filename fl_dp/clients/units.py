@@ -7,19 +7,21 @@
     >>> app = numpy_client_app(lambda context: MyNumPyClient(context, 0), units=units)
 
 Each unit is clipped on its own and on an integer grid, so the sum is exact and a unit moves it by
-no more than the clipping norm, as if it had a node to itself.
+no more than the clipping norm, as if it had a node to itself. Units may be trained together
+(`NodeUnits.train_many`); they are clipped apart all the same.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
 from flwr.client import NumPyClient
+from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.mechanisms.checks import require_positive
@@ -28,9 +30,12 @@ from fl_dp.updates.clipped_sum import ClippedSum
 from fl_dp.updates.instruction import SCALARS_METRIC, UTILITY_METRIC, RoundInstruction
 
 from .records import Config
-from .trained_unit import TrainedUnit, train_unit
+from .trained_unit import TrainedRows, TrainedUnit, UnitReport, train_unit
 
 logger = logging.getLogger("flwr.fl_dp.client")
+
+TrainMany = Callable[[Context, Sequence[int], ArrayRecord, Config], Iterable[TrainedRows]]
+"""Trains units of a node, by their numbers, from a model, with a message's config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,10 +47,15 @@ class NodeUnits:
             must use that unit's data only: neither another's, nor what another left behind.
         count: How many units the node hosts, from its `Context` and the message's config. The
             server may know the number, so it must not depend on who takes part.
+        train_many: Trains several units at once, for speed; None trains one by one. Units that it
+            leaves out are trained by `client_fn`, and so are all that are left if it raises. A row
+            must depend on that unit's data only, and so must leaving it out. Raising must depend
+            on nobody's data.
     """
 
     client_fn: Callable[[Context, int], NumPyClient]
     count: Callable[[Context, Config], int]
+    train_many: TrainMany | None = None
 
     @classmethod
     def single(cls, client_fn: Callable[[Context], NumPyClient]) -> NodeUnits:
@@ -86,38 +96,132 @@ def sum_of_units(
     """
     bundle = _bundle_of(instruction)
     hosted = min(units.count(context, config), instruction.max_units)
-    layout = VectorLayout.of(model)
-    total = ClippedSum(
-        layout,
-        layout.flatten(model),
-        grid=bundle.updates.grid,
-        clipping_norms=bundle.clipping_norms,
-    )
-    scalars = np.zeros(bundle.scalars)
+    sums = _Sums.empty(instruction, bundle, model)
     chosen = _chosen(instruction, hosted)
-    utilities = [math.nan] * len(chosen)
-    for place, unit in enumerate(chosen):
-        if not 0 <= unit < hosted:
+    for unit in chosen:
+        if 0 <= unit < hosted:
+            sums.left.append(unit)
+        else:
             logger.warning("this node does not host unit %d, which contributes zero", unit)
-            continue
+    if units.train_many is not None and hosted > 1:
         try:
-            trained = train_unit(units.client_fn(context, unit), model, config)
-            measured = trained.measured(bundle)
-            # A report does not depend on how training went: one record could spoil that alone.
-            utilities[place] = _utility(trained, instruction)
-            arrays = trained.weighted_arrays(model, instruction.weight_cap)
-            norm = total.add(arrays)  # last of what may fail: a unit is in all sums or in none
+            for rows in units.train_many(context, tuple(sums.left), model, dict(config)):
+                sums.add_rows(rows)
+        except Exception:
+            logger.exception("training units together failed: those left are trained one by one")
+    for unit in tuple(sums.left):
+        try:
+            sums.add(unit, train_unit(units.client_fn(context, unit), model, config))
         except Exception:
             logger.exception("unit %d failed and contributes zero", unit)
-            continue
+    metrics = {SCALARS_METRIC: sums.scalars.tolist()}
+    if instruction.utility is not None:
+        metrics[UTILITY_METRIC] = [sums.utilities.get(unit, math.nan) for unit in chosen]
+    return sums.updates.steps(), metrics
+
+
+@dataclass(kw_only=True)
+class _Sums:
+    """What a node adds up of its units; a unit is in all sums or in none.
+
+    Attributes:
+        instruction: As sent.
+        bundle: The instruction's.
+        model: As sent.
+        updates: The clipped updates.
+        scalars: The encoded scalars, in grid steps.
+        utilities: Of the units that were trained.
+        left: Units that take part and are in no sum yet.
+    """
+
+    instruction: RoundInstruction
+    bundle: GaussianBundle
+    model: ArrayRecord
+    updates: ClippedSum
+    scalars: NDArray[np.float64]
+    utilities: dict[int, float] = field(default_factory=dict)
+    left: list[int] = field(default_factory=list)
+
+    @classmethod
+    def empty(
+        cls, instruction: RoundInstruction, bundle: GaussianBundle, model: ArrayRecord
+    ) -> _Sums:
+        """Start from zero."""
+        layout = VectorLayout.of(model)
+        return cls(
+            instruction=instruction,
+            bundle=bundle,
+            model=model,
+            updates=ClippedSum(
+                layout,
+                layout.flatten(model),
+                grid=bundle.updates.grid,
+                clipping_norms=bundle.clipping_norms,
+            ),
+            scalars=np.zeros(bundle.scalars),
+        )
+
+    def add(self, unit: int, trained: TrainedUnit) -> None:
+        """Add one unit; if that raises, it contributes zero."""
+        measured = trained.measured(self.bundle)
+        # A report does not depend on how training went: one record could spoil that alone.
+        self.utilities[unit] = self._utility(trained)
+        arrays = trained.weighted_arrays(self.model, self.instruction.weight_cap)
+        norm = self.updates.add(arrays)  # last of what may fail
+        self._add_scalars(unit, norm, measured)
+
+    def add_rows(self, rows: TrainedRows) -> None:
+        """Add units that were trained together; one whose report is no report contributes zero.
+
+        Raises:
+            ValueError: If a unit is not left to be trained, or comes twice, or the rows are no
+                models. Nothing was added.
+        """
+        if len(set(rows.units)) < len(rows.units) or not set(rows.units) <= set(self.left):
+            raise ValueError("train_many returned a unit twice, or one that it was not asked for")
+        accepted: list[tuple[int, int, dict[str, float]]] = []
+        weights: list[float] = []
+        utilities: dict[int, float] = {}
+        for row, (unit, report) in enumerate(zip(rows.units, rows.reports, strict=True)):
+            try:
+                measured = report.measured(self.bundle)
+                utilities[unit] = self._utility(report)
+                weights.append(report.weight(self.instruction.weight_cap))
+            except Exception:
+                logger.exception("unit %d failed and contributes zero", unit)
+                continue
+            accepted.append((row, unit, measured))
+        places = [row for row, _, _ in accepted]
+        vectors = rows.vectors if len(places) == len(rows.units) else rows.vectors[places]
+        norms = self.updates.add_rows(self._weighted(vectors, np.array(weights)))
+        self.utilities |= utilities
+        self.left = [unit for unit in self.left if unit not in set(rows.units)]
+        for (_, unit, measured), norm in zip(accepted, norms, strict=True):
+            self._add_scalars(unit, norm, measured)
+
+    def _weighted(
+        self, vectors: NDArray[np.floating], weights: NDArray[np.float64]
+    ) -> NDArray[np.floating]:
+        """Return what `TrainedUnit.weighted_arrays` returns, for rows."""
+        light = weights != 1.0
+        if not light.any():
+            return vectors
+        origin = self.updates.layout.flatten(self.model)
+        weighted = vectors.copy()
+        with np.errstate(over="ignore", invalid="ignore"):
+            update = vectors[light] - origin
+            weighted[light] = origin + weights[light, np.newaxis] * update
+        return weighted
+
+    def _add_scalars(self, unit: int, norm: float, measured: dict[str, float]) -> None:
         if not math.isfinite(norm):
             logger.warning("the update of unit %d is not finite and contributes zero", unit)
-            continue
-        scalars += bundle.scalar_steps(bundle.scalar_values(norm, measured))
-    metrics = {SCALARS_METRIC: scalars.tolist()}
-    if instruction.utility is not None:
-        metrics[UTILITY_METRIC] = utilities
-    return total.steps(), metrics
+            return
+        self.scalars += self.bundle.scalar_steps(self.bundle.scalar_values(norm, measured))
+
+    def _utility(self, report: UnitReport) -> float:
+        name = self.instruction.utility
+        return math.nan if name is None else report.utility(name)
 
 
 def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
@@ -159,7 +263,3 @@ def _chosen(instruction: RoundInstruction, hosted: int) -> tuple[int, ...]:
     assert instruction.sampling_rate is not None  # it asks for a sum
     coins = SecureRandom().bernoulli(instruction.sampling_rate, max(hosted, 0))
     return tuple(int(unit) for unit in np.flatnonzero(coins))
-
-
-def _utility(trained: TrainedUnit, instruction: RoundInstruction) -> float:
-    return math.nan if instruction.utility is None else trained.utility(instruction.utility)

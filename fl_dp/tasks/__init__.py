@@ -9,6 +9,7 @@ from fl_dp.tasks.data_format import DataFormat
 from fl_dp.tasks.device_data import DeviceData
 from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
 from fl_dp.tasks.partitions import PARTITIONS, client_indices, partition
+from fl_dp.tasks.together import UnitData, train_together
 from fl_dp.tasks.training import evaluate, train_locally
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "DataFormat",
     "Dataset",
     "DeviceData",
+    "UnitData",
     "build_model",
     "client_indices",
     "evaluate",
@@ -28,4 +30,5 @@ __all__ = [
     "partition",
     "set_arrays",
     "train_locally",
+    "train_together",
 ]

@@ -45,10 +45,7 @@ def train_locally(
     Raises:
         ValueError: If a number is out of its range, or features and labels differ in length.
     """
-    if not (math.isfinite(learning_rate) and learning_rate >= 0):
-        raise ValueError(f"learning_rate is {learning_rate}; write a finite number of at least 0")
-    if epochs < 1:
-        raise ValueError(f"epochs is {epochs}; write at least 1")
+    check_training(learning_rate, epochs, batch_size)
     _check_batches(features, labels, batch_size)
     num_rows = len(labels)
     if num_rows == 0:
@@ -58,7 +55,9 @@ def train_locally(
     generator = torch.Generator().manual_seed(seed)
     with _mode(model, training=True):
         for _ in range(epochs):
-            for rows in _batches(num_rows, batch_size, generator, x.device):
+            for rows in _batches(
+                epoch_order(num_rows, batch_size, generator), batch_size, x.device
+            ):
                 loss = functional.cross_entropy(model(x[rows]), y[rows])
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 with torch.no_grad():
@@ -109,6 +108,29 @@ def evaluate(
     return loss / num_rows, correct / num_rows
 
 
+def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:
+    """Check the numbers that a training needs.
+
+    Raises:
+        ValueError: If one is out of its range.
+    """
+    if not (math.isfinite(learning_rate) and learning_rate >= 0):
+        raise ValueError(f"learning_rate is {learning_rate}; write a finite number of at least 0")
+    if epochs < 1:
+        raise ValueError(f"epochs is {epochs}; write at least 1")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; write at least 1")
+
+
+def epoch_order(num_rows: int, batch_size: int, generator: torch.Generator) -> Tensor | None:
+    """Return the order in which an epoch visits the rows, int64 `(num_rows,)` on the CPU.
+
+    None if one batch holds them all: its mean does not depend on their order, and no order saves
+    the copies.
+    """
+    return None if num_rows <= batch_size else torch.randperm(num_rows, generator=generator)
+
+
 def _check_batches(
     features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor, batch_size: int
 ) -> None:
@@ -137,13 +159,9 @@ def _tensor(values: NDArray[Any] | Tensor) -> Tensor:
 
 
 def _batches(
-    num_rows: int, batch_size: int, generator: torch.Generator, device: torch.device
+    order: Tensor | None, batch_size: int, device: torch.device
 ) -> Sequence[Tensor | slice]:
-    if num_rows <= batch_size:
-        # The mean over one batch does not depend on its order; a slice saves the copies.
-        return (slice(None),)
-    order = torch.randperm(num_rows, generator=generator).to(device)
-    return [order[start : start + batch_size] for start in range(0, num_rows, batch_size)]
+    return (slice(None),) if order is None else torch.split(order.to(device), batch_size)
 
 
 @contextmanager

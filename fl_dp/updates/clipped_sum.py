@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from flwr.app import ArrayRecord
@@ -64,6 +64,9 @@ class _Block:
     total: NDArray[np.float64]
 
 
+_Values: TypeAlias = Sequence[NDArray[Any]] | NDArray[np.float64]
+
+
 class _Sum:
     """A flat sum, and one update at a time in scratch memory.
 
@@ -80,6 +83,7 @@ class _Sum:
             )
         self.layout = layout
         self.total = np.zeros(layout.size, dtype=np.float64)
+        self._origin = origin
         self._update = np.empty(layout.size, dtype=np.float64)
         self._groups = groups
         self._blocks = [
@@ -107,23 +111,34 @@ class _Sum:
             entries = slice(low - spec.start, high - spec.start)
             yield _Piece(array=index, entries=entries, update=self._update[low:high])
 
-    def _load(self, unit: ArrayRecord | NDArray[np.float64]) -> list[float]:
-        """Put a unit's update into the scratch memory; return the norm of each group.
+    def _values_of(self, unit: ArrayRecord | NDArray[np.float64]) -> _Values:
+        """Read a unit's model, or take its update as it is.
+
+        Raises:
+            RefusedUpdate: If it is not such a model.
+            ValueError: If an update has another shape.
+        """
+        if isinstance(unit, ArrayRecord):
+            return self.layout.values(unit)
+        if unit.shape != self._update.shape:
+            raise ValueError(f"an update has shape ({self.layout.size},), got {unit.shape}")
+        return unit
+
+    def _load(self, values: _Values) -> list[float]:
+        """Put an update into the scratch memory; return the norm of each group.
 
         A norm is infinite if an entry is not finite.
+
+        Args:
+            values: The unit's model, the released arrays in order, each flat; or its update.
         """
-        values = None
-        if isinstance(unit, ArrayRecord):
-            values = self.layout.values(unit)
-        elif unit.shape != self._update.shape:
-            raise ValueError(f"an update has shape ({self.layout.size},), got {unit.shape}")
-        else:
-            self._update[:] = unit
+        if isinstance(values, np.ndarray):
+            self._update[:] = values
         squares: list[list[float]] = [[] for _ in self._blocks]
 
         def load(index: int) -> None:
             block = self._blocks[index]
-            if values is not None:
+            if not isinstance(values, np.ndarray):
                 for piece in block.pieces:
                     piece.update[...] = values[piece.array][piece.entries]
                 np.subtract(block.update, block.origin, out=block.update)
@@ -252,7 +267,64 @@ class ClippedSum(_Sum):
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"weight must lie in [0, 1], got {weight}")
         self._count(1)
-        norms = self._load(unit)
+        return self._add_clipped(self._values_of(unit), weight)
+
+    def add_rows(self, vectors: NDArray[np.floating]) -> list[float]:
+        """Clip the updates of many units and add them: to the bit what `add` makes of each.
+
+        Args:
+            vectors: The units' models, float32 or float64 of shape `(units, layout.size)`: a row
+                is what `layout.flatten` gives for one, but for its dtype.
+
+        Returns:
+            What `add` would return for each.
+
+        Whatever is raised, nothing was added.
+
+        Raises:
+            RefusedUpdate: If it is no such matrix.
+            OverflowError: If more units are added than float64 sums exactly on this grid.
+        """
+        rows = np.asarray(vectors)
+        fits = rows.ndim == 2 and rows.shape[1] == self.layout.size
+        if not fits or rows.dtype not in (np.float32, np.float64):
+            raise RefusedUpdate(
+                f"{rows.dtype} of shape {rows.shape} is no matrix of float32 or float64 with "
+                f"{self.layout.size} columns"
+            )
+        # An update of several blocks has the threads to itself; rows of one block share them.
+        parts = max(1, min(_threads(), len(rows)) if self.layout.size < 2 * _BLOCK else 1)
+        sums = [self._empty() for _ in range(parts)]
+        running = [
+            _pool().submit(part._add_each, rows[start::parts])
+            for start, part in enumerate(sums[1:], 1)
+        ]
+        norms = np.empty(len(rows))
+        norms[::parts] = sums[0]._add_each(rows[::parts])
+        for start, future in enumerate(running, 1):
+            norms[start::parts] = future.result()
+        self._count(len(rows))
+        for part in sums:  # all rows or none
+            self.total += part.total
+        of_units: list[float] = norms.tolist()
+        return of_units
+
+    def _empty(self) -> ClippedSum:
+        """Return a sum of the same kind that starts from zero."""
+        return ClippedSum(
+            self.layout, self._origin, grid=self.grid, clipping_norms=self._clipping_norms
+        )
+
+    def _add_each(self, vectors: NDArray[np.floating]) -> list[float]:
+        specs = self.layout.released
+        return [
+            self._add_clipped([vector[spec.start : spec.stop] for spec in specs], 1.0)
+            for vector in vectors
+        ]
+
+    def _add_clipped(self, values: _Values, weight: float) -> float:
+        """Add one unit's model, read and counted; return what `add` does."""
+        norms = self._load(values)
         norm = math.hypot(*norms)
         if not math.isfinite(norm):
             return math.inf
@@ -350,7 +422,7 @@ class PlainSum(_Sum):
                 read. Nothing was added.
             ValueError: If a flat update has another shape.
         """
-        (norm,) = self._load(unit)
+        (norm,) = self._load(self._values_of(unit))
         if not (0.0 <= weight <= _LARGEST_SUMMAND and weight * norm <= _LARGEST_SUMMAND):
             return math.inf
         if weight > 0.0 and norm > 0.0:

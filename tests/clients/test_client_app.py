@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from fl_dp.client_app import app
+from fl_dp.client_app import TaskClient, app
 from fl_dp.clients import (
     CONTRIBUTION_METRIC,
     STATISTIC_QUERY_KEY,
@@ -139,16 +139,31 @@ def test_a_node_without_a_partition_is_an_error(node):
 # Several units a node.
 
 
-def test_a_unit_of_a_node_trains_as_the_client_of_its_part_would(train):
-    asked = instruction(bundle=bundle(*METRICS), max_units=4)
-    together = RoundInstruction(**vars(asked) | {"units": (0, 3)})
+@pytest.mark.parametrize("weight_cap", [None, 400.0])
+@pytest.mark.parametrize("units", [(0, 3), (0, 1, 2, 3)])
+def test_a_unit_of_a_node_trains_as_the_client_of_its_part_would(train, units, weight_cap):
+    asked = instruction(
+        bundle=bundle(*METRICS), max_units=4, weight_cap=weight_cap, utility="examples"
+    )
+    together = RoundInstruction(**vars(asked) | {"units": units})
     node_sum, metrics = train(1, together, units_per_node=4)
     alone = RoundInstruction(**vars(asked) | {"units": (0,)})
-    parts = [train(index, alone) for index in (4, 7)]
-    for name in MODEL:
-        np.testing.assert_array_equal(node_sum[name], sum(arrays[name] for arrays, _ in parts))
-    sums = np.sum([scalars[SCALARS_METRIC] for _, scalars in parts], axis=0)
-    np.testing.assert_array_equal(metrics[SCALARS_METRIC], sums)
+    parts = [train(4 + unit, alone) for unit in units]
+    grid = asked.bundle.updates.grid
+    for name in MODEL:  # together rounds otherwise
+        expected = sum(arrays[name] for arrays, _ in parts)
+        np.testing.assert_allclose(grid * node_sum[name], grid * expected, rtol=0, atol=1e-6)
+    for name in (SCALARS_METRIC, UTILITY_METRIC):
+        lists = [metrics[name] for _, metrics in parts]
+        expected = np.sum(lists, axis=0) if name == SCALARS_METRIC else np.concatenate(lists)
+        np.testing.assert_array_equal(metrics[name], expected)
+
+
+def test_a_node_of_several_units_trains_them_together(train, monkeypatch):
+    monkeypatch.setattr(TaskClient, "fit", None)
+    asked = instruction(bundle=bundle(*METRICS), max_units=4, units=(0, 1, 2, 3))
+    arrays, _ = train(1, asked, units_per_node=4)
+    assert all(values.any() for values in arrays.values())
 
 
 def test_the_last_node_hosts_what_is_left_of_the_roster(train):

@@ -12,7 +12,7 @@ from flwr.client import NumPyClient
 from laws import ALARM, counts_p
 from scipy import stats
 
-from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.clients import NodeUnits, TrainedRows, UnitReport, numpy_client_app
 from fl_dp.clients.units import sum_of_units
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.updates import ClippedSum, VectorLayout, only_array_record
@@ -242,6 +242,198 @@ def test_units_beyond_the_promised_number_take_no_part(sums, told):
     clients = [told(0.1), told(0.2), told(0.3)]
     assert sums(clients, units=(0, 1, 2), max_units=2) == sums(clients, units=(0, 1))
     assert sums(clients, units=None, sampling_rate=1.0, max_units=2) == sums(clients, units=(0, 1))
+
+
+# Units that are trained together.
+
+WHOLE = {"update": 0.25}
+TOGETHER = [
+    {"update": 0.1, "num_examples": 7, "metrics": {"loss": 1.0}},
+    {"update": 100.0, "num_examples": 30, "metrics": {"loss": 3.5}},
+    {"update": np.array([0.0, -3.0, 1e-6]), "num_examples": 2},
+    {"update": 0.0, "num_examples": 0},
+    {"update": 1e30, "num_examples": 20, "metrics": {"loss": math.inf}},
+]
+
+
+def rows_of(told_to, units, model):
+    """Return what a node that trains together makes of told clients: one matrix."""
+    layout = VectorLayout.of(model)
+    vectors = np.repeat(layout.flatten(model)[np.newaxis], len(units), axis=0).astype(np.float32)
+    for row, unit in enumerate(units):
+        vectors[row, :3] += np.float32(told_to[unit].get("update", 0.0))
+    reports = [
+        UnitReport(
+            num_examples=told_to[unit].get("num_examples", 10),
+            metrics=told_to[unit].get("metrics", {}),
+        )
+        for unit in units
+    ]
+    return TrainedRows(units=units, reports=reports, vectors=vectors)
+
+
+@pytest.fixture
+def both(node, read, told):
+    """Return a node's reply when units are trained by `train_many`, and when one by one."""
+
+    def ask(told_to, train_many, *, client=None, **fields):
+        fields = {"units": tuple(range(len(told_to)))} | fields
+        clients = [told(**kwargs) for kwargs in told_to]
+        replies = []
+        for many in (train_many, None):
+            units = NodeUnits(
+                client_fn=lambda context, unit: clients[unit],
+                count=lambda context, config: len(clients),
+                train_many=many,
+            )
+            app = numpy_client_app(lambda context: clients[0], units=units)
+            arrays, metrics = read(node(app).train(MODEL, instruction(**fields), lr=0.1))
+            flat = np.concatenate([values.reshape(-1) for values in arrays.values()])
+            replies.append((flat, metrics))
+        return replies, [client.calls for client in clients]
+
+    return ask
+
+
+def assert_same(replies):
+    (together, metrics), (alone, expected) = replies
+    np.testing.assert_array_equal(together, alone)
+    assert metrics.keys() == expected.keys()
+    for name in metrics:
+        np.testing.assert_array_equal(metrics[name], expected[name])
+
+
+@pytest.mark.parametrize("utility", [None, "loss", "examples"])
+@pytest.mark.parametrize("norms", [(NORM,), (0.3, 0.2)])
+@pytest.mark.parametrize("cap", [None, 20.0])
+def test_units_trained_together_give_the_sums_of_units_trained_alone(both, norms, cap, utility):
+    def train_many(context, units, model, config):
+        assert config["lr"] == 0.1
+        yield rows_of(TOGETHER, units[:2], model)
+        yield rows_of(TOGETHER, units[2:], model)
+
+    replies, calls = both(
+        TOGETHER, train_many, bundle=bundle(norms=norms), weight_cap=cap, utility=utility
+    )
+    assert_same(replies)
+    assert replies[0][0].any()
+    assert calls == [1] * len(TOGETHER)  # one by one alone
+
+
+def test_units_that_are_left_out_are_trained_one_by_one(both):
+    def train_many(context, units, model, config):
+        return [rows_of(TOGETHER, (3, 1), model)]
+
+    replies, calls = both(TOGETHER, train_many, utility="loss")
+    assert_same(replies)
+    assert calls == [2, 1, 2, 1, 2]
+
+
+def test_only_hosted_units_that_take_part_are_trained_together(both):
+    asked = []
+
+    def train_many(context, units, model, config):
+        asked.append(units)
+        return [rows_of(TOGETHER, units, model)]
+
+    replies, _ = both(TOGETHER, train_many, units=(4, 9, 0, -1), utility="examples")
+    assert_same(replies)
+    assert asked == [(4, 0)]
+
+
+def yields(*parts):
+    """Return a `train_many` that yields these parts of units, and then raises if one is None."""
+
+    def train_many(context, units, model, config):
+        for part in parts:
+            if part is None:
+                raise RuntimeError(SECRET)
+            yield part if isinstance(part, TrainedRows) else rows_of(TOGETHER, part, model)
+
+    return train_many
+
+
+def changed(**changes):
+    """Return a `train_many` whose rows are no rows."""
+
+    def train_many(context, units, model, config):
+        rows = rows_of(TOGETHER, units, model)
+        made = {name: change(getattr(rows, name)) for name, change in changes.items()}
+        yield TrainedRows(**(vars(rows) | made))
+
+    return train_many
+
+
+BROKEN = {
+    "raises": yields(None),
+    "raises after some": yields((0, 2), None),
+    "is no function": 3,
+    "returns nothing": lambda *_: None,
+    "the same unit twice": yields((0, 0)),
+    "a unit again": yields((0, 1), (1, 2)),
+    "a unit that was not asked for": yields((0, 7)),
+    "too wide": changed(vectors=lambda v: np.hstack([v, v])),
+    "integers": changed(vectors=lambda v: np.zeros(v.shape, np.int64)),
+    "a flat vector": changed(vectors=lambda v: v[:, 0]),
+    "a list": changed(vectors=lambda v: [[SECRET]] * len(v)),
+    "too few reports": changed(reports=lambda r: r[1:]),
+    "too few rows": changed(vectors=lambda v: v[1:]),
+}
+
+
+@pytest.mark.parametrize("cap", [None, 20.0])
+@pytest.mark.parametrize("kind", BROKEN)
+def test_when_training_together_fails_units_are_trained_one_by_one(both, kind, cap, caplog):
+    replies, _ = both(TOGETHER, BROKEN[kind], utility="examples", weight_cap=cap)
+    assert_same(replies)
+    assert "together failed" in caplog.text
+    assert SECRET not in str(replies)
+
+
+SPOILT = {
+    "nan": {"update": np.nan},
+    "one nan": {"update": np.array([0.1, np.nan, 0.1])},
+    "infinite": {"update": np.inf},
+    "negative examples": {"update": 0.1, "num_examples": -5},
+    "no examples": {"update": 0.1, "num_examples": None},
+    "metrics that are none": {"update": 0.1, "metrics": 3},
+}
+
+
+@pytest.mark.parametrize("kind", SPOILT)
+def test_a_unit_that_is_spoilt_contributes_zero_and_the_others_stay(both, kind, caplog):
+    told_to = [*TOGETHER[:2], SPOILT[kind], *TOGETHER[2:]]
+
+    def train_many(context, units, model, config):
+        return [rows_of(told_to, units, model)]
+
+    caplog.set_level(logging.WARNING, logger="flwr.fl_dp.client")
+    [(having, metrics), _], _ = both(told_to, train_many, weight_cap=20.0)
+    assert "unit 2" in caplog.text
+    [(without, expected), _], _ = both(told_to, train_many, weight_cap=20.0, units=(0, 1, 3, 4, 5))
+    np.testing.assert_array_equal(having, without)
+    assert metrics == expected
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_no_row_moves_the_sum_by_more_than_the_clipping_norm(both, kind):
+    told_to = [*TOGETHER, HOSTILE[kind]]
+
+    def train_many(context, units, model, config):
+        return [rows_of(told_to, units, model)]
+
+    sums = []
+    for units in (tuple(range(6)), tuple(range(5))):
+        [(total, _), _], _ = both(told_to, train_many, weight_cap=20.0, units=units)
+        sums.append([int(step) for step in total])
+    moved = sum((a - b) ** 2 for a, b in zip(*sums, strict=True))
+    assert 0 < moved <= int(NORM / bundle().updates.grid) ** 2
+
+
+def test_a_node_of_one_unit_trains_it_alone(both):
+    replies, calls = both([WHOLE], yields(None))
+    assert_same(replies)
+    assert calls == [2]
 
 
 # Scalars and utilities.

@@ -289,6 +289,178 @@ def test_a_refused_update_leaves_the_sum_as_it_was(kind: str, make: Any) -> None
     assert (total.total == before).all()
 
 
+# Many units at once
+
+
+def one_by_one(total: ClippedSum, vectors: np.ndarray) -> list[float]:
+    """Add rows as single replies in the rows' dtype."""
+    layout = total.layout
+    return [
+        total.add(
+            ArrayRecord(
+                {
+                    spec.name: Array(vector[spec.start : spec.stop].reshape(spec.shape))
+                    for spec in layout.released
+                }
+            )
+        )
+        for vector in vectors
+    ]
+
+
+def assert_rows_are_single_units(
+    model: ArrayRecord, vectors: np.ndarray, clipping_norms: Sequence[float]
+) -> None:
+    """Compare both ways to the bit, and each unit's share with its bound."""
+    single, rows = start(model, clipping_norms), start(model, clipping_norms)
+    before = vectors.copy()
+    assert rows.add_rows(vectors) == one_by_one(single, vectors)
+    assert (rows.total == single.total).all()
+    np.testing.assert_array_equal(vectors, before)
+    for vector in vectors:
+        alone = start(model, clipping_norms)
+        alone.add_rows(vector[np.newaxis])
+        bounds = clipping_norms if len(clipping_norms) > 1 else [alone.sensitivity]
+        for group, bound in zip(alone._groups, bounds, strict=True):
+            assert is_within(alone.total[group], alone.grid, bound)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 5])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("clipping_norms", [(1e-3,), (1.0,), (0.5, 2.0, 1e-3, 1.0)])
+def test_rows_are_added_to_the_bit_as_single_units(
+    monkeypatch: pytest.MonkeyPatch, threads: int, dtype: Any, clipping_norms: tuple[float, ...]
+) -> None:
+    monkeypatch.setattr(clipped_sum, "_threads", lambda: threads)
+    rng = np.random.default_rng(3)
+    model = record(
+        a=rng.normal(size=(50, 90)).astype(dtype),
+        scalar=np.array(0.3, dtype),
+        steps=np.array([1, 2, 3]),
+        empty=np.zeros((0, 2), dtype),
+        b=rng.normal(size=(7,)).astype(dtype),
+        mask=np.array(True),
+    )
+    origin = start(model, clipping_norms).layout.flatten(model)
+    scales = 10.0 ** rng.integers(-6, 7, size=(23, 1))
+    vectors = (origin + scales * rng.normal(size=(23, origin.size))).astype(dtype)
+    assert_rows_are_single_units(model, vectors, clipping_norms)
+
+
+@pytest.mark.usefixtures("_small_blocks")
+def test_rows_of_several_blocks_are_added_to_the_bit_as_single_units() -> None:
+    model, updates = many_updates()
+    layout = VectorLayout.of(model)
+    vectors = np.array([layout.flatten(update) for update in updates], np.float32)
+    assert_rows_are_single_units(model, vectors, (1.0,))
+
+
+ROWS: dict[str, float] = {
+    "zero": 0.0,
+    "nan": math.nan,
+    "inf": math.inf,
+    "minus inf": -math.inf,
+    "1e30": 1e30,
+    "largest float32": float(np.finfo(np.float32).max),
+    "denormal": 1e-45,
+    "1e-30": 1e-30,
+}
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("everywhere", [True, False])
+@pytest.mark.parametrize("clipping_norm", [1e-250, 1.0, 1e200])
+@pytest.mark.parametrize("kind", ROWS)
+def test_one_row_does_not_disturb_the_others(
+    kind: str, clipping_norm: float, everywhere: bool, dtype: Any
+) -> None:
+    model = record(a=np.zeros((2, 3), dtype), n=np.array(4), b=np.zeros((), dtype))
+    good = np.full((3, 7), 0.25, dtype)
+    bad = np.full(7, 0.25, dtype)
+    bad[slice(None) if everywhere else 4] = ROWS[kind]
+    vectors = np.insert(good, 1, bad, axis=0)
+    assert_rows_are_single_units(model, vectors, (clipping_norm,))
+    without, having = (start(model, [clipping_norm]) for _ in range(2))
+    without.add_rows(good)
+    norms = having.add_rows(vectors)
+    assert is_within(having.total - without.total, having.grid, clipping_norm)
+    if not math.isfinite(ROWS[kind]):
+        assert norms[1] == math.inf
+        assert (having.total == without.total).all()
+
+
+@settings(deadline=None)  # a busy machine is no failure
+@given(
+    hnp.arrays(
+        st.sampled_from([np.float32, np.float64]),
+        (3, 4),
+        elements=st.floats(width=32, allow_nan=True, allow_infinity=True, allow_subnormal=True),
+    ),
+    st.sampled_from([(1e-6,), (1.0,), (1e6,), (1.0, 1e-3)]),
+)
+def test_any_rows_are_added_to_the_bit_as_single_units(
+    vectors: np.ndarray, clipping_norms: tuple[float, ...]
+) -> None:
+    model = record(a=np.ones((1, 3), vectors.dtype), b=np.array(-2.0, vectors.dtype))
+    assert_rows_are_single_units(model, vectors, clipping_norms)
+
+
+NO_ROWS: dict[str, Any] = {
+    "a vector": np.zeros(2, np.float32),
+    "too many columns": np.zeros((2, 3), np.float32),
+    "too few columns": np.zeros((2, 1), np.float32),
+    "three dimensions": np.zeros((1, 2, 1), np.float32),
+    "a number": np.float32(1.0),
+    "integers": np.ones((1, 2), np.int64),
+    "half precision": np.ones((1, 2), np.float16),
+    "long doubles": np.ones((1, 2), np.longdouble),
+    "complex": np.ones((1, 2), np.complex64),
+    "objects": np.array([["secret", None]], object),
+    "a list": [["a", "b"]],
+}
+
+
+@pytest.mark.parametrize("kind", NO_ROWS)
+def test_what_are_no_rows_leaves_the_sum_as_it_was(kind: str) -> None:
+    total = start(record(w=np.zeros(2, np.float32)))
+    total.add_rows(np.full((1, 2), 0.25, np.float32))
+    before = total.total.copy()
+    with pytest.raises(RefusedUpdate):
+        total.add_rows(NO_ROWS[kind])
+    assert (total.total == before).all()
+
+
+def test_no_rows_add_nothing() -> None:
+    total = start(record(w=np.zeros(2, np.float32)))
+    assert total.add_rows(np.zeros((0, 2), np.float32)) == []
+    assert not total.total.any()
+
+
+def test_too_many_rows_are_an_error_and_add_nothing() -> None:
+    total = start(record(w=np.zeros(1)), grid=2.0**-51)
+    rows = np.ones((3, 1))
+    total.add_rows(rows)
+    before = total.total.copy()
+    with pytest.raises(OverflowError):
+        total.add_rows(rows)
+    assert (total.total == before).all()
+
+
+def test_a_row_that_fails_half_way_adds_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    total = start(record(w=np.zeros(1)))
+    whole = ClippedSum._add_clipped
+
+    def failing(part: ClippedSum, values: Any, weight: float) -> float:
+        if values[0][0] == 3.0:
+            raise MemoryError
+        return whole(part, values, weight)
+
+    monkeypatch.setattr(ClippedSum, "_add_clipped", failing)
+    with pytest.raises(MemoryError):
+        total.add_rows(np.arange(9.0)[:, np.newaxis])
+    assert not total.total.any()
+
+
 # A node that sums its own units
 
 
