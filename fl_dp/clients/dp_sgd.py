@@ -147,9 +147,18 @@ def train_with_dp_sgd(
         ),
     ):
         optimizer.expected_batch_size = size
-        if random is not None:
+        if random is None:
+            optimizer.attach_step_hook(_FiniteSum(parameters))
+        else:
             optimizer.attach_step_hook(_SecureNoise(parameters, plan, size, random))
-        step = _Step(wrapped, optimizer, criterion, parameters, how.grad_sample_mode)
+        step = _Step(
+            wrapped,
+            optimizer,
+            criterion,
+            parameters,
+            how.grad_sample_mode,
+            split=how.physical_batch_size is not None,
+        )
         for batch in batches:
             step(batch)
 
@@ -306,6 +315,24 @@ class _LossOfEach(nn.Module):
         return losses.mean() if self.reduction == "mean" else losses
 
 
+class _NotFinite(Exception):
+    """The sum of a step has no finite value; no parameter has changed."""
+
+
+class _FiniteSum:
+    """Stops a step whose sum is not finite."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
+        self._parameters = parameters
+
+    def __call__(self, optimizer: Any) -> None:
+        norms = torch._foreach_norm(
+            [each.grad for each in self._parameters if each.grad is not None]
+        )
+        if not torch.isfinite(torch.stack(norms)).all():
+            raise _NotFinite
+
+
 class _SecureNoise:
     """Adds the noise of a step on an integer grid, in place of Opacus' own."""
 
@@ -333,6 +360,8 @@ class _SecureNoise:
         gradients = [each.grad for each in self._parameters]
         flat = torch.cat([each.reshape(-1) for each in gradients if each is not None])
         steps = flat.detach().cpu().numpy().astype(np.float64)
+        if not np.isfinite(steps).all():
+            raise _NotFinite
         steps *= self._size / self._mechanism.grid
         released = self._mechanism.release(np.trunc(steps, out=steps), self._random)
         released *= 1.0 / self._size
@@ -355,12 +384,15 @@ class _Step:
         criterion: Any,
         parameters: Sequence[nn.Parameter],
         grad_sample_mode: str,
+        *,
+        split: bool,
     ) -> None:
         self._model = model
         self._optimizer = optimizer
         self._criterion = criterion
         self._parameters = parameters
         self._ghost = grad_sample_mode == "ghost"
+        self._split = split
         self._device = parameters[0].device
 
     def __call__(self, batch: Any) -> None:
@@ -372,14 +404,23 @@ class _Step:
             rows = self._leave_out(inputs, targets, rows)
         if not rows:
             self._contribute_nothing()
-        self._optimizer.step()
+        try:
+            self._optimizer.step()
+        except _NotFinite:
+            if not self._leave_out(inputs, targets, rows):
+                self._contribute_nothing()
+            self._optimizer.step()
         self._optimizer.zero_grad()
 
     def _backward(self, inputs: Any, targets: Tensor) -> None:
         self._criterion(_forward(self._model, inputs), targets).backward()
 
     def _usable(self, inputs: Any, targets: Tensor) -> bool:
-        """Compute the gradients and return whether all of them are finite."""
+        """Compute the gradients and return whether they can be used, as far as it is known.
+
+        Where batches are split, a gradient that is not finite would spoil what the optimizer has
+        added up before, so each is looked at. Otherwise the sum is, before it changes anything.
+        """
         try:
             self._backward(inputs, targets)
         except MixesRecords:
@@ -388,6 +429,10 @@ class _Step:
             logger.exception("no gradient of this batch; its records are looked at one by one")
             self._forget_pass()
             return False
+        return not self._split or self._finite()
+
+    def _finite(self) -> bool:
+        """Whether the gradient of each record of the last pass is finite."""
         # The sum of the batch can be finite where a gradient in it is not: it is scaled down.
         name = "grad" if self._ghost else "grad_sample"
         gradients = [getattr(each, name) for each in self._parameters]
@@ -412,7 +457,7 @@ class _Step:
         kept = []
         for row in range(rows):
             self._optimizer.zero_grad()
-            if self._usable(_rows(inputs, [row]), targets[[row]]):
+            if self._usable(_rows(inputs, [row]), targets[[row]]) and self._finite():
                 kept.append(row)
         self._optimizer.zero_grad()
         if kept:
