@@ -43,7 +43,7 @@ from .gaussian import (
 )
 from .ledger import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
 from .naive_split import naive_split
-from .node_ledger import Account, Charge, NodeLedger, Spending
+from .node_ledger import Account, NodeLedger, Spending
 from .plan import PlanOptions, PrivacyPlan
 from .records import LedgerCorrupted, LedgerRecord
 from .relations import NeighboringRelation
@@ -60,7 +60,6 @@ from .statement import describe_event, privacy_statement, statement_markdown
 
 __all__ = [
     "Account",
-    "Charge",
     "DeclaredFilter",
     "EpsilonBounds",
     "ExamplePlan",

@@ -5,9 +5,8 @@ made from them is written here before it happens, by whichever run, and a releas
 the budget is refused. It lies in a file of the node's own; neither Flower nor the server keeps it.
 
     >>> with NodeLedger.open("/data/ledger.db") as ledger:
-    ...     charge = ledger.reserve(account, event, count=10, budget=budget, what="round 3")
+    ...     ledger.charge(account, event, count=10, budget=budget, what="round 3")
     ...     ...  # train, release
-    ...     ledger.commit(charge)
 
 Budgets may be asked for, and noise may change, after earlier releases were seen. Two rules hold
 then, each with its share of delta, and a release passes that satisfies one of them:
@@ -94,13 +93,6 @@ class Account:
         return tuple(known)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Charge:
-    """A release that is on disk as spent and may now be made, once."""
-
-    sequence: int
-
-
 @dataclass(kw_only=True, eq=False)
 class Spending:
     """What one account has spent.
@@ -114,7 +106,7 @@ class Spending:
             ones are admitted at no larger one.
         filter_order: The Renyi order that was fixed at the first release; None: there is none.
         neighboring_relations: Of the runs that spent.
-        reserved: Charges.
+        charges: Charges.
         first: Record of the first one.
         parts: How many accounts spent apart before they turned out to be one.
     """
@@ -126,7 +118,7 @@ class Spending:
     budget: PrivacyBudget | None = None
     filter_order: float | None = None
     neighboring_relations: set[NeighboringRelation] = field(default_factory=set)
-    reserved: int = 0
+    charges: int = 0
     first: int = _MOST_RECORDS
     parts: int = 0
 
@@ -179,7 +171,7 @@ class Spending:
         self.fingerprints |= other.fingerprints
         self.releases += other.releases
         self.neighboring_relations |= other.neighboring_relations
-        self.reserved += other.reserved
+        self.charges += other.charges
         self.parts += other.parts
         if other.budget is not None:
             self.allow(other.budget, earlier=other.first < self.first)
@@ -203,7 +195,6 @@ class NodeLedger:
         """Use `open` or `read` instead."""
         self._chain = RecordChain(store, self._replay)
         self._by_key: dict[tuple[str, str, str], Spending] = {}
-        self._waiting: set[int] = set()
 
     @classmethod
     def open(cls, location: str | Path) -> Self:
@@ -285,7 +276,7 @@ class NodeLedger:
         with self._chain.transaction():
             return self._joined(account)
 
-    def reserve(
+    def charge(
         self,
         account: Account,
         event: PrivacyEvent,
@@ -294,8 +285,8 @@ class NodeLedger:
         what: str,
         count: int = 1,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-    ) -> Charge:
-        """Write releases to disk as spent, before they are made.
+    ) -> None:
+        """Write releases to disk as spent, before they are made; whatever happens then, they are.
 
         Args:
             account: Whose data.
@@ -317,7 +308,7 @@ class NodeLedger:
         with self._chain.transaction() as connection:
             spending = self._joined(account)
             order = spending.filter_order
-            if not spending.reserved:
+            if not spending.charges:
                 order = spending.filter_order = first_order
             if spending.would_exceed(
                 event, count=count, budget=budget, neighboring_relation=neighboring_relation
@@ -325,12 +316,12 @@ class NodeLedger:
                 raise PrivacyBudgetExhausted(
                     f"{what} would exceed epsilon {budget.epsilon:.4g} at delta {budget.delta:.3g} "
                     f"for the data of '{account.source}', which have been charged "
-                    f"{spending.reserved} times"
+                    f"{spending.charges} times"
                 )
-            record = self._chain.append(
+            self._chain.append(
                 connection,
                 {
-                    "kind": "reserve",
+                    "kind": "charge",
                     "unit": account.unit,
                     "source": account.source,
                     "fingerprint": account.fingerprint,
@@ -343,18 +334,6 @@ class NodeLedger:
                     "time": to_the_minute(),
                 },
             )
-        return Charge(sequence=record.sequence)
-
-    def commit(self, charge: Charge) -> None:
-        """Note that the charged releases have been made.
-
-        Raises:
-            ValueError: If they were committed before or not charged in this ledger.
-        """
-        with self._chain.transaction() as connection:
-            if charge.sequence not in self._waiting:
-                raise ValueError(f"record {charge.sequence} is no charge that waits for a commit")
-            self._chain.append(connection, {"kind": "commit", "reserved": charge.sequence})
 
     def close(self) -> None:
         """Close the file or the connection; closing twice does no harm."""
@@ -370,7 +349,7 @@ class NodeLedger:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Close it; what was reserved stays spent."""
+        """Close it; what was charges stays spent."""
         self.close()
 
     def _joined(self, account: Account) -> Spending:
@@ -392,13 +371,8 @@ class NodeLedger:
                         f"the ledger is of schema {fields['schema']}, this version reads "
                         f"{NODE_SCHEMA}"
                     )
-            case "reserve":
+            case "charge":
                 self._replay_charge(sequence, fields)
-                self._waiting.add(sequence)
-            case "commit":
-                if fields["reserved"] not in self._waiting:
-                    raise ValueError(f"record {fields['reserved']} waits for no commit")
-                self._waiting.discard(fields["reserved"])
             case _:
                 raise ValueError(f"a record of kind '{kind}' is unknown to this version")
 
@@ -407,7 +381,7 @@ class NodeLedger:
             unit=fields["unit"], source=fields["source"], fingerprint=fields["fingerprint"]
         )
         spending = self._joined(account)
-        if not spending.reserved:
+        if not spending.charges:
             spending.first, spending.filter_order = sequence, fields["filter_order"]
             spending.parts = 1
         spending.sources.add(account.source)
@@ -416,7 +390,7 @@ class NodeLedger:
         spending.releases[event_from_dict(fields)] += int(fields["count"])
         spending.neighboring_relations.add(NeighboringRelation(fields["neighboring_relation"]))
         spending.allow(PrivacyBudget(**fields["budget"]))
-        spending.reserved += 1
+        spending.charges += 1
         for source in spending.sources:
             self._by_key[account.unit, "source", source] = spending
         for fingerprint in spending.fingerprints:

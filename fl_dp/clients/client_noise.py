@@ -124,11 +124,10 @@ def _charge(noise: ClientNoise, scheme: ClientScheme, message: Message, context:
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
         )
     with NodeLedger.open(node.ledger) as ledger:
-        charge = ledger.reserve(
+        ledger.charge(
             node.account(unit="client"),
             event_of(scheme),
             budget=node.budget(PrivacyBudget(epsilon=epsilon, delta=delta)),
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(noise.neighboring_relation),
         )
-        ledger.commit(charge)  # what follows always sends something

@@ -138,7 +138,7 @@ class OpacusClient(NumPyClient):
         self, ledger: NodeLedger, parameters: NDArrays, config: dict[str, Scalar]
     ) -> NDArrays:
         plan = self._plan
-        charge = ledger.reserve(
+        ledger.charge(
             self._account,
             plan.event,
             count=plan.steps,
@@ -148,6 +148,4 @@ class OpacusClient(NumPyClient):
         )
         with torch.enable_grad():
             train_with_dp_sgd(self._model, self._loader, plan=plan, how=self._how, rng=self._rng)
-        trained = trained_arrays(self._model, parameters, trainable_only=self._trainable_only)
-        ledger.commit(charge)
-        return trained
+        return trained_arrays(self._model, parameters, trainable_only=self._trainable_only)

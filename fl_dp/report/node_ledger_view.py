@@ -49,7 +49,7 @@ def _account_json(spending: Spending) -> dict[str, Any]:
         "unit": spending.unit,
         "sources": sorted(spending.sources),
         "fingerprints": sorted(spending.fingerprints),
-        "charges": spending.reserved,
+        "charges": spending.charges,
         "releases": [{**event_to_dict(event), "count": n} for event, n in spending.history],
         "epsilon": bounds.by_name,
         "quoted": bounds.best_name,

@@ -34,7 +34,7 @@ def admitted(plan: ExamplePlan, path: Path, at_most: int) -> int:
     with NodeLedger.open(path) as ledger:
         for count in range(at_most):
             try:
-                ledger.reserve(
+                ledger.charge(
                     ACCOUNT,
                     plan.event,
                     count=plan.steps,

@@ -63,7 +63,7 @@ def spend(
     for number in range(1, rounds + 1):
         with NodeLedger.open(location) as ledger:
             what = f"round {number}"
-            ledger.commit(ledger.reserve(account, event, count=count, budget=budget, what=what))
+            ledger.charge(account, event, count=count, budget=budget, what=what)
 
 
 def history_of(location: Path, account: Account = WARD) -> dict[PrivacyEvent, int]:
@@ -127,7 +127,7 @@ def test_an_account_that_never_released_has_spent_nothing(path: Path) -> None:
     spend(path)
     with NodeLedger.read(path) as ledger:
         other = ledger.spending(Account(unit="example", source="another"))
-        assert (other.epsilon().best, other.reserved, other.history) == (0.0, 0, ())
+        assert (other.epsilon().best, other.charges, other.history) == (0.0, 0, ())
 
 
 def test_rounds_that_a_client_skips_cost_nothing(path: Path) -> None:
@@ -144,14 +144,14 @@ def test_rounds_that_a_client_skips_cost_nothing(path: Path) -> None:
 
 def charge(location: Path, what: str) -> None:
     with NodeLedger.open(location) as ledger:
-        ledger.commit(ledger.reserve(WARD, STEP, count=10, budget=AMPLE, what=what))
+        ledger.charge(WARD, STEP, count=10, budget=AMPLE, what=what)
 
 
 def test_the_worst_relation_of_any_run_is_what_counts(path: Path) -> None:
     step = GaussianEvent(noise_multiplier=2.0)
     with NodeLedger.open(path) as ledger:
         for relation in (NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE_ONE):
-            ledger.reserve(WARD, step, budget=AMPLE, what="release", neighboring_relation=relation)
+            ledger.charge(WARD, step, budget=AMPLE, what="release", neighboring_relation=relation)
         spent = ledger.spending(WARD).epsilon()
     replaced = epsilon({step: 2}, DELTA, neighboring_relation=NeighboringRelation.REPLACE_ONE)
     assert spent == replaced
@@ -163,7 +163,7 @@ def test_the_worst_relation_of_any_run_is_what_counts(path: Path) -> None:
 
 def test_what_was_reserved_stays_spent_after_the_ledger_is_opened_again(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
-        ledger.reserve(WARD, STEP, count=10, budget=AMPLE, what="round 1")  # never committed
+        ledger.charge(WARD, STEP, count=10, budget=AMPLE, what="round 1")
     spend(path, rounds=1)
     assert history_of(path) == {STEP: 20}
 
@@ -174,7 +174,7 @@ def test_kill_nine_in_the_middle_of_training_leaves_the_round_spent(path: Path) 
         f"""
         import time
         from fl_dp.accounting import Account, NodeLedger, PoissonGaussianEvent, PrivacyBudget
-        NodeLedger.open({str(path)!r}).reserve(
+        NodeLedger.open({str(path)!r}).charge(
             Account(unit="example", source="ward"),
             PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1),
             count=10, budget=PrivacyBudget(epsilon=10.0, delta=1e-5), what="round 2",
@@ -194,9 +194,9 @@ def test_kill_nine_in_the_middle_of_training_leaves_the_round_spent(path: Path) 
         )
 
 
-def test_a_charge_is_on_disk_before_reserve_returns(path: Path) -> None:
+def test_a_charge_is_on_disk_before_charge_returns(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
-        ledger.reserve(WARD, STEP, count=10, budget=AMPLE, what="round 1")
+        ledger.charge(WARD, STEP, count=10, budget=AMPLE, what="round 1")
         assert history_of(path) == {STEP: 10}
 
 
@@ -204,15 +204,7 @@ def test_an_open_ledger_sees_what_another_one_spent(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
         spend(path, count=most_steps(TIGHT), budget=TIGHT)
         with pytest.raises(PrivacyBudgetExhausted, match="charged 1 times"):
-            ledger.reserve(WARD, STEP, budget=TIGHT, what="round 2")
-
-
-def test_a_charge_is_committed_once_and_only_where_it_was_made(path: Path) -> None:
-    with NodeLedger.open(path) as ledger:
-        made = ledger.reserve(WARD, STEP, budget=AMPLE, what="round 1")
-        ledger.commit(made)
-        with pytest.raises(ValueError, match="no charge that waits"):
-            ledger.commit(made)
+            ledger.charge(WARD, STEP, budget=TIGHT, what="round 2")
 
 
 # Whose it is.
@@ -225,8 +217,8 @@ def test_two_accounts_spend_apart(path: Path) -> None:
     assert history_of(path, other) == {STEP: 10}
     with NodeLedger.open(path) as ledger:
         with pytest.raises(PrivacyBudgetExhausted):
-            ledger.reserve(WARD, STEP, budget=TIGHT, what="round 2")
-        ledger.reserve(other, STEP, budget=TIGHT, what="round 2")
+            ledger.charge(WARD, STEP, budget=TIGHT, what="round 2")
+        ledger.charge(other, STEP, budget=TIGHT, what="round 2")
 
 
 def test_what_a_node_spends_as_a_client_and_of_its_records_are_two_accounts(path: Path) -> None:
@@ -288,7 +280,7 @@ def test_what_is_refused_is_not_written(path: Path) -> None:
     before = rows(path)
     with NodeLedger.open(path) as ledger:
         with pytest.raises(PrivacyBudgetExhausted, match="round 9 would exceed epsilon 3 at"):
-            ledger.reserve(WARD, STEP, budget=TIGHT, what="round 9")
+            ledger.charge(WARD, STEP, budget=TIGHT, what="round 9")
         assert ledger.spending(WARD).releases == Counter({STEP: most})
     assert rows(path) == before
 
@@ -299,11 +291,11 @@ def test_one_kind_of_release_fits_as_often_as_privacy_loss_distributions_say(pat
         ledger_path = path.with_name(f"{count}.db")
         with NodeLedger.open(ledger_path) as ledger:
             if fits:
-                ledger.reserve(WARD, STEP, count=count, budget=TIGHT, what="all at once")
+                ledger.charge(WARD, STEP, count=count, budget=TIGHT, what="all at once")
                 spent = ledger.spending(WARD).epsilon().best
             else:
                 with pytest.raises(PrivacyBudgetExhausted):
-                    ledger.reserve(WARD, STEP, count=count, budget=TIGHT, what="too many")
+                    ledger.charge(WARD, STEP, count=count, budget=TIGHT, what="too many")
     assert spent <= TIGHT.epsilon
     at_their_share = DECLARED_SHARE * DELTA
     assert epsilon({STEP: most}, at_their_share).best <= TIGHT.epsilon
@@ -316,7 +308,7 @@ def test_one_at_a_time_fits_as_often_as_all_at_once(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
         while admitted < 1000:
             try:
-                ledger.reserve(WARD, event, budget=budget, what=f"release {admitted}")
+                ledger.charge(WARD, event, budget=budget, what=f"release {admitted}")
             except PrivacyBudgetExhausted:
                 break
             admitted += 1
@@ -336,25 +328,25 @@ def allowed_at(order: float, budget: PrivacyBudget, delta: float | None = None) 
 
 def test_mixed_kinds_fit_while_the_first_order_s_filter_admits(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
-        ledger.reserve(WARD, QUIET, count=5, budget=MIXED, what="five")
+        ledger.charge(WARD, QUIET, count=5, budget=MIXED, what="five")
         order = ledger.spending(WARD).filter_order
         assert order is not None
         left = allowed_at(order, MIXED) - 5 * order / (2 * QUIET.noise_multiplier**2)
         most = int(left / (order / (2 * LOUD.noise_multiplier**2)))
         assert most > 0
         with pytest.raises(PrivacyBudgetExhausted):
-            ledger.reserve(WARD, LOUD, count=most + 1, budget=MIXED, what="one too many")
-        ledger.reserve(WARD, LOUD, count=most, budget=MIXED, what="as many as fit")
+            ledger.charge(WARD, LOUD, count=most + 1, budget=MIXED, what="one too many")
+        ledger.charge(WARD, LOUD, count=most, budget=MIXED, what="as many as fit")
         spent = ledger.spending(WARD)
         assert (spent.filter_order, spent.epsilon().by_name) == (order, {"filter": MIXED.epsilon})
         for event in (QUIET, LOUD):
             with pytest.raises(PrivacyBudgetExhausted):
-                ledger.reserve(WARD, event, budget=MIXED, what="one more")
+                ledger.charge(WARD, event, budget=MIXED, what="one more")
 
 
 def test_what_privacy_loss_distributions_admit_of_a_mixture_is_not_enough(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
-        ledger.reserve(WARD, QUIET, count=20, budget=MIXED, what="twenty")
+        ledger.charge(WARD, QUIET, count=20, budget=MIXED, what="twenty")
         order = ledger.spending(WARD).filter_order
         assert order is not None
         left = allowed_at(order, MIXED) - 20 * order / (2 * QUIET.noise_multiplier**2)
@@ -362,7 +354,7 @@ def test_what_privacy_loss_distributions_admit_of_a_mixture_is_not_enough(path: 
         together = epsilon({QUIET: 20, LOUD: count}, DECLARED_SHARE * MIXED.delta)
         assert together.best < MIXED.epsilon
         with pytest.raises(PrivacyBudgetExhausted):
-            ledger.reserve(WARD, LOUD, count=count, budget=MIXED, what="a mixture")
+            ledger.charge(WARD, LOUD, count=count, budget=MIXED, what="a mixture")
 
 
 def test_a_kind_without_a_renyi_bound_is_admitted_alone_but_not_in_a_mixture(path: Path) -> None:
@@ -371,10 +363,10 @@ def test_a_kind_without_a_renyi_bound_is_admitted_alone_but_not_in_a_mixture(pat
         noise_multiplier=4.0, sampling_rate=0.1, num_units=600, max_cohort=100
     )
     with NodeLedger.open(path) as ledger:
-        ledger.reserve(WARD, event, budget=SMALL, what="alone")
+        ledger.charge(WARD, event, budget=SMALL, what="alone")
         assert ledger.spending(WARD).filter_order is None
         with pytest.raises(PrivacyBudgetExhausted):
-            ledger.reserve(WARD, LaplaceEvent(noise_multiplier=50.0), budget=AMPLE, what="mixed")
+            ledger.charge(WARD, LaplaceEvent(noise_multiplier=50.0), budget=AMPLE, what="mixed")
 
 
 def test_the_smaller_of_two_caps_wins(path: Path) -> None:
@@ -383,8 +375,8 @@ def test_the_smaller_of_two_caps_wins(path: Path) -> None:
     spend(path, count=count, budget=TIGHT)
     with NodeLedger.open(path) as ledger:
         with pytest.raises(PrivacyBudgetExhausted, match="epsilon 2 "):
-            ledger.reserve(WARD, STEP, budget=smaller, what="under the owner's cap")
-        ledger.reserve(WARD, STEP, budget=TIGHT, what="under the run's")
+            ledger.charge(WARD, STEP, budget=smaller, what="under the owner's cap")
+        ledger.charge(WARD, STEP, budget=TIGHT, what="under the run's")
 
 
 def test_a_larger_budget_admits_more_later(path: Path) -> None:
@@ -393,8 +385,8 @@ def test_a_larger_budget_admits_more_later(path: Path) -> None:
     further = most_steps(larger) - most_steps(TIGHT)
     with NodeLedger.open(path) as ledger:
         with pytest.raises(PrivacyBudgetExhausted):
-            ledger.reserve(WARD, STEP, count=further + 1, budget=larger, what="too many")
-        ledger.reserve(WARD, STEP, count=further, budget=larger, what="more")
+            ledger.charge(WARD, STEP, count=further + 1, budget=larger, what="too many")
+        ledger.charge(WARD, STEP, count=further, budget=larger, what="more")
         assert ledger.spending(WARD).budget == larger
 
 
@@ -405,15 +397,15 @@ def test_a_larger_delta_later_admits_nothing_more(path: Path) -> None:
         NodeLedger.open(path) as ledger,
         pytest.raises(PrivacyBudgetExhausted),
     ):
-        ledger.reserve(WARD, STEP, budget=generous, what="at a larger delta")
+        ledger.charge(WARD, STEP, budget=generous, what="at a larger delta")
 
 
 def test_no_count_below_one_and_no_unprintable_name_is_charged(path: Path) -> None:
     with NodeLedger.open(path) as ledger:
         with pytest.raises(ValueError, match="count must be at least 1, got 0"):
-            ledger.reserve(WARD, STEP, count=0, budget=AMPLE, what="nothing")
+            ledger.charge(WARD, STEP, count=0, budget=AMPLE, what="nothing")
         with pytest.raises(ValueError):
-            ledger.reserve(WARD, STEP, budget=AMPLE, what="\x1b[2J")
+            ledger.charge(WARD, STEP, budget=AMPLE, what="\x1b[2J")
     with pytest.raises(ValueError, match="unit must be one of client, example"):
         Account(unit="household", source="ward")
 
@@ -438,7 +430,7 @@ def test_changing_any_character_of_any_record_is_detected(path: Path) -> None:
 
 @pytest.mark.parametrize("sequence", [1, 2, 3, 4])
 def test_a_removed_record_is_detected(path: Path, sequence: int) -> None:
-    spend(path, rounds=2)
+    spend(path, rounds=4)
     assert len(rows(path)) == 5
     execute(path, "DELETE FROM records WHERE sequence = ?", sequence)
     with pytest.raises(LedgerCorrupted):
@@ -461,10 +453,10 @@ def test_a_ledger_that_is_put_back_while_it_is_open_is_not_spent_from(path: Path
     older = path.with_name("older.db")
     shutil.copy(path, older)
     with NodeLedger.open(path) as ledger:
-        ledger.reserve(WARD, STEP, budget=AMPLE, what="round 2")
+        ledger.charge(WARD, STEP, budget=AMPLE, what="round 2")
         shutil.copy(older, path)
         with pytest.raises(LedgerCorrupted, match="put back to an older state"):
-            ledger.reserve(WARD, STEP, budget=AMPLE, what="round 3")
+            ledger.charge(WARD, STEP, budget=AMPLE, what="round 3")
 
 
 def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
@@ -511,10 +503,10 @@ def test_two_processes_can_not_spend_the_same_budget_twice(path: Path) -> None:
                 count = 0
                 try:
                     while True:
-                        ledger.commit(ledger.reserve(
+                        ledger.charge(
                             account, GaussianEvent(noise_multiplier=8.0),
                             budget=budget, what=f"round {{count}}",
-                        ))
+                        )
                         count += 1
                 except PrivacyBudgetExhausted:
                     print(count)
@@ -536,18 +528,17 @@ def test_two_processes_can_not_spend_the_same_budget_twice(path: Path) -> None:
 
 def test_a_process_that_trains_for_hours_blocks_nobody(path: Path) -> None:
     with NodeLedger.open(path) as training:
-        charge_of_training = training.reserve(WARD, STEP, count=10, budget=AMPLE, what="hours")
+        training.charge(WARD, STEP, count=10, budget=AMPLE, what="hours")
         spend(path)  # another connection; it would wait for a lock that is held
         child = start_python(
             f"""
             from fl_dp.accounting import NodeLedger
             with NodeLedger.read({str(path)!r}) as ledger:
                 [spending] = ledger.spendings
-                print(spending.reserved)
+                print(spending.charges)
             """
         )
         assert child.communicate(timeout=60)[0] == "2\n"
-        training.commit(charge_of_training)
     assert history_of(path) == {STEP: 20}
 
 
@@ -641,7 +632,7 @@ def test_no_order_of_releases_names_budgets_and_restarts_breaks_the_rules(
                 ledger = NodeLedger.open(path)  # the old one is never closed
             budget = PrivacyBudget(epsilon=eps, delta=delta)
             try:
-                ledger.reserve(account, event, count=count, budget=budget, what="release")
+                ledger.charge(account, event, count=count, budget=budget, what="release")
             except PrivacyBudgetExhausted:
                 assert not on_paper(charges, asked)
             else:
@@ -649,7 +640,7 @@ def test_no_order_of_releases_names_budgets_and_restarts_breaks_the_rules(
                 charges.append(asked)
             mine = same_data(charges, account)
             spent = ledger.spending(account)
-            assert spent.reserved == len(mine)
+            assert spent.charges == len(mine)
             assert sum(spent.releases.values()) == sum(each[2] for each in mine)
         replayed = NodeLedger.read(path)
         for account in ACCOUNTS:

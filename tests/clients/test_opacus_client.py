@@ -172,7 +172,7 @@ def test_a_client_keeps_an_open_ledger_that_it_was_given(client: Client) -> None
     with NodeLedger.open(client.ledger) as ledger:
         for _ in range(2):
             fit(client(ledger=ledger), arrays_of(Net()))
-        assert ledger.spending(WARD).reserved == 2
+        assert ledger.spending(WARD).charges == 2
 
 
 def test_the_owner_s_budget_wins_over_the_plan_s(client: Client) -> None:

@@ -174,7 +174,7 @@ def private_clients(folder: Path, spent_before: tuple[int, ...] = ()) -> Answer:
     """Clients with DP-SGD, each with a ledger; those in `spent_before` can't afford another."""
     for node in spent_before:
         with NodeLedger.open(folder / f"node-{node}.db") as ledger:
-            ledger.reserve(
+            ledger.charge(
                 account_of(node),
                 EXAMPLES.event,
                 count=3 * EXAMPLES.steps,
