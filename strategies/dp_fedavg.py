@@ -56,6 +56,7 @@ from fl_dp.updates import (
     array_bytes,
     sum_bytes,
     widen,
+    with_sound_variances,
 )
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, INSTRUCTION_KEY, RoundInstruction
 
@@ -475,7 +476,7 @@ class DPFedAvg(Strategy):
 
         private = current.layout.unflatten(current.flat_model + released.mean)
         updated = self.optimizer.step(server_round, private, current.instruction)
-        model = current.layout.merge(updated, current.model)
+        model = with_sound_variances(current.layout.merge(updated, current.model))
         if self.ledger is not None and current.reservation is not None:
             self.ledger.commit(current.reservation)
         if released.clipping_norms is not None:

@@ -1,6 +1,7 @@
 """Clients' updates: where arrays lie in a flat vector, how they are read, clipped and summed."""
 
 from .arrays import ArrayForm, array_of, values_of
+from .batch_norm import with_sound_variances
 from .clipped_sum import ClippedSum, PlainSum
 from .compression import Compression, array_bytes, sum_bytes, update_in
 from .layout import ArraySpec, RefusedUpdate, VectorLayout, only_array_record
@@ -21,4 +22,5 @@ __all__ = [
     "update_in",
     "values_of",
     "widen",
+    "with_sound_variances",
 ]

@@ -11,6 +11,7 @@ import pytest
 from safetensors.numpy import load_file
 
 from fl_dp import PrivacyLedger
+from fl_dp.accounting import NodeLedger
 
 pytestmark = [pytest.mark.simulation, pytest.mark.xdist_group("simulation")]
 
@@ -74,3 +75,34 @@ def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(tmp_pat
     done = fl_dp("run", "task.num_clients=5", "rounds=1", f"output_dir={blocked}", cwd=tmp_path)
     assert done.returncode == 1
     assert "finished:failed" in done.stderr
+
+
+def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(
+    tmp_path: Path,
+) -> None:
+    done = fl_dp(
+        "run",
+        "--json",
+        *("privacy=example_central", "privacy.epsilon=50", "dp_sgd.epsilon=6"),
+        *("task.num_clients=3", "rounds=2", "selection.sampling_rate=1", "dp_sgd.steps=5"),
+        *("dp_sgd.participations=4", "run_name=both"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "both"
+    statement = json.loads((folder / "privacy.json").read_text())
+    assert statement["unit"].startswith("one client")
+    records = statement["records"]
+    assert records["unit"].startswith("one record")
+    assert records["budget"]["epsilon"] == 6
+    # Planned for four rounds, of which two were made.
+    spent, promised = records["epsilon_so_far"], records["epsilon"]
+    assert spent["pld"] < promised["pld"] <= 6
+    page = (folder / "privacy.md").read_text()
+    assert "# Privacy statement\n" in page
+    assert "# Privacy statement: records\n" in page
+    for node in range(3):
+        with NodeLedger.read(folder / "nodes" / f"node-{node}.db") as ledger:
+            (spending,) = ledger.spendings
+            assert [count for _, count in spending.history] == [10]
+            assert spending.epsilon().pld == pytest.approx(spent["pld"])
