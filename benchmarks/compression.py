@@ -29,13 +29,16 @@ ENCODINGS = {
     "float16": ("compression.up=float16",),
     "float16, down too": ("compression.up=float16", "compression.down=float16"),
     **{
-        f"quantize, {bits} bits": ("compression.up=quantize", f"compression.bits={bits}")
+        f"quantize, {bits} bit{'s' if bits > 1 else ''}": (
+            "compression.up=quantize",
+            f"compression.bits={bits}",
+        )
         for bits in (8, 4, 2, 1)
     },
     "top_k, 10 %": ("compression.up=top_k",),
 }
 # The exponential scheme differs only where the encoding decides how many points it draws from.
-OF_EXPONENTIAL = ("none", "quantize, 4 bits", "quantize, 2 bits", "quantize, 1 bits")
+OF_EXPONENTIAL = ("none", "quantize, 4 bits", "quantize, 2 bits", "quantize, 1 bit")
 
 
 def outcome_of(mode: str, encoding: str, runs: Path, seeds: int) -> dict[str, Any]:
