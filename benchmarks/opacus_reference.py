@@ -188,8 +188,8 @@ def main() -> None:
     for run in runs:
         print(
             f"noise {run['noise_multiplier']:.3f}: accuracy {run['accuracy']:.4f} at epsilon "
-            f"{run['epsilon_pld']:.2f} (Renyi {run['epsilon_rdp']:.2f}); Opacus: {row.published_mean:.4f} +- {row.published_std}"
-            f" at {arguments.row}; {run['seconds']:.0f} s"
+            f"{run['epsilon_pld']:.2f} (Renyi {run['epsilon_rdp']:.2f}); Opacus: "
+            f"{row.published_mean:.4f} +- {row.published_std} at {arguments.row}; {run['seconds']:.0f} s"
         )
 
 
