@@ -189,7 +189,8 @@ def main() -> None:
         print(
             f"noise {run['noise_multiplier']:.3f}: accuracy {run['accuracy']:.4f} at epsilon "
             f"{run['epsilon_pld']:.2f} (Renyi {run['epsilon_rdp']:.2f}); Opacus: "
-            f"{row.published_mean:.4f} +- {row.published_std} at {arguments.row}; {run['seconds']:.0f} s"
+            f"{row.published_mean:.4f} +- {row.published_std} at {arguments.row}; "
+            f"{run['seconds']:.0f} s"
         )
 
 

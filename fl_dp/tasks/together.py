@@ -276,6 +276,7 @@ def _trained_at_once(
     x = torch.cat([unit.x for unit in chunk]).to(device)
     y = torch.cat([unit.y for unit in chunk]).to(device)
     images = x.dim() == 4
+    columns = _columns(model)
 
     def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
         logits = functional_call(model, parameters, (x,))
@@ -290,7 +291,10 @@ def _trained_at_once(
         for step in range(steps[0]):
             active = int(np.count_nonzero(steps > step))
             computed = slice(_filled_up(active))
-            parameters = _parameters(model, rows[computed])
+            parameters = {
+                name: torch.unflatten(rows[computed, place], 1, shape).requires_grad_()
+                for name, (place, shape) in columns.items()
+            }
             batch = order[computed, step]
             features = side_by_side(x[batch]) if images else x[batch]
             with UnitsAsChannels():
@@ -336,18 +340,16 @@ def _epoch(
     return rows.view(shape), weights.view(shape)
 
 
-def _parameters(model: nn.Module, rows: Tensor) -> dict[str, Tensor]:
-    """Return the trainable parameters of all rows by name, as views that want a gradient."""
-    views, start = {}, 0
+def _columns(model: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
+    """Return where each trainable parameter lies in a row, and its shape."""
     trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    columns, start = {}, 0
     for name, tensor in model.state_dict().items():
-        if not tensor.is_floating_point():
-            continue
-        if name in trainable:
-            view = rows[:, start : start + tensor.numel()].view(len(rows), *tensor.shape)
-            views[name] = view.requires_grad_()
-        start += tensor.numel()
-    return views
+        if tensor.is_floating_point():
+            if name in trainable:
+                columns[name] = slice(start, start + tensor.numel()), tensor.shape
+            start += tensor.numel()
+    return columns
 
 
 def _trained_alone(model: nn.Module, unit: UnitData, training: _Training) -> NDArray[np.floating]:

@@ -1,0 +1,77 @@
+"""Peers that need an environment of their own: made once, then asked turn by turn.
+
+A peer is a script that reads its task from standard input, one JSON object, does the work once for
+every further line, and answers each with a line.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+CACHE = Path(tempfile.gettempdir()) / "fl-dp-peers"
+
+
+def environment(name: str, requirements: Sequence[str], cache: Path = CACHE) -> Path:
+    """Return the interpreter of an environment with these requirements; made if it is not there.
+
+    Args:
+        name: Of its folder.
+        requirements: For pip, each with a version.
+        cache: Where environments are kept from run to run.
+
+    Raises:
+        RuntimeError: If pip can't install them; its output is in the text.
+    """
+    folder = cache / name
+    python = folder / "bin" / "python"
+    complete = folder / "requirements.txt"
+    wanted = "\n".join(requirements)
+    if complete.exists() and complete.read_text(encoding="utf-8") == wanted:
+        return python
+    print(f"installing {', '.join(requirements)} into {folder}", file=sys.stderr)
+    venv.create(folder, clear=True, with_pip=True)
+    done = subprocess.run(
+        [str(python), "-m", "pip", "install", "--quiet", *requirements],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if done.returncode:
+        raise RuntimeError(f"pip can't install {wanted}:\n{done.stderr}")
+    complete.write_text(wanted, encoding="utf-8")
+    return python
+
+
+class Peer:
+    """A peer's process, which does its work once for each `run`."""
+
+    def __init__(self, python: Path, script: Path, task: Mapping[str, Any]) -> None:
+        """Start it and hand it its task."""
+        self._process = subprocess.Popen(
+            [str(python), str(script)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+        self._ask(json.dumps(task))
+
+    def run(self) -> str:
+        """Let it do its work once; return its answer."""
+        return self._ask("run")
+
+    def close(self) -> None:
+        """End it."""
+        self._process.communicate()
+
+    def _ask(self, line: str) -> str:
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._process.stdin.write(line + "\n")
+        self._process.stdin.flush()
+        answer = self._process.stdout.readline()
+        if not answer:
+            raise RuntimeError("the peer ended: see what it wrote above")
+        return answer.strip()
