@@ -2,20 +2,30 @@
 
     python benchmarks/client_schemes.py --runs runs/schemes --picture docs/images/schemes.png
 
-trains each scheme at each budget with three seeds through `fl-dp run -m`; what is there already is
-read. The comparison is of accuracy, not of time.
+trains each scheme at each budget with three seeds, the app's own server and clients on a grid in
+this process (a few seconds a run); runs that are there already are read. The comparison is of
+accuracy, not of time.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import subprocess
+import logging
+import statistics
 import sys
 from pathlib import Path
 from typing import Any
 
+import torch
+from flwr.app import Context, Message, RecordDict
 from matplotlib.figure import Figure
+from stock_flower import LocalGrid
+
+from fl_dp.client_app import app
+from fl_dp.config import compose_settings
+from fl_dp.run_folder import RunFolder
+from fl_dp.training import train
 
 SHARED = (
     "privacy=local",
@@ -26,44 +36,45 @@ SHARED = (
 )
 # Laplace noise is for updates that are clipped in L1, which is longer: both norms were tried out.
 SCHEMES = {"gaussian": "0.5", "exponential": "0.5", "laplace": "4"}
-EPSILONS = (8, 32, 128)
+EPSILONS = (2, 8, 32, 128)
 SEEDS = (0, 1, 2)
 COLOURS = dict(zip(SCHEMES, ("#1b6ca8", "#3c8d5a", "#c98b2b"), strict=True))
 
 
-def train_missing(scheme: str, runs: Path) -> None:
-    """Train every budget and seed of one scheme, in one sweep."""
-    folder = runs / scheme
-    if (folder / "summary.json").is_file():
-        return
-    print(f"training {scheme}", file=sys.stderr)
-    subprocess.run(
-        [
-            *(str(Path(sys.executable).parent / "fl-dp"), "run", "-m", *SHARED),
-            *(f"privacy.scheme={scheme}", f"clipping.norm={SCHEMES[scheme]}"),
-            f"privacy.epsilon={','.join(map(str, EPSILONS))}",
-            f"seed={','.join(map(str, SEEDS))}",
-            *(f"output_dir={runs.resolve()}", f"run_name={scheme}"),
-        ],
-        check=True,
-        stdout=subprocess.DEVNULL,
-    )
+def accuracy_of(scheme: str, epsilon: int, seed: int, runs: Path) -> float:
+    """Train if that was not done, and return the accuracy of the last model."""
+    name = f"{scheme}-{epsilon}-{seed}"
+    folder = RunFolder(runs.resolve() / name)
+    if not folder.statement.is_file():
+        print(f"training {name}", file=sys.stderr)
+        settings = compose_settings(
+            [
+                *(*SHARED, f"privacy.scheme={scheme}", f"clipping.norm={SCHEMES[scheme]}"),
+                *(f"privacy.epsilon={epsilon}", f"seed={seed}"),
+                *(f"output_dir={runs.resolve()}", f"run_name={name}"),
+            ]
+        )
+        train(LocalGrid(answer, settings.task.num_clients), settings, run_id=name)
+    accuracy: float = folder.read_metrics()[-1]["test_accuracy"]
+    return accuracy
+
+
+def answer(message: Message, node: int) -> Message:
+    """Let a node's app answer."""
+    return app(message, Context(1, node, {"partition-id": node}, RecordDict(), {}))
 
 
 def outcomes(runs: Path) -> dict[str, dict[str, Any]]:
-    """Return, for each scheme, the rows of its sweep's summary by epsilon."""
+    """Return mean and spread of the seeds, for each scheme by epsilon."""
     found: dict[str, dict[str, Any]] = {}
     for scheme in SCHEMES:
-        summary = json.loads((runs / scheme / "summary.json").read_text(encoding="utf-8"))
-        found[scheme] = {
-            row["variant"].partition("=")[2]: {
-                "accuracy_mean": row["test_accuracy_mean"],
-                "accuracy_std": row["test_accuracy_std"],
-                "epsilon": row["epsilon"],
-                "runs": row["runs"],
+        found[scheme] = {}
+        for epsilon in EPSILONS:
+            accuracies = [accuracy_of(scheme, epsilon, seed, runs) for seed in SEEDS]
+            found[scheme][str(epsilon)] = {
+                "accuracy_mean": statistics.fmean(accuracies),
+                "accuracy_std": statistics.stdev(accuracies),
             }
-            for row in summary["variants"]
-        }
     return found
 
 
@@ -114,8 +125,8 @@ def main() -> None:
     parser.add_argument("--picture", type=Path, help="draw accuracy over epsilon here, PNG")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
     arguments = parser.parse_args()
-    for scheme in SCHEMES:
-        train_missing(scheme, arguments.runs)
+    logging.getLogger("flwr").setLevel(logging.ERROR)
+    torch.set_num_threads(1)
     found = outcomes(arguments.runs)
     if arguments.picture is not None:
         draw(found, arguments.picture)

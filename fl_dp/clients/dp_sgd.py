@@ -425,6 +425,11 @@ class _Step:
             self._backward(inputs, targets)
         except MixesRecords:
             raise
+        except torch.OutOfMemoryError as error:  # of the sample, not of one record
+            raise MemoryError(
+                f"{len(targets)} records at once don't fit into the device's memory: write "
+                "physical_batch_size (dp_sgd.physical_batch_size), or grad_sample_mode='ghost'"
+            ) from error
         except Exception:
             logger.exception("no gradient of this batch; its records are looked at one by one")
             self._forget_pass()

@@ -381,7 +381,11 @@ def _device(model: nn.Module) -> torch.device:
 
 def _free_bytes(model: nn.Module) -> int | None:
     device = _device(model)
-    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else None
+    if device.type != "cuda":
+        return None
+    # What PyTorch keeps for later counts as taken, and is free for us.
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + kept)
 
 
 @cache
