@@ -111,6 +111,12 @@ def make_example_plan(settings: Settings) -> ExamplePlan | None:
     steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
     participations = chosen.participations or _usual_participations(settings)
     relation = NeighboringRelation(privacy.neighboring_relation)
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
+        raise ValueError(
+            "privacy.neighboring_relation=add-or-remove-one hides how many records a client has: "
+            "give dp_sgd.expected_batch_size, a public constant, for example "
+            "dp_sgd.sampling_rate times a typical client's records"
+        )
     if multiplier is not None:
         return ExamplePlan.from_noise_multiplier(
             multiplier,

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fl_dp.accounting import ExamplePlan
 from fl_dp.clients import DPSGD, NodePrivacy, OpacusClient, fingerprint
+from fl_dp.clients.node_privacy import in_simulation
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY
 
 from .settings import Settings
@@ -66,7 +67,8 @@ def private_client(
             expected_batch_size=chosen.expected_batch_size,
             grad_sample_mode=chosen.grad_sample_mode,
             physical_batch_size=chosen.physical_batch_size,
-            secure_randomness=chosen.secure_randomness,
+            # A server must not be able to switch it off.
+            secure_randomness=chosen.secure_randomness or not in_simulation(),
         ),
     )
 

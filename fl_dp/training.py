@@ -212,6 +212,8 @@ def _spent(strategy: DPFedAvg, server_round: int) -> dict[str, float]:
         return {}
     most = strategy.most_participations
     budget = strategy.examples.budget.epsilon
+    if most is None:
+        return {"epsilon": budget}
     return {"epsilon": min(budget, strategy.examples.epsilon(most).best) if most else 0.0}
 
 

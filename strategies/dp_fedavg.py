@@ -206,6 +206,7 @@ class DPFedAvg(Strategy):
         self._contributions: list[int] = []
         self._participations: Counter[int] = Counter()
         self._rounds_configured = 0
+        self._loses_noise = False
         self._compression = compression if compression is not None else Compression()
         self.bytes_down = self.bytes_up = 0
         self._check_options()
@@ -433,6 +434,9 @@ class DPFedAvg(Strategy):
         }
         self._participations.update(list(asked))
         self._rounds_configured += 1
+        self._loses_noise |= self._uplink is not None or any(
+            spec.form.stored.itemsize < 4 for spec in layout.released
+        )
         sent = self._compression.narrow(arrays)
         flat_model = layout.flatten(released)
         # An update is relative to what clients got, and then added to the exact model.
@@ -504,25 +508,27 @@ class DPFedAvg(Strategy):
         return self._clipping_norms
 
     @property
-    def most_participations(self) -> int:
+    def most_participations(self) -> int | None:
         """An upper bound on the rounds that any node was asked to take part in.
 
-        Rounds before a resumption count for everybody: who took part in them was not kept. So do
-        all rounds where cohorts are secret.
+        Where cohorts are secret every round counts for everybody. None after a resumption: who was
+        asked before, and how often in vain, was not kept.
         """
-        before = 0 if self._resumed is None else self._resumed.server_round
+        if self._resumed is not None:
+            return None
         if self.plan is not None and not self.plan.sampling.visible:
-            return before + self._rounds_configured
-        return before + max(self._participations.values(), default=0)
+            return self._rounds_configured
+        return max(self._participations.values(), default=0)
 
     @property
     def fewest_contributions(self) -> int:
         """The fewest replies that any round's sum was made of, where who takes part is seen.
 
-        0 where that is a secret, or where earlier rounds are not known.
+        0 where that is a secret, where earlier rounds are not known, and where the noise of each
+        client does not arrive as it was drawn: encoded updates, models of half precision.
         """
         secret = self.plan is not None and not self.plan.sampling.visible
-        if secret or self._resumed is not None:
+        if secret or self._resumed is not None or self._loses_noise:
             return 0
         return min(self._contributions, default=0)
 

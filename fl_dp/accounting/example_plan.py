@@ -17,7 +17,6 @@ References:
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
@@ -28,6 +27,8 @@ from .calibration import calibrate_noise_multiplier
 from .events import PoissonGaussianEvent
 from .node_ledger import DECLARED_SHARE
 from .relations import NeighboringRelation
+
+_SMALLEST_NORM = 1e-10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,8 +73,11 @@ class ExamplePlan:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name} must be an integer of at least 1, got {value}")
-        if not (math.isfinite(self.clipping_norm) and self.clipping_norm > 0):
-            raise ValueError(f"clipping_norm must be positive and finite, got {self.clipping_norm}")
+        if not _SMALLEST_NORM <= self.clipping_norm <= 1.0 / _SMALLEST_NORM:
+            raise ValueError(
+                f"clipping_norm must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], where "
+                f"gradients keep their precision, got {self.clipping_norm}"
+            )
 
     @classmethod
     def calibrate(

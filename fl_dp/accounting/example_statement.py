@@ -22,7 +22,11 @@ _NEIGHBOURS = {
 
 
 def example_statement(
-    plan: ExamplePlan, *, participations: int, num_clients: int, secure_randomness: bool = True
+    plan: ExamplePlan,
+    *,
+    participations: int | None,
+    num_clients: int,
+    secure_randomness: bool = True,
 ) -> dict[str, Any]:
     """Return the statement as plain JSON values.
 
@@ -31,12 +35,16 @@ def example_statement(
 
     Args:
         plan: What clients train by.
-        participations: The most that any client was asked to take part in this run.
+        participations: The most that any client was asked to take part in this run; None: that is
+            not known, and the budget is what holds.
         num_clients: Clients of the roster.
         secure_randomness: Whether noise and coins came from the operating system's randomness.
     """
-    promised = _within(plan, max(participations, plan.participations))
-    spent = _within(plan, participations) if participations else EpsilonBounds(naive=0.0)
+    at_budget = EpsilonBounds(filter=plan.budget.epsilon)
+    promised = spent = at_budget
+    if participations is not None:
+        promised = _within(plan, max(participations, plan.participations))
+        spent = _within(plan, participations) if participations else EpsilonBounds(naive=0.0)
     not_covered = [
         "clients as a whole: what all records of one client say together (`privacy=central` and "
         "`privacy=local` protect that, alone or with this)",
@@ -97,6 +105,7 @@ def example_statement(
 def example_statement_markdown(statement: dict[str, Any]) -> str:
     """Return the statement as a page that a person can read and sign."""
     quoted, epsilon = statement["quoted"], statement["epsilon"]
+    known = statement["participations"]
     headline = "no finite epsilon is known"
     if quoted in epsilon:
         headline = f"epsilon {rounded_up(epsilon[quoted])} at delta {statement['delta']:.3g}"
@@ -116,7 +125,7 @@ def example_statement_markdown(statement: dict[str, Any]) -> str:
         ("clipping norm", f"{statement['clipping_norm']:g}, of one record's gradient"),
         (
             "rounds of one client",
-            f"{statement['participations']} at most in this run, "
+            ("an unknown number" if known is None else f"{known} at most") + " in this run, "
             f"{statement['participations_planned']} planned",
         ),
         ("clients", str(statement["num_clients"])),

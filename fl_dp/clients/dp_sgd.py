@@ -146,7 +146,8 @@ def train_with_dp_sgd(
             batches,
         ),
     ):
-        optimizer.expected_batch_size = size
+        # Where the noise is ours, nothing is divided before it is in: rounding would count.
+        optimizer.expected_batch_size = size if random is None else 1
         if random is None:
             optimizer.attach_step_hook(_FiniteSum(parameters))
         else:
@@ -362,7 +363,7 @@ class _SecureNoise:
         steps = flat.detach().cpu().numpy().astype(np.float64)
         if not np.isfinite(steps).all():
             raise _NotFinite
-        steps *= self._size / self._mechanism.grid
+        steps *= 1.0 / self._mechanism.grid
         released = self._mechanism.release(np.trunc(steps, out=steps), self._random)
         released *= 1.0 / self._size
         private = torch.from_numpy(released).to(flat)
@@ -409,8 +410,17 @@ class _Step:
         except _NotFinite:
             if not self._leave_out(inputs, targets, rows):
                 self._contribute_nothing()
-            self._optimizer.step()
+            self._step_or_noise()
         self._optimizer.zero_grad()
+
+    def _step_or_noise(self) -> None:
+        """Step with the records that are left, or with noise alone; never stop for their sake."""
+        try:
+            self._optimizer.step()
+        except _NotFinite:
+            self._optimizer.zero_grad()
+            self._contribute_nothing()
+            self._optimizer.step()
 
     def _backward(self, inputs: Any, targets: Tensor) -> None:
         self._criterion(_forward(self._model, inputs), targets).backward()
@@ -423,8 +433,8 @@ class _Step:
         """
         try:
             self._backward(inputs, targets)
-        except MixesRecords:
-            raise
+        except (MixesRecords, NotImplementedError):
+            raise  # of the model, whatever the records are
         except torch.OutOfMemoryError as error:  # of the sample, not of one record
             raise MemoryError(
                 f"{len(targets)} records at once don't fit into the device's memory: write "

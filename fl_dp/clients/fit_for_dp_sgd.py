@@ -12,6 +12,7 @@ have the same names:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,8 @@ import torch
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.instancenorm import _InstanceNorm
 
 from fl_dp.tasks.models import set_arrays
 
@@ -38,7 +41,13 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     from opacus.validators import ModuleValidator
 
     before = dict(model.named_modules())
-    fixed = ModuleValidator.fix(model)
+    frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
+    open_model = copy.deepcopy(model)
+    for each in open_model.parameters():
+        each.requires_grad_(True)  # Opacus replaces what is trainable, and frozen layers mix, too
+    fixed = ModuleValidator.fix(open_model)
+    for name, each in fixed.named_parameters():
+        each.requires_grad_(name not in frozen)
     require_trainable_privately(fixed)
     changes = tuple(
         f"{name}: {_described(before[name])} became {_described(module)}"
@@ -56,10 +65,17 @@ def require_trainable_privately(model: nn.Module) -> None:
     """
     from opacus.validators import ModuleValidator
 
-    wrong = ModuleValidator.validate(model, strict=False)
+    wrong = [str(each) for each in ModuleValidator.validate(model, strict=False)]
+    # Opacus looks at modules with trainable parameters alone; these mix records without any.
+    wrong += [
+        f"{name} ({type(module).__name__}) mixes the records of a batch, frozen or not"
+        for name, module in model.named_modules()
+        if isinstance(module, _BatchNorm | _InstanceNorm)
+        and (isinstance(module, _BatchNorm) or module.track_running_stats)
+    ]
     if wrong:
         raise ValueError(
-            f"DP-SGD can't train this model: {'; '.join(str(each) for each in wrong)}. Write "
+            f"DP-SGD can't train this model: {'; '.join(wrong)}. Write "
             "model, changes = fl_dp.clients.private_module(model) where the model is built, on "
             "the server too"
         )

@@ -27,6 +27,9 @@ DATASET_NAME_KEY = "dataset-name"
 UNIT_NAME_KEY = "unit-name"
 """Keys of `--node-config`."""
 
+DEFAULT_MAX_DELTA = 1e-5
+"""What goes with a `max-epsilon` that has no `max-delta`: else the server would choose it."""
+
 SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
 """Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
 
@@ -59,20 +62,32 @@ class NodePrivacy:
             unit: Index among the privacy units that the node hosts.
 
         Raises:
-            ValueError: If a cap is no positive number.
+            ValueError: If a cap is no positive number or has no ledger, or the ledger's path is not
+                absolute.
         """
         node = context.node_config
         named = node.get(LEDGER_PATH_KEY)
-        ledger = None if named is None else str(named)
+        ledger = None if named is None else _absolute(str(named))
+        max_epsilon = _cap(MAX_EPSILON_KEY, node.get(MAX_EPSILON_KEY))
+        max_delta = _cap(MAX_DELTA_KEY, node.get(MAX_DELTA_KEY))
+        if max_epsilon is not None and max_delta is None:
+            max_delta = DEFAULT_MAX_DELTA
         if ledger is None and SIMULATED_LEDGERS_KEY in config and in_simulation():
             folder = Path(str(config[SIMULATED_LEDGERS_KEY]))
             ledger = str(folder / f"node-{node.get('partition-id', context.node_id)}.db")
+        if max_epsilon is not None and ledger is None:
+            raise ValueError(
+                f"--node-config: {MAX_EPSILON_KEY} needs a ledger to count in: "
+                'ledger-path="/data/ledger.db"'
+            )
         name = _name_of(node)
+        # The server numbers a node's units, so only where nothing is real are they apart.
+        apart = unit and in_simulation()
         return cls(
             ledger=ledger,
-            source=f"{name}/{unit}" if unit else name,
-            max_epsilon=_cap(MAX_EPSILON_KEY, node.get(MAX_EPSILON_KEY)),
-            max_delta=_cap(MAX_DELTA_KEY, node.get(MAX_DELTA_KEY)),
+            source=f"{name}/{unit}" if apart else name,
+            max_epsilon=max_epsilon,
+            max_delta=max_delta,
         )
 
     def budget(self, asked: PrivacyBudget) -> PrivacyBudget:
@@ -87,6 +102,15 @@ class NodePrivacy:
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
         """Return whose spending it is."""
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
+
+
+def _absolute(ledger: str) -> str:
+    if "://" not in ledger and not Path(ledger).is_absolute():
+        raise ValueError(
+            f"--node-config: {LEDGER_PATH_KEY} must be absolute, got '{ledger}': a ClientApp does "
+            "not run where you started the SuperNode, and a second file would forget the first"
+        )
+    return ledger
 
 
 def _name_of(node: Mapping[str, Any]) -> str:

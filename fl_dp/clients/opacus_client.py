@@ -19,6 +19,7 @@ run.
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from torch.utils.data import DataLoader
 from fl_dp.accounting import (
     Account,
     ExamplePlan,
+    NeighboringRelation,
     NodeLedger,
     PrivacyBudget,
     PrivacyBudgetExhausted,
@@ -52,7 +54,8 @@ class OpacusClient(NumPyClient):
     training fails, sends back the model as it came: arrays and keys are those of any other reply.
     It does not say why, and how many records there are stays here, too. That it replied, how long
     it took, and that an update is exactly zero is not hidden. None of that is about one record, as
-    long as the data set itself does not raise for some records and not for others.
+    long as the data set can be read and made into batches whatever its records are: one that can't
+    ends the training, and shows by it.
     """
 
     def __init__(
@@ -85,6 +88,15 @@ class OpacusClient(NumPyClient):
             ValueError: If DP-SGD can't train the model, or the account is not about records.
         """
         require_trainable_privately(model)
+        how = DPSGD() if dp_sgd is None else dp_sgd
+        if (
+            plan.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE
+            and how.expected_batch_size is None
+        ):
+            raise ValueError(
+                "add-or-remove-one hides how many records there are: divide by a public constant, "
+                "DPSGD(expected_batch_size=...), or promise zero-out"
+            )
         if account.unit != "example":
             raise ValueError(f"DP-SGD protects examples, but the account is of a {account.unit}")
         self._model = model
@@ -93,7 +105,7 @@ class OpacusClient(NumPyClient):
         self._ledger = ledger
         self._account = account
         self._budget = plan.budget if budget is None else budget
-        self._how = DPSGD() if dp_sgd is None else dp_sgd
+        self._how = how
         self._trainable_only = trainable_only
         self._rng = rng
 
@@ -146,6 +158,19 @@ class OpacusClient(NumPyClient):
             what=f"round {config.get('server-round', 'unknown')!s}",
             neighboring_relation=plan.neighboring_relation,
         )
+        before = {name: each.clone() for name, each in self._constants()}
         with torch.enable_grad():
             train_with_dp_sgd(self._model, self._loader, plan=plan, how=self._how, rng=self._rng)
+        for name, constant in self._constants():
+            if not torch.equal(before[name], constant):
+                raise ValueError(
+                    f"training changed '{name}', which is no trainable parameter: records may have "
+                    "met in it, and clipping bounds none of them. Use a model that leaves buffers "
+                    "and frozen parameters alone"
+                )
         return trained_arrays(self._model, parameters, trainable_only=self._trainable_only)
+
+    def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Yield what training must not change: floating-point buffers and frozen parameters."""
+        yield from (each for each in self._model.named_buffers() if each[1].is_floating_point())
+        yield from (each for each in self._model.named_parameters() if not each[1].requires_grad)

@@ -54,10 +54,35 @@ def test_without_keys_there_is_no_ledger_and_no_cap() -> None:
     assert "partition" not in node({}).source  # all that one ledger holds is one
 
 
-def test_the_units_that_a_node_hosts_are_different_data() -> None:
+@pytest.mark.usefixtures("simulated")
+def test_in_a_simulation_the_units_that_a_node_hosts_are_different_data() -> None:
     config = {"dataset-name": "ward"}
     sources = [node(config, unit=unit).source for unit in (0, 1, 2)]
     assert sources == ["ward", "ward/1", "ward/2"]
+
+
+@pytest.mark.usefixtures("real")
+def test_a_server_can_not_give_a_real_node_new_budgets_by_numbering_units() -> None:
+    assert {node({"dataset-name": "ward"}, unit=unit).source for unit in (0, 1, 2)} == {"ward"}
+
+
+def test_a_cap_on_epsilon_brings_a_delta_of_its_own() -> None:
+    read = node({"ledger-path": "/data/l.db", "max-epsilon": 1.0})
+    assert read.budget(PrivacyBudget(epsilon=8.0, delta=0.99)) == PrivacyBudget(
+        epsilon=1.0, delta=1e-5
+    )
+
+
+@pytest.mark.usefixtures("real")
+def test_a_cap_without_a_ledger_is_refused() -> None:
+    with pytest.raises(ValueError, match="max-epsilon needs a ledger"):
+        node({"max-epsilon": 1.0})
+
+
+def test_a_relative_ledger_path_is_refused() -> None:
+    with pytest.raises(ValueError, match="ledger-path must be absolute"):
+        node({"ledger-path": "ledger.db"})
+    assert node({"ledger-path": "sqlite:////data/l.db"}).ledger == "sqlite:////data/l.db"
 
 
 @pytest.mark.usefixtures("real")
@@ -103,7 +128,7 @@ def test_ray_that_is_loaded_but_not_started_is_no_simulation(
 def test_a_run_may_spend_what_it_asks_for_as_far_as_the_owner_allows(
     caps: dict[str, Any], allowed: PrivacyBudget
 ) -> None:
-    assert node(caps).budget(ASKED) == allowed
+    assert node({"ledger-path": "/data/l.db"} | caps).budget(ASKED) == allowed
 
 
 @pytest.mark.parametrize("key", ["max-epsilon", "max-delta"])

@@ -18,7 +18,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import Account, ExamplePlan, NodeLedger, epsilon
+from fl_dp.accounting import Account, ExamplePlan, NeighboringRelation, NodeLedger, epsilon
 from fl_dp.clients import (
     DPSGD,
     OpacusClient,
@@ -51,7 +51,7 @@ SMALL = replace(PLAN, budget=PrivacyBudget(epsilon=3.0, delta=1e-5))
 
 
 class Net(nn.Module):
-    """A model with a frozen layer, a buffer that training changes, and an integer one."""
+    """A model with a frozen layer, a buffer, and a counter that training changes."""
 
     seen: Tensor
     scale: Tensor
@@ -68,8 +68,6 @@ class Net(nn.Module):
     def forward(self, features: Tensor) -> Tensor:
         with torch.no_grad():  # what no noise is added to
             self.seen += len(features)
-            self.scale += features.abs().sum()
-            self.frozen.weight += features.mean()
         logits: Tensor = self.last(torch.tanh(self.first(features)))
         return logits
 
@@ -306,6 +304,56 @@ def test_equal_seeds_of_a_test_give_equal_models(client: Client) -> None:
 
 
 # What can be trained.
+
+
+class RunningMean(nn.Module):
+    """Lets records meet in a buffer, without any parameter of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(FEATURES))
+        self.head = nn.Linear(FEATURES, CLASSES)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x.flatten(1)
+        self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
+        return self.head(x - self.mean)
+
+
+def test_a_model_whose_buffers_training_changes_sends_nothing(client: Client) -> None:
+    model = RunningMean()
+    arrays = arrays_of(model)
+    assert_same(fit(client(model), arrays), arrays)
+    assert client.spent() == {PLAN.event: 10}
+
+
+@pytest.mark.parametrize(
+    "frozen",
+    [nn.BatchNorm1d(4, affine=False), nn.BatchNorm1d(4).requires_grad_(False)],
+    ids=["without parameters", "frozen"],
+)
+def test_a_batch_norm_that_nothing_trains_mixes_records_all_the_same(
+    client: Client, frozen: nn.Module
+) -> None:
+    model = nn.Sequential(nn.Linear(FEATURES, 4), frozen, nn.Linear(4, CLASSES))
+    with pytest.raises(ValueError, match="mixes the records"):
+        client(model)
+
+
+def test_a_frozen_batch_norm_is_replaced_and_stays_frozen() -> None:
+    layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).requires_grad_(False))
+    fixed, changes = private_module(layers)
+    assert isinstance(fixed[1], nn.GroupNorm)
+    assert not any(each.requires_grad for each in fixed[1].parameters())
+    assert all(each.requires_grad for each in fixed[0].parameters())
+    assert len(changes) == 1
+
+
+def test_hiding_how_many_records_there_are_needs_a_public_denominator(client: Client) -> None:
+    plan = replace(PLAN, neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE)
+    with pytest.raises(ValueError, match="public constant"):
+        client(plan=plan)
+    client(plan=plan, dp_sgd=DPSGD(expected_batch_size=6.0))
 
 
 class WithBatchNorm(nn.Module):
