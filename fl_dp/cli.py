@@ -20,6 +20,7 @@ from rich.console import Console
 from fl_dp import __version__
 
 if TYPE_CHECKING:
+    from .accounting import ExamplePlan
     from .launch import LocalSuperLink
     from .report.plan_view import PlanView
     from .report.summary import RunSummary
@@ -132,7 +133,8 @@ def plan(
     try:
         settings = compose_settings(overrides or [])
         with _warnings_shown():
-            examples = make_example_plan(settings)
+            examples = make_example_plan(settings, within_budget=False)
+            _warn_of_records(examples, settings)
             if examples is not None and settings.privacy.mode == "example":
                 if plot is not None:
                     _fail("the noise of DP-SGD does not change: there is no picture", status=2)
@@ -166,6 +168,16 @@ def plan(
         _out.print(example_plan_table(examples))
     if plot is not None:
         _out.print(f"Picture: {plot}", soft_wrap=True)
+
+
+def _warn_of_records(examples: ExamplePlan | None, settings: Settings) -> None:
+    privacy, chosen = settings.privacy, settings.dp_sgd
+    budget = privacy.epsilon if privacy.mode == "example" else chosen.epsilon
+    if examples is not None and budget is not None and examples.budget.epsilon > budget:
+        _warn(
+            f"a client's rounds spend epsilon {examples.budget.epsilon:.4g} of its records, more "
+            f"than the budget of {budget:g}: `fl-dp run` will refuse"
+        )
 
 
 def _check_picture(plot: Path) -> None:
@@ -235,25 +247,34 @@ def _show_node_ledger(location: str, *, csv: Path | None, as_json: bool) -> bool
     from .accounting import LedgerCorrupted, NodeLedger
     from .report.node_ledger_view import node_ledger_json, node_ledger_table
 
-    if Path(location).is_dir():
-        return False
+    places = _node_ledgers_in(Path(location)) if Path(location).is_dir() else [location]
     try:
-        if not NodeLedger.is_one(location):
+        if not places or not NodeLedger.is_one(places[0]):
             return False
-        opened = NodeLedger.read(location)
+        opened = [NodeLedger.read(place) for place in places]
     except (OSError, ValueError):
         return False  # the other reader says what is wrong
     except LedgerCorrupted as error:
         _fail(str(error), status=1)
     if csv is not None:
         _fail("a node's ledger is shown by account: leave out --csv, or write --json", status=2)
-    with opened:
-        if as_json:
-            _print_json(node_ledger_json(opened))
-        else:
-            _out.print(node_ledger_table(opened))
-            _out.print(f"Chain verified, last record {opened.last_hash[:12]}", soft_wrap=True)
+    if as_json:
+        shown = [node_ledger_json(each) for each in opened]
+        _print_json(shown[0] if len(shown) == 1 else {"ledgers": shown})
+    else:
+        _out.print(node_ledger_table(opened, location))
+        _out.print("Chains verified" if len(opened) > 1 else "Chain verified")
+    for each in opened:
+        each.close()
     return True
+
+
+def _node_ledgers_in(folder: Path) -> list[str]:
+    """Return the ledgers of simulated nodes in a run's folder that has no ledger of the server."""
+    if (folder / "ledger.db").exists():
+        return []
+    nodes = folder / "nodes" if (folder / "nodes").is_dir() else folder
+    return [str(each) for each in sorted(nodes.glob("node-*.db"))]
 
 
 @app.command()
@@ -326,10 +347,11 @@ def _prepare(
 ) -> _Job:
     """Check everything that can be checked before Flower starts, and find a place for the run."""
     from .run_folder import RunFolder
-    from .workload import parts_of
+    from .workload import initial_arrays_of, parts_of
 
     budget = _budget_of(settings)
     parts_of(settings)  # a data set that is missing or corrupt shows here
+    initial_arrays_of(settings)  # and a model that does not fit it
     folder = RunFolder(root / name)
     folder.require_new()
     # The ServerApp runs elsewhere: every path it gets is absolute.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 from fl_dp.accounting import (
     ExamplePlan,
@@ -31,6 +32,8 @@ from fl_dp.strategies import (
 from fl_dp.updates import VectorLayout
 
 from .settings import Settings
+
+_MOST_STEPS = 10_000_000
 
 
 def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
@@ -93,8 +96,13 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
     )
 
 
-def make_example_plan(settings: Settings) -> ExamplePlan | None:
+def make_example_plan(settings: Settings, *, within_budget: bool = True) -> ExamplePlan | None:
     """Return the plan of DP-SGD inside clients, None if they train without it.
+
+    Args:
+        settings: What is to be done.
+        within_budget: Refuse a noise multiplier at which the planned rounds of a client spend more
+            than the budget; otherwise the plan's budget is what they spend.
 
     Raises:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
@@ -105,11 +113,17 @@ def make_example_plan(settings: Settings) -> ExamplePlan | None:
     chosen, privacy = settings.dp_sgd, settings.privacy
     epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
     if privacy.mode == "example":
-        epsilon = privacy.epsilon if epsilon is None else epsilon
+        _require_meaningful_alone(settings)
+        epsilon, multiplier = privacy.epsilon, privacy.noise_multiplier
         delta = chosen.delta if privacy.delta is None else privacy.delta
-        multiplier = privacy.noise_multiplier if multiplier is None else multiplier
     steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
     participations = chosen.participations or _usual_participations(settings)
+    if steps * participations > _MOST_STEPS:
+        raise ValueError(
+            f"{steps} steps in each of {participations} rounds of a client are too many: raise "
+            "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or client.epochs, "
+            f"to {_MOST_STEPS:,} in all"
+        )
     relation = NeighboringRelation(privacy.neighboring_relation)
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
         raise ValueError(
@@ -118,16 +132,25 @@ def make_example_plan(settings: Settings) -> ExamplePlan | None:
             "dp_sgd.sampling_rate times a typical client's records"
         )
     if multiplier is not None:
-        return ExamplePlan.from_noise_multiplier(
+        spends = ExamplePlan.from_noise_multiplier(
             multiplier,
             delta=delta,
-            max_epsilon=epsilon,
             sampling_rate=chosen.sampling_rate,
             steps=steps,
             participations=participations,
             clipping_norm=chosen.clipping_norm,
             neighboring_relation=relation,
         )
+        if epsilon is None or not within_budget:
+            return spends
+        if spends.budget.epsilon > epsilon:
+            raise ValueError(
+                f"{participations} rounds of a client at noise multiplier {multiplier:g} spend "
+                f"epsilon {spends.budget.epsilon:.4g} of its records, more than the budget of "
+                f"{epsilon:g}: raise the budget, or leave the noise multiplier out and let it be "
+                "calibrated"
+            )
+        return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
     assert epsilon is not None  # the settings refuse both being null
     return ExamplePlan.calibrate(
         PrivacyBudget(epsilon=epsilon, delta=delta),
@@ -226,20 +249,54 @@ def _require_nothing_of_records(settings: Settings) -> None:
         f"selection={selection.name} by {selection.utility}": selection.name
         in ("exponential", "dp_utility")
         and selection.utility not in seen_by_server,
-        "privacy.insecure_seed": settings.privacy.insecure_seed is not None,
     }
-    if settings.privacy.mode == "example":
-        wrong |= {
-            f"selection={selection.name}": selection.name in ("exponential", "dp_utility"),
-            "selection.coins=nodes": selection.coins == "nodes",
-            "simulation.units_per_node > 1": settings.simulation.units_per_node > 1,
-        }
     found = [name for name, is_wrong in wrong.items() if is_wrong]
     if found:
         raise ValueError(
             f"with DP-SGD inside clients nothing else may be computed from their records: leave "
             f"out {', '.join(found)}"
         )
+    if settings.privacy.insecure_seed is not None:
+        raise ValueError(
+            "privacy.insecure_seed does not reach the clients' noise: leave it out under DP-SGD"
+        )
+
+
+def _require_meaningful_alone(settings: Settings) -> None:
+    """Check that nothing is asked for that only a promise to clients has.
+
+    Raises:
+        ValueError: If something is, with what to write instead.
+    """
+    selection, chosen = settings.selection, settings.dp_sgd
+    paid = selection.name in ("exponential", "dp_utility")
+    wrong = {
+        f"selection={selection.name} is paid for by a promise to clients: write selection=poisson, "
+        "truncated_poisson, fixed or public": paid,
+        "selection.coins=nodes needs nodes that clip: write selection.coins=server": (
+            selection.coins == "nodes"
+        ),
+        "the server needs a reply from each client: write simulation.units_per_node=1": (
+            settings.simulation.units_per_node > 1
+        ),
+        "selection.participation_cap is of a promise to clients: dp_sgd.participations bounds the "
+        "rounds of one": selection.participation_cap is not None,
+        "the noise of DP-SGD does not change: write schedule=constant": (
+            settings.schedule.name != "constant"
+        ),
+        "the server does not clip: write clipping=fixed, and dp_sgd.clipping_norm for gradients": (
+            settings.clipping.name != "fixed"
+        ),
+        "their budget is privacy.epsilon here: leave dp_sgd.epsilon out": (
+            chosen.epsilon is not None
+        ),
+        "their noise is privacy.noise_multiplier here: leave dp_sgd.noise_multiplier out": (
+            chosen.noise_multiplier is not None
+        ),
+    }
+    found = [text for text, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise ValueError(f"privacy=example: {'; '.join(found)}")
 
 
 def _require_exact_sums(settings: Settings) -> None:

@@ -16,6 +16,8 @@ from fl_dp.accounting import (
     ExamplePlan,
     PrivacyLedger,
     PrivacyPlan,
+    example_statement,
+    example_statement_markdown,
     privacy_statement,
     statement_markdown,
 )
@@ -129,16 +131,33 @@ class RunFolder:
             return ledger.plan
 
     def write_statement_of_ledger(self) -> bool:
-        """Write the statement from the ledger alone, for a run that could not do so itself.
+        """Write the statement from ledger and plan alone, for a run that could not do so itself.
 
         Returns:
-            Whether there is a ledger.
+            Whether there is anything to state.
         """
-        if not self.ledger.is_file():
+        statement: dict[str, Any] = {}
+        pages = []
+        if self.ledger.is_file():
+            with PrivacyLedger.read(self.ledger) as ledger:
+                statement = privacy_statement(ledger)
+            pages.append(statement_markdown(statement))
+        if self.example_plan.is_file():
+            settings = self.read_settings()
+            records = example_statement(
+                ExamplePlan.from_dict(json.loads(self.example_plan.read_text(encoding="utf-8"))),
+                participations=None,
+                num_clients=settings.task.num_clients,
+                secure_randomness=settings.dp_sgd.secure_randomness,
+            )
+            pages.append(example_statement_markdown(records))
+            if statement:
+                statement["records"] = records
+            else:
+                statement = records | {"rounds": max(len(self.read_metrics()) - 1, 0)}
+        if not statement:
             return False
-        with PrivacyLedger.read(self.ledger) as ledger:
-            statement = privacy_statement(ledger)
-        self.write_statement(statement, statement_markdown(statement))
+        self.write_statement(statement, "\n".join(pages))
         return True
 
     def keep_example_plan(self, plan: ExamplePlan | None) -> ExamplePlan | None:

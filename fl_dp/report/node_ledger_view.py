@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any
 
 from rich.markup import escape
@@ -21,12 +22,12 @@ def node_ledger_json(ledger: NodeLedger) -> dict[str, Any]:
     }
 
 
-def node_ledger_table(ledger: NodeLedger) -> Table:
-    """Return the accounts as a table for the terminal."""
-    table = Table(title=escape(ledger.location))
+def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
+    """Return the accounts of one or more ledgers as a table for the terminal."""
+    table = Table(title=escape(title))
     for heading in ("data", "unit", "releases", "epsilon", "of at most", "delta"):
         table.add_column(heading)
-    for spending in ledger.spendings:
+    for spending in (each for ledger in ledgers for each in ledger.spendings):
         assert spending.budget is not None  # whoever spent had one
         bounds = spending.epsilon()
         spent = f"{math.ceil(bounds.best * 1e4) / 1e4:.4f}" if bounds.by_name else "no bound known"
