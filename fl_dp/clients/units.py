@@ -75,6 +75,7 @@ def sum_of_units(
     Privacy: for one unit on this node, zero-out neighbours, the sums move by at most the bundle's
     clipping norms whatever the unit does: a unit that is not hosted, raises, or returns anything
     malformed or not finite contributes exactly zero to every sum, and only the node's log says so.
+    This supposes that units do not meet in training, which `client_fn` and `train_many` promise.
     Its weight is applied before it is clipped, as on a node of one unit. The noise is added by the
     server, which is trusted with the sums. With a sampling rate the server is not told who took
     part or how many did: the coins are secret and a reply has the same form for none as for all.
