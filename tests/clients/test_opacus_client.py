@@ -482,3 +482,18 @@ def test_a_private_training_learns(client: Client, mode: str) -> None:
     right = (features.numpy() @ arrays[0].T + arrays[1]).argmax(axis=1) == labels.numpy()
     assert right.mean() > 0.85
     assert math.isfinite(float(np.abs(arrays[0]).max()))
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("size", [1e-37, 1e30])
+def test_no_denominator_of_a_server_s_decides_whether_a_client_answers(
+    client: Client, mode: str, size: float
+) -> None:
+    arrays = arrays_of(Net())
+    how = DPSGD(expected_batch_size=size, grad_sample_mode=mode)
+    model = Net()
+    sent = fit(client(model, dp_sgd=how), arrays)
+    # What the division makes of the private sum is nobody's secret: it may even overflow.
+    moved = any((one != other).any() for one, other in zip(sent, arrays, strict=True))
+    assert moved == (size < 1.0)
+    assert client.spent() == {PLAN.event: 10}

@@ -1,0 +1,58 @@
+"""What a task's client takes from the server's settings under DP-SGD, and what it does not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+
+from fl_dp import private_training
+from fl_dp.accounting import ExamplePlan
+from fl_dp.clients import dp_sgd
+from fl_dp.config import compose_settings
+
+PLAN = ExamplePlan.from_noise_multiplier(
+    1.0, delta=1e-5, sampling_rate=0.5, steps=2, participations=2, clipping_norm=1.0
+)
+
+
+@pytest.mark.parametrize(("simulated", "secure"), [(True, False), (False, True)])
+def test_only_a_simulation_takes_torch_s_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: bool, secure: bool
+) -> None:
+    seen: list[bool] = []
+    monkeypatch.setattr(private_training, "in_simulation", lambda: simulated)
+    monkeypatch.setattr(
+        "fl_dp.clients.opacus_client.train_with_dp_sgd",
+        lambda *args, how, **rest: seen.append(how.secure_randomness),
+    )
+    client = private_training.private_client(
+        torch.nn.Linear(3, 2),
+        torch.zeros(4, 3),
+        torch.zeros(4, dtype=torch.int64),
+        plan=PLAN,
+        settings=compose_settings(["privacy=example", "dp_sgd.secure_randomness=false"]),
+        context=Context(1, 1, {"ledger-path": str(tmp_path / "l.db")}, RecordDict(), {}),
+        config={},
+        unit=0,
+    )
+    arrays = [each.detach().numpy() for each in torch.nn.Linear(3, 2).state_dict().values()]
+    client.fit(arrays, {})
+    assert seen == [secure]
+    assert dp_sgd.DPSGD().secure_randomness
+
+
+def test_a_real_node_without_a_ledger_trains_nothing() -> None:
+    with pytest.raises(ValueError, match="keeps no ledger"):
+        private_training.private_client(
+            torch.nn.Linear(3, 2),
+            torch.zeros(4, 3),
+            torch.zeros(4, dtype=torch.int64),
+            plan=PLAN,
+            settings=compose_settings(["privacy=example"]),
+            context=Context(1, 1, {"partition-id": 0}, RecordDict(), {}),
+            config={},
+            unit=0,
+        )
