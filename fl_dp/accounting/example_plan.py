@@ -102,9 +102,10 @@ class ExamplePlan:
             rounds=max(1, steps * participations),
             neighboring_relation=neighboring_relation,
         )
-        return cls(
-            budget=budget,
-            noise_multiplier=noise_multiplier,
+        return cls.from_noise_multiplier(
+            noise_multiplier,
+            delta=budget.delta,
+            max_epsilon=budget.epsilon,
             sampling_rate=sampling_rate,
             steps=steps,
             participations=participations,

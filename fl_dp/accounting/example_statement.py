@@ -9,7 +9,7 @@ from .example_plan import ExamplePlan
 from .ledger import library_versions
 from .node_ledger import DECLARED_SHARE
 from .relations import NeighboringRelation
-from .statement import ACCOUNTANTS, rounded_up
+from .statement import closing_sections, promise_row, rounded_up
 
 _NEIGHBOURS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
@@ -104,14 +104,10 @@ def example_statement(
 
 def example_statement_markdown(statement: dict[str, Any]) -> str:
     """Return the statement as a page that a person can read and sign."""
-    quoted, epsilon = statement["quoted"], statement["epsilon"]
     known = statement["participations"]
-    headline = "no finite epsilon is known"
-    if quoted in epsilon:
-        headline = f"epsilon {rounded_up(epsilon[quoted])} at delta {statement['delta']:.3g}"
     spent = min(statement["epsilon_so_far"].values(), default=0.0)
     rows = [
-        ("promise", f"**{headline}**, of a budget of {rounded_up(statement['budget']['epsilon'])}"),
+        promise_row(statement),
         ("spent in this run", f"at most {rounded_up(spent)} by any client"),
         ("unit", statement["unit"]),
         ("neighbours", f"{statement['neighboring_relation']}: {statement['neighbours']}"),
@@ -134,14 +130,7 @@ def example_statement_markdown(statement: dict[str, Any]) -> str:
     if statement["insecure"]:
         lines += [f"> **No privacy against everyone.** {statement['not_covered'][0]}.", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
-    lines += ["## Epsilon by each accountant", "", "| accountant | epsilon |", "|---|---|"]
-    lines += [
-        f"| {ACCOUNTANTS[name]}{' (quoted)' if name == quoted else ''} | {rounded_up(value)} |"
-        for name, value in epsilon.items()
-    ]
-    lines += ["", "Each is an upper bound on its own; the smallest is quoted.", ""]
-    lines += ["## What is not covered", "", *(f"- {text}" for text in statement["not_covered"]), ""]
-    return "\n".join(lines)
+    return "\n".join([*lines, *closing_sections(statement)])
 
 
 def _within(plan: ExamplePlan, participations: int) -> EpsilonBounds:

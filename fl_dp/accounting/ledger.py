@@ -21,7 +21,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from fl_dp.mechanisms import SecureRandom
@@ -39,7 +38,7 @@ from .filters import PrivacyFilter
 from .ledger_store import LedgerStore
 from .loss_distributions import SEARCH_INTERVAL
 from .plan import PrivacyPlan
-from .record_chain import RecordChain
+from .record_chain import ChainedLedger
 from .records import SCHEMA, LedgerCorrupted, LedgerRecord, require_printable, to_the_minute
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
@@ -68,12 +67,12 @@ class Reservation:
     noise_multiplier: float | None
 
 
-class PrivacyLedger:
+class PrivacyLedger(ChainedLedger):
     """What one plan has spent. Open it with `open` (to train) or `read` (to look)."""
 
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
-        self._chain = RecordChain(store, self._replay_fields)
+        super().__init__(store)
         self._run_id = uuid.uuid4().hex
         self._plan: PrivacyPlan | None = None
         self._filter: PrivacyFilter | None = None
@@ -148,11 +147,6 @@ class PrivacyLedger:
             ledger.close()
             raise
         return ledger
-
-    @property
-    def location(self) -> str:
-        """The file or database that it lies in, without a password."""
-        return self._chain.location
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -382,23 +376,6 @@ class PrivacyLedger:
                 raise ValueError(f"{reservation.what} was committed before")
             self._chain.append(connection, {"kind": "commit", "reserved": reservation.sequence})
 
-    def close(self) -> None:
-        """Close the file or the connection; closing twice does no harm."""
-        self._chain.close()
-
-    def __enter__(self) -> Self:
-        """Return the ledger itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it; what was reserved stays spent."""
-        self.close()
-
     @property
     def _gate(self) -> PrivacyFilter:
         assert self._filter is not None  # it comes with the plan
@@ -442,7 +419,7 @@ class PrivacyLedger:
                 f"participation_cap; the first is {spent[0]}"
             )
 
-    def _replay_fields(self, sequence: int, fields: dict[str, Any]) -> None:
+    def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
         if (kind == "plan") != (sequence == 1):
             raise ValueError("a ledger starts with its plan and has no other")

@@ -27,7 +27,6 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 from .bounds import EpsilonBounds, epsilon, tight_epsilon
@@ -36,7 +35,7 @@ from .events import FrozenHistory, PrivacyEvent, event_from_dict, event_to_dict,
 from .filters import best_filter_order
 from .ledger_store import LedgerStore
 from .loss_distributions import SEARCH_INTERVAL
-from .record_chain import RecordChain
+from .record_chain import ChainedLedger
 from .records import LedgerCorrupted, require_printable, to_the_minute
 from .relations import NeighboringRelation
 from .renyi import divergence_at_order, renyi_divergences, renyi_epsilon
@@ -106,7 +105,7 @@ class Spending:
             ones are admitted at no larger one.
         filter_order: The Renyi order that was fixed at the first release; None: there is none.
         neighboring_relations: Of the runs that spent.
-        charges: Charges.
+        charges: How many charges there were, each of one or more releases.
         first: Record of the first one.
         parts: How many accounts spent apart before they turned out to be one.
     """
@@ -188,12 +187,12 @@ class Spending:
         self.budget = budget
 
 
-class NodeLedger:
+class NodeLedger(ChainedLedger):
     """The charges of a node's data. Open it with `open` (to spend) or `read` (to look)."""
 
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
-        self._chain = RecordChain(store, self._replay)
+        super().__init__(store)
         self._by_key: dict[tuple[str, str, str], Spending] = {}
 
     @classmethod
@@ -251,11 +250,6 @@ class NodeLedger:
         finally:
             store.close()
         return bool(records) and records[0].fields.get("kind") == "node"
-
-    @property
-    def location(self) -> str:
-        """The file or database that it lies in, without a password."""
-        return self._chain.location
 
     @property
     def last_hash(self) -> str:
@@ -334,23 +328,6 @@ class NodeLedger:
                     "time": to_the_minute(),
                 },
             )
-
-    def close(self) -> None:
-        """Close the file or the connection; closing twice does no harm."""
-        self._chain.close()
-
-    def __enter__(self) -> Self:
-        """Return the ledger itself."""
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        """Close it; what was charges stays spent."""
-        self.close()
 
     def _joined(self, account: Account) -> Spending:
         """Return the spending of all that `account` is known by, as a copy."""

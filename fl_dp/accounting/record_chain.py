@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from types import TracebackType
+from typing import Any, Self
 
 import sqlalchemy as sa
 
@@ -83,3 +85,37 @@ class RecordChain:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise LedgerCorrupted(f"record {record.sequence} can't be read: {why}") from error
         self.records.append(record)
+
+
+class ChainedLedger(ABC):
+    """A ledger over a chain of records: it is replayed on opening, and closed at the end."""
+
+    def __init__(self, store: LedgerStore) -> None:
+        """Follow a store."""
+        self._chain = RecordChain(store, self._replay)
+
+    @abstractmethod
+    def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
+        """Take in one record, or refuse it as `RecordChain` says."""
+
+    @property
+    def location(self) -> str:
+        """The file or database that it lies in, without a password."""
+        return self._chain.location
+
+    def close(self) -> None:
+        """Close the file or the connection; closing twice does no harm."""
+        self._chain.close()
+
+    def __enter__(self) -> Self:
+        """Return the ledger itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Close it; what was written as spent stays spent."""
+        self.close()

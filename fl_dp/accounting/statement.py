@@ -41,7 +41,7 @@ _CLIPPING = {
     "per-layer": "updates whose layers are L2-clipped one by one",
     "adaptive": "updates that are L2-clipped at a norm which follows a noisy quantile",
 }
-ACCOUNTANTS = {
+_ACCOUNTANTS = {
     "pld": "privacy-loss distributions",
     "rdp": "Renyi DP",
     "gdp": "Gaussian DP, exact without sampling",
@@ -127,22 +127,13 @@ def privacy_statement(ledger: PrivacyLedger, *, fewest_contributions: int = 0) -
 
 def statement_markdown(statement: dict[str, Any]) -> str:
     """Return the statement as a page that a person can read and sign."""
-    quoted = statement["quoted"]
-    epsilon = statement["epsilon"]
     relation = NeighboringRelation(statement["neighboring_relation"])
     lines = ["# Privacy statement", ""]
     if statement["insecure"]:
         lines += [f"> **No privacy at all.** {statement['not_covered'][0]}.", ""]
-    headline = "no finite epsilon is known"
-    if not statement["releases"]:
-        headline = "nothing was released"
-    elif quoted in epsilon:
-        delta = _ceiling(statement["delta"], 3)
-        headline = f"epsilon {rounded_up(epsilon[quoted])} at delta {delta}"
     cap = statement["participation_cap"]
-    budget = rounded_up(statement["budget"]["epsilon"])
     rows = [
-        ("promise", f"**{headline}**, of a budget of {budget}"),
+        promise_row(statement, nothing="" if statement["releases"] else "nothing was released"),
         *_so_far(statement),
         ("unit", statement["unit"]),
         ("neighbours", f"{relation}: {_neighbours(statement, relation)}"),
@@ -165,13 +156,7 @@ def statement_markdown(statement: dict[str, Any]) -> str:
     lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
     lines += ["## What was released", ""]
     lines += [f"- {_describe(each)}" for each in statement["releases"]] or ["- nothing"]
-    lines += ["", "## Epsilon by each accountant", "", "| accountant | epsilon |", "|---|---|"]
-    lines += [
-        f"| {ACCOUNTANTS[name]}{' (quoted)' if name == quoted else ''} | {rounded_up(value)} |"
-        for name, value in epsilon.items()
-    ]
-    lines += ["", "Each is an upper bound on its own; the smallest is quoted.", ""]
-    lines += ["## What is not covered", "", *(f"- {text}" for text in statement["not_covered"]), ""]
+    lines += ["", *closing_sections(statement)]
     versions = ", ".join(f"{name} {number}" for name, number in statement["versions"].items())
     lines += [
         f"Computed from the ledger whose last record is `{statement['ledger_hash']}`, "
@@ -179,6 +164,30 @@ def statement_markdown(statement: dict[str, Any]) -> str:
         "",
     ]
     return "\n".join(lines)
+
+
+def promise_row(statement: dict[str, Any], *, nothing: str = "") -> tuple[str, str]:
+    """Return the row that says what is promised, rounded up; `nothing` takes the number's place."""
+    quoted, epsilon = statement["quoted"], statement["epsilon"]
+    promise = nothing or "no finite epsilon is known"
+    if not nothing and quoted in epsilon:
+        delta = _ceiling(statement["delta"], 3)
+        promise = f"epsilon {rounded_up(epsilon[quoted])} at delta {delta}"
+    budget = rounded_up(statement["budget"]["epsilon"])
+    return "promise", f"**{promise}**, of a budget of {budget}"
+
+
+def closing_sections(statement: dict[str, Any]) -> list[str]:
+    """Return the lines of what every page ends with: each epsilon, and what is not covered."""
+    quoted = statement["quoted"]
+    lines = ["## Epsilon by each accountant", "", "| accountant | epsilon |", "|---|---|"]
+    lines += [
+        f"| {_ACCOUNTANTS[name]}{' (quoted)' if name == quoted else ''} | {rounded_up(value)} |"
+        for name, value in statement["epsilon"].items()
+    ]
+    lines += ["", "Each is an upper bound on its own; the smallest is quoted.", ""]
+    lines += ["## What is not covered", "", *(f"- {text}" for text in statement["not_covered"]), ""]
+    return lines
 
 
 def _of_the_sums(ledger: PrivacyLedger, contributions: int) -> dict[str, Any] | None:

@@ -402,13 +402,13 @@ class _Step:
             inputs, targets = _moved(batch, self._device)
             rows = len(targets)
         if rows and not self._usable(inputs, targets):
-            rows = self._leave_out(inputs, targets, rows)
+            rows = self._leave_out(inputs, targets)
         if not rows:
             self._contribute_nothing()
         try:
             self._optimizer.step()
         except _NotFinite:
-            if not self._leave_out(inputs, targets, rows):
+            if not self._leave_out(inputs, targets):
                 self._contribute_nothing()
             self._step_or_noise()
         self._optimizer.zero_grad()
@@ -467,10 +467,10 @@ class _Step:
                 del each._current_grad_sample
         self._model.enable_hooks()
 
-    def _leave_out(self, inputs: Any, targets: Tensor, rows: int) -> int:
+    def _leave_out(self, inputs: Any, targets: Tensor) -> int:
         """Leave out the records without a finite gradient, and return how many are left."""
         kept = []
-        for row in range(rows):
+        for row in range(len(targets)):
             self._optimizer.zero_grad()
             if self._usable(_rows(inputs, [row]), targets[[row]]) and self._finite():
                 kept.append(row)
