@@ -29,6 +29,7 @@ from fl_dp.strategies import DPFedAvg, wait_for_roster
 from fl_dp.tasks import evaluate, set_arrays
 
 from .checkpoints import load_checkpoint, save_checkpoint
+from .keys import told_in_keys
 from .planning import make_example_plan, make_plan, make_selection
 from .run_folder import RunFolder
 from .server_optimizers import make_server_optimizer
@@ -66,6 +67,7 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
         return _train_by_plan(folder, grid, settings, examples, run_id)
 
 
+@told_in_keys()
 def _train_by_plan(
     folder: RunFolder, grid: Grid, settings: Settings, examples: ExamplePlan | None, run_id: str
 ) -> Result:
@@ -102,6 +104,7 @@ def _train_by_plan(
     return result
 
 
+@told_in_keys()
 def _train_without_plan(
     folder: RunFolder, grid: Grid, settings: Settings, examples: ExamplePlan | None
 ) -> Result:
@@ -152,6 +155,7 @@ def _strategy(
         selection=make_selection(settings),
         weight_cap=settings.weights.cap,
         roster_timeout=settings.roster_timeout,
+        roster_may_grow=settings.roster_may_grow,
         rng=rng,
         plateau_metric=settings.schedule.metric,
         after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
@@ -191,7 +195,6 @@ def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings
             }
         )
         folder.write_model(arrays)
-        logger.info("\tpublic test accuracy %.4f, loss %.4f", accuracy, loss)
         return MetricRecord({"loss": loss, "accuracy": accuracy, **spent})
 
     return strategy.start(

@@ -3,7 +3,7 @@
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
 from .dp_fedavg import Checkpoint, DPFedAvg
-from .exchange import RosterIncomplete, wait_for_roster
+from .exchange import RosterIncomplete, RosterTooLarge, wait_for_roster
 from .federation_statistics import ask_federation
 from .roster import Unit
 from .selection import (
@@ -31,6 +31,7 @@ __all__ = [
     "PoissonSelection",
     "PublicSelection",
     "RosterIncomplete",
+    "RosterTooLarge",
     "Selection",
     "TruncatedPoissonSelection",
     "Unit",

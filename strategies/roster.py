@@ -37,6 +37,25 @@ def units_of(nodes: Iterable[int], units_per_node: int) -> list[Unit]:
     return [Unit(node, number) for node in sorted(nodes) for number in range(units_per_node)]
 
 
+class DeclaredNodes:
+    """The nodes that may take part when the roster may not grow: as many as were declared.
+
+    Who connected first goes first, and a node that is gone makes room: both are public, so that
+    leaving a node out never depends on data.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Let at most `most` nodes take part at once."""
+        self._most = most
+        self._seen: dict[int, None] = {}
+
+    def among(self, nodes: Iterable[int]) -> list[int]:
+        """Return those of the connected nodes that may take part."""
+        there = set(nodes)
+        self._seen.update(dict.fromkeys(sorted(there)))
+        return sorted([node for node in self._seen if node in there][: self._most])
+
+
 def by_node(units: Iterable[Unit]) -> dict[int, tuple[int, ...]]:
     """Return the units' numbers for each node that hosts any of them."""
     found: dict[int, list[int]] = {}

@@ -19,9 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack, get_type_hints
 
 from fl_dp.mechanisms import (
+    DEFAULT_CLIPPING,
     AdaptiveClipping,
     ClientScheme,
     Clipping,
@@ -35,8 +36,10 @@ from fl_dp.mechanisms import (
     clipping_to_dict,
     default_bit_noise_std,
     joint_clipping_norm,
+    require_clipping,
 )
 
+from .arguments import require_known, require_types
 from .bounds import EpsilonBounds, epsilon, tight_epsilon
 from .budget import PrivacyBudget
 from .calibration import affordable_rounds, calibrate_noise
@@ -175,6 +178,7 @@ class PrivacyPlan:
             raise ValueError(
                 f"the noise can follow the plateau or the schedule '{self.schedule.name}', not both"
             )
+        require_clipping(self.clipping)
         self.sampling.check(self.num_clients, self.neighboring_relation)
         self._check_cap()
         self._check_weights()
@@ -206,9 +210,8 @@ class PrivacyPlan:
         if not self.sampling.visible:
             raise ValueError(
                 "a participation cap needs to see who takes part, and sampling is only worth its "
-                "amplification when nobody does: write sampling_rate=1 or VisibleSampling "
-                "(selection=public), got "
-                f"{self.sampling}"
+                "amplification when nobody does: write sampling_rate=1 or "
+                f"sampling=VisibleSampling(cohort=...), got {self.sampling}"
             )
         if self.schedule.name != "constant" or self.plateau is not None:
             raise ValueError(
@@ -294,9 +297,8 @@ class PrivacyPlan:
         if not self.sampling.visible:
             raise ValueError(
                 "with noise at the clients the server sees each message and who sent it, so "
-                "nothing is amplified: write sampling_rate=1 or VisibleSampling "
-                "(selection=public), got "
-                f"{self.sampling}"
+                "nothing is amplified: write sampling_rate=1 or "
+                f"sampling=VisibleSampling(cohort=...), got {self.sampling}"
             )
 
     @classmethod
@@ -324,18 +326,21 @@ class PrivacyPlan:
             sampling_rate: Short for `sampling=PoissonSampling(sampling_rate=...)`.
             sampling: How cohorts come about.
             clipping_norm: Short for `clipping=FixedClipping(norm=...)`.
-            clipping: What bounds an update.
+            clipping: What bounds an update; `DEFAULT_CLIPPING` if both are left out.
             **options: The plan's other attributes.
 
         Raises:
+            TypeError: If an argument is misspelt or of the wrong type.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
         draft = cls._draft(
             budget,
             rounds=rounds,
             num_clients=num_clients,
-            sampling=_one_sampling(sampling_rate, sampling),
-            clipping=_one_clipping(clipping_norm, clipping),
+            sampling_rate=sampling_rate,
+            sampling=sampling,
+            clipping_norm=clipping_norm,
+            clipping=clipping,
             options=options,
         )
         before, relation = draft.other_releases, draft.neighboring_relation
@@ -393,8 +398,10 @@ class PrivacyPlan:
                 PrivacyBudget(epsilon=max_epsilon or 1.0, delta=delta),
                 rounds=rounds,
                 num_clients=num_clients,
-                sampling=_one_sampling(sampling_rate, sampling),
-                clipping=_one_clipping(clipping_norm, clipping),
+                sampling_rate=sampling_rate,
+                sampling=sampling,
+                clipping_norm=clipping_norm,
+                clipping=clipping,
                 options=options,
             ),
             noise_multiplier=noise_multiplier,
@@ -421,11 +428,25 @@ class PrivacyPlan:
         *,
         rounds: int,
         num_clients: int,
-        sampling: Sampling,
-        clipping: Clipping,
+        sampling_rate: float | None,
+        sampling: Sampling | None,
+        clipping_norm: float | None,
+        clipping: Clipping | None,
         options: PlanOptions,
     ) -> Self:
         """Return the plan with a noise multiplier of 1, for everything else to be checked."""
+        hints = get_type_hints(cls.calibrate) | get_type_hints(PlanOptions)
+        require_known(options, hints.keys() - {"return", "options"}, of=cls.__name__)
+        require_types(
+            {
+                "rounds": rounds,
+                "num_clients": num_clients,
+                "sampling_rate": sampling_rate,
+                "clipping_norm": clipping_norm,
+                **options,
+            },
+            hints,
+        )
         # Whether the scalars' noise is enough depends on the multiplier that is found.
         rest: dict[str, Any] = {**options, "scalar_noise_std": None}
         rest["other_releases"] = freeze(options.get("other_releases", ()))
@@ -434,9 +455,9 @@ class PrivacyPlan:
             return cls(
                 budget=budget,
                 rounds=rounds,
-                sampling=sampling,
+                sampling=_one_sampling(sampling_rate, sampling),
                 noise_multiplier=1.0,
-                clipping=clipping,
+                clipping=_one_clipping(clipping_norm, clipping, options.get("client_scheme")),
                 num_clients=num_clients,
                 **rest,
             )
@@ -689,10 +710,24 @@ def _one_sampling(rate: float | None, sampling: Sampling | None) -> Sampling:
     return sampling if sampling is not None else PoissonSampling(sampling_rate=rate or 0.0)
 
 
-def _one_clipping(norm: float | None, clipping: Clipping | None) -> Clipping:
-    if (norm is None) == (clipping is None):
-        raise ValueError("give either clipping_norm or clipping")
-    return clipping if clipping is not None else FixedClipping(norm=norm or 0.0)
+def _one_clipping(
+    norm: float | None, clipping: Clipping | None, client_scheme: str | None
+) -> Clipping:
+    if norm is not None and clipping is not None:
+        raise ValueError(
+            f"give either clipping_norm or clipping, got clipping_norm={norm} and {clipping}"
+        )
+    if clipping is not None:
+        return clipping
+    if norm is not None:
+        return FixedClipping(norm=norm)
+    if client_scheme is not None:
+        raise ValueError(
+            "clipping_norm can't be left out with noise at the clients (client_scheme): nobody "
+            "sees how many updates a norm clips, so none can be found on the way; write "
+            "clipping_norm=..., docs/choosing_a_clipping_norm.md tells which"
+        )
+    return DEFAULT_CLIPPING
 
 
 def _all_gaussian(history: History) -> bool:

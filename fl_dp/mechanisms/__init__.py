@@ -8,11 +8,13 @@ from .adaptive_clipping import (
 from .bundle import GaussianBundle, ScalarMetric
 from .clipping import Norm, clip_by_norm, clip_per_layer, joint_clipping_norm, l1_norm, l2_norm
 from .clipping_rules import (
+    DEFAULT_CLIPPING,
     Clipping,
     FixedClipping,
     PerLayerClipping,
     clipping_from_dict,
     clipping_to_dict,
+    require_clipping,
 )
 from .discrete_gaussian import DiscreteGaussian
 from .discrete_laplace import DiscreteLaplace
@@ -25,6 +27,7 @@ from .randomness import SecureRandom
 from .schemes import ClientScheme, client_scheme
 
 __all__ = [
+    "DEFAULT_CLIPPING",
     "AdaptiveClipping",
     "ClientScheme",
     "Clipping",
@@ -51,5 +54,6 @@ __all__ = [
     "joint_clipping_norm",
     "l1_norm",
     "l2_norm",
+    "require_clipping",
     "update_noise_multiplier",
 ]
