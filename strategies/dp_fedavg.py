@@ -173,8 +173,9 @@ class DPFedAvg(Strategy):
             roster_timeout: Seconds to wait for the plan's clients to connect.
             roster_may_grow: Let more clients take part than the plan declares. What each of them is
                 charged stays the same, and so does what the sum is divided by: with twice the
-                clients under Poisson sampling, the mean comes out twice as large. Otherwise more
-                at the start are an error, and who comes later takes no part.
+                clients under Poisson sampling, the mean comes out twice as large. Samples of a
+                counted cohort still draw from as many as were declared. Otherwise more at the
+                start are an error, and who comes later takes no part.
             rng: Where noise and coins come from; a secure source by default. An insecure one, for
                 tests and simulations, is refused unless the ledger was opened with it.
             plateau_metric: Which metric of `evaluate_fn` a plan with a plateau reacts to; must be

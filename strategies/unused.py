@@ -101,7 +101,7 @@ def _default(kind: type[Strategy], setting: str) -> object:
     """Return the default of the nearest constructor of Flower's that takes this argument."""
     for each in filter(_of_flower, kind.__mro__):
         if "__init__" in vars(each):
-            parameter = inspect.signature(each.__init__).parameters.get(setting)
+            parameter = inspect.signature(vars(each)["__init__"]).parameters.get(setting)
             if parameter is not None:
                 return parameter.default
     return _ABSENT

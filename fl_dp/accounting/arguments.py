@@ -22,7 +22,7 @@ def keywords_of(kind: type) -> set[str]:
     for each in kind.__mro__:
         if "__init__" not in vars(each):
             continue
-        _, *parameters = inspect.signature(each.__init__).parameters.values()
+        _, *parameters = inspect.signature(vars(each)["__init__"]).parameters.values()
         by_name = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         names |= {each.name for each in parameters if each.kind in by_name}
         if not any(each.kind is inspect.Parameter.VAR_KEYWORD for each in parameters):

@@ -326,7 +326,8 @@ def test_a_node_may_host_fewer_units_than_the_others(
 def test_a_fixed_cohort_is_drawn_from_no_more_units_than_declared(tmp_path: Path) -> None:
     # Three nodes have room for twelve: a third one was not declared, and is never asked.
     plan = plan_of(8, sampling=FixedSizeSampling(cohort=8), **QUIET)
-    trained = train(tmp_path, plan, nodes_of(evenly(12, 4)), MODEL, nodes=3, units_per_node=4)
+    answer = nodes_of(evenly(12, 4))
+    trained = train(tmp_path, plan, answer, MODEL, nodes=3, units_per_node=4, roster_may_grow=True)
     asked = [RoundInstruction.of(message.content["config"]) for message in trained.grid.sent]
     assert sum(len(one.units or ()) for one in asked if one is not None) == 8
 

@@ -33,6 +33,7 @@ from fl_dp.accounting import (
     NeighboringRelation,
     PoissonGaussianEvent,
     PoissonSampling,
+    PrivacyBudgetExhausted,
     PrivacyEvent,
     UtilityPoissonSampling,
     VisibleSampling,
@@ -865,10 +866,13 @@ def test_a_second_start_with_the_same_ledger_ends_before_it_refreshes_too_often(
     plan = plan_to_a_budget(noisy_selection())
     ledger = open_ledger(plan)
     grid = reporting(lambda node: {"loss": 1.0})
-    for completed in (2, 0):
-        strategy = DPFedAvg(plan=plan, ledger=ledger, selection=noisy_selection())
-        strategy.start(grid, model(), num_rounds=2)
-        assert strategy.rounds_completed == completed
+    DPFedAvg(plan=plan, ledger=ledger, selection=noisy_selection()).start(
+        grid, model(), num_rounds=2
+    )
+    with pytest.raises(PrivacyBudgetExhausted, match="untrained"):
+        DPFedAvg(plan=plan, ledger=ledger, selection=noisy_selection()).start(
+            grid, model(), num_rounds=2
+        )
     queries = [m for m in grid.sent if m.metadata.message_type.startswith("query")]
     assert len(queries) == N
     assert ledger.epsilon().best <= 8.0
