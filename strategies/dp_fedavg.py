@@ -302,6 +302,11 @@ class DPFedAvg(Strategy):
             },
             hints,
         )
+        if (sampling_rate is None) == (selection is None):
+            raise ValueError(
+                "give either sampling_rate or selection, got "
+                f"{'neither' if selection is None else 'both'}"
+            )
         if strategy is not None:
             refuse_unfit(strategy)
         for_plan = {name: each for name, each in options.items() if name in of_plan}

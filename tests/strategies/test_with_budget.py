@@ -23,7 +23,7 @@ from fl_dp.mechanisms import (
     clipping_from_dict,
     clipping_to_dict,
 )
-from fl_dp.strategies import DPFedAvg
+from fl_dp.strategies import DPFedAvg, PoissonSelection
 
 ARGUMENTS: dict[str, Any] = {
     "epsilon": 4.0,
@@ -96,6 +96,16 @@ def test_a_value_of_the_wrong_type_is_one_line(name: str, tmp_path: Path) -> Non
     with pytest.raises(TypeError, match=f"^{name} must be .*{wanted}") as refused:
         make(tmp_path, **{name: value})
     assert repr(value) in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "got"),
+    [({"sampling_rate": None}, "neither"), ({"selection": PoissonSelection(0.5)}, "both")],
+)
+def test_who_takes_part_is_said_once(changes: dict[str, Any], got: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"either sampling_rate or selection, got {got}"):
+        make(tmp_path, **changes)
     assert not list(tmp_path.iterdir())
 
 
