@@ -31,13 +31,11 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
-from .keys import DP_SGD_KEYS, told_in_keys
 from .settings import Settings
 
 _MOST_STEPS = 10_000_000
 
 
-@told_in_keys()
 def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
     """Return the privacy plan of a run.
 
@@ -98,7 +96,6 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
     )
 
 
-@told_in_keys(DP_SGD_KEYS)
 def make_example_plan(settings: Settings, *, within_budget: bool = True) -> ExamplePlan | None:
     """Return the plan of DP-SGD inside clients, None if they train without it.
 

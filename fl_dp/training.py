@@ -29,11 +29,11 @@ from fl_dp.strategies import DPFedAvg, wait_for_roster
 from fl_dp.tasks import evaluate, set_arrays
 
 from .checkpoints import load_checkpoint, save_checkpoint
-from .keys import told_in_keys
 from .planning import make_example_plan, make_plan, make_selection
 from .run_folder import RunFolder
 from .server_optimizers import make_server_optimizer
 from .settings import SETTINGS_KEY, Settings
+from .wording import said_in_keys
 from .workload import check_data, dataset_of, initial_arrays_of, model_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -67,7 +67,7 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
         return _train_by_plan(folder, grid, settings, examples, run_id)
 
 
-@told_in_keys()
+@said_in_keys()
 def _train_by_plan(
     folder: RunFolder, grid: Grid, settings: Settings, examples: ExamplePlan | None, run_id: str
 ) -> Result:
@@ -104,7 +104,7 @@ def _train_by_plan(
     return result
 
 
-@told_in_keys()
+@said_in_keys()
 def _train_without_plan(
     folder: RunFolder, grid: Grid, settings: Settings, examples: ExamplePlan | None
 ) -> Result:
