@@ -161,9 +161,9 @@ def plan(
         _print_json(view.to_dict() | {"budget": budget} | records)
         return
     _out.print(view.table())
-    chart = view.chart(_out.width)
-    if chart is not None:
-        typer.echo(chart)
+    over_rounds = view.rounds_table()
+    if over_rounds is not None:
+        _out.print(over_rounds)
     if examples is not None:
         _out.print(example_plan_table(examples))
     if plot is not None:
@@ -482,7 +482,8 @@ def _conclude(
     for job in jobs:
         curves.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
     picture = folder / "accuracy.png"
-    drawn = plot_curves(curves, picture)
+    unit = " or ".join(dict.fromkeys(run.unit for run in runs))
+    drawn = plot_curves(curves, picture, unit=unit, deltas=[run.delta for run in runs])
     if multirun:
         (folder / "summary.json").write_text(
             json.dumps(summary_json(runs), indent=2) + "\n", encoding="utf-8"
