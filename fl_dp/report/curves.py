@@ -52,9 +52,13 @@ def plot_curves(
     )
     for axes in (accuracy, epsilon):
         axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
+    accuracy.set_ylim(bottom=0)
     if last and max(last) > _FAR_APART * min(last):
-        epsilon.set_yscale("log")
+        epsilon.set_yscale(
+            "log", nonpositive="mask"
+        )  # nothing is spent before round 1, which it leaves out
+    else:
+        epsilon.set_ylim(bottom=0)
     if not last:
         epsilon.set_title("No privacy: nothing is promised")
     save_picture(figure, target)
