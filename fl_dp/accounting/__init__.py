@@ -1,62 +1,67 @@
 """Accounting: plans, budgets, what releases spend, and the ledger. No Flower, no torch."""
 
-from .bounds import EpsilonBounds, epsilon, pld_epsilon, tight_epsilon
-from .budget import PrivacyBudget, PrivacyBudgetExhausted, default_delta
-from .calibration import (
-    affordable_rounds,
-    calibrate_noise,
-    calibrate_noise_multiplier,
-    calibrate_sampling_rate,
-    schedule_history,
-)
-from .charges import calibrate_client_scheme, event_of
-from .events import (
-    ExponentialEvent,
-    FixedSizeGaussianEvent,
-    GaussianEvent,
-    History,
-    LaplaceEvent,
-    PoissonGaussianEvent,
-    PrivacyEvent,
-    TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
-    event_from_dict,
-    event_to_dict,
-    freeze,
-)
-from .example_plan import ExamplePlan
-from .example_statement import example_statement, example_statement_markdown
-from .filters import (
-    DeclaredFilter,
-    GaussianFilter,
-    PrivacyFilter,
-    RenyiFilter,
-    RenyiOdometer,
-    best_filter_order,
-)
-from .gaussian import (
-    UdpNoise,
-    classic_noise_multiplier,
-    gaussian_epsilon,
-    gaussian_noise_multiplier,
-    udp_sigma,
-)
-from .ledger import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
-from .naive_split import naive_split
-from .node_ledger import Account, NodeLedger, Spending
-from .plan import PlanOptions, PrivacyPlan
-from .records import LedgerCorrupted, LedgerRecord
-from .relations import NeighboringRelation
-from .sampling import (
-    FixedSizeSampling,
-    PoissonSampling,
-    Sampling,
-    TruncatedPoissonSampling,
-    UtilityPoissonSampling,
-    VisibleSampling,
-)
-from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
-from .statement import describe_event, privacy_statement, statement_markdown
+from typing import TYPE_CHECKING
+
+from fl_dp.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .bounds import EpsilonBounds, epsilon, pld_epsilon, tight_epsilon
+    from .budget import PrivacyBudget, PrivacyBudgetExhausted, default_delta
+    from .budget_split import naive_split
+    from .calibration import (
+        affordable_rounds,
+        calibrate_noise,
+        calibrate_noise_multiplier,
+        calibrate_sampling_rate,
+        schedule_history,
+    )
+    from .charges import calibrate_client_scheme, event_of
+    from .events import (
+        ExponentialEvent,
+        FixedSizeGaussianEvent,
+        GaussianEvent,
+        History,
+        LaplaceEvent,
+        PoissonGaussianEvent,
+        PrivacyEvent,
+        TruncatedPoissonGaussianEvent,
+        ZcdpEvent,
+        event_from_dict,
+        event_to_dict,
+        freeze,
+    )
+    from .example_plan import ExamplePlan
+    from .example_statement import example_statement, example_statement_markdown
+    from .filters import (
+        DeclaredFilter,
+        GaussianFilter,
+        PrivacyFilter,
+        RenyiFilter,
+        RenyiOdometer,
+        best_filter_order,
+    )
+    from .gaussian import (
+        UdpNoise,
+        classic_noise_multiplier,
+        gaussian_epsilon,
+        gaussian_noise_multiplier,
+        udp_sigma,
+    )
+    from .ledger import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
+    from .node_ledger import Account, NodeLedger, Spending
+    from .plan import PlanOptions, PrivacyPlan
+    from .records import LedgerCorrupted, LedgerRecord
+    from .relations import NeighboringRelation
+    from .sampling import (
+        FixedSizeSampling,
+        PoissonSampling,
+        Sampling,
+        TruncatedPoissonSampling,
+        UtilityPoissonSampling,
+        VisibleSampling,
+    )
+    from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
+    from .statement import describe_event, privacy_statement, statement_markdown
 
 __all__ = [
     "Account",
@@ -125,3 +130,103 @@ __all__ = [
     "tight_epsilon",
     "udp_sigma",
 ]
+
+_MODULES = {
+    "bounds": (
+        "EpsilonBounds",
+        "epsilon",
+        "pld_epsilon",
+        "tight_epsilon",
+    ),
+    "budget": (
+        "PrivacyBudget",
+        "PrivacyBudgetExhausted",
+        "default_delta",
+    ),
+    "calibration": (
+        "affordable_rounds",
+        "calibrate_noise",
+        "calibrate_noise_multiplier",
+        "calibrate_sampling_rate",
+        "schedule_history",
+    ),
+    "charges": (
+        "calibrate_client_scheme",
+        "event_of",
+    ),
+    "events": (
+        "ExponentialEvent",
+        "FixedSizeGaussianEvent",
+        "GaussianEvent",
+        "History",
+        "LaplaceEvent",
+        "PoissonGaussianEvent",
+        "PrivacyEvent",
+        "TruncatedPoissonGaussianEvent",
+        "ZcdpEvent",
+        "event_from_dict",
+        "event_to_dict",
+        "freeze",
+    ),
+    "example_plan": ("ExamplePlan",),
+    "example_statement": (
+        "example_statement",
+        "example_statement_markdown",
+    ),
+    "filters": (
+        "DeclaredFilter",
+        "GaussianFilter",
+        "PrivacyFilter",
+        "RenyiFilter",
+        "RenyiOdometer",
+        "best_filter_order",
+    ),
+    "gaussian": (
+        "UdpNoise",
+        "classic_noise_multiplier",
+        "gaussian_epsilon",
+        "gaussian_noise_multiplier",
+        "udp_sigma",
+    ),
+    "ledger": (
+        "ParticipationCapReached",
+        "PlanMismatch",
+        "PrivacyLedger",
+        "Reservation",
+    ),
+    "budget_split": ("naive_split",),
+    "node_ledger": (
+        "Account",
+        "NodeLedger",
+        "Spending",
+    ),
+    "plan": (
+        "PlanOptions",
+        "PrivacyPlan",
+    ),
+    "records": (
+        "LedgerCorrupted",
+        "LedgerRecord",
+    ),
+    "relations": ("NeighboringRelation",),
+    "sampling": (
+        "FixedSizeSampling",
+        "PoissonSampling",
+        "Sampling",
+        "TruncatedPoissonSampling",
+        "UtilityPoissonSampling",
+        "VisibleSampling",
+    ),
+    "schedules": (
+        "NoiseSchedule",
+        "PlateauController",
+        "PlateauSchedule",
+    ),
+    "statement": (
+        "describe_event",
+        "privacy_statement",
+        "statement_markdown",
+    ),
+}
+if not TYPE_CHECKING:
+    __getattr__ = lazy_exports(__name__, _MODULES)

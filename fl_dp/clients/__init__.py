@@ -3,8 +3,9 @@
 What needs torch and Opacus is imported when it is first asked for.
 """
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from fl_dp.lazy_exports import lazy_exports
 
 from .client_noise import client_noise_mod
 from .compression import compression_mod
@@ -22,11 +23,9 @@ from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits
 
 if TYPE_CHECKING:
-    from .dp_sgd import DPSGD as DPSGD
-    from .dp_sgd import train_with_dp_sgd as train_with_dp_sgd
-    from .fit_for_dp_sgd import exchanged_arrays as exchanged_arrays
-    from .fit_for_dp_sgd import private_module as private_module
-    from .opacus_client import OpacusClient as OpacusClient
+    from .dp_sgd import DPSGD, train_with_dp_sgd
+    from .fit_for_dp_sgd import exchanged_arrays, private_module
+    from .opacus_client import OpacusClient
 
 __all__ = [
     "CONTRIBUTION_METRIC",
@@ -49,17 +48,10 @@ __all__ = [
     "train_with_dp_sgd",
 ]
 
-_WITH_TORCH = {
-    "DPSGD": "dp_sgd",
-    "OpacusClient": "opacus_client",
-    "exchanged_arrays": "fit_for_dp_sgd",
-    "private_module": "fit_for_dp_sgd",
-    "train_with_dp_sgd": "dp_sgd",
+_MODULES = {
+    "dp_sgd": ("DPSGD", "train_with_dp_sgd"),
+    "fit_for_dp_sgd": ("exchanged_arrays", "private_module"),
+    "opacus_client": ("OpacusClient",),
 }
-
-
-def __getattr__(name: str) -> Any:
-    """Import what needs torch and Opacus."""
-    if name not in _WITH_TORCH:
-        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-    return getattr(import_module(f".{_WITH_TORCH[name]}", __name__), name)
+if not TYPE_CHECKING:
+    __getattr__ = lazy_exports(__name__, _MODULES)

@@ -4,13 +4,18 @@ Nothing here knows of privacy, Flower or the simulation: a task is what would be
 them.
 """
 
-from fl_dp.tasks.data import DATASETS, EMBEDDED, OWN_DATA, Dataset, load_dataset
-from fl_dp.tasks.data_format import DataFormat
-from fl_dp.tasks.device_data import DeviceData
-from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
-from fl_dp.tasks.partitions import PARTITIONS, client_indices, partition
-from fl_dp.tasks.together import UnitData, train_together
-from fl_dp.tasks.training import evaluate, train_locally
+from typing import TYPE_CHECKING
+
+from fl_dp.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from fl_dp.tasks.data import DATASETS, EMBEDDED, OWN_DATA, Dataset, load_dataset
+    from fl_dp.tasks.data_format import DataFormat
+    from fl_dp.tasks.device_data import DeviceData
+    from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
+    from fl_dp.tasks.partitions import PARTITIONS, client_indices, partition
+    from fl_dp.tasks.together import UnitData, train_together
+    from fl_dp.tasks.training import evaluate, train_locally
 
 __all__ = [
     "DATASETS",
@@ -32,3 +37,36 @@ __all__ = [
     "train_locally",
     "train_together",
 ]
+
+_MODULES = {
+    "data": (
+        "DATASETS",
+        "EMBEDDED",
+        "OWN_DATA",
+        "Dataset",
+        "load_dataset",
+    ),
+    "data_format": ("DataFormat",),
+    "device_data": ("DeviceData",),
+    "models": (
+        "MODELS",
+        "build_model",
+        "get_arrays",
+        "set_arrays",
+    ),
+    "partitions": (
+        "PARTITIONS",
+        "client_indices",
+        "partition",
+    ),
+    "together": (
+        "UnitData",
+        "train_together",
+    ),
+    "training": (
+        "evaluate",
+        "train_locally",
+    ),
+}
+if not TYPE_CHECKING:
+    __getattr__ = lazy_exports(__name__, _MODULES)

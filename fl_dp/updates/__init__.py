@@ -1,11 +1,16 @@
 """Clients' updates: where arrays lie in a flat vector, how they are read, clipped and summed."""
 
-from .arrays import ArrayForm, array_of, values_of
-from .batch_norm import with_sound_variances
-from .clipped_sum import ClippedSum, PlainSum
-from .compression import Compression, array_bytes, sum_bytes, update_in
-from .layout import ArraySpec, RefusedUpdate, VectorLayout, only_array_record
-from .narrow import widen
+from typing import TYPE_CHECKING
+
+from fl_dp.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .arrays import ArrayForm, array_of, values_of
+    from .batch_norm import with_sound_variances
+    from .clipped_sum import ClippedSum, PlainSum
+    from .compression import Compression, array_bytes, sum_bytes, update_in
+    from .layout import ArraySpec, RefusedUpdate, VectorLayout, only_array_record
+    from .narrow import widen
 
 __all__ = [
     "ArrayForm",
@@ -24,3 +29,31 @@ __all__ = [
     "widen",
     "with_sound_variances",
 ]
+
+_MODULES = {
+    "arrays": (
+        "ArrayForm",
+        "array_of",
+        "values_of",
+    ),
+    "batch_norm": ("with_sound_variances",),
+    "clipped_sum": (
+        "ClippedSum",
+        "PlainSum",
+    ),
+    "compression": (
+        "Compression",
+        "array_bytes",
+        "sum_bytes",
+        "update_in",
+    ),
+    "layout": (
+        "ArraySpec",
+        "RefusedUpdate",
+        "VectorLayout",
+        "only_array_record",
+    ),
+    "narrow": ("widen",),
+}
+if not TYPE_CHECKING:
+    __getattr__ = lazy_exports(__name__, _MODULES)

@@ -1,0 +1,1 @@
+"""The commands of `fl-dp`, one file each."""

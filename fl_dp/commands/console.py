@@ -1,0 +1,55 @@
+"""Words that every command shares: its arguments, its output, its errors and exit statuses."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+
+out = Console(highlight=False)
+err = Console(stderr=True, highlight=False)
+
+# The help of arguments stands in the commands' own texts: not every version of click shows it.
+Overrides = Annotated[list[str] | None, typer.Argument(show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document and nothing else.")]
+
+
+@contextmanager
+def warnings_shown() -> Iterator[None]:
+    """Turn Python's warnings into lines of ours, each once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for text in dict.fromkeys(str(warning.message) for warning in caught):
+        warn(text)
+
+
+def print_json(document: dict[str, Any]) -> None:
+    """Print the one document of `--json`."""
+    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    """Return a document in which null stands for what JSON has no number for."""
+    if isinstance(value, dict):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return [_finite(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def warn(text: str) -> None:
+    """Print a caution; the command goes on."""
+    err.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
+
+
+def fail(text: str, *, status: int) -> NoReturn:
+    """Print one line that says what was wrong, and exit."""
+    err.print(f"error: {text}", style="red", soft_wrap=True, markup=False)
+    raise typer.Exit(status)
