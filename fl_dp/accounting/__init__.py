@@ -1,5 +1,6 @@
 """Accounting: plans, budgets, what releases spend, and the ledger. No Flower, no torch."""
 
+from .anchors import LedgerAnchor, read_statement
 from .bounds import EpsilonBounds, epsilon, pld_epsilon, tight_epsilon
 from .budget import PrivacyBudget, PrivacyBudgetExhausted, default_delta
 from .calibration import (
@@ -45,7 +46,7 @@ from .ledger import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reserv
 from .naive_split import naive_split
 from .node_ledger import Account, NodeLedger, Spending
 from .plan import PlanOptions, PrivacyPlan
-from .records import LedgerCorrupted, LedgerRecord
+from .records import LedgerCorrupted, LedgerRecord, LedgerUnavailable
 from .relations import NeighboringRelation
 from .sampling import (
     FixedSizeSampling,
@@ -57,6 +58,11 @@ from .sampling import (
 )
 from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
 from .statement import describe_event, privacy_statement, statement_markdown
+from .statement_check import (
+    records_behind_statement,
+    statement_differences,
+    statement_page,
+)
 
 __all__ = [
     "Account",
@@ -70,8 +76,10 @@ __all__ = [
     "GaussianFilter",
     "History",
     "LaplaceEvent",
+    "LedgerAnchor",
     "LedgerCorrupted",
     "LedgerRecord",
+    "LedgerUnavailable",
     "NeighboringRelation",
     "NodeLedger",
     "NoiseSchedule",
@@ -120,8 +128,12 @@ __all__ = [
     "naive_split",
     "pld_epsilon",
     "privacy_statement",
+    "read_statement",
+    "records_behind_statement",
     "schedule_history",
+    "statement_differences",
     "statement_markdown",
+    "statement_page",
     "tight_epsilon",
     "udp_sigma",
 ]

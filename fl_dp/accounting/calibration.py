@@ -1,7 +1,8 @@
 """From a target epsilon to what spends it: noise, a whole schedule's scale, a rate, or rounds.
 
 Every search returns the safe end of its bracket: what it returns spends at most the target, at the
-discretisation of reports.
+discretisation of reports. Above `VAST_EPSILON` it goes by the bounds in closed form, which ask for
+a little more noise than distributions would and answer at once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from .renyi import renyi_epsilon
 from .schedules import NoiseSchedule
 
 _LARGEST = 1e6
-_SMALLEST = 1e-2
+_SMALLEST = 1e-6  # below it no grid holds a vector
 _RELATIVE_TOLERANCE = 1e-5
 _MARGIN = 1e-9
 _FAR = 0.01  # of the target: beyond it, one step along a slope is not trusted
@@ -131,7 +132,7 @@ def calibrate_noise(
         return excess(noise, SEARCH_INTERVAL)
 
     # Renyi DP is quick and an upper bound: its root brackets the real one, and keeps the search
-    # away from tiny noise, whose privacy-loss distributions are long and slow. But its orders end
+    # away from small noise, whose privacy-loss distributions are long and slow. But its orders end
     # somewhere, and so they miss the smallest epsilons.
     by_renyi = True
     bracket = _bracket(renyi_excess)
@@ -152,7 +153,7 @@ def calibrate_noise(
     low, high = _lowered(coarse_excess, low)
     root = float(brentq(coarse_excess, low, high, rtol=_RELATIVE_TOLERANCE))
     at_root = excess(root, None)
-    if at_root < -_FAR * target_epsilon:
+    if at_root < coarse_excess(root) - _FAR * target_epsilon:
         # Each release spends so little that the coarse discretisation is most of it.
         low, high = _lowered(lambda noise: excess(noise, None), root)
         root = float(brentq(lambda noise: excess(noise, None), low, high, rtol=1e-4))
