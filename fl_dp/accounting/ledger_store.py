@@ -32,6 +32,7 @@ _SQLITE_SAYS_WRONG = (
 # Damaged data, a violated constraint, no such table, no such column.
 _POSTGRESQL_SAYS_WRONG = ("XX001", "XX002", "23", "42P01", "42703")
 _CONNECT_SECONDS = 30
+_LOCK_SECONDS = 60.0
 _LIBPQ_DRIVERS = ("postgresql+psycopg", "postgresql+psycopg2")
 _SECRETS = ("password", "sslpassword")  # which a URL may also carry behind its question mark
 
@@ -243,7 +244,7 @@ def _connect(path: Path, *, writable: bool) -> Any:
     connection = sqlite3.connect(
         f"{path.as_uri()}?mode={'rwc' if writable else 'rw'}",
         uri=True,
-        timeout=60.0,
+        timeout=_LOCK_SECONDS,
         isolation_level=None,
     )
     # EXTRA also syncs the folder: a reservation survives a power cut right after it.

@@ -18,6 +18,8 @@ from .statement import privacy_statement, statement_markdown
 _TOLERANCE = 1e-6  # relative: more than other versions of numpy and scipy round differently
 # The file's name may have changed, and versions are those of whoever computes.
 _NOT_COMPARED = frozenset({"ledger", "versions", "records"})
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = 60
 
 
 def records_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]) -> int:
@@ -117,8 +119,7 @@ def _differences(stated: Any, anew: Any, where: str = "") -> Iterator[str]:
                 yield from _differences(stated[key], anew[key], f"{where}{key}.")
         return
     if not _same(stated, anew):
-        shown = reprlib.Repr(maxstring=60, maxother=60, maxlist=4)
-        yield f"{where[:-1]} is {shown.repr(stated)} and should be {shown.repr(anew)}"
+        yield f"{where[:-1]} is {_SHORT.repr(stated)} and should be {_SHORT.repr(anew)}"
 
 
 def _same(stated: Any, anew: Any) -> bool:

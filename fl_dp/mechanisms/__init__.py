@@ -19,6 +19,7 @@ from .discrete_laplace import DiscreteLaplace
 from .estimators import capped_denominator_sensitivity, fixed_denominator_sensitivity
 from .exponential import ExponentialMechanism
 from .gaussian import GaussianMechanism
+from .grid import least_noise_multiplier
 from .grid_exponential import GridExponentialMechanism
 from .laplace import LaplaceMechanism
 from .randomness import SecureRandom
@@ -49,6 +50,7 @@ __all__ = [
     "default_bit_noise_std",
     "fixed_denominator_sensitivity",
     "joint_clipping_norm",
+    "least_noise_multiplier",
     "l1_norm",
     "l2_norm",
     "update_noise_multiplier",
