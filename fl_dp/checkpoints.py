@@ -17,7 +17,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from fl_dp.accounting import LedgerAnchor
 from fl_dp.files import written_whole
@@ -50,8 +50,9 @@ def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
         "plateau": checkpoint.plateau,
         "ledger": None if checkpoint.ledger is None else checkpoint.ledger.to_dict(),
     }
+    stored = save(tensors, metadata={"fl-dp": json.dumps(header)})
     with written_whole(path) as unfinished:
-        save_file(tensors, unfinished, metadata={"fl-dp": json.dumps(header)})
+        unfinished.write_bytes(stored)
 
 
 def load_checkpoint(path: Path) -> Checkpoint:

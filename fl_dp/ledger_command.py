@@ -95,7 +95,7 @@ def _show_server_ledger(location: str, *, csv: Path | None, check: Path | None) 
         if csv is not None:
             write_csv(ledger, csv)
         lines: list[RenderableType] = [ledger_table(ledger), ledger_summary(ledger)]
-        lines += [escape(line) for line in _sentences(findings)]
+        lines += _sentences(findings)
         if csv is not None:
             lines.append(escape(f"Records: {csv}"))
         document = ledger_json(ledger) | _comparison_json(findings)
@@ -199,7 +199,7 @@ def _sentences(findings: _Comparison) -> list[str]:
             "Nothing was compared with the ledger's end: no statement lies beside it; name one "
             "with --check, as records that are cut off the end show in no chain"
         ]
-    lines = [f"Compared and in agreement: {', '.join(findings.compared)}"]
+    lines = [f"Compared and in agreement: {escape(', '.join(findings.compared))}"]
     if findings.behind:
         lines.append(
             f"The ledger went on beyond the statement, by {findings.behind} records: the run goes "

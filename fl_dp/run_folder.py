@@ -14,7 +14,7 @@ from typing import Any
 from flwr.app import ArrayRecord
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
 from fl_dp.accounting import (
     ExamplePlan,
@@ -259,5 +259,6 @@ class RunFolder:
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write the model under its array names."""
+        stored = save({name: array.numpy() for name, array in arrays.items()})
         with written_whole(self.model, public=True) as unfinished:
-            save_file({name: array.numpy() for name, array in arrays.items()}, unfinished)
+            unfinished.write_bytes(stored)  # safetensors itself would set other permissions

@@ -11,8 +11,9 @@ the release of all its noisy scores. naive: basic composition, each release at a
 delta; for comparison, nobody should pay it.
 
 Where even the bounds in closed form lie above 100, a distribution would take minutes and gigabytes
-for nothing that anybody could use. It is left out there: what is returned is then conservative, by
-at most a few per cent in most histories, and `gdp` and `zcdp` count each sample as everybody.
+for nothing that anybody could use. It is left out there, and what is returned is conservative: by a
+tenth of epsilon just beyond 100 if a tenth of all units is sampled, by a fifth if a hundredth is,
+and by less the larger epsilon. There `gdp` and `zcdp` count each sample as everybody.
 """
 
 from __future__ import annotations

@@ -50,8 +50,8 @@ __all__ = [
     "default_bit_noise_std",
     "fixed_denominator_sensitivity",
     "joint_clipping_norm",
-    "least_noise_multiplier",
     "l1_norm",
     "l2_norm",
+    "least_noise_multiplier",
     "update_noise_multiplier",
 ]

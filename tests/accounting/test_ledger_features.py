@@ -350,7 +350,8 @@ def test_only_the_opening_of_a_ledger_has_a_time(path: Path, tmp_path: Path) -> 
         ledger.commit(ledger.reserve(round=1))
         ledger.commit(ledger.reserve_release("means", MEANS))
     with PrivacyLedger.read(path) as ledger:
-            write_csv(ledger, tmp_path / "records.csv")
+        told = [record.fields for record in ledger.records]
+        write_csv(ledger, tmp_path / "records.csv")
         exported = json.dumps(ledger_json(ledger) | {"statement": privacy_statement(ledger)})
     assert [fields["kind"] for fields in told if clock_times(json.dumps(fields))] == ["run"]
     assert len(clock_times((tmp_path / "records.csv").read_text())) == 1

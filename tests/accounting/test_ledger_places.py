@@ -110,7 +110,7 @@ def test_a_database_that_may_not_grow_is_a_full_disk(
     event, budget = GaussianEvent(noise_multiplier=50.0), PrivacyBudget(epsilon=9.0, delta=1e-5)
     charged = 0
     with NodeLedger.open(tmp_path / "node.db") as ledger:
-        with pytest.raises(LedgerUnavailable, match="disk is full.*make room") as failure:
+        with pytest.raises(LedgerUnavailable, match=r"disk is full.*make room") as failure:
             for charged in range(100):
                 ledger.charge(account, event, budget=budget, what=f"round {charged}")
         assert not isinstance(failure.value, LedgerCorrupted)
@@ -140,7 +140,7 @@ def test_a_ledger_that_another_process_holds_is_not_corrupted(
     with PrivacyLedger.open(path, PLAN) as ledger:
         with closing(sqlite3.connect(path, isolation_level=None)) as other:
             other.execute("BEGIN IMMEDIATE")
-            with pytest.raises(LedgerUnavailable, match="locked.*end the process that holds it"):
+            with pytest.raises(LedgerUnavailable, match=r"locked.*end the process that holds it"):
                 ledger.reserve(round=1)
         ledger.reserve(round=1)
         assert ledger.rounds_spent == 1
@@ -150,5 +150,5 @@ def test_a_ledger_in_a_folder_that_takes_no_file_is_unavailable(tmp_path: Path) 
     (tmp_path / "ledger.db").mkdir()
     with pytest.raises(LedgerUnavailable):
         PrivacyLedger.open(tmp_path / "ledger.db", PLAN)
-    with pytest.raises(LedgerUnavailable, match="can't be created.*Name a file"):
+    with pytest.raises(LedgerUnavailable, match=r"can't be created.*Name a file"):
         PrivacyLedger.open(tmp_path / ("x" * 300), PLAN)
