@@ -24,6 +24,7 @@ from fl_dp.accounting import (
     statement_markdown,
 )
 from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
+from fl_dp.files import private_folder
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg, wait_for_roster
 from fl_dp.tasks import evaluate, set_arrays
@@ -228,7 +229,7 @@ def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
         ledgers = folder.node_ledgers
         if settings.dp_sgd.ledger_dir is not None:
             ledgers = Path(settings.dp_sgd.ledger_dir)
-        ledgers.mkdir(parents=True, exist_ok=True)
+        private_folder(ledgers)
         config[SIMULATED_LEDGERS_KEY] = str(ledgers)
     return ConfigRecord(dict(config))
 

@@ -39,6 +39,7 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import (
     ExamplePlan,
+    LedgerAnchor,
     PlanOptions,
     PoissonSampling,
     PrivacyBudget,
@@ -82,6 +83,7 @@ class Checkpoint:
         optimizer: State of the server optimizer, by name.
         clipping_norms: Those of the next round.
         plateau: State of what decides the noise, if anything does.
+        ledger: How far the ledger had come; None without privacy.
     """
 
     server_round: int
@@ -89,6 +91,7 @@ class Checkpoint:
     optimizer: dict[str, NDArray[Any]]
     clipping_norms: tuple[float, ...] | None
     plateau: dict[str, Any] | None
+    ledger: LedgerAnchor | None
 
 
 class StrategyOptions(TypedDict, total=False):
@@ -653,6 +656,7 @@ class DPFedAvg(Strategy):
             optimizer=self.optimizer.state(),
             clipping_norms=self._clipping_norms,
             plateau=None if self._plateau is None else self._plateau.state(),
+            ledger=None if self.ledger is None else self.ledger.anchor,
         )
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -662,15 +666,17 @@ class DPFedAvg(Strategy):
 
         Raises:
             ValueError: If the checkpoint is of another kind of training.
+            LedgerCorrupted: If the ledger does not hold what it held at the checkpoint.
         """
         if (checkpoint.plateau is None) != (self._plateau is None):
             raise ValueError("the checkpoint is of a training with another schedule")
-        if self.ledger is not None and self.ledger.rounds_committed < checkpoint.server_round:
+        if (checkpoint.ledger is None) != (self.ledger is None):
             raise ValueError(
-                f"the checkpoint is of round {checkpoint.server_round} and the ledger knows of "
-                f"{self.ledger.rounds_committed} released rounds: it is not this training's "
-                "ledger, or an older copy of it; what was released stays spent"
+                "a training with a ledger goes on from a checkpoint with one, and one without "
+                "privacy from one without: start anew"
             )
+        if self.ledger is not None and checkpoint.ledger is not None:
+            self.ledger.require_holds(checkpoint.ledger, of="the checkpoint")
         before, now = checkpoint.clipping_norms, self._clipping_norms
         if (before is None) != (now is None) or len(before or ()) != len(now or ()):
             raise ValueError(

@@ -36,6 +36,7 @@ from fl_dp.mechanisms import (
     clipping_to_dict,
     default_bit_noise_std,
     joint_clipping_norm,
+    least_noise_multiplier,
     require_clipping,
 )
 
@@ -191,8 +192,10 @@ class PrivacyPlan:
         _ = self.bundle(max(self.noise_multipliers))  # scalars fit every round, or no round starts
         if self.bundle(self.least_noise_multiplier).max_units < self.num_clients:
             raise ValueError(
-                f"noise_multiplier {self.least_noise_multiplier} is too small to sum "
-                f"{self.num_clients} clients exactly: use a larger one"
+                f"noise_multiplier {self.least_noise_multiplier:.4g} is too small to sum "
+                f"{self.num_clients} clients exactly: use at least "
+                f"{least_noise_multiplier(self.num_clients, self.clipping_norm)}, or a smaller "
+                "epsilon"
             )
         if self.budget.delta >= 1.0 / self.num_clients:
             warnings.warn(

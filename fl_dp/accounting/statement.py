@@ -121,7 +121,9 @@ def privacy_statement(ledger: PrivacyLedger, *, fewest_contributions: int = 0) -
         "insecure": ledger.insecure,
         "not_covered": not_covered,
         "versions": library_versions(),
-        "ledger_hash": ledger.records[-1].hash,
+        "ledger": ledger.name,
+        "ledger_records": ledger.anchor.records,
+        "ledger_hash": ledger.anchor.hash,
     }
 
 
@@ -159,8 +161,8 @@ def statement_markdown(statement: dict[str, Any]) -> str:
     lines += ["", *closing_sections(statement)]
     versions = ", ".join(f"{name} {number}" for name, number in statement["versions"].items())
     lines += [
-        f"Computed from the ledger whose last record is `{statement['ledger_hash']}`, "
-        f"with {versions}.",
+        f"Computed from the {statement['ledger_records']} records of the ledger that end in "
+        f"`{statement['ledger_hash']}`, with {versions}.",
         "",
     ]
     return "\n".join(lines)

@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from .dp_sgd import DPSGD, train_with_dp_sgd
     from .fit_for_dp_sgd import exchanged_arrays, private_module
     from .opacus_client import OpacusClient
+else:
+    __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "CONTRIBUTION_METRIC",
@@ -47,11 +49,3 @@ __all__ = [
     "private_module",
     "train_with_dp_sgd",
 ]
-
-_MODULES = {
-    "dp_sgd": ("DPSGD", "train_with_dp_sgd"),
-    "fit_for_dp_sgd": ("exchanged_arrays", "private_module"),
-    "opacus_client": ("OpacusClient",),
-}
-if not TYPE_CHECKING:
-    __getattr__ = lazy_exports(__name__, _MODULES)

@@ -45,6 +45,7 @@ def run(
     A run that was stopped or crashed goes on with `fl-dp run resume=runs/NAME`: same settings,
     same ledger, from its last released round.
     """
+    from fl_dp.accounting import LedgerCorrupted
     from fl_dp.config import ConfigError
     from fl_dp.launch import LaunchError, LocalSuperLink
     from fl_dp.report.summary import summary_json
@@ -52,7 +53,9 @@ def run(
     try:
         jobs = _prepare_all(overrides or [], multirun=multirun)
         _check_devices(jobs)
-    except (ConfigError, ValueError, FileNotFoundError, FileExistsError) as error:
+    except LedgerCorrupted as error:
+        fail(str(error), status=1)
+    except (ConfigError, ValueError, OSError) as error:
         fail(str(error), status=2)
     console = err if as_json else out
     runs: list[RunSummary] = []

@@ -21,6 +21,7 @@ from .discrete_laplace import DiscreteLaplace
 from .estimators import capped_denominator_sensitivity, fixed_denominator_sensitivity
 from .exponential import ExponentialMechanism
 from .gaussian import GaussianMechanism
+from .grid import least_noise_multiplier
 from .grid_exponential import GridExponentialMechanism
 from .laplace import LaplaceMechanism
 from .randomness import SecureRandom
@@ -54,6 +55,7 @@ __all__ = [
     "joint_clipping_norm",
     "l1_norm",
     "l2_norm",
+    "least_noise_multiplier",
     "require_clipping",
     "update_noise_multiplier",
 ]

@@ -177,7 +177,9 @@ EXAMPLE: dict[str, Any] = {
     "clipping": {"kind": "fixed", "norm": 1.0},
     **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "sampling", "rule"), "-"),
     **dict.fromkeys(("clipping_norm", "num_clients", "denominator"), 1),
-    **dict.fromkeys(("rounds", "rounds_committed", "rounds_planned", "ledger_hash"), 1),
+    **dict.fromkeys(
+        ("rounds", "rounds_committed", "rounds_planned", "ledger_hash", "ledger_records"), 1
+    ),
 }
 
 
