@@ -24,6 +24,7 @@ _PROCESS_OF_ONE_MESSAGE = "flwr-clientapp"
 _LONGEST = 30 * 86_400.0  # what the clock of a watchdog takes, whatever a server writes
 _GRACE = 5.0
 _EXIT_CODE = 1
+_STDERR = 2  # the process's own, whatever an app has put in place of sys.stderr
 
 
 def deadline_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -58,7 +59,7 @@ def _watched(seconds: float) -> Iterator[None]:
     watchdog.daemon = True
     watchdog.start()
     # Code that holds the interpreter's lock stops every Python thread, but not this one.
-    faulthandler.dump_traceback_later(seconds + _GRACE, exit=True, file=sys.__stderr__)
+    faulthandler.dump_traceback_later(seconds + _GRACE, exit=True, file=_STDERR)
     try:
         yield
     finally:
@@ -72,5 +73,5 @@ def _end(seconds: float) -> None:
         "any longer: its process ends, so that the node can take the next message; it was here:",
         seconds,
     )
-    faulthandler.dump_traceback(file=sys.__stderr__)
+    faulthandler.dump_traceback(file=_STDERR)
     os._exit(_EXIT_CODE)

@@ -178,7 +178,7 @@ def _refuse_if_meant_for_us(key: str) -> None:
 
 def _required(asked: object, *, capped: bool) -> tuple[frozenset[str], ...]:
     any_of_them = (frozenset({EXAMPLE}), frozenset({LOCAL}))
-    known = {
+    known: dict[str, tuple[frozenset[str], ...]] = {
         "none": (),
         "any": any_of_them,
         EXAMPLE: (frozenset({EXAMPLE}),),
