@@ -39,6 +39,12 @@ _CLIPPING = {
     "per-layer": "updates whose layers are L2-clipped one by one",
     "adaptive": "updates that are L2-clipped at a norm which follows a noisy quantile",
 }
+ANOTHER_APP = (
+    "a server that sends another app than the one agreed on: a node runs it, unless its SuperNode "
+    "verifies apps (`--trusted-entities`)"
+)
+"""What a promise against the server does not cover, as Flower's nodes get their code from it."""
+
 _ACCOUNTANTS = {
     "pld": "privacy-loss distributions",
     "rdp": "Renyi DP",
@@ -78,6 +84,8 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
             "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
             "that was released had a part in stopping there"
         )
+    if plan.client_scheme is not None:
+        not_covered.append(ANOTHER_APP)
     if plan.plateau is not None:
         not_covered.append(
             "the metric that the noise reacted to: it was taken to be public or already charged"

@@ -367,3 +367,12 @@ def test_with_noise_at_the_clients_no_number_rests_on_the_noise_of_all_together(
     assert "of_the_sums" not in statement
     assert statement["epsilon_so_far"] == one_message
     assert "against others" not in statement_markdown(statement)
+
+
+def test_a_promise_against_the_server_says_that_it_rests_on_the_app_that_the_server_sends(
+    tmp_path: Path,
+) -> None:
+    for name, plan in {"local": LOCAL, "central": EVERYBODY}.items():
+        with PrivacyLedger.open(tmp_path / f"{name}.db", plan) as ledger:
+            not_covered = " ".join(privacy_statement(ledger)["not_covered"])
+        assert ("--trusted-entities" in not_covered) is (name == "local")
