@@ -87,9 +87,7 @@ def _train_by_plan(
         try:
             result = _start(strategy, folder, grid, settings)
         finally:
-            statement = privacy_statement(
-                ledger, fewest_contributions=strategy.fewest_contributions
-            )
+            statement = privacy_statement(ledger)
             page = statement_markdown(statement)
             if examples is not None:
                 records = _statement_of_records(strategy, examples, settings)

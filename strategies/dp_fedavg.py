@@ -216,10 +216,8 @@ class DPFedAvg(Strategy):
         self._sums_at_nodes = plan is not None and plan.sums_at_nodes
         self._weight_cap = weight_cap
         self.examples = examples
-        self._contributions: list[int] = []
         self._participations: Counter[int] = Counter()
         self._rounds_configured = 0
-        self._loses_noise = False
         self._compression = compression if compression is not None else Compression()
         self.bytes_down = self.bytes_up = 0
         self._check_options()
@@ -538,9 +536,6 @@ class DPFedAvg(Strategy):
         }
         self._participations.update(list(asked))
         self._rounds_configured += 1
-        self._loses_noise |= self._uplink is not None or any(
-            spec.form.stored.itemsize < 4 for spec in layout.released
-        )
         sent = self._compression.narrow(arrays)
         flat_model = layout.flatten(released)
         # An update is relative to what clients got, and then added to the exact model.
@@ -578,8 +573,8 @@ class DPFedAvg(Strategy):
         self._open = None
 
         left = dict(current.asked)
-        folded = sum(self._fold(reply, current, left) for reply in replies)
-        self._contributions.append(folded)
+        for reply in replies:
+            self._fold(reply, current, left)
         released = current.sum.release(self._rng)
 
         private = current.layout.unflatten(current.flat_model + released.mean)
@@ -623,18 +618,6 @@ class DPFedAvg(Strategy):
         if self.plan is not None and not self.plan.sampling.visible:
             return self._rounds_configured
         return max(self._participations.values(), default=0)
-
-    @property
-    def fewest_contributions(self) -> int:
-        """The fewest replies that any round's sum was made of, where who takes part is seen.
-
-        0 where that is a secret, where earlier rounds are not known, and where the noise of each
-        client does not arrive as it was drawn: encoded updates, models of half precision.
-        """
-        secret = self.plan is not None and not self.plan.sampling.visible
-        if secret or self._resumed is not None or self._loses_noise:
-            return 0
-        return min(self._contributions, default=0)
 
     @property
     def clipping_adapts(self) -> bool:
@@ -958,25 +941,24 @@ class DPFedAvg(Strategy):
         told = ConfigRecord(dict(before) | {INSTRUCTION_KEY: instruction.to_json()})
         return RecordDict(dict(content) | {key: told})
 
-    def _fold(self, reply: Message, current: _OpenRound, left: dict[int, tuple[Unit, ...]]) -> bool:
-        """Add one reply to the round's sum, at most one a node, and return whether it was added."""
+    def _fold(self, reply: Message, current: _OpenRound, left: dict[int, tuple[Unit, ...]]) -> None:
+        """Add one reply to the round's sum, at most one a node."""
         if reply.has_error():
             self._warn_once("a client failed; a failed client contributes zero")
-            return False
+            return
         units = left.pop(reply.metadata.src_node_id, None)
         if units is None:
             self._warn_once("a reply came from a node that was not asked, or twice; it is ignored")
-            return False
+            return
         try:
             seen = current.sum.fold(reply.content, units, server_round=current.number)
         except RefusedUpdate as refused:
             self._warn_once(f"an update was refused and contributes zero: {refused}")
-            return False
+            return
         for observation in seen:
             if math.isinf(observation.update_norm):
                 self._warn_once("an update was not finite and contributes zero")
             self.selection.observe(observation)
-        return all(math.isfinite(each.update_norm) for each in seen)
 
     def _next_multiplier(self) -> float | None:
         return None if self._plateau is None else self._plateau.multiplier

@@ -27,6 +27,7 @@ from fl_dp.updates.instruction import (
 
 from .client_noise import client_noise_mod
 from .compression import compression_mod
+from .deadline import deadline_mod
 from .guard import guarded
 from .node_policy import node_policy_mod
 from .queries import StatisticsFn, answer_identity, statistic_handler, utility_handler
@@ -59,7 +60,8 @@ def numpy_client_app(
     - Noise at the client is added outside all mods (`client_noise_mod`), and what is sent then is
       encoded (`compression_mod`).
 
-    What the node's owner does not allow is refused before anything else (`node_policy_mod`).
+    What the node's owner does not allow is refused before anything else (`node_policy_mod`), and a
+    client that hangs ends with its message's time to live (`deadline_mod`).
 
     Args:
         client_fn: Makes the client for one message from the node's `Context`.
@@ -109,12 +111,12 @@ def numpy_client_app(
         records = metric_record({"num-examples": num_examples, "loss": loss}, metrics)
         return Message(RecordDict({METRICS_KEY: records}), reply_to=message)
 
-    policy: list[Mod] = [node_policy_mod]
-    app.train()(guarded(train, [*policy, *_OUTERMOST, *(mods or [])]))
-    app.evaluate()(guarded(evaluate, [*policy, *(mods or [])]))
-    app.query(IDENTITY_ACTION)(guarded(answer_identity, policy))
-    app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), policy))
-    app.query(UTILITY_ACTION)(guarded(utility_handler(client_fn, hosted), policy))
+    owners: list[Mod] = [deadline_mod, node_policy_mod]
+    app.train()(guarded(train, [*owners, *_OUTERMOST, *(mods or [])]))
+    app.evaluate()(guarded(evaluate, [*owners, *(mods or [])]))
+    app.query(IDENTITY_ACTION)(guarded(answer_identity, owners))
+    app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), owners))
+    app.query(UTILITY_ACTION)(guarded(utility_handler(client_fn, hosted), owners))
     return app
 
 

@@ -22,7 +22,7 @@ from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.statistics import Query, query_from_dict
 from fl_dp.updates.instruction import UTILITY_METRIC
 
-from .node_privacy import UNIT_NAME_KEY
+from .node_config import NodeConfig
 from .records import METRICS_KEY, Config, config_of, only_record, real_number
 from .trained_unit import EXAMPLES_UTILITY
 from .units import NodeUnits
@@ -115,11 +115,8 @@ def answer_identity(message: Message, context: Context) -> Message:
 
     Reply: ConfigRecord `{"name": str}`.
     """
-    config = context.node_config
-    name = config.get(UNIT_NAME_KEY, "")
-    if not name and "partition-id" in config:
-        name = f"partition-{config['partition-id']}"
-    return Message(RecordDict({"identity": ConfigRecord({"name": str(name)})}), reply_to=message)
+    name = NodeConfig.of(context.node_config).node_name
+    return Message(RecordDict({"identity": ConfigRecord({"name": name})}), reply_to=message)
 
 
 def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> ClientAppCallable:
