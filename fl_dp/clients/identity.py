@@ -1,4 +1,4 @@
-"""The answer to the identity query: a node's name, and what it will answer with. No data is touched.
+"""The answer to the identity query: a node's name, and what it will answer with, without data.
 
 The server asks before anything is charged (`strategies/rehearsal.py`). Nothing here may depend on
 a record: not the arrays' forms, which an `ArraysFn` makes without data, and not whether the node's

@@ -144,7 +144,7 @@ class GaussianBundle:
                     f"count_noise_std must be above noise_multiplier = {multiplier:.4g}, got "
                     f"{self.count_noise_std}: the count alone would cost more than a round"
                 )
-            # One contribution moves the count by 1, a bit by 1/2: hence half the standard deviation.
+            # One contribution moves the count by 1, a bit by 1/2: hence half of it.
             multiplier = update_noise_multiplier(multiplier, self.count_noise_std / 2.0)
         if self._centred:
             assert self.scalar_noise_std is not None  # checked at construction

@@ -141,9 +141,9 @@ class VectorLayout:
 
     def converts(self, content: RecordDict) -> bool:
         """Tell whether a reply that `values` has read has another dtype than the model."""
-        declared = {spec.name: spec.form.declared for spec in self.released}
+        usual = {spec.name: (spec.form.declared, spec.dtype.name) for spec in self.released}
         return any(
-            name in declared and array.dtype != declared[name]
+            name in usual and array.dtype not in usual[name]
             for arrays in content.array_records.values()
             for name, array in arrays.items()
         )
