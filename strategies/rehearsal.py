@@ -202,7 +202,7 @@ def require_fit(answers: Answers, layout: VectorLayout) -> None:
     Raises:
         RehearsalFailed: If a node can't contribute whatever its data are.
     """
-    for node, error in answers.errors.items():
+    for node, error in sorted(answers.errors.items()):
         meaning = meaning_of(error)
         if node in answers.unable:
             continue
@@ -213,7 +213,7 @@ def require_fit(answers: Answers, layout: VectorLayout) -> None:
             answers.called(node),
             "it failed, see its log" if meaning is None else meaning.text,
         )
-    for node, identity in answers.identities.items():
+    for node, identity in sorted(answers.identities.items()):
         _require_fit(answers.called(node), identity, layout)
     if answers.unable:
         logger.warning(

@@ -97,7 +97,14 @@ class NodeIdentity:
                 failed=_text(about.get("failed")),
                 exhausted=about.get("exhausted") is True,
             )
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        except (
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ):
             return cls(name=name)
 
 

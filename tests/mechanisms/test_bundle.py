@@ -85,7 +85,8 @@ def test_encoded_scalars_are_bounded_one_by_one_whatever_they_are(value: float) 
     assert bundle.scalar_mechanisms
     steps = bundle.scalar_steps([0.25, value, -0.25])
     assert np.abs(steps).max() * bundle.scalar_mechanisms[-1].grid <= 0.5
-    np.testing.assert_allclose(steps[[0, 2]] * bundle.scalar_mechanisms[-1].grid, [0.25, -0.25], rtol=1e-6)
+    grid = bundle.scalar_mechanisms[-1].grid
+    np.testing.assert_allclose(steps[[0, 2]] * grid, [0.25, -0.25], rtol=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -363,7 +363,7 @@ def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
     from fl_dp.accounting import Account, ExamplePlan, NodeLedger
 
     examples = ExamplePlan.from_noise_multiplier(
-        1.0, delta=1e-5, sampling_rate=0.1, steps=5, participations=1
+        1.0, delta=1e-5, sampling_rate=0.1, steps=5, participations=1, clipping_norm=1.0
     )
     with NodeLedger.open(tmp_path / "node.db") as ledger:
         if spent:
