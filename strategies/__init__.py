@@ -2,6 +2,7 @@
 
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
+from .contributions import NobodyContributes
 from .dp_fedavg import Checkpoint, DPFedAvg
 from .exchange import RosterIncomplete, RosterTooLarge, wait_for_roster
 from .federation_statistics import ask_federation
@@ -26,6 +27,7 @@ __all__ = [
     "ExponentialSelection",
     "FixedClipping",
     "FixedSelection",
+    "NobodyContributes",
     "Observation",
     "PerLayerClipping",
     "PoissonSelection",

@@ -26,7 +26,7 @@ import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self, TypedDict, cast, get_type_hints
@@ -61,11 +61,22 @@ from fl_dp.updates import (
     widen,
     with_sound_variances,
 )
+from fl_dp.updates.identity import MODEL_KEY, forms_of, forms_to_json
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, INSTRUCTION_KEY, RoundInstruction
 
+from .contributions import ContributionCheck
 from .exchange import declared_nodes, default_window, exchange, wait_for_roster
-from .roster import DeclaredNodes, Unit, by_node, lasting_names, unit_name, units_of
-from .round_sum import CentralSum, LocalSum, RoundSum, UnprotectedMean
+from .rehearsal import Answers, ask_identities, meaning_of, named, require_fit
+from .roster import (
+    DeclaredNodes,
+    Unit,
+    by_node,
+    lasting_names,
+    require_countable,
+    unit_name,
+    units_of,
+)
+from .round_sum import CentralSum, LocalSum, RoundSum, UnprotectedMean, client_noise_of
 from .selection import Draw, PoissonSelection, Selection, participations_left, selection_of
 from .server_optimizer import ServerOptimizer, refuse_unfit
 from .unused import uncalled_of, unused_of
@@ -216,6 +227,8 @@ class DPFedAvg(Strategy):
         self._sums_at_nodes = plan is not None and plan.sums_at_nodes
         self._weight_cap = weight_cap
         self.examples = examples
+        checked = plan is None or plan.contribution_check
+        self._contribution_check = ContributionCheck(plan) if checked else None
         self._participations: Counter[int] = Counter()
         self._rounds_configured = 0
         self._compression = compression if compression is not None else Compression()
@@ -381,6 +394,8 @@ class DPFedAvg(Strategy):
             RosterTooLarge: If more do, and the roster may not grow; nothing was spent.
             PrivacyBudgetExhausted: If not even one round is left and there is no checkpoint to go
                 on from: the model would come back untrained.
+            NobodyContributes: If (almost) no client's update was ever added; see
+                `PrivacyPlan.contribution_check`.
         """
         if evaluate_config:
             self._warn_once("evaluate_config is not used: clients are not asked to evaluate")
@@ -414,12 +429,12 @@ class DPFedAvg(Strategy):
         if self._window is None:
             self._window = default_window(grid)
         self.summary()
-        self._wait_for_roster(grid)
-
+        nodes = self._wait_for_roster(grid)
         done = 0 if self._resumed is None else self._resumed.server_round
+        arrays = initial_arrays if self._resumed is None else self._resumed.model
+        self._rehearse(grid, nodes, arrays, train_config or ConfigRecord())
         if done == 0 and num_rounds > 0:
             self._require_a_round_left(grid)
-        arrays = initial_arrays if self._resumed is None else self._resumed.model
         result = Result(arrays=arrays)
         began = time.monotonic()
         if self._resumed is None:
@@ -499,9 +514,7 @@ class DPFedAvg(Strategy):
             ValueError: If the model can't be trained privately.
         """
         layout = VectorLayout.of(arrays)
-        if self.examples is not None:
-            told = {EXAMPLE_PLAN_KEY: json.dumps(self.examples.to_dict())}
-            config = ConfigRecord(dict(config) | told)
+        config = ConfigRecord(self._with_examples(config))
         roster = self._roster(grid)
         released = layout.only_released(arrays)
         nodes = sorted({unit.node for unit in roster})
@@ -566,6 +579,7 @@ class DPFedAvg(Strategy):
 
         Raises:
             RuntimeError: If the round was not configured before: it would not be charged.
+            NobodyContributes: If the counts so far say so; the round is released and committed.
         """
         current = self._open
         if current is None or current.number != server_round:
@@ -587,6 +601,12 @@ class DPFedAvg(Strategy):
         self.released_metrics = dict(released.metrics)
         self.rounds_completed += 1
         self._last = (server_round, model)
+        if self._contribution_check is not None and released.contributions is not None:
+            self._contribution_check.observe(
+                released.contributions,
+                noise_std=released.contributions_std,
+                asked=sum(map(len, current.asked.values())),
+            )
         return model, MetricRecord(dict(released.metrics)) if released.metrics else None
 
     def configure_evaluate(
@@ -760,26 +780,61 @@ class DPFedAvg(Strategy):
                 "give no weight_cap, no metrics, and a selection that asks clients for no utility"
             )
 
-    def _wait_for_roster(self, grid: Grid) -> None:
-        plan, ledger = self.plan, self.ledger
-        if plan is None or ledger is None:
-            wait_for_roster(grid, 1, timeout=self._roster_timeout)
-            return
-        nodes = wait_for_roster(
+    def _wait_for_roster(self, grid: Grid) -> Sequence[int]:
+        plan = self.plan
+        if plan is None:
+            return wait_for_roster(grid, 1, timeout=self._roster_timeout)
+        return wait_for_roster(
             grid,
             plan.num_clients,
             timeout=self._roster_timeout,
             units_per_node=plan.units_per_node,
             roster_may_grow=self._declared is None,
         )
-        if plan.participation_cap is not None:
-            self._names = lasting_names(
-                grid,
-                nodes,
-                spoken_for=ledger.participations,
-                window=self._window,
-                timeout=min(self._timeout, self._roster_timeout),
-            )
+
+    def _rehearse(
+        self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
+    ) -> None:
+        """Let nodes say who they are and what they will answer with, while nothing is charged.
+
+        Raises:
+            RehearsalFailed: If a node can't contribute.
+            RosterIncomplete: If participations are capped and a node does not tell its name.
+            ValueError: If the cap of an earlier run can't go on.
+        """
+        capped = self.plan is not None and self.plan.participation_cap is not None
+        spoken_for = self.ledger.participations if capped and self.ledger is not None else {}
+        require_countable(spoken_for)
+        layout = VectorLayout.of(model)
+
+        def everyone(first: Answers) -> bool:
+            return capped and bool(spoken_for or named(first))
+
+        answers = ask_identities(
+            grid,
+            nodes,
+            config=self._rehearsed(model, config),
+            everyone=everyone,
+            window=self._window,
+            timeout=min(self._timeout, self._roster_timeout),
+        )
+        require_fit(answers, layout)
+        if capped:
+            self._names = lasting_names(answers, nodes, spoken_for=spoken_for)
+
+    def _rehearsed(self, model: ArrayRecord, config: ConfigRecord) -> ConfigRecord:
+        """Return the config of the identity query: a train message's, as far as nodes need it."""
+        told = self._with_examples(config) | {MODEL_KEY: forms_to_json(forms_of(model))}
+        if self.plan is not None and self.plan.client_scheme is not None:
+            noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], self._uplink)
+            instruction = RoundInstruction(server_round=1, client_noise=noise)
+            told[INSTRUCTION_KEY] = instruction.to_json()
+        return ConfigRecord(told)
+
+    def _with_examples(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        if self.examples is None:
+            return dict(config)
+        return dict(config) | {EXAMPLE_PLAN_KEY: json.dumps(self.examples.to_dict())}
 
     def _draw(
         self,
@@ -944,7 +999,9 @@ class DPFedAvg(Strategy):
     def _fold(self, reply: Message, current: _OpenRound, left: dict[int, tuple[Unit, ...]]) -> None:
         """Add one reply to the round's sum, at most one a node."""
         if reply.has_error():
-            self._warn_once("a client failed; a failed client contributes zero")
+            meaning = meaning_of(reply.error)
+            known = "" if meaning is None else f" ({meaning.text})"
+            self._warn_once(f"a client failed{known}; a failed client contributes zero")
             return
         units = left.pop(reply.metadata.src_node_id, None)
         if units is None:
@@ -955,6 +1012,11 @@ class DPFedAvg(Strategy):
         except RefusedUpdate as refused:
             self._warn_once(f"an update was refused and contributes zero: {refused}")
             return
+        as_it_comes = not self._sums_at_nodes and current.sum.compression is None
+        if as_it_comes and current.layout.converts(reply.content):
+            self._warn_once(
+                "an update has another floating-point dtype than the model; it is converted"
+            )
         for observation in seen:
             if math.isinf(observation.update_norm):
                 self._warn_once("an update was not finite and contributes zero")

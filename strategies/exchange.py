@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -19,6 +19,8 @@ from flwr.serverapp import Grid
 _SIMULATION_WINDOW = 64
 _BATCH = 32
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _BACKOFF = 0.02, 0.25, 1.25
+ATTEMPTS = 3
+"""How often a silent node is asked within the time-out of an exchange with reminders."""
 
 
 class RosterIncomplete(RuntimeError):
@@ -35,11 +37,21 @@ def default_window(grid: Grid) -> int | None:
     Ten times a second Flower's simulation engine looks, for every node, at every message under way.
     With fewer of them its workers (32 at most) go idle in between; with more it only looks longer.
     """
-    return _SIMULATION_WINDOW if type(grid).__name__ == "InMemoryGrid" else None
+    return _SIMULATION_WINDOW if is_simulation(grid) else None
+
+
+def is_simulation(grid: Grid) -> bool:
+    """Tell whether the nodes are those of Flower's simulation engine, which all run one app."""
+    return type(grid).__name__ == "InMemoryGrid"
 
 
 def exchange(
-    grid: Grid, messages: Iterable[Message], *, window: int | None, timeout: float
+    grid: Grid,
+    messages: Iterable[Message],
+    *,
+    window: int | None,
+    timeout: float,
+    remind: Callable[[], Iterable[Message]] | None = None,
 ) -> Iterator[Message]:
     """Send `messages` and yield each one's reply as it arrives, at most one a message.
 
@@ -55,12 +67,18 @@ def exchange(
         window: How many may be under way at once; None sends all of them at the start.
         timeout: Seconds until what is still missing is given up, silently: a late reply is
             never looked at.
+        remind: Asked after each third of `timeout` for what to send again; a reply to any of the
+            messages will do.
     """
     deadline = time.monotonic() + timeout
     unsent = iter(messages)
+    reminders = deque(deadline - timeout * left / ATTEMPTS for left in range(ATTEMPTS - 1, 0, -1))
     under_way: set[str] = set()
     pause = _SHORTEST_PAUSE
-    while time.monotonic() < deadline:
+    while (now := time.monotonic()) < deadline:
+        if remind is not None and reminders and now >= reminders[0]:
+            reminders.popleft()
+            unsent = chain(unsent, remind())
         _top_up(grid, unsent, under_way, window)
         if not under_way:
             return

@@ -77,6 +77,9 @@ _CONSTANT = NoiseSchedule()
 _UNITS = ("client", "example")
 # Noise on scalars that costs the updates at most 5 % more noise of their own.
 _CHEAP_SCALARS = 0.5 / math.sqrt(1.0 - 1.05**-2)
+# The same of the number of contributions, at 1 %; below a tenth of the cohort it gains nothing.
+_CHEAP_COUNT = 1.0 / math.sqrt(1.0 - 1.01**-2)
+_CLEAR_COUNT = 0.1
 
 
 class PlanOptions(TypedDict, total=False):
@@ -95,6 +98,7 @@ class PlanOptions(TypedDict, total=False):
     unit: str
     units_per_node: int
     coins_at_nodes: bool
+    contribution_check: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +146,10 @@ class PrivacyPlan:
             sum of its units' clipped updates, and is trusted to clip them.
         coins_at_nodes: Each node flips the coins of its own units and does not say how many came
             up; it is trusted with them.
+        contribution_check: Each round also releases a noisy number of the units that contribute,
+            at no charge of its own: the updates get at most 1 % more noise. A training to which
+            nobody contributes then ends early. Not with `client_scheme`, where the server sees
+            each message anyway.
     """
 
     budget: PrivacyBudget
@@ -164,6 +172,7 @@ class PrivacyPlan:
     unit: str = "client"
     units_per_node: int = 1
     coins_at_nodes: bool = False
+    contribution_check: bool = True
 
     def __post_init__(self) -> None:
         """Validate.
@@ -574,7 +583,14 @@ class PrivacyPlan:
             unclipped_bit=adaptive,
             metrics=self.metrics,
             scalar_noise_std=noise_std,
+            count_noise_std=self._count_noise_std(noise_multiplier),
         )
+
+    def _count_noise_std(self, noise_multiplier: float) -> float | None:
+        """Return the noise on a round's number of contributions, if they are counted."""
+        if not self.contribution_check or self.client_scheme is not None:
+            return None
+        return max(_CLEAR_COUNT * self.expected_cohort, _CHEAP_COUNT * noise_multiplier)
 
     def mean_mechanism(
         self, noise_multiplier: float, size: int, *, clipping_norm: float
@@ -684,6 +700,7 @@ class PrivacyPlan:
             "unit": self.unit,
             "units_per_node": self.units_per_node,
             "coins_at_nodes": self.coins_at_nodes,
+            "contribution_check": self.contribution_check,
         }
 
     @classmethod

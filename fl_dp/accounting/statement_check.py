@@ -46,9 +46,8 @@ def records_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]
 def statement_differences(ledger: PrivacyLedger | None, statement: Mapping[str, Any]) -> list[str]:
     """Compute a statement anew and name each field in which it differs.
 
-    How few contributions a sum was made of (`of_the_sums`, with noise at the clients) and how often
-    a client was asked (`records`, with DP-SGD inside clients) stand in no ledger of the server: the
-    numbers that follow from them are compared, they themselves are taken as stated.
+    How often a client was asked (`records`, with DP-SGD inside clients) stands in no ledger of the
+    server: the numbers that follow from it are compared, it is taken as stated itself.
 
     Args:
         ledger: The training's, which holds the statement's anchor; None under DP-SGD alone.
@@ -66,9 +65,7 @@ def statement_differences(ledger: PrivacyLedger | None, statement: Mapping[str, 
             return list(_differences(statement, _example_statement_anew(statement)))
         behind = records_behind_statement(ledger, statement)
         earlier = ledger.as_of(len(ledger.records) - behind)
-        sums = statement.get("of_the_sums") or {}
-        anew = privacy_statement(earlier, fewest_contributions=sums.get("contributions", 0))
-        found = list(_differences(statement, anew))
+        found = list(_differences(statement, privacy_statement(earlier)))
         if "records" in statement:
             records = statement["records"]
             found += _differences(records, _example_statement_anew(records), "records.")

@@ -153,7 +153,7 @@ def test_a_node_whose_scalars_are_more_than_its_units_can_reach_contributes_noth
     tmp_path: Path, scalars: list[float]
 ) -> None:
     plan = plan_of(4, metrics=(LOSS,), scalar_noise_std=0.01, **QUIET)
-    unit = 0.5 / plan.bundle(1e-4).scalar.grid  # type: ignore[union-attr]
+    unit = 0.5 / plan.bundle(1e-4).scalar_mechanisms[-1].grid  # type: ignore[union-attr]
 
     def answer(message: Message, node: int) -> Message:
         told = [share * unit for share in scalars] if node == 0 else [unit]
