@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from .fit_for_dp_sgd import exchanged_arrays as exchanged_arrays
     from .fit_for_dp_sgd import private_module as private_module
     from .opacus_client import OpacusClient as OpacusClient
+    from .record_batches import FixedLengthPadding as FixedLengthPadding
+    from .record_batches import RecordWise as RecordWise
 
 __all__ = [
     "CONTRIBUTION_METRIC",
@@ -34,9 +36,11 @@ __all__ = [
     "STATISTIC_QUERY_KEY",
     "STATISTIC_VALUES_KEY",
     "UTILITY_QUERY_KEY",
+    "FixedLengthPadding",
     "NodePrivacy",
     "NodeUnits",
     "OpacusClient",
+    "RecordWise",
     "TrainedRows",
     "UnitReport",
     "UtilityQuery",
@@ -51,7 +55,9 @@ __all__ = [
 
 _WITH_TORCH = {
     "DPSGD": "dp_sgd",
+    "FixedLengthPadding": "record_batches",
     "OpacusClient": "opacus_client",
+    "RecordWise": "record_batches",
     "exchanged_arrays": "fit_for_dp_sgd",
     "private_module": "fit_for_dp_sgd",
     "train_with_dp_sgd": "dp_sgd",

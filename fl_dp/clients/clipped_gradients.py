@@ -199,7 +199,8 @@ class _Recorded(GradSampleModule):  # type: ignore[misc]  # Opacus has no types
             loss_reduction=loss_reduction,
             batch_first=batch_first,
         )
-        self.passes.setdefault(module, []).append((activations, backprops, module.max_batch_len))
+        length: Any = module.max_batch_len
+        self.passes.setdefault(module, []).append((activations, backprops, length))
 
 
 class _AnyLayer:
@@ -215,7 +216,7 @@ class _AnyLayer:
 
     def weighted(
         self, factors: Tensor, kept: Tensor | None, squares: Tensor
-    ) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter with the sum of its scaled gradients."""
         samples = self._samples()
         # Kernels that are not deterministic may give a longer gradient than the one measured.
@@ -225,11 +226,11 @@ class _AnyLayer:
         for parameter, each in samples.items():
             yield parameter, _weighted(each, factors, kept)
 
-    def _samples(self) -> dict[nn.Parameter, Tensor]:
+    def _samples(self) -> dict[Tensor, Tensor]:
         module = self._module
         sampler = GradSampleModule.GRAD_SAMPLERS.get(type(module), ft_compute_per_sample_gradient)
         rows = max(length for _, _, length in self._passes)
-        samples: dict[nn.Parameter, Tensor] = {}
+        samples: dict[Tensor, Tensor] = {}
         for activations, backprops, _ in self._passes:
             for parameter, sample in sampler(module, activations, backprops).items():
                 if not parameter.requires_grad:
@@ -269,7 +270,7 @@ class _Linear:
 
     def weighted(
         self, factors: Tensor, kept: Tensor | None, squares: Tensor
-    ) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield each parameter with the sum of its scaled gradients."""
         a, b = (each if kept is None else each[kept] for each in (self._a, self._b))
         b = (b * factors[:, None, None]).flatten(0, 1)
@@ -295,7 +296,7 @@ class _Embedding:
         rows, positions = self._tokens.shape
         record = torch.arange(rows, device=self._tokens.device).repeat_interleave(positions)
         pairs = record * self._module.num_embeddings + self._tokens.flatten()
-        found, place = pairs.unique(return_inverse=True)
+        found, place = torch.unique(pairs, return_inverse=True)  # type: ignore[no-untyped-call]  # torch's own
         sums = self._b.new_zeros((len(found), self._b.shape[-1]))
         sums.index_add_(0, place, self._b.flatten(0, 1))
         squares = self._b.new_zeros(rows)
@@ -304,7 +305,7 @@ class _Embedding:
 
     def weighted(
         self, factors: Tensor, kept: Tensor | None, squares: Tensor
-    ) -> Iterator[tuple[nn.Parameter, Tensor]]:
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the table with the sum of its scaled gradients."""
         tokens, b = (each if kept is None else each[kept] for each in (self._tokens, self._b))
         total = torch.zeros_like(self._module.weight, dtype=_WIDE)
@@ -363,7 +364,7 @@ def _weighted(samples: Tensor, factors: Tensor, kept: Tensor | None) -> Tensor:
 
 def _parts(flat: Tensor) -> tuple[Tensor, ...]:
     """Return columns a few at a time, so that their float64 copies stay small."""
-    return flat.split(max(1, _ENTRIES // max(1, len(flat))), dim=1)
+    return torch.split(flat, max(1, _ENTRIES // max(1, len(flat))), dim=1)  # type: ignore[no-untyped-call, no-any-return]  # torch's own
 
 
 def _forward(model: Any, inputs: Any) -> Any:

@@ -138,7 +138,8 @@ def train_with_dp_sgd(
         Exception: Whatever `len(loader.dataset)`, the optimizer or a worker of the loader raises.
     """
     with Participation(model, plan=plan, how=how, rng=rng) as participation:
-        participation.train(loader)
+        participation.read(loader)
+        participation.train()
 
 
 def train_on_noise(
@@ -160,7 +161,7 @@ def train_on_noise(
     """
     parameters = [each for each in model.parameters() if each.requires_grad]
     optimizer = how.optimizer(parameters)
-    noise = _Noise(parameters, plan, how, records, rng)
+    noise = _Noise(parameters, plan, how, records, SecureRandom() if rng is None else rng)
     nothing = [torch.zeros_like(each, dtype=torch.float64) for each in parameters]
     for _ in range(plan.steps):
         noise.release(nothing)
@@ -172,6 +173,9 @@ class Participation:
     """The steps of one participation, prepared: nothing of that depends on a record.
 
     As a context it takes Opacus' hooks off the model in the end, whatever happens.
+
+    Attributes:
+        records: How many there are; 0 before `read`.
     """
 
     def __init__(
@@ -207,6 +211,7 @@ class Participation:
             clipping_norm=plan.clipping_norm,
             functorch=how.grad_sample_mode == "functorch",
         )
+        self.records = 0
         self._failures = 0
 
     def __enter__(self) -> Self:
@@ -217,18 +222,21 @@ class Participation:
         """Give the model back as it was."""
         self._gradients.close()
 
-    def train(self, loader: DataLoader[Any]) -> None:
-        """Take the steps. See `train_with_dp_sgd`."""
-        records = len(loader.dataset)  # type: ignore[arg-type]  # Dataset promises no length
-        random = self._rng
-        if random is None and self._how.secure_randomness:
-            random = SecureRandom()
-        noise = _Noise(self._parameters, self._plan, self._how, records, random)
+    def read(self, loader: DataLoader[Any]) -> None:
+        """Choose the records, and count them."""
+        self._loader = loader
+        self.records = len(loader.dataset)  # type: ignore[arg-type]  # Dataset has no length
+
+    def train(self) -> None:
+        """Take the steps, with the records that were read. See `train_with_dp_sgd`."""
+        plan, how = self._plan, self._how
+        random = SecureRandom() if self._rng is None else self._rng
+        noise = _Noise(self._parameters, plan, how, self.records, random)
+        samples = _poisson_samples(self.records, plan, random if how.secure_randomness else None)
         ends: deque[bool] = deque()
-        samples = _poisson_samples(records, self._plan, random if noise.secure else None)
         self._gradients.start_again()
         with _opacus_warnings_left_out():
-            for batches in self._batches(loader, _split(samples, self._how, ends)):
+            for batches in self._batches(_split(samples, how, ends)):
                 for inputs, targets in batches:
                     self._add(inputs, targets)
                 if not ends.popleft():
@@ -244,13 +252,12 @@ class Participation:
                 self._failures,
             )
 
-    def _batches(
-        self, loader: DataLoader[Any], samples: Iterable[list[int]]
-    ) -> Iterable[list[Batch]]:
+    def _batches(self, samples: Iterable[list[int]]) -> Iterable[list[Batch]]:
+        loader = self._loader
         form = BatchForm(inputs=self._how.input_key, targets=self._how.target_key)
         return DataLoader(
             RecordBatches(loader.dataset, loader.collate_fn, form),
-            batch_sampler=samples,  # type: ignore[arg-type]  # any iterable does
+            batch_sampler=samples,
             collate_fn=_as_it_is,
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
@@ -262,6 +269,8 @@ class Participation:
 
     def _add(self, inputs: Any, targets: Tensor) -> None:
         """Add a batch; if that fails, record by record, so that one fails alone."""
+        if not len(targets):
+            return
         inputs, targets = _moved((inputs, targets), self._parameters[0].device)
         try:
             self._gradients.add(inputs, targets)
@@ -319,9 +328,7 @@ def _poisson_samples(
         yield np.flatnonzero(random.bernoulli(plan.sampling_rate, records)).tolist()
 
 
-def _split(
-    samples: Iterable[list[int]], how: DPSGD, ends: deque[bool]
-) -> Iterator[list[int]]:
+def _split(samples: Iterable[list[int]], how: DPSGD, ends: deque[bool]) -> Iterator[list[int]]:
     """Yield samples in parts that fit into memory, and note for each whether its sample ends."""
     for sample in samples:
         most = how.physical_batch_size or max(1, len(sample))
@@ -364,14 +371,14 @@ class _Noise:
         plan: ExamplePlan,
         how: DPSGD,
         records: int,
-        random: SecureRandom | None,
+        random: SecureRandom,
     ) -> None:
         self._parameters = parameters
         self._std = plan.noise_multiplier * plan.clipping_norm
         size = how.expected_batch_size
         self._size = max(1, int(records * plan.sampling_rate)) if size is None else size
-        self.secure = how.secure_randomness
-        self._random = SecureRandom() if random is None else random
+        self._secure = how.secure_randomness
+        self._random = random
         coordinates = sum(each.numel() for each in parameters)
         # Rounding the sum to the grid can move it by a step in each coordinate.
         grid = GaussianMechanism(
@@ -384,7 +391,7 @@ class _Noise:
 
     def release(self, totals: Sequence[Tensor]) -> None:
         """Set the parameters' gradients to the private mean."""
-        if not self.secure:
+        if not self._secure:
             for each, total in zip(self._parameters, totals, strict=True):
                 noise = torch.normal(0.0, self._std, each.shape, device=each.device)
                 each.grad = ((total + noise) / self._size).to(each.dtype)
@@ -395,7 +402,7 @@ class _Noise:
         # Nothing is divided before the noise is in: rounding would count.
         released *= 1.0 / self._size
         sizes = [each.numel() for each in self._parameters]
-        private = torch.from_numpy(released).split(sizes)
+        private = torch.split(torch.from_numpy(released), sizes)  # type: ignore[no-untyped-call]  # torch's own
         for each, part in zip(self._parameters, private, strict=True):
             each.grad = part.view_as(each).to(each)
 

@@ -44,12 +44,15 @@ class NodePrivacy:
             each run asks for.
         max_delta: The delta that goes with it.
         source: A name of the node's data that stays the same when they change.
+        simulated_ledger: Where a simulated node's ledger lies if nobody names one; None on a real
+            node.
     """
 
     ledger: str | None
     source: str
     max_epsilon: float | None = None
     max_delta: float | None = None
+    simulated_ledger: str | None = None
 
     @classmethod
     def of(cls, context: Context, config: Mapping[str, Any], *, unit: int = 0) -> Self:
@@ -88,7 +91,25 @@ class NodePrivacy:
             source=f"{name}/{unit}" if apart else name,
             max_epsilon=max_epsilon,
             max_delta=max_delta,
+            simulated_ledger=_simulated_ledger(context) if in_simulation() else None,
         )
+
+    @property
+    def required_ledger(self) -> str:
+        """The ledger; a simulated node without one has it in `~/.fl-dp/simulations/run-RUN_ID`.
+
+        Raises:
+            ValueError: If a real node was started without one. Nothing may be trained then.
+        """
+        if self.ledger is not None:
+            return self.ledger
+        if self.simulated_ledger is None:
+            raise ValueError(
+                "this node keeps no ledger, so it can't promise anything: start the SuperNode with "
+                f"--node-config '{LEDGER_PATH_KEY}=\"/data/ledger.db\"'"
+            )
+        Path(self.simulated_ledger).parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return self.simulated_ledger
 
     def budget(self, asked: PrivacyBudget) -> PrivacyBudget:
         """Return what a run may spend in all: what it asks for, as far as the owner allows."""
@@ -122,6 +143,13 @@ def _name_of(node: Mapping[str, Any]) -> str:
         return f"partition-{node['partition-id']}"
     # Nameless nodes of one ledger count as one: too much is charged rather than too little.
     return "the data of this ledger"
+
+
+def _simulated_ledger(context: Context) -> str:
+    """Return a file for each run and node: a simulated node's data are new in each run."""
+    node = context.node_config.get("partition-id", context.node_id)
+    folder = Path.home() / ".fl-dp" / "simulations" / f"run-{context.run_id}"
+    return str(folder / f"node-{node}.db")
 
 
 def in_simulation() -> bool:
