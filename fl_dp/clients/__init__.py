@@ -22,6 +22,7 @@ from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits
 
 if TYPE_CHECKING:
+    from .training_check import check_training as check_training
     from .dp_sgd import DPSGD as DPSGD
     from .dp_sgd import train_with_dp_sgd as train_with_dp_sgd
     from .fit_for_dp_sgd import exchanged_arrays as exchanged_arrays
@@ -44,6 +45,7 @@ __all__ = [
     "TrainedRows",
     "UnitReport",
     "UtilityQuery",
+    "check_training",
     "client_noise_mod",
     "compression_mod",
     "exchanged_arrays",
@@ -58,6 +60,7 @@ _WITH_TORCH = {
     "FixedLengthPadding": "record_batches",
     "OpacusClient": "opacus_client",
     "RecordWise": "record_batches",
+    "check_training": "training_check",
     "exchanged_arrays": "fit_for_dp_sgd",
     "private_module": "fit_for_dp_sgd",
     "train_with_dp_sgd": "dp_sgd",

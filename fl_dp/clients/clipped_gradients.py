@@ -296,7 +296,7 @@ class _Embedding:
         rows, positions = self._tokens.shape
         record = torch.arange(rows, device=self._tokens.device).repeat_interleave(positions)
         pairs = record * self._module.num_embeddings + self._tokens.flatten()
-        found, place = torch.unique(pairs, return_inverse=True)  # type: ignore[no-untyped-call]  # torch's own
+        found, place = torch.unique(pairs, return_inverse=True)
         sums = self._b.new_zeros((len(found), self._b.shape[-1]))
         sums.index_add_(0, place, self._b.flatten(0, 1))
         squares = self._b.new_zeros(rows)
@@ -364,7 +364,7 @@ def _weighted(samples: Tensor, factors: Tensor, kept: Tensor | None) -> Tensor:
 
 def _parts(flat: Tensor) -> tuple[Tensor, ...]:
     """Return columns a few at a time, so that their float64 copies stay small."""
-    return torch.split(flat, max(1, _ENTRIES // max(1, len(flat))), dim=1)  # type: ignore[no-untyped-call, no-any-return]  # torch's own
+    return torch.split(flat, max(1, _ENTRIES // max(1, len(flat))), dim=1)
 
 
 def _forward(model: Any, inputs: Any) -> Any:

@@ -207,7 +207,7 @@ class Participation:
         kind = GhostGradients if how.grad_sample_mode == "ghost" else ClippedGradients
         self._gradients = kind(
             model,
-            _LossOfEach(how.criterion),
+            LossOfEach(how.criterion),
             clipping_norm=plan.clipping_norm,
             functorch=how.grad_sample_mode == "functorch",
         )
@@ -338,7 +338,7 @@ def _split(samples: Iterable[list[int]], how: DPSGD, ends: deque[bool]) -> Itera
             yield part.tolist()
 
 
-class _LossOfEach(nn.Module):
+class LossOfEach(nn.Module):
     """A criterion as each record's own loss.
 
     A mean that is taken in the criterion can be over something else: class weights divide every
@@ -346,11 +346,17 @@ class _LossOfEach(nn.Module):
     """
 
     def __init__(self, criterion: nn.Module) -> None:
+        """Take a criterion with a `reduction`, which is copied."""
         super().__init__()
         self._criterion = copy(criterion)
         self._criterion.reduction = "none"  # type: ignore[assignment]  # no tensor, torch thinks
 
     def forward(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return the losses, `(n,)`.
+
+        Raises:
+            MixesRecords: If the criterion does not give each record one.
+        """
         losses: Tensor = self._criterion(outputs, targets)
         broadcast = isinstance(outputs, Tensor) and outputs.ndim < targets.ndim
         if broadcast or losses.ndim > targets.ndim or losses.shape[:1] != targets.shape[:1]:
@@ -402,7 +408,7 @@ class _Noise:
         # Nothing is divided before the noise is in: rounding would count.
         released *= 1.0 / self._size
         sizes = [each.numel() for each in self._parameters]
-        private = torch.split(torch.from_numpy(released), sizes)  # type: ignore[no-untyped-call]  # torch's own
+        private = torch.split(torch.from_numpy(released), sizes)
         for each, part in zip(self._parameters, private, strict=True):
             each.grad = part.view_as(each).to(each)
 

@@ -171,7 +171,7 @@ class RecordBatches(Dataset[list[Batch]]):
                 return [self._form.split(self._collate(self._read(rows)))]
             except Exception:
                 logger.debug("records %s make no batch: each is read alone", rows)
-        alone = [batch for row in rows if (batch := self._alone(row)) is not None]
+        alone = [batch for row in rows if (batch := self._alone_or_not(row)) is not None]
         alike: dict[Any, list[Batch]] = {}
         for batch in alone:
             alike.setdefault(_shapes(batch), []).append(batch)
@@ -182,21 +182,30 @@ class RecordBatches(Dataset[list[Batch]]):
             return self._records.__getitems__(rows)
         return [self._records[row] for row in rows]
 
-    def _alone(self, row: int) -> Batch | None:
+    def alone(self, row: int) -> Batch | None:
+        """Return a batch of one record; None if the data set itself leaves it out.
+
+        Raises:
+            ValueError: If it is not a batch of one.
+            Exception: Whatever the data set and the collation raise.
+        """
+        inputs, targets = self._form.split(self._collate(self._read([row])))
+        sizes = {shape[:1] for _, shape, _ in _shapes((inputs, targets))}
+        if sizes == {(0,)}:
+            return None
+        if sizes != {(1,)}:
+            raise ValueError(f"one record makes a batch of sizes {sorted(sizes)}")
+        return inputs, targets
+
+    def _alone_or_not(self, row: int) -> Batch | None:
         try:
-            inputs, targets = self._form.split(self._collate(self._read([row])))
-            sizes = {shape[:1] for _, shape, _ in _shapes((inputs, targets))}
-            if sizes == {(0,)}:
-                return None  # left out by the data set itself
-            if sizes != {(1,)}:
-                raise ValueError(f"one record makes a batch of sizes {sorted(sizes)}")
+            return self.alone(row)
         except Exception:
             # Once, as it may be every record; what the text holds stays on the node.
             if not self._complained:
                 logger.exception("a record can't be used, and counts as none")
                 self._complained = True
             return None
-        return inputs, targets
 
 
 def _numbers(value: list[Any]) -> bool:
