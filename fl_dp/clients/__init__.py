@@ -22,7 +22,6 @@ from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits
 
 if TYPE_CHECKING:
-    from .training_check import check_training as check_training
     from .dp_sgd import DPSGD as DPSGD
     from .dp_sgd import train_with_dp_sgd as train_with_dp_sgd
     from .fit_for_dp_sgd import exchanged_arrays as exchanged_arrays
@@ -30,6 +29,7 @@ if TYPE_CHECKING:
     from .opacus_client import OpacusClient as OpacusClient
     from .record_batches import FixedLengthPadding as FixedLengthPadding
     from .record_batches import RecordWise as RecordWise
+    from .training_check import check_training as check_training
 
 __all__ = [
     "CONTRIBUTION_METRIC",

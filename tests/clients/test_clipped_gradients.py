@@ -151,7 +151,7 @@ def test_the_norm_of_ten_million_parameters_is_not_short() -> None:
     nn.init.zeros_(model.weight)
     moved = totals("hooks", model, (torch.ones(1, 5_000_000), torch.tensor([0])))
     assert float(moved.norm()) <= NORM * (1 + 1e-9)
-    assert float(moved.norm()) >= NORM * (1 - 1e-6)
+    assert float(moved.norm()) >= NORM * (1 - 1e-5)  # and hardly clipped too far
 
 
 @BY_KIND
