@@ -261,7 +261,7 @@ def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) 
         raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
     dataset, rows = data
     fit = None if dataset.train_fit is None else dataset.train_fit[rows]
-    return Records(*examples_of(dataset, rows), fit)
+    return Records(*examples_of(dataset, rows), fit=fit, folder=own_data_path(node_config))
 
 
 def _node_of(context: Context) -> int:

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fl_dp.accounting import ExamplePlan
 from fl_dp.clients import DPSGD, NodePrivacy, OpacusClient, RecordWise, fingerprint
+from fl_dp.clients.fingerprint import fingerprint_of_files
 from fl_dp.clients.node_privacy import in_simulation
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY
 
@@ -32,12 +33,25 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
     """Records in memory, handed out a batch at a time instead of one by one."""
 
     def __init__(
-        self, features: Tensor, labels: Tensor, fit: NDArray[np.bool_] | None = None
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        fit: NDArray[np.bool_] | None = None,
+        folder: str | None = None,
     ) -> None:
-        """Hold features `(n, ...)`, labels `(n,)` and which of them are records; None: all are."""
+        """Hold records.
+
+        Args:
+            features: Shape `(n, ...)`.
+            labels: Shape `(n,)`.
+            fit: Which of them are records, `(n,)`; None: all are.
+            folder: Of the files that hold them and nobody else's, if there is one.
+        """
         self.features = features
         self.labels = labels
-        self.fit = fit
+        self._fit = fit
+        self._folder = folder
 
     def __len__(self) -> int:
         """Return how many there are, those without content included: their number is public."""
@@ -49,13 +63,15 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
         """Return a batch, without what is no record."""
-        if self.fit is not None:
-            rows = [row for row in rows if self.fit[row]]
+        if self._fit is not None:
+            rows = [row for row in rows if self._fit[row]]
         return self.features[rows], self.labels[rows]
 
     @property
     def fingerprint(self) -> str:
         """A name for these records."""
+        if self._folder is not None:
+            return fingerprint_of_files(self._folder)
         return fingerprint(self.features.cpu().numpy(), self.labels.cpu().numpy())
 
 

@@ -171,6 +171,20 @@ def test_refusals_are_the_same_for_two_tables_that_share_no_row(tmp_path: Path) 
     assert seen[0] == seen[1]
 
 
+def test_no_schema_makes_the_data_of_two_nodes_look_alike(tmp_path: Path) -> None:
+    # A server that could do that would have them share a budget if a row of both fits, or none.
+    ledger = str(tmp_path / "shared.db")
+    for number, ages in enumerate(((31, 47), (90, 12))):
+        (tmp_path / str(number)).mkdir()
+        names = {"ledger-path": ledger, "dataset-name": f"clinic {number}"}
+        one = Hospital(tmp_path / str(number), **names)
+        rows = [f"{age},{age},x,ill" for age in ages]
+        (one.data / "train.csv").write_text("\n".join(["age,pressure,note,label", *rows]))
+        one.asked(*SCHEMAS["no label fits"])
+    with NodeLedger.read(ledger) as opened:
+        assert [each.sources for each in opened.spendings] == [{"clinic 0"}, {"clinic 1"}]
+
+
 # A schema of the owner's.
 
 
