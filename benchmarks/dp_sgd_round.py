@@ -17,7 +17,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.accounting import Account, ExamplePlan, NodeLedger
-from fl_dp.clients import DPSGD, OpacusClient
+from fl_dp.clients import DPSGD, OpacusClient, RecordWise
 from fl_dp.tasks import get_arrays
 
 IMAGES, BATCH, STEPS = 256, 32, 8
@@ -84,7 +84,7 @@ def client_round(data: Images, folder: Path, *, mode: str, secure: bool) -> Call
     )
     ledger = NodeLedger.open(folder / f"{mode}-{secure}-{len(list(folder.iterdir()))}.db")
     arrays = list(get_arrays(small_cnn()).values())
-    loader = DataLoader(data, collate_fn=first_of)
+    loader = DataLoader(data, collate_fn=RecordWise(first_of))
     model = small_cnn()
 
     def fit() -> object:

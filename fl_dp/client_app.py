@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,7 +22,7 @@ from fl_dp.clients import (
     UnitReport,
     numpy_client_app,
 )
-from fl_dp.private_training import example_plan_of, private_client
+from fl_dp.private_training import Records, example_plan_of, private_client
 from fl_dp.settings import SETTINGS_KEY, Settings
 from fl_dp.tasks import (
     Dataset,
@@ -41,6 +41,7 @@ from fl_dp.workload import (
     model_of,
     own_data_path,
     parts_of,
+    public_form_of,
 )
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -103,25 +104,30 @@ class TaskClient(NumPyClient):
     def _fit_privately(
         self, parameters: NDArrays, config: dict[str, Scalar], examples: ExamplePlan
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train by DP-SGD; whatever goes wrong, with data or budget, the model goes back as is."""
+        """Train by DP-SGD.
+
+        Nothing up to the charge reads a record of the node's own, so whatever goes wrong until then
+        may show: the model goes back as it came.
+        """
         try:
-            settings, data = self._settings_and_data(config)
-            if data is None:
+            settings = _settings(config)
+            place, node_config = self._part(settings), self.context.node_config
+            own = own_data_path(node_config) is not None
+            if not own and place >= settings.task.num_clients:
                 return parameters, 1, {}
-            dataset, rows = data
             client = private_client(
-                model_of(settings, dataset),
-                *examples_of(dataset, rows),
+                model_of(settings, public_form_of(settings, node_config)),
+                lambda: _records_of(settings, place, node_config),
                 plan=examples,
                 settings=settings,
                 context=self.context,
                 config=config,
                 unit=self.unit,
             )
-            return client.fit(parameters, config)
-        except Exception:  # one record can make a data set unreadable, and would show by it
+        except Exception:
             logger.exception("no private training; this client contributes nothing")
             return parameters, 1, {}
+        return client.fit(parameters, config)
 
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
@@ -243,6 +249,20 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
     if name == "examples":
         return dataset.features(rows).reshape(len(rows), -1)
     raise ValueError(f"there are no values '{name}': ask for labels or examples")
+
+
+def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) -> Records:
+    """Read a unit's records, on the device that trains.
+
+    Raises:
+        ValueError: If it has none, or they are not one node's own and do not fit the settings.
+    """
+    data = data_of_unit(settings, place, node_config, leave_out_unfit=True)
+    if data is None:
+        raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
+    dataset, rows = data
+    fit = None if dataset.train_fit is None else dataset.train_fit[rows]
+    return Records(*examples_of(dataset, rows), fit=fit, folder=own_data_path(node_config))
 
 
 def _node_of(context: Context) -> int:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from flwr.app import Context
 from flwr.client import NumPyClient
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fl_dp.accounting import ExamplePlan
-from fl_dp.clients import DPSGD, NodePrivacy, OpacusClient, fingerprint
+from fl_dp.clients import DPSGD, NodePrivacy, OpacusClient, RecordWise, fingerprint
+from fl_dp.clients.fingerprint import fingerprint_of_files
 from fl_dp.clients.node_privacy import in_simulation
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY
 
@@ -26,10 +29,55 @@ def example_plan_of(config: Mapping[str, Any]) -> ExamplePlan | None:
     return None if text is None else ExamplePlan.from_dict(json.loads(str(text)))
 
 
+class Records(Dataset[tuple[Tensor, Tensor]]):
+    """Records in memory, handed out a batch at a time instead of one by one."""
+
+    def __init__(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        fit: NDArray[np.bool_] | None = None,
+        folder: str | None = None,
+    ) -> None:
+        """Hold records.
+
+        Args:
+            features: Shape `(n, ...)`.
+            labels: Shape `(n,)`.
+            fit: Which of them are records, `(n,)`; None: all are.
+            folder: Of the files that hold them and nobody else's, if there is one.
+        """
+        self.features = features
+        self.labels = labels
+        self._fit = fit
+        self._folder = folder
+
+    def __len__(self) -> int:
+        """Return how many there are, those without content included: their number is public."""
+        return len(self.labels)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return one record."""
+        return self.features[row], self.labels[row]
+
+    def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """Return a batch, without what is no record."""
+        if self._fit is not None:
+            rows = [row for row in rows if self._fit[row]]
+        return self.features[rows], self.labels[rows]
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for these records."""
+        if self._folder is not None:
+            return fingerprint_of_files(self._folder)
+        return fingerprint(self.features.cpu().numpy(), self.labels.cpu().numpy())
+
+
 def private_client(
     model: nn.Module,
-    features: Tensor,
-    labels: Tensor,
+    load: Callable[[], Records],
     *,
     plan: ExamplePlan,
     settings: Settings,
@@ -37,28 +85,27 @@ def private_client(
     config: Mapping[str, Any],
     unit: int,
 ) -> NumPyClient:
-    """Return the client that trains on these records by DP-SGD and charges the node's ledger.
+    """Return the client that trains by DP-SGD on what `load` returns, and charges before that.
 
-    Features `(n, ...)` and labels `(n,)` are on the model's device.
+    Records are on the model's device.
 
     Raises:
         ValueError: If a real node was started without a ledger: nothing is trained then.
     """
     node = NodePrivacy.of(context, config, unit=unit)
-    if node.ledger is None:
-        raise ValueError(
-            "this node keeps no ledger, so it can't promise anything: start the SuperNode with "
-            "--node-config 'ledger-path=\"/data/ledger.db\"'"
-        )
     chosen = settings.dp_sgd
-    records = Records(features, labels)
-    print_of_data = fingerprint(features.cpu().numpy(), labels.cpu().numpy())
+    loaded: list[Records] = []
+
+    def loader() -> DataLoader[Any]:
+        loaded.append(load())
+        return DataLoader(loaded[-1], collate_fn=RecordWise(_as_they_are))
+
     return OpacusClient(
         model,
-        DataLoader(records, collate_fn=_as_they_are),
+        loader,
         plan=plan,
-        ledger=node.ledger,
-        account=node.account(unit="example", fingerprint=print_of_data),
+        ledger=node.required_ledger,
+        account=node.account(unit="example"),
         budget=node.budget(plan.budget),
         dp_sgd=DPSGD(
             optimizer=lambda parameters: torch.optim.SGD(
@@ -70,28 +117,8 @@ def private_client(
             # A server must not be able to switch it off.
             secure_randomness=chosen.secure_randomness or not in_simulation(),
         ),
+        fingerprint_of=lambda _: loaded[-1].fingerprint,
     )
-
-
-class Records(Dataset[tuple[Tensor, Tensor]]):
-    """Records in memory, handed out a batch at a time instead of one by one."""
-
-    def __init__(self, features: Tensor, labels: Tensor) -> None:
-        """Hold features `(n, ...)` and labels `(n,)`."""
-        self.features = features
-        self.labels = labels
-
-    def __len__(self) -> int:
-        """Return how many there are."""
-        return len(self.labels)
-
-    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
-        """Return one record."""
-        return self.features[row], self.labels[row]
-
-    def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
-        """Return a batch."""
-        return self.features[rows], self.labels[rows]
 
 
 def _as_they_are(batch: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, TypeVar
 
@@ -19,24 +20,30 @@ from fl_dp.tasks import (
     DataFormat,
     Dataset,
     DeviceData,
+    Form,
     build_model,
     client_indices,
+    form_of,
     get_arrays,
     load_dataset,
 )
 
+from .data_schema import pinned_format
 from .settings import Settings
 
 _T = TypeVar("_T")
 
 
-def dataset_of(settings: Settings, data_path: str | None = None) -> Dataset:
+def dataset_of(
+    settings: Settings, data_path: str | None = None, data_format: DataFormat | None = None
+) -> Dataset:
     """Return the run's data set, loaded once a process.
 
     Args:
         settings: Name the set and, for somebody's own files, their format.
         data_path: A node's own folder; its training part is read instead of `task.data_dir`. None:
             everybody's, or with `task.partition=nodes` the server's, which is a test part alone.
+        data_format: Of somebody's own files; None: as the settings say.
 
     Raises:
         FileNotFoundError: If it is not there.
@@ -49,7 +56,9 @@ def dataset_of(settings: Settings, data_path: str | None = None) -> Dataset:
             f"task={task.name} has no files that could lie in {DATA_PATH_KEY}: leave it out"
         )
     data_dir = task.data_dir if data_path is None else data_path
-    return load_dataset(task.name, data_dir=data_dir, data_format=_format_of(settings, data_path))
+    if data_format is None:
+        data_format = _format_of(settings, data_path)
+    return load_dataset(task.name, data_dir=data_dir, data_format=data_format)
 
 
 def parts_of(settings: Settings) -> tuple[NDArray[np.int64], ...]:
@@ -94,7 +103,11 @@ def check_data(settings: Settings) -> None:
 
 
 def data_of_unit(
-    settings: Settings, place: int, node_config: Mapping[str, Any]
+    settings: Settings,
+    place: int,
+    node_config: Mapping[str, Any],
+    *,
+    leave_out_unfit: bool = False,
 ) -> tuple[Dataset, NDArray[np.int64]] | None:
     """Return the data set in which a unit's examples lie, and their rows.
 
@@ -104,7 +117,9 @@ def data_of_unit(
     Args:
         settings: As the server sent them.
         place: Number of the unit among those of all nodes, which share a simulated split.
-        node_config: The node's configuration.
+        node_config: The node's configuration; a schema of its owner's goes before the settings'.
+        leave_out_unfit: Count rows of the node's own files that do not fit as rows without content
+            (`Dataset.train_fit`), instead of refusing the files.
 
     Returns:
         None for a unit beyond the roster of a simulation.
@@ -116,10 +131,31 @@ def data_of_unit(
     """
     data_path = own_data_path(node_config)
     if data_path is not None:
-        dataset = dataset_of(settings, data_path)
+        data_format = _format_of_node(settings, node_config)
+        if data_format is not None:
+            data_format = replace(data_format, leave_out_unfit=leave_out_unfit)
+        dataset = dataset_of(settings, data_path, data_format)
         return dataset, np.arange(len(dataset.train_y))
     parts = parts_of(settings)
     return (dataset_of(settings), parts[place]) if place < len(parts) else None
+
+
+def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form | None:
+    """Return what a node's model is built for, without reading a row of anybody's.
+
+    None if everybody's files lie in one folder and the form has to be found in them.
+
+    Raises:
+        FileNotFoundError: If the file of the owner's schema is not there.
+        ValueError: If it can't be read, or the node has its own data and their form is not written
+            down.
+    """
+    data_format = _format_of_node(settings, node_config)
+    form = form_of(settings.task.name, data_format)
+    if form is None and data_format is not None and own_data_path(node_config) is not None:
+        shape = "image_shape" if settings.task.name == "folder" else "columns"
+        data_format.require(classes=data_format.classes, **{shape: getattr(data_format, shape)})
+    return form
 
 
 def own_data_path(node_config: Mapping[str, Any]) -> str | None:
@@ -150,23 +186,23 @@ def initial_arrays_of(settings: Settings) -> ArrayRecord:
     return ArrayRecord({name: Array(values) for name, values in arrays.items()})
 
 
-def model_of(settings: Settings, dataset: Dataset | None = None) -> nn.Module:
+def model_of(settings: Settings, form: Dataset | Form | None = None) -> nn.Module:
     """Return the run's model with its first weights, on the device that trains.
 
     Args:
         settings: Name the model.
-        dataset: What it is for; None is the server's, `dataset_of(settings)`.
+        form: What it is for; None is the server's data set, `dataset_of(settings)`.
     """
-    return _built(settings, dataset or dataset_of(settings)).to(training_device())
+    return _built(settings, form or dataset_of(settings)).to(training_device())
 
 
-def _built(settings: Settings, dataset: Dataset) -> nn.Module:
+def _built(settings: Settings, form: Dataset | Form) -> nn.Module:
     return build_model(
         settings.model.name,
-        input_shape=dataset.input_shape,
-        num_classes=dataset.num_classes,
+        input_shape=form.input_shape,
+        num_classes=form.num_classes,
         hidden=settings.model.hidden,
-        vocabulary_size=dataset.vocabulary_size,
+        vocabulary_size=form.vocabulary_size,
         seed=settings.seed,
     )
 
@@ -176,6 +212,15 @@ def _built(settings: Settings, dataset: Dataset) -> nn.Module:
 def _device_data(dataset: Dataset, device: torch.device) -> DeviceData:
     free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     return DeviceData(dataset, device, free_memory=free_memory)
+
+
+def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataFormat | None:
+    """Return the format of a node's own data: its owner's, or else the settings'."""
+    owner = NodeConfig.of(node_config)
+    data_format = _format_of(settings, owner.data_path)
+    if data_format is None or owner.data_path is None or owner.data_schema is None:
+        return data_format
+    return replace(pinned_format(Path(owner.data_schema)), splits=data_format.splits)
 
 
 def _format_of(settings: Settings, data_path: str | None) -> DataFormat | None:

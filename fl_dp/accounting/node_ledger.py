@@ -8,6 +8,11 @@ the budget is refused. It lies in a file of the node's own; neither Flower nor t
     ...     ledger.charge(account, event, count=10, budget=budget, what="round 3")
     ...     ...  # train, release
 
+Where nothing at all may depend on the data before the charge, not even whether they are somebody
+else's, it is decided by the name of their source (`charge_unread`), and the data are named when
+they were read (`name_data`). Data that have spent their budget under another name are then answered
+for by noise alone, which spends nothing.
+
 Budgets may be asked for, and noise may change, after earlier releases were seen. Two rules hold
 then, each with its share of delta, and a release passes that satisfies one of them:
 
@@ -194,6 +199,9 @@ class NodeLedger(ChainedLedger):
         """Use `open` or `read` instead."""
         super().__init__(store)
         self._by_key: dict[tuple[str, str, str], Spending] = {}
+        # By unit and source alone: what decides before the data are read.
+        self._by_source: dict[tuple[str, str], Spending] = {}
+        self._unread: dict[int, dict[str, Any]] = {}
 
     @classmethod
     def open(cls, location: str | Path) -> Self:
@@ -272,6 +280,11 @@ class NodeLedger(ChainedLedger):
         with self._chain.transaction():
             return self._joined(account)
 
+    def spending_of_source(self, account: Account) -> Spending:
+        """Return what decides whether `charge_unread` refuses; it depends on no record."""
+        with self._chain.transaction():
+            return self._of_source(account)
+
     def charge(
         self,
         account: Account,
@@ -297,13 +310,115 @@ class NodeLedger(ChainedLedger):
             LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If an argument is out of range.
         """
+        self._charge(
+            account,
+            event,
+            budget=budget,
+            what=what,
+            count=count,
+            neighboring_relation=neighboring_relation,
+            unread=False,
+        )
+
+    def charge_unread(
+        self,
+        account: Account,
+        event: PrivacyEvent,
+        *,
+        budget: PrivacyBudget,
+        what: str,
+        count: int = 1,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    ) -> int:
+        """Write releases to disk as spent before their data are read: the source alone decides.
+
+        Whether it is refused, and so what is seen of that, depends on no record: not even by way of
+        a fingerprint that another source has, now or in earlier charges.
+
+        Args:
+            account: Whose data; its fingerprint is not looked at.
+            event: As in `charge`, like the other arguments.
+            budget: Over everything that was ever charged to this source.
+            what: A name for the records.
+            count: How many of them.
+            neighboring_relation: Which data are neighbours.
+
+        Returns:
+            The charge's number, for `name_data`.
+
+        Raises:
+            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            ValueError: If an argument is out of range.
+        """
+        return self._charge(
+            Account(unit=account.unit, source=account.source),
+            event,
+            budget=budget,
+            what=what,
+            count=count,
+            neighboring_relation=neighboring_relation,
+            unread=True,
+        )
+
+    def name_data(self, charge: int, fingerprint: str) -> bool:
+        """Say which data a charge was for, and return whether they may be released.
+
+        Args:
+            charge: As from `charge_unread`; named once.
+            fingerprint: Of the data.
+
+        Returns:
+            False if everything that these data were ever charged, under any source, would exceed
+            the budget: then only noise may be released, and the charge no longer counts as spent
+            by the data. It goes on counting for `charge_unread`.
+
+        Raises:
+            ValueError: If there is no such charge, or it was named.
+        """
+        with self._chain.transaction() as connection:
+            if charge not in self._unread:
+                raise ValueError(f"record {charge} is no charge that waits for a name of its data")
+            fields = self._unread[charge]
+            event, count = event_from_dict(fields), int(fields["count"])
+            spending = self._joined(
+                Account(unit=fields["unit"], source=fields["source"], fingerprint=fingerprint)
+            )
+            spending.releases -= Counter({event: count})
+            released = not spending.would_exceed(
+                event,
+                count=count,
+                budget=PrivacyBudget(**fields["budget"]),
+                neighboring_relation=NeighboringRelation(fields["neighboring_relation"]),
+            )
+            self._chain.append(
+                connection,
+                {
+                    "kind": "data",
+                    "charge": charge,
+                    "fingerprint": fingerprint,
+                    "released": released,
+                },
+            )
+        return released
+
+    def _charge(
+        self,
+        account: Account,
+        event: PrivacyEvent,
+        *,
+        budget: PrivacyBudget,
+        what: str,
+        count: int,
+        neighboring_relation: NeighboringRelation,
+        unread: bool,
+    ) -> int:
         require_printable(what)
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
         # Before the lock is taken, which others wait for.
         first_order = _filter_order(event, budget, neighboring_relation)
         with self._chain.transaction() as connection:
-            spending = self._joined(account)
+            spending = self._of_source(account) if unread else self._joined(account)
             order = spending.filter_order
             if not spending.charges:
                 order = spending.filter_order = first_order
@@ -315,7 +430,7 @@ class NodeLedger(ChainedLedger):
                     f"for the data of '{account.source}', which have been charged "
                     f"{spending.charges} times"
                 )
-            self._chain.append(
+            record = self._chain.append(
                 connection,
                 {
                     "kind": "charge",
@@ -329,8 +444,17 @@ class NodeLedger(ChainedLedger):
                     "neighboring_relation": str(neighboring_relation),
                     "filter_order": order,
                     "day": today(),  # for its owner; a time would show how long training took
+                    **({"unread": True} if unread else {}),
                 },
             )
+        return record.sequence
+
+    def _of_source(self, account: Account) -> Spending:
+        """Return what was charged under a source's name, as a copy."""
+        alone = Spending(unit=account.unit)
+        if (account.unit, account.source) in self._by_source:
+            alone.absorb(self._by_source[account.unit, account.source])
+        return alone
 
     def _joined(self, account: Account) -> Spending:
         """Return the spending of all that `account` is known by, as a copy."""
@@ -353,6 +477,8 @@ class NodeLedger(ChainedLedger):
                     )
             case "charge":
                 self._replay_charge(sequence, fields)
+            case "data":
+                self._replay_name(fields)
             case _:
                 raise ValueError(f"a record of kind '{kind}' is unknown to this version")
 
@@ -361,16 +487,35 @@ class NodeLedger(ChainedLedger):
             unit=fields["unit"], source=fields["source"], fingerprint=fields["fingerprint"]
         )
         spending = self._joined(account)
-        if not spending.charges:
-            spending.first, spending.filter_order = sequence, fields["filter_order"]
-            spending.parts = 1
-        spending.sources.add(account.source)
+        alone = self._of_source(account)
+        for each in (spending, alone):
+            if not each.charges:
+                each.first, each.filter_order = sequence, fields["filter_order"]
+                each.parts = 1
+            each.sources.add(account.source)
+            each.releases[event_from_dict(fields)] += int(fields["count"])
+            each.neighboring_relations.add(NeighboringRelation(fields["neighboring_relation"]))
+            each.allow(PrivacyBudget(**fields["budget"]))
+            each.charges += 1
+        self._by_source[account.unit, account.source] = alone
+        self._know(spending, account)
+        if fields.get("unread"):
+            self._unread[sequence] = fields
+
+    def _replay_name(self, fields: dict[str, Any]) -> None:
+        charged = self._unread.pop(fields["charge"])
+        account = Account(
+            unit=charged["unit"], source=charged["source"], fingerprint=fields["fingerprint"]
+        )
+        spending = self._joined(account)
+        if not fields["released"]:
+            spending.releases -= Counter({event_from_dict(charged): int(charged["count"])})
+        self._know(spending, account)
+
+    def _know(self, spending: Spending, account: Account) -> None:
+        """Find a spending by every name that it has."""
         if account.fingerprint is not None:
             spending.fingerprints.add(account.fingerprint)
-        spending.releases[event_from_dict(fields)] += int(fields["count"])
-        spending.neighboring_relations.add(NeighboringRelation(fields["neighboring_relation"]))
-        spending.allow(PrivacyBudget(**fields["budget"]))
-        spending.charges += 1
         for source in spending.sources:
             self._by_key[account.unit, "source", source] = spending
         for fingerprint in spending.fingerprints:

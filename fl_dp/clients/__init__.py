@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from .dp_sgd import DPSGD, train_with_dp_sgd
     from .fit_for_dp_sgd import exchanged_arrays, private_module
     from .opacus_client import OpacusClient
+    from .record_batches import FixedLengthPadding, RecordWise
+    from .training_check import check_training
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -38,15 +40,18 @@ __all__ = [
     "STATISTIC_QUERY_KEY",
     "STATISTIC_VALUES_KEY",
     "UTILITY_QUERY_KEY",
+    "FixedLengthPadding",
     "NodeConfig",
     "NodeConfigError",
     "NodePrivacy",
     "NodeUnits",
     "OpacusClient",
     "PolicyRefusal",
+    "RecordWise",
     "TrainedRows",
     "UnitReport",
     "UtilityQuery",
+    "check_training",
     "client_noise_mod",
     "compression_mod",
     "deadline_mod",

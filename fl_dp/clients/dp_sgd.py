@@ -1,15 +1,15 @@
-"""DP-SGD by Opacus, with randomness that nobody can predict.
+"""DP-SGD by Opacus' gradients, with randomness that nobody can predict and sums that are bounded.
 
-Opacus computes and clips the gradient of each record; its step loop is used as it is. Three things
-are different here. The coins of the Poisson samples and the noise come from the operating system's
-randomness, the noise as integers on a fixed grid, where Opacus would take torch's generator, which
-can be predicted from its output. A record whose gradient is not finite, or can't be computed at
-all, counts as one whose gradient is zero: with Opacus alone it would turn the whole model into NaN
-or stop the training, and so show that it is there. And samples without a record, which happen, are
-steps of noise alone.
+Opacus computes the gradient of each record. What is done with it is done here. The coins of the
+Poisson samples and the noise come from the operating system's randomness, the noise as integers on
+a fixed grid, where Opacus would take torch's generator, which can be predicted from its output.
+Gradients are clipped and added up in float64 (`ClippedGradients`). A record that can't be read, or
+whose gradient is not finite or can't be computed at all, counts as one whose gradient is zero: with
+Opacus alone it would turn the whole model into NaN or stop the training, and so show that it is
+there. And samples without a record, which happen, are steps of noise alone.
 
-What is not covered: gradients are clipped and added up in the model's floating-point numbers, whose
-rounding can move a sum by a little more than the clipping norm.
+What is not covered: a kernel that computes a record's gradient differently in batches of other
+sizes, and how long a step takes.
 
 References:
     Abadi et al. 2016, "Deep Learning with Differential Privacy", algorithm 1.
@@ -21,23 +21,25 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
-from opacus import PrivacyEngine
-from opacus.utils.batch_memory_manager import BatchMemoryManager
 from opacus.utils.uniform_sampler import UniformWithReplacementSampler
 from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
-from torch.utils.data import DataLoader, default_collate
+from torch.utils.data import DataLoader
 
 from fl_dp.accounting import ExamplePlan
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+
+from .clipped_gradients import ClippedGradients, GhostGradients, MixesRecords
+from .record_batches import Batch, BatchForm, RecordBatches
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -65,6 +67,9 @@ class DPSGD:
         grad_sample_mode: `hooks` (fastest for most), `functorch` (any layer), or `ghost` (gradients
             of single records are never in memory: for large models).
         physical_batch_size: At most so many records at once in memory; None: the whole sample.
+        input_key: Where batches are mappings: the key of the inputs, or a tuple of keys that are
+            the model's keyword arguments. None: the only tensor besides the targets.
+        target_key: The key of the targets. None: `label`, `labels`, `target` or `targets`.
         secure_randomness: False: coins and noise come from torch's global generator, as in plain
             Opacus: for comparisons and tests only.
     """
@@ -74,6 +79,8 @@ class DPSGD:
     expected_batch_size: float | None = None
     grad_sample_mode: str = "hooks"
     physical_batch_size: int | None = None
+    input_key: str | tuple[str, ...] | None = None
+    target_key: str | None = None
     secure_randomness: bool = True
 
     def __post_init__(self) -> None:
@@ -113,55 +120,177 @@ def train_with_dp_sgd(
 
     Privacy: each step is a Gaussian mechanism of the plan's noise multiplier on the sum of the
     clipped gradients of a Poisson sample, for one record, add/remove neighbours, against anyone who
-    sees the parameters after it.
+    sees the parameters after it. A record that can't be read, collated or trained on counts as one
+    whose gradient is zero, alone.
 
     Args:
         model: On its device; comes back unwrapped, in training mode. See `private_module`.
         loader: Whose data set and collation are used; its batch size and its order are not. A batch
-            is a pair: inputs (a tensor, a tuple of them, or a mapping of keyword arguments), and
-            targets.
+            is a tuple, targets last, or a mapping (`DPSGD.input_key`); inputs are a tensor, a tuple
+            of them, or a mapping of keyword arguments. A collation of your own gets one record at a
+            time, unless it is `RecordWise`.
         plan: What is charged.
         how: The rest.
         rng: Of noise and coins; a fresh secure one by default.
 
     Raises:
         ValueError: If Opacus can't train the model, or nothing of it is trainable.
+        Exception: Whatever `len(loader.dataset)`, the optimizer or a worker of the loader raises.
     """
-    _require_untied(model, how.grad_sample_mode)
-    random = None
-    if how.secure_randomness:
-        random = rng if rng is not None else SecureRandom()
+    with Participation(model, plan=plan, how=how, rng=rng) as participation:
+        participation.read(loader)
+        participation.train()
+
+
+def train_on_noise(
+    model: nn.Module,
+    *,
+    records: int,
+    plan: ExamplePlan,
+    how: DPSGD,
+    rng: SecureRandom | None = None,
+) -> None:
+    """Take the steps of one participation in which no record has a gradient.
+
+    Args:
+        model: Changed in place.
+        records: How many there are, for a denominator that is not a constant; 0 if unknown.
+        plan: What is charged.
+        how: As in training.
+        rng: Of the noise; a fresh secure one by default.
+    """
     parameters = [each for each in model.parameters() if each.requires_grad]
-    records = len(loader.dataset)  # type: ignore[arg-type]  # Dataset promises no length
-    size = how.expected_batch_size
-    if size is None:
-        size = max(1, int(records * plan.sampling_rate))
-    model.train()
-    with (
-        _opacus_warnings_left_out(),
-        _opacus(model, loader, plan, how, parameters, random) as (
-            wrapped,
-            optimizer,
-            criterion,
-            batches,
-        ),
-    ):
-        # Where the noise is ours, nothing is divided before it is in: rounding would count.
-        optimizer.expected_batch_size = size if random is None else 1
-        if random is None:
-            optimizer.attach_step_hook(_FiniteSum(parameters))
-        else:
-            optimizer.attach_step_hook(_SecureNoise(parameters, plan, size, random))
-        step = _Step(
-            wrapped,
-            optimizer,
-            criterion,
-            parameters,
-            how.grad_sample_mode,
-            split=how.physical_batch_size is not None,
+    optimizer = how.optimizer(parameters)
+    noise = _Noise(parameters, plan, how, records, SecureRandom() if rng is None else rng)
+    nothing = [torch.zeros_like(each, dtype=torch.float64) for each in parameters]
+    for _ in range(plan.steps):
+        noise.release(nothing)
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+class Participation:
+    """The steps of one participation, prepared: nothing of that depends on a record.
+
+    As a context it takes Opacus' hooks off the model in the end, whatever happens.
+
+    Attributes:
+        records: How many there are; 0 before `read`.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        plan: ExamplePlan,
+        how: DPSGD,
+        rng: SecureRandom | None = None,
+    ) -> None:
+        """Wrap a model and make the optimizer.
+
+        Raises:
+            ValueError: If Opacus can't train the model, or nothing of it is trainable.
+            TypeError: If `how.optimizer` makes none.
+        """
+        _require_untied(model, how.grad_sample_mode)
+        model.train()
+        self._plan = plan
+        self._how = how
+        self._rng = rng
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._optimizer = how.optimizer(self._parameters)
+        if not isinstance(self._optimizer, Optimizer):
+            raise TypeError(
+                f"DPSGD(optimizer=...) made a {type(self._optimizer).__name__}: let it return a "
+                "torch.optim.Optimizer of the parameters that it gets"
+            )
+        kind = GhostGradients if how.grad_sample_mode == "ghost" else ClippedGradients
+        self._gradients = kind(
+            model,
+            LossOfEach(how.criterion),
+            clipping_norm=plan.clipping_norm,
+            functorch=how.grad_sample_mode == "functorch",
         )
-        for batch in batches:
-            step(batch)
+        self.records = 0
+        self._failures = 0
+
+    def __enter__(self) -> Self:
+        """Return itself."""
+        return self
+
+    def __exit__(self, *raised: object) -> None:
+        """Give the model back as it was."""
+        self._gradients.close()
+
+    def read(self, loader: DataLoader[Any]) -> None:
+        """Choose the records, and count them."""
+        self._loader = loader
+        self.records = len(loader.dataset)  # type: ignore[arg-type]  # Dataset has no length
+
+    def train(self) -> None:
+        """Take the steps, with the records that were read. See `train_with_dp_sgd`."""
+        plan, how = self._plan, self._how
+        random = SecureRandom() if self._rng is None else self._rng
+        noise = _Noise(self._parameters, plan, how, self.records, random)
+        samples = _poisson_samples(self.records, plan, random if how.secure_randomness else None)
+        ends: deque[bool] = deque()
+        self._gradients.start_again()
+        with _opacus_warnings_left_out():
+            for batches in self._batches(_split(samples, how, ends)):
+                for inputs, targets in batches:
+                    self._add(inputs, targets)
+                if not ends.popleft():
+                    continue
+                noise.release(self._gradients.totals)
+                self._optimizer.step()
+                self._gradients.start_again()
+        self._optimizer.zero_grad()
+        if self._failures:
+            logger.error(
+                "%d gradients of records could not be computed; each counted as zero. If it was "
+                "every one, fl_dp.clients.check_training says why",
+                self._failures,
+            )
+
+    def _batches(self, samples: Iterable[list[int]]) -> Iterable[list[Batch]]:
+        loader = self._loader
+        form = BatchForm(inputs=self._how.input_key, targets=self._how.target_key)
+        return DataLoader(
+            RecordBatches(loader.dataset, loader.collate_fn, form),
+            batch_sampler=samples,
+            collate_fn=_as_it_is,
+            num_workers=loader.num_workers,
+            pin_memory=loader.pin_memory,
+            timeout=loader.timeout,
+            worker_init_fn=loader.worker_init_fn,
+            multiprocessing_context=loader.multiprocessing_context,
+            generator=loader.generator,
+        )
+
+    def _add(self, inputs: Any, targets: Tensor) -> None:
+        """Add a batch; if that fails, record by record, so that one fails alone."""
+        if not len(targets):
+            return
+        inputs, targets = _moved((inputs, targets), self._parameters[0].device)
+        try:
+            self._gradients.add(inputs, targets)
+            return
+        except torch.OutOfMemoryError:
+            logger.warning(
+                "%d records at once don't fit into the device's memory, so they are taken one by "
+                "one: write physical_batch_size (dp_sgd.physical_batch_size), or "
+                "grad_sample_mode='ghost'",
+                len(targets),
+            )
+        except Exception:
+            logger.debug("no gradients of this batch; its records are taken one by one")
+        for row in range(len(targets)):
+            try:
+                self._gradients.add(_rows(inputs, [row]), targets[[row]])
+            except Exception:
+                if not self._failures:  # it may be every record, in every step
+                    logger.exception("a record has no gradient, and counts as zero")
+                self._failures += 1
 
 
 def _require_untied(model: nn.Module, grad_sample_mode: str) -> None:
@@ -180,130 +309,54 @@ def _require_untied(model: nn.Module, grad_sample_mode: str) -> None:
 
 @contextmanager
 def _opacus_warnings_left_out() -> Iterator[None]:
-    """Leave out what is said in every round: that Opacus' own noise is not secure, and of hooks."""
+    """Leave out what PyTorch says in every round of Opacus' hooks."""
     with warnings.catch_warnings():
-        for message in ("Secure RNG turned off", "Full backward hook is firing"):
-            warnings.filterwarnings("ignore", message=message)
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
         yield
 
 
-@contextmanager
-def _opacus(
-    model: nn.Module,
-    loader: DataLoader[Any],
-    plan: ExamplePlan,
-    how: DPSGD,
-    parameters: list[nn.Parameter],
-    random: SecureRandom | None,
-) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Wrap model, optimizer, loss and data as Opacus does, and take its hooks away afterwards."""
-    batches = _poisson_batches(loader, plan, random)
-    criterion = _LossOfEach(how.criterion)
-    engine = PrivacyEngine(accountant="rdp")
-    made = engine.make_private(
-        module=model,
-        optimizer=how.optimizer(parameters),
-        criterion=criterion,
-        data_loader=batches,
-        # Opacus adds none where the noise is ours.
-        noise_multiplier=plan.noise_multiplier if random is None else 0.0,
-        max_grad_norm=plan.clipping_norm,
-        # The batches are Poisson samples already, at the plan's rate.
-        poisson_sampling=False,
-        grad_sample_mode=how.grad_sample_mode,
-    )
-    ghost = how.grad_sample_mode == "ghost"
-    wrapped, optimizer, *rest = made
-    optimizer.attach_step_hook(None)  # the plan's ledger counts, not Opacus' accountant
-    wrapped.forbid_grad_accumulation()
-    try:
-        with _split(batches, how.physical_batch_size, optimizer) as physical:
-            yield wrapped, optimizer, rest[0] if ghost else criterion, physical
-    finally:
-        wrapped.to_standard_module()
-
-
-@contextmanager
-def _split(batches: DataLoader[Any], physical_batch_size: int | None, optimizer: Any) -> Any:
-    if physical_batch_size is None:
-        yield batches
+def _poisson_samples(
+    records: int, plan: ExamplePlan, random: SecureRandom | None
+) -> Iterator[list[int]]:
+    """Yield the records of each step, by coins of the operating system's randomness or torch's."""
+    if random is None:
+        yield from UniformWithReplacementSampler(
+            num_samples=max(1, records), sample_rate=plan.sampling_rate, steps=plan.steps
+        )
         return
-    with BatchMemoryManager(
-        data_loader=batches, max_physical_batch_size=physical_batch_size, optimizer=optimizer
-    ) as physical:
-        yield physical
+    for _ in range(plan.steps):
+        yield np.flatnonzero(random.bernoulli(plan.sampling_rate, records)).tolist()
 
 
-class _SecretSampler(UniformWithReplacementSampler):  # type: ignore[misc]  # Opacus has no types
-    """Poisson samples by coins of the operating system's randomness; also of no records at all."""
-
-    def __init__(self, records: int, plan: ExamplePlan, random: SecureRandom) -> None:
-        super().__init__(
-            num_samples=max(1, records), sample_rate=plan.sampling_rate, steps=plan.steps
-        )
-        self._records = records
-        self._random = random
-
-    def __iter__(self) -> Iterator[list[int]]:
-        for _ in range(self.steps):
-            coins = self._random.bernoulli(self.sample_rate, self._records)
-            yield np.flatnonzero(coins).tolist()
+def _split(samples: Iterable[list[int]], how: DPSGD, ends: deque[bool]) -> Iterator[list[int]]:
+    """Yield samples in parts that fit into memory, and note for each whether its sample ends."""
+    for sample in samples:
+        most = how.physical_batch_size or max(1, len(sample))
+        parts = np.array_split(np.array(sample, np.int64), max(1, math.ceil(len(sample) / most)))
+        for number, part in enumerate(parts, start=1):
+            ends.append(number == len(parts))
+            yield part.tolist()
 
 
-def _poisson_batches(
-    loader: DataLoader[Any], plan: ExamplePlan, random: SecureRandom | None
-) -> DataLoader[Any]:
-    records = len(loader.dataset)  # type: ignore[arg-type]  # as above
-    sampler = (
-        UniformWithReplacementSampler(
-            num_samples=max(1, records), sample_rate=plan.sampling_rate, steps=plan.steps
-        )
-        if random is None
-        else _SecretSampler(records, plan, random)
-    )
-    collate = loader.collate_fn if loader.collate_fn is not None else default_collate
-    return DataLoader(
-        loader.dataset,
-        batch_sampler=sampler,
-        collate_fn=_Collation(collate),
-        num_workers=loader.num_workers,
-        pin_memory=loader.pin_memory,
-        timeout=loader.timeout,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=loader.multiprocessing_context,
-        generator=loader.generator,
-    )
-
-
-@dataclass(frozen=True)
-class _Collation:
-    """Makes a batch of records, and None of no records."""
-
-    collate: Callable[[Any], Any]
-
-    def __call__(self, records: Any) -> Any:
-        return self.collate(records) if len(records) else None
-
-
-class MixesRecords(ValueError):
-    """A loss is not of one record alone, so that clipping would not bound a record's influence."""
-
-
-class _LossOfEach(nn.Module):
-    """A criterion as the mean over records of each one's own loss.
+class LossOfEach(nn.Module):
+    """A criterion as each record's own loss.
 
     A mean that is taken in the criterion can be over something else: class weights divide every
-    record's gradient by the weights of the batch, and Opacus' ghost clipping takes a column of
-    losses for a matrix.
+    record's gradient by the weights of the batch.
     """
 
     def __init__(self, criterion: nn.Module) -> None:
+        """Take a criterion with a `reduction`, which is copied."""
         super().__init__()
         self._criterion = copy(criterion)
         self._criterion.reduction = "none"  # type: ignore[assignment]  # no tensor, torch thinks
-        self.reduction = "mean"  # Opacus sets it to "none" to take the mean itself
 
     def forward(self, outputs: Any, targets: Tensor) -> Tensor:
+        """Return the losses, `(n,)`.
+
+        Raises:
+            MixesRecords: If the criterion does not give each record one.
+        """
         losses: Tensor = self._criterion(outputs, targets)
         broadcast = isinstance(outputs, Tensor) and outputs.ndim < targets.ndim
         if broadcast or losses.ndim > targets.ndim or losses.shape[:1] != targets.shape[:1]:
@@ -312,40 +365,25 @@ class _LossOfEach(nn.Module):
                 f"{tuple(losses.shape)}: the criterion has to give each record a loss of its own; "
                 "let outputs and targets have the same shape, or targets be classes"
             )
-        losses = losses.flatten(1).mean(1) if losses.ndim > 1 else losses
-        return losses.mean() if self.reduction == "mean" else losses
+        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 
-class _NotFinite(Exception):
-    """The sum of a step has no finite value; no parameter has changed."""
-
-
-class _FiniteSum:
-    """Stops a step whose sum is not finite."""
-
-    def __init__(self, parameters: Sequence[nn.Parameter]) -> None:
-        self._parameters = parameters
-
-    def __call__(self, optimizer: Any) -> None:
-        norms = torch._foreach_norm(
-            [each.grad for each in self._parameters if each.grad is not None]
-        )
-        if not torch.isfinite(torch.stack(norms)).all():
-            raise _NotFinite
-
-
-class _SecureNoise:
-    """Adds the noise of a step on an integer grid, in place of Opacus' own."""
+class _Noise:
+    """Makes of a step's sum the gradient that the optimizer gets: noise, then the denominator."""
 
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
         plan: ExamplePlan,
-        expected_batch_size: float,
+        how: DPSGD,
+        records: int,
         random: SecureRandom,
     ) -> None:
         self._parameters = parameters
-        self._size = expected_batch_size
+        self._std = plan.noise_multiplier * plan.clipping_norm
+        size = how.expected_batch_size
+        self._size = max(1, int(records * plan.sampling_rate)) if size is None else size
+        self._secure = how.secure_randomness
         self._random = random
         coordinates = sum(each.numel() for each in parameters)
         # Rounding the sum to the grid can move it by a step in each coordinate.
@@ -357,140 +395,26 @@ class _SecureNoise:
             noise_multiplier=plan.noise_multiplier * slack, clipping_norm=plan.clipping_norm
         )
 
-    def __call__(self, optimizer: Any) -> None:
-        gradients = [each.grad for each in self._parameters]
-        flat = torch.cat([each.reshape(-1) for each in gradients if each is not None])
-        steps = flat.detach().cpu().numpy().astype(np.float64)
-        if not np.isfinite(steps).all():
-            raise _NotFinite
+    def release(self, totals: Sequence[Tensor]) -> None:
+        """Set the parameters' gradients to the private mean."""
+        if not self._secure:
+            for each, total in zip(self._parameters, totals, strict=True):
+                noise = torch.normal(0.0, self._std, each.shape, device=each.device)
+                each.grad = ((total + noise) / self._size).to(each.dtype)
+            return
+        steps = torch.cat([each.reshape(-1) for each in totals]).cpu().numpy()
         steps *= 1.0 / self._mechanism.grid
         released = self._mechanism.release(np.trunc(steps, out=steps), self._random)
+        # Nothing is divided before the noise is in: rounding would count.
         released *= 1.0 / self._size
-        private = torch.from_numpy(released).to(flat)
-        start = 0
-        for gradient in gradients:
-            if gradient is not None:
-                stop = start + gradient.numel()
-                gradient.copy_(private[start:stop].view_as(gradient))
-                start = stop
+        sizes = [each.numel() for each in self._parameters]
+        private = torch.split(torch.from_numpy(released), sizes)
+        for each, part in zip(self._parameters, private, strict=True):
+            each.grad = part.view_as(each).to(each)
 
 
-class _Step:
-    """One physical batch: gradients, and the optimizer's step where its logical batch ends."""
-
-    def __init__(
-        self,
-        model: Any,
-        optimizer: Any,
-        criterion: Any,
-        parameters: Sequence[nn.Parameter],
-        grad_sample_mode: str,
-        *,
-        split: bool,
-    ) -> None:
-        self._model = model
-        self._optimizer = optimizer
-        self._criterion = criterion
-        self._parameters = parameters
-        self._ghost = grad_sample_mode == "ghost"
-        self._split = split
-        self._device = parameters[0].device
-
-    def __call__(self, batch: Any) -> None:
-        rows = 0
-        if batch is not None:
-            inputs, targets = _moved(batch, self._device)
-            rows = len(targets)
-        if rows and not self._usable(inputs, targets):
-            rows = self._leave_out(inputs, targets)
-        if not rows:
-            self._contribute_nothing()
-        try:
-            self._optimizer.step()
-        except _NotFinite:
-            if not self._leave_out(inputs, targets):
-                self._contribute_nothing()
-            self._step_or_noise()
-        self._optimizer.zero_grad()
-
-    def _step_or_noise(self) -> None:
-        """Step with the records that are left, or with noise alone; never stop for their sake."""
-        try:
-            self._optimizer.step()
-        except _NotFinite:
-            self._optimizer.zero_grad()
-            self._contribute_nothing()
-            self._optimizer.step()
-
-    def _backward(self, inputs: Any, targets: Tensor) -> None:
-        self._criterion(_forward(self._model, inputs), targets).backward()
-
-    def _usable(self, inputs: Any, targets: Tensor) -> bool:
-        """Compute the gradients and return whether they can be used, as far as it is known.
-
-        Where batches are split, a gradient that is not finite would spoil what the optimizer has
-        added up before, so each is looked at. Otherwise the sum is, before it changes anything.
-        """
-        try:
-            self._backward(inputs, targets)
-        except (MixesRecords, NotImplementedError):
-            raise  # of the model, whatever the records are
-        except torch.OutOfMemoryError as error:  # of the sample, not of one record
-            raise MemoryError(
-                f"{len(targets)} records at once don't fit into the device's memory: write "
-                "physical_batch_size (dp_sgd.physical_batch_size), or grad_sample_mode='ghost'"
-            ) from error
-        except Exception:
-            logger.exception("no gradient of this batch; its records are looked at one by one")
-            self._forget_pass()
-            return False
-        return not self._split or self._finite()
-
-    def _finite(self) -> bool:
-        """Whether the gradient of each record of the last pass is finite."""
-        # The sum of the batch can be finite where a gradient in it is not: it is scaled down.
-        name = "grad" if self._ghost else "grad_sample"
-        gradients = [getattr(each, name) for each in self._parameters]
-        norms = torch._foreach_norm([each for each in gradients if each is not None])
-        return bool(torch.isfinite(torch.stack(norms)).all())
-
-    def _forget_pass(self) -> None:
-        """Take away what Opacus kept of a pass that did not end: the next would add to it."""
-        for module in self._model.modules():
-            if hasattr(module, "activations"):
-                module.activations.clear()
-            if hasattr(module, "max_batch_len"):
-                del module.max_batch_len
-        for each in self._parameters:
-            each._forward_counter = 0  # type: ignore[attr-defined]  # Opacus' own
-            if hasattr(each, "_current_grad_sample"):
-                del each._current_grad_sample
-        self._model.enable_hooks()
-
-    def _leave_out(self, inputs: Any, targets: Tensor) -> int:
-        """Leave out the records without a finite gradient, and return how many are left."""
-        kept = []
-        for row in range(len(targets)):
-            self._optimizer.zero_grad()
-            if self._usable(_rows(inputs, [row]), targets[[row]]) and self._finite():
-                kept.append(row)
-        self._optimizer.zero_grad()
-        if kept:
-            self._backward(_rows(inputs, kept), targets[kept])
-        return len(kept)
-
-    def _contribute_nothing(self) -> None:
-        for each in self._parameters:
-            if self._ghost:
-                each.grad = torch.zeros_like(each)
-            else:
-                each.grad_sample = each.new_zeros((0, *each.shape))  # type: ignore[attr-defined]  # Opacus' own
-
-
-def _forward(model: Any, inputs: Any) -> Any:
-    if isinstance(inputs, Mapping):
-        return model(**inputs)
-    return model(*inputs) if isinstance(inputs, tuple | list) else model(inputs)
+def _as_it_is(batches: Any) -> Any:
+    return batches
 
 
 def _moved(batch: Any, device: torch.device) -> Any:

@@ -103,7 +103,7 @@ def _is_exhausted(context: Context, config: Config) -> bool:
     unit, event, count, budget, relation = asked
     try:
         with NodeLedger.read(node.ledger) as ledger:
-            spending = ledger.spending(node.account(unit=unit))
+            spending = ledger.spending_of_source(node.account(unit=unit))
     except FileNotFoundError:
         return False
     return spending.would_exceed(

@@ -72,7 +72,8 @@ class NodeConfig:
         dataset_name: A name of the data that stays the same when they change.
         unit_name: The name under which a roster knows the node.
         data_path: Absolute folder of the node's own data.
-        data_schema: What the owner says of the columns and classes of that data.
+        data_schema: Absolute file in which the owner wrote down the columns and classes of that
+            data; the server's are ignored then.
         partition_id: Which part of a simulated split the node holds.
     """
 
@@ -103,6 +104,9 @@ class NodeConfig:
         data_path = _text(given, DATA_PATH_KEY)
         if data_path is not None:
             _require_absolute(DATA_PATH_KEY, data_path)
+        data_schema = _text(given, DATA_SCHEMA_KEY)
+        if data_schema is not None:
+            _require_absolute(DATA_SCHEMA_KEY, data_schema)
         max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
         max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
         asked = given.get(REQUIRE_PRIVACY_KEY)
@@ -133,7 +137,7 @@ class NodeConfig:
             dataset_name=_text(given, DATASET_NAME_KEY),
             unit_name=_text(given, UNIT_NAME_KEY),
             data_path=data_path,
-            data_schema=_text(given, DATA_SCHEMA_KEY),
+            data_schema=data_schema,
             partition_id=_partition(given),
         )
 

@@ -19,8 +19,9 @@ from typing import Any, Self
 from flwr.app import Context
 
 from fl_dp.accounting import Account, PrivacyBudget
+from fl_dp.files import private_folder
 
-from .node_config import NodeConfig
+from .node_config import LEDGER_PATH_KEY, NodeConfig
 
 SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
 """Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
@@ -36,12 +37,15 @@ class NodePrivacy:
             each run asks for.
         max_delta: The delta that goes with it.
         source: A name of the node's data that stays the same when they change.
+        simulated_ledger: Where a simulated node's ledger lies if nobody names one; None on a real
+            node.
     """
 
     ledger: str | None
     source: str
     max_epsilon: float | None = None
     max_delta: float | None = None
+    simulated_ledger: str | None = None
 
     @classmethod
     def of(cls, context: Context, config: Mapping[str, Any], *, unit: int = 0) -> Self:
@@ -57,10 +61,11 @@ class NodePrivacy:
             NodeConfigError: If the node's configuration is no good (`NodeConfig.of`).
         """
         owner = NodeConfig.of(context.node_config)
-        ledger, source = owner.ledger_path, owner.source
+        ledger, source, simulated = owner.ledger_path, owner.source, None
         if in_simulation():
+            node = context.node_id if owner.partition_id is None else owner.partition_id
+            simulated = str(_simulated_ledgers(context) / f"node-{node}.db")
             if ledger is None and SIMULATED_LEDGERS_KEY in config:
-                node = context.node_id if owner.partition_id is None else owner.partition_id
                 ledger = str(Path(str(config[SIMULATED_LEDGERS_KEY])) / f"node-{node}.db")
             # The server numbers a node's units, so only where nothing is real are they apart.
             source = f"{source}/{unit}" if unit else source
@@ -69,7 +74,25 @@ class NodePrivacy:
             source=source,
             max_epsilon=owner.max_epsilon,
             max_delta=owner.max_delta,
+            simulated_ledger=simulated,
         )
+
+    @property
+    def required_ledger(self) -> str:
+        """The ledger; a simulated node without one has it in `~/.fl-dp/simulations/run-RUN_ID`.
+
+        Raises:
+            ValueError: If a real node was started without one. Nothing may be trained then.
+        """
+        if self.ledger is not None:
+            return self.ledger
+        if self.simulated_ledger is None:
+            raise ValueError(
+                "this node keeps no ledger, so it can't promise anything: start the SuperNode with "
+                f"--node-config '{LEDGER_PATH_KEY}=\"/data/ledger.db\"'"
+            )
+        private_folder(Path(self.simulated_ledger).parent)
+        return self.simulated_ledger
 
     def budget(self, asked: PrivacyBudget) -> PrivacyBudget:
         """Return what a run may spend in all: what it asks for, as far as the owner allows."""
@@ -83,6 +106,11 @@ class NodePrivacy:
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
         """Return whose spending it is."""
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
+
+
+def _simulated_ledgers(context: Context) -> Path:
+    """Return a folder for each run: a simulated node's data are new in each."""
+    return Path.home() / ".fl-dp" / "simulations" / f"run-{context.run_id}"
 
 
 def in_simulation() -> bool:

@@ -2,28 +2,26 @@
 
     >>> def client_fn(context: Context) -> NumPyClient:
     ...     model, _ = private_module(MyModel())
-    ...     return OpacusClient(
-    ...         model,
-    ...         DataLoader(my_records),
-    ...         plan=plan,  # an ExamplePlan
-    ...         ledger="/data/ledger.db",
-    ...         account=Account(unit="example", source="ward-7"),
+    ...     return OpacusClient.on_node(
+    ...         context, model, lambda: DataLoader(my_records()), plan=plan  # an ExamplePlan
     ...     )
     >>> app = numpy_client_app(client_fn)
 
-Each participation is written to the node's ledger before it starts. It survives what Flower's
-`Context.state` does not: a handler that raises, a process that dies, a restarted SuperNode, another
-run.
+Each participation is written to the node's ledger before a record is read. It survives what
+Flower's `Context.state` does not: a handler that raises, a process that dies, a restarted
+SuperNode, another run.
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
+from flwr.app import Context
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
 from torch import nn
@@ -39,10 +37,17 @@ from fl_dp.accounting import (
 )
 from fl_dp.mechanisms import SecureRandom
 
-from .dp_sgd import DPSGD, train_with_dp_sgd
+from .dp_sgd import DPSGD, Participation, train_on_noise
 from .fit_for_dp_sgd import load_exchanged, require_trainable_privately, trained_arrays
+from .node_privacy import NodePrivacy
 
 logger = logging.getLogger("flwr.fl_dp.client")
+
+Loader = DataLoader[Any] | Callable[[], DataLoader[Any]]
+
+
+class _NothingToRelease(Exception):
+    """Records were charged for and must not be released, or can't be."""
 
 
 class OpacusClient(NumPyClient):
@@ -50,18 +55,19 @@ class OpacusClient(NumPyClient):
 
     Privacy: the plan's (epsilon, delta) for one record of this client, add/remove neighbours (or as
     the plan says), against anyone who sees every model that it sends, the server included, over
-    everything that the ledger's account ever releases. A client whose budget is spent, or whose
-    training fails, sends back the model as it came: arrays and keys are those of any other reply.
-    It does not say why, and how many records there are stays here, too. That it replied, how long
-    it took, and that an update is exactly zero is not hidden. None of that is about one record, as
-    long as the data set can be read and made into batches whatever its records are: one that can't
-    ends the training, and shows by it.
+    everything that the ledger's account ever releases. Nothing of a reply depends on a record
+    before the charge: a client whose budget is spent, or whose model or ledger can't be used, sends
+    back the model as it came. After the charge a reply is always the planned steps of DP-SGD, of
+    the records that can be read and trained on; where no data can be read at all, or training
+    fails, of none: noise around the model. Arrays and keys are those of any other reply, and it
+    does not say why. That it replied, how long it took, and whether its source's budget is spent is
+    not hidden.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        loader: DataLoader[Any],
+        loader: Loader,
         *,
         plan: ExamplePlan,
         ledger: NodeLedger | str | Path,
@@ -69,19 +75,24 @@ class OpacusClient(NumPyClient):
         budget: PrivacyBudget | None = None,
         dp_sgd: DPSGD | None = None,
         trainable_only: bool = False,
+        fingerprint_of: Callable[[DataLoader[Any]], str] | None = None,
         rng: SecureRandom | None = None,
     ) -> None:
         """Be a client.
 
         Args:
             model: On the device to train on; see `private_module` if Opacus refuses it.
-            loader: Whose data set and collation are used; see `train_with_dp_sgd`.
+            loader: Whose data set and collation are used; see `train_with_dp_sgd`. Or a function
+                that returns it, called once it is paid for: data that can't be read then don't show
+                by an error.
             plan: What one participation is, and the budget that the run asks for.
             ledger: The node's ledger, or its file or database URL.
-            account: Whose spending it is.
+            account: Whose spending it is. Its source alone decides whether a charge fits; data of
+                this fingerprint that are exhausted under another source are answered for by noise.
             budget: What may be spent in all, where the node's owner allows less than the plan's.
             dp_sgd: How to train; `DPSGD()` by default.
             trainable_only: Exchange the parameters that are not frozen, and nothing else.
+            fingerprint_of: Computes the account's fingerprint once the data were read.
             rng: Of noise and coins; a fresh secure one by default.
 
         Raises:
@@ -107,7 +118,46 @@ class OpacusClient(NumPyClient):
         self._budget = plan.budget if budget is None else budget
         self._how = how
         self._trainable_only = trainable_only
+        self._fingerprint_of = fingerprint_of
         self._rng = rng
+
+    @classmethod
+    def on_node(
+        cls,
+        context: Context,
+        model: nn.Module,
+        loader: Loader,
+        *,
+        plan: ExamplePlan,
+        unit: int = 0,
+        **rest: Any,
+    ) -> Self:
+        """Return a client whose ledger, name and cap are what the node's owner says.
+
+        In a simulation without a ledger of its own, each node has one in
+        `~/.fl-dp/simulations/run-RUN_ID`.
+
+        Args:
+            context: Flower's, of the node.
+            model: As in the constructor.
+            loader: As in the constructor.
+            plan: As in the constructor.
+            unit: Index among the privacy units that the node hosts.
+            **rest: `dp_sgd`, `trainable_only`, `fingerprint_of` and `rng` of the constructor.
+
+        Raises:
+            ValueError: As the constructor, or if a real node was started without a ledger.
+        """
+        node = NodePrivacy.of(context, {}, unit=unit)
+        return cls(
+            model,
+            loader,
+            plan=plan,
+            ledger=node.required_ledger,
+            account=node.account(unit="example"),
+            budget=node.budget(plan.budget),
+            **rest,
+        )
 
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
@@ -119,11 +169,11 @@ class OpacusClient(NumPyClient):
             would be a release of its own.
         """
         try:
-            return self._train(parameters, config), 1, {}
+            return self._participate(parameters, config), 1, {}
         except PrivacyBudgetExhausted as exhausted:
             logger.info("%s; this client contributes nothing", exhausted)
-        except Exception:
-            logger.exception("training failed; this client contributes nothing")
+        except Exception:  # before the charge: of the message, the model or the ledger
+            logger.exception("training can't start; this client contributes nothing")
         return parameters, 1, {}
 
     def evaluate(
@@ -139,36 +189,80 @@ class OpacusClient(NumPyClient):
             "the server with evaluate_fn, or ask for charged metrics"
         )
 
-    def _train(self, parameters: NDArrays, config: dict[str, Scalar]) -> NDArrays:
-        load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
-        if isinstance(self._ledger, NodeLedger):
-            return self._train_on(self._ledger, parameters, config)
-        with NodeLedger.open(self._ledger) as ledger:
-            return self._train_on(ledger, parameters, config)
-
-    def _train_on(
-        self, ledger: NodeLedger, parameters: NDArrays, config: dict[str, Scalar]
-    ) -> NDArrays:
+    def _participate(self, parameters: NDArrays, config: dict[str, Scalar]) -> NDArrays:
+        """Charge, and return what leaves; raise only before the charge."""
         plan = self._plan
-        ledger.charge(
-            self._account,
-            plan.event,
-            count=plan.steps,
-            budget=self._budget,
-            what=f"round {config.get('server-round', 'unknown')!s}",
-            neighboring_relation=plan.neighboring_relation,
-        )
+        load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
+        with (
+            self._opened() as ledger,
+            Participation(self._model, plan=plan, how=self._how, rng=self._rng) as participation,
+        ):
+            charge = ledger.charge_unread(
+                self._account,
+                plan.event,
+                count=plan.steps,
+                budget=self._budget,
+                what=f"round {config.get('server-round', 'unknown')!s}",
+                neighboring_relation=plan.neighboring_relation,
+            )
+            # From here on records are read: whatever happens, a reply has noise.
+            try:
+                self._train(ledger, charge, participation)
+                return self._sent(parameters)
+            except Exception:
+                logger.exception("training failed; this client sends noise around the model")
+        return self._noise(parameters, participation.records)
+
+    def _train(self, ledger: NodeLedger, charge: int, participation: Participation) -> None:
+        """Train the model.
+
+        Raises:
+            _NothingToRelease: If the data have spent their budget elsewhere, or training let
+                records into what gets no noise.
+            Exception: Whatever the data set and the loader raise.
+        """
+        loader = self._loader if isinstance(self._loader, DataLoader) else self._loader()
+        participation.read(loader)
+        name = self._account.fingerprint
+        if self._fingerprint_of is not None:
+            name = self._fingerprint_of(loader)
+        if name is not None and not ledger.name_data(charge, name):
+            raise _NothingToRelease(
+                "these data have spent their budget under another name; they spend nothing now"
+            )
         before = {name: each.clone() for name, each in self._constants()}
         with torch.enable_grad():
-            train_with_dp_sgd(self._model, self._loader, plan=plan, how=self._how, rng=self._rng)
+            participation.train()
         for name, constant in self._constants():
             if not torch.equal(before[name], constant):
-                raise ValueError(
+                raise _NothingToRelease(
                     f"training changed '{name}', which is no trainable parameter: records may have "
                     "met in it, and clipping bounds none of them. Use a model that leaves buffers "
                     "and frozen parameters alone"
                 )
-        return trained_arrays(self._model, parameters, trainable_only=self._trainable_only)
+
+    def _noise(self, parameters: NDArrays, records: int) -> NDArrays:
+        """Return what the planned steps without any record make of `parameters`."""
+        try:
+            load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
+            train_on_noise(
+                self._model, records=records, plan=self._plan, how=self._how, rng=self._rng
+            )
+            return self._sent(parameters)
+        except Exception:  # as the optimizer can't step, whatever the records are
+            logger.exception("no step can be taken; this client contributes nothing")
+            return parameters
+
+    def _sent(self, received: NDArrays) -> NDArrays:
+        return trained_arrays(self._model, received, trainable_only=self._trainable_only)
+
+    @contextmanager
+    def _opened(self) -> Iterator[NodeLedger]:
+        if isinstance(self._ledger, NodeLedger):
+            yield self._ledger
+        else:
+            with NodeLedger.open(self._ledger) as ledger:
+                yield ledger
 
     def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what training must not change: floating-point buffers and frozen parameters."""

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from fl_dp.tasks.data import DATASETS, EMBEDDED, OWN_DATA, Dataset, load_dataset
     from fl_dp.tasks.data_format import DataFormat
     from fl_dp.tasks.device_data import DeviceData
+    from fl_dp.tasks.forms import Form, form_of
     from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
     from fl_dp.tasks.partitions import PARTITIONS, client_indices, partition
     from fl_dp.tasks.together import UnitData, train_together
@@ -28,10 +29,12 @@ __all__ = [
     "DataFormat",
     "Dataset",
     "DeviceData",
+    "Form",
     "UnitData",
     "build_model",
     "client_indices",
     "evaluate",
+    "form_of",
     "get_arrays",
     "load_dataset",
     "partition",

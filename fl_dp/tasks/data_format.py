@@ -28,6 +28,9 @@ class DataFormat:
             test part, the same rows in every run.
         splits: Which parts are read: "train", "test" or both. One part alone is what a node with
             its own data reads, or a server that has none of the nodes' data.
+        leave_out_unfit: Count rows that do not fit as rows without content (`Dataset.train_fit`),
+            each by itself, instead of refusing the files. For one node's training rows, where a
+            refusal would show what one row holds.
     """
 
     classes: tuple[str, ...] | None = None
@@ -39,6 +42,7 @@ class DataFormat:
     std: tuple[float, ...] | None = None
     test_fraction: float | None = None
     splits: tuple[str, ...] = ("train", "test")
+    leave_out_unfit: bool = False
 
     @property
     def everybody_s(self) -> bool:

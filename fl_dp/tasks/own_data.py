@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import replace
 from importlib import import_module
@@ -13,6 +14,8 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.data import Dataset
 from fl_dp.tasks.data_format import DataFormat
+
+logger = logging.getLogger("flwr.fl_dp.client")
 
 # Public and fixed, so that runs with different seeds are tested on the same rows.
 _SPLIT_SEED = 0
@@ -127,6 +130,39 @@ def dataset_of_parts(
         test_x=whole.train_x[test],
         test_y=whole.train_y[test],
         train_clients=None if train_clients is None else train_clients[~test],
+    )
+
+
+def dataset_of_rows(
+    name: str,
+    x: NDArray[Any],
+    y: NDArray[np.int64],
+    fit: NDArray[np.bool_],
+    *,
+    num_classes: int,
+    source: Path,
+) -> Dataset:
+    """Return one node's training rows, of which some did not fit; their number goes to the log.
+
+    Args:
+        name: Of the data set.
+        x: Examples, zeros where a row did not fit.
+        y: Labels, likewise.
+        fit: Which rows did.
+        num_classes: Number of labels.
+        source: Where they were read.
+    """
+    unfit = len(fit) - int(fit.sum())
+    if unfit:
+        logger.warning("%s: %d of %d rows do not fit and count as none", source, unfit, len(fit))
+    return Dataset(
+        name=name,
+        train_x=x,
+        train_y=y,
+        test_x=x[:0],
+        test_y=y[:0],
+        num_classes=num_classes,
+        train_fit=fit,
     )
 
 

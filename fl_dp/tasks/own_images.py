@@ -20,6 +20,7 @@ from fl_dp.tasks.data_format import DataFormat
 from fl_dp.tasks.own_data import (
     class_numbers,
     dataset_of_parts,
+    dataset_of_rows,
     optional_import,
     own_folder,
     require_scale_of,
@@ -59,6 +60,9 @@ def load_image_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
             raise ValueError(f"task.{key} is for tables: leave it out of task=folder")
     folder = own_folder("folder", data_dir)
     paths = {split: folder / split for split in ("train", "test")}
+    if data_format.leave_out_unfit:
+        splits_to_read(data_format, paths)
+        return _fitting_images(paths["train"], data_format)
     images = {split: _images_below(paths[split]) for split in splits_to_read(data_format, paths)}
     if any(image.client is not None for image in images.get("test", [])):
         raise ValueError(f"{paths['test']} is public and nobody's: write test/CLASS/IMAGE there")
@@ -79,6 +83,36 @@ def load_image_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
         data_format=data_format,
     )
     return replace(dataset, mean=data_format.mean or 0.0, std=data_format.std or 1.0)
+
+
+def _fitting_images(root: Path, data_format: DataFormat) -> Dataset:
+    """Return one node's training images, each file by itself; those that do not fit are black."""
+    shape, classes = data_format.image_shape, data_format.classes
+    assert shape is not None and classes is not None  # required of one node's data
+    require_scale_of(data_format, shape[0], "channels")
+    files = sorted(path for path in root.rglob("*") if _is_image_of(path, root))
+    x = np.zeros((len(files), *shape), dtype=np.uint8)
+    y = np.zeros(len(files), dtype=np.int64)
+    fit = np.zeros(len(files), dtype=np.bool_)
+    optional_import("PIL.Image", extra="images", task="folder")  # missing, it is no image's fault
+    for place, file in enumerate(files):
+        if file.parent.name not in classes or file.suffix.lower() not in _SUFFIXES:
+            continue
+        try:
+            x[place] = _pixels([_Image(None, file.parent.name, file)], shape)[0]
+        except Exception:  # a decoder raises what it likes
+            continue
+        y[place] = classes.index(file.parent.name)
+        fit[place] = True
+    dataset = dataset_of_rows("folder", x, y, fit, num_classes=len(classes), source=root)
+    return replace(dataset, mean=data_format.mean or 0.0, std=data_format.std or 1.0)
+
+
+def _is_image_of(path: Path, root: Path) -> bool:
+    """Whether a path is CLASS/IMAGE or CLIENT/CLASS/IMAGE, and not hidden."""
+    parts = path.relative_to(root).parts
+    hidden = any(part.startswith(".") for part in parts)
+    return len(parts) in (2, 3) and not hidden and path.is_file()
 
 
 def _images_below(root: Path) -> list[_Image]:

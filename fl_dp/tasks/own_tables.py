@@ -6,7 +6,8 @@
 
 Features are numbers, used as they are unless public means and deviations are given. Nothing is
 guessed: text among the features and missing values are refused. Both formats go through Arrow,
-which knows no way to run code from a file.
+which knows no way to run code from a file. Where a refusal would show what one row holds
+(`DataFormat.leave_out_unfit`), each row is read by itself (`own_rows`).
 """
 
 from __future__ import annotations
@@ -22,12 +23,14 @@ from fl_dp.tasks.data_format import DataFormat
 from fl_dp.tasks.own_data import (
     class_numbers,
     dataset_of_parts,
+    dataset_of_rows,
     listed,
     optional_import,
     own_folder,
     require_scale_of,
     splits_to_read,
 )
+from fl_dp.tasks.own_rows import Rows, csv_rows, parquet_rows
 
 _LARGEST_BLOCK = 2**30
 
@@ -122,6 +125,9 @@ def _load(
         raise ValueError(f"task.image_shape is for task=folder: leave it out of task={task}")
     folder = own_folder(task, data_dir)
     paths = {split: folder / f"{split}.{task}" for split in ("train", "test")}
+    if data_format.leave_out_unfit:
+        splits_to_read(data_format, paths)
+        return _fitting_rows(task, paths["train"], data_format)
     arrow = optional_import("pyarrow", extra="tables", task=task)
     columns = data_format.columns
     parts: dict[str, _Part] = {}
@@ -147,6 +153,24 @@ def _load(
         clients=None if clients is None else (clients.codes, tuple(clients.names)),
         data_format=data_format,
     )
+
+
+def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
+    """Return one node's training rows, those that do not fit left empty."""
+    columns, classes = data_format.columns, data_format.classes
+    assert columns is not None and classes is not None  # required of one node's data
+    require_scale_of(data_format, len(columns), "columns")
+    read: Rows = (csv_rows if task == "csv" else parquet_rows)(
+        file, columns, data_format.label_column
+    )
+    number = {name: place for place, name in enumerate(classes)}
+    y = np.array(
+        [-1 if label is None else number.get(label, -1) for label in read.labels], dtype=np.int64
+    )
+    fit = np.isfinite(read.x).all(axis=1) & (y >= 0)
+    x = _scaled(np.where(fit[:, None], read.x, np.float32(0)), data_format)
+    y[~fit] = 0
+    return dataset_of_rows(task, x, y, fit, num_classes=len(classes), source=file)
 
 
 def _all_others(table: _TableFile, data_format: DataFormat) -> tuple[str, ...]:

@@ -648,3 +648,63 @@ def test_no_order_of_releases_names_budgets_and_restarts_breaks_the_rules(
             assert live.history == again.history
             assert live.epsilon() == again.epsilon()
             assert (live.budget, live.filter_order) == (again.budget, again.filter_order)
+
+
+# Charges before the data are read.
+
+
+NEW = Account(unit="example", source="new ward", fingerprint="f1")
+OLD = Account(unit="example", source="old ward", fingerprint="f1")
+
+
+def unread(ledger: NodeLedger, account: Account, count: int = 1) -> int:
+    return ledger.charge_unread(account, STEP, count=count, budget=TIGHT, what="round")
+
+
+def test_an_unread_charge_is_decided_by_the_source_alone(path: Path) -> None:
+    most = most_steps(TIGHT)
+    spend(path, OLD, count=most, budget=TIGHT)
+    with NodeLedger.open(path) as ledger:
+        for joined in (False, True):  # once the ledger knows that both are one, it is no different
+            charge = unread(ledger, NEW, count=most // 2)
+            assert not ledger.name_data(charge, "f1"), joined
+        with pytest.raises(PrivacyBudgetExhausted):
+            unread(ledger, NEW, count=most // 2 + 2)
+        with pytest.raises(PrivacyBudgetExhausted):
+            unread(ledger, OLD)
+
+
+def test_what_may_not_be_released_does_not_count_for_the_data_but_for_the_source(
+    path: Path,
+) -> None:
+    most = most_steps(TIGHT)
+    spend(path, OLD, count=most, budget=TIGHT)
+    with NodeLedger.open(path) as ledger:
+        assert not ledger.name_data(unread(ledger, NEW, count=most), "f1")
+        with pytest.raises(PrivacyBudgetExhausted):
+            unread(ledger, NEW)
+    assert history_of(path, NEW) == history_of(path, OLD) == {STEP: most}
+    with NodeLedger.read(path) as ledger:
+        [only] = ledger.spendings
+        assert (only.sources, only.charges) == ({"old ward", "new ward"}, 2)
+
+
+def test_what_may_be_released_counts_for_the_data_under_every_name(path: Path) -> None:
+    most = most_steps(TIGHT)
+    with NodeLedger.open(path) as ledger:
+        assert ledger.name_data(unread(ledger, NEW, count=most - 1), "f1")
+        assert ledger.name_data(unread(ledger, OLD), "f1")
+        assert not ledger.name_data(unread(ledger, OLD), "f1")
+    assert history_of(path, Account(unit="example", source="old ward")) == {STEP: most}
+
+
+def test_a_charge_whose_data_were_never_named_stays_spent(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        charge = unread(ledger, NEW)
+        assert ledger.name_data(unread(ledger, NEW), "f1")
+    assert history_of(path, NEW) == {STEP: 2}
+    with NodeLedger.open(path) as ledger:  # also by another process
+        assert ledger.name_data(charge, "f2")
+        for wrong in (charge, 1, 99):
+            with pytest.raises(ValueError, match="is no charge that waits"):
+                ledger.name_data(wrong, "f2")

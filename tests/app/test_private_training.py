@@ -18,6 +18,10 @@ PLAN = ExamplePlan.from_noise_multiplier(
 )
 
 
+def records() -> private_training.Records:
+    return private_training.Records(torch.zeros(4, 3), torch.zeros(4, dtype=torch.int64))
+
+
 @pytest.mark.parametrize(("simulated", "secure"), [(True, False), (False, True)])
 def test_only_a_simulation_takes_torch_s_generator(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, simulated: bool, secure: bool
@@ -25,13 +29,12 @@ def test_only_a_simulation_takes_torch_s_generator(
     seen: list[bool] = []
     monkeypatch.setattr(private_training, "in_simulation", lambda: simulated)
     monkeypatch.setattr(
-        "fl_dp.clients.opacus_client.train_with_dp_sgd",
+        "fl_dp.clients.opacus_client.Participation",
         lambda *args, how, **rest: seen.append(how.secure_randomness),
     )
     client = private_training.private_client(
         torch.nn.Linear(3, 2),
-        torch.zeros(4, 3),
-        torch.zeros(4, dtype=torch.int64),
+        records,
         plan=PLAN,
         settings=compose_settings(["privacy=example", "dp_sgd.secure_randomness=false"]),
         context=Context(1, 1, {"ledger-path": str(tmp_path / "l.db")}, RecordDict(), {}),
@@ -48,8 +51,7 @@ def test_a_real_node_without_a_ledger_trains_nothing() -> None:
     with pytest.raises(ValueError, match="keeps no ledger"):
         private_training.private_client(
             torch.nn.Linear(3, 2),
-            torch.zeros(4, 3),
-            torch.zeros(4, dtype=torch.int64),
+            records,
             plan=PLAN,
             settings=compose_settings(["privacy=example"]),
             context=Context(1, 1, {"partition-id": 0}, RecordDict(), {}),

@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_dp import PrivacyBudget
 from fl_dp.accounting import ExamplePlan
-from fl_dp.clients import DPSGD, train_with_dp_sgd
-from fl_dp.clients.dp_sgd import MixesRecords
+from fl_dp.clients import DPSGD, check_training, train_with_dp_sgd
+from fl_dp.clients.clipped_gradients import MixesRecords
 from fl_dp.mechanisms import SecureRandom
 
 pytestmark = [
@@ -462,18 +462,20 @@ def test_losses_of_several_columns_are_clipped_record_by_record(
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize(("outputs", "targets"), [((1,), ()), ((), (1,))])
-def test_a_loss_that_mixes_records_is_refused(
-    mode: str, outputs: tuple[int, ...], targets: tuple[int, ...]
+def test_a_loss_that_mixes_records_trains_on_none_and_says_so_beforehand(
+    mode: str,
+    outputs: tuple[int, ...],
+    targets: tuple[int, ...],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     model = nn.Sequential(nn.Linear(FEATURES, 1), nn.Flatten(0) if not outputs else nn.Identity())
     features, _ = records_of(6)
+    loader = loader_of(features, torch.rand(6, *targets))
+    moved = released_sum(model, loader, mode=mode, criterion=nn.MSELoss())
+    assert 0.0 < moved.norm() < 1e-3
+    assert "a loss of its own" in caplog.text
     with pytest.raises(MixesRecords, match="a loss of its own"):
-        released_sum(
-            model,
-            loader_of(features, torch.rand(6, *targets)),
-            mode=mode,
-            criterion=nn.MSELoss(),
-        )
+        check_training(model, loader, DPSGD(criterion=nn.MSELoss()))
 
 
 # What it leaves behind.

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from fl_dp.clients import fingerprint
+from fl_dp.clients.fingerprint import fingerprint_of_files
 
 GENERATOR = np.random.default_rng(0)
 FEATURES = GENERATOR.normal(size=(40, 3, 2)).astype(np.float32)
@@ -81,3 +82,18 @@ def test_columns_that_are_no_data_set_are_refused() -> None:
         fingerprint(np.array([{"a": 1}], dtype=object))
     with pytest.raises(ValueError, match="equally long"):
         fingerprint()
+
+
+def test_files_have_one_name_whatever_they_are_called_and_another_if_one_changes(tmp_path) -> None:
+    for folder in ("here", "there"):
+        (tmp_path / folder / "below").mkdir(parents=True)
+    (tmp_path / "here/a.csv").write_text("1")
+    (tmp_path / "here/below/b.csv").write_text("2")
+    (tmp_path / "there/c.csv").write_text("2")
+    (tmp_path / "there/below/d.csv").write_text("1")
+    here, there = (fingerprint_of_files(tmp_path / each) for each in ("here", "there"))
+    assert here == there
+    (tmp_path / "there/below/d.csv").write_text("10")
+    assert fingerprint_of_files(tmp_path / "there") != here
+    (tmp_path / "there/below/d.csv").unlink()
+    assert fingerprint_of_files(tmp_path / "there") != here

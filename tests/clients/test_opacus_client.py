@@ -12,7 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from flwr.app import Context, RecordDict
 from flwr.client import NumPyClient
+from laws import ALARM
+from scipy import stats
 from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, TensorDataset
@@ -22,10 +25,12 @@ from fl_dp.accounting import Account, ExamplePlan, NeighboringRelation, NodeLedg
 from fl_dp.clients import (
     DPSGD,
     OpacusClient,
+    check_training,
     exchanged_arrays,
     numpy_client_app,
     private_module,
 )
+from fl_dp.clients.clipped_gradients import ClippedGradients
 from fl_dp.clients.fit_for_dp_sgd import exchanged_names
 from fl_dp.mechanisms import SecureRandom
 
@@ -93,7 +98,7 @@ class Client:
         fields: dict[str, Any] = dict(plan=PLAN, ledger=self.ledger, account=WARD)
         return OpacusClient(
             Net() if model is None else model,
-            DataLoader(data_of() if data is None else data),
+            changes.pop("loader", None) or DataLoader(data_of() if data is None else data),
             **(fields | changes),
         )
 
@@ -215,6 +220,38 @@ class Raising(Dataset[Any]):
         raise RuntimeError(SECRET)
 
 
+class WithoutLength(Raising):
+    """Can't even say how many records there are."""
+
+    def __len__(self) -> int:
+        raise OSError(SECRET)
+
+
+def unreadable() -> DataLoader[Any]:
+    raise OSError(SECRET)
+
+
+def spent_elsewhere(client: Client) -> OpacusClient:
+    """Have the same data, in the same ledger, under a name that has spent its budget."""
+    data = Account(unit="example", source="other ward", fingerprint="f1")
+    fit(client(plan=SMALL, account=data), arrays_of(Net()))
+    return client(plan=SMALL, account=replace(WARD, fingerprint="f1"))
+
+
+class FailsLater:
+    """Breaks in the middle of the steps, and at no record."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def __call__(self, gradients: Any) -> None:
+        self.steps += 1
+        for total in gradients.totals:
+            total.zero_()
+        if self.steps == 6:
+            raise RuntimeError(SECRET)
+
+
 def without_ledger(client: Client) -> OpacusClient:
     return client(ledger=client.ledger.parent / "no folder" / "ledger.db")
 
@@ -224,19 +261,28 @@ def corrupted(client: Client) -> OpacusClient:
     return client()
 
 
-FAILURES: dict[str, Callable[[Client], OpacusClient]] = {
+Failing = Callable[[Client], OpacusClient]
+BEFORE_THE_CHARGE: dict[str, Failing] = {
     "exhausted": exhausted,
-    "raising data": lambda client: client(data=Raising()),
     "no ledger": without_ledger,
     "corrupted ledger": corrupted,
     "no torch optimizer": lambda client: client(dp_sgd=DPSGD(optimizer=lambda _: None)),  # type: ignore[arg-type, return-value]  # on purpose
 }
+AFTER_THE_CHARGE: dict[str, Failing] = {
+    "raising data": lambda client: client(data=Raising()),
+    "data without a length": lambda client: client(data=WithoutLength()),
+    "no data": lambda client: client(loader=unreadable),
+    "no fingerprint": lambda client: client(fingerprint_of=lambda _: 1 / 0),
+    "exhausted elsewhere": spent_elsewhere,
+    "records meet in a buffer": lambda client: client(RunningMean()),
+    "loss that mixes": lambda client: client(dp_sgd=DPSGD(criterion=nn.MSELoss())),
+    "keys that nobody knows": lambda client: client(dp_sgd=DPSGD(target_key="?"), data=Texts(60)),
+}
+FAILURES = BEFORE_THE_CHARGE | AFTER_THE_CHARGE
 
 
-@pytest.mark.parametrize("failing", FAILURES.values(), ids=FAILURES)
-def test_a_client_that_can_not_train_sends_what_it_received(
-    client: Client, failing: Callable[[Client], OpacusClient]
-) -> None:
+@pytest.mark.parametrize("failing", BEFORE_THE_CHARGE.values(), ids=BEFORE_THE_CHARGE)
+def test_a_client_that_can_not_pay_sends_what_it_received(client: Client, failing: Failing) -> None:
     made = failing(client)
     arrays = [each + each.dtype.type(1) for each in arrays_of(Net())]
     before = [each.copy() for each in arrays]
@@ -244,12 +290,150 @@ def test_a_client_that_can_not_train_sends_what_it_received(
     assert_same(sent, before)
 
 
+LARGE = replace(PLAN, noise_multiplier=3.0, clipping_norm=2.0)
+
+
+class Wide(nn.Module):
+    """Has enough parameters to see a law."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(FEATURES, 4000)
+
+    def forward(self, features: Tensor) -> Tensor:
+        logits: Tensor = self.layer(features)
+        return logits
+
+
+class WideRunningMean(Wide):
+    """And a buffer in which records meet."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(FEATURES))
+
+    def forward(self, features: Tensor) -> Tensor:
+        self.mean = self.mean + features.detach().mean(0)
+        return super().forward(features)
+
+
+@pytest.mark.parametrize(
+    "failing",
+    [
+        pytest.param(lambda c, m, **o: c(m, Raising(), **o), id="raising data"),
+        pytest.param(lambda c, m, **o: c(m, WithoutLength(), **o), id="no length"),
+        pytest.param(lambda c, m, **o: c(m, loader=unreadable, **o), id="no data"),
+        pytest.param(lambda c, m, **o: c(m, **o), id="breaks half-way"),
+        pytest.param(lambda c, m, **o: c(m, data_of(0), **o), id="no records"),
+        pytest.param(lambda c, m, **o: c(WideRunningMean(), **o), id="buffer"),
+        pytest.param(
+            lambda c, m, **o: c(m, fingerprint_of=lambda _: 1 / 0, **o), id="no fingerprint"
+        ),
+    ],
+)
+def test_whatever_goes_wrong_after_the_charge_is_the_planned_noise_around_the_model(
+    client: Client,
+    scale_p: Any,
+    failing: Any,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    breaks = FailsLater()
+    if "half-way" in request.node.name:
+        monkeypatch.setattr(ClippedGradients, "start_again", lambda self: breaks(self))
+    # Rejects a right scale once in 1e6 runs; one that is 10 % off, or has a step less, it must.
+    how = DPSGD(optimizer=lambda p: SGD(p, lr=0.1), expected_batch_size=20.0)
+    made = failing(client, Wide(), plan=LARGE, dp_sgd=how)
+    arrays = [np.full_like(each, 0.5) for each in arrays_of(made._model)]
+    sent = fit(made, arrays)
+    trained = [one - other for one, other in zip(sent, arrays, strict=True) if one.size > FEATURES]
+    draws = np.concatenate([each.ravel() for each in trained]).astype(np.float64)
+    draws /= 0.1 / 20.0 * LARGE.noise_multiplier * LARGE.clipping_norm * math.sqrt(LARGE.steps)
+    law = (math.sqrt(2 / math.pi), 1 - 2 / math.pi)
+    assert len(draws) == 4000 * (FEATURES + 1)
+    assert stats.kstest(draws, stats.norm.cdf).pvalue > ALARM
+    assert scale_p(draws, *law) > ALARM
+    for wrong in (0.9, 1.1, math.sqrt(9 / 10)):
+        assert scale_p(draws / wrong, *law) < ALARM
+    assert client.spent() == {LARGE.event: LARGE.steps}
+    assert breaks.steps == (6 if "half-way" in request.node.name else 0)
+
+
+@pytest.mark.parametrize("bad", ["raises", "other shape", "nan", "no tensor", "token"])
+def test_a_record_that_can_not_be_used_moves_the_reply_by_its_own_gradient_at_most(
+    client: Client, bad: str
+) -> None:
+    features, labels = data_of(20).tensors
+
+    class OneBad(Dataset[Any]):
+        def __init__(self, rows: int) -> None:
+            self.rows = rows
+
+        def __len__(self) -> int:
+            return self.rows
+
+        def __getitem__(self, row: int) -> Any:
+            if row < 20:
+                return features[row], labels[row]
+            if bad == "raises":
+                raise RuntimeError(SECRET)
+            values = torch.full((FEATURES + (bad == "other shape"),), math.nan)
+            return ("text" if bad == "no tensor" else values), torch.tensor(
+                99 if bad == "token" else 0
+            )
+
+    plan = replace(
+        PLAN,
+        sampling_rate=1.0,
+        steps=1,
+        noise_multiplier=1e-5,
+        budget=PrivacyBudget(epsilon=1e15, delta=1e-5),
+    )
+    how = DPSGD(optimizer=lambda p: SGD(p, lr=1.0), expected_batch_size=1.0)
+    arrays = arrays_of(Net())
+    sent = [
+        np.concatenate(
+            [each.ravel() for each in fit(client(data=OneBad(n), plan=plan, dp_sgd=how), arrays)]
+        )
+        for n in (20, 21)
+    ]
+    assert np.linalg.norm(sent[0] - sent[1]) < 1e-3
+    assert np.linalg.norm(sent[0] - np.concatenate([each.ravel() for each in arrays])) > 1.0
+
+
+@pytest.mark.parametrize("spent", [False, True])
+def test_what_is_refused_depends_on_no_record(client: Client, spent: bool) -> None:
+    read = []
+
+    def loader() -> DataLoader[Any]:
+        read.append(client.spent())
+        return DataLoader(data_of())
+
+    if spent:
+        fit(client(plan=SMALL), arrays_of(Net()))
+    fit(client(plan=SMALL, loader=loader), arrays_of(Net()))
+    assert read == ([] if spent else [{PLAN.event: 10}])
+
+
+def test_data_that_are_spent_under_another_name_cost_nothing_more(client: Client) -> None:
+    made = spent_elsewhere(client)
+    for rounds in (1, 2):
+        fit(made, arrays_of(Net()))
+        with NodeLedger.read(client.ledger) as ledger:
+            [joined] = ledger.spendings
+        assert joined.sources == ({"other ward", "ward"})
+        assert dict(joined.history) == {SMALL.event: 10}, rounds
+    # Whether it is refused is decided by the name alone, and that one has paid twice.
+    with NodeLedger.read(client.ledger) as ledger:
+        assert ledger.spendings[0].charges == 2
+
+
 @pytest.mark.parametrize("failing", [None, *FAILURES.values()], ids=["trains", *FAILURES])
 def test_every_reply_has_the_same_names_shapes_and_metrics(
-    client: Client, node: Any, failing: Callable[[Client], OpacusClient] | None
+    client: Client, node: Any, failing: Failing | None
 ) -> None:
     made = client() if failing is None else failing(client)
-    model = {str(name): array.numpy() for name, array in exchanged_arrays(Net()).items()}
+    model = {str(name): each.numpy() for name, each in exchanged_arrays(made._model).items()}
     reply = node(numpy_client_app(lambda context: made)).train(model, None)
     assert not reply.has_error()
     [sent] = reply.content.array_records.values()
@@ -285,11 +469,6 @@ def test_arrays_that_do_not_fit_the_model_cost_nothing(client: Client) -> None:
     assert client.spent() == {}
 
 
-def test_training_that_fails_stays_charged(client: Client) -> None:
-    fit(client(data=Raising()), arrays_of(Net()))
-    assert client.spent() == {PLAN.event: PLAN.steps}
-
-
 def test_evaluation_on_private_records_is_refused(client: Client) -> None:
     with pytest.raises(ValueError, match="uncharged release"):
         client().evaluate(arrays_of(Net()), {})
@@ -301,6 +480,90 @@ def test_equal_seeds_of_a_test_give_equal_models(client: Client) -> None:
         sent.append(fit(client(rng=SecureRandom(insecure_seed=seed)), arrays_of(Net())))
     assert_same(sent[0], sent[1])
     assert any((a != b).any() for a, b in zip(sent[0], sent[2], strict=True))
+
+
+# Batches as Flower's examples have them.
+
+
+class Images(Dataset[Any]):
+    """Records as a Hugging Face data set gives them."""
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+        self.features, self.labels = data_of().tensors
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, row: int) -> Any:
+        values = (self.features[row], self.labels[row], f"patient {row}")
+        return dict(zip(self.names, values, strict=False))
+
+
+@pytest.mark.parametrize(
+    ("data", "options"),
+    [
+        (Images("img", "label"), {}),
+        (Images("image", "labels", "name"), {}),
+        (Images("x", "targets"), {}),
+        (Images("x", "y"), {"target_key": "y"}),
+        (Images("x", "y", "name"), {"target_key": "y", "input_key": "x"}),
+        (Images("features", "y"), {"target_key": "y", "input_key": ("features",)}),
+        ([[row, label] for row, label in data_of()], {}),
+    ],
+    ids=str,
+)
+def test_batches_may_be_mappings_or_tuples(client: Client, data: Any, options: Any) -> None:
+    plan = replace(PLAN, sampling_rate=1.0, steps=1)
+    seeded = SecureRandom(insecure_seed=1), SecureRandom(insecure_seed=1)
+    sent = [
+        fit(client(data=each, plan=plan, dp_sgd=DPSGD(**how), rng=rng), arrays_of(Net()))
+        for each, how, rng in zip((data_of(), data), ({}, options), seeded, strict=True)
+    ]
+    assert_same(*sent)
+
+
+@pytest.mark.parametrize(
+    ("data", "options", "message"),
+    [
+        (Images("x", "y"), {}, r"keys 'x', 'y': write DPSGD\(target_key="),
+        (Images("x", "label"), {"input_key": "img"}, r"keys 'x', 'label': write DPSGD\(input_key="),
+        (Images("x", "label"), {"target_key": "y"}, r"keys 'x', 'label': write DPSGD\(target_key="),
+        ([torch.ones(FEATURES)] * 3, {}, r"a batch is a Tensor: let it be \(inputs, targets\)"),
+    ],
+)
+def test_batches_that_nobody_understands_are_named_before_anything_is_spent(
+    data: Any, options: Any, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        check_training(Net(), DataLoader(data), DPSGD(**options))
+    check_training(Net(), DataLoader(Images("img", "label")))
+
+
+# Where a ledger lies that nobody named.
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("simulated", [False, True])
+def test_a_simulated_client_has_a_ledger_of_its_run_and_a_real_one_needs_its_owner_s(
+    home: Path, monkeypatch: pytest.MonkeyPatch, simulated: bool
+) -> None:
+    monkeypatch.setattr("fl_dp.clients.node_privacy.in_simulation", lambda: simulated)
+    context = Context(7, 1, {"partition-id": 3}, RecordDict(), {})
+    if not simulated:
+        with pytest.raises(ValueError, match=r"--node-config 'ledger-path="):
+            OpacusClient.on_node(context, Net(), DataLoader(data_of()), plan=PLAN)
+        return
+    made = OpacusClient.on_node(context, Net(), DataLoader(data_of()), plan=PLAN)
+    fit(made, arrays_of(Net()))
+    with NodeLedger.read(home / ".fl-dp" / "simulations" / "run-7" / "node-3.db") as ledger:
+        [spending] = ledger.spendings
+    assert dict(spending.history) == {PLAN.event: PLAN.steps}
 
 
 # What can be trained.
@@ -318,13 +581,6 @@ class RunningMean(nn.Module):
         x = x.flatten(1)
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
         return self.head(x - self.mean)
-
-
-def test_a_model_whose_buffers_training_changes_sends_nothing(client: Client) -> None:
-    model = RunningMean()
-    arrays = arrays_of(model)
-    assert_same(fit(client(model), arrays), arrays)
-    assert client.spent() == {PLAN.event: 10}
 
 
 @pytest.mark.parametrize(

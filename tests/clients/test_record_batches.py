@@ -1,0 +1,198 @@
+"""Batches in which a record is what it would be alone, whatever a collation does with others."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import DataLoader, Dataset
+
+from fl_dp import PrivacyBudget
+from fl_dp.accounting import ExamplePlan
+from fl_dp.clients import (
+    DPSGD,
+    FixedLengthPadding,
+    RecordWise,
+    check_training,
+    train_with_dp_sgd,
+)
+from fl_dp.clients.clipped_gradients import MixesRecords
+from fl_dp.clients.record_batches import BatchForm, RecordBatches
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+NORM, WIDTH, CLASSES = 0.5, 4, 3
+PLAN = ExamplePlan(
+    budget=PrivacyBudget(epsilon=1e15, delta=1e-5),
+    noise_multiplier=1e-5,
+    sampling_rate=1.0,
+    steps=1,
+    participations=1,
+    clipping_norm=NORM,
+)
+
+
+class MeanPooling(nn.Module):
+    """Classifies the mean over positions, padded ones included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.layer = nn.Linear(WIDTH, 8)
+        self.head = nn.Linear(8, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.head(torch.tanh(self.layer(x).mean(1)))
+        return logits
+
+
+def padded_to_the_longest(records: Any) -> Any:
+    sequences, labels = zip(*records, strict=True)
+    return pad_sequence(list(sequences), batch_first=True), torch.stack(labels)
+
+
+def texts(lengths: list[int]) -> list[tuple[Tensor, Tensor]]:
+    """Sequences of which each is the same, whatever others there are."""
+    made = []
+    for place, length in enumerate(lengths):
+        generator = torch.Generator().manual_seed(place)
+        sequence = 3.0 + torch.randn(length, WIDTH, generator=generator)
+        made.append((sequence, torch.tensor(place % CLASSES)))
+    return made
+
+
+def released(records: Any, collate: Any) -> Tensor:
+    model = MeanPooling()
+    before = torch.cat([each.detach().clone().reshape(-1) for each in model.parameters()])
+    train_with_dp_sgd(
+        model,
+        DataLoader(records, collate_fn=collate),
+        plan=PLAN,
+        how=DPSGD(
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            expected_batch_size=1.0,
+        ),
+    )
+    return before - torch.cat([each.detach().reshape(-1) for each in model.parameters()])
+
+
+LENGTHS = [3, 4, 5, 5, 6] * 30
+
+
+@pytest.mark.parametrize(
+    "collate", [padded_to_the_longest, FixedLengthPadding(8)], ids=["longest", "fixed"]
+)
+def test_one_long_record_moves_the_sum_by_one_clipping_norm(collate: Any) -> None:
+    without, others = texts(LENGTHS), texts([*LENGTHS, 5000])
+    moved = released(others, collate) - released(without, collate)
+    assert moved.norm() <= NORM * (1 + 1e-3)
+    assert released(without, collate).norm() > 10 * NORM
+
+
+def test_padding_to_the_longest_as_a_whole_batch_would_move_it_far() -> None:
+    # What the test above guards against, by a promise that does not hold.
+    promised = RecordWise(padded_to_the_longest)
+    moved = released(texts([*LENGTHS, 5000]), promised) - released(texts(LENGTHS), promised)
+    assert moved.norm() > 10 * NORM
+
+
+def test_a_promise_that_does_not_hold_shows_beforehand() -> None:
+    for collate in (padded_to_the_longest, FixedLengthPadding(8)):
+        check_training(MeanPooling(), DataLoader(texts(LENGTHS), collate_fn=collate))
+    loader = DataLoader(texts(LENGTHS), collate_fn=RecordWise(padded_to_the_longest))
+    with pytest.raises(MixesRecords, match="FixedLengthPadding"):
+        check_training(MeanPooling(), loader)
+
+
+class Centred(nn.Module):
+    """Takes the mean of the batch away from each record."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(WIDTH, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        logits: Tensor = self.layer(x - x.mean(0, keepdim=True))
+        return logits
+
+
+def test_a_model_that_mixes_records_shows_beforehand() -> None:
+    records = [(torch.randn(WIDTH), torch.tensor(0)) for _ in range(5)]
+    with pytest.raises(MixesRecords, match="the model mixes the records"):
+        check_training(Centred(), DataLoader(records))
+    check_training(nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.Dropout(0.5)), DataLoader(records))
+
+
+def test_there_is_something_to_check() -> None:
+    with pytest.raises(ValueError, match="no records to look at"):
+        check_training(nn.Linear(WIDTH, CLASSES), DataLoader([]))
+
+
+@pytest.mark.parametrize("length", [2, 5, 9])
+def test_fixed_length_padding_pads_and_cuts_whatever_is_a_sequence(length: int) -> None:
+    records = [
+        {"ids": list(range(1, n + 1)), "states": torch.ones(n, 2), "label": 1, "name": "x"}
+        for n in (3, 7)
+    ]
+    batch = FixedLengthPadding(length, value=-1)(records)
+    assert batch["ids"].shape == (2, length)
+    assert batch["states"].shape == (2, length, 2)
+    assert batch["label"].tolist() == [1, 1]
+    assert batch["ids"][0].tolist() == ([1, 2, 3] + [-1] * 9)[:length]
+    assert (batch["states"][0, 3:] == -1).all()
+
+
+def test_a_length_is_positive() -> None:
+    with pytest.raises(ValueError, match="length must be at least 1, got 0"):
+        FixedLengthPadding(0)
+
+
+class Whole(Dataset[Any]):
+    """Hands out batches, and breaks at one record."""
+
+    def __len__(self) -> int:
+        return 10
+
+    def __getitems__(self, rows: list[int]) -> Any:
+        if 3 in rows:
+            raise RuntimeError("record 3")
+        kept = torch.tensor([row for row in rows if row != 5])
+        return kept.float().reshape(-1, 1), kept
+
+
+def test_a_data_set_that_hands_out_batches_loses_only_the_record_that_breaks_it() -> None:
+    batches = RecordBatches(Whole(), RecordWise(lambda batch: batch), BatchForm())
+    [(inputs, targets)] = batches.__getitems__([1, 2, 3, 4, 5, 6])
+    assert targets.tolist() == [1, 2, 4, 6]
+    assert inputs.flatten().tolist() == [1, 2, 4, 6]
+    assert batches.__getitems__([]) == []
+    assert batches.__getitems__([3]) == []
+
+
+def test_records_of_other_shapes_make_batches_of_their_own() -> None:
+    batches = RecordBatches(texts([3, 4, 3, 9]), padded_to_the_longest, BatchForm())
+    made = batches.__getitems__([0, 1, 2, 3])
+    assert [tuple(inputs.shape) for inputs, _ in made] == [(2, 3, 4), (1, 4, 4), (1, 9, 4)]
+    assert [targets.tolist() for _, targets in made] == [[0, 2], [1], [0]]
+
+
+def test_a_record_that_would_be_several_is_none() -> None:
+    doubled = RecordBatches(
+        texts([3, 3]), lambda records: (torch.ones(2, WIDTH), torch.zeros(2)), BatchForm()
+    )
+    assert doubled.__getitems__([0, 1]) == []
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_workers_of_a_loader_make_the_same_batches(workers: int) -> None:
+    loader = DataLoader(texts([3, 4, 3]), collate_fn=padded_to_the_longest, num_workers=workers)
+    model = MeanPooling()
+    before = [each.detach().clone() for each in model.parameters()]
+    train_with_dp_sgd(model, loader, plan=PLAN, how=DPSGD(expected_batch_size=1.0))
+    moved = [
+        float((one - other).norm()) for one, other in zip(model.parameters(), before, strict=True)
+    ]
+    assert max(moved) > 1e-3
