@@ -72,7 +72,7 @@ class NodeConfig:
         dataset_name: A name of the data that stays the same when they change.
         unit_name: The name under which a roster knows the node.
         data_path: Absolute folder of the node's own data.
-        data_schema: What the owner says of the columns and classes of that data.
+        data_schema: Absolute file with what the owner says of that data's columns and classes.
         partition_id: Which part of a simulated split the node holds.
     """
 
@@ -100,9 +100,10 @@ class NodeConfig:
         ledger_path = _text(given, LEDGER_PATH_KEY)
         if ledger_path is not None and "://" not in ledger_path:  # a database has no folder
             _require_absolute(LEDGER_PATH_KEY, ledger_path)
-        data_path = _text(given, DATA_PATH_KEY)
-        if data_path is not None:
-            _require_absolute(DATA_PATH_KEY, data_path)
+        data_path, data_schema = _text(given, DATA_PATH_KEY), _text(given, DATA_SCHEMA_KEY)
+        for key, path in ((DATA_PATH_KEY, data_path), (DATA_SCHEMA_KEY, data_schema)):
+            if path is not None:
+                _require_absolute(key, path)
         max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
         max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
         asked = given.get(REQUIRE_PRIVACY_KEY)
@@ -133,7 +134,7 @@ class NodeConfig:
             dataset_name=_text(given, DATASET_NAME_KEY),
             unit_name=_text(given, UNIT_NAME_KEY),
             data_path=data_path,
-            data_schema=_text(given, DATA_SCHEMA_KEY),
+            data_schema=data_schema,
             partition_id=_partition(given),
         )
 
