@@ -101,12 +101,10 @@ class NodeConfig:
         ledger_path = _text(given, LEDGER_PATH_KEY)
         if ledger_path is not None and "://" not in ledger_path:  # a database has no folder
             _require_absolute(LEDGER_PATH_KEY, ledger_path)
-        data_path = _text(given, DATA_PATH_KEY)
-        if data_path is not None:
-            _require_absolute(DATA_PATH_KEY, data_path)
-        data_schema = _text(given, DATA_SCHEMA_KEY)
-        if data_schema is not None:
-            _require_absolute(DATA_SCHEMA_KEY, data_schema)
+        data_path, data_schema = _text(given, DATA_PATH_KEY), _text(given, DATA_SCHEMA_KEY)
+        for key, path in ((DATA_PATH_KEY, data_path), (DATA_SCHEMA_KEY, data_schema)):
+            if path is not None:
+                _require_absolute(key, path)
         max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
         max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
         asked = given.get(REQUIRE_PRIVACY_KEY)

@@ -112,7 +112,7 @@ FAILURES = {
     "infinite": {"update": np.inf},
     "too few arrays": {"returns": [np.zeros(3, np.float32)]},
     "another shape": {"returns": [np.zeros(4, np.float32), np.float16(0), np.int64(7)]},
-    "another dtype": {"returns": [np.zeros(3), np.float16(0), np.int64(7)]},
+    "another dtype": {"returns": [np.zeros(3, np.int64), np.float16(0), np.int64(7)]},
     "objects": {"returns": [np.array([SECRET] * 3, object), np.float16(0), np.int64(7)]},
     "no number of examples": {"update": 1.0, "num_examples": "many"},
 }

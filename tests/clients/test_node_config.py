@@ -163,7 +163,7 @@ def test_an_unknown_requirement_is_refused(asked: Any) -> None:
         NodeConfig.of(CAPPED | {"require-privacy": asked})
 
 
-@pytest.mark.parametrize("key", ["ledger-path", "data-path"])
+@pytest.mark.parametrize("key", ["ledger-path", "data-path", "data-schema"])
 def test_a_relative_path_is_refused(key: str) -> None:
     with pytest.raises(NodeConfigError, match=f"{key} must be absolute"):
         NodeConfig.of({key: "ward/files"})

@@ -1,4 +1,4 @@
-"""A client that hangs: its real SuperNode answers again, to the same run and to later ones."""
+"""What the owners of real SuperNodes rely on: a hung client ends, an unverified app is refused."""
 
 from __future__ import annotations
 
@@ -58,15 +58,19 @@ app = ServerApp()
 
 @app.main()
 def main(grid, context):
-    while not (nodes := list(grid.get_node_ids())):
+    while len(nodes := list(grid.get_node_ids())) < 2:
         time.sleep(0.5)
     def ask(ttl):
         model = ArrayRecord({"w": Array(np.zeros(2, np.float32))})
         content = RecordDict({"model": model, "config": ConfigRecord()})
-        message = Message(content, dst_node_id=nodes[0], message_type="train", ttl=ttl)
-        replies = list(grid.send_and_receive([message], timeout=ttl))
-        return [reply.has_error() for reply in replies]
-    Path(TOLD, "replies.json").write_text(json.dumps([ask(10.0), ask(240.0)]))
+        messages = [
+            Message(content, dst_node_id=node, message_type="train", ttl=ttl) for node in nodes
+        ]
+        replies = list(grid.send_and_receive(messages, timeout=ttl))
+        return sorted(
+            reply.error.reason if reply.has_error() else "answered" for reply in replies
+        )
+    Path(TOLD, "replies.json").write_text(json.dumps([ask(20.0), ask(240.0)]))
 """,
 }
 
@@ -74,17 +78,21 @@ def main(grid, context):
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)
-def test_after_a_client_that_hangs_its_node_answers_the_next_message(tmp_path: Path) -> None:
+def test_a_hung_client_ends_and_its_node_answers_again_and_a_guarded_node_runs_no_unverified_app(
+    tmp_path: Path,
+) -> None:
     app = tmp_path / "hanging"
     for name, text in APP.items():
         (app / name).parent.mkdir(parents=True, exist_ok=True)
         (app / name).write_text(text.replace("TOLD", repr(str(tmp_path))))
     with Deployment(tmp_path / "processes") as running:
-        running.join("node", {})
+        running.join("open", {})
+        running.join("guarded", {"ledger-path": str(tmp_path / "l.db"), "max-epsilon": 4.0})
         assert running.run(app, []) == "finished:completed"
         assert (tmp_path / "hung").exists()
-        assert "has not answered within the message's time to live" in running.log("node")
-        assert "in fit" in running.log("node")  # where it hung
+        assert "has not answered within the message's time to live" in running.log("open")
+        assert "in fit" in running.log("open")  # where it hung
+        assert "runs whatever app the server sends" in running.log("guarded")
     first, second = json.loads((tmp_path / "replies.json").read_text())
-    assert first in ([], [True])  # the first one has no answer in time
-    assert second == [False]
+    assert "answered" not in first  # the hung client, and the guarded node
+    assert second == ["PolicyRefusal", "answered"]
