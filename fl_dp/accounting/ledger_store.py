@@ -130,9 +130,10 @@ class LedgerStore:
 
 def _told_apart(location: str, error: BaseException | None) -> Exception:
     """Return what a database's complaint means: wrong records, or none read or written."""
-    code = getattr(error, "sqlite_errorcode", None)  # not on errors of Python's own
+    code = getattr(error, "sqlite_errorcode", None)
     if isinstance(error, sqlite3.Error):
-        wrong = code is not None and code & 0xFF in _SQLITE_SAYS_WRONG
+        # Without a code it is Python's own: a text that is no UTF-8.
+        wrong = code is None or code & 0xFF in _SQLITE_SAYS_WRONG
     else:
         state = getattr(error, "sqlstate", None)  # PostgreSQL's; None without a connection
         wrong = state is not None and state.startswith(_POSTGRESQL_SAYS_WRONG)

@@ -331,6 +331,9 @@ class PrivacyPlan:
         With `plateau`, the noise with which as many rounds at the base multiplier would fit its
         filter: less noise later ends the training earlier.
 
+        Beyond epsilon 100 it goes by bounds in closed form, at once, and asks for a little more
+        noise than necessary.
+
         Args:
             budget: What may be spent.
             rounds: Number of releases.

@@ -98,9 +98,11 @@ def test_without_sampling_every_bound_is_above_the_closed_form(
 ) -> None:
     """Balle and Wang 2018: T rounds at z are one at z / sqrt(T)."""
     exact = get_epsilon_gaussian(multiplier / math.sqrt(rounds), delta)
-    bounds = epsilon({GaussianEvent(noise_multiplier=multiplier): rounds}, delta)
+    history = {GaussianEvent(noise_multiplier=multiplier): rounds}
+    bounds = epsilon(history, delta)
     assert bounds.gdp == pytest.approx(exact, rel=1e-9)
-    assert exact * (1 - 1e-9) <= bounds.pld <= exact * (1 + 1e-4)
+    # Asked for by name, as reports leave it out above 100.
+    assert exact * (1 - 1e-9) <= pld_epsilon(history, delta) <= exact * (1 + 1e-4)
     # Real orders are never worse than listed ones.
     assert exact < bounds.zcdp <= bounds.rdp * (1 + 1e-9)
 

@@ -359,7 +359,7 @@ def test_only_the_opening_of_a_ledger_has_a_time(path: Path, tmp_path: Path) -> 
 
 
 def clock_times(text: str) -> list[str]:
-    return re.findall(r"\d\d:\d\d", text)
+    return re.findall(r"T\d\d:\d\d", text)
 
 
 @pytest.mark.parametrize(
