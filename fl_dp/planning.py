@@ -69,6 +69,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
         unit=privacy.unit,
         units_per_node=settings.simulation.units_per_node,
         coins_at_nodes=settings.selection.coins == "nodes",
+        contribution_check=privacy.contribution_check,
     )
     if privacy.noise_multiplier is not None:
         if settings.schedule.name == "plateau":

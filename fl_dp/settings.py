@@ -197,6 +197,8 @@ class PrivacySettings:
             budget.
         neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
             (about twice the noise).
+        contribution_check: End a run to which nobody contributes: each round also releases a noisy
+            count of its contributions, for at most 1 % more noise on the updates.
         insecure_seed: For tests and simulations only: noise and coins come from this number, and
             ledger and statement say for good that nothing is promised. Null means a secret source.
     """
@@ -208,6 +210,7 @@ class PrivacySettings:
     delta: float | None = None
     noise_multiplier: float | None = None
     neighboring_relation: str = "zero-out"
+    contribution_check: bool = True
     insecure_seed: int | None = None
 
     def __post_init__(self) -> None:

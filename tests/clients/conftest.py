@@ -62,7 +62,7 @@ class Node:
     def __init__(self, app: ClientApp, node_config: dict[str, Any] | None = None) -> None:
         config = {"partition-id": 0} if node_config is None else node_config
         context = Context(1, FIRST_NODE, config, RecordDict(), {})
-        self.grid = LocalGrid(lambda message, _: app(message, context), 1)
+        self.grid = LocalGrid(lambda message, _: app(message, context), 1, introduces=True)
 
     def ask(self, kind: str, content: dict[str, Any]) -> Message:
         message = Message(RecordDict(content), dst_node_id=FIRST_NODE, message_type=kind)

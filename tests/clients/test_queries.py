@@ -53,7 +53,7 @@ def test_a_node_says_its_name(node, told, node_config, name):
     app = numpy_client_app(lambda context: told())
     reply = node(app, node_config).ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
     [answer] = reply.content.config_records.values()
-    assert dict(answer) == {"name": name}
+    assert answer["name"] == name
 
 
 # Its part of a statistic.

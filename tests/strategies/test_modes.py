@@ -9,9 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Context, Error, Message, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
 from flwr.clientapp import ClientApp
-from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, arrays_of, reply
+from local_grid import (
+    FIRST_NODE,
+    Answer,
+    LocalGrid,
+    answer_with_app,
+    arrays_of,
+    introducing,
+    reply,
+)
 from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyLedger
@@ -19,7 +27,13 @@ from fl_dp.accounting import PoissonSampling, VisibleSampling
 from fl_dp.accounting.node_ledger import DECLARED_SHARE
 from fl_dp.clients import client_noise_mod, numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
-from fl_dp.strategies import DPFedAvg, PoissonSelection, PublicSelection, Unit
+from fl_dp.strategies import (
+    DPFedAvg,
+    PoissonSelection,
+    PublicSelection,
+    RosterIncomplete,
+    Unit,
+)
 from fl_dp.updates.instruction import INSTRUCTION_KEY
 
 N, CLIP, SIZE = 10, 0.5, 20_000
@@ -242,7 +256,7 @@ def named_clients(names: list[str]) -> Answer:
         )
         for node, name in enumerate(names)
     }
-    return lambda message, node: app(message, contexts[node])
+    return introducing(lambda message, node: app(message, contexts[node]))
 
 
 class Renumbered(LocalGrid):
@@ -293,13 +307,17 @@ def test_who_claims_another_ones_name_keeps_both_out(tmp_path: Path) -> None:
     assert trained.ledger.participations == {"one": 2}
 
 
-def silent_about_names(answer: Answer, silent: set[int]) -> Answer:
-    def answer_or_fail(message: Message, node: int) -> Message | None:
-        if message.metadata.message_type != "train" and node in silent:
-            return Message(Error(code=2, reason="no"), reply_to=message)
-        return answer(message, node)
+def silent_about_names(answer: Answer, silent: set[int], *, fails: bool = True) -> Answer:
+    """Let some nodes fail when they are asked for their names, or answer without one."""
 
-    return answer_or_fail
+    def answer_or_fail(message: Message, node: int) -> Message | None:
+        if message.metadata.message_type == "train" or node not in silent:
+            return answer(message, node)
+        if fails:
+            return Message(Error(code=2, reason="no"), reply_to=message)
+        return Message(RecordDict({"identity": ConfigRecord({"name": ""})}), reply_to=message)
+
+    return introducing(answer_or_fail)
 
 
 def test_after_a_first_run_nobody_takes_part_who_can_not_be_told_apart(tmp_path: Path) -> None:
@@ -314,6 +332,12 @@ def test_after_a_first_run_nobody_takes_part_who_can_not_be_told_apart(tmp_path:
         assert ledger.participations == dict.fromkeys(names, 1)
     with PrivacyLedger.open(path, plan) as ledger:
         answer = silent_about_names(named_clients(names), {0, 1, 2})
+        resumed = DPFedAvg(plan=plan, ledger=ledger)
+        with pytest.raises(RosterIncomplete, match="3 of 5 nodes did not tell their names"):
+            resumed.start(Renumbered(answer, 5), model, num_rounds=9)
+        assert ledger.rounds_spent == 1
+    with PrivacyLedger.open(path, plan) as ledger:
+        answer = silent_about_names(named_clients(names), {0, 1, 2}, fails=False)
         DPFedAvg(plan=plan, ledger=ledger).start(Renumbered(answer, 5), model, num_rounds=9)
         assert ledger.participations == {"a": 1, "b": 1, "c": 1, "d": 2, "e": 2}
 

@@ -30,7 +30,7 @@ class LocalGrid(Grid):
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.answer = answer
         self.num_nodes = num_nodes
-        self.introduces = introduces
+        self.introduces = introduces or getattr(answer, "introduces", False)
         self.introductions: list[Message] = []
         self.sent: list[Message] = []
         self.most_under_way = 0
@@ -90,6 +90,12 @@ def answer_with_app(app: ClientApp, num_nodes: int) -> Answer:
         except Exception as error:
             return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
+    return answer
+
+
+def introducing(answer: Answer) -> Answer:
+    """Let a grid hand identity queries to this answer, too."""
+    answer.introduces = True  # type: ignore[attr-defined]
     return answer
 
 
