@@ -34,7 +34,7 @@ from torch.nn import functional
 from torch.utils.data import DataLoader
 
 from fl_dp.accounting import ExamplePlan
-from fl_dp.clients import DPSGD, train_with_dp_sgd
+from fl_dp.clients import DPSGD, RecordWise, train_with_dp_sgd
 from fl_dp.private_training import Records
 from fl_dp.tasks import UnitData, build_model, train_together
 
@@ -181,7 +181,7 @@ def dp_sgd_step(
         clipping_norm=CLIPPING_NORM,
     )
     private, plain = make(sizes).to(device), make(sizes).to(device)
-    loader = DataLoader(records, collate_fn=lambda batch: batch)
+    loader = DataLoader(records, collate_fn=RecordWise(lambda batch: batch))
     case = Case(
         name=name,
         peer="plain SGD",

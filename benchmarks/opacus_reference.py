@@ -28,7 +28,13 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.accounting import Account, ExamplePlan, calibrate_noise_multiplier
-from fl_dp.clients import DPSGD, OpacusClient, exchanged_arrays, numpy_client_app
+from fl_dp.clients import (
+    DPSGD,
+    OpacusClient,
+    RecordWise,
+    exchanged_arrays,
+    numpy_client_app,
+)
 from fl_dp.strategies import DPFedAvg, PoissonSelection
 from fl_dp.tasks import evaluate, load_dataset, set_arrays
 
@@ -109,7 +115,7 @@ def run_row(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dict[s
             )
             return OpacusClient(
                 Network(),
-                DataLoader(images, collate_fn=lambda batch: batch),
+                DataLoader(images, collate_fn=RecordWise(lambda batch: batch)),
                 plan=plan,
                 ledger=ledger,
                 account=Account(unit="example", source="mnist"),

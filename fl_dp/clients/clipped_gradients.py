@@ -360,10 +360,11 @@ def _squared_norms(samples: Tensor) -> Tensor:
         norms = [torch.linalg.vector_norm(part, dim=1, dtype=_WIDE) for part in _parts(flat)]
         return torch.stack(norms).square().sum(0)
     # Norms of a few entries at a time lose little, and float64 copies of all would cost more.
-    even = flat.shape[1] // _BLOCK * _BLOCK
-    blocks = torch.linalg.vector_norm(flat[:, :even].unflatten(1, (-1, _BLOCK)), dim=2)
-    rest = torch.linalg.vector_norm(flat[:, even:], dim=1)
-    squares = blocks.to(_WIDE).square().sum(1) + rest.to(_WIDE).square()
+    blocks = flat.shape[1] // _BLOCK
+    even = flat[:, : blocks * _BLOCK].reshape(len(flat), blocks, _BLOCK)
+    rest = flat[:, blocks * _BLOCK :]
+    squares: Tensor = torch.linalg.vector_norm(even, dim=2).to(_WIDE).square().sum(1)
+    squares = squares + torch.linalg.vector_norm(rest, dim=1).to(_WIDE).square()
     return squares * _OF_BLOCKS
 
 

@@ -32,8 +32,9 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
 
     Args:
         model: Any module; itself unchanged. What Opacus knows a replacement for is replaced:
-            BatchNorm by GroupNorm, InstanceNorm's statistics by none, LSTM, GRU, RNN and
-            MultiheadAttention by layers of the same weights.
+            BatchNorm by GroupNorm (of one group for BatchNorm1d: of a vector, groups of one channel
+            leave nothing), InstanceNorm's statistics by none, LSTM, GRU, RNN and MultiheadAttention
+            by layers of the same weights.
 
     Raises:
         ValueError: If parts remain that DP-SGD can't train, naming each.
@@ -46,6 +47,9 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     for each in open_model.parameters():
         each.requires_grad_(True)  # Opacus replaces what is trainable, and frozen layers mix, too
     fixed = ModuleValidator.fix(open_model)
+    for name, each in before.items():
+        if isinstance(each, nn.BatchNorm1d):
+            fixed = _replaced(fixed, name, _one_group(fixed.get_submodule(name)))
     for name, each in fixed.named_parameters():
         each.requires_grad_(name not in frozen)
     require_trainable_privately(fixed)
@@ -130,6 +134,23 @@ def trained_arrays(
             exchanged_names(model, trainable_only=trainable_only), received, strict=True
         )
     ]
+
+
+def _one_group(norm: nn.Module) -> nn.Module:
+    if not isinstance(norm, nn.GroupNorm):
+        return norm
+    whole = nn.GroupNorm(1, norm.num_channels, eps=norm.eps, affine=norm.affine)
+    whole.load_state_dict(norm.state_dict())
+    return whole.to(next(norm.parameters()).device) if norm.affine else whole
+
+
+def _replaced(model: nn.Module, name: str, module: nn.Module) -> nn.Module:
+    """Return a model with another module under a name; the empty name is the model's own."""
+    if not name:
+        return module
+    parent, _, last = name.rpartition(".")
+    setattr(model.get_submodule(parent), last, module)
+    return model
 
 
 def _numpy(tensor: torch.Tensor) -> NDArray[Any]:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
@@ -168,7 +169,9 @@ class RecordBatches(Dataset[list[Batch]]):
         """Return the batches of some records: one, unless they differ in shape; or none."""
         if self._record_wise and rows:
             try:
-                return [self._form.split(self._collate(self._read(rows)))]
+                records = self._read(rows)
+                if _alike(records):
+                    return [self._form.split(self._collate(records))]
             except Exception:
                 logger.debug("records %s make no batch: each is read alone", rows)
         alone = [batch for row in rows if (batch := self._alone_or_not(row)) is not None]
@@ -206,6 +209,25 @@ class RecordBatches(Dataset[list[Batch]]):
                 logger.exception("a record can't be used, and counts as none")
                 self._complained = True
             return None
+
+
+def _alike(records: Any) -> bool:
+    """Whether records hold the same types; a fraction among whole numbers would change them all."""
+    if not isinstance(records, list):
+        return True  # a batch that the data set made itself
+    return len({_kind(each) for each in records}) == 1
+
+
+def _kind(value: Any) -> Any:
+    if isinstance(value, Tensor | np.ndarray):
+        return type(value), value.dtype
+    if isinstance(value, Mapping):
+        return frozenset((name, _kind(each)) for name, each in value.items())
+    if isinstance(value, list) and _numbers(value):
+        return frozenset(type(each) for each in value)
+    if isinstance(value, tuple | list):
+        return tuple(_kind(each) for each in value)
+    return type(value)
 
 
 def _numbers(value: list[Any]) -> bool:

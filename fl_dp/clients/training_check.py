@@ -50,10 +50,10 @@ def check_training(
     batches = RecordBatches(loader.dataset, loader.collate_fn, form)
     rows = list(range(min(records, len(loader.dataset))))  # type: ignore[arg-type]  # no length
     alone = [batch for row in rows if (batch := batches.alone(row)) is not None]
-    apart = sum(_gradient(model, how, [batch]) for batch in alone)
-    together = _gradient(model, how, batches.__getitems__(rows)) if rows else apart
-    if not alone or not isinstance(apart, Tensor):
+    if not alone:
         raise ValueError("there are no records to look at")
+    apart = torch.stack([_gradient(model, how, [batch]) for batch in alone]).sum(0)
+    together = _gradient(model, how, batches.__getitems__(rows))
     if not torch.allclose(together, apart, rtol=0.0, atol=_TOLERANCE * float(apart.norm())):
         raise MixesRecords(
             f"the gradient of {len(alone)} records in one batch is not the sum of those of each "

@@ -641,6 +641,15 @@ def test_private_module_replaces_batch_norm_and_says_so(client: Client) -> None:
     assert all((a != b).any() for a, b in zip(sent, arrays, strict=True))
 
 
+@pytest.mark.parametrize("nested", [False, True])
+def test_a_batch_norm_of_vectors_becomes_one_group_which_leaves_something(nested: bool) -> None:
+    norm = nn.BatchNorm1d(16)
+    model, _ = private_module(nn.Sequential(nn.Sequential(norm)) if nested else norm)
+    vectors = torch.randn(5, 16)
+    assert model(vectors).std() > 0.5
+    torch.testing.assert_close(model(vectors[:1]), model(vectors)[:1])  # also alone
+
+
 def test_private_module_leaves_a_fit_model_as_it_is() -> None:
     model, changes = private_module(nn.Linear(2, 2))
     assert (str(model), changes) == (str(nn.Linear(2, 2)), ())

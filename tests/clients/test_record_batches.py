@@ -107,6 +107,48 @@ def test_a_promise_that_does_not_hold_shows_beforehand() -> None:
         check_training(MeanPooling(), loader)
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        (torch.ones(WIDTH), 1.0),
+        (torch.ones(WIDTH, dtype=torch.float64), 1),
+        (torch.ones(WIDTH + 1), 1),
+        (torch.ones(WIDTH), 1, "more"),
+        (torch.ones(WIDTH),),
+        ([1.0] * WIDTH, 1),
+        {"x": torch.ones(WIDTH), "label": 1},
+        None,
+    ],
+    ids=lambda odd: str(odd)[:40],
+)
+@pytest.mark.parametrize("collate", [None, FixedLengthPadding(WIDTH)], ids=["default", "fixed"])
+def test_a_record_of_other_types_changes_nothing_of_the_others(odd: Any, collate: Any) -> None:
+    # One fraction among the labels would make all of them fractions, which the loss refuses.
+    class Sum(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.layer = nn.Linear(WIDTH, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            logits: Tensor = self.layer(x)
+            return logits
+
+    usual: list[Any] = [(torch.full((WIDTH,), 1.0 + place), place % 3) for place in range(20)]
+    sums = []
+    for records in (usual, [odd, *usual]):
+        model = Sum()
+        before = model.layer.weight.detach().clone()
+        how = DPSGD(
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1.0),
+            expected_batch_size=1.0,
+        )
+        train_with_dp_sgd(model, DataLoader(records, collate_fn=collate), plan=PLAN, how=how)
+        sums.append(before - model.layer.weight.detach())
+    assert (sums[0] - sums[1]).norm() <= NORM * (1 + 1e-3)
+    assert sums[0].norm() > 3 * NORM
+
+
 class Centred(nn.Module):
     """Takes the mean of the batch away from each record."""
 
