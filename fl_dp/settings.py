@@ -11,10 +11,13 @@ import json
 import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fl_dp.accounting import NoiseSchedule, PlateauSchedule
-from fl_dp.updates import Compression
+from fl_dp.accounting.schedules import NoiseSchedule, PlateauSchedule
+from fl_dp.updates.compression_options import CompressionOptions
+
+if TYPE_CHECKING:
+    from fl_dp.updates import Compression
 
 SETTINGS_KEY = "fl-dp-settings"
 """Where the settings lie in a train message's ConfigRecord."""
@@ -606,13 +609,15 @@ class CompressionSettings:
     def __post_init__(self) -> None:
         """Check the values."""
         try:
-            _ = self.compression  # it checks itself
+            CompressionOptions(**asdict(self))  # they check themselves
         except ValueError as error:
             raise ValueError(f"compression.{error}") from error
 
     @property
     def compression(self) -> Compression:
         """How updates and models travel."""
+        from fl_dp.updates import Compression  # brings Flower, which a check of settings needs not
+
         return Compression(**asdict(self))
 
 
