@@ -10,11 +10,13 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_dp.accounting.schedules import NoiseSchedule, PlateauSchedule
-from fl_dp.updates.compression_options import CompressionOptions
+from fl_dp.tasks.data import DATASETS, OWN_DATA
+from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS, CompressionOptions
 
 if TYPE_CHECKING:
     from fl_dp.updates import Compression
@@ -22,20 +24,35 @@ if TYPE_CHECKING:
 SETTINGS_KEY = "fl-dp-settings"
 """Where the settings lie in a train message's ConfigRecord."""
 
-PARTITIONS = ("iid", "dirichlet", "shards", "natural", "nodes")
-OWN_DATA = ("csv", "parquet", "folder")
-MODELS = ("logistic", "mlp", "cnn", "resnet18", "gru", "lstm")
-SERVER_OPTIMIZERS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad")
-SCHEDULES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom")
-MODES = ("central", "local", "example", "none")
-GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
-CLIENT_SCHEMES = ("gaussian", "laplace", "exponential")
-UNITS = ("client", "example")
-CLIPPINGS = ("fixed", "adaptive", "per_layer")
-SELECTIONS = ("poisson", "truncated_poisson", "fixed", "exponential", "dp_utility", "public")
-UTILITIES = ("loss", "accuracy", "examples", "update_norm", "staleness")
-COINS = ("server", "nodes")
-RELATIONS = ("zero-out", "add-or-remove-one", "replace-one")
+CHOICES = {
+    "task.name": DATASETS,
+    "task.partition": ("iid", "dirichlet", "shards", "natural", "nodes"),
+    "model.name": ("logistic", "mlp", "cnn", "resnet18", "gru", "lstm"),
+    "privacy.mode": ("central", "local", "example", "none"),
+    "privacy.scheme": ("gaussian", "laplace", "exponential"),
+    "privacy.unit": ("client", "example"),
+    "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
+    "dp_sgd.grad_sample_mode": ("hooks", "functorch", "ghost"),
+    "clipping.name": ("fixed", "adaptive", "per_layer"),
+    "selection.name": (
+        *("poisson", "truncated_poisson", "fixed", "exponential", "dp_utility", "public"),
+    ),
+    "selection.coins": ("server", "nodes"),
+    "selection.utility": ("loss", "accuracy", "examples", "update_norm", "staleness"),
+    "schedule.name": (
+        *("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom"),
+        "plateau",
+    ),
+    "schedule.spend": ("early", "late"),
+    "schedule.metric": ("accuracy", "loss"),
+    "server_optimizer.name": ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+    "compression.up": UPLINKS,
+    "compression.down": DOWNLINKS,
+}
+"""The values of each key that takes one of a few names."""
+
+UTILITIES_OF_EVERYBODY = CHOICES["selection.utility"][:3]
+"""What the server can ask everybody for; the others it sees of participants alone."""
 
 
 def _positive(key: str, value: float) -> None:
@@ -65,9 +82,11 @@ def _distinct(key: str, values: list[str] | None, *, least: int) -> None:
         raise ValueError(f"{key} must be at least {least} different names, got {values}")
 
 
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+def _one_of(key: str, value: str) -> None:
+    known = CHOICES[key]
     if value not in known:
-        raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'")
+        nearest = "".join(f": did you mean {near}?" for near in get_close_matches(value, known, 1))
+        raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'{nearest}")
 
 
 _OWN_DATA_KEYS = (
@@ -121,8 +140,9 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        _one_of("task.name", self.name)
         _at_least("task.num_clients", self.num_clients, 1)
-        _one_of("task.partition", self.partition, PARTITIONS)
+        _one_of("task.partition", self.partition)
         _positive("task.alpha", self.alpha)
         _at_least("task.shards_per_client", self.shards_per_client, 1)
         self._check_own_data()
@@ -178,7 +198,7 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("model.name", self.name, MODELS)
+        _one_of("model.name", self.name)
         _at_least("model.hidden", self.hidden, 1)
 
 
@@ -215,10 +235,10 @@ class PrivacySettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("privacy.mode", self.mode, MODES)
-        _one_of("privacy.scheme", self.scheme, CLIENT_SCHEMES)
-        _one_of("privacy.unit", self.unit, UNITS)
-        _one_of("privacy.neighboring_relation", self.neighboring_relation, RELATIONS)
+        _one_of("privacy.mode", self.mode)
+        _one_of("privacy.scheme", self.scheme)
+        _one_of("privacy.unit", self.unit)
+        _one_of("privacy.neighboring_relation", self.neighboring_relation)
         if self.insecure_seed is not None:
             _at_least("privacy.insecure_seed", self.insecure_seed, 0)
         if self.epsilon is None and self.noise_multiplier is None:
@@ -290,7 +310,7 @@ class DPSGDSettings:
             self.sampling_rate,
             "it is a probability, for example 0.1 for a tenth of a client's records a step",
         )
-        _one_of("dp_sgd.grad_sample_mode", self.grad_sample_mode, GRAD_SAMPLE_MODES)
+        _one_of("dp_sgd.grad_sample_mode", self.grad_sample_mode)
         if self.ledger_dir is not None and not Path(self.ledger_dir).is_absolute():
             raise ValueError(f"dp_sgd.ledger_dir must be absolute, got '{self.ledger_dir}'")
 
@@ -315,7 +335,7 @@ class ClippingSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("clipping.name", self.name, CLIPPINGS)
+        _one_of("clipping.name", self.name)
         _positive("clipping.norm", self.norm)
         _positive("clipping.learning_rate", self.learning_rate)
         if not 0.0 < self.target_quantile < 1.0:
@@ -423,18 +443,18 @@ class SelectionSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("selection.name", self.name, SELECTIONS)
-        _one_of("selection.coins", self.coins, COINS)
+        _one_of("selection.name", self.name)
+        _one_of("selection.coins", self.coins)
         _fraction(
             "selection.sampling_rate",
             self.sampling_rate,
             "it is a probability, for example 0.1 for a tenth of the clients a round",
         )
-        _one_of("selection.utility", self.utility, UTILITIES)
-        if self.name == "dp_utility" and self.utility in UTILITIES[3:]:
+        _one_of("selection.utility", self.utility)
+        if self.name == "dp_utility" and self.utility not in UTILITIES_OF_EVERYBODY:
             raise ValueError(
                 f"selection.utility={self.utility} is what the server saw of participants: "
-                f"dp_utility asks everybody for one of {', '.join(UTILITIES[:3])}"
+                f"dp_utility asks everybody for one of {', '.join(UTILITIES_OF_EVERYBODY)}"
             )
         for key in ("max_cohort", "participation_cap", "records_per_client", "refresh_every"):
             if getattr(self, key) is not None:
@@ -488,8 +508,10 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("schedule.name", self.name, (*SCHEDULES, "plateau"))
-        _one_of("schedule.metric", self.metric, ("accuracy", "loss"))
+        _one_of("schedule.name", self.name)
+        _one_of("schedule.metric", self.metric)
+        if self.spend is not None:
+            _one_of("schedule.spend", self.spend)
         try:
             # The schedules check the rest; they are plain shapes, and know nothing of settings.
             _ = self.noise_schedule, self.plateau_schedule
@@ -549,7 +571,7 @@ class ServerOptimizerSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("server_optimizer.name", self.name, SERVER_OPTIMIZERS)
+        _one_of("server_optimizer.name", self.name)
         _positive("server_optimizer.learning_rate", self.learning_rate)
         for key, value, usual in (
             ("momentum", self.momentum, 0.9),
