@@ -113,8 +113,8 @@ def parsed(text: str) -> Override:
     except HydraException as error:
         key, _, value = text.partition("=")
         raise ConfigError(
-            f"'{text}' can't be read: a value with spaces or any of ,:=()[]{{}}$\\ stands in quotes "
-            f"of its own, like '{key}=\"{value}\"'"
+            f"'{text}' can't be read: a value with spaces or any of ,:=()[]{{}}$\\ stands in "
+            f"quotes of its own, like '{key}=\"{value}\"'"
         ) from error
 
 

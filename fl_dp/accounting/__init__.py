@@ -61,7 +61,12 @@ if TYPE_CHECKING:
         VisibleSampling,
     )
     from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
-    from .statement import describe_event, privacy_statement, statement_markdown
+    from .statement import (
+        describe_event,
+        privacy_statement,
+        promise_in_words,
+        statement_markdown,
+    )
 
 __all__ = [
     "Account",
@@ -125,6 +130,7 @@ __all__ = [
     "naive_split",
     "pld_epsilon",
     "privacy_statement",
+    "promise_in_words",
     "schedule_history",
     "statement_markdown",
     "tight_epsilon",
@@ -225,6 +231,7 @@ _MODULES = {
     "statement": (
         "describe_event",
         "privacy_statement",
+        "promise_in_words",
         "statement_markdown",
     ),
 }

@@ -1,0 +1,93 @@
+"""A plan's errors in the words of the configuration.
+
+A plan names the arguments of Python. Somebody who wrote keys reads keys: `client_scheme` is
+`privacy.mode=local` there, and `VisibleSampling` is `selection=public`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+_KEYS = {
+    "capped_denominator": "weights.capped_denominator",
+    "client_scheme": "privacy.mode=local",
+    "clipping_norm": "clipping.norm",
+    "coins_at_nodes": "selection.coins=nodes",
+    "largest_rate": "selection.largest_rate",
+    "neighboring_relation": "privacy.neighboring_relation",
+    "noise_multiplier": "privacy.noise_multiplier",
+    "num_clients": "task.num_clients",
+    "participation_cap": "selection.participation_cap",
+    "records_per_client": "selection.records_per_client",
+    "refresh_every": "selection.refresh_every",
+    "sampling_rate": "selection.sampling_rate",
+    "scalar_noise_std": "metrics.noise_std",
+    "sharpness": "selection.sharpness",
+    "smallest_rate": "selection.smallest_rate",
+    "total_weight": "weights.total",
+    "unit": "privacy.unit",
+    "units_per_node": "simulation.units_per_node",
+    "utility_range": "selection.utility_high",
+    "weight_cap": "weights.cap",
+}
+_SELECTIONS = {
+    "DPUtilitySelection": "dp_utility",
+    "ExponentialSelection": "exponential",
+    "FixedSelection": "fixed",
+    "FixedSizeSampling": "fixed",
+    "PoissonSampling": "poisson",
+    "PoissonSelection": "poisson",
+    "PublicSelection": "public",
+    "TruncatedPoissonSampling": "truncated_poisson",
+    "TruncatedPoissonSelection": "truncated_poisson",
+    "UtilityPoissonSampling": "dp_utility",
+    "VisibleSampling": "public",
+}
+_MORE = {
+    "selection=public (selection=public)": "selection=public",
+    "the constant schedule": "schedule=constant",
+    "raise the largest rate": "raise selection.largest_rate",
+    "one clipping norm for each": "as many clipping.norms",
+}
+# A word of prose, too: it is an argument only before an equals sign.
+_PROSE = ("unit",)
+# Arguments of DP-SGD stand in a group of their own.
+_OF_DP_SGD = {name: f"dp_sgd.{name}" for name in ("clipping_norm", "sampling_rate")}
+
+
+def in_keys(text: str, *, dp_sgd: bool = False) -> str:
+    """Return an error's text with keys where it names arguments and classes.
+
+    Args:
+        text: What a plan, a sampling rule or a selection says.
+        dp_sgd: Whether it is about DP-SGD inside clients.
+    """
+    # How a rule shows itself: its arguments are said elsewhere.
+    text = re.sub(rf"\b({'|'.join(_SELECTIONS)})\([^()]*\)", r"\1", text)
+    text = re.sub(
+        rf"\b({'|'.join(_SELECTIONS)})\b", lambda found: f"selection={_SELECTIONS[found[1]]}", text
+    )
+    for name, key in (_KEYS | (_OF_DP_SGD if dp_sgd else {})).items():
+        after = "(?==)" if name in _PROSE else r"(?!\w)"
+        text = re.sub(rf"(?<![\w.]){name}{after}", key, text)
+    text = re.sub(r"(privacy\.unit)='(\w+)'", r"\1=\2", text)
+    for before, instead in _MORE.items():
+        text = text.replace(before, instead)
+    return text
+
+
+@contextmanager
+def said_in_keys(*, dp_sgd: bool = False) -> Iterator[None]:
+    """Have a `ValueError` speak of keys.
+
+    Args:
+        dp_sgd: Whether it would be about DP-SGD inside clients.
+    """
+    try:
+        yield
+    except ValueError as error:
+        if type(error) is not ValueError:
+            raise
+        raise ValueError(in_keys(str(error), dp_sgd=dp_sgd)) from error
