@@ -71,6 +71,7 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
     Raises:
         ConfigError: If an override can't be parsed.
     """
+    check_keys(overrides)
     from hydra.errors import HydraException
 
     jobs: list[list[str]] = [[]]

@@ -72,16 +72,16 @@ class Key:
 @cache
 def all_keys() -> dict[str, Key]:
     """Return every key by its name, the run's own first."""
-    own, grouped = [], []
+    found = {}
     for group, settings in [("", Settings), *groups().items()]:
         helps, types = _attributes(settings), get_type_hints(settings)
         for field in fields(settings):
             if is_dataclass(types[field.name]):
                 continue
-            name = f"{group}.{field.name}".lstrip(".")
+            name = f"{group}.{field.name}" if group else field.name
             inner = [part for part in get_args(types[field.name]) if part is not type(None)]
             nullable = type(None) in get_args(types[field.name])
-            key = Key(
+            found[name] = Key(
                 name=name,
                 default=None if field.default is MISSING else field.default,
                 kind=_KINDS[inner[0] if nullable else types[field.name]],
@@ -89,8 +89,7 @@ def all_keys() -> dict[str, Key]:
                 choices=CHOICES.get(name, ()),
                 help=helps.get(field.name, ""),
             )
-            (grouped if group else own).append(key)
-    return {key.name: key for key in (*own, *grouped)}
+    return found
 
 
 @cache

@@ -11,6 +11,7 @@ from flwr.app import ArrayRecord
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors.numpy import save_file
+from yaml import YAMLError
 
 from fl_dp.accounting import (
     ExamplePlan,
@@ -118,7 +119,7 @@ class RunFolder:
         try:
             stored = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(self.config))
             settings = OmegaConf.to_object(stored)
-        except (OmegaConfBaseException, ValueError) as error:
+        except (OmegaConfBaseException, YAMLError, ValueError) as error:
             raise ValueError(
                 f"{self.config} does not fit this version of fl-dp: {error}"
             ) from error

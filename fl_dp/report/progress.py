@@ -115,7 +115,7 @@ def describe_round(
     parts = [f"round {line['round']}/{rounds}", f"accuracy {line['test_accuracy']:.3f}"]
     if "epsilon" in line:
         of = f"/{budget:.4g}" if math.isfinite(budget) else ""
-        parts.append(f"epsilon {line['epsilon']:.2f}{of}")
+        parts.append(f"epsilon {line['epsilon']:.3g}{of}")
     else:
         parts.append("no privacy")
     if line["round"] < rounds:
