@@ -31,7 +31,6 @@ if TYPE_CHECKING:
         freeze,
     )
     from .example_plan import ExamplePlan
-    from .example_statement import example_statement, example_statement_markdown
     from .filters import (
         DeclaredFilter,
         GaussianFilter,
@@ -67,6 +66,7 @@ if TYPE_CHECKING:
         promise_in_words,
         statement_markdown,
     )
+    from .statement_of_examples import example_statement, example_statement_markdown
 
 __all__ = [
     "Account",
@@ -175,7 +175,7 @@ _MODULES = {
         "freeze",
     ),
     "example_plan": ("ExamplePlan",),
-    "example_statement": (
+    "statement_of_examples": (
         "example_statement",
         "example_statement_markdown",
     ),

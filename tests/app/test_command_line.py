@@ -15,9 +15,9 @@ from types import ModuleType
 
 import dp_accounting
 import pytest
-import yaml
 from dp_accounting.pld import PLDAccountant
 from local_grid import LocalGrid, answer_with_app
+from omegaconf import OmegaConf
 from rich.console import Console
 from typer.testing import CliRunner
 
@@ -158,7 +158,7 @@ def test_config_of_a_group_that_is_none_names_the_nearest():
 
 def test_cfg_prints_settings_that_compose_to_the_same():
     overrides = ["privacy=local", "selection=public", "clipping.norm=0.25", "run_name=x"]
-    printed = yaml.safe_load(call("run", "--cfg", *overrides).stdout)
+    printed = OmegaConf.to_container(OmegaConf.create(call("run", "--cfg", *overrides).stdout))
     assert printed == asdict(compose_settings(overrides))
     assert json_of("run", "--cfg", "--json", *overrides) == printed
 

@@ -323,6 +323,8 @@ def test_the_choices_of_a_key_are_those_that_are_checked():
     [
         ("got PoissonSampling(sampling_rate=0.25)", "got selection=poisson"),
         ("write sampling_rate=1 or VisibleSampling", "selection.sampling_rate=1 or selection=pub"),
+        ("write sampling=VisibleSampling(cohort=...), or", "write selection=public, or"),
+        ("compression=Compression(up='top_k') would", "compression.up=top_k would"),
         ("leave client_scheme out", "leave privacy.mode=local out"),
         ("each unit needs unit='example'", "each unit needs privacy.unit=example"),
         ("selection.sampling_rate is a key", "selection.sampling_rate is a key"),
