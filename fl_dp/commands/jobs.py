@@ -149,12 +149,11 @@ def prepare(job: Job, place: str = "") -> Job:
     if job.finished:
         return job
     settings = job.settings
-    if settings.task.partition != "nodes" or not job.resumed:
-        with doing(f"loading the data{place}: task={settings.task.name}", plainly=not place):
-            from fl_dp.workload import initial_arrays_of, parts_of
+    with doing(f"loading the data{place}: task={settings.task.name}", plainly=not place):
+        from fl_dp.workload import initial_arrays_of, parts_of
 
-            parts_of(settings)  # a data set that is missing or corrupt shows here
-            initial_arrays_of(settings)  # and a model that does not fit it
+        parts_of(settings)  # a data set that is missing or corrupt shows here
+        initial_arrays_of(settings)  # and a model that does not fit it
     if job.resumed and job.folder.ledger.is_file():
         return replace(job, budget=job.folder.read_plan().budget.epsilon)
     if settings.privacy.mode == "none":

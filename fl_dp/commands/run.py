@@ -8,6 +8,7 @@ import signal
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -84,7 +85,12 @@ def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> 
 
     if multirun:
         fail("--cfg shows one run's settings: leave out -m, and sweep over nothing", status=2)
-    settings = asdict(compose_settings(overrides))
+    composed = compose_settings(overrides)
+    if composed.resume is not None:
+        from fl_dp.run_folder import RunFolder
+
+        composed = RunFolder(Path(composed.resume).expanduser()).read_settings()
+    settings = asdict(composed)
     if as_json:
         print_json(settings)
         return
@@ -114,11 +120,11 @@ def _run_all(jobs: Jobs, console: Console) -> list[RunSummary]:
 
     jobs.note()
     runs: list[RunSummary] = []
-    with ExitStack() as stack:
-        link: LocalSuperLink | None = None
-        for number, job in enumerate(jobs.each, 1):
-            place = f"[{number}/{len(jobs.each)}] " if len(jobs.each) > 1 else ""
-            try:
+    try:
+        with ExitStack() as stack:
+            link: LocalSuperLink | None = None
+            for number, job in enumerate(jobs.each, 1):
+                place = f"[{number}/{len(jobs.each)}] " if len(jobs.each) > 1 else ""
                 if job.finished:
                     console.print(f"{place}{job.title}: finished before", markup=False)
                 else:
@@ -127,14 +133,17 @@ def _run_all(jobs: Jobs, console: Console) -> list[RunSummary]:
                             link = stack.enter_context(LocalSuperLink())
                     _train(link, job, console, f"{place}{job.title}")
                 runs.append(_summary(job))
-            except LaunchError as error:
-                _leave_valid(job)
-                fail(str(error), status=1)
-            except KeyboardInterrupt:
-                _leave_valid(job)
-                started = jobs.sweep is not None or job.folder.config.is_file()
-                goes_on = f"; `fl-dp run resume={jobs.path}` goes on" if started else ""
-                fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
+    # Only now, when what Flower had started is stopped, does nobody write beside us.
+    except LaunchError as error:
+        _leave_valid(jobs.each[len(runs)])
+        fail(str(error), status=1)
+    except KeyboardInterrupt:
+        if len(runs) < len(jobs.each):
+            stopped = jobs.each[len(runs)]
+            _leave_valid(stopped)
+            started = jobs.sweep is not None or stopped.folder.config.is_file()
+            goes_on = f"; `fl-dp run resume={jobs.path}` goes on" if started else ""
+            fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
     return runs
 
 

@@ -15,6 +15,7 @@ from rich.text import Text
 
 _QUIET_SHARE = 0.1  # without a terminal, a line for each tenth of the rounds
 _RECENT = 10  # rounds that the time left is estimated from
+_AT_ONCE = 0.1  # seconds: lines that were there already come together
 _LINE, _BAR = 78, 16  # columns of what is said of a round, and of the bar
 
 
@@ -31,18 +32,22 @@ class TimeLeft:
 
     def __init__(self) -> None:
         """Begin without a round."""
+        self._begun: float | None = None
         self._ends: deque[tuple[float, int]] = deque(maxlen=_RECENT + 1)
 
     def after(self, done: int, rounds: int, now: float) -> float | None:
         """Return the seconds left after a round, None while there is nothing to go by.
 
         Args:
-            done: Rounds that are done; 0 for the evaluation before the first.
+            done: Rounds that are done.
             rounds: How many there are.
             now: The time at which it ended, in seconds.
         """
-        if done:  # round 1 lasts as long as Ray takes to start, too
-            self._ends.append((now, done))
+        if self._begun is None:
+            self._begun = now
+        if now - self._begun < _AT_ONCE:
+            return None  # the first model, or rounds of before the run was resumed
+        self._ends.append((now, done))
         if len(self._ends) < 2:
             return None
         since, first = self._ends[0]

@@ -685,6 +685,13 @@ def test_the_time_left_counts_neither_the_start_nor_rounds_of_long_ago():
     assert seconds == pytest.approx(5.0 * 40)
 
 
+def test_the_time_left_of_a_resumed_run_counts_new_rounds_alone():
+    left = TimeLeft()
+    assert {left.after(done, 100, now=0.001 * done) for done in range(31)} == {None}
+    assert left.after(31, 100, now=60.0) is None
+    assert left.after(32, 100, now=62.0) == pytest.approx(2.0 * 68)
+
+
 def test_the_summary_explains_an_epsilon_above_the_progress():
     run = RunSummary(
         path="",
