@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from .console import doing, warn, warnings_shown
@@ -242,8 +242,13 @@ def _place_for(settings: Settings) -> Path:
             f"`fl-dp run resume={path}` goes on"
         )
     there = next(parent for parent in path.parents if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise PermissionError(f"{there} can't be written to: choose another output_dir")
+    try:
+        with TemporaryDirectory(prefix=".fl-dp-", dir=there):
+            pass  # permissions alone do not tell of a read-only disk
+    except OSError as error:
+        raise PermissionError(
+            f"{there} can't be written to ({error.strerror}): choose another output_dir"
+        ) from error
     return path
 
 

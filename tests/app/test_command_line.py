@@ -413,7 +413,6 @@ CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients
             [*CHEAP, "clipping=per_layer", "clipping.norms=[1,1,1]"],
             "clipping.norms has 3 norms and model=logistic has 2",
         ),
-        ([*CHEAP, "output_dir=/proc/nowhere"], "can't be written to"),
     ],
 )
 def test_a_run_that_can_t_succeed_is_refused_with_status_2(overrides, said, tmp_path, monkeypatch):
@@ -448,12 +447,24 @@ def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_may_start")
-def test_a_run_never_takes_the_folder_of_another(tmp_path):
+def test_a_run_never_takes_the_folder_of_another(tmp_path, monkeypatch):
+    monkeypatch.setattr("fl_dp.planning.make_plan", lambda *_: pytest.fail("it was computed"))
     (tmp_path / "taken").mkdir()
     result = call("run", *CHEAP, f"output_dir={tmp_path}", "run_name=taken")
     assert result.exit_code == 2
     assert f"{tmp_path / 'taken'} exists already: choose another run_name" in result.stderr
     assert list((tmp_path / "taken").iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_folder_that_can_t_be_written_to_is_said_before_anything_is_computed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("fl_dp.planning.make_plan", lambda *_: pytest.fail("it was computed"))
+    (tmp_path / "file").write_text("")
+    result = call("run", f"output_dir={tmp_path / 'file' / 'runs'}")
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'file'} can't be written to" in said_on_stderr(result)
 
 
 @pytest.mark.usefixtures("nothing_may_start")
