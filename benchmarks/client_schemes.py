@@ -19,11 +19,11 @@ from typing import Any
 
 import torch
 from flwr.app import Context, Message, RecordDict
-from matplotlib.figure import Figure
 from stock_flower import LocalGrid
 
 from fl_dp.client_app import app
 from fl_dp.config import compose_settings
+from fl_dp.report.pictures import PALE, new_picture, save_picture
 from fl_dp.run_folder import RunFolder
 from fl_dp.training import train
 
@@ -93,8 +93,10 @@ def table(found: dict[str, dict[str, Any]]) -> str:
 
 def draw(found: dict[str, dict[str, Any]], target: Path) -> None:
     """Draw accuracy against epsilon, with the spread of the seeds."""
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
+    made = new_picture(size=(6.4, 3.6))
+    if made is None:
+        raise SystemExit("no picture without matplotlib: pip install 'fl-dp[report]' brings it")
+    figure, (axes,) = made
     for scheme, rows in found.items():
         means = [rows[str(epsilon)]["accuracy_mean"] for epsilon in EPSILONS]
         spreads = [rows[str(epsilon)]["accuracy_std"] for epsilon in EPSILONS]
@@ -107,15 +109,16 @@ def draw(found: dict[str, dict[str, Any]], target: Path) -> None:
             label=scheme,
             color=COLOURS[scheme],
         )
-    axes.axhline(0.1, color="#5b6770", linewidth=1, linestyle=":")  # ten classes: a guess
-    axes.set(xlabel="epsilon of each client, against the server", ylabel="public test accuracy")
+    axes.axhline(0.1, color=PALE, linewidth=1, linestyle=":", label="a guess (ten classes)")
+    axes.set(
+        xlabel="epsilon of one client, against the server",
+        ylabel="public test accuracy",
+        title="Noise at the clients, delta 0.0029, mean and spread of the seeds",
+    )
     axes.set_xscale("log", base=2)
     axes.set_xticks(EPSILONS, [str(epsilon) for epsilon in EPSILONS])
     axes.set_ylim(0, 1)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(alpha=0.25)
-    axes.legend(frameon=False)
-    figure.savefig(target, dpi=150)
+    save_picture(figure, target)
 
 
 def main() -> None:

@@ -6,10 +6,8 @@ from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from fl_dp.accounting import PrivacyBudget, PrivacyLedger, PrivacyPlan
+else:
+    __getattr__ = lazy_exports(__name__)
 
 __version__ = "0.1.0"
 __all__ = ["PrivacyBudget", "PrivacyLedger", "PrivacyPlan", "__version__"]
-
-_MODULES = {"accounting": ("PrivacyBudget", "PrivacyLedger", "PrivacyPlan")}
-if not TYPE_CHECKING:
-    __getattr__ = lazy_exports(__name__, _MODULES)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from fl_dp.accounting import ExamplePlan
 from fl_dp.clients import (
     UTILITY_QUERY_KEY,
+    NodeConfig,
     NodeUnits,
     TrainedRows,
     UnitReport,
@@ -245,9 +246,10 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
 
 
 def _node_of(context: Context) -> int:
-    if "partition-id" in context.node_config:
-        return int(context.node_config["partition-id"])
-    if own_data_path(context.node_config) is None:
+    owner = NodeConfig.of(context.node_config)
+    if owner.partition_id is not None:
+        return owner.partition_id
+    if owner.data_path is None:
         raise ValueError(
             "start the SuperNode with --node-config 'data-path=\"/absolute/folder\"', or with "
             "'partition-id=...' for a part of a simulated split"

@@ -3,13 +3,19 @@
 `flwr run` keeps one SuperLink daemon for all projects: it takes its environment from whoever called
 it first, outlives the call and can't be stopped by a command. So `fl-dp run` brings its own, on
 free ports with its own home, and takes it down again.
+
+Both the SuperLink and Ray would run what any other user of the machine sends them, as the user who
+started them. So the SuperLink answers its own user only (`fl_dp.local_superlink`), and Ray gets a
+token that only this run's processes have and a folder that others can't enter.
 """
 
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
+import secrets
 import shlex
 import signal
 import socket
@@ -29,12 +35,16 @@ from typing import Any, Self
 import tomli_w
 
 from .devices import Machine, num_workers
+from .local_superlink import CLOSED_PATH, users_can_be_told_apart
 from .run_folder import RunFolder
 from .settings import Settings
 
 _BIN = Path(sys.executable).parent
 _CONNECTION = "fl-dp"
 _STARTUP_TIMEOUT = 60.0
+_LONGEST_RAY_FOLDER = 40  # Ray's sockets lie below it, and a socket's path has at most 103 bytes
+
+logger = logging.getLogger("flwr.fl_dp")
 
 # The app that is handed to Flower: it only points at the installed library.
 _APP_FILES = {
@@ -112,11 +122,21 @@ class LocalSuperLink:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
+        if len(os.fsencode(home)) <= _LONGEST_RAY_FOLDER:
+            self._environment["RAY_TMPDIR"] = str(home)
+        if not users_can_be_told_apart():
+            logger.warning(
+                "this system does not say who connects to a port: another user of this machine can "
+                "run programs as you while this run lasts; use a machine of your own"
+            )
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
-                    *(str(_BIN / "flower-superlink"), "--insecure", "--simulation"),
+                    *(sys.executable, "-P", "-m", "fl_dp.local_superlink"),
+                    *("--insecure", "--simulation"),
                     *("--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(port)),
                     *("--control-api-address", f"127.0.0.1:{control_port}"),
                 ],
@@ -207,10 +227,12 @@ class LocalSuperLink:
         return RunStatus(status=str(run["status"]), details=str(run.get("status-details", "")))
 
     def _wait_until_healthy(self, port: int) -> None:
+        # The guard's own answer: a SuperLink that came up without it is not used.
+        path = CLOSED_PATH if users_can_be_told_apart() else "/health"
         deadline = time.monotonic() + _STARTUP_TIMEOUT
         while time.monotonic() < deadline and self._process.poll() is None:
             try:
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=1.0):
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1.0):
                     return
             except (urllib.error.URLError, OSError):
                 time.sleep(0.1)

@@ -1,4 +1,8 @@
-"""The folder of one run: what comes out, written while it runs."""
+"""The folder of one run: what comes out, written while it runs.
+
+Only its owner enters it. Inside, the model, the statement and the rounds' metrics carry the
+permissions of a file that is meant for others; ledger, checkpoint, settings and log do not.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,23 @@ from typing import Any
 from flwr.app import ArrayRecord
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 from yaml import YAMLError
 
 from fl_dp.accounting import (
     ExamplePlan,
+    LedgerAnchor,
     PrivacyLedger,
     PrivacyPlan,
     example_statement,
     example_statement_markdown,
     privacy_statement,
+    read_statement,
     statement_markdown,
 )
+from fl_dp.files import private_file, private_folder, write_text, written_whole
 
+from .checkpoints import checkpoint_anchor
 from .settings import Settings
 
 
@@ -104,8 +112,9 @@ class RunFolder:
             FileExistsError: If there is a run of that name: its ledger must not be overwritten.
         """
         self.require_new()
-        self.path.mkdir(parents=True)
-        self.config.write_text(OmegaConf.to_yaml(asdict(settings)), encoding="utf-8")
+        private_folder(self.path, exist_ok=False)
+        write_text(self.config, OmegaConf.to_yaml(asdict(settings)))
+        private_file(self.log)
 
     def read_settings(self) -> Settings:
         """Return the settings that the run was made with.
@@ -126,9 +135,43 @@ class RunFolder:
         assert isinstance(settings, Settings)
         return settings
 
+    def read_ledger(self) -> PrivacyLedger:
+        """Open the run's ledger to look at it, after comparing it with all that knows of it.
+
+        Raises:
+            LedgerCorrupted: If it was altered, or does not hold what checkpoint or statement know.
+            ValueError: If one of those can't be read.
+        """
+        ledger = PrivacyLedger.read(self.ledger)
+        try:
+            for file, anchor in self.anchors().items():
+                ledger.require_holds(anchor, of=f"{file.name} beside it")
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def anchors(self) -> dict[Path, LedgerAnchor]:
+        """Return how far the ledger had come, by the file that says so.
+
+        Raises:
+            ValueError: If checkpoint or statement can't be read.
+        """
+        known: dict[Path, LedgerAnchor | None] = {}
+        if self.checkpoint.is_file():
+            known[self.checkpoint] = checkpoint_anchor(self.checkpoint)
+        if self.statement.is_file():
+            known[self.statement] = LedgerAnchor.of_statement(self.read_statement())
+        return {file: anchor for file, anchor in known.items() if anchor is not None}
+
     def read_plan(self) -> PrivacyPlan:
-        """Return the plan that the run's ledger was started with."""
-        with PrivacyLedger.read(self.ledger) as ledger:
+        """Return the plan that the run's ledger was started with.
+
+        Raises:
+            LedgerCorrupted: As `read_ledger`.
+            ValueError: As `read_ledger`.
+        """
+        with self.read_ledger() as ledger:
             return ledger.plan
 
     def write_statement_of_ledger(self) -> bool:
@@ -136,11 +179,14 @@ class RunFolder:
 
         Returns:
             Whether there is anything to state.
+
+        Raises:
+            LedgerCorrupted: If the ledger was altered or cut; the statement stays as it is.
         """
         statement: dict[str, Any] = {}
         pages = []
         if self.ledger.is_file():
-            with PrivacyLedger.read(self.ledger) as ledger:
+            with self.read_ledger() as ledger:
                 statement = privacy_statement(ledger)
             pages.append(statement_markdown(statement))
         if self.example_plan.is_file():
@@ -167,7 +213,7 @@ class RunFolder:
             return None
         if self.example_plan.is_file():
             return ExamplePlan.from_dict(json.loads(self.example_plan.read_text(encoding="utf-8")))
-        self.example_plan.write_text(json.dumps(plan.to_dict(), indent=2) + "\n", encoding="utf-8")
+        write_text(self.example_plan, json.dumps(plan.to_dict(), indent=2) + "\n", public=True)
         return plan
 
     def write_no_promise(self, rounds: int) -> None:
@@ -184,7 +230,7 @@ class RunFolder:
         kept = [line for line in self.read_metrics() if line["round"] <= server_round]
         if self.metrics.is_file():
             text = "".join(json.dumps(line) + "\n" for line in kept)
-            self.metrics.write_text(text, encoding="utf-8")
+            write_text(self.metrics, text, public=True)
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add one round's line; a reader sees it at once."""
@@ -200,14 +246,20 @@ class RunFolder:
 
     def write_statement(self, statement: dict[str, Any], page: str) -> None:
         """Write the privacy statement for programs, and the page that says the same to people."""
-        self.statement.write_text(json.dumps(statement, indent=2) + "\n", encoding="utf-8")
-        self.statement_page.write_text(page, encoding="utf-8")
+        write_text(self.statement, json.dumps(statement, indent=2) + "\n", public=True)
+        write_text(self.statement_page, page, public=True)
 
     def read_statement(self) -> dict[str, Any]:
-        """Return the privacy statement."""
-        statement: dict[str, Any] = json.loads(self.statement.read_text(encoding="utf-8"))
-        return statement
+        """Return the privacy statement.
+
+        Raises:
+            OSError: If it can't be read.
+            ValueError: If it is no JSON object.
+        """
+        return read_statement(self.statement)
 
     def write_model(self, arrays: ArrayRecord) -> None:
         """Write the model under its array names."""
-        save_file({name: array.numpy() for name, array in arrays.items()}, self.model)
+        stored = save({name: array.numpy() for name, array in arrays.items()})
+        with written_whole(self.model, public=True) as unfinished:
+            unfinished.write_bytes(stored)  # safetensors itself would set other permissions

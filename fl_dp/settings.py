@@ -708,6 +708,9 @@ class Settings:
         rounds: Releases that are planned.
         round_timeout: Seconds until a silent client counts as a zero update.
         roster_timeout: Seconds until missing nodes are an error.
+        roster_may_grow: Let more clients take part than `task.num_clients`. Epsilon stays; the mean
+            is still divided by what is declared and comes out larger. Otherwise more nodes are an
+            error.
         output_dir: Absolute folder under which the run's own folder is made; null is `runs/` where
             `fl-dp run` is called, and `~/.fl-dp/runs` under a bare `flwr run`.
         run_name: Name of the run's folder; null makes one up.
@@ -719,6 +722,7 @@ class Settings:
     rounds: int = 100
     round_timeout: float = 3600.0
     roster_timeout: float = 60.0
+    roster_may_grow: bool = False
     output_dir: str | None = None
     run_name: str | None = None
     resume: str | None = None

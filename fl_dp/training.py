@@ -24,6 +24,7 @@ from fl_dp.accounting import (
     statement_markdown,
 )
 from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
+from fl_dp.files import private_folder
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg, wait_for_roster
 from fl_dp.tasks import evaluate, set_arrays
@@ -33,6 +34,7 @@ from .planning import make_example_plan, make_plan, make_selection
 from .run_folder import RunFolder
 from .server_optimizers import make_server_optimizer
 from .settings import SETTINGS_KEY, Settings
+from .wording import said_in_keys
 from .workload import check_data, dataset_of, initial_arrays_of, model_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -66,6 +68,7 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
         return _train_by_plan(folder, grid, settings, examples, run_id)
 
 
+@said_in_keys()
 def _train_by_plan(
     folder: RunFolder, grid: Grid, settings: Settings, examples: ExamplePlan | None, run_id: str
 ) -> Result:
@@ -84,9 +87,7 @@ def _train_by_plan(
         try:
             result = _start(strategy, folder, grid, settings)
         finally:
-            statement = privacy_statement(
-                ledger, fewest_contributions=strategy.fewest_contributions
-            )
+            statement = privacy_statement(ledger)
             page = statement_markdown(statement)
             if examples is not None:
                 records = _statement_of_records(strategy, examples, settings)
@@ -102,6 +103,7 @@ def _train_by_plan(
     return result
 
 
+@said_in_keys()
 def _train_without_plan(
     folder: RunFolder, grid: Grid, settings: Settings, examples: ExamplePlan | None
 ) -> Result:
@@ -152,6 +154,7 @@ def _strategy(
         selection=make_selection(settings),
         weight_cap=settings.weights.cap,
         roster_timeout=settings.roster_timeout,
+        roster_may_grow=settings.roster_may_grow,
         rng=rng,
         plateau_metric=settings.schedule.metric,
         after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
@@ -191,7 +194,6 @@ def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings
             }
         )
         folder.write_model(arrays)
-        logger.info("\tpublic test accuracy %.4f, loss %.4f", accuracy, loss)
         return MetricRecord({"loss": loss, "accuracy": accuracy, **spent})
 
     return strategy.start(
@@ -225,7 +227,7 @@ def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
         ledgers = folder.node_ledgers
         if settings.dp_sgd.ledger_dir is not None:
             ledgers = Path(settings.dp_sgd.ledger_dir)
-        ledgers.mkdir(parents=True, exist_ok=True)
+        private_folder(ledgers)
         config[SIMULATED_LEDGERS_KEY] = str(ledgers)
     return ConfigRecord(dict(config))
 

@@ -47,7 +47,8 @@ _SELECTIONS = {
 }
 _MORE = {
     "selection=public (selection=public)": "selection=public",
-    "resume(checkpoint)": "resume=FOLDER",
+    "roster_may_grow=True": "roster_may_grow=true",
+    "resume(checkpoint)": "`fl-dp run resume=FOLDER`",
     "the constant schedule": "schedule=constant",
     "raise the largest rate": "raise selection.largest_rate",
     "one clipping norm for each": "as many clipping.norms",
@@ -80,14 +81,14 @@ def in_keys(text: str, *, dp_sgd: bool = False) -> str:
 
 @contextmanager
 def said_in_keys(*, dp_sgd: bool = False) -> Iterator[None]:
-    """Have a `ValueError` speak of keys.
+    """Have errors of plans, strategies and rosters speak of keys.
 
     Args:
-        dp_sgd: Whether it would be about DP-SGD inside clients.
+        dp_sgd: Whether they would be about DP-SGD inside clients.
     """
     try:
         yield
-    except ValueError as error:
-        if type(error) is not ValueError:
-            raise
-        raise ValueError(in_keys(str(error), dp_sgd=dp_sgd)) from error
+    except (RuntimeError, TypeError, ValueError) as error:
+        if len(error.args) == 1 and isinstance(error.args[0], str):
+            error.args = (in_keys(error.args[0], dp_sgd=dp_sgd),)
+        raise

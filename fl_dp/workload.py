@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
-from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,6 +12,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from fl_dp.clients.node_config import DATA_PATH_KEY, NodeConfig
 from fl_dp.tasks import (
     EMBEDDED,
     OWN_DATA,
@@ -28,9 +28,6 @@ from fl_dp.tasks import (
 from .settings import Settings
 
 _T = TypeVar("_T")
-
-DATA_PATH_KEY = "data-path"
-"""Where a node's configuration names the folder of its own data."""
 
 
 def dataset_of(settings: Settings, data_path: str | None = None) -> Dataset:
@@ -129,17 +126,9 @@ def own_data_path(node_config: Mapping[str, Any]) -> str | None:
     """Return the folder of a node's own data, if it has any.
 
     Raises:
-        ValueError: If it is not absolute.
+        NodeConfigError: If the configuration is no good.
     """
-    if DATA_PATH_KEY not in node_config:
-        return None
-    data_path = str(node_config[DATA_PATH_KEY])
-    if not Path(data_path).is_absolute():
-        raise ValueError(
-            f"{DATA_PATH_KEY} must be absolute, got '{data_path}': a ClientApp does not run where "
-            "you started the SuperNode"
-        )
-    return data_path
+    return NodeConfig.of(node_config).data_path
 
 
 def examples_of(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:

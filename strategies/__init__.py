@@ -2,8 +2,9 @@
 
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
+from .contributions import NobodyContributes
 from .dp_fedavg import Checkpoint, DPFedAvg
-from .exchange import RosterIncomplete, wait_for_roster
+from .exchange import RosterIncomplete, RosterTooLarge, wait_for_roster
 from .federation_statistics import ask_federation
 from .roster import Unit
 from .selection import (
@@ -26,11 +27,13 @@ __all__ = [
     "ExponentialSelection",
     "FixedClipping",
     "FixedSelection",
+    "NobodyContributes",
     "Observation",
     "PerLayerClipping",
     "PoissonSelection",
     "PublicSelection",
     "RosterIncomplete",
+    "RosterTooLarge",
     "Selection",
     "TruncatedPoissonSelection",
     "Unit",

@@ -20,15 +20,16 @@ algorithm 1.
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import math
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self, TypedDict, Unpack, cast
+from typing import Any, Self, TypedDict, cast, get_type_hints
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, MetricRecord, RecordDict
@@ -38,6 +39,7 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import (
     ExamplePlan,
+    LedgerAnchor,
     PlanOptions,
     PoissonSampling,
     PrivacyBudget,
@@ -48,7 +50,8 @@ from fl_dp.accounting import (
     default_delta,
     freeze,
 )
-from fl_dp.mechanisms import AdaptiveClipping, Clipping, SecureRandom
+from fl_dp.accounting.arguments import keywords_of, require_known, require_types
+from fl_dp.mechanisms import DEFAULT_CLIPPING, AdaptiveClipping, Clipping, SecureRandom
 from fl_dp.updates import (
     Compression,
     RefusedUpdate,
@@ -58,13 +61,25 @@ from fl_dp.updates import (
     widen,
     with_sound_variances,
 )
+from fl_dp.updates.identity import MODEL_KEY, forms_of, forms_to_json
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, INSTRUCTION_KEY, RoundInstruction
 
-from .exchange import default_window, exchange, wait_for_roster
-from .roster import Unit, by_node, lasting_names, unit_name, units_of
-from .round_sum import CentralSum, LocalSum, RoundSum, UnprotectedMean
+from .contributions import ContributionCheck
+from .exchange import declared_nodes, default_window, exchange, wait_for_roster
+from .rehearsal import Answers, ask_identities, meaning_of, named, require_fit
+from .roster import (
+    DeclaredNodes,
+    Unit,
+    by_node,
+    lasting_names,
+    require_countable,
+    unit_name,
+    units_of,
+)
+from .round_sum import CentralSum, LocalSum, RoundSum, UnprotectedMean, client_noise_of
 from .selection import Draw, PoissonSelection, Selection, participations_left, selection_of
-from .server_optimizer import ServerOptimizer
+from .server_optimizer import ServerOptimizer, refuse_unfit
+from .unused import uncalled_of, unused_of
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -79,6 +94,7 @@ class Checkpoint:
         optimizer: State of the server optimizer, by name.
         clipping_norms: Those of the next round.
         plateau: State of what decides the noise, if anything does.
+        ledger: How far the ledger had come; None without privacy.
     """
 
     server_round: int
@@ -86,6 +102,7 @@ class Checkpoint:
     optimizer: dict[str, NDArray[Any]]
     clipping_norms: tuple[float, ...] | None
     plateau: dict[str, Any] | None
+    ledger: LedgerAnchor | None
 
 
 class StrategyOptions(TypedDict, total=False):
@@ -94,6 +111,7 @@ class StrategyOptions(TypedDict, total=False):
     weight_cap: float | None
     window: int | None
     roster_timeout: float
+    roster_may_grow: bool
     rng: SecureRandom | None
     plateau_metric: str
     after_round: Callable[[Checkpoint], None] | None
@@ -147,6 +165,7 @@ class DPFedAvg(Strategy):
         weight_cap: float | None = None,
         window: int | None = None,
         roster_timeout: float = 60.0,
+        roster_may_grow: bool = False,
         rng: SecureRandom | None = None,
         plateau_metric: str = "accuracy",
         after_round: Callable[[Checkpoint], None] | None = None,
@@ -166,6 +185,11 @@ class DPFedAvg(Strategy):
                 `min(examples / weight_cap, 1)` before clipping. None: every client weighs 1.
             window: How many nodes are under way at once; chosen by the grid when None.
             roster_timeout: Seconds to wait for the plan's clients to connect.
+            roster_may_grow: Let more clients take part than the plan declares. What each of them is
+                charged stays the same, and so does what the sum is divided by: with twice the
+                clients under Poisson sampling, the mean comes out twice as large. Samples of a
+                counted cohort still draw from as many as were declared. Otherwise more at the
+                start are an error, and who comes later takes no part.
             rng: Where noise and coins come from; a secure source by default. An insecure one, for
                 tests and simulations, is refused unless the ledger was opened with it.
             plateau_metric: Which metric of `evaluate_fn` a plan with a plateau reacts to; must be
@@ -203,10 +227,10 @@ class DPFedAvg(Strategy):
         self._sums_at_nodes = plan is not None and plan.sums_at_nodes
         self._weight_cap = weight_cap
         self.examples = examples
-        self._contributions: list[int] = []
+        checked = plan is None or plan.contribution_check
+        self._contribution_check = ContributionCheck(plan) if checked else None
         self._participations: Counter[int] = Counter()
         self._rounds_configured = 0
-        self._loses_noise = False
         self._compression = compression if compression is not None else Compression()
         self.bytes_down = self.bytes_up = 0
         self._check_options()
@@ -221,8 +245,15 @@ class DPFedAvg(Strategy):
         self._resumed: Checkpoint | None = None
         self._last: tuple[int, ArrayRecord] | None = None
         self._names: dict[int, str] | None = None
+        self._declared: DeclaredNodes | None = None
+        if plan is not None and not roster_may_grow:
+            self._declared = DeclaredNodes(declared_nodes(plan.num_clients, plan.units_per_node))
         self._owns_ledger = False
         self._warned: set[str] = set()
+        for line in unused_of(self.optimizer.strategy, weights_are_used=plan is None):
+            logger.warning(line)
+        for line in uncalled_of(self, DPFedAvg):
+            logger.warning(line)
 
     @classmethod
     def with_budget(
@@ -238,7 +269,7 @@ class DPFedAvg(Strategy):
         clipping_norm: float | None = None,
         clipping: Clipping | None = None,
         selection: Selection | None = None,
-        **options: Unpack[BudgetOptions],
+        **options: Any,
     ) -> Self:
         """Wrap a strategy in one line: plan to a budget and open the ledger.
 
@@ -252,17 +283,54 @@ class DPFedAvg(Strategy):
             ledger: File or database URL of the ledger.
             delta: `num_clients ** -1.1` by default.
             sampling_rate: Probability of each client in each round; or give a `selection`.
-            clipping_norm: L2 bound on one client's update; or give a `clipping`.
+            clipping_norm: L2 bound on one client's update; or give a `clipping`. Both left out: it
+                is adapted to the median norm, see docs/choosing_a_clipping_norm.md.
             clipping: What bounds an update, for instance `AdaptiveClipping()`.
             selection: Who takes part; what it releases is planned for, too.
-            **options: Other attributes of `PrivacyPlan`, and arguments of `DPFedAvg`.
+            **options: Other attributes of `PrivacyPlan` (`PlanOptions`), and arguments of this
+                class: those of `DPFedAvg` (`StrategyOptions`) and a subclass's own.
 
         Raises:
+            TypeError: If an argument is misspelt or of the wrong type, or the strategy can't work
+                on a private mean; no ledger was created.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        of_strategy = StrategyOptions.__optional_keys__
-        for_plan = {name: each for name, each in options.items() if name not in of_strategy}
-        for_strategy = {name: each for name, each in options.items() if name in of_strategy}
+        hints = get_type_hints(DPFedAvg.with_budget) | get_type_hints(BudgetOptions)
+        of_plan, of_class = PlanOptions.__optional_keys__, keywords_of(cls) - {"plan"}
+        known = (hints.keys() | of_plan | of_class) - {"return", "options"}
+        require_known(options, known, of=f"{cls.__name__}.with_budget")
+        if both := sorted(of_plan & of_class & options.keys()):
+            raise TypeError(
+                f"'{both[0]}' is an argument of the plan and of {cls.__name__}: rename yours"
+            )
+        require_types(
+            {
+                "epsilon": epsilon,
+                "rounds": rounds,
+                "num_clients": num_clients,
+                "ledger": ledger,
+                "delta": delta,
+                "sampling_rate": sampling_rate,
+                "clipping_norm": clipping_norm,
+                **options,
+            },
+            hints,
+        )
+        if (sampling_rate is None) == (selection is None):
+            raise ValueError(
+                "give either sampling_rate or selection, got "
+                f"{'neither' if selection is None else 'both'}"
+            )
+        if strategy is not None:
+            refuse_unfit(strategy)
+        for_plan = {name: each for name, each in options.items() if name in of_plan}
+        for_strategy = {name: each for name, each in options.items() if name not in of_plan}
+        if clipping_norm is None and clipping is None:
+            logger.info(
+                "clipping_norm was left out: it starts at %g and follows the updates' median norm "
+                "(docs/choosing_a_clipping_norm.md)",
+                DEFAULT_CLIPPING.initial_norm,
+            )
         if selection is not None:
             others = freeze(options.get("other_releases", {}))
             for_plan["other_releases"] = freeze([*others, *freeze(selection.releases(rounds))])
@@ -285,7 +353,7 @@ class DPFedAvg(Strategy):
                 plan=plan,
                 ledger=opened,
                 selection=selection,
-                **cast(StrategyOptions, for_strategy),
+                **for_strategy,
             )
         except BaseException:
             opened.close()
@@ -313,6 +381,7 @@ class DPFedAvg(Strategy):
                 contributes zero; noise, denominator and charge stay the same.
             train_config: Sent to the clients with every round.
             evaluate_config: Not used: evaluation on clients' data would be an uncharged release.
+                That is said once if one is given.
             evaluate_fn: Evaluates each model on public data at the server.
 
         Returns:
@@ -322,7 +391,14 @@ class DPFedAvg(Strategy):
             ValueError: If more rounds are asked for than the plan has, or its plateau has no
                 `evaluate_fn` to look at.
             RosterIncomplete: If fewer clients connect than the plan declares.
+            RosterTooLarge: If more do, and the roster may not grow; nothing was spent.
+            PrivacyBudgetExhausted: If not even one round is left and there is no checkpoint to go
+                on from: the model would come back untrained.
+            NobodyContributes: If (almost) no client's update was ever added; see
+                `PrivacyPlan.contribution_check`.
         """
+        if evaluate_config:
+            self._warn_once("evaluate_config is not used: clients are not asked to evaluate")
         try:
             return self._train(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn)
         finally:
@@ -353,10 +429,12 @@ class DPFedAvg(Strategy):
         if self._window is None:
             self._window = default_window(grid)
         self.summary()
-        self._wait_for_roster(grid)
-
+        nodes = self._wait_for_roster(grid)
         done = 0 if self._resumed is None else self._resumed.server_round
         arrays = initial_arrays if self._resumed is None else self._resumed.model
+        self._rehearse(grid, nodes, arrays, train_config or ConfigRecord())
+        if done == 0 and num_rounds > 0:
+            self._require_a_round_left(grid)
         result = Result(arrays=arrays)
         began = time.monotonic()
         if self._resumed is None:
@@ -368,18 +446,60 @@ class DPFedAvg(Strategy):
                 messages = self.configure_train(server_round, result.arrays, config, grid)
             except PrivacyBudgetExhausted as exhausted:
                 self.budget_exhausted = True
+                if self._last is None or self._last[0] == 0:
+                    raise self._nothing_trained(str(exhausted)) from None
                 logger.info("Training ends with the last private model: %s", exhausted)
                 break
             replies = exchange(grid, messages, window=self._window, timeout=timeout)
             released, metrics = self.aggregate_train(server_round, replies)
             assert released is not None  # a round that was configured always releases a model
             result.arrays = released
-            if metrics is not None:
-                result.train_metrics_clientapp[server_round] = metrics
             logger.info("[ROUND %d/%d] released%s", server_round, num_rounds, self._spent())
+            if metrics is not None:
+                logger.info("\t└──> Aggregated MetricRecord: %s", metrics)
+                result.train_metrics_clientapp[server_round] = metrics
             self._finish_round(evaluate_fn, server_round, result)
-        logger.info("Training finished in %.1f s", time.monotonic() - began)
+        _log_result(result, time.monotonic() - began)
         return result
+
+    def _require_a_round_left(self, grid: Grid) -> None:
+        """Check, before the first model is evaluated or saved, that it can be trained at all.
+
+        Raises:
+            PrivacyBudgetExhausted: If not.
+        """
+        plan, ledger = self.plan, self.ledger
+        if plan is None or ledger is None:
+            return
+        if plan.participation_cap is not None:
+            roster = self._roster(grid)
+            if roster and not self._with_rounds_left(roster):
+                raise self._nothing_trained(self._everybody_at_the_cap())
+        elif ledger.would_exceed(plan.event_of(1, noise_multiplier=self._next_multiplier())):
+            spent = (
+                f"epsilon {plan.budget.epsilon:.4g} at delta {plan.budget.delta:.3g} pays for no "
+                f"round after the {ledger.rounds_spent} that are spent"
+            )
+            raise self._nothing_trained(spent)
+        if ledger.rounds_spent:
+            logger.warning(
+                "The ledger has %d rounds of an earlier training, and this one begins with the "
+                "initial arrays: to go on from what was trained, resume(checkpoint)",
+                ledger.rounds_spent,
+            )
+
+    def _nothing_trained(self, why: str) -> PrivacyBudgetExhausted:
+        location = "" if self.ledger is None else f" {self.ledger.location}"
+        return PrivacyBudgetExhausted(
+            f"the ledger{location} has nothing left for a first round ({why}), so the model would "
+            "come back untrained: use the model that was released before, go on from its "
+            "checkpoint with resume(checkpoint), or begin a new ledger, whose epsilon adds to what "
+            "the same clients have spent here"
+        )
+
+    def _everybody_at_the_cap(self) -> str:
+        cap = None if self.plan is None else self.plan.participation_cap
+        return f"every client has taken part {cap} times, the plan's participation_cap"
 
     def configure_train(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -394,10 +514,8 @@ class DPFedAvg(Strategy):
             ValueError: If the model can't be trained privately.
         """
         layout = VectorLayout.of(arrays)
-        if self.examples is not None:
-            told = {EXAMPLE_PLAN_KEY: json.dumps(self.examples.to_dict())}
-            config = ConfigRecord(dict(config) | told)
-        roster = units_of(grid.get_node_ids(), self._units_per_node)
+        config = ConfigRecord(self._with_examples(config))
+        roster = self._roster(grid)
         released = layout.only_released(arrays)
         nodes = sorted({unit.node for unit in roster})
         instruction = self.optimizer.instruct(server_round, released, config, nodes)
@@ -412,10 +530,7 @@ class DPFedAvg(Strategy):
         elif plan.sampling.visible:
             cohort = list(self.selection.select(draw))
             if not cohort and roster and not draw.roster:
-                raise PrivacyBudgetExhausted(
-                    f"every client has taken part {plan.participation_cap} times, the plan's "
-                    "participation_cap"
-                )
+                raise PrivacyBudgetExhausted(self._everybody_at_the_cap())
             reservation = ledger.reserve(
                 round=server_round,
                 noise_multiplier=self._next_multiplier(),
@@ -434,9 +549,6 @@ class DPFedAvg(Strategy):
         }
         self._participations.update(list(asked))
         self._rounds_configured += 1
-        self._loses_noise |= self._uplink is not None or any(
-            spec.form.stored.itemsize < 4 for spec in layout.released
-        )
         sent = self._compression.narrow(arrays)
         flat_model = layout.flatten(released)
         # An update is relative to what clients got, and then added to the exact model.
@@ -467,6 +579,7 @@ class DPFedAvg(Strategy):
 
         Raises:
             RuntimeError: If the round was not configured before: it would not be charged.
+            NobodyContributes: If the counts so far say so; the round is released and committed.
         """
         current = self._open
         if current is None or current.number != server_round:
@@ -474,8 +587,8 @@ class DPFedAvg(Strategy):
         self._open = None
 
         left = dict(current.asked)
-        folded = sum(self._fold(reply, current, left) for reply in replies)
-        self._contributions.append(folded)
+        for reply in replies:
+            self._fold(reply, current, left)
         released = current.sum.release(self._rng)
 
         private = current.layout.unflatten(current.flat_model + released.mean)
@@ -488,6 +601,12 @@ class DPFedAvg(Strategy):
         self.released_metrics = dict(released.metrics)
         self.rounds_completed += 1
         self._last = (server_round, model)
+        if self._contribution_check is not None and released.contributions is not None:
+            self._contribution_check.observe(
+                released.contributions,
+                noise_std=released.contributions_std,
+                asked=sum(map(len, current.asked.values())),
+            )
         return model, MetricRecord(dict(released.metrics)) if released.metrics else None
 
     def configure_evaluate(
@@ -521,18 +640,6 @@ class DPFedAvg(Strategy):
         return max(self._participations.values(), default=0)
 
     @property
-    def fewest_contributions(self) -> int:
-        """The fewest replies that any round's sum was made of, where who takes part is seen.
-
-        0 where that is a secret, where earlier rounds are not known, and where the noise of each
-        client does not arrive as it was drawn: encoded updates, models of half precision.
-        """
-        secret = self.plan is not None and not self.plan.sampling.visible
-        if secret or self._resumed is not None or self._loses_noise:
-            return 0
-        return min(self._contributions, default=0)
-
-    @property
     def clipping_adapts(self) -> bool:
         """Whether the clipping norm changes from round to round."""
         return self.plan is not None and isinstance(self.plan.clipping, AdaptiveClipping)
@@ -552,6 +659,7 @@ class DPFedAvg(Strategy):
             optimizer=self.optimizer.state(),
             clipping_norms=self._clipping_norms,
             plateau=None if self._plateau is None else self._plateau.state(),
+            ledger=None if self.ledger is None else self.ledger.anchor,
         )
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -561,15 +669,17 @@ class DPFedAvg(Strategy):
 
         Raises:
             ValueError: If the checkpoint is of another kind of training.
+            LedgerCorrupted: If the ledger does not hold what it held at the checkpoint.
         """
         if (checkpoint.plateau is None) != (self._plateau is None):
             raise ValueError("the checkpoint is of a training with another schedule")
-        if self.ledger is not None and self.ledger.rounds_committed < checkpoint.server_round:
+        if (checkpoint.ledger is None) != (self.ledger is None):
             raise ValueError(
-                f"the checkpoint is of round {checkpoint.server_round} and the ledger knows of "
-                f"{self.ledger.rounds_committed} released rounds: it is not this training's "
-                "ledger, or an older copy of it; what was released stays spent"
+                "a training with a ledger goes on from a checkpoint with one, and one without "
+                "privacy from one without: start anew"
             )
+        if self.ledger is not None and checkpoint.ledger is not None:
+            self.ledger.require_holds(checkpoint.ledger, of="the checkpoint")
         before, now = checkpoint.clipping_norms, self._clipping_norms
         if (before is None) != (now is None) or len(before or ()) != len(now or ()):
             raise ValueError(
@@ -643,8 +753,8 @@ class DPFedAvg(Strategy):
         if self._sums_at_nodes and self._compression.up != "none":
             raise ValueError(
                 "a node that sums its units answers in exact grid steps, without noise: "
-                f"compression.up={self._compression.up} would round them, so write "
-                "compression.up=none, or have one unit a node and coins at the server"
+                f"compression=Compression(up='{self._compression.up}') would round them, so leave "
+                "compression out, or have one unit a node and coins at the server"
             )
         if plan is not None and self.selection.unit == "example" and plan.unit == "client":
             raise ValueError(
@@ -670,21 +780,61 @@ class DPFedAvg(Strategy):
                 "give no weight_cap, no metrics, and a selection that asks clients for no utility"
             )
 
-    def _wait_for_roster(self, grid: Grid) -> None:
-        plan, ledger = self.plan, self.ledger
-        if plan is None or ledger is None:
-            wait_for_roster(grid, 1, timeout=self._roster_timeout)
-            return
-        least = math.ceil(plan.num_clients / plan.units_per_node)
-        nodes = wait_for_roster(grid, least, timeout=self._roster_timeout)
-        if plan.participation_cap is not None:
-            self._names = lasting_names(
-                grid,
-                nodes,
-                spoken_for=ledger.participations,
-                window=self._window,
-                timeout=min(self._timeout, self._roster_timeout),
-            )
+    def _wait_for_roster(self, grid: Grid) -> Sequence[int]:
+        plan = self.plan
+        if plan is None:
+            return wait_for_roster(grid, 1, timeout=self._roster_timeout)
+        return wait_for_roster(
+            grid,
+            plan.num_clients,
+            timeout=self._roster_timeout,
+            units_per_node=plan.units_per_node,
+            roster_may_grow=self._declared is None,
+        )
+
+    def _rehearse(
+        self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
+    ) -> None:
+        """Let nodes say who they are and what they will answer with, while nothing is charged.
+
+        Raises:
+            RehearsalFailed: If a node can't contribute.
+            RosterIncomplete: If participations are capped and a node does not tell its name.
+            ValueError: If the cap of an earlier run can't go on.
+        """
+        capped = self.plan is not None and self.plan.participation_cap is not None
+        spoken_for = self.ledger.participations if capped and self.ledger is not None else {}
+        require_countable(spoken_for)
+        layout = VectorLayout.of(model)
+
+        def everyone(first: Answers) -> bool:
+            return capped and bool(spoken_for or named(first))
+
+        answers = ask_identities(
+            grid,
+            nodes,
+            config=self._rehearsed(model, config),
+            everyone=everyone,
+            window=self._window,
+            timeout=min(self._timeout, self._roster_timeout),
+        )
+        require_fit(answers, layout)
+        if capped:
+            self._names = lasting_names(answers, nodes, spoken_for=spoken_for)
+
+    def _rehearsed(self, model: ArrayRecord, config: ConfigRecord) -> ConfigRecord:
+        """Return the config of the identity query: a train message's, as far as nodes need it."""
+        told = self._with_examples(config) | {MODEL_KEY: forms_to_json(forms_of(model))}
+        if self.plan is not None and self.plan.client_scheme is not None:
+            noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], self._uplink)
+            instruction = RoundInstruction(server_round=1, client_noise=noise)
+            told[INSTRUCTION_KEY] = instruction.to_json()
+        return ConfigRecord(told)
+
+    def _with_examples(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        if self.examples is None:
+            return dict(config)
+        return dict(config) | {EXAMPLE_PLAN_KEY: json.dumps(self.examples.to_dict())}
 
     def _draw(
         self,
@@ -701,20 +851,39 @@ class DPFedAvg(Strategy):
             return exchange(grid, ready, window=self._window, timeout=self._timeout)
 
         plan, ledger = self.plan, self.ledger
-        if plan is not None and ledger is not None and plan.participation_cap is not None:
-            taken, cap = ledger.participations, plan.participation_cap
-            if self._names is not None:  # who came later, or can't be told apart, takes no part
-                roster = [unit for unit in roster if unit.node in self._names]
-            roster = participations_left(roster, taken, cap, self._name)
         return Draw(
             server_round=server_round,
-            roster=roster,
+            roster=self._with_rounds_left(roster),
             num_units=len(roster) if plan is None else plan.num_clients,
             rng=self._rng,
             model=model,
             config=config,
             ledger=ledger,
             ask=ask,
+        )
+
+    def _roster(self, grid: Grid) -> list[Unit]:
+        """Return the units of the connected nodes that may take part."""
+        nodes = list(grid.get_node_ids())
+        if self._declared is not None:
+            declared = self._declared.among(nodes)
+            if len(declared) < len(nodes):
+                self._warn_once(
+                    "more nodes are connected than the plan declares (num_clients): those who came "
+                    "last take no part"
+                )
+            nodes = declared
+        return units_of(nodes, self._units_per_node)
+
+    def _with_rounds_left(self, roster: list[Unit]) -> list[Unit]:
+        """Return the units that a participation cap leaves."""
+        plan, ledger = self.plan, self.ledger
+        if plan is None or ledger is None or plan.participation_cap is None:
+            return roster
+        if self._names is not None:  # who came later, or can't be told apart, takes no part
+            roster = [unit for unit in roster if unit.node in self._names]
+        return participations_left(
+            roster, ledger.participations, plan.participation_cap, self._name
         )
 
     def _require_trainable(self, layout: VectorLayout, units: int) -> None:
@@ -827,25 +996,31 @@ class DPFedAvg(Strategy):
         told = ConfigRecord(dict(before) | {INSTRUCTION_KEY: instruction.to_json()})
         return RecordDict(dict(content) | {key: told})
 
-    def _fold(self, reply: Message, current: _OpenRound, left: dict[int, tuple[Unit, ...]]) -> bool:
-        """Add one reply to the round's sum, at most one a node, and return whether it was added."""
+    def _fold(self, reply: Message, current: _OpenRound, left: dict[int, tuple[Unit, ...]]) -> None:
+        """Add one reply to the round's sum, at most one a node."""
         if reply.has_error():
-            self._warn_once("a client failed; a failed client contributes zero")
-            return False
+            meaning = meaning_of(reply.error)
+            known = "" if meaning is None else f" ({meaning.text})"
+            self._warn_once(f"a client failed{known}; a failed client contributes zero")
+            return
         units = left.pop(reply.metadata.src_node_id, None)
         if units is None:
             self._warn_once("a reply came from a node that was not asked, or twice; it is ignored")
-            return False
+            return
         try:
             seen = current.sum.fold(reply.content, units, server_round=current.number)
         except RefusedUpdate as refused:
             self._warn_once(f"an update was refused and contributes zero: {refused}")
-            return False
+            return
+        as_it_comes = not self._sums_at_nodes and current.sum.compression is None
+        if as_it_comes and current.layout.converts(reply.content):
+            self._warn_once(
+                "an update has another floating-point dtype than the model; it is converted"
+            )
         for observation in seen:
             if math.isinf(observation.update_norm):
                 self._warn_once("an update was not finite and contributes zero")
             self.selection.observe(observation)
-        return all(math.isfinite(each.update_norm) for each in seen)
 
     def _next_multiplier(self) -> float | None:
         return None if self._plateau is None else self._plateau.multiplier
@@ -876,7 +1051,13 @@ class DPFedAvg(Strategy):
     ) -> None:
         if evaluate_fn is None:
             return
+        if server_round > 0:
+            logger.info("Global evaluation")
         metrics = evaluate_fn(server_round, result.arrays)
+        if server_round > 0:
+            logger.info("\t└──> MetricRecord: %s", metrics)
+        else:
+            logger.info("Initial global evaluation results: %s", metrics)
         if metrics is not None:
             result.evaluate_metrics_serverapp[server_round] = metrics
         if self._plateau is not None and server_round > 0:
@@ -892,6 +1073,18 @@ class DPFedAvg(Strategy):
         if text not in self._warned:
             self._warned.add(text)
             logger.warning("%s (said once)", text)
+
+
+def _log_result(result: Result, seconds: float) -> None:
+    """Log how a training ended, as Flower's `Strategy.start` does."""
+    logger.info("")
+    logger.info("Strategy execution finished in %.2fs", seconds)
+    logger.info("")
+    logger.info("Final results:")
+    logger.info("")
+    for line in io.StringIO(str(result)):
+        logger.info("\t%s", line.strip("\n"))
+    logger.info("")
 
 
 def _selection_for(plan: PrivacyPlan | None, selection: Selection | None) -> Selection:

@@ -7,10 +7,11 @@ reply is handed over as it comes.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain, islice
 
 from flwr.app import Message
 from flwr.serverapp import Grid
@@ -18,10 +19,16 @@ from flwr.serverapp import Grid
 _SIMULATION_WINDOW = 64
 _BATCH = 32
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _BACKOFF = 0.02, 0.25, 1.25
+ATTEMPTS = 3
+"""How often a silent node is asked within the time-out of an exchange with reminders."""
 
 
 class RosterIncomplete(RuntimeError):
     """Fewer nodes connected than the plan declares."""
+
+
+class RosterTooLarge(RuntimeError):
+    """More nodes connected than the plan declares."""
 
 
 def default_window(grid: Grid) -> int | None:
@@ -30,11 +37,21 @@ def default_window(grid: Grid) -> int | None:
     Ten times a second Flower's simulation engine looks, for every node, at every message under way.
     With fewer of them its workers (32 at most) go idle in between; with more it only looks longer.
     """
-    return _SIMULATION_WINDOW if type(grid).__name__ == "InMemoryGrid" else None
+    return _SIMULATION_WINDOW if is_simulation(grid) else None
+
+
+def is_simulation(grid: Grid) -> bool:
+    """Tell whether the nodes are those of Flower's simulation engine, which all run one app."""
+    return type(grid).__name__ == "InMemoryGrid"
 
 
 def exchange(
-    grid: Grid, messages: Iterable[Message], *, window: int | None, timeout: float
+    grid: Grid,
+    messages: Iterable[Message],
+    *,
+    window: int | None,
+    timeout: float,
+    remind: Callable[[], Iterable[Message]] | None = None,
 ) -> Iterator[Message]:
     """Send `messages` and yield each one's reply as it arrives, at most one a message.
 
@@ -50,12 +67,18 @@ def exchange(
         window: How many may be under way at once; None sends all of them at the start.
         timeout: Seconds until what is still missing is given up, silently: a late reply is
             never looked at.
+        remind: Asked after each third of `timeout` for what to send again; a reply to any of the
+            messages will do.
     """
     deadline = time.monotonic() + timeout
     unsent = iter(messages)
+    reminders = deque(deadline - timeout * left / ATTEMPTS for left in range(ATTEMPTS - 1, 0, -1))
     under_way: set[str] = set()
     pause = _SHORTEST_PAUSE
-    while time.monotonic() < deadline:
+    while (now := time.monotonic()) < deadline:
+        if remind is not None and reminders and now >= reminders[0]:
+            reminders.popleft()
+            unsent = chain(unsent, remind())
         _top_up(grid, unsent, under_way, window)
         if not under_way:
             return
@@ -104,20 +127,51 @@ def _was_under_way(message_id: str, under_way: set[str]) -> bool:
     return True
 
 
-def wait_for_roster(grid: Grid, num_clients: int, *, timeout: float) -> Sequence[int]:
-    """Wait until at least `num_clients` nodes are connected and return all their ids.
+def declared_nodes(num_clients: int, units_per_node: int) -> int:
+    """Return how many nodes host the declared clients, each as many as it can."""
+    return math.ceil(num_clients / units_per_node)
+
+
+def wait_for_roster(
+    grid: Grid,
+    num_clients: int,
+    *,
+    timeout: float,
+    units_per_node: int = 1,
+    roster_may_grow: bool = True,
+) -> Sequence[int]:
+    """Wait until the nodes of `num_clients` clients are connected and return all connected ids.
+
+    Args:
+        grid: Flower's grid.
+        num_clients: Units that are declared.
+        timeout: Seconds to wait.
+        units_per_node: Units that a node hosts at most.
+        roster_may_grow: Whether more nodes than those may be there.
 
     Raises:
         RosterIncomplete: If they are not there after `timeout` seconds.
+        RosterTooLarge: If more are there and the roster may not grow.
     """
+    wanted = declared_nodes(num_clients, units_per_node)
+    declared = f"the plan declares {num_clients} clients"
+    if units_per_node > 1:
+        declared += f", up to {units_per_node} on each of {wanted} nodes"
     deadline = time.monotonic() + timeout
-    while len(nodes := sorted(grid.get_node_ids())) < num_clients:
+    while len(nodes := sorted(grid.get_node_ids())) < wanted:
         if time.monotonic() >= deadline:
+            lower = f", or declare num_clients={len(nodes) * units_per_node}" if nodes else ""
             raise RosterIncomplete(
-                f"the plan declares {num_clients} clients, but {len(nodes)} nodes are connected "
-                f"after {timeout:.0f} s: connect the others (in a simulation, "
-                f"--federation-config 'num-supernodes={num_clients}'), or declare "
-                f"task.num_clients={len(nodes)}"
+                f"{declared}, but {len(nodes)} nodes are connected after {timeout:.0f} s: connect "
+                f"the others (in a simulation, --federation-config 'num-supernodes={wanted}')"
+                f"{lower}"
             )
         time.sleep(0.2)
+    if len(nodes) > wanted and not roster_may_grow:
+        hosted = len(nodes) * units_per_node
+        raise RosterTooLarge(
+            f"{declared}, but {len(nodes)} nodes are connected: the mean is divided by what is "
+            f"declared and would come out up to {hosted / num_clients:.3g} times too large. "
+            f"Declare num_clients={hosted}, or allow it with roster_may_grow=True"
+        )
     return nodes

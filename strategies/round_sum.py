@@ -54,11 +54,16 @@ class Released:
         mean: The mean update, float64, shape `(d,)`.
         metrics: Means of the clients' metrics by name.
         clipping_norms: Those of the next round, where they change.
+        contributions: How many units contributed, as far as that may be known: noisy where the
+            bundle counts them, exact where every reply is seen anyway; None: not counted.
+        contributions_std: Standard deviation of the noise on that number; 0 where it is exact.
     """
 
     mean: NDArray[np.float64]
     metrics: dict[str, float] = field(default_factory=dict)
     clipping_norms: tuple[float, ...] | None = None
+    contributions: float | None = None
+    contributions_std: float = 0.0
 
 
 class RoundSum(ABC):
@@ -181,30 +186,37 @@ class CentralSum(RoundSum):
         if not math.isfinite(norm):
             return [_observation(units[0], server_round, math.inf, report)]
         self._weight += weight
-        if self._bundle.scalar is not None:
+        if self._bundle.scalars:
             values = {name: _first(measured, name) for name in measured}
-            self._scalars += self._bundle.scalar_steps(self._bundle.scalar_values(norm, values))
+            self._scalars += self._bundle.scalar_steps(
+                self._bundle.scalar_values(norm, values, weight=weight)
+            )
         return [_observation(units[0], server_round, norm, report)]
 
     def release(self, rng: SecureRandom) -> Released:
         """Add the noise to every sum. See `RoundSum.release`."""
         plan, bundle = self._plan, self._bundle
-        metrics: dict[str, float] = {}
+        sums = bundle.release_scalars(self._scalars, rng)
+        count = None if bundle.count_noise_std is None else sums.pop(0)
         norms = None
-        if bundle.scalar is not None:
-            sums = list(bundle.scalar.release(self._scalars, rng))
-            if isinstance(plan.clipping, AdaptiveClipping):
-                next_norm = plan.clipping.next_norm(
-                    self._clipping_norms[0],
-                    noisy_bit_sum=float(sums.pop(0)),
-                    denominator=plan.expected_cohort,
-                )
-                norms = (next_norm,)
-            metrics = {
-                metric.name: metric.mean(float(total), plan.expected_cohort)
-                for metric, total in zip(bundle.metrics, sums, strict=True)
-            }
-        return Released(mean=self._mean(rng), metrics=metrics, clipping_norms=norms)
+        if isinstance(plan.clipping, AdaptiveClipping):
+            next_norm = plan.clipping.next_norm(
+                self._clipping_norms[0],
+                noisy_bit_sum=sums.pop(0),
+                denominator=plan.expected_cohort,
+            )
+            norms = (next_norm,)
+        metrics = {
+            metric.name: metric.mean(total, plan.expected_cohort)
+            for metric, total in zip(bundle.metrics, sums, strict=True)
+        }
+        return Released(
+            mean=self._mean(rng),
+            metrics=metrics,
+            clipping_norms=norms,
+            contributions=count,
+            contributions_std=bundle.count_noise_std or 0.0,
+        )
 
     def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
         plan, updates = self._plan, self._bundle.updates
@@ -227,11 +239,11 @@ class CentralSum(RoundSum):
         Raises:
             RefusedUpdate: If they are missing, or more than so many units can reach.
         """
-        if self._bundle.scalar is None:
-            return self._scalars * 0.0
         sums = np.array(measured.get(SCALARS_METRIC, []), dtype=np.float64)
-        bound = max_units * 0.5 / self._bundle.scalar.grid
-        if sums.shape != self._scalars.shape or not (np.abs(sums) <= bound).all():
+        bounds = np.array(
+            [max_units * each.clipping_norm / each.grid for each in self._bundle.scalar_mechanisms]
+        )
+        if sums.shape != bounds.shape or not (np.abs(sums) <= bounds).all():
             raise RefusedUpdate("its scalars are missing or more than its units can reach")
         return np.trunc(sums)
 
@@ -256,24 +268,12 @@ class LocalSum(RoundSum):
         self._noise_multiplier = noise_multiplier
         self._total = PlainSum(layout, origin)
         self._compression = compression
+        self._contributions = 0
 
     @property
     def client_noise(self) -> ClientNoise:
         """The noise that clients have to add."""
-        scheme = self._plan.client_scheme
-        assert scheme is not None  # a plan with noise at the clients has one
-        budget = self._plan.budget
-        # A ledger that would have to admit several kinds of noise needs more room than the plan.
-        one_kind = len(set(self._plan.noise_multipliers)) == 1
-        return ClientNoise(
-            scheme=scheme,
-            noise_multiplier=self._noise_multiplier,
-            clipping_norm=self._plan.clipping_norm,
-            epsilon=budget.epsilon if one_kind else None,
-            delta=min(0.5, budget.delta / DECLARED_SHARE) if one_kind else None,
-            neighboring_relation=str(self._plan.neighboring_relation),
-            levels=self._levels(scheme),
-        )
+        return client_noise_of(self._plan, self._noise_multiplier, self._compression)
 
     @property
     def compression(self) -> Compression | None:
@@ -285,25 +285,14 @@ class LocalSum(RoundSum):
     ) -> list[Observation]:
         """Add one reply. See `RoundSum.fold`."""
         norm = self._total.add(update_in(content, self._compression, self._total.layout.size))
+        self._contributions += 0.0 < norm < math.inf
         return [_observation(units[0], server_round, norm, math.nan)]
-
-    def _levels(self, scheme: str) -> int | None:
-        """Return as many points as the encoding has levels, so that it loses none of them."""
-        compression, norm = self._compression, self._plan.clipping_norm
-        if scheme != "exponential" or compression is None or compression.up != "quantize":
-            return None
-        levels = 1 << compression.bits
-        try:
-            GridExponentialMechanism(
-                noise_multiplier=self._noise_multiplier, clipping_norm=norm, levels=levels
-            )
-        except ValueError:  # too few or too many points for this noise: the default has to do
-            return None
-        return levels
 
     def release(self, rng: SecureRandom) -> Released:
         """Divide. See `RoundSum.release`."""
-        return Released(mean=self._total.total / self._plan.denominator)
+        return Released(
+            mean=self._total.total / self._plan.denominator, contributions=self._contributions
+        )
 
 
 class UnprotectedMean(RoundSum):
@@ -329,6 +318,7 @@ class UnprotectedMean(RoundSum):
         self._weighted_by = weighted_by
         self._compression = compression
         self._weight = 0.0
+        self._contributions = 0
 
     @property
     def compression(self) -> Compression | None:
@@ -345,11 +335,51 @@ class UnprotectedMean(RoundSum):
         norm = self._total.add(unit, weight=weight)
         if math.isfinite(norm):
             self._weight += weight
+            self._contributions += norm * weight > 0.0
         return [_observation(units[0], server_round, norm, _first(measured, UTILITY_METRIC))]
 
     def release(self, rng: SecureRandom) -> Released:
         """Divide by the weights; nothing moves if nobody replied. See `RoundSum.release`."""
-        return Released(mean=self._total.total / (self._weight or 1.0))
+        return Released(
+            mean=self._total.total / (self._weight or 1.0), contributions=self._contributions
+        )
+
+
+def client_noise_of(
+    plan: PrivacyPlan, noise_multiplier: float, compression: Compression | None
+) -> ClientNoise:
+    """Return the noise that clients have to add in a round of that noise multiplier."""
+    scheme = plan.client_scheme
+    assert scheme is not None  # a plan with noise at the clients has one
+    budget = plan.budget
+    # A ledger that would have to admit several kinds of noise needs more room than the plan.
+    one_kind = len(set(plan.noise_multipliers)) == 1
+    return ClientNoise(
+        scheme=scheme,
+        noise_multiplier=noise_multiplier,
+        clipping_norm=plan.clipping_norm,
+        epsilon=budget.epsilon if one_kind else None,
+        delta=min(0.5, budget.delta / DECLARED_SHARE) if one_kind else None,
+        neighboring_relation=str(plan.neighboring_relation),
+        levels=_levels(plan, noise_multiplier, compression),
+    )
+
+
+def _levels(
+    plan: PrivacyPlan, noise_multiplier: float, compression: Compression | None
+) -> int | None:
+    """Return as many points as the encoding has levels, so that it loses none of them."""
+    exponential = plan.client_scheme == "exponential"
+    if not exponential or compression is None or compression.up != "quantize":
+        return None
+    levels = 1 << compression.bits
+    try:
+        GridExponentialMechanism(
+            noise_multiplier=noise_multiplier, clipping_norm=plan.clipping_norm, levels=levels
+        )
+    except ValueError:  # too few or too many points for this noise: the default has to do
+        return None
+    return levels
 
 
 def _observation(unit: Unit, server_round: int, norm: float, report: float) -> Observation:

@@ -154,8 +154,8 @@ class _DeclaredPlaces:
         if not self._crowded and not there <= self._taken.keys():
             self._crowded = True
             logger.warning(
-                "More clients are there than the plan declares (task.num_clients): those who came "
-                "last take no part"
+                "More clients are there than the plan declares (num_clients): those who came last "
+                "take no part"
             )
         empty = draw.num_units - len(self._taken)
         return [*(unit if unit in there else None for unit in self._taken), *[None] * empty]

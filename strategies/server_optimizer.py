@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn
 
+import flwr.serverapp.strategy as message_api
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
@@ -30,7 +31,6 @@ from fl_dp.updates import values_of
 from .optimizer_state import NotPlain, fingerprint, is_function, pack, unpack
 
 _FLOWER_LOG = logging.getLogger("flwr")
-logger = logging.getLogger("flwr.fl_dp")
 
 _ROBUST = (
     "it chooses among the clients' updates and would see only one, their private mean; robustness "
@@ -75,7 +75,7 @@ class ServerOptimizer:
                 private mean: robust aggregators, Flower's own DP wrappers, tree ensembles,
                 loss-weighted means, another private strategy. The text says why.
         """
-        _refuse_unfit(strategy)
+        refuse_unfit(strategy)
         self.strategy = strategy
         self.last_round: int | None = None
         self._restored_round: int | None = None
@@ -83,9 +83,6 @@ class ServerOptimizer:
         self._config: dict[str, Any] = {}
         self._constructed = _fingerprints(strategy)
         self._kept_alive = dict(vars(strategy))  # a fingerprint may be an identity
-        metrics = vars(strategy).get("train_metrics_aggr_fn")
-        if metrics is not None and not getattr(metrics, "__module__", "").startswith("flwr."):
-            logger.warning("train_metrics_aggr_fn is not used: clients' metrics are not released")
 
     def instruct(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, roster: Sequence[int]
@@ -252,10 +249,16 @@ class ServerOptimizer:
         return max([1, *(number for number in wanted if isinstance(number, int))])
 
 
-def _refuse_unfit(strategy: object) -> None:
+def refuse_unfit(strategy: object) -> None:
     """Raise a TypeError for what can't be a server optimizer of private rounds."""
     if not isinstance(strategy, Strategy):
         given = strategy if isinstance(strategy, type) else type(strategy)
+        if any(base.__module__.startswith("flwr.server.strategy") for base in given.__mro__):
+            raise TypeError(
+                f"{given.__module__}.{given.__qualname__} is a strategy of Flower's legacy API: "
+                f"import {_successor(given)} from flwr.serverapp.strategy and start it in a "
+                "ServerApp's main; docs/legacy_api.md shows every line that changes"
+            )
         raise TypeError(
             f"{given.__module__}.{given.__qualname__} can't be the server optimizer: pass an "
             "object of a strategy of flwr.serverapp.strategy, for example FedAvg()"
@@ -276,6 +279,12 @@ def _refuse_unfit(strategy: object) -> None:
                 f"{name} can't be the server optimizer of private rounds: {reason}. FedAvg, "
                 "FedAvgM, FedAdam, FedYogi, FedAdagrad and FedProx can"
             )
+
+
+def _successor(legacy: type) -> str:
+    """Return the name in the Message API of the nearest class that has one, else FedAvg."""
+    names = [base.__name__ for base in legacy.__mro__]
+    return next((name for name in names if name in message_api.__all__), "FedAvg")
 
 
 def _fingerprints(strategy: Strategy) -> dict[str, str]:

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from .anchors import LedgerAnchor, read_statement
     from .bounds import EpsilonBounds, epsilon, pld_epsilon, tight_epsilon
     from .budget import PrivacyBudget, PrivacyBudgetExhausted, default_delta
     from .budget_split import naive_split
@@ -49,7 +50,7 @@ if TYPE_CHECKING:
     from .ledger import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
     from .node_ledger import Account, NodeLedger, Spending
     from .plan import PlanOptions, PrivacyPlan
-    from .records import LedgerCorrupted, LedgerRecord
+    from .records import LedgerCorrupted, LedgerRecord, LedgerUnavailable
     from .relations import NeighboringRelation
     from .sampling import (
         FixedSizeSampling,
@@ -66,7 +67,10 @@ if TYPE_CHECKING:
         promise_in_words,
         statement_markdown,
     )
+    from .statement_check import records_behind_statement, statement_differences, statement_page
     from .statement_of_examples import example_statement, example_statement_markdown
+else:
+    __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "Account",
@@ -80,8 +84,10 @@ __all__ = [
     "GaussianFilter",
     "History",
     "LaplaceEvent",
+    "LedgerAnchor",
     "LedgerCorrupted",
     "LedgerRecord",
+    "LedgerUnavailable",
     "NeighboringRelation",
     "NodeLedger",
     "NoiseSchedule",
@@ -131,109 +137,12 @@ __all__ = [
     "pld_epsilon",
     "privacy_statement",
     "promise_in_words",
+    "read_statement",
+    "records_behind_statement",
     "schedule_history",
+    "statement_differences",
     "statement_markdown",
+    "statement_page",
     "tight_epsilon",
     "udp_sigma",
 ]
-
-_MODULES = {
-    "bounds": (
-        "EpsilonBounds",
-        "epsilon",
-        "pld_epsilon",
-        "tight_epsilon",
-    ),
-    "budget": (
-        "PrivacyBudget",
-        "PrivacyBudgetExhausted",
-        "default_delta",
-    ),
-    "calibration": (
-        "affordable_rounds",
-        "calibrate_noise",
-        "calibrate_noise_multiplier",
-        "calibrate_sampling_rate",
-        "schedule_history",
-    ),
-    "charges": (
-        "calibrate_client_scheme",
-        "event_of",
-    ),
-    "events": (
-        "ExponentialEvent",
-        "FixedSizeGaussianEvent",
-        "GaussianEvent",
-        "History",
-        "LaplaceEvent",
-        "PoissonGaussianEvent",
-        "PrivacyEvent",
-        "TruncatedPoissonGaussianEvent",
-        "ZcdpEvent",
-        "event_from_dict",
-        "event_to_dict",
-        "freeze",
-    ),
-    "example_plan": ("ExamplePlan",),
-    "statement_of_examples": (
-        "example_statement",
-        "example_statement_markdown",
-    ),
-    "filters": (
-        "DeclaredFilter",
-        "GaussianFilter",
-        "PrivacyFilter",
-        "RenyiFilter",
-        "RenyiOdometer",
-        "best_filter_order",
-    ),
-    "gaussian": (
-        "UdpNoise",
-        "classic_noise_multiplier",
-        "gaussian_epsilon",
-        "gaussian_noise_multiplier",
-        "udp_sigma",
-    ),
-    "ledger": (
-        "ParticipationCapReached",
-        "PlanMismatch",
-        "PrivacyLedger",
-        "Reservation",
-    ),
-    "budget_split": ("naive_split",),
-    "node_ledger": (
-        "Account",
-        "NodeLedger",
-        "Spending",
-    ),
-    "plan": (
-        "PlanOptions",
-        "PrivacyPlan",
-    ),
-    "records": (
-        "LedgerCorrupted",
-        "LedgerRecord",
-    ),
-    "relations": ("NeighboringRelation",),
-    "sampling": (
-        "FixedSizeSampling",
-        "PoissonSampling",
-        "Sampling",
-        "TruncatedPoissonSampling",
-        "UtilityPoissonSampling",
-        "VisibleSampling",
-    ),
-    "schedules": (
-        "NoiseSchedule",
-        "PlateauController",
-        "PlateauSchedule",
-    ),
-    "statement": (
-        "describe_event",
-        "privacy_statement",
-        "promise_in_words",
-        "statement_markdown",
-    ),
-}
-if not TYPE_CHECKING:
-    __getattr__ = lazy_exports(__name__, _MODULES)

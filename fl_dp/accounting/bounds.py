@@ -9,6 +9,11 @@ Roth and Su 2022); its central-limit version for samples is no bound and not her
 concentrated DP (Bun and Steinke 2016). gumbel: as pld, with the top of a set of scores charged as
 the release of all its noisy scores. naive: basic composition, each release at an equal share of
 delta; for comparison, nobody should pay it.
+
+Where even the bounds in closed form lie above 100, a distribution would take minutes and gigabytes
+for nothing that anybody could use. It is left out there, and what is returned is conservative: by a
+tenth of epsilon just beyond 100 if a tenth of all units is sampled, by a fifth if a hundredth is,
+and by less the larger epsilon. There `gdp` and `zcdp` count each sample as everybody.
 """
 
 from __future__ import annotations
@@ -25,7 +30,9 @@ from .events import (
     GaussianEvent,
     History,
     LaplaceEvent,
+    PoissonGaussianEvent,
     PrivacyEvent,
+    TruncatedPoissonGaussianEvent,
     ZcdpEvent,
     freeze,
 )
@@ -33,6 +40,9 @@ from .gaussian import fixed_size_distance, gaussian_epsilon
 from .loss_distributions import SEARCH_INTERVAL, distribution_epsilon, reporting_interval
 from .relations import NeighboringRelation
 from .renyi import epsilon_at_order, renyi_epsilon
+
+VAST_EPSILON = 100.0
+"""Beyond it only the bounds in closed form are computed: nothing is promised there anyway."""
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -42,8 +52,8 @@ class EpsilonBounds:
     Attributes:
         pld: Privacy-loss distributions.
         rdp: Renyi DP.
-        gdp: Gaussian DP; only for Gaussians without sampling.
-        zcdp: Zero-concentrated DP; not for samples.
+        gdp: Gaussian DP; only for Gaussians without sampling, or above `VAST_EPSILON`.
+        zcdp: Zero-concentrated DP; not for samples, but above `VAST_EPSILON`.
         gumbel: Privacy-loss distributions of all noisy scores; only with exponential draws.
         filter: What a privacy filter guarantees, whatever was chosen on the way.
         naive: Basic composition.
@@ -95,16 +105,20 @@ def epsilon(
     """
     _check_delta(delta)
     frozen = freeze(history)
-    interval = reporting_interval(frozen)
+    relation, interval = neighboring_relation, reporting_interval(frozen)
+    rdp = renyi_epsilon(frozen, delta, relation)
+    vast = _is_vast(frozen, delta, rdp)
+    unsampled = _without_amplification(frozen) if vast else frozen
+    top = _top_of_many(frozen) and not vast
     return EpsilonBounds(
-        pld=distribution_epsilon(frozen, delta, neighboring_relation, interval),
-        rdp=renyi_epsilon(frozen, delta, neighboring_relation),
-        gdp=_gdp_epsilon(frozen, delta, neighboring_relation),
-        zcdp=zcdp_epsilon(_zcdp_rho(frozen, neighboring_relation), delta),
-        gumbel=distribution_epsilon(frozen, delta, neighboring_relation, interval, all_scores=True)
-        if _top_of_many(frozen)
+        pld=math.inf if vast else distribution_epsilon(frozen, delta, relation, interval),
+        rdp=rdp,
+        gdp=_gdp_epsilon(unsampled, delta, relation),
+        zcdp=zcdp_epsilon(_zcdp_rho(unsampled, relation), delta),
+        gumbel=distribution_epsilon(frozen, delta, relation, interval, all_scores=True)
+        if top
         else math.inf,
-        naive=_naive_epsilon(frozen, delta, neighboring_relation),
+        naive=_naive_epsilon(frozen, delta, relation),
     )
 
 
@@ -150,16 +164,68 @@ def tight_epsilon(
     frozen = freeze(history)
     if all(isinstance(event, GaussianEvent) for event, _ in frozen):
         return _gdp_epsilon(frozen, delta, neighboring_relation)  # exact, and no search
+    rdp = renyi_epsilon(frozen, delta, neighboring_relation)
+    if _is_vast(frozen, delta, rdp):
+        return min(rdp, _unamplified_epsilon(frozen, delta, neighboring_relation))
     step = interval or reporting_interval(frozen)
-    bounds = [
-        distribution_epsilon(frozen, delta, neighboring_relation, step),
-        renyi_epsilon(frozen, delta, neighboring_relation),
-    ]
+    bounds = [distribution_epsilon(frozen, delta, neighboring_relation, step), rdp]
     if _top_of_many(frozen):
         bounds.append(
             distribution_epsilon(frozen, delta, neighboring_relation, step, all_scores=True)
         )
     return min(bounds)
+
+
+def _is_vast(history: FrozenHistory, delta: float, rdp: float) -> bool:
+    """Tell whether a history spends so much that no distribution of its losses is computed."""
+    if math.isinf(rdp):
+        # To contribute zero is one way to be replaced, and has a Renyi bound.
+        rdp = renyi_epsilon(_as_poisson(history), delta, NeighboringRelation.ZERO_OUT)
+    return rdp > VAST_EPSILON and math.isfinite(rdp)
+
+
+def _as_poisson(history: FrozenHistory) -> FrozenHistory:
+    return freeze(
+        [
+            (
+                PoissonGaussianEvent(
+                    noise_multiplier=event.noise_multiplier, sampling_rate=event.sampling_rate
+                )
+                if isinstance(event, TruncatedPoissonGaussianEvent)
+                else event,
+                count,
+            )
+            for event, count in history
+        ]
+    )
+
+
+def _unamplified_epsilon(
+    history: FrozenHistory, delta: float, relation: NeighboringRelation
+) -> float:
+    unsampled = _without_amplification(history)
+    return min(
+        _gdp_epsilon(unsampled, delta, relation),
+        zcdp_epsilon(_zcdp_rho(unsampled, relation), delta),
+    )
+
+
+def _without_amplification(history: FrozenHistory) -> FrozenHistory:
+    """Charge every sample as if each unit were in it: a mixture over samples is no worse."""
+    unsampled: list[tuple[PrivacyEvent, int]] = []
+    for event, count in history:
+        match event:
+            case PoissonGaussianEvent(noise_multiplier=z):
+                event = GaussianEvent(noise_multiplier=z)
+            case TruncatedPoissonGaussianEvent(noise_multiplier=z):
+                # Who leaves a full sample may give its place to another, as in one of fixed size.
+                event = FixedSizeGaussianEvent(
+                    noise_multiplier=z,
+                    num_units=event.num_units,
+                    cohort=min(event.max_cohort, event.num_units),
+                )
+        unsampled.append((event, count))
+    return freeze(unsampled)
 
 
 def _top_of_many(history: FrozenHistory) -> bool:

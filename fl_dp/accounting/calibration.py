@@ -1,7 +1,8 @@
 """From a target epsilon to what spends it: noise, a whole schedule's scale, a rate, or rounds.
 
 Every search returns the safe end of its bracket: what it returns spends at most the target, at the
-discretisation of reports.
+discretisation of reports. Above `VAST_EPSILON` it goes by the bounds in closed form, which ask for
+a little more noise than distributions would and answer at once.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable
 from scipy.optimize import brentq
 
 from .bounds import tight_epsilon
+from .calibration_cache import CachedCalibration
 from .events import FrozenHistory, History, PoissonGaussianEvent, PrivacyEvent, freeze
 from .loss_distributions import SEARCH_INTERVAL
 from .relations import NeighboringRelation
@@ -20,10 +22,11 @@ from .renyi import renyi_epsilon
 from .schedules import NoiseSchedule
 
 _LARGEST = 1e6
-_SMALLEST = 1e-2
+_SMALLEST = 1e-6  # below it no grid holds a vector
 _RELATIVE_TOLERANCE = 1e-5
 _MARGIN = 1e-9
 _FAR = 0.01  # of the target: beyond it, one step along a slope is not trusted
+_PROBES = (0.5, 1.0, 3.0)  # what is released at these noises tells one calibration from another
 _CONSTANT = NoiseSchedule()
 
 
@@ -98,6 +101,9 @@ def calibrate_noise(
 ) -> float:
     """Return the smallest noise at which any releases spend at most the target.
 
+    What was found is kept in the user's cache folder, and asked whether it fits before it is used
+    again: who edits it can make the noise larger and not smaller.
+
     Args:
         releases: What is released at a given noise; spends less as the noise grows.
         target_epsilon: Positive and finite.
@@ -124,6 +130,17 @@ def calibrate_noise(
         )
         return spent - target_epsilon
 
+    def fits(noise: float) -> bool:
+        # A margin above rounding: the same plan must fit on another machine too.
+        return excess(noise, None) <= -_MARGIN * target_epsilon
+
+    cached = CachedCalibration.of(
+        [total(noise) for noise in _PROBES], target_epsilon, target_delta, neighboring_relation
+    )
+    known = cached.read()
+    if known is not None and _SMALLEST <= known <= 2.0 * _LARGEST and fits(known):
+        return known
+
     def renyi_excess(noise: float) -> float:
         return renyi_epsilon(total(noise), target_delta, neighboring_relation) - target_epsilon
 
@@ -131,7 +148,7 @@ def calibrate_noise(
         return excess(noise, SEARCH_INTERVAL)
 
     # Renyi DP is quick and an upper bound: its root brackets the real one, and keeps the search
-    # away from tiny noise, whose privacy-loss distributions are long and slow. But its orders end
+    # away from small noise, whose privacy-loss distributions are long and slow. But its orders end
     # somewhere, and so they miss the smallest epsilons.
     by_renyi = True
     bracket = _bracket(renyi_excess)
@@ -146,13 +163,13 @@ def calibrate_noise(
         )
     low, high = bracket
     if low <= _SMALLEST:
-        return high
+        return high  # too small for any mechanism: not worth a search
     if by_renyi:
         low = float(brentq(renyi_excess, low, high, rtol=1e-4)) * (1.0 + 1e-3)
     low, high = _lowered(coarse_excess, low)
     root = float(brentq(coarse_excess, low, high, rtol=_RELATIVE_TOLERANCE))
     at_root = excess(root, None)
-    if at_root < -_FAR * target_epsilon:
+    if at_root < coarse_excess(root) - _FAR * target_epsilon:
         # Each release spends so little that the coarse discretisation is most of it.
         low, high = _lowered(lambda noise: excess(noise, None), root)
         root = float(brentq(lambda noise: excess(noise, None), low, high, rtol=1e-4))
@@ -161,11 +178,11 @@ def calibrate_noise(
     step = 1e-3 * root
     slope = coarse_excess(root + step) - coarse_excess(root - step)
     fine = root - (at_root / slope * 2.0 * step if slope < 0.0 else 0.0)
-    # A margin above rounding: the same plan must fit on another machine too.
     growth = 1e-7
-    while excess(fine, None) > -_MARGIN * target_epsilon:
+    while not fits(fine):
         fine *= 1.0 + growth
         growth *= 2.0
+    cached.write(fine)
     return fine
 
 

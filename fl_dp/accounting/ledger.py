@@ -4,7 +4,8 @@ One append-only, hash-chained table in SQLite or PostgreSQL. A round is *reserve
 anyone is sampled and *committed* after its release. A crash in between leaves it spent: whether the
 model got out is then unknown, so the answer is yes. Records are only ever added, never changed;
 what is spent is replayed from them whenever the ledger is opened, and before every reservation, so
-that two processes with one ledger can't spend the same budget twice.
+that two processes with one ledger can't spend the same budget twice. The time stands in the record
+of an opening alone: a gap between two rounds would show a client that hung, and so who took part.
 
     >>> with PrivacyLedger.open("ledger.db", plan) as ledger:
     ...     reservation = ledger.reserve(round=1)  # on disk; raises PrivacyBudgetExhausted
@@ -25,6 +26,7 @@ from typing import Any, Self
 
 from fl_dp.mechanisms import SecureRandom
 
+from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
 from .bounds import EpsilonBounds, epsilon, tight_epsilon
 from .budget import PrivacyBudgetExhausted
 from .events import (
@@ -39,7 +41,13 @@ from .ledger_store import LedgerStore
 from .loss_distributions import SEARCH_INTERVAL
 from .plan import PrivacyPlan
 from .record_chain import ChainedLedger
-from .records import SCHEMA, LedgerCorrupted, LedgerRecord, require_printable, to_the_minute
+from .records import (
+    SCHEMA,
+    LedgerCorrupted,
+    LedgerRecord,
+    now_to_the_minute,
+    require_printable,
+)
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
 
@@ -94,8 +102,11 @@ class PrivacyLedger(ChainedLedger):
         *,
         run_id: str | None = None,
         rng: SecureRandom | None = None,
+        anchor: LedgerAnchor | None = None,
     ) -> Self:
         """Open the ledger of `plan` to spend from, creating it if there is none.
+
+        A ledger in a file is compared with the `privacy.json` beside it, if that is its own.
 
         Args:
             location: An SQLite file, or a SQLAlchemy URL such as
@@ -105,20 +116,30 @@ class PrivacyLedger(ChainedLedger):
             run_id: A name for this opening in the records; a random one by default.
             rng: Where the noise will come from; a secure source by default. An insecure one taints
                 the ledger for good.
+            anchor: What the ledger has to hold already: the `anchor` that it had earlier, as kept
+                in a checkpoint.
 
         Raises:
             PlanMismatch: With every difference named.
-            LedgerCorrupted: If a record does not match the chain.
+            LedgerCorrupted: If a record does not match the chain, or the ledger's end was cut off.
+            LedgerUnavailable: If the disk or the database fails.
             FileNotFoundError: If the file's folder does not exist.
+            ValueError: If the `privacy.json` beside it is no statement.
         """
         if run_id is not None:
             require_printable(run_id)
-        ledger = cls(LedgerStore.writable(location))
+        store = LedgerStore.writable(location)
+        stated = None if store.file is None else anchor_beside(store.file)
+        ledger = cls(store)
         if run_id is not None:
             ledger._run_id = run_id
         randomness = SecureRandom.SECURE_KIND if rng is None else rng.kind
         try:
             with ledger._chain.transaction() as connection:
+                if stated is not None:
+                    ledger.require_holds(stated, of=f"the {STATEMENT_NAME} beside it")
+                if anchor is not None:
+                    ledger.require_holds(anchor, of="the anchor")
                 if ledger._plan is None:
                     opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
                     ledger._chain.append(connection, opening)
@@ -137,6 +158,7 @@ class PrivacyLedger(ChainedLedger):
         Raises:
             FileNotFoundError: If there is no such file.
             LedgerCorrupted: If it is not a ledger or a record does not match the chain.
+            LedgerUnavailable: If the disk or the database fails.
         """
         ledger = cls(LedgerStore.readable(location))
         try:
@@ -153,11 +175,6 @@ class PrivacyLedger(ChainedLedger):
         """The plan that the ledger was started with."""
         assert self._plan is not None  # both ways to open a ledger see to it
         return self._plan
-
-    @property
-    def records(self) -> tuple[LedgerRecord, ...]:
-        """Every record, as last read."""
-        return tuple(self._chain.records)
 
     @property
     def rounds_spent(self) -> int:
@@ -297,6 +314,7 @@ class PrivacyLedger(ChainedLedger):
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
             ParticipationCapReached: If a participant has none left; then nothing is written.
+            LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If participants are missing or not wanted, or the noise is not the plan's.
         """
         if isinstance(round, bool) or not isinstance(round, int):
@@ -320,7 +338,6 @@ class PrivacyLedger(ChainedLedger):
                 "attempt": self._attempts[round] + 1,
                 "noise_multiplier": noise_multiplier,  # not every event has one
                 **event_to_dict(event),
-                "time": to_the_minute(),
             }
             if units is not None:
                 fields["participants"] = units
@@ -336,6 +353,7 @@ class PrivacyLedger(ChainedLedger):
 
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If the plan's rule takes declared releases only and this is none, or the
                 name can't be printed.
         """
@@ -355,7 +373,6 @@ class PrivacyLedger(ChainedLedger):
                     "run": self._run_id,
                     "what": what,
                     **event_to_dict(event),
-                    "time": to_the_minute(),
                 },
             )
         return _reservation(record)
@@ -427,7 +444,9 @@ class PrivacyLedger(ChainedLedger):
             case "plan":
                 if fields["schema"] != SCHEMA:
                     raise ValueError(
-                        f"the ledger is of schema {fields['schema']}, this version reads {SCHEMA}"
+                        f"the ledger is of schema {fields['schema']}, this version reads {SCHEMA}: "
+                        "go on with the version of fl-dp that wrote it, or start a new ledger, "
+                        "whose spending adds up with this one's"
                     )
                 self._plan = PrivacyPlan.from_dict(fields["plan"])
                 self._filter = self._plan.filter()
@@ -470,7 +489,7 @@ class PrivacyLedger(ChainedLedger):
             "rule": plan.filter().rule,
             "randomness": randomness,
             "versions": library_versions(),
-            "time": to_the_minute(),
+            "time": now_to_the_minute(),
         }
 
 

@@ -36,7 +36,7 @@ from .filters import best_filter_order
 from .ledger_store import LedgerStore
 from .loss_distributions import SEARCH_INTERVAL
 from .record_chain import ChainedLedger
-from .records import LedgerCorrupted, require_printable, to_the_minute
+from .records import LedgerCorrupted, require_printable, today
 from .relations import NeighboringRelation
 from .renyi import divergence_at_order, renyi_divergences, renyi_epsilon
 
@@ -206,6 +206,7 @@ class NodeLedger(ChainedLedger):
         Raises:
             FileNotFoundError: If the file's folder does not exist.
             LedgerCorrupted: If it is no node's ledger or a record does not match the chain.
+            LedgerUnavailable: If the disk or the database fails.
         """
         ledger = cls(LedgerStore.writable(location))
         try:
@@ -224,6 +225,7 @@ class NodeLedger(ChainedLedger):
         Raises:
             FileNotFoundError: If there is no such file.
             LedgerCorrupted: If it is no node's ledger or a record does not match the chain.
+            LedgerUnavailable: If the disk or the database fails.
         """
         ledger = cls(LedgerStore.readable(location))
         try:
@@ -292,6 +294,7 @@ class NodeLedger(ChainedLedger):
 
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If an argument is out of range.
         """
         require_printable(what)
@@ -325,7 +328,7 @@ class NodeLedger(ChainedLedger):
                     "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
                     "neighboring_relation": str(neighboring_relation),
                     "filter_order": order,
-                    "time": to_the_minute(),
+                    "day": today(),  # for its owner; a time would show how long training took
                 },
             )
 

@@ -19,9 +19,10 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from typing import Any, Self, TypedDict, Unpack
+from typing import Any, Self, TypedDict, Unpack, get_type_hints
 
 from fl_dp.mechanisms import (
+    DEFAULT_CLIPPING,
     AdaptiveClipping,
     ClientScheme,
     Clipping,
@@ -35,8 +36,11 @@ from fl_dp.mechanisms import (
     clipping_to_dict,
     default_bit_noise_std,
     joint_clipping_norm,
+    least_noise_multiplier,
+    require_clipping,
 )
 
+from .arguments import require_known, require_types
 from .bounds import EpsilonBounds, epsilon, tight_epsilon
 from .budget import PrivacyBudget
 from .calibration import affordable_rounds, calibrate_noise
@@ -73,6 +77,9 @@ _CONSTANT = NoiseSchedule()
 _UNITS = ("client", "example")
 # Noise on scalars that costs the updates at most 5 % more noise of their own.
 _CHEAP_SCALARS = 0.5 / math.sqrt(1.0 - 1.05**-2)
+# The same of the number of contributions, at 1 %; below a tenth of the cohort it gains nothing.
+_CHEAP_COUNT = 1.0 / math.sqrt(1.0 - 1.01**-2)
+_CLEAR_COUNT = 0.1
 
 
 class PlanOptions(TypedDict, total=False):
@@ -91,6 +98,7 @@ class PlanOptions(TypedDict, total=False):
     unit: str
     units_per_node: int
     coins_at_nodes: bool
+    contribution_check: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -138,6 +146,10 @@ class PrivacyPlan:
             sum of its units' clipped updates, and is trusted to clip them.
         coins_at_nodes: Each node flips the coins of its own units and does not say how many came
             up; it is trusted with them.
+        contribution_check: Each round also releases a noisy number of the units that contribute,
+            at no charge of its own: the updates get at most 1 % more noise. A training to which
+            nobody contributes then ends early. Not with `client_scheme`, where the server sees
+            each message anyway.
     """
 
     budget: PrivacyBudget
@@ -160,6 +172,7 @@ class PrivacyPlan:
     unit: str = "client"
     units_per_node: int = 1
     coins_at_nodes: bool = False
+    contribution_check: bool = True
 
     def __post_init__(self) -> None:
         """Validate.
@@ -175,6 +188,7 @@ class PrivacyPlan:
             raise ValueError(
                 f"the noise can follow the plateau or the schedule '{self.schedule.name}', not both"
             )
+        require_clipping(self.clipping)
         self.sampling.check(self.num_clients, self.neighboring_relation)
         self._check_cap()
         self._check_weights()
@@ -187,8 +201,10 @@ class PrivacyPlan:
         _ = self.bundle(max(self.noise_multipliers))  # scalars fit every round, or no round starts
         if self.bundle(self.least_noise_multiplier).max_units < self.num_clients:
             raise ValueError(
-                f"noise_multiplier {self.least_noise_multiplier} is too small to sum "
-                f"{self.num_clients} clients exactly: use a larger one"
+                f"noise_multiplier {self.least_noise_multiplier:.4g} is too small to sum "
+                f"{self.num_clients} clients exactly: use at least "
+                f"{least_noise_multiplier(self.num_clients, self.clipping_norm)}, or a smaller "
+                "epsilon"
             )
         if self.budget.delta >= 1.0 / self.num_clients:
             warnings.warn(
@@ -206,9 +222,8 @@ class PrivacyPlan:
         if not self.sampling.visible:
             raise ValueError(
                 "a participation cap needs to see who takes part, and sampling is only worth its "
-                "amplification when nobody does: write sampling_rate=1 or VisibleSampling "
-                "(selection=public), got "
-                f"{self.sampling}"
+                "amplification when nobody does: write sampling_rate=1 or "
+                f"sampling=VisibleSampling(cohort=...), got {self.sampling}"
             )
         if self.schedule.name != "constant" or self.plateau is not None:
             raise ValueError(
@@ -294,9 +309,8 @@ class PrivacyPlan:
         if not self.sampling.visible:
             raise ValueError(
                 "with noise at the clients the server sees each message and who sent it, so "
-                "nothing is amplified: write sampling_rate=1 or VisibleSampling "
-                "(selection=public), got "
-                f"{self.sampling}"
+                "nothing is amplified: write sampling_rate=1 or "
+                f"sampling=VisibleSampling(cohort=...), got {self.sampling}"
             )
 
     @classmethod
@@ -324,18 +338,21 @@ class PrivacyPlan:
             sampling_rate: Short for `sampling=PoissonSampling(sampling_rate=...)`.
             sampling: How cohorts come about.
             clipping_norm: Short for `clipping=FixedClipping(norm=...)`.
-            clipping: What bounds an update.
+            clipping: What bounds an update; `DEFAULT_CLIPPING` if both are left out.
             **options: The plan's other attributes.
 
         Raises:
+            TypeError: If an argument is misspelt or of the wrong type.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
         draft = cls._draft(
             budget,
             rounds=rounds,
             num_clients=num_clients,
-            sampling=_one_sampling(sampling_rate, sampling),
-            clipping=_one_clipping(clipping_norm, clipping),
+            sampling_rate=sampling_rate,
+            sampling=sampling,
+            clipping_norm=clipping_norm,
+            clipping=clipping,
             options=options,
         )
         before, relation = draft.other_releases, draft.neighboring_relation
@@ -393,8 +410,10 @@ class PrivacyPlan:
                 PrivacyBudget(epsilon=max_epsilon or 1.0, delta=delta),
                 rounds=rounds,
                 num_clients=num_clients,
-                sampling=_one_sampling(sampling_rate, sampling),
-                clipping=_one_clipping(clipping_norm, clipping),
+                sampling_rate=sampling_rate,
+                sampling=sampling,
+                clipping_norm=clipping_norm,
+                clipping=clipping,
                 options=options,
             ),
             noise_multiplier=noise_multiplier,
@@ -421,11 +440,25 @@ class PrivacyPlan:
         *,
         rounds: int,
         num_clients: int,
-        sampling: Sampling,
-        clipping: Clipping,
+        sampling_rate: float | None,
+        sampling: Sampling | None,
+        clipping_norm: float | None,
+        clipping: Clipping | None,
         options: PlanOptions,
     ) -> Self:
         """Return the plan with a noise multiplier of 1, for everything else to be checked."""
+        hints = get_type_hints(cls.calibrate) | get_type_hints(PlanOptions)
+        require_known(options, hints.keys() - {"return", "options"}, of=cls.__name__)
+        require_types(
+            {
+                "rounds": rounds,
+                "num_clients": num_clients,
+                "sampling_rate": sampling_rate,
+                "clipping_norm": clipping_norm,
+                **options,
+            },
+            hints,
+        )
         # Whether the scalars' noise is enough depends on the multiplier that is found.
         rest: dict[str, Any] = {**options, "scalar_noise_std": None}
         rest["other_releases"] = freeze(options.get("other_releases", ()))
@@ -434,9 +467,9 @@ class PrivacyPlan:
             return cls(
                 budget=budget,
                 rounds=rounds,
-                sampling=sampling,
+                sampling=_one_sampling(sampling_rate, sampling),
                 noise_multiplier=1.0,
-                clipping=clipping,
+                clipping=_one_clipping(clipping_norm, clipping, options.get("client_scheme")),
                 num_clients=num_clients,
                 **rest,
             )
@@ -550,7 +583,14 @@ class PrivacyPlan:
             unclipped_bit=adaptive,
             metrics=self.metrics,
             scalar_noise_std=noise_std,
+            count_noise_std=self._count_noise_std(noise_multiplier),
         )
+
+    def _count_noise_std(self, noise_multiplier: float) -> float | None:
+        """Return the noise on a round's number of contributions, if they are counted."""
+        if not self.contribution_check or self.client_scheme is not None:
+            return None
+        return max(_CLEAR_COUNT * self.expected_cohort, _CHEAP_COUNT * noise_multiplier)
 
     def mean_mechanism(
         self, noise_multiplier: float, size: int, *, clipping_norm: float
@@ -660,6 +700,7 @@ class PrivacyPlan:
             "unit": self.unit,
             "units_per_node": self.units_per_node,
             "coins_at_nodes": self.coins_at_nodes,
+            "contribution_check": self.contribution_check,
         }
 
     @classmethod
@@ -689,10 +730,24 @@ def _one_sampling(rate: float | None, sampling: Sampling | None) -> Sampling:
     return sampling if sampling is not None else PoissonSampling(sampling_rate=rate or 0.0)
 
 
-def _one_clipping(norm: float | None, clipping: Clipping | None) -> Clipping:
-    if (norm is None) == (clipping is None):
-        raise ValueError("give either clipping_norm or clipping")
-    return clipping if clipping is not None else FixedClipping(norm=norm or 0.0)
+def _one_clipping(
+    norm: float | None, clipping: Clipping | None, client_scheme: str | None
+) -> Clipping:
+    if norm is not None and clipping is not None:
+        raise ValueError(
+            f"give either clipping_norm or clipping, got clipping_norm={norm} and {clipping}"
+        )
+    if clipping is not None:
+        return clipping
+    if norm is not None:
+        return FixedClipping(norm=norm)
+    if client_scheme is not None:
+        raise ValueError(
+            "clipping_norm can't be left out with noise at the clients (client_scheme): nobody "
+            "sees how many updates a norm clips, so none can be found on the way; write "
+            "clipping_norm=..., docs/choosing_a_clipping_norm.md tells which"
+        )
+    return DEFAULT_CLIPPING
 
 
 def _all_gaussian(history: History) -> bool:

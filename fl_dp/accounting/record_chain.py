@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
 
 import sqlalchemy as sa
 
+from .anchors import LedgerAnchor
 from .ledger_store import LedgerStore
 from .records import LedgerCorrupted, LedgerRecord, next_record, verify_chain
 
@@ -43,6 +44,7 @@ class RecordChain:
 
         Raises:
             LedgerCorrupted: If a record does not match the chain or can't be read.
+            LedgerUnavailable: If the disk or the database fails.
         """
         with self._lock:
             self._unsaved = []
@@ -59,6 +61,11 @@ class RecordChain:
         self._store.append(connection, record)
         self._unsaved.append(record)
         return record
+
+    def replay_from(self, records: Iterable[LedgerRecord]) -> None:
+        """Take in records that another chain of the same store has verified."""
+        for record in records:
+            self._replay(record)
 
     def close(self) -> None:
         """Close the file or the connection; closing twice does no harm."""
@@ -92,6 +99,7 @@ class ChainedLedger(ABC):
 
     def __init__(self, store: LedgerStore) -> None:
         """Follow a store."""
+        self._store = store
         self._chain = RecordChain(store, self._replay)
 
     @abstractmethod
@@ -102,6 +110,53 @@ class ChainedLedger(ABC):
     def location(self) -> str:
         """The file or database that it lies in, without a password."""
         return self._chain.location
+
+    @property
+    def name(self) -> str:
+        """The file's or database's own name, without where it is."""
+        return self._store.name
+
+    @property
+    def records(self) -> tuple[LedgerRecord, ...]:
+        """Every record, as last read."""
+        return tuple(self._chain.records)
+
+    @property
+    def anchor(self) -> LedgerAnchor:
+        """How far it has come, as last read: what a later copy can be compared with."""
+        last = self._chain.records[-1]
+        return LedgerAnchor(records=last.sequence, hash=last.hash)
+
+    def as_of(self, records: int) -> Self:
+        """Return the ledger as it was after so many of its records, to look at."""
+        earlier = type(self)(self._store)
+        earlier._chain.replay_from(self._chain.records[:records])
+        return earlier
+
+    def require_holds(self, anchor: LedgerAnchor, *, of: str) -> None:
+        """Check that the ledger, as last read, has come as far as `anchor` on the same way.
+
+        Args:
+            anchor: Of this ledger at an earlier moment.
+            of: Names where the anchor stands, for the error.
+
+        Raises:
+            LedgerCorrupted: If records were cut off, or the ledger is another one.
+        """
+        records = self._chain.records
+        known = len(records)
+        if known < anchor.records:
+            raise LedgerCorrupted(
+                f"{self.location} has {known} records and {of} knows of {anchor.records}: its end "
+                "was cut off, or it is an older copy. What they charged stays spent: put the "
+                "complete ledger back"
+            )
+        if records[anchor.records - 1].hash != anchor.hash:
+            raise LedgerCorrupted(
+                f"record {anchor.records} of {self.location} is not the one that {of} knows of: "
+                "the end was cut off and grew again, or it is another training's ledger. Put back "
+                "the one that belongs to it"
+            )
 
     def close(self) -> None:
         """Close the file or the connection; closing twice does no harm."""

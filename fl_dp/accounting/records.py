@@ -9,12 +9,19 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-SCHEMA = 3
+SCHEMA = 4
 GENESIS = "0" * 64
 
 
 class LedgerCorrupted(RuntimeError):
     """A record was altered, removed or reordered after it was written."""
+
+
+class LedgerUnavailable(OSError):
+    """The disk or the database did not do what was asked of it; the records are as they were.
+
+    Nothing was released: a release happens after its charge is on disk.
+    """
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,12 +86,18 @@ def require_printable(name: str) -> None:
         raise ValueError(f"a name in the ledger has to be printable, got {name!r}")
 
 
-def to_the_minute() -> str:
-    """Return the time of a record, which does not tell how long a round took.
+def now_to_the_minute() -> str:
+    """Return the time at which a ledger is opened.
 
-    That would show how many took part; for the same reason commits have no time.
+    Records of releases have none: a gap between two shows how many took part, or a client that
+    hung.
     """
     return datetime.now(UTC).isoformat(timespec="minutes")
+
+
+def today() -> str:
+    """Return the day, in UTC."""
+    return datetime.now(UTC).date().isoformat()
 
 
 def _chain_hash(previous: LedgerRecord | None, sequence: int, payload: str) -> str:

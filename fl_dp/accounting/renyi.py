@@ -41,7 +41,7 @@ _LARGEST_INTEGRATED = 11.0
 _SMALL_ORDER = 64.0
 _REACH, _STEPS_A_SIGMA = 12.0, 8.0
 _ROUNDING = 1e-13  # absolute and relative: more than float64 can lose in one divergence
-_MOST_TERMS = 2e7  # of the integrals, before noise that small is charged without sampling
+_MOST_TERMS = 2e6  # of the integrals, before noise that small is charged without sampling
 
 
 @lru_cache(maxsize=4096)

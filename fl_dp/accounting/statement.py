@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from decimal import ROUND_CEILING, Context, Decimal
 from typing import Any
 
 from fl_dp.mechanisms import clipping_to_dict
 
-from .bounds import epsilon
 from .events import (
     ExponentialEvent,
     FixedSizeGaussianEvent,
@@ -41,6 +39,12 @@ _CLIPPING = {
     "per-layer": "updates whose layers are L2-clipped one by one",
     "adaptive": "updates that are L2-clipped at a norm which follows a noisy quantile",
 }
+ANOTHER_APP = (
+    "a server that sends another app than the one agreed on: a node runs it, unless its SuperNode "
+    "verifies apps (`--trusted-entities`)"
+)
+"""What a promise against the server does not cover, as Flower's nodes get their code from it."""
+
 _ACCOUNTANTS = {
     "pld": "privacy-loss distributions",
     "rdp": "Renyi DP",
@@ -52,13 +56,13 @@ _ACCOUNTANTS = {
 }
 
 
-def privacy_statement(ledger: PrivacyLedger, *, fewest_contributions: int = 0) -> dict[str, Any]:
+def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
     """Return the statement as plain JSON values, computed from the ledger's records alone.
 
-    Args:
-        ledger: The training's.
-        fewest_contributions: With noise at the clients: the fewest that any round's sum was made
-            of, for what also holds against who sees the sums only. 0: nothing is said of that.
+    With noise at the clients it has one number, which holds against the server. That the noise of
+    all clients adds up against who sees the models only is no second one: each message is rounded
+    to the model's floating-point type, and the sum of rounded Gaussians is as private as no known
+    Gaussian. The last bits of a sum tell in which binade its terms lie, however large the noise.
     """
     plan = ledger.plan
     spent, promised = ledger.epsilon(), ledger.promise()
@@ -80,6 +84,8 @@ def privacy_statement(ledger: PrivacyLedger, *, fewest_contributions: int = 0) -
             "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
             "that was released had a part in stopping there"
         )
+    if plan.client_scheme is not None:
+        not_covered.append(ANOTHER_APP)
     if plan.plateau is not None:
         not_covered.append(
             "the metric that the noise reacted to: it was taken to be public or already charged"
@@ -116,12 +122,13 @@ def privacy_statement(ledger: PrivacyLedger, *, fewest_contributions: int = 0) -
         "denominator": plan.denominator,
         "capped_denominator": plan.capped_denominator,
         "num_clients": plan.num_clients,
-        "of_the_sums": _of_the_sums(ledger, fewest_contributions),
         "randomness": sorted(ledger.randomness),
         "insecure": ledger.insecure,
         "not_covered": not_covered,
         "versions": library_versions(),
-        "ledger_hash": ledger.records[-1].hash,
+        "ledger": ledger.name,
+        "ledger_records": ledger.anchor.records,
+        "ledger_hash": ledger.anchor.hash,
     }
 
 
@@ -140,7 +147,6 @@ def statement_markdown(statement: dict[str, Any]) -> str:
         ("adversary", statement["adversary"]),
         ("trusted", statement["trusted"]),
         ("mechanism", statement["mechanism"]),
-        *_sums_row(statement),
         ("sampling", statement["sampling"]),
         ("rule", statement["rule"]),
         ("clipping norm", _norm(statement)),
@@ -159,8 +165,8 @@ def statement_markdown(statement: dict[str, Any]) -> str:
     lines += ["", *closing_sections(statement)]
     versions = ", ".join(f"{name} {number}" for name, number in statement["versions"].items())
     lines += [
-        f"Computed from the ledger whose last record is `{statement['ledger_hash']}`, "
-        f"with {versions}.",
+        f"Computed from the {statement['ledger_records']} records of the ledger that end in "
+        f"`{statement['ledger_hash']}`, with {versions}.",
         "",
     ]
     return "\n".join(lines)
@@ -188,48 +194,6 @@ def closing_sections(statement: dict[str, Any]) -> list[str]:
     lines += ["", "Each is an upper bound on its own; the smallest is quoted.", ""]
     lines += ["## What is not covered", "", *(f"- {text}" for text in statement["not_covered"]), ""]
     return lines
-
-
-def _of_the_sums(ledger: PrivacyLedger, contributions: int) -> dict[str, Any] | None:
-    """Return what holds against who sees the models only, where clients add the noise.
-
-    The noise of all who contributed adds up; that of other schemes than the Gaussian to no law that
-    has a bound here.
-    """
-    plan = ledger.plan
-    if plan.client_scheme != "gaussian" or contributions < 1 or not ledger.history:
-        return None
-    if ledger.other_releases_spent:  # whose noise nobody adds up
-        return None
-    added = math.sqrt(contributions)
-    history: list[tuple[PrivacyEvent, int]] = [
-        (GaussianEvent(noise_multiplier=event.noise_multiplier * added), count)
-        for event, count in ledger.history
-        if isinstance(event, GaussianEvent)
-    ]
-    bounds = epsilon(history, plan.budget.delta, neighboring_relation=plan.neighboring_relation)
-    return {
-        "epsilon": bounds.by_name,
-        "quoted": bounds.best_name,
-        "contributions": contributions,
-        "adversary": (
-            "sees the released models and none of the messages, with which the server is trusted; "
-            "each sum has the noise of every client that contributed"
-        ),
-    }
-
-
-def _sums_row(statement: dict[str, Any]) -> list[tuple[str, str]]:
-    sums = statement.get("of_the_sums")
-    if sums is None:
-        return []
-    return [
-        (
-            "against others",
-            f"epsilon {rounded_up(sums['epsilon'][sums['quoted']])} so far, against an adversary "
-            f"who {sums['adversary']}, at least {sums['contributions']} of them",
-        )
-    ]
 
 
 def promise_in_words(plan: PrivacyPlan) -> dict[str, str]:

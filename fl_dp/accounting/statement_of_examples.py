@@ -9,7 +9,7 @@ from .example_plan import ExamplePlan
 from .ledger import library_versions
 from .node_ledger import DECLARED_SHARE
 from .relations import NeighboringRelation
-from .statement import closing_sections, promise_row, rounded_up
+from .statement import ANOTHER_APP, closing_sections, promise_row, rounded_up
 
 _NEIGHBOURS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
@@ -55,6 +55,7 @@ def example_statement(
         "rounding of the clipped sums in floating-point numbers",
         "timing, network traffic, and who took part in which round",
         "a client's own software, if it is not the one that was agreed on",
+        ANOTHER_APP,
     ]
     if not secure_randomness:
         not_covered.insert(

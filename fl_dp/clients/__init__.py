@@ -9,7 +9,10 @@ from fl_dp.lazy_exports import lazy_exports
 
 from .client_noise import client_noise_mod
 from .compression import compression_mod
+from .deadline import deadline_mod
 from .fingerprint import fingerprint
+from .node_config import NodeConfig, NodeConfigError
+from .node_policy import PolicyRefusal, node_policy_mod
 from .node_privacy import NodePrivacy
 from .numpy_client_app import numpy_client_app
 from .queries import (
@@ -26,6 +29,8 @@ if TYPE_CHECKING:
     from .dp_sgd import DPSGD, train_with_dp_sgd
     from .fit_for_dp_sgd import exchanged_arrays, private_module
     from .opacus_client import OpacusClient
+else:
+    __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "CONTRIBUTION_METRIC",
@@ -33,25 +38,22 @@ __all__ = [
     "STATISTIC_QUERY_KEY",
     "STATISTIC_VALUES_KEY",
     "UTILITY_QUERY_KEY",
+    "NodeConfig",
+    "NodeConfigError",
     "NodePrivacy",
     "NodeUnits",
     "OpacusClient",
+    "PolicyRefusal",
     "TrainedRows",
     "UnitReport",
     "UtilityQuery",
     "client_noise_mod",
     "compression_mod",
+    "deadline_mod",
     "exchanged_arrays",
     "fingerprint",
+    "node_policy_mod",
     "numpy_client_app",
     "private_module",
     "train_with_dp_sgd",
 ]
-
-_MODULES = {
-    "dp_sgd": ("DPSGD", "train_with_dp_sgd"),
-    "fit_for_dp_sgd": ("exchanged_arrays", "private_module"),
-    "opacus_client": ("OpacusClient",),
-}
-if not TYPE_CHECKING:
-    __getattr__ = lazy_exports(__name__, _MODULES)

@@ -1,24 +1,36 @@
-"""What a node's owner requires of every server: a message that asks for less is refused.
+"""What a node's owner requires of every message: one that asks for less is refused.
 
-    flower-supernode ... --node-config 'require-privacy="example" ledger-path="/data/ledger.db" ...'
+    flower-supernode ... --node-config 'max-epsilon=4.0 ledger-path="/data/ledger.db" ...'
 
-Without it a node does what the server's messages say. A server that is not trusted could leave out
-what protects the node, or ask for an evaluation, whose loss is computed from private data.
+Without a cap or a requirement a node does what the server's messages say. A server that is not
+trusted could leave out what protects the node, or ask for an evaluation, whose loss is computed
+from private data.
+
+All this is code of the app, and a SuperNode runs whatever app the server sends. Against a server
+that sends another app only Flower's own verification of apps helps (`--trusted-entities`); see
+`docs/deployment.md`.
 """
 
 from __future__ import annotations
+
+import logging
+from functools import cache
 
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, IDENTITY_ACTION, RoundInstruction
 
-from .node_privacy import NodePrivacy
+from .app_verification import apps_are_verified
+from .node_config import EXAMPLE, LOCAL, UNVERIFIED_APPS_KEY, NodeConfig
 
-REQUIRE_PRIVACY_KEY = "require-privacy"
-"""Key of `--node-config`: `example`, `local`, or both as `example+local`."""
+logger = logging.getLogger("flwr.fl_dp.client")
 
-_REQUIREMENTS = ("example", "local")
+_HOW_TO_VERIFY = (
+    "start the SuperNode with --trusted-entities keys.yaml (docs/deployment.md says how apps are "
+    f"signed), or write {UNVERIFIED_APPS_KEY}=true in --node-config if you know by other means "
+    "which app the server sends"
+)
 
 
 class PolicyRefusal(PermissionError):
@@ -28,45 +40,68 @@ class PolicyRefusal(PermissionError):
 def node_policy_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """Refuse a message that asks for less privacy than the node's owner requires.
 
-    `example`: only training by DP-SGD (an `ExamplePlan` in the message). `local`: only training
-    whose reply the client noises itself. Evaluations, statistics and utilities are refused under
-    either, the node's name is told. `numpy_client_app` has it built in, outside everything else.
+    The owner requires it by `require-privacy`, or by a cap (`max-epsilon`), which counts nothing
+    that is not private: then any kind of differential privacy will do. `example`: only training by
+    DP-SGD (an `ExamplePlan` in the message). `local`: only training whose reply the client noises
+    itself. Evaluations, statistics and utilities are refused under either, the node's name is told.
+    `numpy_client_app` has it built in, outside everything else.
+
+    Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
+    allows that. That protects an owner who forgot the option, not against a malicious app: this
+    check is a part of the app. Where it can't be seen, the node's log says once what to do.
 
     Raises:
         PolicyRefusal: If it is refused.
-        ValueError: If the requirement is unknown, or the node keeps no ledger to stop at.
+        NodeConfigError: If the owner's configuration is no good; whatever the message asks for.
     """
-    required = _required(context)
-    if not required:
+    owner = NodeConfig.of(context.node_config)
+    if not owner.required:
         return call_next(message, context)
     category, _, action = message.metadata.message_type.partition(".")
     if category == MessageType.QUERY and action == IDENTITY_ACTION:
         return call_next(message, context)
+    if not owner.allow_unverified_apps:
+        _require_verified_apps()
     if category != MessageType.TRAIN:
-        raise PolicyRefusal(f"this node trains privately and answers no {category} message")
-    configs = list(message.content.config_records.values())
-    if NodePrivacy.of(context, {}).ledger is None:
-        raise ValueError("require-privacy needs a ledger: --node-config 'ledger-path=\"...\"'")
-    instructions = [RoundInstruction.of(config) for config in configs]
-    offered = {
-        "example": any(EXAMPLE_PLAN_KEY in config for config in configs),
-        "local": any(each is not None and each.client_noise for each in instructions),
-    }
-    missing = [each for each in required if not offered[each]]
-    if missing:
-        raise PolicyRefusal(f"this node requires privacy={missing[0]}, and the message has none")
+        raise PolicyRefusal(
+            f"this node trains privately and answers no {category} message: its owner set "
+            "require-privacy or max-epsilon"
+        )
+    offered = _offered(message)
+    if not any(required <= offered for required in owner.required):
+        asked = " or ".join("privacy=" + "+".join(sorted(each)) for each in owner.required)
+        raise PolicyRefusal(
+            f"this node requires {asked}, and the message offers "
+            f"{' and '.join(sorted(offered)) or 'no privacy'}"
+        )
     return call_next(message, context)
 
 
-def _required(context: Context) -> tuple[str, ...]:
-    asked = context.node_config.get(REQUIRE_PRIVACY_KEY)
-    if asked is None:
-        return ()
-    required = tuple(str(asked).split("+"))
-    unknown = [each for each in required if each not in _REQUIREMENTS]
-    if unknown:
-        raise ValueError(
-            f"--node-config: {REQUIRE_PRIVACY_KEY} must be example, local or example+local, got "
-            f"'{asked}'"
+def _offered(message: Message) -> frozenset[str]:
+    configs = list(message.content.config_records.values())
+    instructions = [RoundInstruction.of(config) for config in configs]
+    offered = {
+        EXAMPLE: any(EXAMPLE_PLAN_KEY in config for config in configs),
+        LOCAL: any(each is not None and each.client_noise for each in instructions),
+    }
+    return frozenset(kind for kind, is_offered in offered.items() if is_offered)
+
+
+def _require_verified_apps() -> None:
+    verified = apps_are_verified()
+    if verified is False:
+        raise PolicyRefusal(
+            "this node runs whatever app the server sends, so nothing that its owner requires "
+            f"would bind the server: {_HOW_TO_VERIFY}"
         )
-    return required
+    if verified is None:
+        _say_once_what_the_owner_must_do()
+
+
+@cache
+def _say_once_what_the_owner_must_do() -> None:
+    logger.warning(
+        "it can't be seen here whether this SuperNode verifies apps; where it does not, the server "
+        "can send one that ignores what the owner requires: %s",
+        _HOW_TO_VERIFY,
+    )

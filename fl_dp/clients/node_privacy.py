@@ -20,15 +20,7 @@ from flwr.app import Context
 
 from fl_dp.accounting import Account, PrivacyBudget
 
-LEDGER_PATH_KEY = "ledger-path"
-MAX_EPSILON_KEY = "max-epsilon"
-MAX_DELTA_KEY = "max-delta"
-DATASET_NAME_KEY = "dataset-name"
-UNIT_NAME_KEY = "unit-name"
-"""Keys of `--node-config`."""
-
-DEFAULT_MAX_DELTA = 1e-5
-"""What goes with a `max-epsilon` that has no `max-delta`: else the server would choose it."""
+from .node_config import NodeConfig
 
 SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
 """Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
@@ -53,7 +45,7 @@ class NodePrivacy:
 
     @classmethod
     def of(cls, context: Context, config: Mapping[str, Any], *, unit: int = 0) -> Self:
-        """Read the node's configuration.
+        """Return what the owner's configuration allows.
 
         Args:
             context: The node's.
@@ -62,32 +54,21 @@ class NodePrivacy:
             unit: Index among the privacy units that the node hosts.
 
         Raises:
-            ValueError: If a cap is no positive number or has no ledger, or the ledger's path is not
-                absolute.
+            NodeConfigError: If the node's configuration is no good (`NodeConfig.of`).
         """
-        node = context.node_config
-        named = node.get(LEDGER_PATH_KEY)
-        ledger = None if named is None else _absolute(str(named))
-        max_epsilon = _cap(MAX_EPSILON_KEY, node.get(MAX_EPSILON_KEY))
-        max_delta = _cap(MAX_DELTA_KEY, node.get(MAX_DELTA_KEY))
-        if max_epsilon is not None and max_delta is None:
-            max_delta = DEFAULT_MAX_DELTA
-        if ledger is None and SIMULATED_LEDGERS_KEY in config and in_simulation():
-            folder = Path(str(config[SIMULATED_LEDGERS_KEY]))
-            ledger = str(folder / f"node-{node.get('partition-id', context.node_id)}.db")
-        if max_epsilon is not None and ledger is None:
-            raise ValueError(
-                f"--node-config: {MAX_EPSILON_KEY} needs a ledger to count in: "
-                'ledger-path="/data/ledger.db"'
-            )
-        name = _name_of(node)
-        # The server numbers a node's units, so only where nothing is real are they apart.
-        apart = unit and in_simulation()
+        owner = NodeConfig.of(context.node_config)
+        ledger, source = owner.ledger_path, owner.source
+        if in_simulation():
+            if ledger is None and SIMULATED_LEDGERS_KEY in config:
+                node = context.node_id if owner.partition_id is None else owner.partition_id
+                ledger = str(Path(str(config[SIMULATED_LEDGERS_KEY])) / f"node-{node}.db")
+            # The server numbers a node's units, so only where nothing is real are they apart.
+            source = f"{source}/{unit}" if unit else source
         return cls(
             ledger=ledger,
-            source=f"{name}/{unit}" if apart else name,
-            max_epsilon=max_epsilon,
-            max_delta=max_delta,
+            source=source,
+            max_epsilon=owner.max_epsilon,
+            max_delta=owner.max_delta,
         )
 
     def budget(self, asked: PrivacyBudget) -> PrivacyBudget:
@@ -104,26 +85,6 @@ class NodePrivacy:
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
 
 
-def _absolute(ledger: str) -> str:
-    if "://" not in ledger and not Path(ledger).is_absolute():
-        raise ValueError(
-            f"--node-config: {LEDGER_PATH_KEY} must be absolute, got '{ledger}': a ClientApp does "
-            "not run where you started the SuperNode, and a second file would forget the first"
-        )
-    return ledger
-
-
-def _name_of(node: Mapping[str, Any]) -> str:
-    """Return the most lasting name that a node has for its data."""
-    for key in (DATASET_NAME_KEY, UNIT_NAME_KEY):
-        if key in node:
-            return str(node[key])
-    if "partition-id" in node:
-        return f"partition-{node['partition-id']}"
-    # Nameless nodes of one ledger count as one: too much is charged rather than too little.
-    return "the data of this ledger"
-
-
 def in_simulation() -> bool:
     """Whether this process is a worker of Flower's simulation engine.
 
@@ -131,11 +92,3 @@ def in_simulation() -> bool:
     """
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())
-
-
-def _cap(key: str, value: object) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
-        raise ValueError(f"--node-config: {key} must be a positive number, got {value!r}")
-    return float(value)

@@ -12,7 +12,7 @@ import math
 from collections.abc import Callable
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
-from flwr.client import NumPyClient
+from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
@@ -27,14 +27,16 @@ from fl_dp.updates.instruction import (
 
 from .client_noise import client_noise_mod
 from .compression import compression_mod
+from .deadline import deadline_mod
 from .guard import guarded
+from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
-from .queries import StatisticsFn, answer_identity, statistic_handler, utility_handler
+from .queries import StatisticsFn, statistic_handler, utility_handler
 from .records import METRICS_KEY, config_of, metric_record, only_record
-from .trained_unit import TrainedUnit, train_unit
+from .trained_unit import TrainedUnit, numpy_client_of, train_unit
 from .units import NodeUnits, sum_of_units
 
-ClientFn = Callable[[Context], NumPyClient]
+ClientFn = Callable[[Context], NumPyClient | Client]
 
 _OUTERMOST = (compression_mod, client_noise_mod)  # the noise first, then what makes it short
 
@@ -45,6 +47,7 @@ def numpy_client_app(
     *,
     units: NodeUnits | None = None,
     statistics_fn: StatisticsFn | None = None,
+    arrays_fn: ArraysFn | None = None,
 ) -> ClientApp:
     """Return a `ClientApp` whose messages are answered by a `NumPyClient`.
 
@@ -59,15 +62,20 @@ def numpy_client_app(
     - Noise at the client is added outside all mods (`client_noise_mod`), and what is sent then is
       encoded (`compression_mod`).
 
-    What the node's owner does not allow is refused before anything else (`node_policy_mod`).
+    What the node's owner does not allow is refused before anything else (`node_policy_mod`), and a
+    client that hangs ends with its message's time to live (`deadline_mod`).
 
     Args:
-        client_fn: Makes the client for one message from the node's `Context`.
+        client_fn: Makes the client for one message from the node's `Context`: a `NumPyClient`, or
+            what its `to_client()` returns.
         mods: Flower mods around train and evaluate, outermost first; they run inside the guard that
             keeps exception texts on the node.
         units: The privacy units of a node that hosts more than one.
         statistics_fn: The values of one unit, for private statistics; see `StatisticsFn`. What it
             raises makes that unit contribute zero. None: this node answers none.
+        arrays_fn: Arrays of the forms that `fit` will return, from the node's `Context` and the
+            message's config, made without any data. The server compares them with its model before
+            anything is charged. None: a client that trains another model shows in training only.
 
     Returns:
         An app for `[tool.flwr.app.components]` or a simulation. Train replies carry one ArrayRecord
@@ -82,7 +90,11 @@ def numpy_client_app(
     for mod in _OUTERMOST:
         if mod in (mods or []):
             raise ValueError(f"numpy_client_app adds {mod.__name__} itself: leave it out of mods")
-    hosted = units if units is not None else NodeUnits.single(client_fn)
+
+    def make_client(context: Context) -> NumPyClient:
+        return numpy_client_of(client_fn(context))
+
+    hosted = NodeUnits.single(make_client) if units is None else units
     app = ClientApp()
 
     def train(message: Message, context: Context) -> Message:
@@ -90,31 +102,34 @@ def numpy_client_app(
         config = config_of(message)
         instruction = RoundInstruction.of(config)
         if instruction is None:
-            unit = train_unit(client_fn(context), model, config)
+            unit = train_unit(make_client(context), model, config)
             arrays = unit.arrays
             metrics = metric_record({"num-examples": unit.num_examples}, unit.metrics)
         elif instruction.sums_units:
             arrays, sums = sum_of_units(instruction, model, config, context, hosted)
             metrics = metric_record({"num-examples": 1} | sums, {})
         else:
-            unit = train_unit(client_fn(context), model, config)
+            unit = train_unit(make_client(context), model, config)
             arrays, metrics = _answer_of_one(unit, model, instruction)
         return Message(RecordDict({key: arrays, METRICS_KEY: metrics}), reply_to=message)
 
     def evaluate(message: Message, context: Context) -> Message:
         _, arrays = only_record(message.content.array_records, "ArrayRecord")
-        loss, num_examples, metrics = client_fn(context).evaluate(
+        loss, num_examples, metrics = make_client(context).evaluate(
             arrays.to_numpy_ndarrays(), config_of(message)
         )
         records = metric_record({"num-examples": num_examples, "loss": loss}, metrics)
         return Message(RecordDict({METRICS_KEY: records}), reply_to=message)
 
-    policy: list[Mod] = [node_policy_mod]
-    app.train()(guarded(train, [*policy, *_OUTERMOST, *(mods or [])]))
-    app.evaluate()(guarded(evaluate, [*policy, *(mods or [])]))
-    app.query(IDENTITY_ACTION)(guarded(answer_identity, policy))
-    app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), policy))
-    app.query(UTILITY_ACTION)(guarded(utility_handler(client_fn, hosted), policy))
+    identity = identity_handler(
+        app="numpy_client_app of fl-dp", arrays_fn=arrays_fn, mods=mods or ()
+    )
+    owners: list[Mod] = [deadline_mod, node_policy_mod]
+    app.train()(guarded(train, [*owners, *_OUTERMOST, *(mods or [])]))
+    app.evaluate()(guarded(evaluate, [*owners, *(mods or [])]))
+    app.query(IDENTITY_ACTION)(guarded(identity, owners))
+    app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), owners))
+    app.query(UTILITY_ACTION)(guarded(utility_handler(make_client, hosted), owners))
     return app
 
 

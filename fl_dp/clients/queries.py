@@ -1,4 +1,4 @@
-"""QUERY messages: a node's name, its part of a statistic, and its utility for the selection.
+"""QUERY messages about data: a node's part of a statistic, and its utility for the selection.
 
 Config keys and replies stand with each handler. A reply has one record of its kind.
 """
@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from typing import Self, TypeAlias
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp.typing import ClientAppCallable
 
@@ -22,7 +22,6 @@ from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.statistics import Query, query_from_dict
 from fl_dp.updates.instruction import UTILITY_METRIC
 
-from .node_privacy import UNIT_NAME_KEY
 from .records import METRICS_KEY, Config, config_of, only_record, real_number
 from .trained_unit import EXAMPLES_UTILITY
 from .units import NodeUnits
@@ -108,20 +107,6 @@ class UtilityQuery:
         return cls(**fields | {"units": None if units is None else tuple(units)})
 
 
-def answer_identity(message: Message, context: Context) -> Message:
-    """Reply with the node's name: the stable name under which a roster knows it.
-
-    `unit-name` of the node's config, else `partition-` and its partition's number, else nothing.
-
-    Reply: ConfigRecord `{"name": str}`.
-    """
-    config = context.node_config
-    name = config.get(UNIT_NAME_KEY, "")
-    if not name and "partition-id" in config:
-        name = f"partition-{config['partition-id']}"
-    return Message(RecordDict({"identity": ConfigRecord({"name": str(name)})}), reply_to=message)
-
-
 def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> ClientAppCallable:
     """Return a handler that contributes to a statistic.
 
@@ -201,7 +186,7 @@ def _contribution(query: Query, values: object) -> list[float]:
 def _hosted(units: NodeUnits, context: Context, unit: int, hosted: int) -> NumPyClient:
     if not 0 <= unit < hosted:
         raise ValueError(f"this node does not host unit {unit}")
-    return units.client_fn(context, unit)
+    return units.made(context, unit)
 
 
 def _utility(client: NumPyClient, model: ArrayRecord, config: Config, name: str) -> float:

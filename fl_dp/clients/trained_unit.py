@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
-from flwr.client import NumPyClient
+from flwr.client import Client, NumPyClient
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle
@@ -113,6 +113,21 @@ class TrainedRows:
         counts = len(self.units), len(self.reports), len(self.vectors)
         if len(set(counts)) > 1:
             raise ValueError(f"{counts} units, reports and rows: give one of each a unit")
+
+
+def numpy_client_of(client: object) -> NumPyClient:
+    """Return the `NumPyClient` itself, also if it was turned into a `Client` by `to_client()`.
+
+    Raises:
+        TypeError: If it is a `Client` of another kind, or nothing that can be trained.
+    """
+    inner = getattr(client, "numpy_client", client)  # where Flower's `to_client` keeps it
+    if isinstance(inner, Client) or not hasattr(inner, "fit"):
+        raise TypeError(
+            "client_fn must return a NumPyClient, or what its to_client() returns, got "
+            f"{type(client).__name__}: override fit of flwr.client.NumPyClient"
+        )
+    return cast(NumPyClient, inner)
 
 
 def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> TrainedUnit:

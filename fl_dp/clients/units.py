@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
-from flwr.client import NumPyClient
+from flwr.client import Client, NumPyClient
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
@@ -30,7 +30,7 @@ from fl_dp.updates.clipped_sum import ClippedSum
 from fl_dp.updates.instruction import SCALARS_METRIC, UTILITY_METRIC, RoundInstruction
 
 from .records import Config
-from .trained_unit import TrainedRows, TrainedUnit, UnitReport, train_unit
+from .trained_unit import TrainedRows, TrainedUnit, UnitReport, numpy_client_of, train_unit
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -53,14 +53,22 @@ class NodeUnits:
             on nobody's data.
     """
 
-    client_fn: Callable[[Context, int], NumPyClient]
+    client_fn: Callable[[Context, int], NumPyClient | Client]
     count: Callable[[Context, Config], int]
     train_many: TrainMany | None = None
 
     @classmethod
-    def single(cls, client_fn: Callable[[Context], NumPyClient]) -> NodeUnits:
+    def single(cls, client_fn: Callable[[Context], NumPyClient | Client]) -> NodeUnits:
         """Return the one unit of a node that is a unit itself."""
         return cls(client_fn=lambda context, _: client_fn(context), count=lambda *_: 1)
+
+    def made(self, context: Context, unit: int) -> NumPyClient:
+        """Return the client of one unit.
+
+        Raises:
+            TypeError: If `client_fn` returns something else.
+        """
+        return numpy_client_of(self.client_fn(context, unit))
 
 
 def sum_of_units(
@@ -112,7 +120,7 @@ def sum_of_units(
             logger.exception("training units together failed: those left are trained one by one")
     for unit in tuple(sums.left):
         try:
-            sums.add(unit, train_unit(units.client_fn(context, unit), model, config))
+            sums.add(unit, train_unit(units.made(context, unit), model, config))
         except Exception:
             logger.exception("unit %d failed and contributes zero", unit)
     metrics = {SCALARS_METRIC: sums.scalars.tolist()}

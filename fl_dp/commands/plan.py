@@ -93,9 +93,9 @@ def plan(
         return
     out.print(view.table())
     _show_promise(view.promise)
-    chart = view.chart(out.width)
-    if chart is not None:
-        typer.echo(chart)
+    over_rounds = view.rounds_table()
+    if over_rounds is not None:
+        out.print(over_rounds)
     if examples is not None:
         out.print(example_plan_table(examples))
         _show_promise(promise_to_records(examples))

@@ -195,7 +195,8 @@ def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     for job in jobs.each:
         curves.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
     picture = jobs.path / "accuracy.png"
-    drawn = plot_curves(curves, picture)
+    unit = " or ".join(dict.fromkeys(run.unit for run in runs))
+    drawn = plot_curves(curves, picture, unit=unit, deltas=[run.delta for run in runs])
     if jobs.sweep is not None:
         (jobs.sweep / "summary.json").write_text(
             json.dumps(summary_json(runs), indent=2) + "\n", encoding="utf-8"

@@ -8,23 +8,27 @@ from .adaptive_clipping import (
 from .bundle import GaussianBundle, ScalarMetric
 from .clipping import Norm, clip_by_norm, clip_per_layer, joint_clipping_norm, l1_norm, l2_norm
 from .clipping_rules import (
+    DEFAULT_CLIPPING,
     Clipping,
     FixedClipping,
     PerLayerClipping,
     clipping_from_dict,
     clipping_to_dict,
+    require_clipping,
 )
 from .discrete_gaussian import DiscreteGaussian
 from .discrete_laplace import DiscreteLaplace
 from .estimators import capped_denominator_sensitivity, fixed_denominator_sensitivity
 from .exponential import ExponentialMechanism
 from .gaussian import GaussianMechanism
+from .grid import least_noise_multiplier
 from .grid_exponential import GridExponentialMechanism
 from .laplace import LaplaceMechanism
 from .randomness import SecureRandom
 from .schemes import ClientScheme, client_scheme
 
 __all__ = [
+    "DEFAULT_CLIPPING",
     "AdaptiveClipping",
     "ClientScheme",
     "Clipping",
@@ -51,5 +55,7 @@ __all__ = [
     "joint_clipping_norm",
     "l1_norm",
     "l2_norm",
+    "least_noise_multiplier",
+    "require_clipping",
     "update_noise_multiplier",
 ]

@@ -1,8 +1,9 @@
 """Several sums over one cohort, released together as *one* Gaussian.
 
-A round releases more than the sum of updates: whether updates stayed below the clipping norm (for
-adaptive clipping), or a metric that clients measured. Each sum gets noise of its own, and the whole
-costs what one Gaussian of multiplier `z` costs, as long as `z^-2` is the sum of the parts'.
+A round releases more than the sum of updates: how many contributed, whether updates stayed below
+the clipping norm (for adaptive clipping), or a metric that clients measured. Each sum gets noise of
+its own, and the whole costs what one Gaussian of multiplier `z` costs, as long as `z^-2` is the sum
+of the parts'.
 
     >>> bundle = GaussianBundle(
     ...     noise_multiplier=1.0, clipping_norms=(0.5,), scalar_noise_std=5.0, unclipped_bit=True
@@ -28,6 +29,7 @@ from .adaptive_clipping import update_noise_multiplier
 from .checks import require_positive
 from .clipping import joint_clipping_norm
 from .gaussian import GaussianMechanism
+from .randomness import SecureRandom
 
 _HALF = 0.5
 
@@ -97,6 +99,8 @@ class GaussianBundle:
         metrics: Metrics of the clients that are summed, too.
         scalar_noise_std: Standard deviation of the noise on the sum of bits and on each sum of
             centred metrics; needed only with either.
+        count_noise_std: Standard deviation of the noise on the number of units that contribute
+            (whose update is finite and not zero); None: they are not counted.
     """
 
     noise_multiplier: float
@@ -104,6 +108,7 @@ class GaussianBundle:
     unclipped_bit: bool = False
     metrics: tuple[ScalarMetric, ...] = ()
     scalar_noise_std: float | None = None
+    count_noise_std: float | None = None
 
     def __post_init__(self) -> None:
         """Validate.
@@ -114,26 +119,40 @@ class GaussianBundle:
         names = [metric.name for metric in self.metrics]
         if len(set(names)) != len(names):
             raise ValueError(f"each metric is released once, got {', '.join(names)}")
-        if self.scalars and self.scalar_noise_std is None:
+        if self._centred and self.scalar_noise_std is None:
             raise ValueError("bits and metrics need noise of their own: give scalar_noise_std")
-        _ = self.updates, self.scalar  # both check themselves
+        _ = self.updates, self.scalar_mechanisms  # both check themselves
 
     @property
     def scalars(self) -> int:
         """How many scalars go with each update."""
+        return int(self.count_noise_std is not None) + self._centred
+
+    @property
+    def _centred(self) -> int:
+        """How many of them lie in [-1/2, 1/2]: the bit and the metrics."""
         return int(self.unclipped_bit) + len(self.metrics)
 
     @cached_property
     def updates(self) -> GaussianMechanism:
         """The mechanism of the sum of updates: a little more noise than a lone sum would need."""
         multiplier = self.noise_multiplier
-        if self.scalars:
+        if self.count_noise_std is not None:
+            require_positive(count_noise_std=self.count_noise_std)
+            if multiplier >= self.count_noise_std:
+                raise ValueError(
+                    f"count_noise_std must be above noise_multiplier = {multiplier:.4g}, got "
+                    f"{self.count_noise_std}: the count alone would cost more than a round"
+                )
+            # One contribution moves the count by 1, a bit by 1/2: hence half of it.
+            multiplier = update_noise_multiplier(multiplier, self.count_noise_std / 2.0)
+        if self._centred:
             assert self.scalar_noise_std is not None  # checked at construction
             require_positive(scalar_noise_std=self.scalar_noise_std)
             # Sums of squared inverse multipliers: k scalars of std s are one of std s / sqrt(k).
-            joint = self.scalar_noise_std / math.sqrt(self.scalars)
+            joint = self.scalar_noise_std / math.sqrt(self._centred)
             if multiplier >= 2.0 * joint:
-                least = multiplier * math.sqrt(self.scalars) / 2.0
+                least = multiplier * math.sqrt(self._centred) / 2.0
                 raise ValueError(
                     f"scalar_noise_std must be above {least:.4g}, got {self.scalar_noise_std}: "
                     "the bits and metrics alone would cost more than a round; leave it out and "
@@ -145,33 +164,46 @@ class GaussianBundle:
         )
 
     @cached_property
-    def scalar(self) -> GaussianMechanism | None:
-        """The mechanism of each sum of scalars, if there is any."""
-        if not self.scalars:
-            return None
-        assert self.scalar_noise_std is not None  # checked at construction
-        return GaussianMechanism(noise_multiplier=2.0 * self.scalar_noise_std, clipping_norm=_HALF)
+    def scalar_mechanisms(self) -> tuple[GaussianMechanism, ...]:
+        """The mechanism of each sum of scalars, in the order of `scalar_values`."""
+        made = []
+        if self.count_noise_std is not None:
+            made.append(GaussianMechanism(noise_multiplier=self.count_noise_std, clipping_norm=1.0))
+        if self._centred:
+            assert self.scalar_noise_std is not None  # checked at construction
+            centred = GaussianMechanism(
+                noise_multiplier=2.0 * self.scalar_noise_std, clipping_norm=_HALF
+            )
+            made += [centred] * self._centred
+        return tuple(made)
 
     @property
     def max_units(self) -> int:
         """How many units can be summed exactly."""
-        mechanisms = [self.updates] + ([self.scalar] if self.scalar is not None else [])
-        return min(mechanism.max_units for mechanism in mechanisms)
+        return min(each.max_units for each in (self.updates, *self.scalar_mechanisms))
 
-    def scalar_values(self, update_norm: float, measured: Mapping[str, float]) -> list[float]:
-        """Return one unit's scalars in [-1/2, 1/2]: the bit, if any, then the metrics in order.
+    def scalar_values(
+        self, update_norm: float, measured: Mapping[str, float], *, weight: float = 1.0
+    ) -> list[float]:
+        """Return one unit's scalars: whether it contributes (1 or 0), the bit, then the metrics.
+
+        The bit and the metrics, in order, lie in [-1/2, 1/2]; what the bundle has not is left out.
 
         Args:
             update_norm: L2 norm of its update before clipping; not finite counts as clipped.
             measured: Its metrics by name; one that is missing counts as the middle of its range.
+            weight: What its clipped update is multiplied by; with 0 it does not contribute.
         """
+        contributes = weight > 0.0 and 0.0 < update_norm < math.inf
         bit = [_HALF if update_norm <= self.updates.clipping_norm else -_HALF]
-        return (bit if self.unclipped_bit else []) + [
-            metric.centred(measured.get(metric.name, math.nan)) for metric in self.metrics
-        ]
+        return (
+            ([float(contributes)] if self.count_noise_std is not None else [])
+            + (bit if self.unclipped_bit else [])
+            + [metric.centred(measured.get(metric.name, math.nan)) for metric in self.metrics]
+        )
 
     def scalar_steps(self, values: Sequence[float]) -> NDArray[np.float64]:
-        """Return one unit's scalars on their grid, each clipped on its own.
+        """Return one unit's scalars on their grids, each clipped on its own.
 
         Args:
             values: As from `scalar_values`.
@@ -179,9 +211,20 @@ class GaussianBundle:
         Returns:
             Integer-valued float64 in grid steps, shape `(scalars,)`.
         """
-        if self.scalar is None:
-            return np.zeros(0)
-        return np.array([float(self.scalar.encode(value)) for value in values])
+        each = zip(self.scalar_mechanisms, values, strict=True)
+        return np.array([float(mechanism.encode(value)) for mechanism, value in each])
+
+    def release_scalars(self, steps: NDArray[np.float64], rng: SecureRandom) -> list[float]:
+        """Return the sums of scalars with their noise, in the order of `scalar_values`.
+
+        Args:
+            steps: The sum of the units' `scalar_steps`, shape `(scalars,)`.
+            rng: Of the noise.
+        """
+        return [
+            float(mechanism.release(steps[place : place + 1], rng)[0])
+            for place, mechanism in enumerate(self.scalar_mechanisms)
+        ]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the bundle as plain JSON values."""

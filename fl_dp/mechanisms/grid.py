@@ -60,7 +60,8 @@ class GridMechanism(ABC):
         if self.max_units < 1:
             raise ValueError(
                 f"noise_multiplier {self.noise_multiplier} is so small that float64 can't hold a "
-                "vector on the noise's grid: use at least 1e-6"
+                "vector on the noise's grid: use at least "
+                f"{least_noise_multiplier(1, self.clipping_norm)}"
             )
 
     @property
@@ -131,3 +132,20 @@ class GridMechanism(ABC):
             The private vector in the units of the update, float64 of the same shape.
         """
         return self.release(self.encode(update), rng)
+
+
+def least_noise_multiplier(units: int, clipping_norm: float) -> float:
+    """Return the smallest noise multiplier at which so many units are summed exactly.
+
+    Args:
+        units: How many vectors a sum is made of, at least 1.
+        clipping_norm: Bound on each vector.
+
+    Returns:
+        A multiplier for `GridMechanism`, rounded up to three digits.
+    """
+    smallest_grid = math.ceil(math.log2(units * clipping_norm / _EXACT_INTEGERS))
+    exact = 2.0 ** (smallest_grid + _NOISE_BITS) / clipping_norm
+    digits = 2 - math.floor(math.log10(exact))
+    # One step further where rounding would fall short of it.
+    return float(f"{(math.floor(exact * 10.0**digits) + 1) * 10.0**-digits:.2e}")

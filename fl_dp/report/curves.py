@@ -7,53 +7,64 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-_COLOURS = ("#1b6ca8", "#d1495b", "#3c8d5a", "#8d6cab", "#c98b2b", "#5b6770")
+from .pictures import COLOURS, new_picture, save_picture
+
+_FAR_APART = 10.0  # curves of epsilons further apart than that squash each other on a linear axis
 
 
-def plot_curves(runs: Mapping[str, Sequence[Sequence[dict[str, Any]]]], target: Path) -> bool:
+def plot_curves(
+    runs: Mapping[str, Sequence[Sequence[dict[str, Any]]]],
+    target: Path,
+    *,
+    unit: str,
+    deltas: Sequence[float],
+) -> bool:
     """Draw public test accuracy and epsilon so far over the rounds, one colour a variant.
 
     Args:
         runs: For each variant, the lines of `metrics.jsonl` of each of its runs.
         target: The PNG to write.
+        unit: What epsilon protects, for instance `one client`.
+        deltas: The delta of each run.
 
     Returns:
         Whether it was drawn: False when matplotlib is not installed.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
+    made = new_picture((1.0, 1.0))
+    if made is None:
         return False
-    figure = Figure(figsize=(9.0, 3.4), layout="constrained")
-    accuracy, epsilon = figure.subplots(1, 2)
+    figure, (accuracy, epsilon) = made
+    last = []
     for index, (variant, members) in enumerate(runs.items()):
-        colour = _COLOURS[index % len(_COLOURS)]
+        colour = COLOURS[index % len(COLOURS)]
         for nth, lines in enumerate(members):
             rounds = [line["round"] for line in lines]
             label = variant if nth == 0 else None
-            accuracy.plot(
-                rounds,
-                [line["test_accuracy"] for line in lines],
-                color=colour,
-                label=label,
-                linewidth=1.4,
-                alpha=0.8,
-            )
-            if nth == 0:
-                epsilon.plot(
-                    rounds,
-                    [line.get("epsilon", math.nan) for line in lines],
-                    color=colour,
-                    label=label,
-                    linewidth=1.8,
-                )
-    accuracy.set(xlabel="round", ylabel="accuracy", title="Public test accuracy, one line a seed")
-    epsilon.set(xlabel="round", ylabel="epsilon", title="Privacy spent so far (unit: one client)")
+            accuracies = [line["test_accuracy"] for line in lines]
+            accuracy.plot(rounds, accuracies, color=colour, label=label, linewidth=1.4, alpha=0.8)
+            spent = [line.get("epsilon", math.nan) for line in lines]
+            if nth == 0 and any(each > 0.0 for each in spent):  # NaN without privacy
+                epsilon.plot(rounds, spent, color=colour, label=label, linewidth=1.8)
+                last.append(spent[-1])
+    accuracy.set(xlabel="round", ylabel="public test accuracy", title="Accuracy, one line a run")
+    epsilon.set(
+        xlabel="round", ylabel="epsilon", title=f"Privacy spent of {unit}, delta {_span(deltas)}"
+    )
     for axes in (accuracy, epsilon):
-        axes.spines[["top", "right"]].set_visible(False)
-        axes.grid(alpha=0.25)
         axes.set_xlim(left=0)
-        axes.set_ylim(bottom=0)
-        axes.legend(frameon=False)
-    figure.savefig(target, dpi=150)
+    accuracy.set_ylim(bottom=0)
+    if last and max(last) > _FAR_APART * min(last):
+        epsilon.set_yscale(
+            "log", nonpositive="mask"
+        )  # nothing is spent before round 1, which it leaves out
+    else:
+        epsilon.set_ylim(bottom=0)
+    if not last:
+        epsilon.set_title("No privacy: nothing is promised")
+    save_picture(figure, target)
     return True
+
+
+def _span(deltas: Sequence[float]) -> str:
+    low, high = min(deltas), max(deltas)
+    return f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"

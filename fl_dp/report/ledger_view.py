@@ -1,4 +1,7 @@
-"""A ledger as an auditor reads it: a table, JSON or CSV, always from the verified records."""
+"""A ledger as an auditor reads it: a table, JSON or CSV, always from the verified records.
+
+No export has more times than the ledger, which has one an opening.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan spends, shown before anything is trained: numbers, a table, a chart, a picture."""
+"""What a plan spends, shown before anything is trained: numbers, tables, a picture."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ from fl_dp.accounting import (
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 
 from .names import ACCOUNTANT_NAMES
+from .pictures import COLOURS, PALE, new_picture, save_picture
 
 _POINTS = 24  # of the curve: each is a composition of its own
-_INK, _PALE = "#1b6ca8", "#c98b2b"
+_INK = COLOURS[0]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,32 +140,20 @@ class PlanView:
             table.add_row(what, value)
         return table
 
-    def chart(self, width: int) -> str | None:
-        """Return epsilon and noise over the rounds as characters, None without `plotext`.
-
-        Args:
-            width: Columns of the terminal.
-        """
-        try:
-            import plotext
-        except ImportError:
+    def rounds_table(self) -> Table | None:
+        """Return noise and epsilon at some rounds, for the terminal; None with a plateau."""
+        if not self.curve:
             return None
-        rounds = list(range(1, self.plan.rounds + 1))
-        parts = []
-        for title, x, y in (
-            ("epsilon spent after each round", *_columns(self.curve)),
-            ("noise multiplier of each round", rounds, list(self.plan.noise_multipliers)),
-        ):
-            if not x:
-                continue
-            plotext.clear_figure()
-            plotext.theme("clear")
-            plotext.plot_size(min(width, 100), 11)
-            plotext.plot(x, y, marker="braille")
-            plotext.ylim(0, max(y) * 1.1)
-            plotext.title(title)
-            parts.append(plotext.uncolorize(plotext.build()))
-        return "\n".join(parts)
+        spent = dict(self.curve)
+        table = Table(title="Over the rounds")
+        for heading in ("round", "its noise multiplier", "epsilon spent after it"):
+            table.add_column(heading, justify="right")
+        for stop in _shown_rounds(self.plan.rounds):
+            noise = self.plan.noise_multipliers[stop - 1]
+            # A point that no accountant could bound is not on the curve.
+            after = f"{spent[stop]:.4f}" if stop in spent else "-"
+            table.add_row(str(stop), f"{noise:.4f}", after)
+        return table
 
     def draw(self, target: Path) -> bool:
         """Draw epsilon and noise over the rounds as a PNG.
@@ -172,48 +161,47 @@ class PlanView:
         Returns:
             Whether it was drawn: False when matplotlib is not installed.
         """
-        try:
-            from matplotlib.figure import Figure
-        except ImportError:
+        made = new_picture((1.0, 1.0))
+        if made is None:
             return False
+        figure, (noise, epsilon) = made
         plan = self.plan
-        figure = Figure(figsize=(9.0, 3.4), layout="constrained")
-        noise, epsilon = figure.subplots(1, 2)
         rounds = range(1, plan.rounds + 1)
         noise.step(rounds, plan.noise_multipliers, where="mid", color=_INK, label="this plan")
         if self.naive_multipliers:
-            noise.step(
-                rounds,
-                self.naive_multipliers,
-                where="mid",
-                color=_PALE,
-                linestyle="--",
-                label=f"epsilon split over rounds: {self.noise_saved:.1f} x",
+            # As words: as a curve, ten times as high, it would press the plan's own flat.
+            noise.plot(
+                [], [], " ", label=f"epsilon split over rounds: {self.noise_saved:.1f} x as much"
             )
-            noise.set_yscale("log")
-        noise.set(xlabel="round", ylabel="noise multiplier", title="Noise of each round")
+        noise.set(
+            xlabel="round",
+            ylabel="noise std / clipping norm",
+            title="Noise multiplier of each round",
+        )
         if self.curve:
-            epsilon.plot(*_columns(self.curve), color=_INK, label="by PLD")
-        epsilon.axhline(plan.budget.epsilon, color="#5b6770", linewidth=1, label="budget")
+            epsilon.plot(*_columns(self.curve), color=_INK, label="spent, by PLD")
+        epsilon.axhline(plan.budget.epsilon, color=PALE, linewidth=1, label="budget")
         epsilon.set(
             xlabel="round",
             ylabel="epsilon",
-            title=f"Spent after each round, delta {plan.budget.delta:.2g}",
+            title=f"Privacy spent of one {plan.unit}, delta {plan.budget.delta:.2g}",
         )
-        epsilon.set_ylim(bottom=0)
         for axes in (noise, epsilon):
-            axes.spines[["top", "right"]].set_visible(False)
-            axes.grid(alpha=0.25)
             axes.set_xlim(left=0)
-            axes.legend(frameon=False)
-        figure.savefig(target, dpi=150)
+            axes.set_ylim(bottom=0)
+        save_picture(figure, target)
         return True
+
+
+def _shown_rounds(rounds: int) -> list[int]:
+    """Return the first round and the end of each quarter, for the terminal's table."""
+    return sorted({1, *(max(1, rounds * quarter // 4) for quarter in range(1, 5))})
 
 
 def _curve(plan: PrivacyPlan) -> list[tuple[int, float]]:
     """Return epsilon after some of the rounds, the last among them."""
     step = max(1, plan.rounds // _POINTS)
-    stops = sorted({*range(step, plan.rounds, step), 1, plan.rounds})
+    stops = sorted({*range(step, plan.rounds, step), *_shown_rounds(plan.rounds)})
     points = [(stop, _spent(plan, plan.noise_multipliers[:stop])) for stop in stops]
     return [point for point in points if math.isfinite(point[1])]
 

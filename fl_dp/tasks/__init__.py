@@ -16,6 +16,8 @@ if TYPE_CHECKING:
     from fl_dp.tasks.partitions import PARTITIONS, client_indices, partition
     from fl_dp.tasks.together import UnitData, train_together
     from fl_dp.tasks.training import evaluate, train_locally
+else:
+    __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "DATASETS",
@@ -37,36 +39,3 @@ __all__ = [
     "train_locally",
     "train_together",
 ]
-
-_MODULES = {
-    "data": (
-        "DATASETS",
-        "EMBEDDED",
-        "OWN_DATA",
-        "Dataset",
-        "load_dataset",
-    ),
-    "data_format": ("DataFormat",),
-    "device_data": ("DeviceData",),
-    "models": (
-        "MODELS",
-        "build_model",
-        "get_arrays",
-        "set_arrays",
-    ),
-    "partitions": (
-        "PARTITIONS",
-        "client_indices",
-        "partition",
-    ),
-    "together": (
-        "UnitData",
-        "train_together",
-    ),
-    "training": (
-        "evaluate",
-        "train_locally",
-    ),
-}
-if not TYPE_CHECKING:
-    __getattr__ = lazy_exports(__name__, _MODULES)

@@ -8,26 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-
-def cache_folder() -> Path | None:
-    """Return `fl-dp` in the user's cache folder; None for a user without a home."""
-    # The XDG base directory specification has relative paths ignored.
-    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
-    if configured.is_absolute():
-        return configured / "fl-dp"
-    try:
-        return Path.home() / ".cache" / "fl-dp"
-    except RuntimeError:
-        # A container's user may have no home.
-        return None
+from fl_dp.files import cache_folder, written_whole
 
 
 def fetched_folder(name: str) -> Path | None:
@@ -69,29 +56,6 @@ def cached_array(
         return _map(array_file)
     except OSError:
         return array
-
-
-@contextlib.contextmanager
-def written_whole(file: Path) -> Iterator[Path]:
-    """Give a place to write to, so that other processes see all of a file or nothing.
-
-    Args:
-        file: Where the file goes when the block ends well; its folder must exist.
-
-    Yields:
-        A temporary file in the same folder, which is gone after the block.
-    """
-    descriptor, name = tempfile.mkstemp(dir=file.parent, suffix=".tmp")
-    os.close(descriptor)
-    temporary = Path(name)
-    try:
-        yield temporary
-        with temporary.open("rb") as stream:
-            os.fsync(stream.fileno())
-        temporary.replace(file)
-    except BaseException:
-        temporary.unlink()
-        raise
 
 
 def _map(array_file: Path) -> NDArray[np.uint8]:

@@ -26,8 +26,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import BinaryIO
 
+from fl_dp.files import written_whole
 from fl_dp.tasks import sources
-from fl_dp.tasks.cache import fetched_folder, written_whole
+from fl_dp.tasks.cache import fetched_folder
 from fl_dp.tasks.data import DATASETS, EMBEDDED
 from fl_dp.tasks.r_files import table_as_csv
 from fl_dp.tasks.sources import SOURCES, Source
@@ -119,9 +120,8 @@ def fetch(name: str, folder: Path | None, say: Callable[[str], None]) -> Path | 
     try:
         target.mkdir(parents=True, exist_ok=True)
         for file, raw in files.items():
-            with written_whole(target / file) as temporary:
+            with written_whole(target / file, public=True) as temporary:
                 temporary.write_bytes(raw)
-                temporary.chmod(0o644)
     except OSError as error:
         raise FetchError(f"{target} can't be written: {error}; write --to FOLDER") from error
     say(f"verified and written to {target}: {sources.named(files)}")

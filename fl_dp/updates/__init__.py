@@ -11,6 +11,8 @@ if TYPE_CHECKING:
     from .compression import Compression, array_bytes, sum_bytes, update_in
     from .layout import ArraySpec, RefusedUpdate, VectorLayout, only_array_record
     from .narrow import widen
+else:
+    __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "ArrayForm",
@@ -29,31 +31,3 @@ __all__ = [
     "widen",
     "with_sound_variances",
 ]
-
-_MODULES = {
-    "arrays": (
-        "ArrayForm",
-        "array_of",
-        "values_of",
-    ),
-    "batch_norm": ("with_sound_variances",),
-    "clipped_sum": (
-        "ClippedSum",
-        "PlainSum",
-    ),
-    "compression": (
-        "Compression",
-        "array_bytes",
-        "sum_bytes",
-        "update_in",
-    ),
-    "layout": (
-        "ArraySpec",
-        "RefusedUpdate",
-        "VectorLayout",
-        "only_array_record",
-    ),
-    "narrow": ("widen",),
-}
-if not TYPE_CHECKING:
-    __getattr__ = lazy_exports(__name__, _MODULES)

@@ -12,6 +12,8 @@ from numpy.typing import NDArray
 
 from .arrays import ArrayForm, array_of, read
 
+_USUAL = (np.dtype(np.float32), np.dtype(np.float64))  # what NumPy and PyTorch compute with
+
 
 class RefusedUpdate(ValueError):
     """A reply that can't be an update of this model; it counts as a zero update.
@@ -38,6 +40,10 @@ class ArraySpec:
     def dtype(self) -> np.dtype[Any]:
         """The dtype that NumPy computes with: float32 stands in for bfloat16."""
         return self.form.dtype
+
+    def accepts(self, declared: str) -> bool:
+        """Tell whether an array of that `Array.dtype` can be read in its place."""
+        return declared in {self.form.declared, *(dtype.name for dtype in _USUAL)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -121,17 +127,26 @@ class VectorLayout:
     def values(self, arrays: ArrayRecord) -> list[NDArray[Any]]:
         """Return the numbers of the released arrays in order, each flat, in its own dtype.
 
-        They are views of the record's bytes where that is possible. An array that is bfloat16 in
-        the model may also come as float32, which is what NumPy clients compute with.
+        They are views of the record's bytes where that is possible. What NumPy clients compute with
+        is read whatever the model's own dtype is: an array may always come as float32 or float64.
 
         Raises:
-            RefusedUpdate: If a name, a shape or a dtype is not the model's, or an array can't be
-                read.
+            RefusedUpdate: If a name or a shape is not the model's, or a dtype neither that nor
+                float32 or float64, or an array can't be read.
         """
         foreign = arrays.keys() - {spec.name for spec in self.released} - self.kept
         if foreign:
             raise RefusedUpdate("it has an array that the model does not have")
         return list(self._read(arrays))
+
+    def converts(self, content: RecordDict) -> bool:
+        """Tell whether a reply that `values` has read has another dtype than the model."""
+        usual = {spec.name: (spec.form.declared, spec.dtype.name) for spec in self.released}
+        return any(
+            name in usual and array.dtype not in usual[name]
+            for arrays in content.array_records.values()
+            for name, array in arrays.items()
+        )
 
     def flatten(self, arrays: ArrayRecord) -> NDArray[np.float64]:
         """Return the released arrays as one float64 vector, shape `(size,)`.
@@ -179,11 +194,17 @@ class VectorLayout:
                 form, values = read(arrays[spec.name])
             except Exception:  # whatever a hostile header makes NumPy raise
                 raise RefusedUpdate(f"array '{spec.name}' can't be read") from None
-            same_kind = form.bfloat16 == spec.form.bfloat16 or not form.bfloat16
-            if form.shape != spec.shape or form.dtype != spec.dtype or not same_kind:
+            if form.shape != spec.shape or not _readable_as(form, spec.form):
                 kind = "bfloat16" if spec.form.bfloat16 else spec.dtype
                 raise RefusedUpdate(f"array '{spec.name}' is not {kind} of shape {spec.shape}")
             yield values.reshape(-1)
+
+
+def _readable_as(form: ArrayForm, expected: ArrayForm) -> bool:
+    """Tell whether an array in this form says what one in the expected form would."""
+    if form.bfloat16 == expected.bfloat16 and form.dtype == expected.dtype:
+        return True
+    return not form.bfloat16 and form.dtype in _USUAL
 
 
 def _in_form(array: Array, form: ArrayForm) -> Array:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
+import stat
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -14,15 +18,27 @@ from fl_dp.accounting import (
     LaplaceEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
     PrivacyEvent,
+    PrivacyLedger,
+    PrivacyPlan,
+    TruncatedPoissonGaussianEvent,
     ZcdpEvent,
     affordable_rounds,
+    bounds,
     calibrate_noise,
     calibrate_noise_multiplier,
     calibrate_sampling_rate,
+    calibration,
+    epsilon,
+    gaussian_epsilon,
     gaussian_noise_multiplier,
+    pld_epsilon,
+    privacy_statement,
     tight_epsilon,
 )
+from fl_dp.accounting.calibration_cache import SWITCH
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 
@@ -169,6 +185,171 @@ def test_impossible_rounds_are_refused(fields: dict[str, float], message: str) -
     arguments = {"target_epsilon": 1.0, "target_delta": 1e-5, "sampling_rate": 0.1, "rounds": 10}
     with pytest.raises(ValueError, match=message):
         calibrate_noise_multiplier(**(arguments | fields))  # type: ignore[arg-type]  # from a dict
+
+
+# Beyond epsilon 100 --------------------------------------------------------------------------
+
+
+@pytest.fixture
+def no_distributions(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A privacy-loss distribution of so much takes minutes and gigabytes."""
+
+    def refused(*arguments: object, **options: object) -> float:
+        raise AssertionError("a distribution was computed")
+
+    monkeypatch.setattr(bounds, "distribution_epsilon", refused)
+
+
+@pytest.mark.parametrize("target", [1e4, 1e6, 1e9])
+def test_a_vast_budget_is_calibrated_without_distributions(
+    no_distributions: None, target: float
+) -> None:
+    noise = calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.5, rounds=30)
+    history = {sampled(noise, 0.5): 30}
+    reported = epsilon(history, 1e-5)
+    assert 0.999 * target <= reported.best <= target
+    assert tight_epsilon(history, 1e-5) == reported.best
+
+
+def test_a_ledger_of_a_vast_budget_neither_hangs_nor_overspends(
+    no_distributions: None, tmp_path: Path
+) -> None:
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=1e4, delta=1e-5),
+        rounds=30,
+        sampling_rate=0.5,
+        clipping_norm=1.0,
+        num_clients=200,
+    )
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        for number in range(1, 31):
+            ledger.commit(ledger.reserve(round=number))
+        with pytest.raises(PrivacyBudgetExhausted):
+            ledger.reserve(round=30)
+        assert ledger.epsilon().best <= ledger.promise().best <= 1e4
+        assert ledger.running_epsilon() <= 1e4
+        assert privacy_statement(ledger)["epsilon"]
+
+
+def test_noise_falls_as_the_budget_grows_across_the_switch_to_closed_forms() -> None:
+    noises = [
+        calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.5, rounds=30)
+        for target in (80.0, 99.0, 101.0, 200.0)
+    ]
+    assert noises == sorted(noises, reverse=True)
+
+
+@pytest.mark.parametrize("rate", [0.01, 0.1, 0.5])
+def test_what_is_left_out_would_have_said_little_less(rate: float) -> None:
+    """Just beyond the switch, by the distribution that is not computed there."""
+    noise = calibrate_noise_multiplier(101.0, 1e-5, sampling_rate=rate, rounds=30)
+    exact = pld_epsilon({sampled(noise, rate): 30}, 1e-5, interval=1e-3)
+    assert 0.75 * 101.0 <= exact <= 101.0
+
+
+def test_a_sample_is_charged_as_everybody_where_no_renyi_bound_is_known(
+    no_distributions: None,
+) -> None:
+    cut = TruncatedPoissonGaussianEvent(
+        noise_multiplier=0.02, sampling_rate=0.5, num_units=200, max_cohort=150
+    )
+    for relation, distance in ((NeighboringRelation.ZERO_OUT, 1), (REPLACE_ONE, 2)):
+        everybody = gaussian_epsilon(0.02 / distance / math.sqrt(30), 1e-5)
+        assert tight_epsilon({cut: 30}, 1e-5, neighboring_relation=relation) == everybody
+
+
+@pytest.mark.parametrize("clients", [1, 3, 8, 9, 200, 4096])
+@pytest.mark.parametrize("norm", [1.0, 0.3, 7.0])
+def test_the_noise_that_a_refusal_asks_for_is_accepted(clients: int, norm: float) -> None:
+    def plan(noise: float) -> PrivacyPlan:
+        return PrivacyPlan.from_noise_multiplier(
+            noise,
+            delta=1e-5,
+            rounds=1,
+            sampling_rate=1.0,
+            clipping_norm=norm,
+            num_clients=clients,
+        )
+
+    with pytest.raises(ValueError, match="use at least ") as refusal:
+        plan(1e-8)
+    said = re.search(r"use at least ([0-9.e+-]+[0-9])", str(refusal.value))
+    assert said is not None
+    if clients > 1 and "clients" not in str(refusal.value):  # one vector's grid comes first
+        with pytest.raises(ValueError, match="use at least ") as refusal:
+            plan(float(said[1]))
+        said = re.search(r"use at least ([0-9.e+-]+[0-9])", str(refusal.value))
+        assert said is not None
+    plan(float(said[1]))
+    plan(max(1e-6, float(said[1])))
+
+
+# Calibrations on disk ------------------------------------------------------------------------
+
+
+@pytest.fixture
+def calibrations(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.delenv(SWITCH)
+    return tmp_path / "fl-dp" / "calibrations"
+
+
+def calibrated(target: float = 3.0, rounds: int = 25) -> float:
+    return calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.3, rounds=rounds)
+
+
+def test_a_calibration_is_not_searched_for_twice(
+    calibrations: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = calibrated()
+    (entry,) = calibrations.iterdir()
+    assert stat.S_IMODE(entry.stat().st_mode) == 0o600
+    assert stat.S_IMODE(calibrations.stat().st_mode) == 0o700
+
+    def searched(*arguments: object, **options: object) -> float:
+        raise AssertionError("searched again")
+
+    monkeypatch.setattr(calibration, "brentq", searched)
+    assert calibrated() == first
+    for other in ({"target": 3.01}, {"rounds": 26}):
+        with pytest.raises(AssertionError, match="searched again"):
+            calibrated(**other)  # type: ignore[arg-type]  # from a dict
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b"[1]",
+        b"\xff\xfe",
+        b'{"noise_multiplier": "1"}',
+        b'{"noise_multiplier": NaN}',
+        b'{"noise_multiplier": -1.0}',
+        b'{"noise_multiplier": 1e-300}',
+        b'{"noise_multiplier": 0.5}',  # too little noise
+        b'{"noise_multiplier": 1.5' + b" " * 10**6 + b"}",
+    ],
+)
+def test_nothing_that_lies_in_the_cache_lowers_the_noise(
+    calibrations: Path, content: bytes
+) -> None:
+    first = calibrated()
+    (entry,) = calibrations.iterdir()
+    entry.write_bytes(content)
+    assert calibrated() == first
+    assert json.loads(entry.read_text()) == {"noise_multiplier": first}
+
+
+def test_the_cache_can_be_switched_off_and_its_disk_be_full(
+    calibrations: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(SWITCH, "off")
+    first = calibrated()
+    assert not calibrations.exists()
+    monkeypatch.delenv(SWITCH)
+    (tmp_path / "fl-dp").write_text("no folder can be made here")
+    assert calibrated() == first
 
 
 # Rates and rounds ----------------------------------------------------------------------------

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import math
+import re
 import sqlite3
 from contextlib import closing
 from dataclasses import replace
-from datetime import datetime
 from pathlib import Path
 from typing import Any
 
@@ -35,8 +36,9 @@ from fl_dp.accounting import (
     gaussian_noise_multiplier,
     privacy_statement,
 )
-from fl_dp.accounting.records import next_record
+from fl_dp.accounting.records import SCHEMA, next_record
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.report.ledger_view import ledger_json, write_csv
 
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-3)
 SIZES: dict[str, Any] = {"clipping_norm": 1.0, "num_clients": 200}
@@ -341,14 +343,23 @@ def test_names_in_the_ledger_can_be_printed(path: Path) -> None:
         ledger.reserve_release("two\nlines", GaussianEvent(noise_multiplier=3.0))
 
 
-def test_times_are_to_the_minute_and_commits_have_none(path: Path) -> None:
-    """How long a round took shows how many clients took part."""
-    with PrivacyLedger.open(path, PLAN) as ledger:
+def test_only_the_opening_of_a_ledger_has_a_time(path: Path, tmp_path: Path) -> None:
+    """The gap between two rounds shows a client that hung, and so that it took part."""
+    plan = replace(PLAN, other_releases=((MEANS, 1),))
+    with PrivacyLedger.open(path, plan) as ledger:
         ledger.commit(ledger.reserve(round=1))
-        for record in ledger.records:
-            assert ("time" in record.fields) == (record.kind in ("run", "reserve"))
-            if "time" in record.fields:
-                assert datetime.fromisoformat(record.fields["time"]).second == 0
+        ledger.commit(ledger.reserve_release("means", MEANS))
+    with PrivacyLedger.read(path) as ledger:
+        told = [record.fields for record in ledger.records]
+        write_csv(ledger, tmp_path / "records.csv")
+        exported = json.dumps(ledger_json(ledger) | {"statement": privacy_statement(ledger)})
+    assert [fields["kind"] for fields in told if clock_times(json.dumps(fields))] == ["run"]
+    assert len(clock_times((tmp_path / "records.csv").read_text())) == 1
+    assert len(clock_times(exported)) == 1
+
+
+def clock_times(text: str) -> list[str]:
+    return re.findall(r"\d\d:\d\d", text)
 
 
 @pytest.mark.parametrize(
@@ -419,7 +430,7 @@ def test_a_run_records_what_its_privacy_rests_on(path: Path) -> None:
         ({"kind": "commit", "reserved": 2}, "no reservation"),
         ({"kind": "commit", "reserved": 99}, "no reservation"),
         ({"kind": "commit"}, "no 'reserved'"),
-        ({"kind": "plan", "schema": 2, "plan": PLAN.to_dict()}, "has no other"),
+        ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict()}, "has no other"),
         ({"no": "kind"}, "no 'kind'"),
     ],
 )
@@ -442,9 +453,9 @@ def test_a_record_that_this_version_can_not_read_is_refused(
     ("fields", "why"),
     [
         ({"kind": "run", "randomness": SecureRandom.SECURE_KIND}, "starts with its plan"),
-        ({"kind": "plan", "schema": 1, "plan": PLAN.to_dict()}, "of schema 1, this version"),
-        ({"kind": "plan", "schema": 2, "plan": PLAN.to_dict() | {"x": 1}}, "can't be read"),
-        ({"kind": "plan", "schema": 2, "plan": {}}, "can't be read"),
+        ({"kind": "plan", "schema": 3, "plan": PLAN.to_dict()}, "schema 3.*start a new ledger"),
+        ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict() | {"x": 1}}, "can't be read"),
+        ({"kind": "plan", "schema": SCHEMA, "plan": {}}, "can't be read"),
     ],
 )
 def test_a_ledger_that_starts_otherwise_is_refused(

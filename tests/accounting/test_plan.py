@@ -203,7 +203,10 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
     ("changes", "message"),
     [
         ({"participation_cap": 0}, "participation_cap must be at least 1, got 0"),
-        ({"participation_cap": 3}, r"write sampling_rate=1 or VisibleSampling .*, got .*0\.25"),
+        (
+            {"participation_cap": 3},
+            r"write sampling_rate=1 or sampling=VisibleSampling\(.*, got .*0\.25",
+        ),
         (
             {"participation_cap": 3, "sampling_rate": 1.0, "schedule": NoiseSchedule(name="step")},
             "use the constant schedule, not 'step'",

@@ -21,6 +21,7 @@ from fl_dp.accounting import (
     EpsilonBounds,
     ExponentialEvent,
     FixedSizeGaussianEvent,
+    FixedSizeSampling,
     GaussianEvent,
     LaplaceEvent,
     NeighboringRelation,
@@ -33,6 +34,7 @@ from fl_dp.accounting import (
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
     describe_event,
+    epsilon,
     privacy_statement,
     statement_markdown,
 )
@@ -65,6 +67,7 @@ EVERY_KIND: tuple[PrivacyEvent, ...] = (
 )
 EVERYBODY = replace(WIDE, sampling=PoissonSampling(sampling_rate=1.0), noise_multiplier=4.0)
 CAPPED = replace(EVERYBODY, participation_cap=3)
+LOCAL = replace(EVERYBODY, client_scheme="gaussian", participation_cap=12)
 SCHEDULED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=4))
 CROWDED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=None))
 
@@ -177,7 +180,9 @@ EXAMPLE: dict[str, Any] = {
     "clipping": {"kind": "fixed", "norm": 1.0},
     **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "sampling", "rule"), "-"),
     **dict.fromkeys(("clipping_norm", "num_clients", "denominator"), 1),
-    **dict.fromkeys(("rounds", "rounds_committed", "rounds_planned", "ledger_hash"), 1),
+    **dict.fromkeys(
+        ("rounds", "rounds_committed", "rounds_planned", "ledger_hash", "ledger_records"), 1
+    ),
 }
 
 
@@ -323,7 +328,53 @@ def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
     assert "import" in imports
     assert len(lines.splitlines()) <= 20
     monkeypatch.chdir(tmp_path)
+    assert recomputed() == pytest.approx(expected, rel=1e-6)
+
+
+def recomputed() -> float:
+    """Run the lines in the working directory, whose `ledger.db` they read."""
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
         exec(compile(RECOMPUTE, "docs/privacy.md", "exec"), {})
-    assert float(printed.getvalue()) == pytest.approx(expected, rel=1e-6)
+    return float(printed.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "relation"),
+    [
+        (FixedSizeSampling(cohort=50), NeighboringRelation.ADD_OR_REMOVE_ONE),
+        (FixedSizeSampling(cohort=50), NeighboringRelation.REPLACE_ONE),
+        (PoissonSampling(sampling_rate=0.25), NeighboringRelation.REPLACE_ONE),
+    ],
+)
+def test_the_twenty_lines_refuse_what_they_would_get_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Any, relation: NeighboringRelation
+) -> None:
+    plan = replace(WIDE, sampling=sampling, neighboring_relation=relation, noise_multiplier=8.0)
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError):
+        recomputed()
+
+
+def test_with_noise_at_the_clients_no_number_rests_on_the_noise_of_all_together(
+    tmp_path: Path,
+) -> None:
+    """Rounding a message to floating-point numbers can swallow its noise, and sums show it."""
+    with PrivacyLedger.open(tmp_path / "ledger.db", LOCAL) as ledger:
+        ledger.commit(ledger.reserve(round=1, participants=["north"]))
+        statement = privacy_statement(ledger)
+        one_message = epsilon({GaussianEvent(noise_multiplier=4.0): 1}, LOCAL.budget.delta).by_name
+    assert "of_the_sums" not in statement
+    assert statement["epsilon_so_far"] == one_message
+    assert "against others" not in statement_markdown(statement)
+
+
+def test_a_promise_against_the_server_says_that_it_rests_on_the_app_that_the_server_sends(
+    tmp_path: Path,
+) -> None:
+    for name, plan in {"local": LOCAL, "central": EVERYBODY}.items():
+        with PrivacyLedger.open(tmp_path / f"{name}.db", plan) as ledger:
+            not_covered = " ".join(privacy_statement(ledger)["not_covered"])
+        assert ("--trusted-entities" in not_covered) is (name == "local")

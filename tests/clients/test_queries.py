@@ -44,7 +44,6 @@ def units_of(clients):
     [
         ({"unit-name": "ward 7", "partition-id": 3}, "ward 7"),
         ({"unit-name": "ward 7"}, "ward 7"),
-        ({"unit-name": "", "partition-id": 3}, "partition-3"),
         ({"partition-id": 0}, "partition-0"),
         ({"unit-name": 12}, "12"),
         ({}, ""),

@@ -442,7 +442,7 @@ def test_a_node_of_one_unit_trains_it_alone(both):
 def test_the_scalars_of_units_are_summed_in_grid_steps(sums, told):
     clients = [told(0.1, metrics={"loss": 4.0}), told(9.0, metrics={"loss": 1.0}), told(0.1)]
     _, metrics = sums(clients)
-    scalar = bundle().scalar
+    scalar = bundle().scalar_mechanisms[-1]
     bit, loss = (
         sum(float(scalar.encode(value)) for value in values)
         for values in ((0.5, -0.5, 0.5), (0.5, -0.25, 0.0))
@@ -452,7 +452,7 @@ def test_the_scalars_of_units_are_summed_in_grid_steps(sums, told):
 
 def test_each_scalar_has_the_whole_of_its_own_bound(sums, told):
     _, metrics = sums([told(0.1, metrics={"loss": 4.0})])
-    half = 0.5 / bundle().scalar.grid
+    half = 0.5 / bundle().scalar_mechanisms[-1].grid
     for value in metrics[SCALARS_METRIC]:
         assert 0.999999 * half < value <= half
 
@@ -460,7 +460,7 @@ def test_each_scalar_has_the_whole_of_its_own_bound(sums, told):
 @pytest.mark.parametrize("loss", [1e30, -1e30, float("inf"), float("nan"), "high", None])
 def test_no_metric_moves_its_sum_by_more_than_a_half(sums, told, loss):
     _, metrics = sums([told(0.1, metrics={"loss": loss})])
-    assert abs(int(metrics[SCALARS_METRIC][1])) <= int(0.5 / bundle().scalar.grid)
+    assert abs(int(metrics[SCALARS_METRIC][1])) <= int(0.5 / bundle().scalar_mechanisms[-1].grid)
 
 
 def test_without_scalars_the_list_is_empty(sums, told):

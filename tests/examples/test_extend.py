@@ -291,5 +291,7 @@ def test_the_guide_to_extending_runs(tmp_path: Path, monkeypatch: pytest.MonkeyP
     for number, block in enumerate(blocks, start=1):
         exec(compile(block, f"docs/extending.md, block {number}", "exec"), given)
     assert given["second"].evaluate_metrics_serverapp.keys() == {3, 4}
+    assert given["halved"].arrays["w"].numpy().astype(bool).sum() == 2
+    assert given["bounds"].best <= 4.0
     with PrivacyLedger.read(tmp_path / "resumed.db") as ledger:
         assert (ledger.rounds_spent, ledger.rounds_committed) == (4, 4)

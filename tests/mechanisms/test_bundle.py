@@ -38,10 +38,10 @@ def test_inverse_squares_of_all_multipliers_add_up_to_the_one_that_is_charged(
 ) -> None:
     bundle = bundle_of(noise_multiplier=multiplier, unclipped_bit=bit, metrics=metrics)
     parts = [bundle.updates.noise_multiplier]
-    if bundle.scalar is not None:
-        parts += [bundle.scalar.noise_multiplier] * bundle.scalars
-        assert bundle.scalar.noise_std == 5.0
-        assert bundle.scalar.clipping_norm == 0.5
+    if bundle.scalar_mechanisms:
+        parts += [bundle.scalar_mechanisms[-1].noise_multiplier] * bundle.scalars
+        assert bundle.scalar_mechanisms[-1].noise_std == 5.0
+        assert bundle.scalar_mechanisms[-1].clipping_norm == 0.5
     assert bundle.scalars == bit + len(metrics)
     assert sum(part**-2 for part in parts) == pytest.approx(multiplier**-2, rel=1e-12)
 
@@ -49,7 +49,7 @@ def test_inverse_squares_of_all_multipliers_add_up_to_the_one_that_is_charged(
 def test_updates_alone_get_the_noise_that_is_charged() -> None:
     bundle = bundle_of(unclipped_bit=False, metrics=(), scalar_noise_std=None)
     assert bundle.updates.noise_multiplier == 1.0
-    assert bundle.scalar is None
+    assert bundle.scalar_mechanisms == ()
     assert bundle.scalar_values(0.1, {"loss": 3.0}) == []
     assert bundle.scalar_steps([]).shape == (0,)
 
@@ -73,19 +73,20 @@ def test_no_number_moves_a_metric_by_more_than_half(metric: ScalarMetric, value:
     [centred] = bundle.scalar_values(0.0, {metric.name: value})
     assert -0.5 <= centred <= 0.5
     [steps] = bundle.scalar_steps([centred])
-    assert bundle.scalar is not None
+    assert bundle.scalar_mechanisms
     assert steps == np.trunc(steps)
-    assert abs(steps) * bundle.scalar.grid <= 0.5
+    assert abs(steps) * bundle.scalar_mechanisms[-1].grid <= 0.5
 
 
 @pytest.mark.parametrize("value", [1e9, -1e9, math.nan, math.inf])
 def test_encoded_scalars_are_bounded_one_by_one_whatever_they_are(value: float) -> None:
     # A caller that skips scalar_values moves no scalar further, and no other with it.
     bundle = bundle_of()
-    assert bundle.scalar is not None
+    assert bundle.scalar_mechanisms
     steps = bundle.scalar_steps([0.25, value, -0.25])
-    assert np.abs(steps).max() * bundle.scalar.grid <= 0.5
-    np.testing.assert_allclose(steps[[0, 2]] * bundle.scalar.grid, [0.25, -0.25], rtol=1e-6)
+    assert np.abs(steps).max() * bundle.scalar_mechanisms[-1].grid <= 0.5
+    grid = bundle.scalar_mechanisms[-1].grid
+    np.testing.assert_allclose(steps[[0, 2]] * grid, [0.25, -0.25], rtol=1e-6)
 
 
 @pytest.mark.parametrize(
@@ -123,10 +124,10 @@ def test_the_mean_of_a_metric_is_in_its_own_units_and_range(metric: ScalarMetric
 def test_each_sum_is_released_with_noise_of_its_own() -> None:
     # 100,000 draws each: a chi-square at 1e-6 sees 3 % of scale.
     bundle, rng, count = bundle_of(noise_multiplier=1.5), SecureRandom(), 100_000
-    assert bundle.scalar is not None
+    assert bundle.scalar_mechanisms
     for mechanism, deviation in (
         (bundle.updates, bundle.updates.noise_multiplier * 0.5),
-        (bundle.scalar, 5.0),
+        (bundle.scalar_mechanisms[-1], 5.0),
     ):
         squares = ((mechanism.release(np.zeros(count), rng) / deviation) ** 2).sum()
         law = stats.chi2(count)
@@ -138,9 +139,9 @@ def test_each_sum_is_released_with_noise_of_its_own() -> None:
 @pytest.mark.parametrize("multiplier", [1e-5, 1.0])
 def test_as_many_units_as_are_promised_are_summed_exactly(multiplier: float) -> None:
     bundle = bundle_of(noise_multiplier=multiplier, scalar_noise_std=max(5.0 * multiplier, 1e-4))
-    assert bundle.scalar is not None
+    assert bundle.scalar_mechanisms
     most = bundle.max_units
-    for mechanism in (bundle.updates, bundle.scalar):
+    for mechanism in (bundle.updates, bundle.scalar_mechanisms[-1]):
         longest = float(mechanism.encode(mechanism.clipping_norm))
         assert most * longest <= 2.0**53
 
@@ -161,7 +162,7 @@ def test_a_bundle_comes_back_from_json_as_it_was(bundle: GaussianBundle) -> None
     again = GaussianBundle.from_dict(json.loads(json.dumps(bundle.to_dict())))
     assert again == bundle
     assert again.updates == bundle.updates
-    assert again.scalar == bundle.scalar
+    assert again.scalar_mechanisms == bundle.scalar_mechanisms
 
 
 @pytest.mark.parametrize(

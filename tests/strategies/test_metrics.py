@@ -206,10 +206,10 @@ def test_inverse_squares_of_all_sums_add_up_to_what_is_charged(
     scalars = len(metrics) + adaptive
     assert bundle.scalars == scalars
     total = bundle.updates.noise_multiplier**-2
-    if bundle.scalar is not None:
+    if bundle.scalar_mechanisms:
         # Each centred scalar moves by half: its own multiplier is twice its noise.
-        assert bundle.scalar.clipping_norm == 0.5
-        total += scalars * (bundle.scalar.noise_std / 0.5) ** -2
+        assert bundle.scalar_mechanisms[-1].clipping_norm == 0.5
+        total += scalars * (bundle.scalar_mechanisms[-1].noise_std / 0.5) ** -2
     assert total == pytest.approx(1.3**-2, rel=1e-12)
     assert plan.event_of(1).noise_multiplier == 1.3
 

@@ -20,7 +20,6 @@ from fl_dp.accounting.node_ledger import DECLARED_SHARE
 from fl_dp.clients import client_noise_mod, numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
 from fl_dp.strategies import DPFedAvg, PoissonSelection, PublicSelection, Unit
-from fl_dp.updates import Compression
 from fl_dp.updates.instruction import INSTRUCTION_KEY
 
 N, CLIP, SIZE = 10, 0.5, 20_000
@@ -380,13 +379,3 @@ def test_under_a_cap_only_units_with_participations_left_are_asked(tmp_path: Pat
 def test_a_cap_needs_everybody_in_sight() -> None:
     with pytest.raises(ValueError, match="participation cap"):
         plan_of(4, sampling=PoissonSampling(sampling_rate=0.5), participation_cap=1)
-
-
-@pytest.mark.parametrize(("up", "known"), [("none", N), ("top_k", 0), ("quantize", 0)])
-def test_the_noise_of_all_clients_counts_only_if_it_arrives_as_it_was_drawn(
-    tmp_path: Path, up: str, known: int
-) -> None:
-    plan = local_plan("gaussian")
-    compression = Compression(up=up)
-    trained = train(tmp_path, plan, clients_of(N), MODEL, compression=compression)
-    assert trained.strategy.fewest_contributions == known

@@ -458,7 +458,7 @@ def calling_themselves(names: dict[int, str]) -> LocalGrid:
         told = {"name": names[partition]} if partition in names else {}
         return Message(RecordDict({"identity": ConfigRecord(told)}), reply_to=message)
 
-    return LocalGrid(answer, N)
+    return LocalGrid(answer, N, introduces=True)
 
 
 def test_units_go_by_the_names_that_their_nodes_say(open_ledger: Any) -> None:

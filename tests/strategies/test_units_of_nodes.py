@@ -153,7 +153,7 @@ def test_a_node_whose_scalars_are_more_than_its_units_can_reach_contributes_noth
     tmp_path: Path, scalars: list[float]
 ) -> None:
     plan = plan_of(4, metrics=(LOSS,), scalar_noise_std=0.01, **QUIET)
-    unit = 0.5 / plan.bundle(1e-4).scalar.grid  # type: ignore[union-attr]
+    unit = 0.5 / plan.bundle(1e-4).scalar_mechanisms[-1].grid  # type: ignore[union-attr]
 
     def answer(message: Message, node: int) -> Message:
         told = [share * unit for share in scalars] if node == 0 else [unit]
@@ -326,7 +326,8 @@ def test_a_node_may_host_fewer_units_than_the_others(
 def test_a_fixed_cohort_is_drawn_from_no_more_units_than_declared(tmp_path: Path) -> None:
     # Three nodes have room for twelve: a third one was not declared, and is never asked.
     plan = plan_of(8, sampling=FixedSizeSampling(cohort=8), **QUIET)
-    trained = train(tmp_path, plan, nodes_of(evenly(12, 4)), MODEL, nodes=3, units_per_node=4)
+    answer = nodes_of(evenly(12, 4))
+    trained = train(tmp_path, plan, answer, MODEL, nodes=3, units_per_node=4, roster_may_grow=True)
     asked = [RoundInstruction.of(message.content["config"]) for message in trained.grid.sent]
     assert sum(len(one.units or ()) for one in asked if one is not None) == 8
 

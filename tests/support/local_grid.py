@@ -13,17 +13,25 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
+from fl_dp.updates.instruction import IDENTITY_ACTION
+
 FIRST_NODE = 100
 Answer = Callable[[Message, int], Message | None]
 
 
 class LocalGrid(Grid):
-    """Nodes 100, 101, ...; `answer(message, partition)` replies, or returns None and never does."""
+    """Nodes 100, 101, ...; `answer(message, partition)` replies, or returns None and never does.
 
-    def __init__(self, answer: Answer, num_nodes: int) -> None:
+    Identity queries lie in `introductions`, all other messages in `sent`. Unless `introduces`, they
+    are answered as a plain Flower client does, which knows no such question.
+    """
+
+    def __init__(self, answer: Answer, num_nodes: int, *, introduces: bool = False) -> None:
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.answer = answer
         self.num_nodes = num_nodes
+        self.introduces = introduces
+        self.introductions: list[Message] = []
         self.sent: list[Message] = []
         self.most_under_way = 0
         self._ids = itertools.count()
@@ -46,9 +54,13 @@ class LocalGrid(Grid):
         for message in messages:
             message_id = f"m{next(self._ids)}"
             message.metadata.__dict__["_message_id"] = message_id
-            self.sent.append(message)
+            introduction = message.metadata.message_type == f"query.{IDENTITY_ACTION}"
+            (self.introductions if introduction else self.sent).append(message)
             copy = pickle.loads(pickle.dumps(message))
-            self._replies[message_id] = self.answer(copy, copy.metadata.dst_node_id - FIRST_NODE)
+            answer = self.answer
+            if introduction and not self.introduces:
+                answer = answer_with_app(ClientApp(), self.num_nodes)
+            self._replies[message_id] = answer(copy, copy.metadata.dst_node_id - FIRST_NODE)
             ids.append(message_id)
         self.most_under_way = max(self.most_under_way, len(self._replies))
         return ids

@@ -115,8 +115,8 @@ def changed(**arrays: Array) -> ArrayRecord:
 REFUSED = {
     "foreign name": changed(other=Array(np.zeros(1))),
     "missing": ArrayRecord({name: array for name, array in model().items() if name != "half"}),
-    "wider": changed(half=Array(np.zeros((2, 3), np.float32))),
-    "narrower": changed(double=Array(np.zeros((2, 2), np.float32))),
+    "float16 for float64": changed(double=Array(np.zeros((2, 2), np.float16))),
+    "long double": changed(half=Array(np.zeros((2, 3), np.longdouble))),
     "transposed": changed(half=Array(np.zeros((3, 2), np.float16))),
     "scalar as a vector": changed(scalar=Array(np.zeros(1, np.float32))),
     "empty the other way": changed(empty=Array(np.zeros((5, 0)))),
@@ -132,6 +132,20 @@ REFUSED = {
 def test_an_update_of_another_form_is_refused(kind: str) -> None:
     with pytest.raises(RefusedUpdate):
         VectorLayout.of(model()).flatten(REFUSED[kind])
+
+
+@pytest.mark.parametrize("name", ["half", "brain", "scalar", "double"])
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_numpy_computes_with_is_read_exactly_for_every_dtype_of_the_model(
+    name: str, dtype: type[np.floating[Any]]
+) -> None:
+    layout = VectorLayout.of(model())
+    [spec] = [spec for spec in layout.released if spec.name == name]
+    values = (np.arange(np.prod(spec.shape), dtype=dtype) / 3 + 1).reshape(spec.shape)
+    sent = changed(**{name: Array(values)})
+    read = layout.flatten(sent)[spec.start : spec.stop]
+    np.testing.assert_array_equal(read, values.ravel().astype(np.float64))
+    assert layout.converts(RecordDict({"arrays": sent})) == (Array(values).dtype != spec.dtype.name)
 
 
 def test_what_a_client_sends_for_a_kept_array_is_not_even_read() -> None:

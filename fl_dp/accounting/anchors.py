@@ -1,0 +1,94 @@
+"""Anchors: how far a ledger had come, kept where who cuts its end off does not look.
+
+Records that are cut off the end of a hash chain leave a shorter chain that is as good as the long
+one. They show against the hash of a record that is gone, which privacy statements and checkpoints
+carry.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+STATEMENT_NAME = "privacy.json"
+"""What a privacy statement is called beside its ledger."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LedgerAnchor:
+    """A point that a ledger has reached: whatever it holds later, it holds this.
+
+    Attributes:
+        records: How many records there were, at least 1.
+        hash: The last one's hash.
+    """
+
+    records: int
+    hash: str
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If it is no anchor.
+        """
+        whole = isinstance(self.records, int) and not isinstance(self.records, bool)
+        if not (whole and self.records >= 1 and isinstance(self.hash, str)):
+            raise ValueError(f"{self.records!r} records, the last {self.hash!r}, are no anchor")
+
+    @classmethod
+    def of_statement(cls, statement: Mapping[str, Any]) -> Self | None:
+        """Return the anchor of a privacy statement; None if it was not computed from a ledger.
+
+        Raises:
+            ValueError: If it has half an anchor, as those of older versions.
+        """
+        if "ledger_hash" not in statement:
+            return None
+        if "ledger_records" not in statement:
+            raise ValueError(
+                "the privacy statement does not say how many records its ledger had: it was edited "
+                "or is of an older version of fl-dp, which has to check it"
+            )
+        return cls(records=statement["ledger_records"], hash=statement["ledger_hash"])
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the anchor as plain JSON values."""
+        return asdict(self)
+
+
+def read_statement(file: Path) -> dict[str, Any]:
+    """Read a privacy statement.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is no JSON object.
+    """
+    try:
+        statement = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is no privacy statement ({error}): put the right one in its place, or move it "
+            "away"
+        ) from error
+    if not isinstance(statement, dict):
+        raise ValueError(f"{file} is no privacy statement: it holds no JSON object")
+    return statement
+
+
+def anchor_beside(ledger: Path) -> LedgerAnchor | None:
+    """Return the anchor of the privacy statement beside a ledger's file, None if there is none.
+
+    Raises:
+        OSError: If the statement can't be read.
+        ValueError: If it is no statement.
+    """
+    file = ledger.with_name(STATEMENT_NAME)
+    if not file.is_file():
+        return None
+    statement = read_statement(file)
+    # Several ledgers can lie in one folder; a statement says which is its own.
+    return LedgerAnchor.of_statement(statement) if statement.get("ledger") == ledger.name else None

@@ -1,0 +1,110 @@
+"""Calibrated noise on disk, as a search takes seconds to minutes and a sweep repeats it.
+
+An entry is a hint: who asks for it checks that the noise fits the budget. So nothing that lies here
+can lower the noise of a training, and nothing but time is lost with it. `FL_DP_CALIBRATIONS=off`
+leaves the disk alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Self
+
+from fl_dp.files import cache_folder, private_folder, write_text
+
+from .events import FrozenHistory, event_to_dict
+from .relations import NeighboringRelation
+
+SWITCH = "FL_DP_CALIBRATIONS"
+"""Environment variable: `off` neither reads nor writes the cache."""
+
+_LIBRARIES = ("fl-dp", "dp-accounting", "numpy", "scipy")
+_LONGEST = 100  # characters of an entry
+
+
+@dataclass(frozen=True)
+class CachedCalibration:
+    """The place of one calibration.
+
+    Attributes:
+        file: Where it lies, whether or not it is there; None: nowhere.
+    """
+
+    file: Path | None
+
+    @classmethod
+    def of(
+        cls,
+        releases: Sequence[FrozenHistory],
+        target_epsilon: float,
+        target_delta: float,
+        relation: NeighboringRelation,
+    ) -> Self:
+        """Return the place of a calibration.
+
+        Args:
+            releases: All that is released, at a few fixed noises.
+            target_epsilon: What may be spent.
+            target_delta: The delta that goes with it.
+            relation: Which populations are neighbours.
+        """
+        folder = cache_folder()
+        if folder is None or os.environ.get(SWITCH) == "off":
+            return cls(None)
+        asked = {
+            "releases": [
+                [[event_to_dict(event), count] for event, count in history] for history in releases
+            ],
+            "epsilon": target_epsilon,
+            "delta": target_delta,
+            "neighboring_relation": str(relation),
+            "made_by": _made_by(),
+        }
+        digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
+        return cls(folder / "calibrations" / f"{digest}.json")
+
+    def read(self) -> float | None:
+        """Return the noise that was found, unverified; None if there is none that can be read."""
+        if self.file is None:
+            return None
+        try:
+            with self.file.open(encoding="utf-8") as stream:
+                noise = json.loads(stream.read(_LONGEST))["noise_multiplier"]
+        except (OSError, ValueError, LookupError, TypeError):
+            return None
+        if not isinstance(noise, float) or not (math.isfinite(noise) and noise > 0.0):
+            return None
+        return noise
+
+    def write(self, noise: float) -> None:
+        """Keep what was found, for this user alone; a disk that takes nothing is no error."""
+        if self.file is None:
+            return
+        with contextlib.suppress(OSError):
+            private_folder(self.file.parent)
+            write_text(self.file, json.dumps({"noise_multiplier": noise}) + "\n")
+
+
+@cache
+def _made_by() -> dict[str, str]:
+    """Return what a found noise depends on: versions, and this package's own text."""
+    made_by = {}
+    for name in _LIBRARIES:
+        try:
+            made_by[name] = version(name)
+        except PackageNotFoundError:
+            made_by[name] = "not installed"
+    source = hashlib.sha256()
+    with contextlib.suppress(OSError):  # from a zip file: the version alone
+        for file in sorted(Path(__file__).parent.glob("*.py")):
+            source.update(file.read_bytes())
+    return made_by | {"source": source.hexdigest()}

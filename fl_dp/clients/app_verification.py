@@ -1,0 +1,70 @@
+"""Whether the SuperNode lets only apps run that somebody whom its owner trusts has signed.
+
+Flower's SuperNode runs whatever app the server sends, with the rights of who started it, unless it
+was started with `--trusted-entities`. It does not tell an app which of the two holds, so this looks
+at the command line of the SuperNode. That protects an owner who forgot the option, and nobody from
+a malicious app: such an app never asks.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+_SUPERNODE = "flower-supernode"
+_OPTION = "--trusted-entities"
+_KEY_TYPE = "ssh-ed25519"  # of all keys that Flower takes
+_PROCESSES = Path("/proc")
+
+
+def apps_are_verified() -> bool | None:
+    """Tell whether the SuperNode above this process verifies apps; None: that can't be seen.
+
+    It can be seen on Linux where the SuperNode started this process, as it does by default, and not
+    under `--isolation process`.
+    """
+    for process in _ancestors():
+        words = _command_line(process)
+        if any(Path(word).name == _SUPERNODE for word in words[:3]):
+            trusted = _trusted_entities(words)
+            return trusted is not None and _names_a_key(process, trusted)
+    return None
+
+
+def _ancestors() -> Iterator[Path]:
+    process = os.getppid()
+    while process > 0:
+        folder = _PROCESSES / str(process)
+        try:
+            # The name in brackets may hold anything, also brackets.
+            parent = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
+        except OSError:
+            return
+        yield folder
+        process = int(parent)
+
+
+def _command_line(process: Path) -> list[str]:
+    try:
+        return (process / "cmdline").read_text(errors="replace").split("\0")
+    except OSError:
+        return []
+
+
+def _trusted_entities(words: list[str]) -> str | None:
+    """Return the file that the option names; argparse takes any unambiguous start of its name."""
+    for place, word in enumerate(words):
+        name, equals, value = word.partition("=")
+        if name.startswith("--t") and _OPTION.startswith(name):
+            return value if equals else [*words, ""][place + 1]
+    return None
+
+
+def _names_a_key(process: Path, trusted: str) -> bool:
+    """Return whether the file has a key: Flower takes an empty one for no option at all."""
+    with suppress(OSError):
+        file = Path(trusted).expanduser()
+        return _KEY_TYPE in (process / "cwd" / file).read_text(errors="replace")
+    return True  # the SuperNode has read it

@@ -1,0 +1,77 @@
+"""A deadline for each message at the node, after which its SuperNode answers again.
+
+A SuperNode works on one message at a time and waits for its reply without limit. So one client that
+hangs would silence it for ever, for later runs, too.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+_PROCESS_OF_ONE_MESSAGE = "flwr-clientapp"
+_LONGEST = 30 * 86_400.0  # what the clock of a watchdog takes, whatever a server writes
+_GRACE = 5.0
+_EXIT_CODE = 1
+_STDERR = 2  # the process's own, whatever an app has put in place of sys.stderr
+
+
+def deadline_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """End this process if the message is not answered within its time to live.
+
+    On a real SuperNode every message has a process of its own, which Flower starts anew. The time
+    counts from when the message was received: the clocks of server and node may differ, and nobody
+    waits for a reply that comes later than that. The SuperNode notices within a minute that the
+    process is gone, replies with an error and takes the next message. The node's own log says where
+    the client hung.
+
+    `numpy_client_app` has it built in. For an app of your own put it first:
+
+        >>> app = ClientApp(mods=[deadline_mod])
+
+    Elsewhere, as in Flower's simulation, it does nothing: there a worker that ends is not replaced.
+    """
+    if not _has_process_of_its_own():
+        return call_next(message, context)
+    with _watched(min(message.metadata.ttl, _LONGEST)):
+        return call_next(message, context)
+
+
+def _has_process_of_its_own() -> bool:
+    # Not "no simulation": where it is unknown whose process this is, nobody may end it.
+    return Path(sys.argv[0]).stem == _PROCESS_OF_ONE_MESSAGE
+
+
+@contextmanager
+def _watched(seconds: float) -> Iterator[None]:
+    watchdog = threading.Timer(seconds, _end, [seconds])
+    watchdog.daemon = True
+    watchdog.start()
+    # Code that holds the interpreter's lock stops every Python thread, but not this one.
+    faulthandler.dump_traceback_later(seconds + _GRACE, exit=True, file=_STDERR)
+    try:
+        yield
+    finally:
+        watchdog.cancel()
+        faulthandler.cancel_dump_traceback_later()
+
+
+def _end(seconds: float) -> None:
+    logger.error(
+        "the client has not answered within the message's time to live of %.0f s, and nobody waits "
+        "any longer: its process ends, so that the node can take the next message; it was here:",
+        seconds,
+    )
+    faulthandler.dump_traceback(file=_STDERR)
+    os._exit(_EXIT_CODE)

@@ -1,0 +1,136 @@
+"""The answer to the identity query: a node's name, and what it will answer with, without data.
+
+The server asks before anything is charged (`strategies/rehearsal.py`). Nothing here may depend on
+a record: not the arrays' forms, which an `ArraysFn` makes without data, and not whether the node's
+budget is exhausted, which is looked up by the name of its data alone.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from typing import Any, TypeAlias
+
+import numpy as np
+from flwr.app import Array, Context, Message, RecordDict
+from flwr.clientapp.typing import ClientAppCallable, Mod
+from numpy.typing import NDArray
+
+from fl_dp.accounting import ExamplePlan, NeighboringRelation, PrivacyBudget, PrivacyEvent
+from fl_dp.accounting.charges import event_of
+from fl_dp.accounting.node_ledger import NodeLedger
+from fl_dp.mechanisms import client_scheme
+from fl_dp.updates.identity import MODEL_KEY, Form, NodeIdentity, forms_from_json
+from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, RoundInstruction
+
+from .node_config import NodeConfig
+from .node_privacy import NodePrivacy
+from .records import Config, config_of
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+ArraysFn: TypeAlias = Callable[[Context, Config], Sequence[NDArray[Any]]]
+"""Returns arrays of the forms that `fit` will return, in its order, made without any data."""
+
+_PACKAGES = ("flwr", "numpy", "torch", "opacus")
+
+
+def identity_handler(
+    *, app: str, arrays_fn: ArraysFn | None = None, mods: Sequence[Mod] = ()
+) -> ClientAppCallable:
+    """Return a handler that says who the node is and what it will answer with.
+
+    Message: ConfigRecord as of a train message, with `fl-dp-model`, the forms of the model.
+    Reply: ConfigRecord, see `NodeIdentity`. The name is `unit-name` of the node's config, else
+    `partition-` and its partition's number, else nothing.
+
+    Args:
+        app: Which app this is.
+        arrays_fn: See `ArraysFn`; None: the node can't say.
+        mods: Flower mods around the training.
+    """
+
+    def answer(message: Message, context: Context) -> Message:
+        config, owner = config_of(message), NodeConfig.of(context.node_config)
+        arrays, failed = None, ""
+        if arrays_fn is not None and MODEL_KEY in config:
+            try:
+                arrays = _forms(arrays_fn(context, config), forms_from_json(str(config[MODEL_KEY])))
+            except Exception as failure:
+                logger.exception("arrays_fn failed; the server is told only the kind of error")
+                failed = type(failure).__name__
+        identity = NodeIdentity(
+            name=owner.node_name,
+            app=app,
+            versions=_versions(),
+            mods=tuple(getattr(mod, "__name__", "") for mod in mods),
+            arrays=arrays,
+            failed=failed,
+            exhausted=owner.tell_exhausted and _is_exhausted(context, config),
+        )
+        return Message(RecordDict({"identity": identity.to_config()}), reply_to=message)
+
+    return answer
+
+
+def _forms(arrays: Sequence[NDArray[Any]], model: Mapping[str, Form]) -> dict[str, Form]:
+    """Return the arrays' forms under the model's names in order, as training names them."""
+    made = [Array(np.asarray(values)) for values in arrays]
+    names = [*model, *(f"#{place}" for place in range(len(model), len(made)))]
+    return {name: (tuple(each.shape), each.dtype) for name, each in zip(names, made, strict=False)}
+
+
+def _versions() -> dict[str, str]:
+    """Return the versions of the packages that are loaded."""
+    from fl_dp import __version__  # the package's own, which imports this
+
+    loaded = [name for name in _PACKAGES if name in sys.modules]
+    return {"fl-dp": __version__} | {name: metadata.version(name) for name in loaded}
+
+
+def _is_exhausted(context: Context, config: Config) -> bool:
+    """Tell whether the node's ledger would refuse a round of this training.
+
+    It is looked up by the source of the data alone: a fingerprint would depend on records.
+    """
+    node = NodePrivacy.of(context, config)
+    asked = _asked(config, node)
+    if node.ledger is None or asked is None:
+        return False
+    unit, event, count, budget, relation = asked
+    try:
+        with NodeLedger.read(node.ledger) as ledger:
+            spending = ledger.spending(node.account(unit=unit))
+    except FileNotFoundError:
+        return False
+    return spending.would_exceed(
+        event, count=count, budget=node.budget(budget), neighboring_relation=relation
+    )
+
+
+def _asked(
+    config: Config, node: NodePrivacy
+) -> tuple[str, PrivacyEvent, int, PrivacyBudget, NeighboringRelation] | None:
+    """Return the unit and charge of one round of this training at the node, if it has any."""
+    if EXAMPLE_PLAN_KEY in config:
+        plan = ExamplePlan.from_dict(json.loads(str(config[EXAMPLE_PLAN_KEY])))
+        return "example", plan.event, plan.steps, plan.budget, plan.neighboring_relation
+    instruction = RoundInstruction.of(config)
+    noise = None if instruction is None else instruction.client_noise
+    if noise is None:
+        return None
+    epsilon = noise.epsilon if noise.epsilon is not None else node.max_epsilon
+    delta = noise.delta if noise.delta is not None else node.max_delta
+    if epsilon is None or delta is None:
+        return None
+    scheme = client_scheme(
+        noise.scheme,
+        noise_multiplier=noise.noise_multiplier,
+        clipping_norm=noise.clipping_norm,
+        levels=noise.levels,
+    )
+    budget = PrivacyBudget(epsilon=epsilon, delta=delta)
+    return "client", event_of(scheme), 1, budget, NeighboringRelation(noise.neighboring_relation)

@@ -1,0 +1,244 @@
+"""The configuration that a node's owner gave: every key of `--node-config` that fl-dp reads.
+
+    flower-supernode ... --node-config 'ledger-path="/data/ledger.db" max-epsilon=4.0'
+
+It is closed by default. A key that is almost one of these is refused and not ignored: an owner who
+misspells what protects a node would believe it protected. Underscores are read as hyphens. Keys of
+other projects are left alone. A cap on what may be spent also requires that every message offers
+differential privacy, unless the owner writes that it does not.
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+LEDGER_PATH_KEY = "ledger-path"
+MAX_EPSILON_KEY = "max-epsilon"
+MAX_DELTA_KEY = "max-delta"
+REQUIRE_PRIVACY_KEY = "require-privacy"
+UNVERIFIED_APPS_KEY = "allow-unverified-apps"
+TELL_EXHAUSTED_KEY = "tell-exhausted"
+DATASET_NAME_KEY = "dataset-name"
+UNIT_NAME_KEY = "unit-name"
+DATA_PATH_KEY = "data-path"
+DATA_SCHEMA_KEY = "data-schema"
+"""Keys of `--node-config` that are fl-dp's own."""
+
+PARTITION_ID_KEY = "partition-id"
+"""Flower's own key: which part of a simulated split the node holds."""
+
+DEFAULT_MAX_DELTA = 1e-5
+"""What goes with a `max-epsilon` that has no `max-delta`: else the server would choose it."""
+
+EXAMPLE, LOCAL = "example", "local"
+"""What `require-privacy` can require of a training: DP-SGD, and noise at the client."""
+
+_OURS = (
+    *(LEDGER_PATH_KEY, MAX_EPSILON_KEY, MAX_DELTA_KEY, REQUIRE_PRIVACY_KEY, UNVERIFIED_APPS_KEY),
+    *(TELL_EXHAUSTED_KEY, DATASET_NAME_KEY, UNIT_NAME_KEY, DATA_PATH_KEY, DATA_SCHEMA_KEY),
+)
+_FLOWERS = (PARTITION_ID_KEY, "num-partitions")
+# No other project's key has them, so a key that does was meant for fl-dp.
+_OUR_WORDS = re.compile(
+    r"ledger|epsilon|privacy|exhausted|unverified|\b(max)?eps\b|\brequire|^fl-dp"
+)
+# One wrong, missing or swapped letter in any key of ours; `dataset-path`, which Flower's examples
+# use, is further from `data-path`.
+_ALMOST = 0.87
+
+
+class NodeConfigError(ValueError):
+    """The owner's `--node-config` says something that can't be meant; nothing was answered."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeConfig:
+    """Every key of `--node-config` that fl-dp reads, checked.
+
+    Attributes:
+        ledger_path: Absolute file or database URL of the node's ledger; None: there is none.
+        max_epsilon: Cap over everything that is ever charged for the node's data; None: none.
+        max_delta: The delta that goes with it.
+        required: What each message has to offer: one of these alternatives, each a set of
+            `example` and `local` that must all be there. Empty: nothing is required.
+        allow_unverified_apps: Whether a requirement holds although Flower verifies no app.
+        tell_exhausted: Whether the node may say that its budget is spent.
+        dataset_name: A name of the data that stays the same when they change.
+        unit_name: The name under which a roster knows the node.
+        data_path: Absolute folder of the node's own data.
+        data_schema: What the owner says of the columns and classes of that data.
+        partition_id: Which part of a simulated split the node holds.
+    """
+
+    ledger_path: str | None = None
+    max_epsilon: float | None = None
+    max_delta: float | None = None
+    required: tuple[frozenset[str], ...] = ()
+    allow_unverified_apps: bool = False
+    tell_exhausted: bool = False
+    dataset_name: str | None = None
+    unit_name: str | None = None
+    data_path: str | None = None
+    data_schema: str | None = None
+    partition_id: int | None = None
+
+    @classmethod
+    def of(cls, node_config: Mapping[str, Any]) -> Self:
+        """Read `Context.node_config`.
+
+        Raises:
+            NodeConfigError: If a key is almost one of fl-dp's or is given twice, a value is out of
+                range, a cap or a requirement has no ledger, or a requirement has no cap.
+        """
+        given = _by_hyphens(node_config)
+        ledger_path = _text(given, LEDGER_PATH_KEY)
+        if ledger_path is not None and "://" not in ledger_path:  # a database has no folder
+            _require_absolute(LEDGER_PATH_KEY, ledger_path)
+        data_path = _text(given, DATA_PATH_KEY)
+        if data_path is not None:
+            _require_absolute(DATA_PATH_KEY, data_path)
+        max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
+        max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
+        asked = given.get(REQUIRE_PRIVACY_KEY)
+        required = _required(asked, capped=max_epsilon is not None)
+        if max_delta is not None and max_epsilon is None:
+            raise _error(
+                f"{MAX_DELTA_KEY}={max_delta:g} alone caps nothing: add {MAX_EPSILON_KEY}=4.0"
+            )
+        if max_epsilon is not None and ledger_path is None:
+            raise _error(
+                f"{MAX_EPSILON_KEY}={max_epsilon:g} needs a ledger to count in: add "
+                f'{LEDGER_PATH_KEY}="/data/ledger.db"'
+            )
+        if required and max_epsilon is None:
+            raise _error(
+                f'{REQUIRE_PRIVACY_KEY}="{asked}" needs a cap and a ledger, or any epsilon would '
+                f'do: add {MAX_EPSILON_KEY}=4.0 {LEDGER_PATH_KEY}="/data/ledger.db"'
+            )
+        if max_epsilon is not None and max_delta is None:
+            max_delta = DEFAULT_MAX_DELTA
+        return cls(
+            ledger_path=ledger_path,
+            max_epsilon=max_epsilon,
+            max_delta=max_delta,
+            required=required,
+            allow_unverified_apps=_flag(given, UNVERIFIED_APPS_KEY),
+            tell_exhausted=_flag(given, TELL_EXHAUSTED_KEY),
+            dataset_name=_text(given, DATASET_NAME_KEY),
+            unit_name=_text(given, UNIT_NAME_KEY),
+            data_path=data_path,
+            data_schema=_text(given, DATA_SCHEMA_KEY),
+            partition_id=_partition(given),
+        )
+
+    @property
+    def node_name(self) -> str:
+        """The stable name of the node, or nothing: `unit-name`, else that of its partition."""
+        if self.unit_name is not None:
+            return self.unit_name
+        return "" if self.partition_id is None else f"partition-{self.partition_id}"
+
+    @property
+    def source(self) -> str:
+        """The most lasting name that the node has for its data."""
+        # Nameless nodes of one ledger count as one: too much is charged rather than too little.
+        return self.dataset_name or self.node_name or "the data of this ledger"
+
+
+def _by_hyphens(node_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what was given for the keys that are read, spelt with hyphens."""
+    given: dict[str, Any] = {}
+    for key, value in node_config.items():
+        name = key.replace("_", "-")
+        if name not in (*_OURS, *_FLOWERS):
+            _refuse_if_meant_for_us(key)
+            continue
+        if name in given:
+            raise _error(f"{name} is given twice, with hyphens and with underscores: keep one")
+        given[name] = value
+    return given
+
+
+def _refuse_if_meant_for_us(key: str) -> None:
+    name = key.replace("_", "-").lower()
+    nearest = difflib.get_close_matches(name, (*_OURS, *_FLOWERS), n=1, cutoff=_ALMOST)
+    if not nearest and _OUR_WORDS.search(name):
+        nearest = difflib.get_close_matches(name, _OURS, n=1, cutoff=0.0)
+    if nearest:
+        raise _error(
+            f"'{key}' is no key of fl-dp: did you mean {nearest[0]}? (It has {', '.join(_OURS)})"
+        )
+
+
+def _required(asked: object, *, capped: bool) -> tuple[frozenset[str], ...]:
+    any_of_them = (frozenset({EXAMPLE}), frozenset({LOCAL}))
+    known: dict[str, tuple[frozenset[str], ...]] = {
+        "none": (),
+        "any": any_of_them,
+        EXAMPLE: (frozenset({EXAMPLE}),),
+        LOCAL: (frozenset({LOCAL}),),
+        f"{EXAMPLE}+{LOCAL}": (frozenset({EXAMPLE, LOCAL}),),
+        f"{LOCAL}+{EXAMPLE}": (frozenset({EXAMPLE, LOCAL}),),
+    }
+    if asked is None:
+        return any_of_them if capped else ()
+    if not isinstance(asked, str) or asked not in known:
+        raise _error(
+            f'{REQUIRE_PRIVACY_KEY} must be "example", "local", "example+local", "any" (of the '
+            f'two) or "none", got {asked!r}'
+        )
+    return known[asked]
+
+
+def _text(given: Mapping[str, Any], key: str) -> str | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not str(value).strip():
+        raise _error(f'{key} must be a text, as in {key}="...", got {value!r}')
+    return str(value)
+
+
+def _require_absolute(key: str, path: str) -> None:
+    if not Path(path).is_absolute():
+        raise _error(
+            f"{key} must be absolute, got '{path}': a ClientApp does not run where you started the "
+            "SuperNode"
+        )
+
+
+def _number(given: Mapping[str, Any], key: str, *, below: float) -> float | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
+        limit = "" if math.isinf(below) else f" below {below:g}"
+        raise _error(f"{key} must be a positive number{limit}, got {value!r}")
+    return float(value)
+
+
+def _flag(given: Mapping[str, Any], key: str) -> bool:
+    value = given.get(key, False)
+    if not isinstance(value, bool):
+        raise _error(f"{key} must be true or false, without quotes, got {value!r}")
+    return value
+
+
+def _partition(given: Mapping[str, Any]) -> int | None:
+    value = given.get(PARTITION_ID_KEY)
+    if value is None:
+        return None
+    try:
+        return int(value)
+    except (TypeError, ValueError):
+        raise _error(f"{PARTITION_ID_KEY} must be a whole number, got {value!r}") from None
+
+
+def _error(text: str) -> NodeConfigError:
+    return NodeConfigError(f"--node-config: {text}")

@@ -1,0 +1,212 @@
+"""`fl-dp ledger`: a ledger and all that can be compared with it, read and checked."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rich.console import RenderableType
+from rich.markup import escape
+
+from fl_dp.accounting import (
+    LedgerCorrupted,
+    NodeLedger,
+    PrivacyLedger,
+    read_statement,
+    records_behind_statement,
+    statement_differences,
+    statement_page,
+)
+from fl_dp.accounting.ledger import library_versions
+from fl_dp.report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
+from fl_dp.report.node_ledger_view import node_ledger_json, node_ledger_table
+from fl_dp.run_folder import RunFolder
+
+
+class LedgerCommandError(Exception):
+    """A ledger that can't be shown, or that something disagrees with.
+
+    Attributes:
+        status: The command's exit status: 1 for what was found wrong, 2 for a call that is.
+    """
+
+    def __init__(self, text: str, *, status: int) -> None:
+        """Say what is wrong, one line a finding."""
+        super().__init__(text)
+        self.status = status
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownLedger:
+    """What the command has to say.
+
+    Attributes:
+        document: For a program, plain JSON values.
+        lines: For a person: tables, and sentences to print one below the other.
+    """
+
+    document: dict[str, Any]
+    lines: list[RenderableType]
+
+
+@dataclass(kw_only=True)
+class _Comparison:
+    """Findings on a ledger and what lies beside it.
+
+    Attributes:
+        compared: Files that agree with the ledger.
+        behind: Records after the statement's last one; None without a statement.
+        wrong: One line for each disagreement.
+    """
+
+    compared: list[str] = field(default_factory=list)
+    behind: int | None = None
+    wrong: list[str] = field(default_factory=list)
+
+
+def show_ledger(location: str, *, csv: Path | None, check: Path | None) -> ShownLedger:
+    """Verify a ledger, compare it with what knows of it, and tell what was spent.
+
+    Args:
+        location: A ledger's file or URL, or a run's folder.
+        csv: Where to write the records, one line each.
+        check: A privacy statement; None: the one in the ledger's folder, if there is one.
+
+    Raises:
+        LedgerCommandError: If the ledger can't be read, or something disagrees with it.
+    """
+    try:
+        shown = _show_node_ledgers(location, csv=csv, check=check)
+        return shown or _show_server_ledger(location, csv=csv, check=check)
+    except LedgerCorrupted as error:
+        raise LedgerCommandError(str(error), status=1) from error
+    except (OSError, ValueError) as error:
+        raise LedgerCommandError(str(error), status=2) from error
+
+
+def _show_server_ledger(location: str, *, csv: Path | None, check: Path | None) -> ShownLedger:
+    folder = _folder_of(location)
+    with PrivacyLedger.read(location if folder is None else folder.ledger) as ledger:
+        findings = _compare(ledger, folder, check)
+        if findings.wrong:
+            raise LedgerCommandError("\n".join(findings.wrong), status=1)
+        if csv is not None:
+            write_csv(ledger, csv)
+        lines: list[RenderableType] = [ledger_table(ledger), ledger_summary(ledger)]
+        lines += _sentences(findings)
+        if csv is not None:
+            lines.append(escape(f"Records: {csv}"))
+        document = ledger_json(ledger) | _comparison_json(findings)
+    return ShownLedger(document=document, lines=lines)
+
+
+def _show_node_ledgers(
+    location: str, *, csv: Path | None, check: Path | None
+) -> ShownLedger | None:
+    """Show ledgers that nodes keep; None if it is the ledger of a training."""
+    folder = Path(location)
+    places = _node_ledgers_in(folder) if folder.is_dir() else [location]
+    try:
+        if not places or not NodeLedger.is_one(places[0]):
+            return None
+    except (OSError, ValueError):
+        return None  # the other reader says what is wrong
+    if csv is not None:
+        raise LedgerCommandError(
+            "a node's ledger is shown by account: leave out --csv, or write --json", status=2
+        )
+    findings = _compare(None, RunFolder(folder) if folder.is_dir() else None, check)
+    if findings.wrong:
+        raise LedgerCommandError("\n".join(findings.wrong), status=1)
+    with ExitStack() as stack:
+        opened = [stack.enter_context(NodeLedger.read(place)) for place in places]
+        each = [node_ledger_json(ledger) for ledger in opened]
+        verified = "Chains verified" if len(opened) > 1 else "Chain verified"
+        return ShownLedger(
+            document=(each[0] if len(each) == 1 else {"ledgers": each})
+            | _comparison_json(findings),
+            lines=[node_ledger_table(opened, location), verified, *_sentences(findings)],
+        )
+
+
+def _folder_of(location: str) -> RunFolder | None:
+    """Return the run that a ledger is of, by its folder or by its file; None for another place."""
+    path = Path(location)
+    if path.is_dir():
+        return RunFolder(path)
+    beside = RunFolder(path.parent)
+    return beside if path == beside.ledger else None
+
+
+def _node_ledgers_in(folder: Path) -> list[str]:
+    """Return the ledgers of simulated nodes in a run's folder that has no ledger of the server."""
+    run = RunFolder(folder)
+    if run.ledger.exists():
+        return []
+    nodes = run.node_ledgers if run.node_ledgers.is_dir() else folder
+    return [str(each) for each in sorted(nodes.glob("node-*.db"))]
+
+
+def _compare(
+    ledger: PrivacyLedger | None, folder: RunFolder | None, check: Path | None
+) -> _Comparison:
+    """Compare a ledger with a statement that is named, or with all that lies beside it.
+
+    `ledger` is None where the nodes keep the ledgers.
+    """
+    findings = _Comparison()
+    if folder is not None and ledger is not None and check is None:
+        for file, anchor in folder.anchors().items():
+            ledger.require_holds(anchor, of=f"{file.name} beside it")
+            findings.compared.append(file.name)
+    statement_file, page = check, None
+    if check is None and folder is not None and folder.statement.is_file():
+        statement_file, page = folder.statement, folder.statement_page
+    if statement_file is None:
+        return findings
+    statement = read_statement(statement_file)
+    if ledger is not None:
+        findings.behind = records_behind_statement(ledger, statement)
+    findings.wrong += [
+        f"{statement_file}: {difference}" for difference in statement_differences(ledger, statement)
+    ]
+    if findings.wrong:
+        findings.wrong[-1] += _other_version(statement)
+    elif page is not None and page.is_file():
+        same_version = not _other_version(statement)
+        if same_version and page.read_text(encoding="utf-8") != statement_page(statement):
+            findings.wrong.append(
+                f"{page}: it does not say what {statement_file.name} says: it was edited, or is of "
+                "another moment"
+            )
+    if statement_file.name not in findings.compared:
+        findings.compared.append(statement_file.name)
+    return findings
+
+
+def _other_version(statement: dict[str, Any]) -> str:
+    theirs, ours = statement["versions"].get("fl-dp"), library_versions()["fl-dp"]
+    if theirs == ours:
+        return ""
+    return f" (the statement is of fl-dp {theirs} and this is {ours}, which may word it otherwise)"
+
+
+def _sentences(findings: _Comparison) -> list[str]:
+    if not findings.compared:
+        return [
+            "Nothing was compared with the ledger's end: no statement lies beside it; name one "
+            "with --check, as records that are cut off the end show in no chain"
+        ]
+    lines = [f"Compared and in agreement: {escape(', '.join(findings.compared))}"]
+    if findings.behind:
+        lines.append(
+            f"The ledger went on beyond the statement, by {findings.behind} records: the run goes "
+            "on, or ended before its last statement"
+        )
+    return lines
+
+
+def _comparison_json(findings: _Comparison) -> dict[str, Any]:
+    return {"compared": findings.compared, "records_after_statement": findings.behind}

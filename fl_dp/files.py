@@ -1,0 +1,104 @@
+"""Files that are there as a whole or not at all, and that only their owner reads unless said so."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+_OWNER = 0o600
+_EVERYBODY = 0o666  # less the umask
+_OWNERS_FOLDER = 0o700
+
+
+def cache_folder() -> Path | None:
+    """Return `fl-dp` in the user's cache folder; None for a user without a home."""
+    # The XDG base directory specification has relative paths ignored.
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    if configured.is_absolute():
+        return configured / "fl-dp"
+    try:
+        return Path.home() / ".cache" / "fl-dp"
+    except RuntimeError:
+        # A container's user may have no home.
+        return None
+
+
+def private_folder(folder: Path, *, exist_ok: bool = True) -> None:
+    """Make a folder that only its owner enters, whatever the umask; parents as usual.
+
+    One that is there already keeps its permissions.
+
+    Raises:
+        FileExistsError: If there is something of that name, unless it is a folder that may be.
+        OSError: If it can't be made.
+    """
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=_OWNERS_FOLDER)
+    except FileExistsError:
+        if not (exist_ok and folder.is_dir()):
+            raise
+    else:
+        folder.chmod(_OWNERS_FOLDER)  # a strict umask took some of it
+
+
+def private_file(file: Path) -> None:
+    """Make an empty file that only its owner reads, whatever the umask, unless there is one.
+
+    Raises:
+        OSError: If it can't be made.
+    """
+    with contextlib.suppress(FileExistsError):
+        _create(file, _OWNER)
+
+
+@contextlib.contextmanager
+def written_whole(file: Path, *, public: bool = False) -> Iterator[Path]:
+    """Give a place to write to, so that others see all of a file or what was there before.
+
+    After a power cut, too: what was written is on disk before it takes the file's name.
+
+    Args:
+        file: Where the file goes when the block ends well; its folder must exist.
+        public: Let others read it, as far as the umask does.
+
+    Yields:
+        A temporary file in the same folder, which is gone after the block.
+    """
+    temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
+    _create(temporary, _EVERYBODY if public else _OWNER)
+    try:
+        yield temporary
+        _sync(temporary)
+        temporary.replace(file)
+    except BaseException:
+        temporary.unlink(missing_ok=True)
+        raise
+    with contextlib.suppress(OSError):  # some file systems have no folders to sync
+        _sync(file.parent)
+
+
+def write_text(file: Path, text: str, *, public: bool = False) -> None:
+    """Replace a file by a text, UTF-8, as `written_whole` does."""
+    with written_whole(file, public=public) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _create(file: Path, mode: int) -> None:
+    descriptor = os.open(file, os.O_CREAT | os.O_EXCL | os.O_WRONLY, mode)
+    try:
+        if mode == _OWNER:
+            os.fchmod(descriptor, mode)  # a strict umask took some of it
+    finally:
+        os.close(descriptor)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

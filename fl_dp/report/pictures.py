@@ -1,0 +1,46 @@
+"""The look that every picture shares: frame, grid, colours, legend.
+
+Needs matplotlib, which `pip install 'fl-dp[report]'` brings; without it `new_picture` returns None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+COLOURS = ("#1b6ca8", "#d1495b", "#3c8d5a", "#8d6cab", "#c98b2b", "#5b6770")
+PALE = "#5b6770"
+"""Of what is there for comparison only."""
+
+
+def new_picture(
+    widths: Sequence[float] = (1.0,), *, size: tuple[float, float] = (9.0, 3.4)
+) -> tuple[Figure, list[Axes]] | None:
+    """Return an empty picture and its panels, left to right; None without matplotlib.
+
+    Args:
+        widths: Relative width of each panel.
+        size: Of the whole, in inches.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        return None
+    figure = Figure(figsize=size, layout="constrained")
+    panels = figure.subplots(1, len(widths), width_ratios=list(widths), squeeze=False)[0]
+    return figure, list(panels)
+
+
+def save_picture(figure: Figure, target: Path) -> None:
+    """Give every panel the shared look and write a PNG."""
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.grid(alpha=0.25)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(frameon=False, fontsize=8)
+    figure.savefig(target, dpi=150)

@@ -1,0 +1,201 @@
+"""A check that somebody contributes, by the noisy count that each round releases.
+
+A round to which nobody contributes looks like any other: its noise is the same, and it is charged.
+Hence each round also counts its contributions (`GaussianBundle.count_noise_std`), and the counts so
+far are compared with what sampling would give. It costs nothing more: a count was paid for with its
+round, and everything here is computed from counts and public constants.
+
+    >>> law = CohortLaw(units=200, rate=0.25)
+    >>> nobody = Evidence(share=0.0, against=0.75)
+    >>> for count in (-3.1, 12.4, 6.0, -9.7):
+    ...     nobody.observe(count, law, noise_std=7.1)
+    >>> nobody.passes(1e-6)
+    True
+
+References: Ville 1939 (the bound over all rounds); Shin, Ramdas and Rinaldo 2024, "E-detectors" (a
+sum over the round in which the trouble may have begun).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import gammaln, xlog1py, xlogy
+
+from fl_dp.accounting import FixedSizeSampling, PrivacyPlan, TruncatedPoissonSampling
+
+logger = logging.getLogger("flwr.fl_dp")
+
+FALSE_ALARM = 1e-6
+"""Probability over a whole training that it is ended although enough units contribute."""
+
+_ENOUGH, _ALL_BUT_A_FEW, _HALF = 0.75, 0.9, 0.5
+_TAIL = 12.0  # standard deviations beyond which a cohort's size has no probability worth a term
+
+
+class NobodyContributes(RuntimeError):
+    """Almost nobody contributes: the training would go on to pay for models of pure noise."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortLaw:
+    """How many units a round asks, as far as that is public: a binomial law.
+
+    Attributes:
+        units: How many units may be drawn.
+        rate: Probability of each; 1 where the size of the cohort is known.
+    """
+
+    units: int
+    rate: float
+
+    @property
+    def mean(self) -> float:
+        """The expected size of the cohort."""
+        return self.units * self.rate
+
+    @classmethod
+    def of(cls, plan: PrivacyPlan | None, asked: int) -> CohortLaw:
+        """Return the law of a round.
+
+        Args:
+            plan: The training's; None: everybody sees who is asked.
+            asked: How many units were asked; looked at only where that is public.
+        """
+        if plan is None:
+            return cls(units=asked, rate=1.0)
+        if plan.sampling.visible:
+            return cls(units=min(asked, plan.num_clients), rate=1.0)
+        if isinstance(plan.sampling, FixedSizeSampling):
+            return cls(units=plan.sampling.cohort, rate=1.0)
+        mean = plan.expected_cohort
+        if isinstance(plan.sampling, TruncatedPoissonSampling):
+            mean = min(mean, plan.sampling.max_cohort)
+        return cls(units=plan.num_clients, rate=min(1.0, mean / plan.num_clients))
+
+
+class Evidence:
+    """Evidence, over rounds, that a smaller share of the units contributes than should.
+
+    A mixture of likelihood ratios, one for each round in which the trouble may have begun. If each
+    unit that is drawn contributes with probability `against` or more, independently, then whatever
+    the number of rounds, it ever passes with at most the probability that `passes` is given: each
+    ratio decreases in its count, and their mixture is a nonnegative martingale that starts at 1.
+    """
+
+    def __init__(self, *, share: float, against: float) -> None:
+        """Start without any.
+
+        Args:
+            share: What is suspected: so many of the units that are drawn contribute; 0: nobody.
+            against: The share that should contribute, above `share`.
+        """
+        self._share = share
+        self._against = against
+        self._rounds = 0
+        self._log = -math.inf  # of the sum over the rounds in which it may have begun
+
+    def observe(self, count: float, law: CohortLaw, *, noise_std: float) -> None:
+        """Take in the count of one round.
+
+        Args:
+            count: The released number of contributions.
+            law: Of the round's cohort.
+            noise_std: Standard deviation of the Gaussian noise on the count; 0: it is exact.
+        """
+        self._rounds += 1
+        weight = 1.0 / (self._rounds * (self._rounds + 1.0))  # they sum to 1
+        ratio = _log_likelihood(count, law, self._share, noise_std) - _log_likelihood(
+            count, law, self._against, noise_std
+        )
+        self._log = float(np.logaddexp(self._log, math.log(weight))) + ratio
+
+    def passes(self, false_alarm: float) -> bool:
+        """Tell whether it is as strong as to be wrong with at most this probability."""
+        return self._log >= -math.log(false_alarm)
+
+
+class ContributionCheck:
+    """Ends a training to which nobody contributes, and warns if about half of it is missing."""
+
+    def __init__(self, plan: PrivacyPlan | None) -> None:
+        """Start without any round.
+
+        Args:
+            plan: The training's; None: counts are exact.
+        """
+        self._plan = plan
+        self._nobody = Evidence(share=0.0, against=_ENOUGH)
+        self._half = Evidence(share=_HALF, against=_ALL_BUT_A_FEW)
+        self._counted = self._expected = 0.0
+        self._warned = False
+
+    def observe(self, count: float, *, noise_std: float, asked: int) -> None:
+        """Take in a round's count.
+
+        Args:
+            count: As released.
+            noise_std: Standard deviation of its noise; 0: it is exact.
+            asked: How many units were asked; looked at only where that is public.
+
+        Raises:
+            NobodyContributes: If almost nobody does. With at least three quarters of the units that
+                are drawn contributing, its probability is at most `FALSE_ALARM` over the whole
+                training.
+        """
+        law = CohortLaw.of(self._plan, asked)
+        for evidence in (self._nobody, self._half):
+            evidence.observe(count, law, noise_std=noise_std)
+        self._counted += count
+        self._expected += law.mean
+        if self._nobody.passes(FALSE_ALARM):
+            raise NobodyContributes(_likely_causes(self._plan))
+        if not self._warned and self._half.passes(FALSE_ALARM):
+            self._warned = True
+            share = min(1.0, max(0.0, self._counted / self._expected))
+            logger.warning(
+                "About %.0f %% of the units that are drawn seem to contribute%s: the others count "
+                "as zero, and the noise stays the same. Look at the logs of the nodes (said once)",
+                100.0 * share,
+                "" if noise_std == 0.0 else " (a noisy estimate, paid for with the rounds)",
+            )
+
+
+def _likely_causes(plan: PrivacyPlan | None) -> str:
+    spent = "" if plan is None else "; what the rounds so far were charged stays spent"
+    return (
+        "almost nobody contributes, and further models would be "
+        f"{'the first one' if plan is None else 'pure noise'}, so the training ends here{spent}. "
+        "Likely causes, in this order: the client app raises an exception in every round (see a "
+        "node's log); it answers with arrays of other names or shapes than the model's; it returns "
+        "the parameters as they came; its values are NaN or infinite (a lower learning rate); "
+        "nodes are slower than the time-out; their own budgets are exhausted. With "
+        "numpy_client_app the first two are found before anything is charged"
+    )
+
+
+def _log_likelihood(count: float, law: CohortLaw, share: float, noise_std: float) -> float:
+    """Return the logarithm of a count's density, but for a factor that no share changes."""
+    sizes, log_probabilities = _sizes(law.units, share * law.rate)
+    if noise_std == 0.0:
+        hit = log_probabilities[sizes == count]
+        return float(hit[0]) if len(hit) else -math.inf
+    exponents = (count * sizes - sizes * sizes / 2.0) / noise_std**2
+    terms = log_probabilities + exponents
+    largest = float(terms.max())
+    return largest + math.log(float(np.exp(terms - largest).sum()))
+
+
+@lru_cache(maxsize=64)
+def _sizes(units: int, rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the possible numbers of contributions and the logarithms of their probabilities."""
+    spread = _TAIL * (math.sqrt(units * rate * (1.0 - rate)) + _TAIL)
+    last = min(units, math.ceil(units * rate + spread))
+    sizes = np.arange(last + 1, dtype=np.float64)
+    ways = gammaln(units + 1) - gammaln(sizes + 1) - gammaln(units - sizes + 1)
+    return sizes, ways + xlogy(sizes, rate) + xlog1py(units - sizes, -rate)

@@ -1,0 +1,295 @@
+"""A rehearsal before the first charge: each node says what it will answer with, and no data moves.
+
+One exchange of QUERY messages serves two ends: nodes tell the names under which participations are
+counted, and what they say of their apps is compared with the model. What can't work is refused
+while nothing is spent. A plain Flower client knows no such question; training will show.
+"""
+
+from __future__ import annotations
+
+import builtins
+import logging
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.common.constant import ErrorCode
+from flwr.serverapp import Grid
+
+from fl_dp.updates import VectorLayout
+from fl_dp.updates.identity import NodeIdentity
+from fl_dp.updates.instruction import IDENTITY_ACTION
+
+from .exchange import exchange, is_simulation
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_ASKED_FIRST = 3
+_SOME = 5  # so many nodes are named in a line of the log
+
+_MOD_ADVICE = (
+    "leave it out of the client app's mods: fl-dp clips and adds the noise, and the mod fails in "
+    "every round without Flower's own wrapper at the server"
+)
+LEFTOVER_MODS = ("secaggplus_mod", "secagg_mod", "fixedclipping_mod", "adaptiveclipping_mod")
+"""Flower's mods that need a counterpart at the server which fl-dp replaces."""
+
+_OLD_API = (
+    "its client app is made the old way, ClientApp(client_fn=...), which answers no message of "
+    "today's strategies. Write instead: from fl_dp.clients import numpy_client_app; "
+    "app = numpy_client_app(client_fn)"
+)
+_OLD_API_OR_MOD = (
+    "its client app reads the messages of Flower's older API. If it is made by "
+    "ClientApp(client_fn=...), write instead: from fl_dp.clients import numpy_client_app; "
+    "app = numpy_client_app(client_fn). If it has fixedclipping_mod or adaptiveclipping_mod from "
+    f"flwr.client.mod, {_MOD_ADVICE}"
+)
+
+
+class Meaning(NamedTuple):
+    """An error reply in words of the server's own, and whether every round would end in it."""
+
+    text: str
+    lasting: bool = True
+
+
+# A pattern of an error's reason and what it means: the reason itself may hold data and is not told.
+_KNOWN_REASONS = (
+    (r"Invalid message type: query", Meaning(_OLD_API)),
+    (r"fitins\.parameters", Meaning(_OLD_API_OR_MOD)),
+    (r"secaggplus_configs", Meaning(f"it has secaggplus_mod; {_MOD_ADVICE}")),
+    *((rf"^{mod} ", Meaning(f"it has {mod}; {_MOD_ADVICE}")) for mod in LEFTOVER_MODS),
+    (r"^NodeConfigError$", Meaning("its owner's --node-config can't be meant, see its log")),
+    (r"^PolicyRefusal$", Meaning("its owner does not allow what was asked", lasting=False)),
+)
+_KNOWN_CODES = {
+    ErrorCode.LOAD_CLIENT_APP_EXCEPTION: Meaning("its client app can't be loaded, see its log"),
+    ErrorCode.NODE_UNAVAILABLE: Meaning("the node is gone", lasting=False),
+    ErrorCode.MESSAGE_UNAVAILABLE: Meaning("the message was no longer there", lasting=False),
+    ErrorCode.REPLY_MESSAGE_UNAVAILABLE: Meaning("its reply was too late", lasting=False),
+    ErrorCode.CLIENT_APP_CRASHED: Meaning("its process ended", lasting=False),
+    ErrorCode.INVALID_FAB: Meaning("it has another app bundle"),
+}
+_NO_SUCH_QUERY = "No query function registered"
+_CLASS = re.compile(r"^(?:<class ')?([A-Za-z]\w*)(?:'>|\(|$)")
+
+
+class RehearsalFailed(RuntimeError):
+    """A node will not be able to contribute; nothing was charged."""
+
+
+def meaning_of(error: Error) -> Meaning | None:
+    """Return what an error reply means, in words of the server's own; None if that is unknown.
+
+    The reason comes from the node and can hold data: it is matched, and never passed on.
+    """
+    reason = error.reason or ""
+    for pattern, meaning in _KNOWN_REASONS:
+        if re.search(pattern, reason):
+            return meaning
+    if error.code in _KNOWN_CODES:
+        return _KNOWN_CODES[error.code]
+    raised = _CLASS.match(reason)
+    if raised is not None and isinstance(getattr(builtins, raised[1], None), type):
+        return Meaning(f"its client app raised {raised[1]}", lasting=False)
+    return None
+
+
+@dataclass(kw_only=True)
+class Answers:
+    """What nodes answered to the identity query, or that they did not.
+
+    Attributes:
+        asked: Nodes that were asked.
+        identities: What each node said of itself.
+        errors: The error of each node that answered with one.
+        timeout: Seconds that were waited.
+    """
+
+    asked: list[int] = field(default_factory=list)
+    identities: dict[int, NodeIdentity] = field(default_factory=dict)
+    errors: dict[int, Error] = field(default_factory=dict)
+    timeout: float = 0.0
+
+    @property
+    def silent(self) -> list[int]:
+        """Nodes that did not answer at all."""
+        return [each for each in self.asked if each not in {*self.identities, *self.errors}]
+
+    @property
+    def unable(self) -> list[int]:
+        """Nodes whose app knows no such question: plain Flower clients."""
+        return [n for n, error in self.errors.items() if _NO_SUCH_QUERY in (error.reason or "")]
+
+    def called(self, node: int) -> str:
+        """Return how to speak of a node."""
+        known = self.identities.get(node)
+        named = f"'{known.name}'" if known is not None and known.name else str(node)
+        return f"node {named} ({known.app})" if known is not None and known.app else f"node {named}"
+
+
+def ask_identities(
+    grid: Grid,
+    nodes: Sequence[int],
+    *,
+    config: ConfigRecord,
+    everyone: Callable[[Answers], bool],
+    window: int | None,
+    timeout: float,
+) -> Answers:
+    """Ask nodes who they are, each once, and again if it is silent.
+
+    Real nodes are all asked at the same time. In a simulation all run the same app, so a few are
+    asked first, and the others only if `everyone` says so of the first answers.
+
+    Args:
+        grid: Flower's grid.
+        nodes: Those that are there.
+        config: Of the query.
+        everyone: Whether every node has to be asked.
+        window: As for `exchange`.
+        timeout: Seconds to wait in all; who is silent is asked again after each third of it.
+    """
+    answers = Answers(timeout=timeout)
+    first = list(nodes[:_ASKED_FIRST]) if is_simulation(grid) else list(nodes)
+    _ask(grid, first, answers, config=config, window=window)
+    if len(first) < len(nodes) and everyone(answers):
+        _ask(grid, list(nodes[len(first) :]), answers, config=config, window=window)
+    return answers
+
+
+def _ask(
+    grid: Grid, nodes: list[int], answers: Answers, *, config: ConfigRecord, window: int | None
+) -> None:
+    answers.asked += nodes
+    content, left = RecordDict({"config": config}), set(nodes)
+
+    def queries(to: Iterable[int]) -> list[Message]:
+        kind = f"query.{IDENTITY_ACTION}"
+        return [
+            Message(content, dst_node_id=node, message_type=kind, ttl=answers.timeout)
+            for node in sorted(to)
+        ]
+
+    replies = exchange(
+        grid,
+        queries(nodes),
+        window=window,
+        timeout=answers.timeout,
+        remind=lambda: queries(left),
+    )
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if node not in left:
+            continue
+        left.discard(node)
+        if reply.has_error():
+            answers.errors[node] = reply.error
+        else:
+            configs = list(reply.content.config_records.values())
+            answers.identities[node] = NodeIdentity.of(configs[0] if len(configs) == 1 else {})
+        if not left:
+            return
+
+
+def require_fit(answers: Answers, layout: VectorLayout) -> None:
+    """Check what nodes said against the model, and log what may go wrong.
+
+    Raises:
+        RehearsalFailed: If a node can't contribute whatever its data are.
+    """
+    for node, error in sorted(answers.errors.items()):
+        meaning = meaning_of(error)
+        if node in answers.unable:
+            continue
+        if meaning is not None and meaning.lasting:
+            raise RehearsalFailed(f"{answers.called(node)} can't take part: {meaning.text}")
+        logger.warning(
+            "%s can't say what it will answer with: %s",
+            answers.called(node),
+            "it failed, see its log" if meaning is None else meaning.text,
+        )
+    for node, identity in sorted(answers.identities.items()):
+        _require_fit(answers.called(node), identity, layout)
+    if answers.unable:
+        logger.warning(
+            "The nodes' app can't say beforehand what it will answer with (it is a plain Flower "
+            "ClientApp): whether its arrays fit the model shows in training only, where a reply "
+            "that does not fit counts as zero. numpy_client_app finds that out for free"
+        )
+    if answers.silent:
+        logger.warning(
+            "%s did not answer within %.0f s, which touches no data: hung or slow nodes contribute "
+            "zero, and the budget is charged all the same",
+            _listed(answers, answers.silent),
+            answers.timeout,
+        )
+    if exhausted := [node for node, each in answers.identities.items() if each.exhausted]:
+        logger.warning(
+            "%s: the node's own budget is exhausted, it contributes nothing until its owner allows "
+            "more",
+            _listed(answers, exhausted),
+        )
+    _compare_versions(answers)
+
+
+def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> None:
+    for mod in identity.mods:
+        if mod in LEFTOVER_MODS:
+            raise RehearsalFailed(f"{node} can't take part: it has {mod}; {_MOD_ADVICE}")
+    if identity.failed:
+        raise RehearsalFailed(
+            f"{node} can't make its model: its arrays_fn failed ({identity.failed}), see its log"
+        )
+    if identity.arrays is None:
+        return
+    for spec in layout.released:
+        if spec.name not in identity.arrays:
+            raise RehearsalFailed(
+                f"{node} will answer without the model's array '{spec.name}': start from the "
+                "arrays of the model that the clients train (initial_arrays)"
+            )
+        shape, dtype = identity.arrays[spec.name]
+        if shape != spec.shape or not spec.accepts(dtype):
+            raise RehearsalFailed(
+                f"{node} will answer with array '{spec.name}' as {dtype[:20]} of shape {shape}, "
+                f"and the model has {spec.form.declared} of shape {spec.shape}: start from the "
+                "arrays of the model that the clients train (initial_arrays)"
+            )
+    foreign = identity.arrays.keys() - {spec.name for spec in layout.released} - layout.kept
+    if foreign:
+        raise RehearsalFailed(
+            f"{node} will answer with {len(foreign)} arrays that the model does not have: start "
+            "from the arrays of the model that the clients train (initial_arrays)"
+        )
+
+
+def _compare_versions(answers: Answers) -> None:
+    """Warn of nodes with another fl-dp than most."""
+    of_node = {n: each.versions["fl-dp"] for n, each in answers.identities.items() if each.versions}
+    kinds = Counter(of_node.values())
+    if len(kinds) > 1:
+        usual = kinds.most_common(1)[0][0]
+        others = [node for node, version in of_node.items() if version != usual]
+        logger.warning(
+            "%s: another version of fl-dp (%s) than the others (%s)",
+            _listed(answers, others),
+            of_node[others[0]],
+            usual,
+        )
+
+
+def _listed(answers: Answers, nodes: Sequence[int]) -> str:
+    """Return nodes by name, some of them if they are many."""
+    more = f" and {len(nodes) - _SOME} more" if len(nodes) > _SOME else ""
+    listed = ", ".join(answers.called(node) for node in nodes[:_SOME])
+    return f"{listed[:1].upper()}{listed[1:]}{more}"
+
+
+def named(answers: Answers) -> Mapping[int, str]:
+    """Return the name of each node that told one."""
+    return {node: each.name for node, each in answers.identities.items() if each.name}

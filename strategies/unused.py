@@ -1,0 +1,107 @@
+"""Settings and hooks of a user's strategy that private training does not use, said by name.
+
+A Flower project brings fractions, averages of metrics and hooks of its own. Most have no place in a
+private round; leaving them out in silence would let their author believe that they act.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator, Mapping
+
+from flwr.serverapp.strategy import Strategy
+
+_EVALUATE = (
+    "clients are not asked to evaluate, which would be an uncharged release; use metrics=, or an "
+    "evaluate_fn on public data"
+)
+_WHO = "sampling_rate= or selection= decide who takes part"
+_ROSTER = "the roster of num_clients= is waited for"
+
+_HOOKS = {
+    "start": (
+        "DPFedAvg runs the rounds; use evaluate_fn and after_round, or override hooks of a subclass"
+        " of DPFedAvg"
+    ),
+    "configure_evaluate": _EVALUATE,
+    "aggregate_evaluate": _EVALUATE,
+    "summary": "DPFedAvg logs its own; override summary() of a subclass of DPFedAvg",
+}
+_SETTINGS = {
+    "fraction_train": _WHO,
+    "fraction_evaluate": _EVALUATE,
+    "min_train_nodes": _ROSTER,
+    "min_evaluate_nodes": _EVALUATE,
+    "min_available_nodes": _ROSTER,
+    "weighted_by_key": "every client weighs 1 unless weight_cap= is given",
+    "train_metrics_aggr_fn": "clients' metrics are not released; use metrics=",
+    "evaluate_metrics_aggr_fn": _EVALUATE,
+}
+# With these no client evaluates, in Flower as here.
+_NO_EVALUATION = {"fraction_evaluate": 0.0, "min_evaluate_nodes": 0}
+_ABSENT = object()
+
+
+def unused_of(strategy: Strategy, *, weights_are_used: bool) -> Iterator[str]:
+    """Yield one line for each hook or setting that will not act, with what to use instead.
+
+    A setting counts when it differs from the default of Flower's class, a hook when it is
+    overridden outside Flower.
+
+    Args:
+        strategy: The server optimizer.
+        weights_are_used: Whether replies are weighted by `weighted_by_key`: without a plan.
+    """
+    name = type(strategy).__name__
+    for hook, instead in _HOOKS.items():
+        if _overridden(type(strategy), hook):
+            yield f"{name}.{hook} is overridden and will not be called: {instead}"
+    for setting, value in _configured(strategy).items():
+        if setting == "weighted_by_key" and weights_are_used:
+            continue
+        shown = f"={value!r}" if isinstance(value, int | float | str) else ""
+        yield f"{name}: {setting}{shown} is not used: {_SETTINGS[setting]}"
+
+
+def uncalled_of(strategy: Strategy, base: type[Strategy]) -> Iterator[str]:
+    """Yield one line for each evaluation hook of `base` that a private strategy overrides."""
+    for hook in ("configure_evaluate", "aggregate_evaluate"):
+        if getattr(type(strategy), hook) is not getattr(base, hook):
+            yield f"{type(strategy).__name__}.{hook} will not be called: {_EVALUATE}"
+
+
+def _overridden(kind: type[Strategy], hook: str) -> bool:
+    return not _of_flower(next(each for each in kind.__mro__ if hook in vars(each)))
+
+
+def _of_flower(thing: object) -> bool:
+    return str(getattr(thing, "__module__", "")).partition(".")[0] == "flwr"
+
+
+def _configured(strategy: Strategy) -> Mapping[str, object]:
+    """Return the settings of `_SETTINGS` whose value is not what Flower's class starts with."""
+    found = {}
+    for setting in _SETTINGS:
+        value = vars(strategy).get(setting, _ABSENT)
+        default = _default(type(strategy), setting)
+        if value is _ABSENT or default is _ABSENT or _same(value, default):
+            continue
+        if setting in _NO_EVALUATION and value == _NO_EVALUATION[setting]:
+            continue
+        found[setting] = value
+    return found
+
+
+def _same(value: object, default: object) -> bool:
+    # Flower puts a function of its own in the place of None.
+    return bool(value == default) or (default is None and _of_flower(value))
+
+
+def _default(kind: type[Strategy], setting: str) -> object:
+    """Return the default of the nearest constructor of Flower's that takes this argument."""
+    for each in filter(_of_flower, kind.__mro__):
+        if "__init__" in vars(each):
+            parameter = inspect.signature(vars(each)["__init__"]).parameters.get(setting)
+            if parameter is not None:
+                return parameter.default
+    return _ABSENT

@@ -1,0 +1,188 @@
+"""The node owner's keys: what protects a node is never ignored because it is misspelt."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fl_dp.clients import NodeConfig, NodeConfigError
+
+LEDGER = {"ledger-path": "/data/ledger.db"}
+CAPPED = LEDGER | {"max-epsilon": 4.0}
+EXAMPLE, LOCAL = frozenset({"example"}), frozenset({"local"})
+
+
+def test_every_key_is_read() -> None:
+    read = NodeConfig.of(
+        CAPPED
+        | {
+            "max-delta": 1e-6,
+            "require-privacy": "example",
+            "allow-unverified-apps": True,
+            "tell-exhausted": True,
+            "dataset-name": "ward",
+            "unit-name": "north",
+            "data-path": "/srv/ward",
+            "data-schema": "/srv/schema.toml",
+            "partition-id": 3,
+            "num-partitions": 8,
+        }
+    )
+    assert read == NodeConfig(
+        ledger_path="/data/ledger.db",
+        max_epsilon=4.0,
+        max_delta=1e-6,
+        required=(EXAMPLE,),
+        allow_unverified_apps=True,
+        tell_exhausted=True,
+        dataset_name="ward",
+        unit_name="north",
+        data_path="/srv/ward",
+        data_schema="/srv/schema.toml",
+        partition_id=3,
+    )
+
+
+def test_in_a_simulation_nothing_is_set_but_the_partition() -> None:
+    read = NodeConfig.of({"partition-id": 3, "num-partitions": 8})
+    assert read == NodeConfig(partition_id=3)
+    assert (read.node_name, read.source) == ("partition-3", "partition-3")
+
+
+def test_underscores_are_read_as_hyphens() -> None:
+    spelt = CAPPED | {"require-privacy": "local", "unit-name": "north", "data-path": "/srv"}
+    assert NodeConfig.of({key.replace("-", "_"): value for key, value in spelt.items()}) == (
+        NodeConfig.of(spelt)
+    )
+
+
+def test_both_spellings_of_a_key_at_once_are_refused() -> None:
+    with pytest.raises(NodeConfigError, match="max-epsilon is given twice"):
+        NodeConfig.of(CAPPED | {"max_epsilon": 1e9})
+
+
+@pytest.mark.parametrize(
+    ("key", "nearest"),
+    [
+        ("require-privcy", "require-privacy"),
+        ("required-privacy", "require-privacy"),
+        ("requires", "require-privacy"),
+        ("privacy", "require-privacy"),
+        ("Require-Privacy", "require-privacy"),
+        ("max-epsilonn", "max-epsilon"),
+        ("max_espilon", "max-epsilon"),
+        ("maxEpsilon", "max-epsilon"),
+        ("max-eps", "max-epsilon"),
+        ("epsilon", "max-epsilon"),
+        ("max-dleta", "max-delta"),
+        ("ledger", "ledger-path"),
+        ("ledgerpath", "ledger-path"),
+        ("ledger-file", "ledger-path"),
+        ("datapath", "data-path"),
+        ("data-schma", "data-schema"),
+        ("dataset-nmae", "dataset-name"),
+        ("unit-nam", "unit-name"),
+        ("tell-exhuasted", "tell-exhausted"),
+        ("allow-unverified-app", "allow-unverified-apps"),
+        ("partitions-id", "partition-id"),
+        ("fl-dp-ledger-path", "ledger-path"),
+    ],
+)
+def test_a_key_that_is_almost_ours_is_refused_with_the_nearest(key: str, nearest: str) -> None:
+    with pytest.raises(
+        NodeConfigError, match=f"'{key}' is no key of fl-dp: did you mean {nearest}"
+    ):
+        NodeConfig.of({key: "example"})
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        *("site", "dataset-path", "dataset_path", "dataset", "data-dir", "data-root", "model-path"),
+        *("name", "node-id", "node-name", "region", "gpu", "device", "batch-size", "local-epochs"),
+        *("min-delta", "max-steps", "reps", "num-classes", "cache-dir", "train-split", "seed"),
+    ],
+)
+def test_keys_of_other_projects_are_left_alone(key: str) -> None:
+    assert NodeConfig.of({key: 0.8, "partition-id": 1}) == NodeConfig(partition_id=1)
+
+
+@pytest.mark.parametrize("key", ["max-epsilon", "max-delta"])
+@pytest.mark.parametrize("value", [0, -1.0, float("nan"), float("inf"), "4", True])
+def test_a_cap_that_caps_nothing_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(NodeConfigError, match=f"{key} must be a positive number"):
+        NodeConfig.of(CAPPED | {key: value})
+
+
+def test_a_delta_that_caps_nothing_is_refused() -> None:
+    with pytest.raises(NodeConfigError, match="max-delta must be a positive number below 1"):
+        NodeConfig.of(CAPPED | {"max-delta": 1.0})
+    with pytest.raises(NodeConfigError, match="alone caps nothing: add max-epsilon"):
+        NodeConfig.of(LEDGER | {"max-delta": 1e-5})
+
+
+def test_a_cap_needs_a_ledger() -> None:
+    with pytest.raises(NodeConfigError, match="max-epsilon=4 needs a ledger"):
+        NodeConfig.of({"max-epsilon": 4.0})
+
+
+@pytest.mark.parametrize("asked", ["example", "local", "example+local", "any"])
+def test_a_requirement_needs_a_cap(asked: str) -> None:
+    with pytest.raises(NodeConfigError, match="needs a cap and a ledger"):
+        NodeConfig.of(LEDGER | {"require-privacy": asked})
+
+
+@pytest.mark.parametrize(
+    ("asked", "required"),
+    [
+        ("example", (EXAMPLE,)),
+        ("local", (LOCAL,)),
+        ("example+local", (EXAMPLE | LOCAL,)),
+        ("local+example", (EXAMPLE | LOCAL,)),
+        ("any", (EXAMPLE, LOCAL)),
+        ("none", ()),
+        (None, (EXAMPLE, LOCAL)),
+    ],
+)
+def test_a_cap_requires_some_privacy_unless_the_owner_writes_none(
+    asked: str | None, required: tuple[frozenset[str], ...]
+) -> None:
+    said = {} if asked is None else {"require-privacy": asked}
+    assert NodeConfig.of(CAPPED | said).required == required
+
+
+def test_without_a_cap_nothing_is_required() -> None:
+    assert NodeConfig.of(LEDGER).required == ()
+    assert NodeConfig.of({"require-privacy": "none"}).required == ()
+
+
+@pytest.mark.parametrize("asked", ["examples", "Example", "central", "", True, "example,local"])
+def test_an_unknown_requirement_is_refused(asked: Any) -> None:
+    with pytest.raises(NodeConfigError, match="require-privacy must be"):
+        NodeConfig.of(CAPPED | {"require-privacy": asked})
+
+
+@pytest.mark.parametrize("key", ["ledger-path", "data-path"])
+def test_a_relative_path_is_refused(key: str) -> None:
+    with pytest.raises(NodeConfigError, match=f"{key} must be absolute"):
+        NodeConfig.of({key: "ward/files"})
+
+
+@pytest.mark.parametrize("key", ["ledger-path", "dataset-name", "unit-name", "data-path"])
+@pytest.mark.parametrize("value", ["", " ", True])
+def test_an_empty_text_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(NodeConfigError, match=f"{key} must be a text"):
+        NodeConfig.of({key: value})
+
+
+@pytest.mark.parametrize("value", ["true", 1, "no"])
+def test_a_permission_is_true_or_false(value: Any) -> None:
+    with pytest.raises(NodeConfigError, match="tell-exhausted must be true or false"):
+        NodeConfig.of({"tell-exhausted": value})
+
+
+def test_spending_goes_on_under_the_most_lasting_name() -> None:
+    assert NodeConfig.of({"dataset-name": "ward", "unit-name": "north"}).source == "ward"
+    assert NodeConfig.of({"unit-name": "north", "partition-id": 3}).source == "north"
+    assert "partition" not in NodeConfig.of({}).source  # all that one ledger holds is one

@@ -1,0 +1,180 @@
+"""A message that asks for less than the node's owner requires is refused before anything runs."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import ConfigRecord
+
+from fl_dp.clients import app_verification, node_policy, numpy_client_app
+from fl_dp.clients.queries import STATISTIC_QUERY_KEY, UTILITY_QUERY_KEY
+from fl_dp.updates.instruction import (
+    EXAMPLE_PLAN_KEY,
+    IDENTITY_ACTION,
+    STATISTIC_ACTION,
+    UTILITY_ACTION,
+    ClientNoise,
+    RoundInstruction,
+)
+
+MODEL = {"w": np.zeros(3, np.float32)}
+NOISED = RoundInstruction(
+    server_round=1,
+    client_noise=ClientNoise(
+        scheme="gaussian", noise_multiplier=5.0, clipping_norm=0.5, epsilon=3.0, delta=1e-5
+    ),
+)
+PLAIN = RoundInstruction(server_round=1)
+RECORDS = {EXAMPLE_PLAN_KEY: "{}"}
+
+
+@pytest.fixture
+def owned(node: Any, told: Any, tmp_path: Path) -> Any:
+    """Make a node with a ledger and a cap, and the client that it would train with."""
+
+    def make(**config: Any) -> Any:
+        client = told(1.0)
+        base = {"ledger-path": str(tmp_path / "ledger.db"), "max-epsilon": 4.0}
+        app = numpy_client_app(
+            lambda context: client, statistics_fn=lambda *_: client.evaluate(None, None)
+        )
+        return node(app, base | config), client
+
+    return make
+
+
+def refused(reply: Any, kind: str = "PolicyRefusal") -> bool:
+    return bool(reply.has_error() and reply.error.reason == kind)
+
+
+@pytest.mark.parametrize("instruction", [None, PLAIN])
+@pytest.mark.parametrize("asked", [{}, {"require-privacy": "any"}, {"require_privacy": "example"}])
+def test_training_without_protection_is_refused(owned: Any, asked: Any, instruction: Any) -> None:
+    here, client = owned(**asked)
+    assert refused(here.train(MODEL, instruction))
+    assert client.calls == 0
+
+
+@pytest.mark.parametrize("asked", ["any", "local", "example"])
+def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str) -> None:
+    here, client = owned(**{"require-privacy": asked})
+    for kind, key in [
+        ("evaluate", "any"),
+        (f"query.{STATISTIC_ACTION}", STATISTIC_QUERY_KEY),
+        (f"query.{UTILITY_ACTION}", UTILITY_QUERY_KEY),
+    ]:
+        assert refused(here.ask(kind, {"config": ConfigRecord({key: "{}"})}))
+    assert client.calls == 0
+
+
+def test_the_node_s_name_is_told(owned: Any) -> None:
+    here, _ = owned(**{"unit-name": "ward", "require-privacy": "example"})
+    reply = here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
+    assert dict(reply.content.config_records["identity"]) == {"name": "ward"}
+
+
+@pytest.mark.parametrize(
+    ("asked", "instruction", "config", "trains"),
+    [
+        ("local", NOISED, {}, True),
+        ("example", PLAIN, RECORDS, True),
+        ("any", NOISED, {}, True),
+        ("any", PLAIN, RECORDS, True),
+        ("none", PLAIN, {}, True),
+        ("example+local", NOISED, RECORDS, True),
+        ("example+local", NOISED, {}, False),
+        ("example+local", PLAIN, RECORDS, False),
+        ("example", NOISED, {}, False),
+        ("local", PLAIN, RECORDS, False),
+    ],
+)
+def test_training_passes_that_offers_what_is_required(
+    owned: Any, asked: str, instruction: Any, config: dict[str, Any], trains: bool
+) -> None:
+    here, client = owned(**{"require-privacy": asked})
+    assert refused(here.train(MODEL, instruction, **config)) is not trains
+    assert client.calls == trains
+
+
+def test_a_bad_configuration_answers_nothing(node: Any, told: Any) -> None:
+    client = told(1.0)
+    here = node(numpy_client_app(lambda context: client), {"require-privcy": "example"})
+    assert refused(here.train(MODEL, NOISED), "NodeConfigError")
+    assert refused(here.ask("evaluate", {"config": ConfigRecord()}), "NodeConfigError")
+    name = here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
+    assert refused(name, "NodeConfigError")
+    assert client.calls == 0
+
+
+# Which app it is that refuses: one that somebody whom the owner trusts has signed?
+
+
+def test_where_unverified_apps_run_nothing_is_answered(
+    owned: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_policy, "apps_are_verified", lambda: False)
+    here, client = owned()
+    with caplog.at_level(logging.ERROR):
+        assert refused(here.train(MODEL, NOISED))
+    assert client.calls == 0
+    assert "--trusted-entities" in caplog.text  # in the node's own log
+
+    allowing, client = owned(**{"allow-unverified-apps": True})
+    assert not refused(allowing.train(MODEL, NOISED))
+    assert client.calls == 1
+
+
+def test_where_it_can_not_be_seen_the_log_says_once_what_to_do(
+    owned: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(node_policy, "apps_are_verified", lambda: None)
+    node_policy._say_once_what_the_owner_must_do.cache_clear()
+    here, client = owned()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert not refused(here.train(MODEL, NOISED))
+    assert client.calls == 2
+    assert caplog.text.count("--trusted-entities") == 1
+
+
+def ancestors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *command: str) -> None:
+    """Put this process below a SuperExec, below a SuperNode that was started like this."""
+    started = {7: ("flower-superexec",), 6: command}
+    for pid, words in started.items():
+        folder = tmp_path / str(pid)
+        (folder / "cwd").mkdir(parents=True)
+        (folder / "stat").write_text(f"{pid} (a (name) 3) S {pid - 1 if pid > 6 else 0} 1")
+        (folder / "cmdline").write_text("\0".join(words) + "\0")
+    monkeypatch.setattr(app_verification, "_PROCESSES", tmp_path)
+    monkeypatch.setattr(app_verification.os, "getppid", lambda: 7)
+
+
+@pytest.mark.parametrize(
+    ("options", "verified"),
+    [
+        ((), False),
+        (("--trusted-entities", "keys.yaml"), True),
+        (("--trusted-entities=keys.yaml",), True),
+        (("--trusted", "keys.yaml"), True),  # as argparse takes it
+        (("--trusted-entities", "empty.yaml"), False),  # as Flower takes it
+        (("--node-config", 'x="--trusted-entities"'), False),
+    ],
+)
+def test_the_supernode_s_command_line_tells_whether_it_verifies_apps(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], verified: bool
+) -> None:
+    ancestors(tmp_path, monkeypatch, "/bin/python", "/bin/flower-supernode", "--insecure", *options)
+    (tmp_path / "6" / "cwd" / "keys.yaml").write_text("fpk_1: ssh-ed25519 AAAA owner\n")
+    (tmp_path / "6" / "cwd" / "empty.yaml").write_text("{}\n")
+    assert app_verification.apps_are_verified() is verified
+
+
+def test_without_a_supernode_above_it_can_not_be_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ancestors(tmp_path, monkeypatch, "/bin/bash", "--trusted-entities")
+    assert app_verification.apps_are_verified() is None

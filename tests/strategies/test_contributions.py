@@ -1,0 +1,397 @@
+"""A training to which nobody contributes ends early; the count costs next to nothing, and no more.
+
+Statistical tests draw from fixed seeds, so each says the same in every run; their bounds hold for
+a random seed with a false-alarm rate of at most 1e-6.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fl_dp.strategies.contributions import (
+    FALSE_ALARM,
+    CohortLaw,
+    ContributionCheck,
+    Evidence,
+    _log_likelihood,
+)
+from fl_dp.strategies.round_sum import CentralSum
+from flwr.app import Error, Message, RecordDict
+from flwr.client import NumPyClient
+from laws import ALARM
+from local_grid import answer_with_app, answer_with_update
+from scipy import integrate, stats
+from trainings import plan_of, record, train
+
+from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp.accounting import (
+    FixedSizeSampling,
+    PoissonSampling,
+    PrivacyLedger,
+    TruncatedPoissonSampling,
+)
+from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, SecureRandom
+from fl_dp.strategies import FixedSelection, NobodyContributes, Unit
+from fl_dp.updates import VectorLayout
+
+README = dict(rounds=60, num_clients=200, sampling_rate=0.25, clipping_norm=1.0)
+
+
+def model() -> Any:
+    return record(w=np.zeros(4))
+
+
+def ones(count: int) -> list[dict[str, Any]]:
+    return [{"w": np.ones(4)}] * count
+
+
+def fails(message: Message, partition: int) -> Message:
+    return Message(Error(code=2, reason="ValueError"), reply_to=message)
+
+
+# --- What the count costs, and what one unit can do to it -----------------------------------------
+
+
+def test_the_whole_round_costs_what_it_is_charged_as() -> None:
+    metric = ScalarMetric(name="loss", low=0.0, high=4.0)
+    bundle = GaussianBundle(
+        noise_multiplier=1.3,
+        clipping_norms=(0.5,),
+        unclipped_bit=True,
+        metrics=(metric,),
+        scalar_noise_std=4.0,
+        count_noise_std=9.0,
+    )
+    count, bit, loss = bundle.scalar_mechanisms
+    assert (count.noise_std, count.clipping_norm) == (9.0, 1.0)
+    parts = [bundle.updates.noise_multiplier, 9.0, 8.0, 8.0]
+    assert [each.noise_multiplier for each in (count, bit, loss)] == parts[1:]
+    assert sum(part**-2 for part in parts) == pytest.approx(1.3**-2, rel=1e-12)
+    again = GaussianBundle.from_dict(json.loads(json.dumps(bundle.to_dict())))
+    assert again == bundle
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "clients", "rate", "of_updates"),
+    [  # z (1 - z^2 / max(0.1 cohort, z / sqrt(1 - 1.01^-2))^2)^-1/2, by hand
+        (1.0, 10, 1.0, 1.01),
+        (2.66, 200, 0.25, 2.6866),
+        (1.0, 1000, 0.25, 1.0008009612),
+        (0.01, 8, 0.5, 0.0100031264656),
+    ],
+)
+def test_the_updates_get_at_most_one_per_cent_more_noise(
+    multiplier: float, clients: int, rate: float, of_updates: float
+) -> None:
+    plan = plan_of(clients, sampling_rate=rate, contribution_check=True)
+    made = plan.bundle(multiplier).updates.noise_multiplier
+    assert made == pytest.approx(of_updates, rel=1e-8)
+    assert made <= 1.01 * multiplier * (1 + 1e-12)
+
+
+def test_a_plan_counts_unless_told_otherwise_and_its_events_do_not_change() -> None:
+    budget = PrivacyBudget(epsilon=2.0, delta=200**-1.1)
+    with_count = PrivacyPlan.calibrate(budget, **README)  # type: ignore[arg-type]
+    without = PrivacyPlan.calibrate(budget, **README, contribution_check=False)  # type: ignore[arg-type]
+    assert with_count.bundle(1.0).count_noise_std is not None
+    assert without.bundle(1.0).count_noise_std is None
+    assert with_count.noise_multiplier == without.noise_multiplier
+    assert with_count.history == without.history
+    for plan in (with_count, without):
+        assert PrivacyPlan.from_dict(json.loads(json.dumps(plan.to_dict()))) == plan
+
+
+@pytest.mark.parametrize(
+    ("norm", "weight", "counted"),
+    [
+        (0.3, 1.0, 1.0),
+        (1e300, 1.0, 1.0),
+        (0.0, 1.0, 0.0),  # the model as it came
+        (math.inf, 1.0, 0.0),
+        (math.nan, 1.0, 0.0),
+        (0.3, 0.0, 0.0),
+        (0.3, 0.25, 1.0),
+    ],
+)
+def test_a_unit_counts_once_or_not_at_all(norm: float, weight: float, counted: float) -> None:
+    bundle = GaussianBundle(noise_multiplier=1.0, clipping_norms=(1.0,), count_noise_std=7.0)
+    assert bundle.scalar_values(norm, {}, weight=weight) == [counted]
+    [steps] = bundle.scalar_steps([counted])
+    assert 0.0 <= steps * bundle.scalar_mechanisms[0].grid <= 1.0  # never more than sensitivity 1
+
+
+@pytest.mark.parametrize("count", [0.0, -1.0, math.nan, 1.0])
+def test_a_count_that_would_cost_more_than_its_round_is_refused(count: float) -> None:
+    with pytest.raises(ValueError, match="count_noise_std"):
+        GaussianBundle(noise_multiplier=1.0, clipping_norms=(1.0,), count_noise_std=count)
+
+
+def test_a_released_count_has_the_noise_that_it_was_charged_for() -> None:
+    rounds = 2000  # a chi-square at 1e-6 then sees a tenth of the scale missing
+    plan = plan_of(6, noise_multiplier=2.0, contribution_check=True)
+    std = plan.bundle(2.0).count_noise_std
+    assert std is not None
+    layout, rng = VectorLayout.of(model()), SecureRandom()
+    reply = RecordDict({"arrays": record(w=np.ones(4))})
+    noise = np.empty(rounds)
+    for draw in range(rounds):
+        opened = CentralSum(
+            plan, 2.0, layout, np.zeros(4), clipping_norms=(1.0,), max_units_of_node=None
+        )
+        for node in range(6):
+            opened.fold(reply, [Unit(node)], server_round=1)
+        released = opened.release(rng)
+        assert released.contributions is not None
+        assert released.contributions_std == std
+        noise[draw] = (released.contributions - 6.0) / std
+    law = stats.chi2(rounds)
+    squares = float((noise**2).sum())
+    assert 2 * min(law.sf(squares), law.cdf(squares)) > ALARM
+    assert law.cdf(rounds * 0.9**2) < ALARM  # a tenth less noise would be seen
+    assert law.sf(rounds * 1.1**2) < ALARM
+    assert 2 * stats.norm.sf(abs(noise.mean()) * math.sqrt(rounds)) > ALARM
+
+
+# --- The decision ---------------------------------------------------------------------------------
+
+
+LAWS = {
+    "poisson": (CohortLaw(units=40, rate=0.25), 5.0),
+    "known": (CohortLaw(units=8, rate=1.0), 7.1),
+    "clear": (CohortLaw(units=30, rate=0.5), 1.5),
+}
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize(("share", "against"), [(0.0, 0.75), (0.5, 0.9)])
+def test_one_round_s_evidence_is_one_on_average_where_enough_contribute(
+    name: str, share: float, against: float
+) -> None:
+    law, std = LAWS[name]
+
+    def weighted(count: float, of: float) -> float:
+        usual = math.exp(_log_likelihood(count, law, of, std))
+        return usual * math.exp(-((count / std) ** 2) / 2.0) / (std * math.sqrt(2.0 * math.pi))
+
+    low, high = -12.0 * std, law.units + 12.0 * std
+    for of in (share, against):  # both are densities, so their ratio has mean 1 under the second
+        mass, _ = integrate.quad(weighted, low, high, args=(of,), limit=500)
+        assert mass == pytest.approx(1.0, abs=1e-7)
+
+
+@pytest.mark.parametrize("name", LAWS)
+@pytest.mark.parametrize(("share", "against"), [(0.0, 0.75), (0.5, 0.9)])
+def test_more_contributions_are_less_evidence(name: str, share: float, against: float) -> None:
+    law, std = LAWS[name]
+    counts = np.linspace(-6 * std, law.units + 6 * std, 200)
+    ratios = [
+        _log_likelihood(count, law, share, std) - _log_likelihood(count, law, against, std)
+        for count in counts
+    ]
+    assert (np.diff(ratios) < 0).all()
+
+
+def passed(
+    rng: np.random.Generator, law: CohortLaw, std: float, *, rounds: int, rate: float, at: float
+) -> int | None:
+    """Return the round in which the evidence for nobody passes, None if it never does."""
+    evidence = Evidence(share=0.0, against=0.75)
+    for server_round in range(1, rounds + 1):
+        count = rng.binomial(law.units, law.rate * rate) + rng.normal(0.0, std)
+        evidence.observe(count, law, noise_std=std)
+        if evidence.passes(at):
+            return server_round
+    return None
+
+
+@pytest.mark.parametrize("name", LAWS)
+def test_a_training_is_rarely_ended_while_three_quarters_contribute(name: str) -> None:
+    # At 1e-6 no simulation would see anything; the same rule at 0.05 keeps its promise, too.
+    law, std = LAWS[name]
+    rng, trainings = np.random.default_rng(11), 200
+    alarms = sum(
+        passed(rng, law, std, rounds=60, rate=0.75, at=0.05) is not None for _ in range(trainings)
+    )
+    assert stats.binom.sf(alarms - 1, trainings, 0.05) > ALARM
+
+
+def test_the_promised_false_alarm_rate_is_one_in_a_million() -> None:
+    assert FALSE_ALARM == 1e-6
+    evidence = Evidence(share=0.0, against=0.75)
+    evidence.observe(0, CohortLaw(units=10, rate=1.0), noise_std=0.0)  # 4^10 / 2 = 524,288
+    assert not evidence.passes(FALSE_ALARM)
+    evidence.observe(0, CohortLaw(units=1, rate=1.0), noise_std=0.0)  # (... + 1/6) * 4
+    assert evidence.passes(FALSE_ALARM)
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "units", "rate", "at_most"),
+    [(2.66, 200, 0.25, 25), (1.0, 200, 0.25, 5), (1.1, 1000, 0.05, 6), (1.0, 3000, 0.1, 4)],
+)
+def test_nobody_is_found_out_soon(multiplier: float, units: int, rate: float, at_most: int) -> None:
+    plan = plan_of(units, sampling_rate=rate, contribution_check=True)
+    std = plan.bundle(multiplier).count_noise_std
+    assert std is not None
+    law, rng = CohortLaw.of(plan, asked=-1), np.random.default_rng(5)
+    assert law == CohortLaw(units=units, rate=rate)
+    for _ in range(200):
+        assert passed(rng, law, std, rounds=at_most, rate=0.0, at=FALSE_ALARM) is not None
+
+
+def test_trouble_that_begins_late_is_found_as_well() -> None:
+    law, rng, evidence = CohortLaw(units=200, rate=0.25), np.random.default_rng(3), None
+    evidence = Evidence(share=0.0, against=0.75)
+    for _ in range(100):
+        evidence.observe(rng.binomial(200, 0.25) + rng.normal(0, 7.1), law, noise_std=7.1)
+        assert not evidence.passes(FALSE_ALARM)
+    for _ in range(10):
+        evidence.observe(rng.normal(0, 7.1), law, noise_std=7.1)
+    assert evidence.passes(FALSE_ALARM)
+
+
+def test_a_cohort_s_law_is_what_is_public_of_it() -> None:
+    def of(sampling: Any, asked: int = 3) -> CohortLaw:
+        return CohortLaw.of(plan_of(20, sampling=sampling), asked)
+
+    assert of(PoissonSampling(sampling_rate=0.5)) == CohortLaw(units=20, rate=0.5)
+    assert of(PoissonSampling(sampling_rate=1.0), 20) == CohortLaw(units=20, rate=1.0)
+    assert of(FixedSizeSampling(cohort=5)) == CohortLaw(units=5, rate=1.0)
+    truncated = TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=8)
+    assert of(truncated) == CohortLaw(units=20, rate=0.4)
+    assert CohortLaw.of(None, asked=3) == CohortLaw(units=3, rate=1.0)
+    assert CohortLaw.of(None, asked=0).mean == 0.0
+    silent = Evidence(share=0.0, against=0.75)
+    for _ in range(1000):  # rounds that ask nobody say nothing
+        silent.observe(0, CohortLaw(units=0, rate=1.0), noise_std=0.0)
+    assert not silent.passes(0.5)
+
+
+# --- In a training --------------------------------------------------------------------------------
+
+
+def counting(count: int, **changes: Any) -> PrivacyPlan:
+    fields = dict(rounds=60, noise_multiplier=0.5, contribution_check=True)
+    return plan_of(count, **(fields | changes))
+
+
+ZERO = {
+    "raises": fails,
+    "another shape": answer_with_update([{"w": np.ones((4, 1))}] * 40),
+    "not finite": answer_with_update([{"w": np.full(4, np.nan)}] * 40),
+    "the model as it came": answer_with_update([{}] * 40),
+    "silent": lambda message, partition: None,
+}
+
+
+@pytest.mark.parametrize("kind", ZERO)
+def test_a_training_to_which_nobody_contributes_ends_before_much_is_spent(
+    tmp_path: Path, kind: str
+) -> None:
+    plan = counting(40)
+    with pytest.raises(NobodyContributes, match="Likely causes") as ended:
+        train(tmp_path, plan, ZERO[kind], model(), timeout=0.05)
+    assert "raises an exception" in str(ended.value)
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert 1 <= ledger.rounds_committed <= 5
+        assert ledger.rounds_spent == ledger.rounds_committed
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        dict(clipping=AdaptiveClipping(initial_norm=1.0)),
+        dict(metrics=(ScalarMetric(name="loss", low=0.0, high=1.0),)),
+        dict(total_weight=40.0, capped_denominator=True),
+        dict(sampling=FixedSizeSampling(cohort=30)),
+    ],
+)
+def test_every_mode_with_noise_at_the_server_counts(tmp_path: Path, options: Any) -> None:
+    plan = counting(40, **options)
+    weights = {"weight_cap": 1.0} if plan.capped_denominator else {}
+    with pytest.raises(NobodyContributes):
+        train(tmp_path, plan, fails, model(), **weights)
+
+
+class Trains(NumPyClient):
+    def fit(self, parameters: Any, config: Any) -> Any:
+        return [each + 1 for each in parameters], 1, {}
+
+
+class Raises(NumPyClient):
+    def fit(self, parameters: Any, config: Any) -> Any:
+        raise ValueError("no data")
+
+
+@pytest.mark.parametrize("coins_at_nodes", [False, True])
+def test_nodes_that_sum_their_units_count_them(tmp_path: Path, coins_at_nodes: bool) -> None:
+    def app(client: Callable[[], NumPyClient]) -> Any:
+        units = NodeUnits(client_fn=lambda c, u: client(), count=lambda *_: 10)
+        return answer_with_app(numpy_client_app(lambda c: client(), units=units), 4)
+
+    how: Any = dict(nodes=4, units_per_node=10, coins_at_nodes=coins_at_nodes)
+    plan = counting(40, sampling_rate=0.5, rounds=8)
+    (tmp_path / "good").mkdir()
+    trained = train(tmp_path / "good", plan, app(Trains), model(), **how)
+    assert trained.strategy.rounds_completed == 8
+    with pytest.raises(NobodyContributes):
+        train(tmp_path, plan, app(Raises), model(), **how)
+
+
+def test_without_a_plan_the_count_is_exact(tmp_path: Path) -> None:
+    def run(answer: Any) -> Any:
+        return train(None, None, answer, model(), nodes=5, rounds=20, selection=FixedSelection(5))
+
+    assert run(answer_with_update(ones(5))).strategy.rounds_completed == 20
+    with pytest.raises(NobodyContributes, match="the first one, so the training ends here"):
+        run(fails)
+
+
+def test_where_clients_add_the_noise_the_count_is_exact(tmp_path: Path) -> None:
+    plan = counting(5, client_scheme="gaussian", noise_multiplier=5.0)
+    assert plan.bundle(5.0).count_noise_std is None
+    with pytest.raises(NobodyContributes):
+        train(tmp_path, plan, fails, model())
+
+
+def test_the_check_can_be_switched_off(tmp_path: Path) -> None:
+    plan = counting(40, contribution_check=False, rounds=8)
+    assert train(tmp_path, plan, fails, model()).strategy.rounds_completed == 8
+
+
+def test_half_of_them_failing_is_a_warning_with_the_noisy_estimate(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    works = answer_with_update(ones(200))
+    plan = counting(200, rounds=12)
+    trained = train(tmp_path, plan, lambda m, p: fails(m, p) if p % 2 else works(m, p), model())
+    assert trained.strategy.rounds_completed == 12
+    said = [r.getMessage() for r in caplog.records if "seem to contribute" in r.getMessage()]
+    assert len(said) == 1
+    assert "noisy estimate" in said[0]
+    assert 35 <= int(said[0].split()[1]) <= 65
+
+
+def test_nothing_is_said_where_everybody_contributes(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    train(tmp_path, counting(40, rounds=12), answer_with_update(ones(40)), model())
+    assert "contribute" not in caplog.text
+
+
+def test_the_check_starts_anew_in_a_new_process() -> None:
+    check = ContributionCheck(counting(40))
+    for _ in range(50):
+        check.observe(40.0, noise_std=7.1, asked=40)
+    again = ContributionCheck(counting(40))
+    with pytest.raises(NobodyContributes):
+        for _ in range(5):
+            again.observe(0.0, noise_std=7.1, asked=40)

@@ -1,0 +1,155 @@
+"""The log of a training: as Flower's own, and what will not act is named."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
+from local_grid import LocalGrid, answer_with_update
+
+from fl_dp.mechanisms import ScalarMetric
+from fl_dp.strategies import DPFedAvg, PoissonSelection
+
+N = 4
+INITIAL = ArrayRecord({"w": Array(np.zeros(2))})
+
+
+def grid() -> LocalGrid:
+    return LocalGrid(answer_with_update([{"w": np.ones(2)}] * N), N)
+
+
+def private(inner: Strategy | None, folder: Path, **options: Any) -> DPFedAvg:
+    return DPFedAvg.with_budget(
+        inner,
+        epsilon=2.0,
+        rounds=2,
+        num_clients=N,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        ledger=folder / "ledger.db",
+        **options,
+    )
+
+
+def test_evaluations_and_the_result_are_logged_as_flower_logs_them(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+
+    def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        return MetricRecord({"accuracy": 0.125 + server_round})
+
+    def lines(strategy: Strategy) -> list[str]:
+        caplog.clear()
+        strategy.start(grid(), INITIAL, num_rounds=2, evaluate_fn=evaluate)
+        return [each.getMessage() for each in caplog.records]
+
+    made = private(None, tmp_path, metrics=(ScalarMetric(name="loss", low=0.0, high=1.0),))
+    ours, theirs = lines(made), lines(FedAvg(fraction_evaluate=0.0))
+    shared = [
+        line for line in theirs if "evaluation" in line or "MetricRecord: {'accuracy'" in line
+    ]
+    assert len(shared) == 5  # one before training, two a round
+    assert [line for line in ours if line in shared] == shared
+    results = [each[each.index("Final results:") :] for each in (ours, theirs)]
+    assert results[0][-8:] == results[1][-8:]  # the server's evaluations
+    assert any("accuracy" in line for line in results[0][-8:])
+    assert sum("Aggregated MetricRecord: {'loss'" in line for line in ours) == 2
+    assert any(line.startswith("Strategy execution finished in") for line in ours)
+
+
+class Elaborate(FedAdam):
+    """Overrides what private training has no place for."""
+
+    def start(self, *args: Any, **kwargs: Any) -> Any:
+        raise AssertionError("not called")
+
+    def configure_evaluate(self, *args: Any) -> Any:
+        raise AssertionError("not called")
+
+    def aggregate_evaluate(self, *args: Any) -> Any:
+        raise AssertionError("not called")
+
+
+def average(contents: Any, weight: str) -> MetricRecord:
+    return MetricRecord({"loss": contents[0]["metrics"]["loss"]})
+
+
+UNUSED = {
+    "start": (Elaborate(), "after_round"),
+    "configure_evaluate": (Elaborate(), "metrics="),
+    "aggregate_evaluate": (Elaborate(), "metrics="),
+    "fraction_train=0.5": (FedAvg(fraction_train=0.5), "sampling_rate="),
+    "fraction_evaluate=0.5": (FedAdam(fraction_evaluate=0.5), "evaluate_fn"),
+    "min_train_nodes=3": (FedAvg(min_train_nodes=3), "num_clients="),
+    "min_evaluate_nodes=3": (FedAvg(min_evaluate_nodes=3), "evaluate_fn"),
+    "min_available_nodes=3": (FedAvg(min_available_nodes=3), "num_clients="),
+    "weighted_by_key='size'": (FedAvg(weighted_by_key="size"), "weight_cap="),
+    "train_metrics_aggr_fn": (FedAvg(train_metrics_aggr_fn=average), "metrics="),
+    "evaluate_metrics_aggr_fn": (FedAvg(evaluate_metrics_aggr_fn=average), "evaluate_fn"),
+}
+
+
+@pytest.mark.parametrize("name", UNUSED)
+def test_what_will_not_act_is_said_once_by_name_with_what_to_use(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    inner, instead = UNUSED[name]
+    private(inner, tmp_path).start(grid(), INITIAL, num_rounds=2)
+    (line,) = [each.getMessage() for each in caplog.records if name in each.getMessage()]
+    assert instead in line
+    kind = type(inner).__name__
+    assert line.startswith((f"{kind}.{name} is overridden", f"{kind}: {name} is not used"))
+
+
+def test_a_subclass_s_own_arguments_for_flower_s_class_count(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Half(FedAvg):
+        def __init__(self, fraction_train: float = 0.5) -> None:
+            super().__init__(fraction_train=fraction_train)
+
+    private(Half(), tmp_path)
+    assert "Half: fraction_train=0.5 is not used" in caplog.text
+
+
+@pytest.mark.parametrize("inner", [FedAvg(), FedAdam(eta=0.3), FedAvg(fraction_evaluate=0.0)])
+def test_a_strategy_as_flower_makes_it_is_told_nothing(
+    inner: Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.clear()
+    private(inner, tmp_path).start(grid(), INITIAL, num_rounds=1)
+    assert not [each for each in caplog.records if each.levelno >= logging.WARNING]
+
+
+def test_without_a_plan_replies_are_weighted_and_nothing_is_said_of_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    inner = FedAvg(weighted_by_key="size")
+    DPFedAvg(inner, plan=None, ledger=None, selection=PoissonSelection(1.0))
+    assert "weighted_by_key" not in caplog.text
+
+
+def test_an_evaluation_that_a_private_strategy_overrides_or_is_given_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Evaluating(DPFedAvg):
+        def configure_evaluate(self, *args: Any) -> Any:
+            raise AssertionError("not called")
+
+    made = Evaluating.with_budget(
+        epsilon=2.0,
+        rounds=1,
+        num_clients=N,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        ledger=tmp_path / "ledger.db",
+    )
+    made.start(grid(), INITIAL, num_rounds=1, evaluate_config=ConfigRecord({"a": 1}))
+    assert "Evaluating.configure_evaluate will not be called" in caplog.text
+    assert "evaluate_config is not used" in caplog.text

@@ -1,0 +1,219 @@
+"""One line around a strategy: what may be left out, what a subclass adds, what is misspelt."""
+
+from __future__ import annotations
+
+import logging
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord
+from flwr.serverapp.strategy import FedAvg
+from local_grid import LocalGrid, answer_with_update
+from scipy.special import ndtr
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import VisibleSampling
+from fl_dp.mechanisms import (
+    DEFAULT_CLIPPING,
+    AdaptiveClipping,
+    FixedClipping,
+    clipping_from_dict,
+    clipping_to_dict,
+)
+from fl_dp.strategies import DPFedAvg, PoissonSelection
+
+ARGUMENTS: dict[str, Any] = {
+    "epsilon": 4.0,
+    "rounds": 3,
+    "num_clients": 20,
+    "sampling_rate": 0.5,
+    "clipping_norm": 1.0,
+}
+
+
+def make(folder: Path, kind: type[DPFedAvg] = DPFedAvg, **changes: Any) -> DPFedAvg:
+    arguments = ARGUMENTS | {"ledger": folder / "ledger.db"} | changes
+    return kind.with_budget(FedAvg(), **arguments)
+
+
+class Tagged(DPFedAvg):
+    """A subclass with arguments of its own."""
+
+    def __init__(self, *args: Any, tag: str = "none", **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.tag = tag
+
+
+def test_a_subclass_s_own_arguments_are_passed_on(tmp_path: Path) -> None:
+    made = make(tmp_path, Tagged, tag="clinic", roster_timeout=5.0, participation_cap=None)
+    assert isinstance(made, Tagged)
+    assert made.tag == "clinic"
+
+
+MISSPELT = {
+    "samplig_rate": "did you mean 'sampling_rate'",
+    "clip_norm": "did you mean 'clipping_norm'",
+    "participation_caps": "did you mean 'participation_cap'",
+    "roster_timout": "did you mean 'roster_timeout'",
+    "tagg": "did you mean 'tag'",
+    "xyz": "it takes after_round, ",
+    "plan": "it takes after_round, ",
+}
+
+
+@pytest.mark.parametrize("name", MISSPELT)
+def test_a_typo_names_the_nearest_right_word_and_leaves_no_ledger(
+    name: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match=MISSPELT[name]) as refused:
+        make(tmp_path, Tagged, **{name: 1})
+    assert str(refused.value).startswith(f"Tagged.with_budget has no argument '{name}'")
+    assert not list(tmp_path.iterdir())
+
+
+WRONG = {
+    "epsilon": ("4", "a number"),
+    "rounds": (3.0, "an integer"),
+    "num_clients": (True, "an integer"),
+    "sampling_rate": ("half", "a number"),
+    "clipping_norm": ([1.0], "a number"),
+    "delta": ("1e-5", "a number"),
+    "ledger": (None, "a text or Path"),
+    "roster_timeout": ("60", "a number"),
+    "participation_cap": (2.5, "an integer or None"),
+    "metrics": (["loss"], "a tuple of ScalarMetric"),
+    "neighboring_relation": ("zero-out", "NeighboringRelation.ZERO_OUT"),
+    "after_round": (3, "a function or None"),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_value_of_the_wrong_type_is_one_line(name: str, tmp_path: Path) -> None:
+    value, wanted = WRONG[name]
+    with pytest.raises(TypeError, match=f"^{name} must be .*{wanted}") as refused:
+        make(tmp_path, **{name: value})
+    assert repr(value) in str(refused.value)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    ("changes", "got"),
+    [({"sampling_rate": None}, "neither"), ({"selection": PoissonSelection(0.5)}, "both")],
+)
+def test_who_takes_part_is_said_once(changes: dict[str, Any], got: str, tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=f"either sampling_rate or selection, got {got}"):
+        make(tmp_path, **changes)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_strategy_that_can_t_be_used_leaves_no_ledger(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="can't be the server optimizer"):
+        DPFedAvg.with_budget("fedavg", ledger=tmp_path / "ledger.db", **ARGUMENTS)  # type: ignore[arg-type]  # on purpose
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_argument_that_both_the_plan_and_a_subclass_have_is_an_error(tmp_path: Path) -> None:
+    class Scheduled(DPFedAvg):
+        def __init__(self, *args: Any, unit: str = "day", **options: Any) -> None:
+            super().__init__(*args, **options)
+
+    with pytest.raises(TypeError, match="'unit' is an argument of the plan and of Scheduled"):
+        make(tmp_path, Scheduled, unit="week")
+    assert isinstance(make(tmp_path, Scheduled), Scheduled)
+
+
+def test_a_plan_names_a_typo_as_well() -> None:
+    with pytest.raises(TypeError, match="no argument 'participation_caps': did you mean"):
+        PrivacyPlan.calibrate(
+            PrivacyBudget(epsilon=1.0, delta=1e-3),
+            rounds=1,
+            num_clients=10,
+            sampling_rate=1.0,
+            clipping_norm=1.0,
+            participation_caps=2,  # type: ignore[call-arg]  # on purpose
+        )
+
+
+# A clipping norm that was left out.
+
+
+def test_a_clipping_norm_that_is_left_out_is_adapted_and_that_is_said(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO, logger="flwr")
+    made = make(tmp_path, clipping_norm=None, rounds=2)
+    assert made.plan is not None
+    assert made.plan.clipping == DEFAULT_CLIPPING
+    assert caplog.text.count("clipping_norm was left out") == 1
+    updates = [{"w": np.full(4, 5.0)}] * 20
+    made.start(
+        LocalGrid(answer_with_update(updates), 20),
+        ArrayRecord({"w": Array(np.zeros(4))}),
+        num_rounds=2,
+    )
+    assert made.clipping_norms is not None
+    assert made.clipping_norms[0] > DEFAULT_CLIPPING.initial_norm  # 10 is far above it
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.plan == made.plan
+
+
+@pytest.mark.parametrize("make_plan", [PrivacyPlan.calibrate, PrivacyPlan.from_noise_multiplier])
+def test_where_no_norm_can_be_found_leaving_it_out_is_an_error(make_plan: Any) -> None:
+    budget = PrivacyBudget(epsilon=1.0, delta=1e-3)
+    first, more = (budget, {}) if make_plan == PrivacyPlan.calibrate else (1.0, {"delta": 1e-3})
+    with pytest.raises(ValueError, match=r"write clipping_norm=.*choosing_a_clipping_norm\.md"):
+        make_plan(
+            first,
+            rounds=1,
+            num_clients=10,
+            sampling=VisibleSampling(cohort=5),
+            client_scheme="gaussian",
+            **more,
+        )
+
+
+@pytest.mark.parametrize(
+    ("median", "rounds"), [(0.01, 10), (0.1, 10), (1.0, 10), (5.0, 10), (100.0, 30)]
+)
+def test_the_default_finds_norms_from_a_hundredth_to_a_hundred_in_a_short_training(
+    median: float, rounds: int
+) -> None:
+    # Of log-normal norms of spread 0.4, without chance: the rule itself.
+    norm = DEFAULT_CLIPPING.initial_norm
+    for _ in range(rounds):
+        unclipped = float(ndtr(math.log(norm / median) / 0.4))
+        norm = DEFAULT_CLIPPING.next_norm(
+            norm, noisy_bit_sum=100.0 * (unclipped - 0.5), denominator=100.0
+        )
+    assert norm == pytest.approx(median, rel=0.25)
+
+
+# A rule of one's own.
+
+
+class Gentle(AdaptiveClipping):
+    """A subclass, which the ledger would store as its parent."""
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (0.5, "write clipping_norm=0.5"),
+        (Gentle(), r"itself, got Gentle: see docs/extending\.md#clipping"),
+        (object(), r"itself, got object: see docs/extending\.md#clipping"),
+    ],
+)
+def test_a_clipping_rule_of_one_s_own_is_refused_with_the_page(
+    given: Any, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(TypeError, match=said):
+        make(tmp_path, clipping_norm=None, clipping=given)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_rules_that_there_are_come_back_from_a_ledger() -> None:
+    for rule in (DEFAULT_CLIPPING, FixedClipping(norm=2.0)):
+        assert clipping_from_dict(clipping_to_dict(rule)) == rule
