@@ -11,6 +11,7 @@ import sys
 from collections import Counter
 from dataclasses import asdict, replace
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import dp_accounting
@@ -568,7 +569,8 @@ def test_flower_is_given_the_absolute_data_folder(monkeypatch, tmp_path):
 def train_here(overrides, on_progress):
     """Do in this process what the ServerApp does."""
     settings = compose_settings(overrides)
-    num_clients = settings.task.num_clients
+    resumed = None if settings.resume is None else RunFolder(Path(settings.resume))
+    num_clients = (settings if resumed is None else resumed.read_settings()).task.num_clients
     train(
         LocalGrid(answer_with_app(client_app.app, num_clients), num_clients), settings, run_id="1"
     )
