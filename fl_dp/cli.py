@@ -1,43 +1,28 @@
-"""The command line: `fl-dp run`, `fl-dp plan`, `fl-dp ledger`, `fl-dp data`."""
+"""The entry of the `fl-dp` command; the commands themselves stand in `fl_dp.commands`."""
 
 from __future__ import annotations
 
-from typing import Annotated
-
-import typer
-
-from fl_dp import __version__
-
-from .commands.console import out
-from .commands.data import data
-from .commands.ledger import ledger
-from .commands.plan import plan
-from .commands.run import run
-
-app = typer.Typer(
-    name="fl-dp",
-    help="Differentially private federated learning for Flower.",
-    no_args_is_help=True,
-    add_completion=False,
-    rich_markup_mode="markdown",
-    pretty_exceptions_enable=False,
-)
-for command in (run, plan, ledger, data):
-    app.command()(command)
-
-
-@app.callback(invoke_without_command=True)
-def _root(
-    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
-) -> None:
-    if version:
-        out.print(__version__)
-        raise typer.Exit
+import sys
 
 
 def main() -> None:
-    """Entry point of the `fl-dp` command."""
-    app()
+    """Run the command line. Ctrl-C at any moment, also while something is imported, is one line."""
+    try:
+        from fl_dp.commands.app import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.stderr.write("error: stopped\n")
+        raise SystemExit(130) from None
+
+
+def __getattr__(name: str) -> object:
+    # Not imported above: `main` says so in one line if that is interrupted.
+    if name != "app":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from fl_dp.commands.app import app
+
+    return app
 
 
 if __name__ == "__main__":

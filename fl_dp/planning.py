@@ -31,7 +31,9 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
+from .combinations import check_combinations
 from .settings import Settings
+from .wording import said_in_keys
 
 _MOST_STEPS = 10_000_000
 
@@ -47,54 +49,15 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
     Raises:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
     """
-    privacy = settings.privacy
-    if privacy.mode in ("none", "example"):
+    check_combinations(settings)
+    if settings.privacy.mode in ("none", "example"):
         raise ValueError(
-            f"privacy.mode={privacy.mode} promises nothing to clients: there is no plan to make"
+            f"privacy.mode={settings.privacy.mode} promises nothing to clients: there is no plan "
+            "to make"
         )
     _require_exact_sums(settings)
-    delta = target_delta(settings)
-    selection = make_selection(settings)
-    options = PlanOptions(
-        neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
-        schedule=settings.schedule.noise_schedule,
-        plateau=settings.schedule.plateau_schedule,
-        participation_cap=settings.selection.participation_cap,
-        other_releases=selection.releases(settings.rounds),
-        metrics=_metrics(settings),
-        scalar_noise_std=settings.metrics.noise_std,
-        total_weight=settings.weights.total,
-        capped_denominator=settings.weights.capped_denominator,
-        client_scheme=privacy.scheme if privacy.mode == "local" else None,
-        unit=privacy.unit,
-        units_per_node=settings.simulation.units_per_node,
-        coins_at_nodes=settings.selection.coins == "nodes",
-        contribution_check=privacy.contribution_check,
-    )
-    if privacy.noise_multiplier is not None:
-        if settings.schedule.name == "plateau":
-            raise ValueError(
-                "schedule=plateau decides the noise itself: leave privacy.noise_multiplier out"
-            )
-        return PrivacyPlan.from_noise_multiplier(
-            privacy.noise_multiplier,
-            delta=delta,
-            rounds=settings.rounds,
-            num_clients=settings.task.num_clients,
-            sampling=selection.sampling,
-            clipping=make_clipping(settings),
-            max_epsilon=privacy.epsilon if within_budget else None,
-            **options,
-        )
-    assert privacy.epsilon is not None  # the settings refuse both being null
-    return PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=privacy.epsilon, delta=delta),
-        rounds=settings.rounds,
-        num_clients=settings.task.num_clients,
-        sampling=selection.sampling,
-        clipping=make_clipping(settings),
-        **options,
-    )
+    with said_in_keys():
+        return _plan_for_clients(settings, within_budget=within_budget)
 
 
 def make_example_plan(settings: Settings, *, within_budget: bool = True) -> ExamplePlan | None:
@@ -110,57 +73,10 @@ def make_example_plan(settings: Settings, *, within_budget: bool = True) -> Exam
     """
     if not settings.protects_records:
         return None
+    check_combinations(settings)
     _require_nothing_of_records(settings)
-    chosen, privacy = settings.dp_sgd, settings.privacy
-    epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
-    if privacy.mode == "example":
-        _require_meaningful_alone(settings)
-        epsilon, multiplier = privacy.epsilon, privacy.noise_multiplier
-        delta = chosen.delta if privacy.delta is None else privacy.delta
-    steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
-    participations = chosen.participations or _usual_participations(settings)
-    if steps * participations > _MOST_STEPS:
-        raise ValueError(
-            f"{steps} steps in each of {participations} rounds of a client are too many: raise "
-            "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or client.epochs, "
-            f"to {_MOST_STEPS:,} in all"
-        )
-    relation = NeighboringRelation(privacy.neighboring_relation)
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
-        raise ValueError(
-            "privacy.neighboring_relation=add-or-remove-one hides how many records a client has: "
-            "give dp_sgd.expected_batch_size, a public constant, for example "
-            "dp_sgd.sampling_rate times a typical client's records"
-        )
-    if multiplier is not None:
-        spends = ExamplePlan.from_noise_multiplier(
-            multiplier,
-            delta=delta,
-            sampling_rate=chosen.sampling_rate,
-            steps=steps,
-            participations=participations,
-            clipping_norm=chosen.clipping_norm,
-            neighboring_relation=relation,
-        )
-        if epsilon is None or not within_budget:
-            return spends
-        if spends.budget.epsilon > epsilon:
-            raise ValueError(
-                f"{participations} rounds of a client at noise multiplier {multiplier:g} spend "
-                f"epsilon {spends.budget.epsilon:.4g} of its records, more than the budget of "
-                f"{epsilon:g}: raise the budget, or leave the noise multiplier out and let it be "
-                "calibrated"
-            )
-        return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
-    assert epsilon is not None  # the settings refuse both being null
-    return ExamplePlan.calibrate(
-        PrivacyBudget(epsilon=epsilon, delta=delta),
-        sampling_rate=chosen.sampling_rate,
-        steps=steps,
-        participations=participations,
-        clipping_norm=chosen.clipping_norm,
-        neighboring_relation=relation,
-    )
+    with said_in_keys(dp_sgd=True):
+        return _plan_for_records(settings, within_budget=within_budget)
 
 
 def make_selection(settings: Settings) -> Selection:
@@ -221,11 +137,124 @@ def make_clipping(settings: Settings) -> Clipping:
             return FixedClipping(norm=clipping.norm)
 
 
+def check_layers(settings: Settings) -> None:
+    """Check that `clipping.norms` has one norm for each array of the model.
+
+    Raises:
+        ValueError: If it has more or fewer.
+    """
+    norms = settings.clipping.norms
+    if norms is not None and len(norms) != (arrays := _num_layers(settings)):
+        raise ValueError(
+            f"clipping.norms has {len(norms)} norms and model={settings.model.name} has {arrays} "
+            f"floating-point arrays: write {arrays} norms, or leave clipping.norms out"
+        )
+
+
 def target_delta(settings: Settings) -> float:
     """Return the delta that the settings ask for."""
     if settings.privacy.delta is not None:
         return settings.privacy.delta
     return default_delta(settings.task.num_clients)
+
+
+def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan:
+    privacy = settings.privacy
+    delta = target_delta(settings)
+    selection = make_selection(settings)
+    options = PlanOptions(
+        neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
+        schedule=settings.schedule.noise_schedule,
+        plateau=settings.schedule.plateau_schedule,
+        participation_cap=settings.selection.participation_cap,
+        other_releases=selection.releases(settings.rounds),
+        metrics=_metrics(settings),
+        scalar_noise_std=settings.metrics.noise_std,
+        total_weight=settings.weights.total,
+        capped_denominator=settings.weights.capped_denominator,
+        client_scheme=privacy.scheme if privacy.mode == "local" else None,
+        unit=privacy.unit,
+        units_per_node=settings.simulation.units_per_node,
+        coins_at_nodes=settings.selection.coins == "nodes",
+        contribution_check=privacy.contribution_check,
+    )
+    if privacy.noise_multiplier is not None:
+        if settings.schedule.name == "plateau":
+            raise ValueError(
+                "schedule=plateau decides the noise itself: leave privacy.noise_multiplier out"
+            )
+        return PrivacyPlan.from_noise_multiplier(
+            privacy.noise_multiplier,
+            delta=delta,
+            rounds=settings.rounds,
+            num_clients=settings.task.num_clients,
+            sampling=selection.sampling,
+            clipping=make_clipping(settings),
+            max_epsilon=privacy.epsilon if within_budget else None,
+            **options,
+        )
+    assert privacy.epsilon is not None  # the settings refuse both being null
+    return PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=privacy.epsilon, delta=delta),
+        rounds=settings.rounds,
+        num_clients=settings.task.num_clients,
+        sampling=selection.sampling,
+        clipping=make_clipping(settings),
+        **options,
+    )
+
+
+def _plan_for_records(settings: Settings, *, within_budget: bool) -> ExamplePlan:
+    chosen, privacy = settings.dp_sgd, settings.privacy
+    epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
+    if privacy.mode == "example":
+        _require_meaningful_alone(settings)
+        epsilon, multiplier = privacy.epsilon, privacy.noise_multiplier
+        delta = chosen.delta if privacy.delta is None else privacy.delta
+    steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
+    participations = chosen.participations or _usual_participations(settings)
+    if steps * participations > _MOST_STEPS:
+        raise ValueError(
+            f"{steps} steps in each of {participations} rounds of a client are too many: raise "
+            "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or client.epochs, "
+            f"to {_MOST_STEPS:,} in all"
+        )
+    relation = NeighboringRelation(privacy.neighboring_relation)
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
+        raise ValueError(
+            "privacy.neighboring_relation=add-or-remove-one hides how many records a client has: "
+            "give dp_sgd.expected_batch_size, a public constant, for example "
+            "dp_sgd.sampling_rate times a typical client's records"
+        )
+    if multiplier is not None:
+        spends = ExamplePlan.from_noise_multiplier(
+            multiplier,
+            delta=delta,
+            sampling_rate=chosen.sampling_rate,
+            steps=steps,
+            participations=participations,
+            clipping_norm=chosen.clipping_norm,
+            neighboring_relation=relation,
+        )
+        if epsilon is None or not within_budget:
+            return spends
+        if spends.budget.epsilon > epsilon:
+            raise ValueError(
+                f"{participations} rounds of a client at noise multiplier {multiplier:g} spend "
+                f"epsilon {spends.budget.epsilon:.4g} of its records, more than the budget of "
+                f"{epsilon:g}: raise the budget, or leave the noise multiplier out and let it be "
+                "calibrated"
+            )
+        return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
+    assert epsilon is not None  # the settings refuse both being null
+    return ExamplePlan.calibrate(
+        PrivacyBudget(epsilon=epsilon, delta=delta),
+        sampling_rate=chosen.sampling_rate,
+        steps=steps,
+        participations=participations,
+        clipping_norm=chosen.clipping_norm,
+        neighboring_relation=relation,
+    )
 
 
 def _usual_participations(settings: Settings) -> int:
@@ -274,12 +303,6 @@ def _require_meaningful_alone(settings: Settings) -> None:
     wrong = {
         f"selection={selection.name} is paid for by a promise to clients: write selection=poisson, "
         "truncated_poisson, fixed or public": paid,
-        "selection.coins=nodes needs nodes that clip: write selection.coins=server": (
-            selection.coins == "nodes"
-        ),
-        "the server needs a reply from each client: write simulation.units_per_node=1": (
-            settings.simulation.units_per_node > 1
-        ),
         "selection.participation_cap is of a promise to clients: dp_sgd.participations bounds the "
         "rounds of one": selection.participation_cap is not None,
         "the noise of DP-SGD does not change: write schedule=constant": (

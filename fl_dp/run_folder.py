@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from safetensors.numpy import save
+from yaml import YAMLError
 
 from fl_dp.accounting import (
     ExamplePlan,
@@ -127,7 +128,7 @@ class RunFolder:
         try:
             stored = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(self.config))
             settings = OmegaConf.to_object(stored)
-        except (OmegaConfBaseException, ValueError) as error:
+        except (OmegaConfBaseException, YAMLError, ValueError) as error:
             raise ValueError(
                 f"{self.config} does not fit this version of fl-dp: {error}"
             ) from error

@@ -10,29 +10,49 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import asdict, dataclass, field
+from difflib import get_close_matches
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from fl_dp.accounting import NoiseSchedule, PlateauSchedule
-from fl_dp.updates import Compression
+from fl_dp.accounting.schedules import NoiseSchedule, PlateauSchedule
+from fl_dp.tasks.data import DATASETS, OWN_DATA
+from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS, CompressionOptions
+
+if TYPE_CHECKING:
+    from fl_dp.updates import Compression
 
 SETTINGS_KEY = "fl-dp-settings"
 """Where the settings lie in a train message's ConfigRecord."""
 
-PARTITIONS = ("iid", "dirichlet", "shards", "natural", "nodes")
-OWN_DATA = ("csv", "parquet", "folder")
-MODELS = ("logistic", "mlp", "cnn", "resnet18", "gru", "lstm")
-SERVER_OPTIMIZERS = ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad")
-SCHEDULES = ("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom")
-MODES = ("central", "local", "example", "none")
-GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
-CLIENT_SCHEMES = ("gaussian", "laplace", "exponential")
-UNITS = ("client", "example")
-CLIPPINGS = ("fixed", "adaptive", "per_layer")
-SELECTIONS = ("poisson", "truncated_poisson", "fixed", "exponential", "dp_utility", "public")
-UTILITIES = ("loss", "accuracy", "examples", "update_norm", "staleness")
-COINS = ("server", "nodes")
-RELATIONS = ("zero-out", "add-or-remove-one", "replace-one")
+CHOICES = {
+    "task.name": DATASETS,
+    "task.partition": ("iid", "dirichlet", "shards", "natural", "nodes"),
+    "model.name": ("logistic", "mlp", "cnn", "resnet18", "gru", "lstm"),
+    "privacy.mode": ("central", "local", "example", "none"),
+    "privacy.scheme": ("gaussian", "laplace", "exponential"),
+    "privacy.unit": ("client", "example"),
+    "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
+    "dp_sgd.grad_sample_mode": ("hooks", "functorch", "ghost"),
+    "clipping.name": ("fixed", "adaptive", "per_layer"),
+    "selection.name": (
+        *("poisson", "truncated_poisson", "fixed", "exponential", "dp_utility", "public"),
+    ),
+    "selection.coins": ("server", "nodes"),
+    "selection.utility": ("loss", "accuracy", "examples", "update_norm", "staleness"),
+    "schedule.name": (
+        *("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom"),
+        "plateau",
+    ),
+    "schedule.spend": ("early", "late"),
+    "schedule.metric": ("accuracy", "loss"),
+    "server_optimizer.name": ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+    "compression.up": UPLINKS,
+    "compression.down": DOWNLINKS,
+}
+"""The values of each key that takes one of a few names."""
+
+UTILITIES_OF_EVERYBODY = CHOICES["selection.utility"][:3]
+"""What the server can ask everybody for; the others it sees of participants alone."""
 
 
 def _positive(key: str, value: float) -> None:
@@ -62,9 +82,11 @@ def _distinct(key: str, values: list[str] | None, *, least: int) -> None:
         raise ValueError(f"{key} must be at least {least} different names, got {values}")
 
 
-def _one_of(key: str, value: str, known: tuple[str, ...]) -> None:
+def _one_of(key: str, value: str) -> None:
+    known = CHOICES[key]
     if value not in known:
-        raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'")
+        nearest = "".join(f": did you mean {near}?" for near in get_close_matches(value, known, 1))
+        raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'{nearest}")
 
 
 _OWN_DATA_KEYS = (
@@ -81,24 +103,27 @@ class TaskSettings:
         name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult`,
             `lending_club` or `shakespeare`; `csv`, `parquet` or
             `folder` for your own data.
-        num_clients: Clients of the roster; one privacy unit and one Flower node each.
+        num_clients: Clients of the roster; one privacy unit each, on a Flower node of its own
+            unless `simulation.units_per_node` is above 1.
         partition: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by label), `natural` (the
-            clients that the data set names) or `nodes` (no split: every SuperNode brings its own
-            data).
+            clients that the data set names; with fewer `num_clients` those with the most examples)
+            or `nodes` (no split: every SuperNode brings its own data).
         alpha: Dirichlet concentration; small values are far from iid.
         shards_per_client: Label shards that each client gets.
         data_dir: Folder of the data set; null looks where packages and `fl-dp data` put it.
         classes: Your own data: names of the classes in the order of their labels; null takes
             integers from 0, or the folders' names, as they occur.
         label_column: Your own tables: column of the label.
-        client_column: Your own tables: column that names each row's client, for `natural`.
+        client_column: Your own tables: column that names each row's client, for
+            `task.partition=natural`.
         columns: Your own tables: columns that are features; null takes all others.
-        image_shape: Your own images: `[channels, height, width]`; null takes that of the first.
-        mean: Your own data: what is subtracted, one public number a column or a channel (of pixels
-            over 255); null takes the numbers as they are.
+        image_shape: Your own images: `[channels, height, width]`, with 1 or 3 channels; null takes
+            that of the first image.
+        mean: Your own data: what is subtracted, one public number a column, or a channel of the
+            pixels over 255; null takes the numbers as they are.
         std: What the rest is divided by, like `mean`.
         test_fraction: Your own data: share of the training rows that is held out where there is no
-            test part.
+            test part, the same rows in every run.
     """
 
     name: str = "digits"
@@ -118,8 +143,9 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        _one_of("task.name", self.name)
         _at_least("task.num_clients", self.num_clients, 1)
-        _one_of("task.partition", self.partition, PARTITIONS)
+        _one_of("task.partition", self.partition)
         _positive("task.alpha", self.alpha)
         _at_least("task.shards_per_client", self.shards_per_client, 1)
         self._check_own_data()
@@ -166,8 +192,11 @@ class ModelSettings:
     """The model that is trained.
 
     Attributes:
-        name: `logistic`, `mlp`, `cnn` or `resnet18`; for tokens `gru` or `lstm`.
-        hidden: Width of the hidden layers; of `resnet18` the channels of its first stage.
+        name: `logistic`, `mlp`, `cnn` or `resnet18` (GroupNorm, no max-pooling: 11.2 million
+            parameters on CIFAR-10, 45 MB a message); for tokens `gru` or `lstm` (one layer; both
+            need Opacus, which comes with `fl-dp[torch]`).
+        hidden: Width of the hidden layers; of `resnet18` the channels of its first stage, which the
+            next three double; of `gru` and `lstm` the hidden state.
     """
 
     name: str = "logistic"
@@ -175,7 +204,7 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("model.name", self.name, MODELS)
+        _one_of("model.name", self.name)
         _at_least("model.hidden", self.hidden, 1)
 
 
@@ -185,11 +214,11 @@ class PrivacySettings:
 
     Attributes:
         mode: `central`: the server clips, sums and adds the noise. `local`: each client clips and
-            adds noise itself, and trusts nobody. `example`: each client protects its records by
-            DP-SGD (see `dp_sgd`), whoever sees its models. `none`: nothing is private, for
+            adds noise itself, and sends nothing else. `example`: each client protects its records
+            by DP-SGD (`dp_sgd`), whoever sees its models. `none`: nothing is private, for
             comparison.
         scheme: The clients' noise in `local` mode: `gaussian`, `laplace` or `exponential`.
-        unit: `client`, or `example` (one record; needs `replace-one`).
+        unit: `client`, or `example`: one record; needs `replace-one`.
         epsilon: The budget over the whole training; null only with a noise multiplier.
         delta: Null means `num_clients ** -1.1`; with `example`, `dp_sgd.delta`.
         noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
@@ -215,10 +244,10 @@ class PrivacySettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("privacy.mode", self.mode, MODES)
-        _one_of("privacy.scheme", self.scheme, CLIENT_SCHEMES)
-        _one_of("privacy.unit", self.unit, UNITS)
-        _one_of("privacy.neighboring_relation", self.neighboring_relation, RELATIONS)
+        _one_of("privacy.mode", self.mode)
+        _one_of("privacy.scheme", self.scheme)
+        _one_of("privacy.unit", self.unit)
+        _one_of("privacy.neighboring_relation", self.neighboring_relation)
         if self.insecure_seed is not None:
             _at_least("privacy.insecure_seed", self.insecure_seed, 0)
         if self.epsilon is None and self.noise_multiplier is None:
@@ -246,14 +275,15 @@ class DPSGDSettings:
         noise_multiplier: Noise standard deviation on a step's sum of gradients over the clipping
             norm; null means calibrated.
         clipping_norm: L2 bound on the gradient of one record.
-        sampling_rate: Probability of each record in each step, in (0, 1].
+        sampling_rate: Probability of each record in each step, in (0, 1]; the same for all clients.
         steps: Steps of one round; null means `client.epochs / sampling_rate`.
         participations: Rounds of one client that the noise is calibrated for, after which it
             contributes nothing; null means what almost all will stay below, given
             `selection.sampling_rate`.
         expected_batch_size: Public constant that a step's sum is divided by; null means
             `sampling_rate` times the client's own number of records, which is then public.
-        grad_sample_mode: `hooks`, `functorch` or `ghost`.
+        grad_sample_mode: How Opacus gets each record's gradient: `hooks` (fastest for most),
+            `functorch` (any layer) or `ghost` (never in memory: for large models).
         physical_batch_size: At most so many records in memory at once; null means no limit.
         secure_randomness: Noise and coins from the operating system's randomness; false takes
             torch's generator, as plain Opacus does, and is for comparisons only.
@@ -290,7 +320,7 @@ class DPSGDSettings:
             self.sampling_rate,
             "it is a probability, for example 0.1 for a tenth of a client's records a step",
         )
-        _one_of("dp_sgd.grad_sample_mode", self.grad_sample_mode, GRAD_SAMPLE_MODES)
+        _one_of("dp_sgd.grad_sample_mode", self.grad_sample_mode)
         if self.ledger_dir is not None and not Path(self.ledger_dir).is_absolute():
             raise ValueError(f"dp_sgd.ledger_dir must be absolute, got '{self.ledger_dir}'")
 
@@ -301,7 +331,8 @@ class ClippingSettings:
 
     Attributes:
         name: `fixed`, `adaptive` (follows a quantile of the updates' norms) or `per_layer`.
-        norm: L2 bound on one client's whole update; under `adaptive`, in the first round.
+        norm: L2 bound on one client's whole update (L1 under `privacy.scheme=laplace`); under
+            `adaptive`, in the first round.
         norms: One bound a floating-point array, for `per_layer`; null shares `norm` evenly.
         target_quantile: Share of updates that `adaptive` leaves unclipped, in (0, 1).
         learning_rate: Largest change of the norm's logarithm in one round, for `adaptive`.
@@ -315,7 +346,7 @@ class ClippingSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("clipping.name", self.name, CLIPPINGS)
+        _one_of("clipping.name", self.name)
         _positive("clipping.norm", self.norm)
         _positive("clipping.learning_rate", self.learning_rate)
         if not 0.0 < self.target_quantile < 1.0:
@@ -338,7 +369,7 @@ class WeightSettings:
         total: Public sum of all clients' weights, which the denominator is made of; null takes the
             number of clients. With `capped_denominator`, a lower bound on it.
         capped_denominator: Divide by what the cohort really weighs, at least by its expected part
-            of `total`: no bias, for twice the noise.
+            of `total`: less bias, for twice the noise.
     """
 
     cap: float | None = None
@@ -366,7 +397,8 @@ class MetricsSettings:
         loss: Range `[low, high]` to which each client's loss is clipped; null releases none.
         accuracy: The same for its accuracy, usually `[0, 1]`.
         noise_std: Noise on each sum of metrics, and of the bits of adaptive clipping, both scaled
-            to [-1/2, 1/2]; null chooses.
+            to [-1/2, 1/2]; null is a twentieth of the expected cohort, or as much more as keeps
+            what they cost the updates below 5 %.
     """
 
     loss: list[float] | None = None
@@ -388,22 +420,24 @@ class SelectionSettings:
     Attributes:
         name: `poisson`, `truncated_poisson`, `fixed`, `exponential`, `dp_utility` or `public`.
         sampling_rate: Expected share of the clients in each round, in (0, 1].
-        max_cohort: Largest cohort of `truncated_poisson`; null leaves 4.5 standard deviations.
+        max_cohort: Largest cohort of `truncated_poisson`; null leaves 4.5 roots of the expected
+            cohort above it.
         participation_cap: At most so many rounds for one client, where who takes part is seen
-            (`exponential`, `public`, or everybody); null charges every round.
+            (`exponential`, `public`, or everybody: `selection.sampling_rate=1`); null charges every
+            round.
         coins: `server`, or `nodes`: each node flips the coins of its own units (`poisson` only).
         epsilon: Bounded range of one draw of `exponential`.
-        utility: What `exponential` and `dp_utility` look at: `loss`, `examples`, `accuracy`; for
+        utility: What `exponential` and `dp_utility` look at: `loss`, `accuracy` or `examples`; for
             `exponential` also `update_norm` and `staleness`.
         utility_high: Utilities are clipped to [0, this].
         records_per_client: Public lower bound on a client's examples, for `exponential` with
             `privacy.unit=example`.
-        largest_rate: Upper bound on a client's rate under `dp_utility`; null is twice
-            `sampling_rate`.
+        largest_rate: Upper bound on a client's rate under `dp_utility`, which is charged; null is
+            twice `sampling_rate`.
         smallest_rate: Lower bound on it.
-        refresh_every: Rounds from one release of the noisy utilities to the next.
-        utility_noise: Noise on a utility, over half of its range.
-        sharpness: How much likelier a client becomes with its utility.
+        refresh_every: Rounds from one release of the noisy utilities to the next, for `dp_utility`.
+        utility_noise: Noise on a utility, over half of its range, for `dp_utility`.
+        sharpness: How much likelier a client becomes with its utility, for `dp_utility`.
     """
 
     name: str = "poisson"
@@ -423,18 +457,18 @@ class SelectionSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("selection.name", self.name, SELECTIONS)
-        _one_of("selection.coins", self.coins, COINS)
+        _one_of("selection.name", self.name)
+        _one_of("selection.coins", self.coins)
         _fraction(
             "selection.sampling_rate",
             self.sampling_rate,
             "it is a probability, for example 0.1 for a tenth of the clients a round",
         )
-        _one_of("selection.utility", self.utility, UTILITIES)
-        if self.name == "dp_utility" and self.utility in UTILITIES[3:]:
+        _one_of("selection.utility", self.utility)
+        if self.name == "dp_utility" and self.utility not in UTILITIES_OF_EVERYBODY:
             raise ValueError(
                 f"selection.utility={self.utility} is what the server saw of participants: "
-                f"dp_utility asks everybody for one of {', '.join(UTILITIES[:3])}"
+                f"dp_utility asks everybody for one of {', '.join(UTILITIES_OF_EVERYBODY)}"
             )
         for key in ("max_cohort", "participation_cap", "records_per_client", "refresh_every"):
             if getattr(self, key) is not None:
@@ -464,14 +498,17 @@ class ScheduleSettings:
         spend: `early` or `late`: where the larger part goes; null is the shape's own (early for
             `seed_rule`, late for the others).
         floor: Smallest relative spend of a round.
-        levels: At most so many different noise multipliers; null gives each round its own.
+        levels: At most so many different noise multipliers; null gives each round its own
+            (accounting is then slow beyond some hundred rounds).
         weights: Relative spend of each round, for `custom`.
-        metric: Public metric of the model that the noise reacts to.
-        patience: Rounds without an improvement before the noise is lowered.
-        factor: What the noise is multiplied by then.
-        first: Noise of the first rounds, relative to the constant noise that spends the budget.
-        smallest: Least noise, relative to the same.
-        min_improvement: What counts as an improvement of the metric.
+        metric: `plateau`: public metric of the model that the noise reacts to, `accuracy` or
+            `loss`.
+        patience: `plateau`: rounds without an improvement before the noise is lowered.
+        factor: `plateau`: what the noise is multiplied by then.
+        first: `plateau`: noise of the first rounds, relative to the constant noise that spends the
+            budget.
+        smallest: `plateau`: least noise, relative to the same.
+        min_improvement: `plateau`: what counts as an improvement of the metric.
     """
 
     name: str = "constant"
@@ -488,8 +525,10 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("schedule.name", self.name, (*SCHEDULES, "plateau"))
-        _one_of("schedule.metric", self.metric, ("accuracy", "loss"))
+        _one_of("schedule.name", self.name)
+        _one_of("schedule.metric", self.metric)
+        if self.spend is not None:
+            _one_of("schedule.spend", self.spend)
         try:
             # The schedules check the rest; they are plain shapes, and know nothing of settings.
             _ = self.noise_schedule, self.plateau_schedule
@@ -532,7 +571,8 @@ class ServerOptimizerSettings:
     Attributes:
         name: `fedavg`, `fedavgm`, `fedadam`, `fedyogi` or `fedadagrad`.
         learning_rate: Step size (all but `fedavg`): on the mean update, or for the last three about
-            what a coordinate moves in a round.
+            what a coordinate moves in a round. Chosen as `server_optimizer=fedadam` they bring
+            their own, a smaller one for `fedadam` and `fedyogi`.
         momentum: Share of the last step that is repeated (`fedavgm`).
         beta_1: Decay of the mean of updates (`fedadam`, `fedyogi`).
         beta_2: Decay of the mean of squared updates (`fedadam`, `fedyogi`).
@@ -549,7 +589,7 @@ class ServerOptimizerSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _one_of("server_optimizer.name", self.name, SERVER_OPTIMIZERS)
+        _one_of("server_optimizer.name", self.name)
         _positive("server_optimizer.learning_rate", self.learning_rate)
         for key, value, usual in (
             ("momentum", self.momentum, 0.9),
@@ -594,11 +634,12 @@ class CompressionSettings:
     """Fewer bytes on the wire. It costs no privacy; docs/privacy.md says why.
 
     Attributes:
-        up: Of a client's update: `none`, `float16`, `bfloat16`, `quantize` (rounded at random,
-            right on average) or `top_k` (the largest magnitudes alone).
+        up: Of a client's update: `none`, `float16`, `bfloat16`, `quantize` (rounded at random to
+            `bits` bits, right on average) or `top_k` (the largest magnitudes alone, quantised; what
+            is left out is lost).
         bits: Bits of each number that is sent, for `quantize` and `top_k`, 1 to 16.
         fraction: Share of the coordinates that `top_k` sends, in (0, 1].
-        down: Of the model: `none`, `float16` or `bfloat16`.
+        down: Of the model: `none`, `float16` (what is beyond 65,504 is cut) or `bfloat16`.
     """
 
     up: str = "none"
@@ -609,13 +650,15 @@ class CompressionSettings:
     def __post_init__(self) -> None:
         """Check the values."""
         try:
-            _ = self.compression  # it checks itself
+            CompressionOptions(**asdict(self))  # they check themselves
         except ValueError as error:
             raise ValueError(f"compression.{error}") from error
 
     @property
     def compression(self) -> Compression:
         """How updates and models travel."""
+        from fl_dp.updates import Compression  # brings Flower, which a check of settings needs not
+
         return Compression(**asdict(self))
 
 
@@ -626,6 +669,7 @@ class SimulationSettings:
     Attributes:
         num_cpus: CPUs that Ray may use, one worker each; null means what suits this machine.
         num_gpus: Share of a GPU for each worker, or a whole number of them; 0 trains on the CPU.
+            `simulation=gpu` is a quarter.
         workers: Processes that train clients, instead of one for each of `num_cpus`; null means,
             without `num_cpus`, two more than this machine has CPUs, as far as its memory goes.
         units_per_node: Clients that one virtual node hosts; it answers with the sum of their
@@ -667,8 +711,9 @@ class Settings:
         rounds: Releases that are planned.
         round_timeout: Seconds until a silent client counts as a zero update.
         roster_timeout: Seconds until missing nodes are an error.
-        roster_may_grow: Let more clients take part than `task.num_clients`; see
-            `DPFedAvg(roster_may_grow=...)`. Otherwise more nodes are an error.
+        roster_may_grow: Let more clients take part than `task.num_clients`. Epsilon stays; the mean
+            is still divided by what is declared and comes out larger. Otherwise more nodes are an
+            error.
         output_dir: Absolute folder under which the run's own folder is made; null is `runs/` where
             `fl-dp run` is called, and `~/.fl-dp/runs` under a bare `flwr run`.
         run_name: Name of the run's folder; null makes one up.

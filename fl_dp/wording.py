@@ -47,7 +47,6 @@ _SELECTIONS = {
 }
 _MORE = {
     "selection=public (selection=public)": "selection=public",
-    "sampling=selection=public": "selection=public",
     "roster_may_grow=True": "roster_may_grow=true",
     "resume(checkpoint)": "`fl-dp run resume=FOLDER`",
     "the constant schedule": "schedule=constant",
@@ -67,11 +66,10 @@ def in_keys(text: str, *, dp_sgd: bool = False) -> str:
         text: What a plan, a sampling rule or a selection says.
         dp_sgd: Whether it is about DP-SGD inside clients.
     """
-    # How a rule shows itself: its arguments are said elsewhere.
-    text = re.sub(rf"\b({'|'.join(_SELECTIONS)})\([^()]*\)", r"\1", text)
-    text = re.sub(
-        rf"\b({'|'.join(_SELECTIONS)})\b", lambda found: f"selection={_SELECTIONS[found[1]]}", text
-    )
+    # As an argument, or as a rule shows itself: its own arguments are said elsewhere.
+    rule = rf"(?<!\w)(?:(?:sampling|selection)=)?({'|'.join(_SELECTIONS)})(?:\([^()]*\)|(?!\w))"
+    text = re.sub(rule, lambda found: f"selection={_SELECTIONS[found[1]]}", text)
+    text = re.sub(r"compression=Compression\((\w+)='(\w+)'\)", r"compression.\1=\2", text)
     for name, key in (_KEYS | (_OF_DP_SGD if dp_sgd else {})).items():
         after = "(?==)" if name in _PROSE else r"(?!\w)"
         text = re.sub(rf"(?<![\w.]){name}{after}", key, text)

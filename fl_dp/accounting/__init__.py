@@ -32,7 +32,6 @@ if TYPE_CHECKING:
         freeze,
     )
     from .example_plan import ExamplePlan
-    from .example_statement import example_statement, example_statement_markdown
     from .filters import (
         DeclaredFilter,
         GaussianFilter,
@@ -62,8 +61,14 @@ if TYPE_CHECKING:
         VisibleSampling,
     )
     from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
-    from .statement import describe_event, privacy_statement, statement_markdown
+    from .statement import (
+        describe_event,
+        privacy_statement,
+        promise_in_words,
+        statement_markdown,
+    )
     from .statement_check import records_behind_statement, statement_differences, statement_page
+    from .statement_of_examples import example_statement, example_statement_markdown
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -131,6 +136,7 @@ __all__ = [
     "naive_split",
     "pld_epsilon",
     "privacy_statement",
+    "promise_in_words",
     "read_statement",
     "records_behind_statement",
     "schedule_history",

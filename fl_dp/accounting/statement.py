@@ -196,6 +196,17 @@ def closing_sections(statement: dict[str, Any]) -> list[str]:
     return lines
 
 
+def promise_in_words(plan: PrivacyPlan) -> dict[str, str]:
+    """Return what a plan promises to whom: its unit, its neighbours, the adversary, the trusted."""
+    unit, relation = _UNITS[plan.unit], plan.neighboring_relation
+    return {
+        "unit": unit,
+        "neighbours": f"{relation}: {_neighbours({'unit': unit}, relation)}",
+        "adversary": _adversary(plan),
+        "trusted": _trusted(plan),
+    }
+
+
 def _adversary(plan: PrivacyPlan) -> str:
     if plan.client_scheme is not None:
         return "is the server itself: sees every message and who sent it, and knows all other data"

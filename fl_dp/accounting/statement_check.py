@@ -10,10 +10,10 @@ from typing import Any
 from .anchors import LedgerAnchor
 from .budget import PrivacyBudget
 from .example_plan import ExamplePlan
-from .example_statement import example_statement, example_statement_markdown
 from .ledger import PrivacyLedger
 from .relations import NeighboringRelation
 from .statement import privacy_statement, statement_markdown
+from .statement_of_examples import example_statement, example_statement_markdown
 
 _TOLERANCE = 1e-6  # relative: more than other versions of numpy and scipy round differently
 # The file's name may have changed, and versions are those of whoever computes.

@@ -21,6 +21,41 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 
 
 @contextmanager
+def failures_told() -> Iterator[None]:
+    """Turn what is wrong with the input of a command into one line and an exit status.
+
+    2 for what somebody wrote or a file that is missing, 1 for a ledger that was altered.
+    """
+    try:
+        yield
+    except (ValueError, OSError, ModuleNotFoundError) as error:
+        fail(str(error), status=2)
+    except RuntimeError as error:
+        from fl_dp.accounting.records import LedgerCorrupted
+
+        if not isinstance(error, LedgerCorrupted):
+            raise
+        fail(str(error), status=1)
+
+
+@contextmanager
+def doing(what: str, *, plainly: bool = False) -> Iterator[None]:
+    """Say what is being computed or loaded before it starts, on standard error.
+
+    Args:
+        what: For example `calibrating the noise`.
+        plainly: Also where that is no terminal, as a line of its own.
+    """
+    if err.is_terminal:
+        with err.status(what):
+            yield
+        return
+    if plainly:
+        err.print(what, soft_wrap=True, markup=False)
+    yield
+
+
+@contextmanager
 def warnings_shown() -> Iterator[None]:
     """Turn Python's warnings into lines of ours, each once."""
     with warnings.catch_warnings(record=True) as caught:

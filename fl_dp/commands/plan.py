@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import AsJson, Overrides, fail, out, print_json, warn, warnings_shown
+from .console import (
+    AsJson,
+    Overrides,
+    doing,
+    fail,
+    failures_told,
+    out,
+    print_json,
+    warn,
+    warnings_shown,
+)
 
 if TYPE_CHECKING:
     from fl_dp.accounting import ExamplePlan
@@ -31,30 +42,42 @@ def plan(
     Epsilon by each accountant, the smallest to quote; the noise multipliers, calibrated if
     `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
     """
-    from fl_dp.config import ConfigError, compose_settings
-    from fl_dp.planning import make_example_plan, make_plan
-    from fl_dp.report.example_view import example_plan_json, example_plan_table
-    from fl_dp.report.plan_view import PlanView
+    from fl_dp.combinations import check_combinations
+    from fl_dp.config import compose_settings
+
+    from .cautions import cautions
 
     if plot is not None:
         _check_picture(plot)
-    try:
+    with failures_told():
         settings = compose_settings(overrides or [])
-        with warnings_shown():
+        check_combinations(settings)
+        if plot is not None and settings.privacy.mode == "example":
+            fail("the noise of DP-SGD does not change: there is no picture", status=2)
+        with doing("calibrating the noise and composing the rounds"), warnings_shown():
+            from fl_dp.planning import make_example_plan, make_plan
+            from fl_dp.report.example_view import (
+                example_plan_json,
+                example_plan_table,
+                promise_to_records,
+            )
+            from fl_dp.report.plan_view import PlanView
+
             examples = make_example_plan(settings, within_budget=False)
-            _warn_of_records(examples, settings)
-            if examples is not None and settings.privacy.mode == "example":
-                if plot is not None:
-                    fail("the noise of DP-SGD does not change: there is no picture", status=2)
-                if as_json:
-                    rounds = {"rounds": settings.rounds}
-                    print_json(example_plan_json(examples) | rounds)
-                else:
-                    out.print(example_plan_table(examples))
-                return
-            view = PlanView.of(make_plan(settings, within_budget=False))
-    except (ConfigError, ValueError) as error:
-        fail(str(error), status=2)
+            view = None
+            if examples is None or settings.privacy.mode != "example":
+                view = PlanView.of(make_plan(settings, within_budget=False))
+    _warn_of_records(examples, settings)
+    for text in cautions(settings):
+        warn(text)
+    if view is None:
+        assert examples is not None  # DP-SGD alone
+        if as_json:
+            print_json(example_plan_json(examples) | {"rounds": settings.rounds})
+        else:
+            out.print(example_plan_table(examples))
+            _show_promise(promise_to_records(examples))
+        return
     budget = settings.privacy.epsilon
     if budget is not None and view.bounds.best > budget:
         warn(
@@ -69,13 +92,20 @@ def plan(
         print_json(view.to_dict() | {"budget": budget} | records)
         return
     out.print(view.table())
+    _show_promise(view.promise)
     over_rounds = view.rounds_table()
     if over_rounds is not None:
         out.print(over_rounds)
     if examples is not None:
         out.print(example_plan_table(examples))
+        _show_promise(promise_to_records(examples))
     if plot is not None:
         out.print(f"Picture: {plot}", soft_wrap=True)
+
+
+def _show_promise(promise: Mapping[str, str]) -> None:
+    for name, text in promise.items():
+        out.print(f"{name}: {text}", markup=False)
 
 
 def _warn_of_records(examples: ExamplePlan | None, settings: Settings) -> None:

@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import signal
 from collections.abc import Sequence
-from dataclasses import dataclass
-from datetime import datetime
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
-from .console import AsJson, Overrides, err, fail, out, print_json, warn, warnings_shown
+from .console import (
+    AsJson,
+    Overrides,
+    doing,
+    err,
+    fail,
+    failures_told,
+    out,
+    print_json,
+    warn,
+)
 
 if TYPE_CHECKING:
     from fl_dp.launch import LocalSuperLink
     from fl_dp.report.summary import RunSummary
-    from fl_dp.run_folder import RunFolder
-    from fl_dp.settings import Settings
+
+    from .jobs import Job, Jobs
 
 
 def run(
@@ -30,131 +39,124 @@ def run(
         bool,
         typer.Option("-m", "--multirun", help="Sweep: `key=a,b` runs once with each value."),
     ] = False,
+    show_config: Annotated[
+        bool,
+        typer.Option("--cfg", help="Print the settings that the overrides come to, and exit."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train under differential privacy through Flower's simulation engine.
 
     OVERRIDES are Hydra's, for example `privacy.epsilon=4 task=fashion_mnist rounds=100
-    task.num_clients=500 selection.sampling_rate=0.1 clipping.norm=0.5 schedule=cosine`; every key
-    stands in docs/configuration.md.
+    task.num_clients=500 selection.sampling_rate=0.1 clipping.norm=0.5 schedule=cosine`; `fl-dp
+    config` lists every key.
 
     Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (a line a round), `ledger.db`,
     `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`. Ends
     with status 0 only if Flower's run did.
 
     A run that was stopped or crashed goes on with `fl-dp run resume=runs/NAME`: same settings,
-    same ledger, from its last released round.
+    same ledger, from its last released round. Of a sweep, `resume=runs/SWEEP` does what is missing.
     """
-    from fl_dp.accounting import LedgerCorrupted
-    from fl_dp.config import ConfigError
-    from fl_dp.launch import LaunchError, LocalSuperLink
-    from fl_dp.report.summary import summary_json
-
-    try:
-        jobs = _prepare_all(overrides or [], multirun=multirun)
-        _check_devices(jobs)
-    except LedgerCorrupted as error:
-        fail(str(error), status=1)
-    except (ConfigError, ValueError, OSError) as error:
-        fail(str(error), status=2)
-    console = err if as_json else out
-    runs: list[RunSummary] = []
     # As Ctrl-C: otherwise what Flower has started would train on, and spend on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        with LocalSuperLink() as link:
-            for job in jobs:
-                runs.append(_run_one(link, job, console))
-    except LaunchError as error:
-        _leave_valid(jobs[len(runs)])
-        fail(str(error), status=1)
-    except KeyboardInterrupt:
-        _leave_valid(jobs[len(runs)])
-        folder = jobs[len(runs)].folder.path
-        fail(
-            f"stopped; what was reserved stays spent. `fl-dp run resume={folder}` goes on",
-            status=130,
-        )
-    _conclude(runs, jobs, console, multirun=multirun)
+    with failures_told():
+        if show_config:
+            _show_config(overrides or [], multirun=multirun, as_json=as_json)
+            return
+        from .jobs import find_jobs
+
+        jobs = find_jobs(overrides or [], multirun=multirun)
+        jobs = _prepare(jobs)
+        console = err if as_json else out
+        runs = _run_all(jobs, console)
+        _conclude(runs, jobs, console)
     if as_json:
+        from fl_dp.report.summary import summary_json
+
         print_json(summary_json(runs))
 
 
-@dataclass(kw_only=True)
-class _Job:
-    """One training that was checked and has a place to go.
+def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> None:
+    """Print what the overrides compose to, YAML or JSON."""
+    from dataclasses import asdict
 
-    Attributes:
-        variant: The overrides that tell it from its siblings in a sweep, but for the seed.
-        sent: The overrides for the ServerApp.
-    """
+    from fl_dp.config import compose_settings
 
-    variant: str
-    sent: list[str]
-    settings: Settings
-    budget: float
-    folder: RunFolder
+    if multirun:
+        fail("--cfg shows one run's settings: leave out -m, and sweep over nothing", status=2)
+    composed = compose_settings(overrides)
+    if composed.resume is not None:
+        from fl_dp.run_folder import RunFolder
 
+        composed = RunFolder(Path(composed.resume).expanduser()).read_settings()
+    settings = asdict(composed)
+    if as_json:
+        print_json(settings)
+        return
+    from omegaconf import OmegaConf
 
-def _prepare(
-    overrides: Sequence[str], settings: Settings, root: Path, name: str, variant: str
-) -> _Job:
-    """Check everything that can be checked before Flower starts, and find a place for the run."""
-    from fl_dp.run_folder import RunFolder
-    from fl_dp.workload import initial_arrays_of, parts_of
-
-    budget = _budget_of(settings)
-    parts_of(settings)  # a data set that is missing or corrupt shows here
-    initial_arrays_of(settings)  # and a model that does not fit it
-    folder = RunFolder(root / name)
-    folder.require_new()
-    # The ServerApp runs elsewhere: every path it gets is absolute.
-    sent = [*overrides, _quoted("output_dir", str(root)), _quoted("run_name", name)]
-    if settings.task.data_dir is not None:
-        data_dir = Path(settings.task.data_dir).expanduser().resolve()
-        sent.append(_quoted("task.data_dir", str(data_dir)))
-    return _Job(variant=variant, sent=sent, settings=settings, budget=budget, folder=folder)
+    typer.echo(OmegaConf.to_yaml(settings), nl=False)
 
 
-def _prepare_resumed(folder_name: str) -> _Job:
-    """Find the run that is to go on."""
-    from fl_dp.run_folder import RunFolder
-    from fl_dp.workload import parts_of
+def _prepare(jobs: Jobs) -> Jobs:
+    """Check what takes time, before anything is started or written."""
+    from .cautions import cautions
+    from .jobs import prepare
 
-    folder = RunFolder(Path(folder_name).expanduser().resolve())
-    settings = folder.read_settings()
-    parts_of(settings)
-    budget = folder.read_plan().budget.epsilon if folder.ledger.is_file() else _budget_of(settings)
-    sent = [_quoted("resume", str(folder.path))]
-    return _Job(variant="", sent=sent, settings=settings, budget=budget, folder=folder)
-
-
-def _check_devices(jobs: Sequence[_Job]) -> None:
-    """Warn of a GPU that clients will not see.
-
-    Raises:
-        ValueError: If a run asks for a GPU that is not there.
-    """
-    from fl_dp.devices import Machine, check_devices
-
-    machine = Machine.here()
-    warnings_of = [check_devices(job.settings, machine) for job in jobs]
-    for text in dict.fromkeys(filter(None, warnings_of)):
+    many = len(jobs.each) > 1
+    prepared = []
+    for number, job in enumerate(jobs.each, 1):
+        place = f" of run {number} of {len(jobs.each)} ({job.title})" if many else ""
+        prepared.append(prepare(job, place))
+    for text in dict.fromkeys(text for job in prepared for text in cautions(job.settings)):
         warn(text)
+    return replace(jobs, each=tuple(prepared))
 
 
-def _budget_of(settings: Settings) -> float:
-    """Return the epsilon that a run may spend: infinite without privacy."""
-    from fl_dp.planning import make_example_plan, make_plan
+def _run_all(jobs: Jobs, console: Console) -> list[RunSummary]:
+    """Do what is not finished, one after the other, on one SuperLink."""
+    from fl_dp.launch import LaunchError, LocalSuperLink
 
-    with warnings_shown():
-        examples = make_example_plan(settings)
-        if settings.privacy.mode not in ("none", "example"):
-            return make_plan(settings).budget.epsilon
-    return math.inf if examples is None else examples.budget.epsilon
+    jobs.note()
+    runs: list[RunSummary] = []
+    try:
+        with ExitStack() as stack:
+            link: LocalSuperLink | None = None
+            for number, job in enumerate(jobs.each, 1):
+                place = f"[{number}/{len(jobs.each)}] " if len(jobs.each) > 1 else ""
+                if job.finished:
+                    console.print(f"{place}{job.title}: finished before", markup=False)
+                else:
+                    if link is None:
+                        with doing("starting Flower"):
+                            link = stack.enter_context(LocalSuperLink())
+                    _train(link, job, console, f"{place}{job.title}")
+                runs.append(_summary(job))
+    # Only now, when what Flower had started is stopped, does nobody write beside us.
+    except LaunchError as error:
+        _leave_valid(jobs.each[len(runs)])
+        fail(str(error), status=1)
+    except KeyboardInterrupt:
+        if len(runs) < len(jobs.each):
+            stopped = jobs.each[len(runs)]
+            _leave_valid(stopped)
+            started = jobs.sweep is not None or stopped.folder.config.is_file()
+            goes_on = f"; `fl-dp run resume={jobs.path}` goes on" if started else ""
+            fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
+    return runs
 
 
-def _leave_valid(job: _Job) -> None:
+def _train(link: LocalSuperLink, job: Job, console: Console, title: str) -> None:
+    """Run one job to its end, with its progress on the console."""
+    from fl_dp.launch import run_through_flower
+    from fl_dp.report.progress import progress_line
+
+    with progress_line(console, title, rounds=job.settings.rounds, budget=job.budget) as on_round:
+        run_through_flower(link, job.settings, job.sent, job.folder, on_round)
+
+
+def _leave_valid(job: Job) -> None:
     """Write the statement of a run that could not do so itself."""
     from fl_dp.accounting import LedgerCorrupted
 
@@ -164,59 +166,19 @@ def _leave_valid(job: _Job) -> None:
         warn(f"no privacy statement could be written: {error}")
 
 
-def _prepare_all(overrides: list[str], *, multirun: bool) -> list[_Job]:
-    from fl_dp.config import compose_settings, expand_sweep
-
-    resumed = [one for one in overrides if one.startswith("resume=")]
-    if resumed:
-        if len(overrides) > 1 or multirun:
-            raise ValueError(
-                "a run goes on with the settings it was made with: write resume=FOLDER alone"
-            )
-        return [_prepare_resumed(compose_settings(overrides).resume or "")]
-    if not multirun:
-        settings = compose_settings(overrides)
-        return [_prepare(overrides, settings, _root_of(settings), _name_of(settings), "")]
-    jobs = expand_sweep(overrides)
-    composed = [compose_settings(job) for job in jobs]
-    root = _root_of(composed[0]) / _name_of(composed[0])
-    shared = set.intersection(*(set(job) for job in jobs))
-    return [
-        _prepare(job, settings, root, f"run-{index}", _variant(job, shared))
-        for index, (job, settings) in enumerate(zip(jobs, composed, strict=True))
-    ]
-
-
-def _variant(overrides: Sequence[str], shared: set[str]) -> str:
-    return " ".join(one for one in overrides if one not in shared and not one.startswith("seed="))
-
-
-def _root_of(settings: Settings) -> Path:
-    return Path(settings.output_dir or "runs").expanduser().resolve()
-
-
-def _name_of(settings: Settings) -> str:
-    stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    return settings.run_name or f"{stamp}-{settings.task.name}"
-
-
-def _run_one(link: LocalSuperLink, job: _Job, console: Console) -> RunSummary:
-    """Run one job to its end, with its progress on the console."""
-    from fl_dp.launch import run_through_flower
-    from fl_dp.report.progress import progress_line
+def _summary(job: Job) -> RunSummary:
     from fl_dp.report.summary import RunSummary
 
-    title = f"{job.variant or job.settings.task.name}, seed {job.settings.seed}"
-    with progress_line(console, title, rounds=job.settings.rounds, budget=job.budget) as on_round:
-        run_through_flower(link, job.settings, job.sent, job.folder, on_round)
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
+    so_far = statement.get("epsilon_so_far", {}).values()
     return RunSummary(
-        path=str(job.folder.path),
+        path=str(job.path),
         variant=job.variant,
         rounds=statement["rounds"],
         test_accuracy=last["test_accuracy"],
         epsilon=statement["epsilon"].get(statement["quoted"], math.inf),
+        epsilon_so_far=min(so_far) if so_far else None,
         delta=statement["delta"],
         unit="one record" if job.settings.privacy.mode == "example" else "one client",
         bytes_down=last.get("bytes_down"),
@@ -224,38 +186,32 @@ def _run_one(link: LocalSuperLink, job: _Job, console: Console) -> RunSummary:
     )
 
 
-def _conclude(
-    runs: Sequence[RunSummary], jobs: Sequence[_Job], console: Console, *, multirun: bool
-) -> None:
-    """Show what the runs came to, draw them, and say where everything is."""
+def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
+    """Show what the runs came to, draw them, and say where everything is and what comes next."""
     from fl_dp.report.curves import plot_curves
-    from fl_dp.report.summary import summary_json, summary_table
+    from fl_dp.report.summary import epsilon_jump, summary_json, summary_table
 
-    folder = jobs[0].folder.path.parent if multirun else jobs[0].folder.path
     curves: dict[str, list[list[dict[str, Any]]]] = {}
-    for job in jobs:
+    for job in jobs.each:
         curves.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
-    picture = folder / "accuracy.png"
+    picture = jobs.path / "accuracy.png"
     unit = " or ".join(dict.fromkeys(run.unit for run in runs))
     drawn = plot_curves(curves, picture, unit=unit, deltas=[run.delta for run in runs])
-    if multirun:
-        (folder / "summary.json").write_text(
+    if jobs.sweep is not None:
+        (jobs.sweep / "summary.json").write_text(
             json.dumps(summary_json(runs), indent=2) + "\n", encoding="utf-8"
         )
     console.print(summary_table(runs))
-    console.print(f"Everything is in {folder}", soft_wrap=True)
-    if drawn:
-        console.print(f"Picture: {picture}", soft_wrap=True)
-    else:
-        console.print("No picture: pip install 'fl-dp[report]' brings matplotlib")
-    first = jobs[0].folder
-    console.print(f"Privacy statement: {first.statement}", soft_wrap=True)
-    console.print(f"Verify the ledger: fl-dp ledger {first.path}", soft_wrap=True)
-
-
-def _quoted(key: str, value: str) -> str:
-    """Return a Hydra override whose value may hold any character."""
-    # Hydra reads a backslash literally unless quotes follow, and would interpolate a dollar sign.
-    escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
-    escaped = escaped.replace("${", "\\${")
-    return f'{key}="{escaped}"'
+    first = jobs.each[0].folder
+    next_step = "fl-dp run -m privacy.epsilon=2,4,8 compares budgets"
+    lines = [
+        epsilon_jump(runs),
+        f"Everything is in {jobs.path}",
+        f"Privacy statement, to read: {first.statement_page}",
+        f"Picture: {picture}"
+        if drawn
+        else "No picture: pip install 'fl-dp[report]' brings matplotlib",
+        f"Next: fl-dp ledger {first.path} verifies what was spent; {next_step}",
+    ]
+    for line in filter(None, lines):
+        console.print(line, soft_wrap=True, markup=False)

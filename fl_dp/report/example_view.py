@@ -6,7 +6,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fl_dp.accounting import ExamplePlan
+from fl_dp.accounting import ExamplePlan, example_statement
 
 from .names import ACCOUNTANT_NAMES
 
@@ -48,3 +48,9 @@ def example_plan_table(plan: ExamplePlan) -> Table:
         digits = "{:.4g}" if name == "naive" else "{:.4f}"
         table.add_row(ACCOUNTANT_NAMES[name] + quote, digits.format(bound))
     return table
+
+
+def promise_to_records(plan: ExamplePlan) -> dict[str, str]:
+    """Return what is promised to whom, in words."""
+    statement = example_statement(plan, participations=None, num_clients=1)
+    return {name: statement[name] for name in ("unit", "neighbours", "adversary", "trusted")}

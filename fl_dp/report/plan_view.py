@@ -14,6 +14,7 @@ from fl_dp.accounting import (
     EpsilonBounds,
     PrivacyPlan,
     naive_split,
+    promise_in_words,
     tight_epsilon,
 )
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
@@ -65,6 +66,11 @@ class PlanView:
             return None
         return self.naive_multipliers[0] / self.plan.noise_multipliers[0]
 
+    @property
+    def promise(self) -> dict[str, str]:
+        """What is promised, to whom and against whom, in words."""
+        return promise_in_words(self.plan)
+
     def to_dict(self) -> dict[str, Any]:
         """Return everything as plain JSON values."""
         plan = self.plan
@@ -81,6 +87,7 @@ class PlanView:
             "neighboring_relation": str(plan.neighboring_relation),
             "schedule": plan.schedule.to_dict() if plan.plateau is None else "plateau",
             "rule": plan.filter().rule,
+            "promise": self.promise,
             "epsilon_over_rounds": [list(point) for point in self.curve],
             "naive_split": None
             if self.naive_epsilon is None

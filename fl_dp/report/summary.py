@@ -21,6 +21,8 @@ class RunSummary:
         rounds: Rounds that were spent.
         test_accuracy: On the public test set, of the last model.
         epsilon: The bound that the statement quotes, from the ledger's records.
+        epsilon_so_far: What the rounds had spent that were done, which the progress showed; None
+            without privacy.
         delta: The delta that goes with it.
         unit: What it protects, for instance `one client`.
         bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
@@ -34,6 +36,7 @@ class RunSummary:
     epsilon: float
     delta: float
     unit: str = "one client"
+    epsilon_so_far: float | None = None
     bytes_down: int | None = None
     bytes_up: int | None = None
 
@@ -90,6 +93,19 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
             "-" if row["bytes_up"] is None else f"{row['bytes_down']:,}, {row['bytes_up']:,}",
         )
     return table
+
+
+def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:
+    """Return why the summary's epsilon is above the one that the progress ended with, if it is."""
+    for run in runs:
+        spent = run.epsilon_so_far
+        if spent is not None and math.isfinite(run.epsilon) and run.epsilon > 1.001 * spent:
+            return (
+                f"Quote epsilon {_rounded_up(run.epsilon):.4g}, not the {_rounded_up(spent):.4g} "
+                f"that the progress ended with: that is what {run.unit} had spent, and it would "
+                "hold only if nothing that was released had a part in stopping there"
+            )
+    return None
 
 
 def _rounded_up(epsilon: float) -> float:

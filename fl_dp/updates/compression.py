@@ -25,11 +25,11 @@ from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from .arrays import ArrayForm, read
+from .compression_options import NARROW_FORMATS, CompressionOptions
 from .layout import RefusedUpdate, VectorLayout, only_array_record
-from .narrow import NARROW_FORMATS, narrow, narrow_form, narrow_values
+from .narrow import narrow, narrow_form, narrow_values
 from .quantization import (
     LARGEST,
-    MOST_BITS,
     Quantized,
     codes_shape,
     dequantize,
@@ -40,48 +40,12 @@ from .quantization import (
 ENCODED_UPDATE = "fl-dp-encoded-update"
 """Name of a reply's only ArrayRecord if that holds an encoded update instead of a model."""
 
-UPLINKS = ("none", *NARROW_FORMATS, "quantize", "top_k")
-DOWNLINKS = ("none", *NARROW_FORMATS)
-
 _NPY_HEADER = 128  # bytes before the items of an array's .npy file
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compression:
-    """How updates travel to the server and models to the clients.
-
-    Attributes:
-        up: Of updates: `none`; `float16` or `bfloat16`, rounded to nearest; `quantize`, rounded at
-            random to `bits` bits a number, right on average; `top_k`, the largest magnitudes alone,
-            quantised. What `top_k` leaves out is lost.
-        bits: Bits of each number that is sent under `quantize` and `top_k`, 1 to 16.
-        fraction: Share of the coordinates that `top_k` sends, in (0, 1].
-        down: Of models: `none`, `float16` (what is beyond 65,504 is cut) or `bfloat16`. The server
-            goes on with its exact model; an update is relative to the model that clients got.
-    """
-
-    up: str = "none"
-    bits: int = 8
-    fraction: float = 0.1
-    down: str = "none"
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a name is unknown or a number is out of range.
-        """
-        if self.up not in UPLINKS:
-            raise ValueError(f"up must be one of {', '.join(UPLINKS)}, got '{self.up}'")
-        if self.down not in DOWNLINKS:
-            raise ValueError(f"down must be one of {', '.join(DOWNLINKS)}, got '{self.down}'")
-        if not 1 <= self.bits <= MOST_BITS:
-            raise ValueError(f"bits must lie in [1, {MOST_BITS}], got {self.bits}")
-        if not 0.0 < self.fraction <= 1.0:
-            raise ValueError(
-                f"fraction must lie in (0, 1], got {self.fraction}: write for example 0.1 to send "
-                "a tenth of the coordinates"
-            )
+class Compression(CompressionOptions):
+    """How updates travel to the server and models to the clients, by `CompressionOptions`."""
 
     def encode(self, update: NDArray[np.float64], rng: np.random.Generator) -> ArrayRecord:
         """Encode an update.

@@ -12,8 +12,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from .arrays import ArrayForm, array_of, read
-
-NARROW_FORMATS = ("float16", "bfloat16")
+from .compression_options import NARROW_FORMATS
 
 _STYPE = "fl-dp/"  # and the format
 

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-MOST_BITS = 16
 LARGEST = 1e300  # numbers up to here have a finite distance
 
 _CHUNK = 2048  # numbers that share their levels: a multiple of 8, so that chunks end on bytes

@@ -1,22 +1,37 @@
 """`fl-dp plan`, `run` and `ledger`: the numbers, the refusals and the exit statuses."""
 
 import csv
+import io
 import json
+import pkgutil
 import re
 import sqlite3
+import subprocess
+import sys
 from collections import Counter
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 from local_grid import LocalGrid, answer_with_app
+from omegaconf import OmegaConf
+from rich.console import Console
 from typer.testing import CliRunner
 
 from fl_dp import __version__, client_app
 from fl_dp.accounting import PrivacyLedger, PrivacyPlan
-from fl_dp.cli import app
+from fl_dp.commands.app import app
+from fl_dp.commands.cautions import cautions
 from fl_dp.config import compose_settings
+from fl_dp.keys import all_keys
 from fl_dp.launch import LaunchError, RunStatus
+from fl_dp.report.progress import TimeLeft, progress_line
+from fl_dp.report.summary import RunSummary, epsilon_jump
+from fl_dp.run_folder import RunFolder
 from fl_dp.training import train
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
@@ -55,6 +70,97 @@ def independent_epsilon(releases, delta):
 
 def test_the_version_is_printed():
     assert call("--version").stdout.strip() == __version__
+
+
+def test_the_command_line_imports_nothing_heavy_until_it_is_needed():
+    """Neither for help nor for a list of keys: each of these takes a second or more."""
+    heavy = {"torch", "scipy", "ray", "flwr", "hydra", "omegaconf", "dp_accounting", "sqlalchemy"}
+    code = """
+import json, sys
+from typer.testing import CliRunner
+from fl_dp.cli import app
+for line in (["--version"], ["run", "--help"], ["config"], ["rnu"], ["run", "rouds=3"]):
+    CliRunner().invoke(app, line)
+print(json.dumps(sorted(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert heavy & set(json.loads(done.stdout)) == set()
+
+
+@pytest.mark.parametrize("package", ["fl_dp", "fl_dp.accounting", "fl_dp.tasks", "fl_dp.updates"])
+def test_every_name_of_a_package_is_imported_when_it_is_asked_for(package):
+    """No name is that of a module, which would take the name's place once it is imported."""
+    module = import_module(package)
+    lazily = set(module.__all__) - {"__version__"}
+    assert [name for name in lazily if isinstance(getattr(module, name), ModuleType)] == []
+    modules = {each.name for each in pkgutil.iter_modules(module.__path__)}
+    assert lazily & modules == set()
+
+
+def test_a_misspelt_command_is_said_once_with_the_nearest():
+    result = call("rnu")
+    assert result.exit_code == 2
+    assert result.stderr.count("rnu") == 1
+    assert result.stderr.count("fl-dp run") == 1
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_ctrl_c_while_something_is_computed_is_one_line(command, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fl_dp.planning.make_plan", interrupted)
+    result = call(command, "privacy.noise_multiplier=2", "privacy.delta=1e-5")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "error: stopped"
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line():
+    code = """
+import builtins, sys
+real = builtins.__import__
+def interrupted(name, *rest):
+    if name == "typer":
+        raise KeyboardInterrupt
+    return real(name, *rest)
+builtins.__import__ = interrupted
+from fl_dp.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: stopped\n")
+
+
+# fl-dp config and fl-dp run --cfg
+
+
+def test_config_lists_every_key_with_its_default_and_help():
+    listed = json_of("config", "--json")["keys"]
+    assert [each["key"] for each in listed] == list(all_keys())
+    shown = " ".join(call("config").stdout.split())
+    for key in all_keys().values():
+        assert f"{key.name}={key.default_text} ({key.allowed})" in shown
+        assert " ".join(key.help.split()) in shown
+
+
+def test_config_lists_one_group_with_the_names_that_it_loads():
+    told = json_of("config", "clipping", "--json")
+    assert {each["key"].partition(".")[0] for each in told["keys"]} == {"clipping"}
+    assert told["options"] == {"clipping": ["adaptive", "fixed", "per_layer"]}
+
+
+def test_config_of_a_group_that_is_none_names_the_nearest():
+    result = call("config", "cliping")
+    assert result.exit_code == 2
+    assert "did you mean clipping?" in result.stderr
+
+
+def test_cfg_prints_settings_that_compose_to_the_same():
+    overrides = ["privacy=local", "selection=public", "clipping.norm=0.25", "run_name=x"]
+    printed = OmegaConf.to_container(OmegaConf.create(call("run", "--cfg", *overrides).stdout))
+    assert printed == asdict(compose_settings(overrides))
+    assert json_of("run", "--cfg", "--json", *overrides) == printed
 
 
 # fl-dp plan
@@ -161,7 +267,8 @@ def test_plan_shows_a_person_the_same_epsilon_as_a_program(quick_plan):
 
 
 def test_a_plan_within_the_budget_warns_of_nothing():
-    assert call("plan", "--json", *QUICK, "privacy.epsilon=8").stderr == ""
+    overrides = [*QUICK, "privacy.epsilon=30", "privacy.delta=1e-5"]
+    assert call("plan", "--json", *overrides).stderr == ""
 
 
 def test_a_plan_over_the_budget_warns_and_still_succeeds(quick_plan):
@@ -184,8 +291,8 @@ def test_a_plan_warns_of_a_delta_that_is_not_below_one_over_the_clients(delta, w
     [
         ("privacy.epsilon=-1", "privacy.epsilon must be positive and finite, got -1.0"),
         ("selection.sampling_rate=2", "selection.sampling_rate must lie in (0, 1], got 2.0"),
-        ("privacy.sigma=3", "Key 'sigma' not in 'PrivacySettings'"),
-        ("rounds=many", "Value 'many' of type 'str' could not be converted to Integer"),
+        ("privacy.sigma=3", "there is no key 'privacy.sigma'"),
+        ("rounds=many", "rounds must be a whole number, got 'many'"),
         (
             "privacy.epsilon=1e-6 privacy.delta=1e-9",
             "no noise reaches epsilon 1e-06 at delta 1e-09 in 100 rounds",
@@ -255,6 +362,29 @@ def test_a_plateau_plan_tells_what_its_filter_guarantees():
     assert "guaranteed by the privacy filter" in call("plan", "schedule=plateau").stdout
 
 
+@pytest.mark.parametrize(
+    ("overrides", "cautioned"),
+    [
+        ("task.num_clients=200 privacy.delta=1e-5", []),
+        ("task.num_clients=99 privacy.delta=1e-5", ["99 clients are few"]),
+        ("task.num_clients=200", ["delta 0.0029 (the default for 200) is large"]),
+        ("task.num_clients=50", ["50 clients are few", "delta 0.014"]),
+        ("task.num_clients=50 privacy=none", []),
+    ],
+)
+def test_few_clients_and_a_large_delta_are_cautioned_of(overrides, cautioned):
+    said = cautions(compose_settings(overrides.split()))
+    assert [text for text, start in zip(said, cautioned, strict=True) if start not in text] == []
+
+
+def test_plan_says_what_is_promised_to_whom():
+    shown = " ".join(call("plan", *QUICK, *NO_SAMPLING).stdout.split())
+    assert "unit: one client" in shown
+    assert "trusted: the server" in shown
+    promise = json_of("plan", "--json", *QUICK, *NO_SAMPLING)["promise"]
+    assert set(promise) == {"unit", "neighbours", "adversary", "trusted"}
+
+
 # fl-dp run: what is refused before anything starts.
 
 
@@ -280,13 +410,18 @@ CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients
         (["privacy.epsilon=0"], "privacy.epsilon must be positive and finite, got 0.0"),
         (["privacy.epsilon=-2"], "privacy.epsilon must be positive and finite, got -2.0"),
         (["selection.sampling_rate=1.5"], "selection.sampling_rate must lie in (0, 1], got 1.5"),
-        (["privacy.nonesuch=1"], "Key 'nonesuch' not in 'PrivacySettings'"),
-        (["task=nonesuch"], "Could not find 'task/nonesuch'"),
-        ([*CHEAP, "task.name=nonesuch"], "unknown dataset 'nonesuch'"),
+        (["privacy.nonesuch=1"], "there is no key 'privacy.nonesuch'"),
+        (["task=nonesuch"], "there is no task=nonesuch"),
+        ([*CHEAP, "task.name=nonesuch"], "task.name must be one of digits"),
         ([*CHEAP, "task.num_clients=5000"], "num_clients is 5000 but there are 1437 examples"),
         (["-m", *CHEAP, "clipping.norm=1,-1"], "clipping.norm must be positive and finite, got -1"),
         (["-m", *CHEAP, "clipping.norm=interval(0,1)"], "clipping.norm=interval(0,1)"),
         ([*CHEAP, "rounds=3,5"], "rounds=3,5"),
+        ([*CHEAP, "privacy=none", "selection.coins=nodes"], "write simulation.units_per_node=1"),
+        (
+            [*CHEAP, "clipping=per_layer", "clipping.norms=[1,1,1]"],
+            "clipping.norms has 3 norms and model=logistic has 2",
+        ),
     ],
 )
 def test_a_run_that_can_t_succeed_is_refused_with_status_2(overrides, said, tmp_path, monkeypatch):
@@ -321,12 +456,24 @@ def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_may_start")
-def test_a_run_never_takes_the_folder_of_another(tmp_path):
+def test_a_run_never_takes_the_folder_of_another(tmp_path, monkeypatch):
+    monkeypatch.setattr("fl_dp.planning.make_plan", lambda *_: pytest.fail("it was computed"))
     (tmp_path / "taken").mkdir()
     result = call("run", *CHEAP, f"output_dir={tmp_path}", "run_name=taken")
     assert result.exit_code == 2
     assert f"{tmp_path / 'taken'} exists already: choose another run_name" in result.stderr
     assert list((tmp_path / "taken").iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_folder_that_can_t_be_written_to_is_said_before_anything_is_computed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("fl_dp.planning.make_plan", lambda *_: pytest.fail("it was computed"))
+    (tmp_path / "file").write_text("")
+    result = call("run", f"output_dir={tmp_path / 'file' / 'runs'}")
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'file'} can't be written to" in said_on_stderr(result)
 
 
 @pytest.mark.usefixtures("nothing_may_start")
@@ -422,7 +569,8 @@ def test_flower_is_given_the_absolute_data_folder(monkeypatch, tmp_path):
 def train_here(overrides, on_progress):
     """Do in this process what the ServerApp does."""
     settings = compose_settings(overrides)
-    num_clients = settings.task.num_clients
+    resumed = None if settings.resume is None else RunFolder(Path(settings.resume))
+    num_clients = (settings if resumed is None else resumed.read_settings()).task.num_clients
     train(
         LocalGrid(answer_with_app(client_app.app, num_clients), num_clients), settings, run_id="1"
     )
@@ -471,6 +619,112 @@ def test_a_sweep_sums_up_the_seeds_of_each_setting_under_what_tells_it_apart(swe
     _, printed = sweep
     variants = {row["variant"]: row["runs"] for row in printed["variants"]}
     assert variants == {"clipping.norm=0.5": 2, "clipping.norm=1": 2}
+
+
+def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(monkeypatch, tmp_path):
+    """The first run is kept as it is, the second goes on by its ledger, the third is new."""
+    started = []
+
+    def stop_in_the_second(overrides, on_progress):
+        started.append(overrides)
+        if len(started) == 2:
+            settings = compose_settings(overrides)
+            RunFolder(tmp_path / "s" / "run-1").create(settings)
+            raise KeyboardInterrupt
+        return train_here(overrides, on_progress)
+
+    use(monkeypatch, stop_in_the_second)
+    stopped = call(
+        *("run", "-m", *SHORT, f"output_dir={tmp_path}", "run_name=s", "clipping.norm=0.5,1,2")
+    )
+    assert stopped.exit_code == 130
+    assert f"`fl-dp run resume={tmp_path / 's'}` goes on" in said_on_stderr(stopped)
+    first = (tmp_path / "s" / "run-0" / "ledger.db").read_bytes()
+    assert not (tmp_path / "s" / "run-2").exists()
+
+    link = use(monkeypatch, train_here)
+    printed = json_of("run", "--json", f"resume={tmp_path / 's'}")
+    assert [run["rounds"] for run in printed["runs"]] == [2, 2, 2]
+    assert [row["variant"] for row in printed["variants"]] == [
+        *("clipping.norm=0.5", "clipping.norm=1", "clipping.norm=2")
+    ]
+    assert [settings.clipping.norm for settings, _ in link.given] == [1.0, 2.0]
+    assert (tmp_path / "s" / "run-0" / "ledger.db").read_bytes() == first
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+@pytest.mark.parametrize(
+    ("files", "said", "status"),
+    [
+        ({}, "it has no config.yaml", 2),
+        ({"config.yaml": "a: [\n"}, "does not fit this version", 2),
+        ({"config.yaml": "somebody: else\n"}, "does not fit this version", 2),
+        ({"config.yaml": b"\xff\xfe\x00"}, "does not fit this version", 2),
+        ({"sweep.json": "[1]"}, "is not what a sweep of fl-dp writes", 2),
+        ({"sweep.json": "not json"}, "is not what a sweep of fl-dp writes", 2),
+        ({"config.yaml": "rounds: 3\n", "ledger.db": b"not a database " * 99}, "ledger", 1),
+    ],
+)
+def test_a_folder_that_is_no_run_is_one_line(files, said, status, tmp_path):
+    for name, content in files.items():
+        content = content.encode() if isinstance(content, str) else content
+        (tmp_path / name).write_bytes(content)
+    result = call("run", f"resume={tmp_path}")
+    assert result.exit_code == status
+    assert said in said_on_stderr(result)
+    assert "Traceback" not in result.stderr
+
+
+# The progress of a run.
+
+
+LINE = {"round": 999, "test_accuracy": 0.93721, "epsilon": 5.1234, "expected_cohort": 50}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_progress_shows_what_matters_at_any_width(width):
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
+    with progress_line(console, "[2/6] a=b c=d e=f, seed 0", rounds=1000, budget=8) as on_round:
+        on_round({**LINE, "round": 998})
+        on_round(LINE)
+    shown = [line for line in re.split(r"\x1b\[2K|\r|\n", stream.getvalue()) if "999" in line][-1]
+    for part in ("round 999/1000", "accuracy 0.937", "epsilon 5.12/8", " left"):
+        assert part in shown
+    assert len(shown.rstrip()) <= width
+
+
+def test_the_time_left_counts_neither_the_start_nor_rounds_of_long_ago():
+    left = TimeLeft()
+    assert left.after(0, 100, now=0.0) is None
+    assert left.after(1, 100, now=60.0) is None  # Ray started in it
+    for done in range(2, 41):
+        seconds = left.after(done, 100, now=60.0 + 2.0 * (done - 1))
+    assert seconds == pytest.approx(2.0 * 60)
+    for done in range(41, 61):
+        seconds = left.after(done, 100, now=138.0 + 5.0 * (done - 40))
+    assert seconds == pytest.approx(5.0 * 40)
+
+
+def test_the_time_left_of_a_resumed_run_counts_new_rounds_alone():
+    left = TimeLeft()
+    assert {left.after(done, 100, now=0.001 * done) for done in range(31)} == {None}
+    assert left.after(31, 100, now=60.0) is None
+    assert left.after(32, 100, now=62.0) == pytest.approx(2.0 * 68)
+
+
+def test_the_summary_explains_an_epsilon_above_the_progress():
+    run = RunSummary(
+        path="",
+        variant="",
+        rounds=9,
+        test_accuracy=0.9,
+        epsilon=7.9,
+        delta=1e-5,
+        epsilon_so_far=6.1,
+    )
+    assert "Quote epsilon 7.9, not the 6.1" in epsilon_jump([run])
+    assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
 
 
 # fl-dp ledger

@@ -1,7 +1,9 @@
 """Settings are typed and checked before anything starts, and reach the clients as they are."""
 
+import re
 import threading
 from dataclasses import asdict
+from inspect import signature
 
 import numpy as np
 import pytest
@@ -11,9 +13,13 @@ from local_grid import FIRST_NODE, LocalGrid
 from omegaconf import OmegaConf
 
 from fl_dp import client_app
+from fl_dp.accounting import PrivacyPlan
 from fl_dp.client_app import TaskClient
+from fl_dp.combinations import check_combinations
 from fl_dp.config import ConfigError, compose_settings, config_folder, expand_sweep
-from fl_dp.settings import SETTINGS_KEY, Settings
+from fl_dp.keys import all_keys
+from fl_dp.planning import check_layers, make_plan
+from fl_dp.settings import CHOICES, SETTINGS_KEY, Settings
 from fl_dp.tasks import (
     build_model,
     client_indices,
@@ -22,6 +28,7 @@ from fl_dp.tasks import (
     set_arrays,
     train_locally,
 )
+from fl_dp.wording import in_keys
 
 GROUP_OPTIONS = sorted(
     path.relative_to(config_folder()).with_suffix("").parts
@@ -31,6 +38,7 @@ GROUP_OPTIONS = sorted(
 # Every override that a run could be made with, each far from its default.
 EVERYTHING = [
     *("seed=7", "rounds=11", "round_timeout=12.5", "roster_timeout=3.0"),
+    "roster_may_grow=true",
     *("output_dir=/some/where", "run_name=a-name", "task=csv", "task.num_clients=321"),
     *("task.partition=dirichlet", "task.alpha=0.125", "task.shards_per_client=3"),
     *("task.data_dir=/data", "model=cnn", "model.hidden=17", "privacy.epsilon=1.5"),
@@ -84,6 +92,51 @@ def test_an_unknown_key_is_refused_by_name(override, key):
         compose_settings([override])
 
 
+@pytest.mark.parametrize(
+    ("override", "meant"),
+    [
+        ("epsilon=2", "did you mean privacy.epsilon, dp_sgd.epsilon or selection.epsilon?"),
+        ("privacy.epsilonn=2", "did you mean privacy.epsilon?"),
+        ("privcy.epsilon=2", "did you mean privacy.epsilon?"),
+        ("num_clients=3", "did you mean task.num_clients?"),
+        ("privacy/mode=central", "did you mean privacy.mode?"),
+        ("privacy.noise=1", "did you mean privacy.noise_multiplier?"),
+        ("taks=digits", "did you mean task?"),
+        ("task=fashon_mnist", "did you mean task=fashion_mnist?"),
+        ("privacy.mode=locl", "did you mean local?"),
+        ("client={learing_rate: 2}", "did you mean client.learning_rate?"),
+        ("client.lr=2", "`fl-dp config client` lists client.learning_rate"),
+        ("+rounds=3", "write rounds=3, without the +"),
+        ("rounds=3,5", "add -m to run with each"),
+        ("metrics.loss=0,5", "or write metrics.loss=[0,5] for a list"),
+        ("privacy.epsilon", "write KEY=VALUE"),
+    ],
+)
+def test_an_error_says_what_may_have_been_meant_in_one_line(override, meant):
+    with pytest.raises(ConfigError) as refused:
+        compose_settings([override])
+    assert meant in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("rounds=many", "rounds must be a whole number, got 'many'"),
+        ("privacy.epsilon=two", "privacy.epsilon must be a number, or null, got 'two'"),
+        ("clipping.norm=null", "clipping.norm must be a number, got null"),
+        ("metrics.loss=[0,a]", "metrics.loss must be a list of numbers, or null, got '[0,a]'"),
+        ("dp_sgd.secure_randomness=perhaps", "must be true or false, got 'perhaps'"),
+        ("schedule.spend=never", "schedule.spend must be one of early, late, got 'never'"),
+    ],
+)
+def test_a_wrong_value_is_said_with_what_is_allowed(override, said):
+    with pytest.raises(ConfigError) as refused:
+        compose_settings([override])
+    assert said in str(refused.value)
+    assert "Integer" not in str(refused.value)
+
+
 @pytest.mark.parametrize("override", ["+epsilon=2", "+privacy.noise=3", "++client.lr=0.1"])
 def test_an_unknown_key_is_refused_even_if_it_is_appended(override):
     with pytest.raises(ConfigError, match=override.strip("+").partition("=")[0].split(".")[-1]):
@@ -95,10 +148,10 @@ def test_an_unknown_key_is_refused_even_if_it_is_appended(override):
     [
         ("rounds=many", "many"),
         ("rounds=1.5", "1.5"),
-        ("rounds=true", "True"),
+        ("rounds=true", "true"),
         ("task.num_clients=[3]", "3"),
         ("privacy.epsilon=two", "two"),
-        ("clipping.norm=true", "True"),
+        ("clipping.norm=true", "true"),
         ("selection.sampling_rate=10%", "10%"),
     ],
 )
@@ -117,7 +170,7 @@ def test_a_setting_that_has_to_be_there_can_t_be_null(override):
 
 @pytest.mark.parametrize("group", sorted({group for group, _ in GROUP_OPTIONS}))
 def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group):
-    with pytest.raises(ConfigError, match=f"{group}/nonesuch") as refused:
+    with pytest.raises(ConfigError, match=f"{group}=nonesuch") as refused:
         compose_settings([f"{group}=nonesuch"])
     for known in [option for of, option in GROUP_OPTIONS if of == group]:
         assert known in str(refused.value)
@@ -248,6 +301,86 @@ def test_a_noise_multiplier_alone_is_enough():
 def test_an_override_that_is_none_is_refused(override):
     with pytest.raises(ConfigError):
         compose_settings([override])
+
+
+# What is known of each key.
+
+
+def test_every_key_is_known_with_its_default_and_a_sentence_of_help():
+    keys = all_keys()
+    assert {name: key.default for name, key in keys.items()} == flat(Settings())
+    assert [name for name, key in keys.items() if not key.help.endswith(".")] == []
+
+
+def test_the_choices_of_a_key_are_those_that_are_checked():
+    for name, choices in CHOICES.items():
+        assert all_keys()[name].choices == choices
+        with pytest.raises(ConfigError, match=f"{name} must be one of {', '.join(choices)}"):
+            compose_settings([f"{name}=nonesuch"])
+
+
+@pytest.mark.parametrize(
+    ("said", "in_words_of_keys"),
+    [
+        ("got PoissonSampling(sampling_rate=0.25)", "got selection=poisson"),
+        ("write sampling_rate=1 or VisibleSampling", "selection.sampling_rate=1 or selection=pub"),
+        ("write sampling=VisibleSampling(cohort=...), or", "write selection=public, or"),
+        ("compression=Compression(up='top_k') would", "compression.up=top_k would"),
+        ("leave client_scheme out", "leave privacy.mode=local out"),
+        ("each unit needs unit='example'", "each unit needs privacy.unit=example"),
+        ("selection.sampling_rate is a key", "selection.sampling_rate is a key"),
+    ],
+)
+def test_errors_of_a_plan_are_said_in_keys(said, in_words_of_keys):
+    assert in_words_of_keys in in_keys(said)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "privacy=local",
+        "privacy=local selection=public clipping=adaptive",
+        "selection.participation_cap=5",
+        "privacy.unit=example",
+        "weights.cap=3 weights.total=1000",
+        "selection=fixed simulation.units_per_node=3",
+        "selection=dp_utility selection.smallest_rate=0.9",
+        "selection=dp_utility selection.sharpness=-1",
+        "privacy.noise_multiplier=1e-9",
+    ],
+)
+def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides):
+    with pytest.raises(ValueError) as refused:
+        make_plan(compose_settings(overrides.split()))
+    arguments = {*signature(PrivacyPlan).parameters, "sampling_rate", "client_scheme", "sharpness"}
+    words = set(re.findall(r"[\w.]+", str(refused.value)))
+    assert {word for word in words & arguments if "_" in word or word == "sharpness"} == set()
+    assert not re.search(r"[a-z][A-Z]|\w+Sampling", str(refused.value))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("privacy=none simulation.units_per_node=2", "simulation.units_per_node=1"),
+        ("privacy=none selection.coins=nodes", "selection.coins=server"),
+        ("privacy=example simulation.units_per_node=2", "simulation.units_per_node=1"),
+        ("privacy=local selection=exponential", "write selection=public"),
+        (
+            "selection=exponential selection.utility=update_norm simulation.units_per_node=2",
+            "write selection.utility=loss",
+        ),
+    ],
+)
+def test_what_no_mode_has_is_said_before_anything_is_computed(overrides, said):
+    with pytest.raises(ValueError, match=said):
+        check_combinations(compose_settings(overrides.split()))
+
+
+def test_as_many_norms_as_arrays_are_asked_for():
+    settings = compose_settings(["clipping=per_layer", "clipping.norms=[0.1,0.2,0.3]"])
+    with pytest.raises(ValueError, match=r"has 3 norms and model=logistic has 2 .* write 2 norms"):
+        check_layers(settings)
+    check_layers(compose_settings(["clipping=per_layer", "clipping.norms=[0.1,0.2]"]))
 
 
 # What is composed.

@@ -32,7 +32,7 @@ from safetensors.numpy import load_file, save_file
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.config import compose_settings
 from fl_dp.server_optimizers import make_server_optimizer
-from fl_dp.settings import SERVER_OPTIMIZERS, ServerOptimizerSettings
+from fl_dp.settings import CHOICES, ServerOptimizerSettings
 from fl_dp.strategies import DPFedAvg
 from fl_dp.updates import ArrayForm, array_of
 
@@ -651,7 +651,7 @@ def test_what_pack_did_not_make_is_refused(arrays: dict[str, Any]) -> None:
 # From settings.
 
 
-@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
+@pytest.mark.parametrize("name", CHOICES["server_optimizer.name"])
 def test_each_server_optimizer_is_made_with_the_keys_that_it_uses(name: str) -> None:
     settings = ServerOptimizerSettings(
         name=name, learning_rate=0.7, momentum=0.6, beta_1=0.5, beta_2=0.4, tau=0.3
@@ -671,7 +671,7 @@ def test_each_server_optimizer_is_made_with_the_keys_that_it_uses(name: str) -> 
     assert all(vars(strategy)[key] == plain[key] for key in unused)
 
 
-@pytest.mark.parametrize("name", SERVER_OPTIMIZERS)
+@pytest.mark.parametrize("name", CHOICES["server_optimizer.name"])
 def test_each_server_optimizer_has_a_group_file(name: str) -> None:
     assert compose_settings([f"server_optimizer={name}"]).server_optimizer.name == name
 

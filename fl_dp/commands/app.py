@@ -1,0 +1,62 @@
+"""The `fl-dp` command: its subcommands, and what they share when they are misspelt or stopped."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperGroup
+
+from fl_dp import __version__
+
+from .config import config
+from .console import fail, out
+from .data import data
+from .ledger import ledger
+from .plan import plan
+from .run import run
+
+_COMMANDS = (run, plan, config, ledger, data)
+
+
+class _Commands(TyperGroup):
+    """Says once what a misspelt command may have meant, and ends a stopped one in one line."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        """Return the command that is asked for."""
+        name = args[0]
+        if not name.startswith("-") and self.get_command(ctx, name) is None:
+            known = self.list_commands(ctx)
+            near = get_close_matches(name, known, 1, 0.4)
+            meant = f"did you mean `fl-dp {near[0]}`? " if near else ""
+            fail(f"there is no command '{name}': {meant}({', '.join(known)})", status=2)
+        return super().resolve_command(ctx, args)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            fail("stopped", status=130)
+
+
+app = typer.Typer(
+    name="fl-dp",
+    cls=_Commands,
+    help="Differentially private federated learning for Flower.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+    pretty_exceptions_enable=False,
+)
+for command in _COMMANDS:
+    app.command()(command)
+
+
+@app.callback(invoke_without_command=True)
+def _root(
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
+    if version:
+        out.print(__version__)
+        raise typer.Exit

@@ -1,0 +1,33 @@
+"""Cautions about settings that are carried out as asked, and promise less than it seems."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fl_dp.settings import Settings
+
+_FEW_CLIENTS = 100
+_LARGE_DELTA = 1e-3
+
+
+def cautions(settings: Settings) -> list[str]:
+    """Return what to think of before a promise to clients is relied on, a line each."""
+    from fl_dp.planning import target_delta
+
+    if settings.privacy.mode in ("none", "example"):
+        return []
+    clients, delta = settings.task.num_clients, target_delta(settings)
+    said = []
+    if clients < _FEW_CLIENTS:
+        said.append(
+            f"{clients} clients are few: noise that hides one of them hides much of what the "
+            f"others have in common; with {_FEW_CLIENTS} or more a small epsilon costs less"
+        )
+    if delta > _LARGE_DELTA:
+        chosen = "" if settings.privacy.delta is not None else f" (the default for {clients})"
+        said.append(
+            f"delta {delta:.2g}{chosen} is large: with that probability epsilon may not hold for a "
+            "client; fine for trying out, for real data write privacy.delta=1e-5 or less"
+        )
+    return said
