@@ -511,7 +511,7 @@ class Images(Dataset[Any]):
         (Images("features", "y"), {"target_key": "y", "input_key": ("features",)}),
         ([[row, label] for row, label in data_of()], {}),
     ],
-    ids=str,
+    ids=["image", "name", "targets", "named target", "both named", "several inputs", "pairs"],
 )
 def test_batches_may_be_mappings_or_tuples(client: Client, data: Any, options: Any) -> None:
     plan = replace(PLAN, sampling_rate=1.0, steps=1)
