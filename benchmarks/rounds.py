@@ -106,6 +106,7 @@ class Federation:
             sampling_rate=1.0,
             clipping_norm=1.0,
             units_per_node=self.units_per_node,
+            contribution_check=False,  # clients that send the model back contribute nothing
         )
         ledger = PrivacyLedger.open(Path(folder) / "ledger.db", plan)
         return DPFedAvg(plan=plan, ledger=ledger)

@@ -22,8 +22,18 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from flwr.app import Array, ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    Context,
+    Error,
+    Message,
+    MessageType,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp.mod import LocalDpMod
+from flwr.common.constant import ErrorCode
 from flwr.serverapp import (
     GaussianPrivacyEvent,
     Grid,
@@ -145,6 +155,9 @@ def sending(update: Callable[[int], Arrays | None], **metrics: Callable[[int], f
     """Return nodes that add their own update to the model; None never replies."""
 
     def answer(message: Message, node: int) -> Message | None:
+        if message.metadata.message_type != MessageType.TRAIN:
+            reason = "No query function registered"  # as of any ClientApp without one
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         change = update(node)
         if change is None:
             return None

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from fl_dp.accounting import ExamplePlan
-from fl_dp.clients import DPSGD, NodePrivacy, OpacusClient, RecordWise, fingerprint
+from fl_dp.clients import DPSGD, OpacusClient, RecordWise, fingerprint
 from fl_dp.clients.fingerprint import fingerprint_of_files
 from fl_dp.clients.node_privacy import in_simulation
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY
@@ -92,7 +92,6 @@ def private_client(
     Raises:
         ValueError: If a real node was started without a ledger: nothing is trained then.
     """
-    node = NodePrivacy.of(context, config, unit=unit)
     chosen = settings.dp_sgd
     loaded: list[Records] = []
 
@@ -100,13 +99,13 @@ def private_client(
         loaded.append(load())
         return DataLoader(loaded[-1], collate_fn=RecordWise(_as_they_are))
 
-    return OpacusClient(
+    return OpacusClient.on_node(
+        context,
         model,
         loader,
         plan=plan,
-        ledger=node.required_ledger,
-        account=node.account(unit="example"),
-        budget=node.budget(plan.budget),
+        unit=unit,
+        config=config,
         dp_sgd=DPSGD(
             optimizer=lambda parameters: torch.optim.SGD(
                 parameters, lr=settings.client.learning_rate

@@ -137,6 +137,7 @@ def data_of_unit(
             data_format = replace(data_format, leave_out_unfit=leave_out_unfit)
         dataset = dataset_of(settings, data_path, data_format)
         return dataset, np.arange(len(dataset.train_y))
+    _refuse_a_folder_of_the_server(settings, node_config)
     parts = parts_of(settings)
     return (dataset_of(settings), parts[place]) if place < len(parts) else None
 
@@ -151,12 +152,27 @@ def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form |
         ValueError: If it can't be read, or the node has its own data and their form is not written
             down.
     """
+    _refuse_a_folder_of_the_server(settings, node_config)
     data_format = _format_of_node(settings, node_config)
     form = form_of(settings.task.name, data_format)
     if form is None and data_format is not None and own_data_path(node_config) is not None:
         shape = "image_shape" if settings.task.name == "folder" else "columns"
         data_format.require(classes=data_format.classes, **{shape: getattr(data_format, shape)})
     return form
+
+
+def _refuse_a_folder_of_the_server(settings: Settings, node_config: Mapping[str, Any]) -> None:
+    """Check that a node whose owner requires privacy reads no folder that the server names.
+
+    Raises:
+        PermissionError: If it would. The text holds no data.
+    """
+    owner = NodeConfig.of(node_config)
+    if owner.required and owner.data_path is None and settings.task.data_dir is not None:
+        raise PermissionError(
+            "the server names a folder of this node (task.data_dir), and the node's owner requires "
+            f"privacy: say which data are meant, --node-config '{DATA_PATH_KEY}=\"/srv/data\"'"
+        )
 
 
 def own_data_path(node_config: Mapping[str, Any]) -> str | None:

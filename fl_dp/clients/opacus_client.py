@@ -15,7 +15,7 @@ SuperNode, another run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
@@ -130,6 +130,7 @@ class OpacusClient(NumPyClient):
         *,
         plan: ExamplePlan,
         unit: int = 0,
+        config: Mapping[str, Any] | None = None,
         **rest: Any,
     ) -> Self:
         """Return a client whose ledger, name and cap are what the node's owner says.
@@ -143,12 +144,13 @@ class OpacusClient(NumPyClient):
             loader: As in the constructor.
             plan: As in the constructor.
             unit: Index among the privacy units that the node hosts.
+            config: Of the message; in a simulation it can name a folder for the nodes' ledgers.
             **rest: `dp_sgd`, `trainable_only`, `fingerprint_of` and `rng` of the constructor.
 
         Raises:
             ValueError: As the constructor, or if a real node was started without a ledger.
         """
-        node = NodePrivacy.of(context, {}, unit=unit)
+        node = NodePrivacy.of(context, config or {}, unit=unit)
         return cls(
             model,
             loader,

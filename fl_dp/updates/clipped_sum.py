@@ -351,6 +351,8 @@ class ClippedSum(_Sum):
         if max_units < 1:
             raise ValueError(f"max_units must be at least 1, got {max_units}")
         self._count(max_units)
+        if any(array.dtype != "float64" for array in arrays.values()):
+            raise RefusedUpdate("it is not in float64, in which grid steps are exact")
         steps = self.layout.in_float64().flatten(arrays)
         with np.errstate(invalid="ignore"):
             if not (np.isfinite(steps).all() and (np.trunc(steps) == steps).all()):

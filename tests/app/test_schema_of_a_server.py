@@ -22,7 +22,7 @@ from fl_dp.settings import SETTINGS_KEY, Settings
 from fl_dp.tasks import Form, data, load_dataset
 from fl_dp.tasks.forms import PUBLIC_FORMS
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY
-from fl_dp.workload import initial_arrays_of, model_of, public_form_of
+from fl_dp.workload import data_of_unit, initial_arrays_of, model_of, public_form_of
 
 STEPS, RATE, SIZE = 2, 0.01, 20.0
 PLAN = ExamplePlan(
@@ -231,6 +231,17 @@ def test_a_schema_that_is_none_is_refused_by_its_key(
 def test_a_schema_file_has_an_absolute_path() -> None:
     with pytest.raises(ValueError, match="data-schema must be absolute, got 'schema"):
         public_form_of(settings_of(), {"data-path": "/", "data-schema": "schema.yaml"})
+
+
+def test_a_node_that_requires_privacy_reads_no_folder_that_the_server_names(
+    hospital: Hospital,
+) -> None:
+    settings = settings_of(f"task.data_dir={hospital.data}", "task.partition=iid")
+    nameless = {key: each for key, each in hospital.config.items() if key != "data-path"}
+    with pytest.raises(PermissionError, match="the server names a folder"):
+        data_of_unit(settings, 0, nameless | {"partition-id": 0})
+    with pytest.raises(PermissionError, match="the server names a folder"):
+        public_form_of(settings, nameless | {"partition-id": 0})
 
 
 @pytest.mark.parametrize("name", ["digits", "breast_cancer"])

@@ -70,11 +70,21 @@ def test_a_small_training_runs_end_to_end_and_its_papers_agree(tmp_path: Path) -
 
 
 def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(tmp_path: Path) -> None:
-    blocked = tmp_path / "file"
-    blocked.write_text("not a folder")
-    done = fl_dp("run", "task.num_clients=5", "rounds=1", f"output_dir={blocked}", cwd=tmp_path)
+    # No update is finite, so none counts: the noisy count ends the training before round 10.
+    done = fl_dp(
+        "run",
+        *("task.num_clients=10", "rounds=10", "selection.sampling_rate=1", "run_name=broken"),
+        *("privacy.epsilon=null", "privacy.noise_multiplier=0.3", "client.learning_rate=1e300"),
+        cwd=tmp_path,
+    )
     assert done.returncode == 1
     assert "finished:failed" in done.stderr
+    assert "almost nobody contributes" in done.stderr
+    folder = tmp_path / "runs" / "broken"
+    with PrivacyLedger.read(folder / "ledger.db") as ledger:
+        spent = ledger.rounds_spent
+    assert 0 < spent < 10
+    assert json.loads((folder / "privacy.json").read_text())["rounds"] == spent
 
 
 def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(

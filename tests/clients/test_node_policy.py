@@ -74,7 +74,7 @@ def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str
 def test_the_node_s_name_is_told(owned: Any) -> None:
     here, _ = owned(**{"unit-name": "ward", "require-privacy": "example"})
     reply = here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
-    assert dict(reply.content.config_records["identity"]) == {"name": "ward"}
+    assert reply.content.config_records["identity"]["name"] == "ward"
 
 
 @pytest.mark.parametrize(

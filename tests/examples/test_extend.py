@@ -55,7 +55,7 @@ from hospital_app import client_app, server_app
 config = tomllib.loads(Path("pyproject.toml").read_text())["tool"]["flwr"]["app"]["config"]
 config["ledger-folder"] = sys.argv[1]
 answer = answer_with_app(client_app.app, config["num-hospitals"])
-grid = LocalGrid(answer, config["num-hospitals"])
+grid = LocalGrid(answer, config["num-hospitals"], introduces=True)
 server_app.app(grid, Context(7, 1, {}, RecordDict(), config))
 print(json.dumps({
     name: module.__file__

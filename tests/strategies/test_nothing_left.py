@@ -90,14 +90,17 @@ def test_clients_that_are_all_at_their_cap_are_the_same_error(tmp_path: Path) ->
         return Message(RecordDict({"config": name}), reply_to=message)
 
     with PrivacyLedger.open(path, plan) as ledger:
-        first = train(DPFedAvg(plan=plan, ledger=ledger), LocalGrid(named, N))
+        first = train(DPFedAvg(plan=plan, ledger=ledger), LocalGrid(named, N, introduces=True))
     assert first.arrays["w"].numpy().any()
     kept: list[Checkpoint] = []
     with (
         PrivacyLedger.open(path, plan) as ledger,
         pytest.raises(PrivacyBudgetExhausted, match=r"has taken part 1 times.*untrained"),
     ):
-        train(DPFedAvg(plan=plan, ledger=ledger, after_round=kept.append), LocalGrid(named, N))
+        train(
+            DPFedAvg(plan=plan, ledger=ledger, after_round=kept.append),
+            LocalGrid(named, N, introduces=True),
+        )
     assert not kept
 
 

@@ -13,9 +13,8 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-from fl_dp.updates.instruction import IDENTITY_ACTION
-
 FIRST_NODE = 100
+INTRODUCTION = "query.fl_dp_identity"  # written out: a plain Flower project must not load fl_dp
 Answer = Callable[[Message, int], Message | None]
 
 
@@ -54,7 +53,7 @@ class LocalGrid(Grid):
         for message in messages:
             message_id = f"m{next(self._ids)}"
             message.metadata.__dict__["_message_id"] = message_id
-            introduction = message.metadata.message_type == f"query.{IDENTITY_ACTION}"
+            introduction = message.metadata.message_type == INTRODUCTION
             (self.introductions if introduction else self.sent).append(message)
             copy = pickle.loads(pickle.dumps(message))
             answer = self.answer

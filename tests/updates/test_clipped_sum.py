@@ -272,7 +272,7 @@ def test_a_wide_update_is_clipped_as_the_mechanism_clips_it(clipping_norm: float
 REFUSED = {
     "name": record(v=np.zeros(2)),
     "shape": record(w=np.zeros(3)),
-    "dtype": record(w=np.zeros(2, np.float32)),
+    "dtype": record(w=np.zeros(2, np.int64)),
     "unreadable": ArrayRecord({"w": Array("float64", (2,), "numpy.ndarray", b"junk")}),
     "second array": record(w=np.ones(2), v=np.ones(2)),
 }
