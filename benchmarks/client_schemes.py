@@ -54,7 +54,8 @@ def accuracy_of(scheme: str, epsilon: int, seed: int, runs: Path) -> float:
                 *(f"output_dir={runs.resolve()}", f"run_name={name}"),
             ]
         )
-        train(LocalGrid(answer, settings.task.num_clients), settings, run_id=name)
+        grid = LocalGrid(answer, settings.task.num_clients, runs_an_app=True)
+        train(grid, settings, run_id=name)
     accuracy: float = folder.read_metrics()[-1]["test_accuracy"]
     return accuracy
 

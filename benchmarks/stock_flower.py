@@ -67,13 +67,17 @@ PATIENCE = 2.0  # seconds for those who never reply
 
 
 class LocalGrid(Grid):
-    """Nodes 0, 1, ... in this process; `answer` returns None for a node that never replies."""
+    """Nodes 0, 1, ... in this process; `answer` returns None for a node that never replies.
 
-    def __init__(self, answer: Reply, num_nodes: int) -> None:
+    Queries are answered as plain Flower clients do, which know none, unless the nodes run an app.
+    """
+
+    def __init__(self, answer: Reply, num_nodes: int, *, runs_an_app: bool = False) -> None:
         """Connect `num_nodes` nodes."""
         TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
         self.answer = answer
         self.num_nodes = num_nodes
+        self.runs_an_app = runs_an_app
         self._ids = itertools.count()
         self._replies: dict[str, Message] = {}
 
@@ -99,7 +103,12 @@ class LocalGrid(Grid):
         for message in messages:
             name = f"m{next(self._ids)}"
             message.metadata.__dict__["_message_id"] = name
-            reply = self.answer(message, message.metadata.dst_node_id - 1)
+            if message.metadata.message_type == MessageType.TRAIN or self.runs_an_app:
+                reply = self.answer(message, message.metadata.dst_node_id - 1)
+            else:
+                reason = "No query function registered"
+                unknown = Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason)
+                reply = Message(unknown, reply_to=message)
             if reply is not None:
                 self._replies[name] = reply
             pushed.append(name)
@@ -155,9 +164,6 @@ def sending(update: Callable[[int], Arrays | None], **metrics: Callable[[int], f
     """Return nodes that add their own update to the model; None never replies."""
 
     def answer(message: Message, node: int) -> Message | None:
-        if message.metadata.message_type != MessageType.TRAIN:
-            reason = "No query function registered"  # as of any ClientApp without one
-            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         change = update(node)
         if change is None:
             return None
