@@ -227,7 +227,8 @@ class PrivacySettings:
         neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
             (about twice the noise).
         contribution_check: End a run to which nobody contributes: each round also releases a noisy
-            count of its contributions, for at most 1 % more noise on the updates.
+            count of its contributions, for at most 1 % more noise on the updates (5 % with few
+            clients or rounds).
         insecure_seed: For tests and simulations only: noise and coins come from this number, and
             ledger and statement say for good that nothing is promised. Null means a secret source.
     """

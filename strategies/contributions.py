@@ -34,6 +34,9 @@ logger = logging.getLogger("flwr.fl_dp")
 FALSE_ALARM = 1e-6
 """Probability over a whole training that it is ended although enough units contribute."""
 
+SUSPICION = 1e-2
+"""The same of a warning that almost nobody seems to, for trainings too short to be sure."""
+
 _ENOUGH, _ALL_BUT_A_FEW, _HALF = 0.75, 0.9, 0.5
 _TAIL = 12.0  # standard deviations beyond which a cohort's size has no probability worth a term
 
@@ -133,7 +136,7 @@ class ContributionCheck:
         self._nobody = Evidence(share=0.0, against=_ENOUGH)
         self._half = Evidence(share=_HALF, against=_ALL_BUT_A_FEW)
         self._counted = self._expected = 0.0
-        self._warned = False
+        self._warned = self._suspected = False
 
     def observe(self, count: float, *, noise_std: float, asked: int) -> None:
         """Take in a round's count.
@@ -155,6 +158,13 @@ class ContributionCheck:
         self._expected += law.mean
         if self._nobody.passes(FALSE_ALARM):
             raise NobodyContributes(_likely_causes(self._plan))
+        if not self._suspected and self._nobody.passes(SUSPICION):
+            self._suspected = True
+            logger.warning(
+                "It looks as if almost nobody contributes%s: look at the logs of the nodes. The "
+                "training ends once that is all but certain; ctrl-C stops it now (said once)",
+                "" if noise_std == 0.0 else " (a noisy estimate, paid for with the rounds)",
+            )
         if not self._warned and self._half.passes(FALSE_ALARM):
             self._warned = True
             share = min(1.0, max(0.0, self._counted / self._expected))

@@ -144,7 +144,7 @@ class PrivacyLedger(ChainedLedger):
                     opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
                     ledger._chain.append(connection, opening)
                 else:
-                    _require_same_plan(ledger._plan, plan)
+                    _require_same_plan(ledger, plan)
                 ledger._chain.append(connection, ledger._run_fields(plan, randomness))
         except Exception:
             ledger.close()
@@ -513,17 +513,21 @@ def library_versions() -> dict[str, str]:
     return versions
 
 
-def _require_same_plan(ledger: PrivacyPlan, wanted: PrivacyPlan) -> None:
-    theirs, ours = ledger.to_dict(), wanted.to_dict()
+def _require_same_plan(ledger: PrivacyLedger, wanted: PrivacyPlan) -> None:
+    theirs, ours = ledger.plan.to_dict(), wanted.to_dict()
     differences = [
         f"{name} is {ours[name]} here and {theirs[name]} in the ledger"
         for name in ours
         if ours[name] != theirs[name]
     ]
     if differences:
+        spent = ledger.rounds_spent + ledger.other_releases_spent
+        advice = (
+            "Train with the ledger's plan, or start a new ledger: its spending adds up with this "
+            "one's if the clients are the same"
+            if spent
+            else f"Nothing was spent in it: you may delete {ledger.location} and start anew"
+        )
         raise PlanMismatch(
-            "this ledger belongs to another plan: "
-            + "; ".join(differences)
-            + ". Train with the ledger's plan, or start a new ledger: its spending adds up with "
-            "this one's if the clients are the same"
+            f"this ledger belongs to another plan: {'; '.join(differences)}. {advice}"
         )

@@ -80,21 +80,36 @@ def test_the_whole_round_costs_what_it_is_charged_as() -> None:
 
 
 @pytest.mark.parametrize(
-    ("multiplier", "clients", "rate", "of_updates"),
-    [  # z (1 - z^2 / max(0.1 cohort, z / sqrt(1 - 1.01^-2))^2)^-1/2, by hand
-        (1.0, 10, 1.0, 1.01),
-        (2.66, 200, 0.25, 2.6866),
-        (1.0, 1000, 0.25, 1.0008009612),
-        (0.01, 8, 0.5, 0.0100031264656),
+    ("multiplier", "clients", "rate", "rounds", "of_updates"),
+    [  # z (1 - z^2 / s^2)^-1/2 at the count's deviation s, by hand
+        (2.66, 200, 0.25, 100, 2.6866),  # 1 %
+        (1.0, 1000, 0.25, 1, 1.0008009612),  # a tenth of the cohort
+        (0.01, 8, 0.5, 1, 0.0100031264656),
+        (1.0, 10, 1.0, 100, 1.0145333946),  # 0.75 cohort sqrt(rounds / 160)
+        (1.0, 10, 1.0, 5, 1.05),  # 5 %
     ],
 )
-def test_the_updates_get_at_most_one_per_cent_more_noise(
-    multiplier: float, clients: int, rate: float, of_updates: float
+def test_the_updates_get_one_per_cent_more_noise_and_five_where_few_contribute(
+    multiplier: float, clients: int, rate: float, rounds: int, of_updates: float
 ) -> None:
-    plan = plan_of(clients, sampling_rate=rate, contribution_check=True)
+    plan = plan_of(clients, sampling_rate=rate, rounds=rounds, contribution_check=True)
     made = plan.bundle(multiplier).updates.noise_multiplier
     assert made == pytest.approx(of_updates, rel=1e-8)
-    assert made <= 1.01 * multiplier * (1 + 1e-12)
+    assert made <= 1.05 * multiplier * (1 + 1e-12)
+
+
+def test_a_warning_comes_before_the_end_and_in_trainings_too_short_to_be_sure(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    check = ContributionCheck(plan_of(10, rounds=5, contribution_check=True))
+    check.observe(0.0, noise_std=2.5, asked=10)
+    assert "almost nobody" not in caplog.text
+    check.observe(0.0, noise_std=2.5, asked=10)
+    assert caplog.text.count("It looks as if almost nobody contributes") == 1
+    with pytest.raises(NobodyContributes):
+        for _ in range(3):
+            check.observe(0.0, noise_std=2.5, asked=10)
+    assert caplog.text.count("It looks as if") == 1
 
 
 def test_a_plan_counts_unless_told_otherwise_and_its_events_do_not_change() -> None:

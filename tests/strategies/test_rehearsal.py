@@ -60,7 +60,7 @@ def start(open_ledger: Any) -> Callable[..., DPFedAvg]:
     def run(grid: LocalGrid, plan: PrivacyPlan | None = None, **options: Any) -> DPFedAvg:
         plan = plan_of(N, noise_multiplier=0.1) if plan is None else plan
         ledger = options.pop("ledger", None) or open_ledger(plan)
-        strategy = DPFedAvg(plan=plan, ledger=ledger, **{"roster_timeout": 0.3} | options)
+        strategy = DPFedAvg(plan=plan, ledger=ledger, **{"roster_timeout": 20.0} | options)
         grid.ledger = ledger  # type: ignore[attr-defined]
         strategy.start(grid, model(), num_rounds=plan.rounds)
         return strategy
