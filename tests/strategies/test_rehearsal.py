@@ -325,12 +325,15 @@ def silent_at_first(times: int, node: int = 2) -> LocalGrid:
     return LocalGrid(answer, N, introduces=True)
 
 
+IMPATIENT = {"roster_timeout": 3.0}  # somebody is silent: all of it is waited for
+
+
 def test_a_silent_node_is_asked_again_and_the_run_can_be_resumed(
     start: Any, tmp_path: Path
 ) -> None:
     grid, plan = silent_at_first(2), capped()
     ledger = PrivacyLedger.open(tmp_path / "l.db", plan)
-    start(grid, plan, ledger=ledger)
+    start(grid, plan, ledger=ledger, **IMPATIENT)
     assert len(grid.introductions) == N + 2
     assert ledger.participations == {f"partition-{node}": 1 for node in range(N)}
     ledger.close()
@@ -339,7 +342,7 @@ def test_a_silent_node_is_asked_again_and_the_run_can_be_resumed(
 def test_a_node_that_stays_silent_ends_a_capped_run_before_anything_is_spent(start: Any) -> None:
     grid = silent_at_first(99)
     with pytest.raises(RosterIncomplete, match="1 of 6 nodes did not tell their names") as refused:
-        start(grid, capped())
+        start(grid, capped(), **IMPATIENT)
     assert f"({FIRST_NODE + 2})" in str(refused.value)
     assert "roster_timeout" in str(refused.value)
     assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]
@@ -349,7 +352,7 @@ def test_a_node_that_stays_silent_ends_a_capped_run_before_anything_is_spent(sta
 def test_without_a_cap_a_silent_node_is_a_warning(
     start: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert start(silent_at_first(99)).rounds_completed == 1
+    assert start(silent_at_first(99), **IMPATIENT).rounds_completed == 1
     assert f"Node {FIRST_NODE + 2} did not answer within" in caplog.text
 
 
