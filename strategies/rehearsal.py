@@ -218,9 +218,9 @@ def require_fit(answers: Answers, layout: VectorLayout) -> None:
     if answers.unable:
         logger.warning(
             "The nodes' app can't say beforehand what it will answer with (it is a plain Flower "
-            "ClientApp). Its errors 'No query function registered' are harmless. Whether its arrays "
-            "fit the model shows in training only, where a reply that does not fit counts as zero; "
-            "numpy_client_app finds that out for free"
+            "ClientApp). Its errors 'No query function registered' are harmless. Whether its "
+            "arrays fit the model shows in training only, where a reply that does not fit counts "
+            "as zero; numpy_client_app finds that out for free"
         )
     if answers.silent:
         logger.warning(
