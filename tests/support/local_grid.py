@@ -58,7 +58,7 @@ class LocalGrid(Grid):
             copy = pickle.loads(pickle.dumps(message))
             answer = self.answer
             if introduction and not self.introduces:
-                answer = answer_with_app(ClientApp(), self.num_nodes)
+                answer = _as_a_plain_client
             self._replies[message_id] = answer(copy, copy.metadata.dst_node_id - FIRST_NODE)
             ids.append(message_id)
         self.most_under_way = max(self.most_under_way, len(self._replies))
@@ -72,6 +72,13 @@ class LocalGrid(Grid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
+
+
+def _as_a_plain_client(message: Message, partition: int) -> Message:
+    try:
+        return ClientApp()(message, Context(1, FIRST_NODE + partition, {}, RecordDict(), {}))
+    except Exception as error:
+        return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
 
 def answer_with_app(app: ClientApp, num_nodes: int) -> Answer:
