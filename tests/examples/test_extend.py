@@ -27,12 +27,12 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from local_grid import LocalGrid, answer_with_update
 
 from fl_dp import PrivacyLedger
-from fl_dp.accounting import privacy_statement
+from fl_dp.statement import privacy_statement
 
 pytestmark = pytest.mark.xdist_group("simulation")
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "examples" / "extend"
+EXAMPLE = ROOT / "records" / "extend"
 SERVER_APP = "hospital_app/server_app.py"
 BIN = Path(sys.executable).parent
 CONFIG = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"][
