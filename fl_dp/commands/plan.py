@@ -113,8 +113,8 @@ def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None
     budget = privacy.epsilon if privacy.mode == "dp_sgd" else chosen.epsilon
     if record_plan is not None and budget is not None and record_plan.budget.epsilon > budget:
         warn(
-            f"a client's rounds spend epsilon {record_plan.budget.epsilon:.4g} of its records, more "
-            f"than the budget of {budget:g}: `fl-dp run` will refuse"
+            f"a client's rounds spend epsilon {record_plan.budget.epsilon:.4g} of its records, "
+            f"more than the budget of {budget:g}: `fl-dp run` will refuse"
         )
 
 

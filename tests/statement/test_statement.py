@@ -153,7 +153,7 @@ def printed_epsilons(page: str) -> list[str]:
 
 @given(value=st.floats(1e-9, 1e9), delta=st.floats(1e-12, 0.99))
 def test_what_is_printed_is_never_less_than_what_is_known(value: float, delta: float) -> None:
-    page = statement_markdown(EXAMPLE | {"epsilon": {"pld": value}, "delta": delta})
+    page = statement_markdown(STATEMENT | {"epsilon": {"pld": value}, "delta": delta})
     (promise,) = re.findall(r"epsilon (\S+) at delta ([^*]+)\*", page)
     printed_epsilon, printed_delta = map(Decimal, promise)
     assert printed_epsilon >= Decimal(repr(value))
@@ -161,7 +161,7 @@ def test_what_is_printed_is_never_less_than_what_is_known(value: float, delta: f
     assert Decimal(repr(delta)) <= printed_delta <= Decimal(repr(delta)) * Decimal("1.01")
 
 
-RECORD: dict[str, Any] = {
+STATEMENT: dict[str, Any] = {
     "delta": 1e-5,
     "epsilon": {"pld": 1.0},
     "epsilon_so_far": {"pld": 1.0},
@@ -196,7 +196,7 @@ RECORD: dict[str, Any] = {
     ],
 )
 def test_epsilon_is_rounded_up(value: float, printed: str) -> None:
-    page = statement_markdown(EXAMPLE | {"epsilon": {"pld": value}})
+    page = statement_markdown(STATEMENT | {"epsilon": {"pld": value}})
     assert printed_epsilons(page) == [printed]
     assert f"| privacy-loss distributions (quoted) | {printed} |" in page
 
@@ -212,9 +212,9 @@ def test_a_promise_is_not_printed_above_its_budget(tmp_path: Path) -> None:
 
 
 def test_nothing_released_and_nothing_known_are_not_the_same() -> None:
-    nothing = EXAMPLE | {"releases": [], "epsilon": {"pld": 0.0}}
+    nothing = STATEMENT | {"releases": [], "epsilon": {"pld": 0.0}}
     assert "**nothing was released**, of a budget of 2.0000" in statement_markdown(nothing)
-    unknown = EXAMPLE | {"epsilon": {}, "quoted": "none"}
+    unknown = STATEMENT | {"epsilon": {}, "quoted": "none"}
     assert "**no finite epsilon is known**" in statement_markdown(unknown)
     assert "nothing" not in statement_markdown(unknown)
 
@@ -279,7 +279,7 @@ def test_a_plateau_is_promised_its_filter_and_nothing_smaller(tmp_path: Path) ->
 
 @pytest.mark.parametrize("relation", list(NeighboringRelation))
 def test_every_relation_is_explained(relation: NeighboringRelation) -> None:
-    page = statement_markdown(EXAMPLE | {"neighboring_relation": str(relation)})
+    page = statement_markdown(STATEMENT | {"neighboring_relation": str(relation)})
     assert re.search(rf"\| neighbours \| {relation}: \w+", page)
 
 
