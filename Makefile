@@ -70,6 +70,9 @@ wheel: $(STAMP) ## Build the wheel, install it in an environment of its own, ask
 	dist/venv/bin/python -m pip install -qq --disable-pip-version-check -c requirements.lock dist/*.whl
 	@# From elsewhere, so that nothing of the checkout is imported.
 	cd dist && venv/bin/fl-dp --version
+	@# A project of its own, checked with fl-dp as its author installs it.
+	cd examples/extend && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
+	  --python-executable $(CURDIR)/dist/venv/bin/python --allow-redefinition hospital_app strategies
 
 setup: $(STAMP) ## The environment alone
 

@@ -36,6 +36,7 @@ class LoggingDPFedAvg(DPFedAvg):
 
     def report(self) -> str:
         """Return what was spent, as the ledger says, and the norms."""
+        assert self.ledger is not None  # `with_budget` was given one
         statement = privacy_statement(self.ledger)
         epsilon = statement["epsilon"][statement["quoted"]]
         return (
