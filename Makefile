@@ -8,9 +8,14 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Where PyTorch comes from, if not from pip's usual index: its CPU build spares gigabytes.
 TORCH_INDEX ?=
 
-# `make quick`: these rooms, less the files that were measured to take long.
-QUICK := tests/mechanisms
-SLOW := 
+# `make quick`: these rooms, less the files that took long; 60 s of a processor are left.
+QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/clients tests/datasets \
+  tests/models tests/training
+SLOW := tests/mechanisms/test_exponential.py tests/mechanisms/test_grid_exponential.py \
+  tests/mechanisms/test_laplace.py tests/plan/test_plan.py tests/plan/test_record_plan.py \
+  tests/statistics/test_contributions.py tests/statistics/test_release.py \
+  tests/clients/test_deadline.py tests/clients/test_dp_sgd.py \
+  tests/training/test_training_together.py
 
 # `make bench`: what each script is given. A test knows those that are left out, and why.
 BENCH_accounting := --json
