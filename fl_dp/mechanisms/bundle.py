@@ -93,7 +93,7 @@ class GaussianBundle:
     who sees them all.
 
     Attributes:
-        noise_multiplier: What the whole is charged as.
+        noise_multiplier: The multiplier that the whole is charged as.
         clipping_norms: L2 bound on one unit's whole update, or one bound an array (per-layer).
         unclipped_bit: Whether a bit about the update's norm is summed, too.
         metrics: Metrics of the clients that are summed, too.
@@ -125,12 +125,12 @@ class GaussianBundle:
 
     @property
     def scalars(self) -> int:
-        """How many scalars go with each update."""
+        """Number of scalars that go with each update."""
         return int(self.count_noise_std is not None) + self._centred
 
     @property
     def _centred(self) -> int:
-        """How many of them lie in [-1/2, 1/2]: the bit and the metrics."""
+        """Number of those in [-1/2, 1/2]: the bit and the metrics."""
         return int(self.unclipped_bit) + len(self.metrics)
 
     @cached_property
@@ -179,7 +179,7 @@ class GaussianBundle:
 
     @property
     def max_units(self) -> int:
-        """How many units can be summed exactly."""
+        """Most units that can be summed exactly."""
         return min(each.max_units for each in (self.updates, *self.scalar_mechanisms))
 
     def scalar_values(

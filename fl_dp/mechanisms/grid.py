@@ -97,6 +97,7 @@ class GridMechanism(ABC):
     @property
     def max_units(self) -> int:
         """Most vectors that can be summed before float64 stops holding every integer."""
+        # An encoded coordinate is at most clipping_norm / grid steps; float64 is exact to 2^53.
         return int(_EXACT_INTEGERS * self.grid / self.clipping_norm)
 
     def encode(self, update: ArrayLike) -> NDArray[np.float64]:
@@ -176,6 +177,7 @@ def least_noise_multiplier(units: int, clipping_norm: float) -> float:
     Returns:
         A multiplier for `GridMechanism`, rounded up to three digits.
     """
+    # 2^53 grid / clipping_norm >= units, solved for the exponent of the grid.
     smallest_grid = math.ceil(math.log2(units * clipping_norm / _EXACT_INTEGERS))
     exact = 2.0 ** (smallest_grid + _NOISE_BITS) / clipping_norm
     digits = 2 - math.floor(math.log10(exact))

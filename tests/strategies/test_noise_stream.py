@@ -147,6 +147,22 @@ def test_a_restart_begins_a_new_stream(open_ledger: Any, same_stream: bool) -> N
     assert covariance_p(noise, covariance(BANDED, range(6))) < ALARM
 
 
+def test_a_start_does_not_go_on_with_rounds_that_were_played_by_hand(open_ledger: Any) -> None:
+    # It begins with another model, which holds none of the noise that would be taken away.
+    strategy, models = DPFedAvg(plan=PLAN, ledger=open_ledger(PLAN)), [np.zeros(SIZE)]
+    strategy.noise_stream = BandedStream(BANDED)
+    models.append(a_round(strategy, 1, model())["w"].numpy())
+    strategy.start(
+        nobody_moves(),
+        ArrayRecord({"w": Array(models[-1])}),
+        num_rounds=2,
+        evaluate_fn=lambda _, arrays: models.append(arrays["w"].numpy()),
+    )
+    noise = noise_of([models[0], *models[2:]])
+    assert covariance_p(noise, covariance(BANDED, [0, 11, 12])) > ALARM
+    assert covariance_p(noise, covariance(BANDED, range(3))) < ALARM
+
+
 def fails(strategy: DPFedAvg, arrays: ArrayRecord) -> None:
     list(strategy.configure_train(3, arrays, ConfigRecord(), nobody_moves()))
 
