@@ -16,8 +16,7 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.accounting import PrivacyPlan
-from fl_dp.accounting.node_ledger import DECLARED_SHARE
+from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     GaussianBundle,
@@ -27,6 +26,9 @@ from fl_dp.mechanisms import (
     SecureRandom,
     WhiteStream,
 )
+from fl_dp.plan import PrivacyPlan
+from fl_dp.protocol.instruction import ClientNoise
+from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
 from fl_dp.updates import (
     ClippedSum,
     Compression,
@@ -35,12 +37,6 @@ from fl_dp.updates import (
     VectorLayout,
     only_array_record,
     update_in,
-)
-from fl_dp.updates.instruction import (
-    SCALARS_METRIC,
-    UTILITY_METRIC,
-    WEIGHT_METRIC,
-    ClientNoise,
 )
 
 from .roster import Unit

@@ -19,12 +19,14 @@ from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
-from fl_dp.accounting import ExamplePlan, NeighboringRelation, PrivacyBudget, PrivacyEvent
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyEvent
 from fl_dp.accounting.charges import event_of
-from fl_dp.accounting.node_ledger import NodeLedger
+from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import client_scheme
-from fl_dp.updates.identity import MODEL_KEY, Form, NodeIdentity, forms_from_json
-from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, RoundInstruction
+from fl_dp.plan import RecordPlan
+from fl_dp.protocol.identity import Form, NodeIdentity, forms_from_json
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
 
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy
@@ -115,9 +117,9 @@ def _asked(
     config: Config, node: NodePrivacy
 ) -> tuple[str, PrivacyEvent, int, PrivacyBudget, NeighboringRelation] | None:
     """Return the unit and charge of one round of this training at the node, if it has any."""
-    if EXAMPLE_PLAN_KEY in config:
-        plan = ExamplePlan.from_dict(json.loads(str(config[EXAMPLE_PLAN_KEY])))
-        return "example", plan.event, plan.steps, plan.budget, plan.neighboring_relation
+    if RECORD_PLAN_KEY in config:
+        plan = RecordPlan.from_dict(json.loads(str(config[RECORD_PLAN_KEY])))
+        return "record", plan.event, plan.steps, plan.budget, plan.neighboring_relation
     instruction = RoundInstruction.of(config)
     noise = None if instruction is None else instruction.client_noise
     if noise is None:

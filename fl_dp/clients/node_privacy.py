@@ -18,8 +18,9 @@ from typing import Any, Self
 
 from flwr.app import Context
 
-from fl_dp.accounting import Account, PrivacyBudget
+from fl_dp.accounting import PrivacyBudget
 from fl_dp.files import private_folder
+from fl_dp.ledger import Account
 
 from .node_config import LEDGER_PATH_KEY, NodeConfig
 

@@ -16,7 +16,7 @@ from local_grid import LocalGrid, answer_with_update
 from trainings import plan_of, record
 
 from fl_dp import PrivacyLedger, PrivacyPlan
-from fl_dp.checkpoints import save_checkpoint
+from fl_dp.app.checkpoints import save_checkpoint
 from fl_dp.mechanisms import NoiseStream, SecureRandom, WhiteStream
 from fl_dp.strategies import Checkpoint, DPFedAvg, Unit
 from fl_dp.updates import VectorLayout
