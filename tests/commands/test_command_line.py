@@ -80,7 +80,7 @@ def test_the_command_line_imports_nothing_heavy_until_it_is_needed():
     code = """
 import json, sys
 from typer.testing import CliRunner
-from fl_dp.cli import app
+from fl_dp.commands.entry import app
 for line in (["--version"], ["run", "--help"], ["config"], ["rnu"], ["run", "rouds=3"]):
     CliRunner().invoke(app, line)
 print(json.dumps(sorted(sys.modules)))
@@ -144,7 +144,7 @@ def interrupted(name, *rest):
         raise KeyboardInterrupt
     return real(name, *rest)
 builtins.__import__ = interrupted
-from fl_dp.cli import main
+from fl_dp.commands.entry import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
