@@ -63,9 +63,9 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
         folder.create(settings)
     with _logged_to(folder.log):
         record_plan = folder.keep_record_plan(make_record_plan(settings))
-        if settings.privacy.mode in ("none", "dp_sgd"):
-            return _train_without_plan(folder, grid, settings, record_plan)
-        return _train_by_plan(folder, grid, settings, record_plan, run_id)
+        if settings.protects_clients:
+            return _train_by_plan(folder, grid, settings, record_plan, run_id)
+        return _train_without_plan(folder, grid, settings, record_plan)
 
 
 @said_in_keys()

@@ -28,7 +28,7 @@ CHOICES = {
     "task.name": DATASETS,
     "task.partition": ("iid", "dirichlet", "shards", "natural", "nodes"),
     "model.name": ("logistic", "mlp", "cnn", "resnet18", "gru", "lstm"),
-    "privacy.mode": ("central", "local", "dp_sgd", "none"),
+    "privacy.mode": ("central", "local", "none"),
     "privacy.scheme": ("gaussian", "laplace", "exponential"),
     "privacy.unit": ("client", "record"),
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
@@ -210,20 +210,19 @@ class ModelSettings:
 
 @dataclass(kw_only=True)
 class PrivacySettings:
-    """Who adds the noise, and how much may leak.
+    """What is promised to each client: who adds the noise, and how much may leak.
 
     Attributes:
         mode: `central`: the server clips, sums and adds the noise. `local`: each client clips and
-            adds noise itself, and sends nothing else. `example`: each client protects its records
-            by DP-SGD (`dp_sgd`), whoever sees its models. `none`: nothing is private, for
-            comparison.
+            adds noise itself, and sends nothing else. `none`: nothing is promised to clients; with
+            `dp_sgd=on` their records are protected alone, without it nothing is private.
         scheme: The clients' noise in `local` mode: `gaussian`, `laplace` or `exponential`.
-        unit: `client`, or `example`: one record; needs `replace-one`.
-        epsilon: The budget over the whole training; null only with a noise multiplier.
-        delta: Null means `num_clients ** -1.1`; with `example`, `dp_sgd.delta`.
+        unit: `client`, or `record`: one record; needs `replace-one`.
+        epsilon: The budget of each client over the whole training; null only with a noise
+            multiplier.
+        delta: The probability with which epsilon may fail; null means `num_clients ** -1.1`.
         noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
-            with the least noise (with `example`, of each step); null means calibrated to spend the
-            budget.
+            with the least noise; null means calibrated to spend the budget.
         neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
             (about twice the noise).
         contribution_check: End a run to which nobody contributes: each round also releases a noisy
@@ -266,12 +265,12 @@ class PrivacySettings:
 
 @dataclass(kw_only=True)
 class DPSGDSettings:
-    """DP-SGD inside each client: record-level privacy, by itself or under another mode.
+    """DP-SGD inside each client, which protects its records under every `privacy.mode`.
 
     Attributes:
-        epsilon: The budget of each client's records over everything that its node ever releases.
-            Null: with `privacy.mode=dp_sgd` it is `privacy.epsilon`; in other modes clients train
-            without DP-SGD, unless there is a `noise_multiplier`.
+        enabled: Whether clients train by DP-SGD; `dp_sgd=on` turns it on.
+        epsilon: The budget of each client's records over everything that its node ever releases;
+            `dp_sgd=on` brings 8, null only with a noise multiplier.
         delta: The delta that goes with it; below one over a client's records.
         noise_multiplier: Noise standard deviation on a step's sum of gradients over the clipping
             norm; null means calibrated.
@@ -292,6 +291,7 @@ class DPSGDSettings:
             another run; null means inside the run's folder. Real nodes name their own.
     """
 
+    enabled: bool = False
     epsilon: float | None = None
     delta: float = 1e-5
     noise_multiplier: float | None = None
@@ -307,6 +307,11 @@ class DPSGDSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        if self.enabled and self.epsilon is None and self.noise_multiplier is None:
+            raise ValueError(
+                "dp_sgd.epsilon and dp_sgd.noise_multiplier are both null: write dp_sgd=on, which "
+                "brings a budget, or one of your own, for example dp_sgd.epsilon=2"
+            )
         _positive("dp_sgd.clipping_norm", self.clipping_norm)
         for key in ("epsilon", "noise_multiplier", "expected_batch_size"):
             if getattr(self, key) is not None:
@@ -324,6 +329,20 @@ class DPSGDSettings:
         _one_of("dp_sgd.grad_sample_mode", self.grad_sample_mode)
         if self.ledger_dir is not None and not Path(self.ledger_dir).is_absolute():
             raise ValueError(f"dp_sgd.ledger_dir must be absolute, got '{self.ledger_dir}'")
+        self._check_off()
+
+    def _check_off(self) -> None:
+        # Closed by default: a budget that nothing keeps would look like protection.
+        given = [
+            f"dp_sgd.{key}={getattr(self, key)}"
+            for key, field_of in self.__dataclass_fields__.items()
+            if not self.enabled and getattr(self, key) != field_of.default
+        ]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} is for DP-SGD inside clients, which is off: write dp_sgd=on "
+                "too, or leave it out"
+            )
 
 
 @dataclass(kw_only=True)
@@ -365,7 +384,7 @@ class WeightSettings:
     """How much a client counts.
 
     Attributes:
-        cap: Examples that earn the full weight: a client weighs `min(records / cap, 1)`. Null:
+        cap: Records that earn the full weight: a client weighs `min(records / cap, 1)`. Null:
             every client weighs 1.
         total: Public sum of all clients' weights, which the denominator is made of; null takes the
             number of clients. With `capped_denominator`, a lower bound on it.
@@ -616,7 +635,7 @@ class ClientSettings:
     Attributes:
         learning_rate: Step size.
         epochs: Passes over the client's data in one round.
-        batch_size: Examples a step.
+        batch_size: Records per step.
     """
 
     learning_rate: float = 2.0
@@ -751,11 +770,6 @@ class Settings:
         _at_least("rounds", self.rounds, 1)
         _positive("round_timeout", self.round_timeout)
         _positive("roster_timeout", self.roster_timeout)
-        if self.privacy.mode == "none" and self.protects_records:
-            raise ValueError(
-                "privacy.mode=none promises nothing, but dp_sgd has a budget or noise: write "
-                "privacy=dp_sgd for DP-SGD alone"
-            )
         if self.task.partition == "nodes" and self.simulation.units_per_node > 1:
             raise ValueError(
                 "a node with its own data is one unit: task.partition=nodes needs "
@@ -767,10 +781,19 @@ class Settings:
             raise ValueError(f"run_name must be a plain folder name, got '{self.run_name}'")
 
     @property
+    def protects_clients(self) -> bool:
+        """Whether something is promised to each client as a whole."""
+        return self.privacy.mode != "none"
+
+    @property
     def protects_records(self) -> bool:
         """Whether clients train by DP-SGD."""
-        asked = self.dp_sgd.epsilon is not None or self.dp_sgd.noise_multiplier is not None
-        return asked or self.privacy.mode == "dp_sgd"
+        return self.dp_sgd.enabled
+
+    @property
+    def protects_records_alone(self) -> bool:
+        """Whether records are protected, and clients as a whole are not."""
+        return self.protects_records and not self.protects_clients
 
     def to_json(self) -> str:
         """Return the settings as JSON text."""

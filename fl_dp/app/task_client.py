@@ -299,7 +299,7 @@ def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
 
 
 def _max_loss(settings: Settings) -> float | None:
-    """Return the bound on one example's loss: with records as units the mean rests on it."""
+    """Return the bound on one record's loss: with records as units the mean rests on it."""
     return settings.selection.utility_high if settings.privacy.unit == "record" else None
 
 

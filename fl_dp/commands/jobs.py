@@ -156,7 +156,7 @@ def prepare(job: Job, place: str = "") -> Job:
         initial_arrays_of(settings)  # and a model that does not fit it
     if job.resumed and job.folder.ledger.is_file():
         return replace(job, budget=job.folder.read_plan().budget.epsilon)
-    if settings.privacy.mode == "none":
+    if not (settings.protects_clients or settings.protects_records):
         return job
     with doing(f"calibrating the noise{place}: {_target(settings)}", plainly=True):
         from fl_dp.app.planning import check_layers, make_plan, make_record_plan
@@ -164,16 +164,16 @@ def prepare(job: Job, place: str = "") -> Job:
         check_layers(settings)
         with warnings_shown():
             record_plan = make_record_plan(settings)
-            if settings.privacy.mode != "dp_sgd":
+            if settings.protects_clients:
                 return replace(job, budget=make_plan(settings).budget.epsilon)
     return job if record_plan is None else replace(job, budget=record_plan.budget.epsilon)
 
 
 def _target(settings: Settings) -> str:
-    privacy = settings.privacy
-    if privacy.noise_multiplier is not None:
-        return f"noise multiplier {privacy.noise_multiplier:g}, {settings.rounds} rounds"
-    return f"epsilon {privacy.epsilon:g}, {settings.rounds} rounds"
+    asked = settings.privacy if settings.protects_clients else settings.dp_sgd
+    if asked.noise_multiplier is not None:
+        return f"noise multiplier {asked.noise_multiplier:g}, {settings.rounds} rounds"
+    return f"epsilon {asked.epsilon:g}, {settings.rounds} rounds"
 
 
 def _check(composed: Sequence[Settings]) -> None:

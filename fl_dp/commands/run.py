@@ -172,18 +172,25 @@ def _summary(job: Job) -> RunSummary:
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
     so_far = statement.get("epsilon_so_far", {}).values()
+    records = statement.get("records")
     return RunSummary(
         path=str(job.path),
         variant=job.variant,
         rounds=statement["rounds"],
         test_accuracy=last["test_accuracy"],
-        epsilon=statement["epsilon"].get(statement["quoted"], math.inf),
+        epsilon=_quoted(statement),
         epsilon_so_far=min(so_far) if so_far else None,
         delta=statement["delta"],
-        unit="one record" if job.settings.privacy.mode == "dp_sgd" else "one client",
+        unit="one record" if job.settings.protects_records_alone else "one client",
+        record_epsilon=None if records is None else _quoted(records),
+        record_delta=None if records is None else records["delta"],
         bytes_down=last.get("bytes_down"),
         bytes_up=last.get("bytes_up"),
     )
+
+
+def _quoted(statement: dict[str, Any]) -> float:
+    return float(statement["epsilon"].get(statement["quoted"], math.inf))
 
 
 def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
@@ -203,7 +210,9 @@ def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
         )
     console.print(summary_table(runs))
     first = jobs.each[0].folder
-    next_step = "fl-dp run -m privacy.epsilon=2,4,8 compares budgets"
+    alone = jobs.each[0].settings.protects_records_alone
+    budget = "privacy=dp_sgd dp_sgd.epsilon" if alone else "privacy.epsilon"
+    next_step = f"fl-dp run -m {budget}=2,4,8 compares budgets"
     lines = [
         epsilon_jump(runs),
         f"Everything is in {jobs.path}",

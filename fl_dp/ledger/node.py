@@ -56,7 +56,7 @@ from .chain import ChainedLedger
 from .entries import LedgerCorrupted, require_printable, today
 from .store import LedgerStore
 
-NODE_SCHEMA = 1
+NODE_SCHEMA = 2
 _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_RECORDS = 2**63
@@ -75,7 +75,7 @@ class Account:
     from where they were.
 
     Attributes:
-        unit: `example` (a record) or `client` (the node's whole data).
+        unit: `record` or `client` (the node's whole data).
         source: Where the data come from: a name that stays the same when they change.
         fingerprint: Of the data themselves; None if unknown.
     """
@@ -110,7 +110,7 @@ class Spending:
     """What one account has spent.
 
     Attributes:
-        unit: `example` or `client`.
+        unit: `record` or `client`.
         sources: Names of where its data came from.
         fingerprints: Of its data over time.
         releases: Each kind of release, with its count.
@@ -481,7 +481,9 @@ class NodeLedger(ChainedLedger):
                 if fields["schema"] != NODE_SCHEMA:
                     raise ValueError(
                         f"the ledger is of schema {fields['schema']}, this version reads "
-                        f"{NODE_SCHEMA}"
+                        f"{NODE_SCHEMA}: read what was spent with the version of fl-dp that wrote "
+                        "it, keep the file, and start a new ledger with a max-epsilon that is "
+                        "lower by that much"
                     )
             case "charge":
                 self._replay_charge(sequence, fields)

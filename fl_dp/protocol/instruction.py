@@ -53,7 +53,7 @@ class RoundInstruction:
         max_units: A node hosts at most so many units.
         bundle: How units are clipped and summed on the node; with `units` or `sampling_rate`, and
             to name the metrics that are asked for.
-        weight_cap: Examples of a unit that earn the full weight: a unit's weight is
+        weight_cap: Records of a unit that earn the full weight: a unit's weight is
             `min(records / weight_cap, 1)`. None: every unit weighs 1.
         report_weight: Leave the weight to the server and report it, instead of applying it to the
             update before it is clipped.

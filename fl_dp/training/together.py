@@ -246,7 +246,7 @@ def _probed(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the number of classes, and bytes that a unit's step keeps for its gradient.
 
     Raises:
-        ValueError: If the model does not return one row of logits an example.
+        ValueError: If the model does not return one row of logits a record.
         Exception: Whatever it raises if it does not take such records.
     """
     device = _device(model)
