@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,12 +19,7 @@ from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.models import set_arrays
 from fl_dp.plan import PrivacyPlan, RecordPlan
-from fl_dp.statement import (
-    privacy_statement,
-    record_statement,
-    record_statement_markdown,
-    statement_markdown,
-)
+from fl_dp.statement import NoPromise, RecordStatement, privacy_statement, record_statement
 from fl_dp.strategies import DPFedAvg, wait_for_roster
 from fl_dp.training import evaluate
 
@@ -90,16 +84,14 @@ def _train_by_plan(
             result = _start(strategy, folder, grid, settings)
         finally:
             statement = privacy_statement(ledger)
-            page = statement_markdown(statement)
             if record_plan is not None:
                 records = _statement_of_records(strategy, record_plan, settings)
-                statement["records"] = records
-                page += "\n" + record_statement_markdown(records)
-            folder.write_statement(statement, page)
+                statement = replace(statement, records=records)
+            folder.write_statement(statement)
     logger.info(
         "Spent epsilon %.4g at delta %.3g; everything is in %s",
-        statement["epsilon"].get(statement["quoted"], math.inf),
-        statement["delta"],
+        statement.best_epsilon,
+        statement.delta,
         folder.path,
     )
     return result
@@ -119,19 +111,18 @@ def _train_without_plan(
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     strategy = _strategy(folder, settings, plan=None, ledger=None, record_plan=record_plan, rng=rng)
     if record_plan is None:
-        folder.write_no_promise(settings.rounds)
+        folder.write_statement(NoPromise(rounds=settings.rounds))
         return _start(strategy, folder, grid, settings)
     try:
         return _start(strategy, folder, grid, settings)
     finally:
         statement = _statement_of_records(strategy, record_plan, settings)
-        statement["rounds"] = strategy.rounds_completed
-        folder.write_statement(statement, record_statement_markdown(statement))
+        folder.write_statement(replace(statement, rounds=strategy.rounds_completed))
 
 
 def _statement_of_records(
     strategy: DPFedAvg, record_plan: RecordPlan, settings: Settings
-) -> dict[str, Any]:
+) -> RecordStatement:
     return record_statement(
         record_plan,
         participations=strategy.most_participations,

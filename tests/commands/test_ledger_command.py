@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import stat
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -210,7 +211,7 @@ def test_a_statement_of_records_alone_is_checked_by_its_parameters(tmp_path: Pat
         ledger.charge(account, plan.event, count=5, budget=plan.budget, what="round 1")
     run.keep_record_plan(plan)
     statement = record_statement(plan, participations=1, num_clients=20)
-    run.write_statement(statement | {"rounds": 1}, "")
+    run.write_statement(replace(statement, rounds=1))
     run.statement_page.unlink()
     assert call("ledger", run.path).exit_code == 0
     edit(run.statement, epsilon={"pld": 0.1})

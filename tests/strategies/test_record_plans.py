@@ -239,7 +239,7 @@ def test_clients_whose_budget_is_spent_drop_out_and_the_training_goes_on(tmp_pat
     assert accuracy(training.result.arrays) > 0.85
     statement = record_statement(
         RECORDS, participations=training.strategy.most_participations, num_clients=N
-    )
+    ).to_dict()
     assert statement["participations"] == 5
     assert statement["epsilon"] == {"filter": RECORDS.budget.epsilon}
 
