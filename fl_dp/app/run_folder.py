@@ -86,7 +86,7 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """What `resume` continues from."""
+        """State from which `resume` continues."""
         return self.path / "checkpoint.safetensors"
 
     @property

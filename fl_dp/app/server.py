@@ -1,4 +1,4 @@
-"""The main job at the server: from settings to a private model and its papers."""
+"""Main job at the server: from settings to a private model and its privacy statement."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
-    """Train a task, or go on with a run that was interrupted, and write the run's folder.
+    """Train a task, or continue a run that was interrupted, and write the run's folder.
 
     Args:
         grid: Flower's grid.
@@ -72,7 +72,7 @@ def _train_by_plan(
     if folder.checkpoint.is_file() and not resumed:
         raise ValueError(
             f"{folder.path} has a checkpoint and no ledger: what its rounds have spent is unknown, "
-            "so it can't go on"
+            "so it can't be continued"
         )
     # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
@@ -101,7 +101,7 @@ def _train_by_plan(
 def _train_without_plan(
     folder: RunFolder, grid: Grid, settings: Settings, record_plan: RecordPlan | None
 ) -> Result:
-    """Train with a promise to records at most: the server averages updates as they come."""
+    """Train with a promise to records at most: the server averages the updates unclipped."""
     if settings.simulation.units_per_node > 1 or settings.selection.coins == "nodes":
         raise ValueError(
             f"a node that sums its units clips them: privacy={settings.privacy.mode} has one "

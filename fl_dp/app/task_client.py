@@ -304,7 +304,7 @@ def _max_loss(settings: Settings) -> float | None:
 
 
 def _has_enough(settings: Settings, num_examples: int) -> bool:
-    """Whether the unit has as many records as the charge for a selection by records supposes."""
+    """Tell whether the unit has the records that the charge for its selection supposes."""
     return num_examples >= (settings.selection.records_per_client or 0)
 
 

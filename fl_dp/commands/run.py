@@ -55,8 +55,8 @@ def run(
     `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`. Ends
     with status 0 only if Flower's run did.
 
-    A run that was stopped or crashed goes on with `fl-dp run resume=runs/NAME`: same settings,
-    same ledger, from its last released round. Of a sweep, `resume=runs/SWEEP` does what is missing.
+    `fl-dp run resume=runs/NAME` continues a run that was stopped or crashed: same settings, same
+    ledger, from its last released round. Of a sweep, `resume=runs/SWEEP` does what is missing.
     """
     # As Ctrl-C: otherwise what Flower has started would train on, and spend on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -142,7 +142,7 @@ def _run_all(jobs: Jobs, console: Console) -> list[RunSummary]:
             stopped = jobs.each[len(runs)]
             _leave_valid(stopped)
             started = jobs.sweep is not None or stopped.folder.config.is_file()
-            goes_on = f"; `fl-dp run resume={jobs.path}` goes on" if started else ""
+            goes_on = f"; `fl-dp run resume={jobs.path}` continues it" if started else ""
             fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
     return runs
 

@@ -38,7 +38,7 @@ class LedgerCommandError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ShownLedger:
-    """What the command has to say.
+    """Answer of the command.
 
     Attributes:
         document: For a program, plain JSON values.
@@ -200,8 +200,8 @@ def _sentences(findings: _Comparison) -> list[str]:
     lines = [f"Compared and in agreement: {escape(', '.join(findings.compared))}"]
     if findings.behind:
         lines.append(
-            f"The ledger went on beyond the statement, by {findings.behind} records: the run goes "
-            "on, or ended before its last statement"
+            f"The ledger is {findings.behind} records ahead of the statement: the run is under way, "
+            "or ended before its last statement"
         )
     return lines
 

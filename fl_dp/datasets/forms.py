@@ -8,7 +8,7 @@ from fl_dp.datasets.data_format import DataFormat
 
 
 class Form(NamedTuple):
-    """What a model is built for.
+    """Shapes that a model is built for.
 
     Attributes:
         input_shape: Shape of one record, as `Dataset.input_shape`.

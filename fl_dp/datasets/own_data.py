@@ -1,4 +1,4 @@
-"""What tables and image folders of somebody's own share: their parts and their classes."""
+"""Parts and classes, which tables and image folders of somebody's own share."""
 
 from __future__ import annotations
 

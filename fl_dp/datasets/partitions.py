@@ -1,4 +1,4 @@
-"""Who holds which records: splits of a training set over simulated clients.
+"""Splits of a training set over simulated clients.
 
 A partition belongs to the simulation, not to the privacy mechanism: it is drawn from a seeded
 generator of its own, so that a run can be repeated, and touches no global random state.

@@ -79,7 +79,7 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """How a Flower run ended.
+    """End of a Flower run.
 
     Attributes:
         status: Flower's word for it, for example `finished:completed`.

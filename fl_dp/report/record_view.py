@@ -1,4 +1,4 @@
-"""What DP-SGD inside clients spends, shown before anything is trained."""
+"""Spending of DP-SGD inside clients, shown before anything is trained."""
 
 from __future__ import annotations
 

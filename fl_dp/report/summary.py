@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What one run came to; every number is public or covered by its epsilon.
+    """Result of one run; every number is public or covered by its epsilon.
 
     Attributes:
         path: The run's folder.

@@ -18,7 +18,7 @@ ANOTHER_APP = (
     "a server that sends another app than the one agreed on: a node runs it, unless its SuperNode "
     "verifies apps (`--trusted-entities`)"
 )
-"""What a promise against the server does not cover, as Flower's nodes get their code from it."""
+"""Gap of a promise against the server, as Flower's nodes get their code from it."""
 
 
 def privacy_statement(ledger: PrivacyLedger) -> PrivacyStatement:

@@ -20,7 +20,7 @@ from fl_dp.mechanisms import Clipping, clipping_from_dict, clipping_to_dict
 
 @dataclass(frozen=True, kw_only=True)
 class Promise:
-    """What every statement says, whatever its unit.
+    """Parts that every statement has, whatever its unit.
 
     Attributes:
         delta: The delta of the promise.

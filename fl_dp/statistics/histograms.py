@@ -22,7 +22,7 @@ Category: TypeAlias = str | int
 
 @dataclass(frozen=True, kw_only=True)
 class BinnedQuery(CountingQuery):
-    """How many records fall into each of several public bins.
+    """Numbers of records in each of several public bins.
 
     Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_records`.
 
@@ -35,7 +35,7 @@ class BinnedQuery(CountingQuery):
     @property
     @abstractmethod
     def bins(self) -> int:
-        """How many bins there are."""
+        """Number of bins."""
 
     @abstractmethod
     def _bins_of(self, values: object) -> NDArray[np.intp]:
@@ -90,7 +90,7 @@ class Histogram(BinnedQuery):
 
 @dataclass(frozen=True, kw_only=True)
 class Frequencies(BinnedQuery):
-    """How often each category occurs: labels, device classes, languages.
+    """Counts of categories: labels, device classes, languages.
 
     Attributes:
         categories: Strings or whole numbers. Public: never read them off the data. A record that

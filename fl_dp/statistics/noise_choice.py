@@ -87,7 +87,7 @@ class NoiseChoice:
 
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
-        """What one release is charged as."""
+        """The event that one release is charged as."""
         return tuple(_event(mechanism) for mechanism in self.mechanisms)
 
 

@@ -84,7 +84,7 @@ class Quantiles(Query):
 
     @property
     def max_units(self) -> int:
-        """How many encoded vectors can be summed exactly."""
+        """Number of encoded vectors that can be summed exactly."""
         return int(2.0**53 / _STEPS)
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:

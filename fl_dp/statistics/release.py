@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def value(self) -> NDArray[np.float64]:
-        """What was asked for, float64; a 0-d array for a count."""
+        """The answer, float64; a 0-d array for a count."""
         return next(iter(self.estimates.values())).value
 
     @property

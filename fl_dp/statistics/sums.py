@@ -22,7 +22,7 @@ _SMALLEST_WIDTH = 1e-250  # below it float64 can't scale a range to one
 
 @dataclass(frozen=True, kw_only=True)
 class Count(CountingQuery):
-    """How many records there are, at most `max_records` of each client.
+    """Number of records, at most `max_records` of each client.
 
     With `max_records=1` this is how many clients have data. Privacy: see `Query`; a client moves
     the count by at most `max_records`.
@@ -85,7 +85,7 @@ class RangedQuery(Query):
 
     @property
     def features(self) -> int:
-        """How many numbers a record consists of."""
+        """Numbers that a record consists of."""
         return len(self.lows)
 
     def _clipped(self, values: object) -> NDArray[np.float64]:

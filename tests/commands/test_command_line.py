@@ -657,7 +657,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(monkeypatch, tmp_
         *("run", "-m", *SHORT, f"output_dir={tmp_path}", "run_name=s", "clipping.norm=0.5,1,2")
     )
     assert stopped.exit_code == 130
-    assert f"`fl-dp run resume={tmp_path / 's'}` goes on" in said_on_stderr(stopped)
+    assert f"`fl-dp run resume={tmp_path / 's'}` continues it" in said_on_stderr(stopped)
     first = (tmp_path / "s" / "run-0" / "ledger.db").read_bytes()
     assert not (tmp_path / "s" / "run-2").exists()
 

@@ -191,7 +191,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_with_what_to_do(run: RunFol
     save_file({}, run.checkpoint, metadata={"fl-dp": json.dumps({"version": 1})})
     result = call("ledger", run.path)
     assert result.exit_code == 2
-    assert "go on with the one that wrote it" in " ".join(result.stderr.split())
+    assert "continue with the one that wrote it" in " ".join(result.stderr.split())
     run.checkpoint.write_bytes(b"")
     assert call("ledger", run.path).exit_code == 2
 

@@ -15,7 +15,7 @@ from .run import Settings
 from .simulation import SimulationSettings
 
 SETTINGS_KEY = "fl-dp-settings"
-"""Where the settings lie in a train message's ConfigRecord."""
+"""Key of the settings in a train message's ConfigRecord."""
 
 __all__ = [
     "CHOICES",

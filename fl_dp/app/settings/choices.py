@@ -33,4 +33,4 @@ CHOICES = {
 """The values of each key that takes one of a few names."""
 
 UTILITIES_OF_EVERYBODY = CHOICES["selection.utility"][:3]
-"""What the server can ask everybody for; the others it sees of participants alone."""
+"""Utilities that the server can ask everybody for; others it sees of participants alone."""

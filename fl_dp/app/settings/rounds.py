@@ -147,7 +147,7 @@ class ScheduleSettings:
 
     @property
     def plateau_schedule(self) -> PlateauSchedule | None:
-        """How noise reacts, under `plateau` only."""
+        """Reaction of the noise, under `plateau` only."""
         if self.name != "plateau":
             return None
         return PlateauSchedule(
