@@ -134,7 +134,7 @@ def test_an_edited_page_is_status_1(run: RunFolder) -> None:
 def test_a_run_that_goes_on_beyond_its_statement_is_said(run: RunFolder) -> None:
     spend(run, 3)
     shown = " ".join(call("ledger", run.path).stdout.split())
-    assert "The ledger went on beyond the statement, by 3 records" in shown
+    assert "The ledger is 3 records ahead of the statement" in shown
 
 
 def test_a_ledger_alone_says_that_nothing_was_compared(run: RunFolder, tmp_path: Path) -> None:
