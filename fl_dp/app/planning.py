@@ -101,6 +101,7 @@ def make_selection(settings: Settings) -> Selection:
         case "dp_utility":
             return DPUtilitySelection(
                 chosen.sampling_rate * num_clients,
+                # Every round is charged at this rate; twice the mean leaves utilities some room.
                 largest_rate=chosen.largest_rate or min(1.0, 2.0 * chosen.sampling_rate),
                 noise_multiplier=chosen.utility_noise,
                 refresh_every=chosen.refresh_every,
@@ -252,6 +253,7 @@ def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
 def _usual_participations(settings: Settings) -> int:
     """Return how many rounds almost no client exceeds: three deviations above the mean."""
     rate, rounds = settings.selection.sampling_rate, settings.rounds
+    # Of a binomial count; beyond it a client's own ledger stops it, so nothing rests on this.
     usual = rate * rounds + 3.0 * math.sqrt(rate * (1.0 - rate) * rounds)
     return max(1, min(rounds, math.ceil(usual)))
 
@@ -278,6 +280,7 @@ def _require_nothing_of_records(settings: Settings) -> None:
             f"with DP-SGD inside clients nothing else may be computed from their records: leave "
             f"out {', '.join(found)}"
         )
+    # Clients draw by themselves: a seed here would be reported and change nothing.
     if settings.privacy.insecure_seed is not None:
         raise ValueError(
             "privacy.insecure_seed does not reach the clients' noise: leave it out under DP-SGD"

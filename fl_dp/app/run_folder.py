@@ -221,6 +221,7 @@ class RunFolder:
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add one round's line; a reader sees it at once."""
+        # Appended, as the command line reads the file while the run writes it.
         with self.metrics.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
@@ -229,6 +230,7 @@ class RunFolder:
         if not self.metrics.is_file():
             return []
         text = self.metrics.read_text(encoding="utf-8")
+        # A line without its end is being written, or was when the power failed.
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
     def write_statement(self, statement: PrivacyStatement | RecordStatement | NoPromise) -> None:

@@ -83,6 +83,7 @@ def _train_by_plan(
         try:
             result = _start(strategy, folder, grid, settings)
         finally:
+            # Also after a failure: what was reserved is spent, and somebody has to say so.
             statement = privacy_statement(ledger)
             if record_plan is not None:
                 records = _statement_of_records(strategy, record_plan, settings)
@@ -205,6 +206,7 @@ def _spent(strategy: DPFedAvg, server_round: int) -> dict[str, float]:
         return {"epsilon": strategy.ledger.running_epsilon() if server_round else 0.0}
     if strategy.record_plan is None:
         return {}
+    # No client tells what it spent: the server counts whom it asked, ledgers stop at the budget.
     most = strategy.most_participations
     budget = strategy.record_plan.budget.epsilon
     if most is None:

@@ -126,6 +126,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
     path = _place_for(composed[0])
     if not multirun:
         return Jobs(each=(_job(overrides, composed[0], path),))
+    # Titles of runs name what differs; every run would repeat the rest.
     shared = set.intersection(*(set(cell) for cell in cells))
     each = tuple(
         _job(cell, settings, path / f"run-{index}", variant=_variant(cell, shared))

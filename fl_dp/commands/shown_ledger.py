@@ -200,8 +200,8 @@ def _sentences(findings: _Comparison) -> list[str]:
     lines = [f"Compared and in agreement: {escape(', '.join(findings.compared))}"]
     if findings.behind:
         lines.append(
-            f"The ledger is {findings.behind} records ahead of the statement: the run is under way, "
-            "or ended before its last statement"
+            f"The ledger is {findings.behind} records ahead of the statement: the run is under "
+            "way, or ended before its last statement"
         )
     return lines
 

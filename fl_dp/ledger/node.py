@@ -1,4 +1,4 @@
-"""What a node's own data have spent, over rounds, restarts and runs: the ledger that a node keeps.
+"""Ledger of a node: what its own data have spent, over rounds, restarts and runs.
 
 The server's ledger belongs to one training. This one belongs to the data: each release that was
 made from them is written here before it happens, by whichever run, and a release that would exceed
@@ -19,7 +19,7 @@ then, each with its share of delta, and a release passes that satisfies one of t
 - all releases so far have the parameters of the first one; how many of them fit is counted by
   privacy-loss distributions (at 0.9 delta);
 - otherwise a Renyi filter whose order was fixed at the first release (at 0.1 delta), valid for
-  whatever is chosen on the way (Feldman and Zrnic 2021).
+  whatever is chosen adaptively (Feldman and Zrnic 2021).
 
 Together they keep (epsilon, delta): the outcomes in which only the first rule ever passed a release
 are among those of a process that stops where the first rule does, the others among those of one
@@ -142,7 +142,7 @@ class Spending:
     def epsilon(self) -> EpsilonBounds:
         """Return what was spent, at the account's delta.
 
-        With noise that changed on the way that is what the rules guarantee: the largest budget; and
+        With noise that changed, that is what the rules guarantee: the largest budget; and
         none, if accounts spent apart by different noise before they turned out to be one.
         """
         if self.budget is None:

@@ -68,6 +68,7 @@ def statement_differences(ledger: PrivacyLedger | None, statement: Mapping[str, 
         if ledger is None:
             return list(_differences(statement, _record_statement_anew(statement)))
         behind = records_behind_statement(ledger, statement)
+        # Rounds since then have spent more, which is no fault of the statement.
         earlier = ledger.as_of(len(ledger.records) - behind)
         found = list(_differences(statement, privacy_statement(earlier).to_dict()))
         if "records" in statement:

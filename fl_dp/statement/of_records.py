@@ -42,6 +42,7 @@ def record_statement(
     at_budget = EpsilonBounds(filter=plan.budget.epsilon)
     promised = spent = at_budget
     if participations is not None:
+        # Stopping earlier may depend on what was released, so the planned rounds are quoted.
         promised = _within(plan, max(participations, plan.participations))
         spent = _within(plan, participations) if participations else EpsilonBounds(naive=0.0)
     not_covered = [

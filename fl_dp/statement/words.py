@@ -78,6 +78,7 @@ def describe_event(event: PrivacyEvent) -> str:
 
 def rounded_up(epsilon: float) -> str:
     """Write an upper bound so that what is printed is one too, to four decimals."""
+    # Through the shortest decimal that is this float: formatting would round to nearest.
     if epsilon >= 1e6:
         return ceiling(epsilon, 4)
     return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))

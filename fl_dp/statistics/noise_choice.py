@@ -144,6 +144,7 @@ def _choose_sum(query: SumQuery, epsilon: float, delta: float, law: NoiseLaw | N
         clipping_norm=query.l2_sensitivity,
     )
     if law is None:
+        # Both keep the promise, so the smaller deviation is the better answer.
         smaller = laplace.noise_std <= gaussian.noise_std
         law, reason = NoiseLaw.LAPLACE if smaller else NoiseLaw.GAUSSIAN, "the smaller"
     else:

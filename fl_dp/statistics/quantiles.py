@@ -85,7 +85,7 @@ class Quantiles(Query):
     @property
     def max_units(self) -> int:
         """Number of encoded vectors that can be summed exactly."""
-        return int(2.0**53 / _STEPS)
+        return int(2.0**53 / _STEPS)  # a client's mass of 1 is _STEPS whole steps
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         grid = np.array(self.grid)

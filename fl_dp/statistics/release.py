@@ -140,7 +140,7 @@ def _total(
     Raises:
         ValueError: If there are more than `max_units`.
     """
-    total = np.zeros(dimension)
+    total = np.zeros(dimension)  # float64 holds every integer to 2^53, so the sum is exact
     for count, contribution in enumerate(contributions, start=1):
         if count > max_units:
             raise ValueError(
