@@ -25,6 +25,7 @@ from fl_dp.commands.entry import app
 from fl_dp.files import private_folder, write_text, written_whole
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.statement import NoPromise
 from fl_dp.strategies import Checkpoint
 
 OVERRIDES = ["task=digits", "task.num_clients=20", "rounds=4", "selection.sampling_rate=0.5"]
@@ -262,7 +263,7 @@ def test_a_disk_that_fills_up_leaves_the_statement_as_it_was(
 
     monkeypatch.setattr(os, "fsync", full)
     for write in (
-        lambda: run.write_statement({}, ""),
+        lambda: run.write_statement(NoPromise(rounds=1)),
         lambda: run.drop_metrics_after(-1),
         lambda: run.write_model(ArrayRecord()),
         lambda: save_checkpoint(
