@@ -187,7 +187,7 @@ class DPFedAvg(Strategy):
                 for comparison only.
             ledger: Opened with the same plan.
             selection: Who takes part; by default what the plan's `sampling` says.
-            weight_cap: Examples that earn a client the full weight; it applies its weight of
+            weight_cap: Records that earn a client the full weight; it applies its weight of
                 `min(records / weight_cap, 1)` before clipping. None: every client weighs 1.
             window: How many nodes are under way at once; chosen by the grid when None.
             roster_timeout: Seconds to wait for the plan's clients to connect.

@@ -1,4 +1,4 @@
-"""How a round's cohort comes about, and what that makes a round cost.
+"""Sampling of each round's cohort, and what it makes a round cost.
 
 Only secret, independent coins earn amplification by sampling. A cohort of a fixed size is another
 law, and a cohort that somebody sees is no sample at all: each rule hands out the one event that it

@@ -52,12 +52,12 @@ class Key:
 
     @property
     def group(self) -> str:
-        """What stands before the dot; empty for the run's own keys."""
+        """The name before the dot; empty for the run's own keys."""
         return self.name.rpartition(".")[0]
 
     @property
     def allowed(self) -> str:
-        """What may be written, in words."""
+        """Values that may be written, in words."""
         kind = f"one of {', '.join(self.choices)}" if self.choices else self.kind
         return f"{kind}, or null" if self.nullable else kind
 

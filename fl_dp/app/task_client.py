@@ -175,7 +175,7 @@ def train_many(
     set_arrays(origin, model.to_numpy_ndarrays())
     parts = parts_of(settings)
     first = _node_of(context) * settings.simulation.units_per_node
-    hosted = [unit for unit in units if first + unit < len(parts)]
+    hosted = [unit for unit in units if first + unit < len(parts)]  # the last node has fewer
     for start in range(0, len(hosted), _UNITS_IN_MEMORY):
         some = hosted[start : start + _UNITS_IN_MEMORY]
         data = [
@@ -271,6 +271,7 @@ def _settings(config: dict[str, Any]) -> Settings:
 
 
 def _reported(num_examples: int, config: dict[str, Scalar]) -> int:
+    # A plain reply carries its number to the server, where it would be an uncharged release.
     stays_on_the_node = INSTRUCTION_KEY in config or UTILITY_QUERY_KEY in config
     return num_examples if stays_on_the_node else 1
 
@@ -299,16 +300,17 @@ def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
 
 
 def _max_loss(settings: Settings) -> float | None:
-    """Return the bound on one example's loss: with records as units the mean rests on it."""
+    """Return the bound on one record's loss: with records as units the mean rests on it."""
     return settings.selection.utility_high if settings.privacy.unit == "record" else None
 
 
 def _has_enough(settings: Settings, num_examples: int) -> bool:
-    """Whether the unit has as many records as the charge for a selection by records supposes."""
+    """Tell whether the unit has the records that the charge for its selection supposes."""
     return num_examples >= (settings.selection.records_per_client or 0)
 
 
 def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) -> int:
+    # Apart for every part and round, and the same again when a round is repeated.
     entropy = (settings.seed, part, int(config.get("server-round", 0)))
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
 

@@ -1,4 +1,4 @@
-"""What the settings name: the data, each unit's part of it, the model, and where it trains."""
+"""Work that the settings name: the data, each unit's part of it, the model and its device."""
 
 from __future__ import annotations
 

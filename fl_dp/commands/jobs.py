@@ -34,7 +34,7 @@ class Job:
         overrides: What it was asked for by.
         settings: What they compose to.
         path: Its folder, absolute.
-        resumed: Whether its folder holds a training that is to go on.
+        resumed: Whether its folder holds a training to continue.
         finished: Whether there is nothing left to train.
         budget: The epsilon that it may spend: infinite without privacy, and until it is planned.
     """
@@ -49,14 +49,14 @@ class Job:
 
     @property
     def folder(self) -> RunFolder:
-        """What the training writes."""
+        """The folder that the training writes."""
         from fl_dp.app.run_folder import RunFolder
 
         return RunFolder(self.path)
 
     @property
     def title(self) -> str:
-        """What tells it from its siblings."""
+        """A name that tells it from its siblings."""
         return f"{self.variant or self.settings.task.name}, seed {self.settings.seed}"
 
     @property
@@ -92,7 +92,7 @@ class Jobs:
         return self.each[0].path if self.sweep is None else self.sweep
 
     def note(self) -> None:
-        """Write down what a sweep consists of, so that it can go on when it was stopped."""
+        """Write down what a sweep consists of, so that it can be continued when it was stopped."""
         if self.sweep is None:
             return
         self.sweep.mkdir(parents=True, exist_ok=True)
@@ -116,7 +116,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
     if any(one.startswith("resume=") for one in overrides):
         if len(overrides) > 1 or multirun:
             raise ValueError(
-                "a run goes on with the settings it was made with: write resume=FOLDER alone"
+                "a run continues with the settings it was made with: write resume=FOLDER alone"
             )
         path = Path(_absolute(compose_settings(overrides).resume or ""))
         return _jobs_of_sweep(path) if (path / _SWEEP).is_file() else Jobs(each=(_found(path),))
@@ -126,6 +126,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
     path = _place_for(composed[0])
     if not multirun:
         return Jobs(each=(_job(overrides, composed[0], path),))
+    # Titles of runs name what differs; every run would repeat the rest.
     shared = set.intersection(*(set(cell) for cell in cells))
     each = tuple(
         _job(cell, settings, path / f"run-{index}", variant=_variant(cell, shared))
@@ -144,7 +145,7 @@ def prepare(job: Job, place: str = "") -> Job:
     Raises:
         ValueError: If the data is corrupt, or its rounds do not fit the budget.
         OSError: If the data is missing.
-        LedgerCorrupted: If the ledger of a training that is to go on was altered.
+        LedgerCorrupted: If the ledger of a training to continue was altered.
     """
     if job.finished:
         return job
@@ -156,7 +157,7 @@ def prepare(job: Job, place: str = "") -> Job:
         initial_arrays_of(settings)  # and a model that does not fit it
     if job.resumed and job.folder.ledger.is_file():
         return replace(job, budget=job.folder.read_plan().budget.epsilon)
-    if settings.privacy.mode == "none":
+    if not (settings.protects_clients or settings.protects_records):
         return job
     with doing(f"calibrating the noise{place}: {_target(settings)}", plainly=True):
         from fl_dp.app.planning import check_layers, make_plan, make_record_plan
@@ -164,16 +165,16 @@ def prepare(job: Job, place: str = "") -> Job:
         check_layers(settings)
         with warnings_shown():
             record_plan = make_record_plan(settings)
-            if settings.privacy.mode != "dp_sgd":
+            if settings.protects_clients:
                 return replace(job, budget=make_plan(settings).budget.epsilon)
     return job if record_plan is None else replace(job, budget=record_plan.budget.epsilon)
 
 
 def _target(settings: Settings) -> str:
-    privacy = settings.privacy
-    if privacy.noise_multiplier is not None:
-        return f"noise multiplier {privacy.noise_multiplier:g}, {settings.rounds} rounds"
-    return f"epsilon {privacy.epsilon:g}, {settings.rounds} rounds"
+    asked = settings.privacy if settings.protects_clients else settings.dp_sgd
+    if asked.noise_multiplier is not None:
+        return f"noise multiplier {asked.noise_multiplier:g}, {settings.rounds} rounds"
+    return f"epsilon {asked.epsilon:g}, {settings.rounds} rounds"
 
 
 def _check(composed: Sequence[Settings]) -> None:
@@ -207,7 +208,7 @@ def _found(path: Path, *, variant: str = "", overrides: Sequence[str] = ()) -> J
 
 
 def _jobs_of_sweep(path: Path) -> Jobs:
-    """Return a sweep that was stopped: what is finished, what goes on, and what is missing."""
+    """Return a sweep that was stopped: what is finished, what continues, and what is missing."""
     from fl_dp.app.compose import compose_settings
 
     try:
@@ -239,7 +240,7 @@ def _place_for(settings: Settings) -> Path:
     if path.exists():
         raise FileExistsError(
             f"{path} exists already: choose another run_name, or leave it out; if it was stopped, "
-            f"`fl-dp run resume={path}` goes on"
+            f"`fl-dp run resume={path}` continues it"
         )
     there = next(parent for parent in path.parents if parent.exists())
     try:

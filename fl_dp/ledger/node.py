@@ -1,4 +1,4 @@
-"""What a node's own data have spent, over rounds, restarts and runs: the ledger that a node keeps.
+"""Ledger of a node: what its own data have spent, over rounds, restarts and runs.
 
 The server's ledger belongs to one training. This one belongs to the data: each release that was
 made from them is written here before it happens, by whichever run, and a release that would exceed
@@ -19,7 +19,7 @@ then, each with its share of delta, and a release passes that satisfies one of t
 - all releases so far have the parameters of the first one; how many of them fit is counted by
   privacy-loss distributions (at 0.9 delta);
 - otherwise a Renyi filter whose order was fixed at the first release (at 0.1 delta), valid for
-  whatever is chosen on the way (Feldman and Zrnic 2021).
+  whatever is chosen adaptively (Feldman and Zrnic 2021).
 
 Together they keep (epsilon, delta): the outcomes in which only the first rule ever passed a release
 are among those of a process that stops where the first rule does, the others among those of one
@@ -56,7 +56,7 @@ from .chain import ChainedLedger
 from .entries import LedgerCorrupted, require_printable, today
 from .store import LedgerStore
 
-NODE_SCHEMA = 1
+NODE_SCHEMA = 2
 _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_RECORDS = 2**63
@@ -75,7 +75,7 @@ class Account:
     from where they were.
 
     Attributes:
-        unit: `example` (a record) or `client` (the node's whole data).
+        unit: `record` or `client` (the node's whole data).
         source: Where the data come from: a name that stays the same when they change.
         fingerprint: Of the data themselves; None if unknown.
     """
@@ -110,7 +110,7 @@ class Spending:
     """What one account has spent.
 
     Attributes:
-        unit: `example` or `client`.
+        unit: `record` or `client`.
         sources: Names of where its data came from.
         fingerprints: Of its data over time.
         releases: Each kind of release, with its count.
@@ -142,7 +142,7 @@ class Spending:
     def epsilon(self) -> EpsilonBounds:
         """Return what was spent, at the account's delta.
 
-        With noise that changed on the way that is what the rules guarantee: the largest budget; and
+        With noise that changed, that is what the rules guarantee: the largest budget; and
         none, if accounts spent apart by different noise before they turned out to be one.
         """
         if self.budget is None:
@@ -481,7 +481,9 @@ class NodeLedger(ChainedLedger):
                 if fields["schema"] != NODE_SCHEMA:
                     raise ValueError(
                         f"the ledger is of schema {fields['schema']}, this version reads "
-                        f"{NODE_SCHEMA}"
+                        f"{NODE_SCHEMA}: read what was spent with the version of fl-dp that wrote "
+                        "it, keep the file, and start a new ledger with a max-epsilon that is "
+                        "lower by that much"
                     )
             case "charge":
                 self._replay_charge(sequence, fields)

@@ -1,4 +1,4 @@
-"""What this machine gives a simulation: processors, memory, GPUs.
+"""Resources of this machine for a simulation: processors, memory, GPUs.
 
 Flower's engine tells nobody that its clients can't see the GPU, and tells too late that there is
 none. Both are looked at here, before anything starts and without importing a framework.
@@ -28,7 +28,7 @@ _MEMORY = Path("/proc/meminfo")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a simulation may use.
+    """Resources that a simulation may use.
 
     Attributes:
         cpus: Processors that this process may run on.

@@ -1,6 +1,6 @@
 """Models for images, tables and tokens, and their weights as lists of arrays.
 
-None of them has batch statistics: BatchNorm would mix records, so that one example's gradient is
+None of them has batch statistics: BatchNorm would mix records, so that one record's gradient is
 no longer its own and clipping would not bound its influence.
 """
 
@@ -34,7 +34,7 @@ def build_model(
         name: "logistic" (one linear layer, starting at zero), "mlp" (two hidden layers), "cnn"
             (two convolutions with GroupNorm and one hidden layer), "resnet18" (`ResNet18`), "gru"
             or "lstm" (`Recurrent`, for tokens).
-        input_shape: Shape of one example, channels first, e.g. `(1, 28, 28)`; for tokens
+        input_shape: Shape of one record, channels first, e.g. `(1, 28, 28)`; for tokens
             `(length,)`.
         num_classes: Number of outputs, at least 2.
         hidden: Width of the hidden layers of "mlp" and "cnn", channels of the first stage of

@@ -145,7 +145,7 @@ class PrivacyPlan:
             `total_weight`, which is then a public lower bound (`f~c`): twice the sensitivity.
         client_scheme: Each client adds noise of this scheme itself: `gaussian`, `laplace` or
             `exponential`; None: the server adds Gaussian noise to the sum.
-        unit: `client`, or `example`: one record of a client, which moves its update by up to
+        unit: `client`, or `record`: one record of a client, which moves its update by up to
             twice the clipping norm, hence under replace-one neighbours.
         units_per_node: Privacy units that a node hosts at most. Above 1, a node answers with the
             sum of its units' clipped updates, and is trusted to clip them.
@@ -261,7 +261,7 @@ class PrivacyPlan:
             raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
         if self.unit == "record" and self.neighboring_relation.distance != 2:
             raise ValueError(
-                "one example changes its client's whole update, by up to twice the clipping norm: "
+                "one record changes its client's whole update, by up to twice the clipping norm: "
                 "unit='record' needs replace-one neighbours"
             )
 

@@ -405,7 +405,7 @@ def test_no_count_below_one_and_no_unprintable_name_is_charged(path: Path) -> No
             ledger.charge(WARD, STEP, count=0, budget=AMPLE, what="nothing")
         with pytest.raises(ValueError):
             ledger.charge(WARD, STEP, budget=AMPLE, what="\x1b[2J")
-    with pytest.raises(ValueError, match="unit must be one of client, example"):
+    with pytest.raises(ValueError, match="unit must be one of client, record"):
         Account(unit="household", source="ward")
 
 
@@ -456,6 +456,20 @@ def test_a_ledger_that_is_put_back_while_it_is_open_is_not_spent_from(path: Path
         shutil.copy(older, path)
         with pytest.raises(LedgerCorrupted, match="put back to an older state"):
             ledger.charge(WARD, STEP, budget=AMPLE, what="round 3")
+
+
+def test_a_ledger_of_the_older_schema_is_refused_with_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("fl_dp.ledger.node.NODE_SCHEMA", 1)
+        NodeLedger.open(path).close()
+    for look in (NodeLedger.open, NodeLedger.read):
+        with pytest.raises(
+            LedgerCorrupted, match=r"schema 1, .* reads 2: .* keep the file"
+        ) as said:
+            look(path)
+        assert "start a new ledger with a max-epsilon that is lower" in str(said.value)
 
 
 def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
