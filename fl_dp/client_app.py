@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -13,7 +13,6 @@ from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_dp.accounting import ExamplePlan
 from fl_dp.clients import (
     UTILITY_QUERY_KEY,
     NodeConfig,
@@ -22,7 +21,6 @@ from fl_dp.clients import (
     UnitReport,
     numpy_client_app,
 )
-from fl_dp.private_training import Records, example_plan_of, private_client
 from fl_dp.settings import SETTINGS_KEY, Settings
 from fl_dp.tasks import (
     Dataset,
@@ -33,7 +31,7 @@ from fl_dp.tasks import (
     train_locally,
     train_together,
 )
-from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
+from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, INSTRUCTION_KEY, RoundInstruction
 from fl_dp.workload import (
     data_of_unit,
     dataset_of,
@@ -43,6 +41,9 @@ from fl_dp.workload import (
     parts_of,
     public_form_of,
 )
+
+if TYPE_CHECKING:
+    from fl_dp.private_training import Records
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -79,9 +80,8 @@ class TaskClient(NumPyClient):
 
         Returns the loss and the accuracy of `parameters`, before training, if the instruction asks.
         """
-        examples = example_plan_of(config)
-        if examples is not None:
-            return self._fit_privately(parameters, config, examples)
+        if EXAMPLE_PLAN_KEY in config:
+            return self._fit_privately(parameters, config)
         settings, data = self._settings_and_data(config)
         if data is None:
             return parameters, _reported(0, config), {}
@@ -102,13 +102,16 @@ class TaskClient(NumPyClient):
         return list(get_arrays(model).values()), _reported(len(rows), config), metrics
 
     def _fit_privately(
-        self, parameters: NDArrays, config: dict[str, Scalar], examples: ExamplePlan
+        self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Train by DP-SGD.
 
         Nothing up to the charge reads a record of the node's own, so whatever goes wrong until then
         may show: the model goes back as it came.
         """
+        from fl_dp.private_training import example_plan_of, private_client  # with Opacus and SciPy
+
+        plan = example_plan_of(config)
         try:
             settings = _settings(config)
             place, node_config = self._part(settings), self.context.node_config
@@ -118,7 +121,7 @@ class TaskClient(NumPyClient):
             client = private_client(
                 model_of(settings, public_form_of(settings, node_config)),
                 lambda: _records_of(settings, place, node_config),
-                plan=examples,
+                plan=plan,
                 settings=settings,
                 context=self.context,
                 config=config,
@@ -179,7 +182,7 @@ def train_many(
     Raises:
         ValueError: If the node has no `partition-id` in its configuration.
     """
-    if example_plan_of(config) is not None:
+    if EXAMPLE_PLAN_KEY in config:
         return  # DP-SGD is for one unit at a time
     settings = _settings(config)
     dataset, client, origin = dataset_of(settings), settings.client, model_of(settings)
@@ -257,6 +260,8 @@ def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) 
     Raises:
         ValueError: If it has none, or they are not one node's own and do not fit the settings.
     """
+    from fl_dp.private_training import Records
+
     data = data_of_unit(settings, place, node_config, leave_out_unfit=True)
     if data is None:
         raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")

@@ -23,10 +23,9 @@ from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY
 from .settings import Settings
 
 
-def example_plan_of(config: Mapping[str, Any]) -> ExamplePlan | None:
-    """Return the plan of DP-SGD in a message's config, None if there is none."""
-    text = config.get(EXAMPLE_PLAN_KEY)
-    return None if text is None else ExamplePlan.from_dict(json.loads(str(text)))
+def example_plan_of(config: Mapping[str, Any]) -> ExamplePlan:
+    """Return the plan of DP-SGD in a message's config."""
+    return ExamplePlan.from_dict(json.loads(str(config[EXAMPLE_PLAN_KEY])))
 
 
 class Records(Dataset[tuple[Tensor, Tensor]]):

@@ -11,7 +11,6 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.accounting import (
     NeighboringRelation,
-    NodeLedger,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     event_of,
@@ -123,6 +122,8 @@ def _charge(noise: ClientNoise, scheme: ClientScheme, message: Message, context:
             "the server names no budget, as its noise changes over the rounds, and the node's "
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
         )
+    from fl_dp.accounting import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+
     with NodeLedger.open(node.ledger) as ledger:
         ledger.charge(
             node.account(unit="client"),

@@ -12,16 +12,14 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
-from fl_dp.accounting import ExamplePlan, NeighboringRelation, PrivacyBudget, PrivacyEvent
-from fl_dp.accounting.charges import event_of
-from fl_dp.accounting.node_ledger import NodeLedger
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget, event_of
 from fl_dp.mechanisms import client_scheme
 from fl_dp.updates.identity import MODEL_KEY, Form, NodeIdentity, forms_from_json
 from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, RoundInstruction
@@ -29,6 +27,9 @@ from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, RoundInstruction
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy
 from .records import Config, config_of
+
+if TYPE_CHECKING:
+    from fl_dp.accounting import PrivacyEvent
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -100,6 +101,8 @@ def _is_exhausted(context: Context, config: Config) -> bool:
     asked = _asked(config, node)
     if node.ledger is None or asked is None:
         return False
+    from fl_dp.accounting import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+
     unit, event, count, budget, relation = asked
     try:
         with NodeLedger.read(node.ledger) as ledger:
@@ -116,6 +119,8 @@ def _asked(
 ) -> tuple[str, PrivacyEvent, int, PrivacyBudget, NeighboringRelation] | None:
     """Return the unit and charge of one round of this training at the node, if it has any."""
     if EXAMPLE_PLAN_KEY in config:
+        from fl_dp.accounting import ExamplePlan  # with SciPy, for DP-SGD alone
+
         plan = ExamplePlan.from_dict(json.loads(str(config[EXAMPLE_PLAN_KEY])))
         return "example", plan.event, plan.steps, plan.budget, plan.neighboring_relation
     instruction = RoundInstruction.of(config)
