@@ -153,7 +153,7 @@ class TaskClient(NumPyClient):
         return settings, data_of_unit(settings, self._part(settings), self.context.node_config)
 
     def _part(self, settings: Settings) -> int:
-        return self.node * settings.simulation.units_per_node + self.unit
+        return self.node * settings.simulation.units_at_node + self.unit
 
 
 def client_fn(context: Context) -> NumPyClient:
@@ -188,7 +188,7 @@ def train_many(
     dataset, client, origin = dataset_of(settings), settings.client, model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
     parts = parts_of(settings)
-    first = _node_of(context) * settings.simulation.units_per_node
+    first = _node_of(context) * settings.simulation.units_at_node
     hosted = [unit for unit in units if first + unit < len(parts)]
     for start in range(0, len(hosted), _UNITS_IN_MEMORY):
         some = hosted[start : start + _UNITS_IN_MEMORY]
@@ -230,7 +230,7 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
     if own_data_path(context.node_config) is not None:
         return 1
     settings = _settings(config)
-    per_node = settings.simulation.units_per_node
+    per_node = settings.simulation.units_at_node
     before = _node_of(context) * per_node
     return min(per_node, max(settings.task.num_clients - before, 0))
 
@@ -242,7 +242,7 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
         ValueError: If the values have another name, or the unit has no data.
     """
     settings = _settings(config)
-    place = _node_of(context) * settings.simulation.units_per_node + unit
+    place = _node_of(context) * settings.simulation.units_at_node + unit
     data = data_of_unit(settings, place, context.node_config)
     if data is None:
         raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")

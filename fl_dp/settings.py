@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -674,13 +674,14 @@ class SimulationSettings:
         workers: Processes that train clients, instead of one for each of `num_cpus`; null means,
             without `num_cpus`, two more than this machine has CPUs, as far as its memory goes.
         units_per_node: Clients that one virtual node hosts; it answers with the sum of their
-            clipped updates. More of them make large simulations much faster.
+            clipped updates. `auto` makes as few nodes as keep this machine's processors busy, and
+            one a client where something needs each reply; without `fl-dp run` it is 1.
     """
 
     num_cpus: int | None = None
     num_gpus: float = 0.0
     workers: int | None = None
-    units_per_node: int = 1
+    units_per_node: int | str = "auto"
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -688,7 +689,13 @@ class SimulationSettings:
             _at_least("simulation.num_cpus", self.num_cpus, 1)
         if self.workers is not None:
             _at_least("simulation.workers", self.workers, 1)
-        _at_least("simulation.units_per_node", self.units_per_node, 1)
+        if isinstance(self.units_per_node, int):
+            _at_least("simulation.units_per_node", self.units_per_node, 1)
+        elif self.units_per_node != "auto":
+            raise ValueError(
+                "simulation.units_per_node must be a whole number or auto, got "
+                f"'{self.units_per_node}'"
+            )
         if not (math.isfinite(self.num_gpus) and self.num_gpus >= 0):
             raise ValueError(f"simulation.num_gpus must not be negative, got {self.num_gpus}")
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
@@ -697,9 +704,14 @@ class SimulationSettings:
                 f"got {self.num_gpus}"
             )
 
+    @property
+    def units_at_node(self) -> int:
+        """Clients that one node hosts at most: 1 until `auto` is decided, as on real nodes."""
+        return self.units_per_node if isinstance(self.units_per_node, int) else 1
+
     def num_nodes(self, num_clients: int) -> int:
         """Return how many virtual nodes host these clients; the last one may host fewer."""
-        return math.ceil(num_clients / self.units_per_node)
+        return math.ceil(num_clients / self.units_at_node)
 
 
 @dataclass(kw_only=True)
@@ -756,7 +768,7 @@ class Settings:
                 "privacy.mode=none promises nothing, but dp_sgd has a budget or noise: write "
                 "privacy=example for DP-SGD alone"
             )
-        if self.task.partition == "nodes" and self.simulation.units_per_node > 1:
+        if self.task.partition == "nodes" and self.simulation.units_at_node > 1:
             raise ValueError(
                 "a node with its own data is one unit: task.partition=nodes needs "
                 f"simulation.units_per_node=1, got {self.simulation.units_per_node}"
@@ -771,6 +783,11 @@ class Settings:
         """Whether clients train by DP-SGD."""
         asked = self.dp_sgd.epsilon is not None or self.dp_sgd.noise_multiplier is not None
         return asked or self.privacy.mode == "example"
+
+    def hosting(self, units_per_node: int) -> Settings:
+        """Return the same run with so many clients a node."""
+        simulation = replace(self.simulation, units_per_node=units_per_node)
+        return replace(self, simulation=simulation)
 
     def to_json(self) -> str:
         """Return the settings as JSON text."""

@@ -28,7 +28,7 @@ def settings_for(folder: Path, *overrides: str) -> Settings:
 
 
 def grid_for(settings: Settings) -> LocalGrid:
-    nodes = math.ceil(settings.task.num_clients / settings.simulation.units_per_node)
+    nodes = settings.simulation.num_nodes(settings.task.num_clients)
     return LocalGrid(answer_with_app(client_app, nodes), nodes)
 
 
