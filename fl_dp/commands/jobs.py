@@ -151,10 +151,10 @@ def prepare(job: Job, place: str = "") -> Job:
         return job
     settings = job.settings
     with doing(f"loading the data{place}: task={settings.task.name}", plainly=not place):
-        from fl_dp.workload import initial_arrays_of, parts_of
+        from fl_dp.workload import check_model, parts_of
 
         parts_of(settings)  # a data set that is missing or corrupt shows here
-        initial_arrays_of(settings)  # and a model that does not fit it
+        check_model(settings)  # and a model that does not fit it
     if job.resumed and job.folder.ledger.is_file():
         return replace(job, budget=job.folder.read_plan().budget.epsilon)
     if settings.privacy.mode == "none":

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from fl_dp.tasks.data_format import DataFormat
     from fl_dp.tasks.device_data import DeviceData
     from fl_dp.tasks.forms import Form, form_of
-    from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
+    from fl_dp.tasks.model_fit import MODELS
+    from fl_dp.tasks.models import build_model, get_arrays, set_arrays
     from fl_dp.tasks.partitions import PARTITIONS, client_indices, partition
     from fl_dp.tasks.together import UnitData, train_together
     from fl_dp.tasks.training import evaluate, train_locally

@@ -88,3 +88,16 @@ def test_the_rehearsal_loads_no_accountant() -> None:
 def test_what_a_node_imports_costs_no_scipy(module: str) -> None:
     loaded = loaded_by(f"import json, sys, {module}; print(json.dumps(list(sys.modules)))")
     assert (ACCOUNTING | OPACUS | {"torch"}) & loaded == set()
+
+
+def test_what_is_checked_before_a_run_starts_loads_no_torch(tmp_path: Path) -> None:
+    code = """
+import json, sys
+from fl_dp.commands.jobs import find_jobs, prepare
+for job in find_jobs(sys.argv[1:], multirun=False).each:
+    prepare(job)
+print(json.dumps(list(sys.modules)))
+"""
+    loaded = loaded_by(code, f"output_dir={tmp_path}", "rounds=2")
+    assert (OPACUS | {"ray", "sklearn", "torch"}) & loaded == set()
+    assert "fl_dp.planning" in loaded  # it was prepared
