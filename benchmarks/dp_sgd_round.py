@@ -16,9 +16,10 @@ from small_cnn import small_cnn
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dp.accounting import Account, ExamplePlan, NodeLedger
 from fl_dp.clients import DPSGD, OpacusClient, RecordWise
-from fl_dp.tasks import get_arrays
+from fl_dp.ledger import Account, NodeLedger
+from fl_dp.models import get_arrays
+from fl_dp.plan import RecordPlan
 
 IMAGES, BATCH, STEPS = 256, 32, 8
 NOISE, CLIPPING_NORM, LEARNING_RATE = 1.1, 1.0, 0.1
@@ -73,7 +74,7 @@ def dp_sgd(threads: int) -> Iterator[list[Case]]:
 
 def client_round(data: Images, folder: Path, *, mode: str, secure: bool) -> Callable[[], object]:
     """Return one `fit` of ours: gate, charge, steps, commit, arrays."""
-    plan = ExamplePlan.from_noise_multiplier(
+    plan = RecordPlan.from_noise_multiplier(
         NOISE,
         delta=1e-5,
         max_epsilon=1e3,
@@ -93,7 +94,7 @@ def client_round(data: Images, folder: Path, *, mode: str, secure: bool) -> Call
             loader,
             plan=plan,
             ledger=ledger,
-            account=Account(unit="example", source="benchmark"),
+            account=Account(unit="record", source="benchmark"),
             dp_sgd=DPSGD(
                 optimizer=lambda parameters: torch.optim.SGD(parameters, lr=LEARNING_RATE),
                 grad_sample_mode=mode,

@@ -33,10 +33,11 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
 
-from fl_dp.accounting import ExamplePlan
+from fl_dp.app.private_training import Records
 from fl_dp.clients import DPSGD, RecordWise, train_with_dp_sgd
-from fl_dp.private_training import Records
-from fl_dp.tasks import UnitData, build_model, train_together
+from fl_dp.models import build_model
+from fl_dp.plan import RecordPlan
+from fl_dp.training import UnitData, train_together
 
 GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
 UNIT_LEARNING_RATE, UNIT_BATCH_SIZE = 0.1, 10
@@ -171,7 +172,7 @@ def dp_sgd_step(
         torch.randn((count, *shape(sizes)), generator=generator).to(device),
         torch.randint(10, (count,), generator=generator).to(device),
     )
-    plan = ExamplePlan.from_noise_multiplier(
+    plan = RecordPlan.from_noise_multiplier(
         NOISE,
         delta=1e-5,
         max_epsilon=1e3,

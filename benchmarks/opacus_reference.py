@@ -27,7 +27,7 @@ from flwr.simulation import run_simulation
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dp.accounting import Account, ExamplePlan, calibrate_noise_multiplier
+from fl_dp.accounting import calibrate_noise_multiplier
 from fl_dp.clients import (
     DPSGD,
     OpacusClient,
@@ -35,8 +35,12 @@ from fl_dp.clients import (
     exchanged_arrays,
     numpy_client_app,
 )
+from fl_dp.datasets import load_dataset
+from fl_dp.ledger import Account
+from fl_dp.models import set_arrays
+from fl_dp.plan import RecordPlan
 from fl_dp.strategies import DPFedAvg, PoissonSelection
-from fl_dp.tasks import evaluate, load_dataset, set_arrays
+from fl_dp.training import evaluate
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,7 @@ class Images(TensorDataset):
 
 def run_row(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dict[str, float]:
     """Train once; return accuracy and what was spent."""
-    plan = ExamplePlan.from_noise_multiplier(
+    plan = RecordPlan.from_noise_multiplier(
         noise_multiplier,
         delta=1e-5,
         sampling_rate=SAMPLING_RATE,
@@ -118,7 +122,7 @@ def run_row(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dict[s
                 DataLoader(images, collate_fn=RecordWise(lambda batch: batch)),
                 plan=plan,
                 ledger=ledger,
-                account=Account(unit="example", source="mnist"),
+                account=Account(unit="record", source="mnist"),
                 dp_sgd=DPSGD(
                     optimizer=lambda each: torch.optim.SGD(each, lr=row.learning_rate),
                     expected_batch_size=BATCH,
@@ -143,7 +147,7 @@ def run_row(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dict[s
                 return MetricRecord({"loss": loss, "accuracy": accuracy})
 
             strategy = DPFedAvg(
-                FedAvg(), plan=None, ledger=None, selection=PoissonSelection(1.0), examples=plan
+                FedAvg(), plan=None, ledger=None, selection=PoissonSelection(1.0), record_plan=plan
             )
             strategy.start(
                 grid,

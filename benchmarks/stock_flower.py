@@ -348,7 +348,7 @@ def one_of(num_nodes: int) -> Callable[[int], Arrays]:
 
 
 def heavy() -> Reply:
-    """Return ten nodes of which the first claims 1000 examples."""
+    """Return ten nodes of which the first claims 1000 records."""
     inner = sending(one_of(10))
 
     def answer(message: Message, node: int) -> Message | None:
@@ -702,7 +702,7 @@ CASES = (
         "test_the_noise_of_a_round_is_for_the_norm_that_its_clients_were_clipped_with",
     ),
     Case(
-        name="Multiplier 1; one of ten clients claims 1000 examples",
+        name="Multiplier 1; one of ten clients claims 1000 records",
         stock=lambda: effective(moved(stock(fixed(10), heavy(), 10, weights4())), 10),
         ours=lambda: effective(moved(ours(heavy(), 10, weights4()).result), 10),
         test=f"{STRATEGY}::test_a_client_that_claims_many_examples_counts_once",
@@ -774,14 +774,14 @@ CASES = (
         name="Does round 101 still fit? Poisson sample, rate 0.1",
         stock=stock_question,
         ours=our_question,
-        test="tests/accounting/test_ledger_features.py::"
+        test="tests/ledger/test_ledger_features.py::"
         "test_no_distribution_is_computed_at_round_ten_thousand",
     ),
     Case(
         name="A restart after five rounds of multiplier 1, delta 1e-5",
         stock=stock_restart,
         ours=our_restart,
-        test="tests/accounting/test_ledger.py::test_what_was_reserved_stays_spent_after_a_restart",
+        test="tests/ledger/test_ledger.py::test_what_was_reserved_stays_spent_after_a_restart",
     ),
     Case(
         name="Noise at the client for epsilon 10, delta 1e-5",

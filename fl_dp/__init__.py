@@ -5,7 +5,9 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from fl_dp.accounting import PrivacyBudget, PrivacyLedger, PrivacyPlan
+    from fl_dp.accounting import PrivacyBudget
+    from fl_dp.ledger import PrivacyLedger
+    from fl_dp.plan import PrivacyPlan
 else:
     __getattr__ = lazy_exports(__name__)
 

@@ -1,5 +1,5 @@
 """`python -m fl_dp` is `fl-dp`."""
 
-from .cli import main
+from fl_dp.commands.entry import main
 
 main()

@@ -7,8 +7,8 @@ import shlex
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from fl_dp.config import compose_settings
-from fl_dp.training import train
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.server import train
 
 app = ServerApp()
 

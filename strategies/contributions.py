@@ -27,7 +27,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, xlog1py, xlogy
 
-from fl_dp.accounting import FixedSizeSampling, PrivacyPlan, TruncatedPoissonSampling
+from fl_dp.accounting import FixedSizeSampling, TruncatedPoissonSampling
+from fl_dp.plan import PrivacyPlan
 
 logger = logging.getLogger("flwr.fl_dp")
 

@@ -38,20 +38,19 @@ from flwr.serverapp.strategy import FedAvg, Result, Strategy
 from numpy.typing import NDArray
 
 from fl_dp.accounting import (
-    ExamplePlan,
-    LedgerAnchor,
-    PlanOptions,
     PoissonSampling,
     PrivacyBudget,
     PrivacyBudgetExhausted,
-    PrivacyLedger,
-    PrivacyPlan,
-    Reservation,
     default_delta,
     freeze,
 )
-from fl_dp.accounting.arguments import keywords_of, require_known, require_types
+from fl_dp.ledger import LedgerAnchor, PrivacyLedger, Reservation
 from fl_dp.mechanisms import DEFAULT_CLIPPING, AdaptiveClipping, Clipping, SecureRandom
+from fl_dp.plan import PlanOptions, PrivacyPlan, RecordPlan
+from fl_dp.plan.arguments import keywords_of, require_known, require_types
+from fl_dp.protocol.identity import forms_of, forms_to_json
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY, MODEL_KEY, RECORD_PLAN_KEY
 from fl_dp.updates import (
     Compression,
     RefusedUpdate,
@@ -61,8 +60,6 @@ from fl_dp.updates import (
     widen,
     with_sound_variances,
 )
-from fl_dp.updates.identity import MODEL_KEY, forms_of, forms_to_json
-from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, INSTRUCTION_KEY, RoundInstruction
 
 from .contributions import ContributionCheck
 from .exchange import declared_nodes, default_window, exchange, wait_for_roster
@@ -115,7 +112,7 @@ class StrategyOptions(TypedDict, total=False):
     rng: SecureRandom | None
     plateau_metric: str
     after_round: Callable[[Checkpoint], None] | None
-    examples: ExamplePlan | None
+    record_plan: RecordPlan | None
     compression: Compression | None
 
 
@@ -169,7 +166,7 @@ class DPFedAvg(Strategy):
         rng: SecureRandom | None = None,
         plateau_metric: str = "accuracy",
         after_round: Callable[[Checkpoint], None] | None = None,
-        examples: ExamplePlan | None = None,
+        record_plan: RecordPlan | None = None,
         compression: Compression | None = None,
     ) -> None:
         """Put a private path in front of `strategy`.
@@ -182,7 +179,7 @@ class DPFedAvg(Strategy):
             ledger: Opened with the same plan.
             selection: Who takes part; by default what the plan's `sampling` says.
             weight_cap: Examples that earn a client the full weight; it applies its weight of
-                `min(examples / weight_cap, 1)` before clipping. None: every client weighs 1.
+                `min(records / weight_cap, 1)` before clipping. None: every client weighs 1.
             window: How many nodes are under way at once; chosen by the grid when None.
             roster_timeout: Seconds to wait for the plan's clients to connect.
             roster_may_grow: Let more clients take part than the plan declares. What each of them is
@@ -195,7 +192,7 @@ class DPFedAvg(Strategy):
             plateau_metric: Which metric of `evaluate_fn` a plan with a plateau reacts to; must be
                 computed from public data.
             after_round: Given a checkpoint after the start and after every round, to save it.
-            examples: What clients promise to each of their records, which they get with every
+            record_plan: What clients promise to each of their records, which they get with every
                 round (`OpacusClient`); with or without a plan, which promises something to clients.
             compression: How updates and models travel; None: as they are. A client that was sent a
                 narrow model, or that is to encode its update, needs `compression_mod`; one that
@@ -226,7 +223,7 @@ class DPFedAvg(Strategy):
         self._coins_at_nodes = plan is not None and plan.coins_at_nodes
         self._sums_at_nodes = plan is not None and plan.sums_at_nodes
         self._weight_cap = weight_cap
-        self.examples = examples
+        self.record_plan = record_plan
         checked = plan is None or plan.contribution_check
         self._contribution_check = ContributionCheck(plan) if checked else None
         self._participations: Counter[int] = Counter()
@@ -514,7 +511,7 @@ class DPFedAvg(Strategy):
             ValueError: If the model can't be trained privately.
         """
         layout = VectorLayout.of(arrays)
-        config = ConfigRecord(self._with_examples(config))
+        config = ConfigRecord(self._with_record_plan(config))
         roster = self._roster(grid)
         released = layout.only_released(arrays)
         nodes = sorted({unit.node for unit in roster})
@@ -699,10 +696,10 @@ class DPFedAvg(Strategy):
         plan, ledger = self.plan, self.ledger
         logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
         if plan is None or ledger is None:
-            if self.examples is None:
+            if self.record_plan is None:
                 logger.warning("\t└── NO PRIVACY: updates are averaged as they come")
             else:
-                _log_examples(self.examples, last=True)
+                _log_record_plan(self.record_plan, last=True)
             return
         logger.info(
             "\t├── Budget: epsilon %.4g at delta %.3g, one %s's whole contribution (%s)",
@@ -726,8 +723,8 @@ class DPFedAvg(Strategy):
             "at the server" if plan.client_scheme is None else "at each client",
             plan.denominator,
         )
-        if self.examples is not None:
-            _log_examples(self.examples)
+        if self.record_plan is not None:
+            _log_record_plan(self.record_plan)
         logger.info("\t├── Rule: %s", ledger.rule)
         logger.info("\t└── Ledger: %s", ledger.location)
         if ledger.insecure:
@@ -756,13 +753,13 @@ class DPFedAvg(Strategy):
                 f"compression=Compression(up='{self._compression.up}') would round them, so leave "
                 "compression out, or have one unit a node and coins at the server"
             )
-        if plan is not None and self.selection.unit == "example" and plan.unit == "client":
+        if plan is not None and self.selection.unit == "record" and plan.unit == "client":
             raise ValueError(
                 "the selection is charged for records and the plan promises something to clients: "
-                "make the plan with unit='example' and replace-one neighbours"
+                "make the plan with unit='record' and replace-one neighbours"
             )
-        if self.examples is not None:
-            self._check_examples()
+        if self.record_plan is not None:
+            self._check_record_plan()
         if self._weight_cap is not None and not (
             math.isfinite(self._weight_cap) and self._weight_cap > 0.0
         ):
@@ -770,7 +767,7 @@ class DPFedAvg(Strategy):
         if plan is not None and plan.capped_denominator and self._weight_cap is None:
             raise ValueError("a capped denominator divides by weights: give weight_cap")
 
-    def _check_examples(self) -> None:
+    def _check_record_plan(self) -> None:
         """Check that nothing but the models is computed from records."""
         reported = self.selection.utility
         metrics = () if self.plan is None else self.plan.metrics
@@ -824,17 +821,17 @@ class DPFedAvg(Strategy):
 
     def _rehearsed(self, model: ArrayRecord, config: ConfigRecord) -> ConfigRecord:
         """Return the config of the identity query: a train message's, as far as nodes need it."""
-        told = self._with_examples(config) | {MODEL_KEY: forms_to_json(forms_of(model))}
+        told = self._with_record_plan(config) | {MODEL_KEY: forms_to_json(forms_of(model))}
         if self.plan is not None and self.plan.client_scheme is not None:
             noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], self._uplink)
             instruction = RoundInstruction(server_round=1, client_noise=noise)
             told[INSTRUCTION_KEY] = instruction.to_json()
         return ConfigRecord(told)
 
-    def _with_examples(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        if self.examples is None:
+    def _with_record_plan(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        if self.record_plan is None:
             return dict(config)
-        return dict(config) | {EXAMPLE_PLAN_KEY: json.dumps(self.examples.to_dict())}
+        return dict(config) | {RECORD_PLAN_KEY: json.dumps(self.record_plan.to_dict())}
 
     def _draw(
         self,
@@ -1030,7 +1027,7 @@ class DPFedAvg(Strategy):
 
     def _spent(self) -> str:
         if self.ledger is None:
-            return " without privacy" if self.examples is None else ""
+            return " without privacy" if self.record_plan is None else ""
         return f", epsilon so far {self.ledger.running_epsilon():.3f}"
 
     def _finish_round(
@@ -1113,17 +1110,17 @@ def _require_declared(plan: PrivacyPlan, selection: Selection) -> None:
             )
 
 
-def _log_examples(examples: ExamplePlan, *, last: bool = False) -> None:
+def _log_record_plan(record_plan: RecordPlan, *, last: bool = False) -> None:
     logger.info(
         "\t%s Records: budget epsilon %.4g at delta %.3g at each client, DP-SGD with noise "
         "multiplier %.4g, sampling rate %.4g, %d steps a round, planned for %d rounds of a client",
         "└──" if last else "├──",
-        examples.budget.epsilon,
-        examples.budget.delta,
-        examples.noise_multiplier,
-        examples.sampling_rate,
-        examples.steps,
-        examples.participations,
+        record_plan.budget.epsilon,
+        record_plan.budget.delta,
+        record_plan.noise_multiplier,
+        record_plan.sampling_rate,
+        record_plan.steps,
+        record_plan.participations,
     )
 
 

@@ -19,11 +19,15 @@ from collections.abc import Iterator, Sequence
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dp.accounting import PrivacyLedger
-from fl_dp.clients import CONTRIBUTION_METRIC, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
+from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
+from fl_dp.protocol.keys import (
+    CONTRIBUTION_METRIC,
+    STATISTIC_ACTION,
+    STATISTIC_QUERY_KEY,
+    STATISTIC_VALUES_KEY,
+)
 from fl_dp.statistics import Answer, NoiseChoice, Quantiles, charged_release, query_to_dict
-from fl_dp.updates.instruction import STATISTIC_ACTION
 
 from .exchange import default_window, exchange, wait_for_roster
 
@@ -46,7 +50,7 @@ def ask_federation(
 ) -> Answer:
     """Ask every node that is connected and release one private answer.
 
-    Privacy: `choice.events`, for one unit with all its examples, zero-out neighbours, against
+    Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against
     anyone who sees the answer. The server is trusted with the units' vectors and with the noise. A
     unit that does not answer, or not as it should, contributes zero, and the answer does not say
     how many did. Nothing is sent before the charge is on disk, and a failure leaves it spent.

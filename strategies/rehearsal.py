@@ -19,9 +19,9 @@ from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.common.constant import ErrorCode
 from flwr.serverapp import Grid
 
+from fl_dp.protocol.identity import NodeIdentity
+from fl_dp.protocol.keys import IDENTITY_ACTION
 from fl_dp.updates import VectorLayout
-from fl_dp.updates.identity import NodeIdentity
-from fl_dp.updates.instruction import IDENTITY_ACTION
 
 from .exchange import exchange, is_simulation
 

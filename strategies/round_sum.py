@@ -16,14 +16,16 @@ import numpy as np
 from flwr.app import MetricRecord, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.accounting import PrivacyPlan
-from fl_dp.accounting.node_ledger import DECLARED_SHARE
+from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     GaussianBundle,
     GridExponentialMechanism,
     SecureRandom,
 )
+from fl_dp.plan import PrivacyPlan
+from fl_dp.protocol.instruction import ClientNoise
+from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
 from fl_dp.updates import (
     ClippedSum,
     Compression,
@@ -32,12 +34,6 @@ from fl_dp.updates import (
     VectorLayout,
     only_array_record,
     update_in,
-)
-from fl_dp.updates.instruction import (
-    SCALARS_METRIC,
-    UTILITY_METRIC,
-    WEIGHT_METRIC,
-    ClientNoise,
 )
 
 from .roster import Unit

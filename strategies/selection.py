@@ -21,11 +21,11 @@ from fl_dp.accounting import (
     FixedSizeSampling,
     History,
     PoissonSampling,
-    PrivacyLedger,
     Sampling,
     TruncatedPoissonSampling,
     VisibleSampling,
 )
+from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 
 from .roster import Unit
@@ -84,7 +84,7 @@ class Selection(ABC):
 
     Attributes:
         sampling: What its cohorts may be charged as; the plan must say the same.
-        utility: What participants report with their updates (`loss`, `examples` or a metric of
+        utility: What participants report with their updates (`loss`, `records` or a metric of
             their own); None: nothing.
         looks_at_norms: Whether it needs each unit's own update norm, which a node that sums its
             units does not tell.

@@ -23,9 +23,9 @@ from fl_dp.accounting import (
     VisibleSampling,
     event_of,
 )
-from fl_dp.clients import UtilityQuery
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
-from fl_dp.updates.instruction import UTILITY_ACTION, UTILITY_METRIC
+from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
+from fl_dp.protocol.utility import UtilityQuery
 
 from .roster import Unit, by_node
 from .selection import Draw, Observation, Selection
@@ -57,7 +57,7 @@ class ExponentialSelection(Selection):
 
     With records as units (`records_per_client`), one record moves a mean over at least so many
     records by that much less, and selection is nearly free; the model's own protection then has to
-    be of the same unit (`PrivacyPlan(unit="example")`).
+    be of the same unit (`PrivacyPlan(unit="record")`).
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ExponentialSelection(Selection):
         Args:
             cohort: Units a round.
             epsilon: Bounded range of one draw, of which there are `cohort` a round.
-            utility: `loss`, `examples` or another name that clients report; `update_norm` or
+            utility: `loss`, `records` or another name that clients report; `update_norm` or
                 `staleness`, which the server knows (staleness is public: `PublicSelection` has it
                 for free); or a function of a unit's own last observation. What was not seen yet
                 counts as the null.
@@ -103,7 +103,7 @@ class ExponentialSelection(Selection):
         )
         self._range = (low, high)
         if records_per_client is not None:
-            self.unit = "example"
+            self.unit = "record"
         if callable(utility):
             self._utility: UtilityFn = utility
         elif utility in _BY_SERVER:
@@ -185,7 +185,7 @@ class DPUtilitySelection(Selection):
             noise_multiplier: Noise on each utility, over half of the utilities' range.
             refresh_every: Rounds from one refresh to the next; the first is in round 1.
             smallest_rate: Lower bound on every rate, so that nobody is left out for good.
-            utility: `loss`, `examples`, or a metric that clients' `evaluate` returns.
+            utility: `loss`, `records`, or a metric that clients' `evaluate` returns.
             utility_range: Public bounds to which utilities are clipped; from 0.
             sharpness: How much likelier a unit becomes with its utility: rates follow
                 `exp(sharpness * utility)`. 0 is uniform.

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+DECLARED_SHARE = 0.9
+"""Share of delta for releases that all have the parameters of the first one: a node's ledger
+fills its two filters with this share and the rest."""
+
 
 class PrivacyBudgetExhausted(RuntimeError):
     """The next release would exceed the budget; nothing was released or charged for it."""

@@ -6,6 +6,13 @@ What needs torch and Opacus is imported when it is first asked for.
 from typing import TYPE_CHECKING
 
 from fl_dp.lazy_exports import lazy_exports
+from fl_dp.protocol.keys import (
+    CONTRIBUTION_METRIC,
+    STATISTIC_QUERY_KEY,
+    STATISTIC_VALUES_KEY,
+    UTILITY_QUERY_KEY,
+)
+from fl_dp.protocol.utility import UtilityQuery
 
 from .client_noise import client_noise_mod
 from .compression import compression_mod
@@ -15,13 +22,6 @@ from .node_config import NodeConfig, NodeConfigError
 from .node_policy import PolicyRefusal, node_policy_mod
 from .node_privacy import NodePrivacy
 from .numpy_client_app import numpy_client_app
-from .queries import (
-    CONTRIBUTION_METRIC,
-    STATISTIC_QUERY_KEY,
-    STATISTIC_VALUES_KEY,
-    UTILITY_QUERY_KEY,
-    UtilityQuery,
-)
 from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits
 

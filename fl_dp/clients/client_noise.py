@@ -9,18 +9,14 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.accounting import (
-    NeighboringRelation,
-    PrivacyBudget,
-    PrivacyBudgetExhausted,
-    event_of,
-)
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted, event_of
 from fl_dp.mechanisms import ClientScheme, SecureRandom, client_scheme
+from fl_dp.protocol.instruction import ClientNoise
+from fl_dp.protocol.keys import METRICS_KEY
 from fl_dp.updates import VectorLayout, only_array_record
-from fl_dp.updates.instruction import ClientNoise
 
 from .node_privacy import NodePrivacy
-from .records import METRICS_KEY, instruction_of, only_record
+from .records import instruction_of, only_record
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -122,7 +118,7 @@ def _charge(noise: ClientNoise, scheme: ClientScheme, message: Message, context:
             "the server names no budget, as its noise changes over the rounds, and the node's "
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
         )
-    from fl_dp.accounting import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+    from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
     with NodeLedger.open(node.ledger) as ledger:
         ledger.charge(

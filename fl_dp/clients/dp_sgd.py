@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader
 
-from fl_dp.accounting import ExamplePlan
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.plan import RecordPlan
 
 from .clipped_gradients import ClippedGradients, GhostGradients, MixesRecords
 from .record_batches import Batch, BatchForm, RecordBatches
@@ -112,7 +112,7 @@ def train_with_dp_sgd(
     model: nn.Module,
     loader: DataLoader[Any],
     *,
-    plan: ExamplePlan,
+    plan: RecordPlan,
     how: DPSGD,
     rng: SecureRandom | None = None,
 ) -> None:
@@ -146,7 +146,7 @@ def train_on_noise(
     model: nn.Module,
     *,
     records: int,
-    plan: ExamplePlan,
+    plan: RecordPlan,
     how: DPSGD,
     rng: SecureRandom | None = None,
 ) -> None:
@@ -182,7 +182,7 @@ class Participation:
         self,
         model: nn.Module,
         *,
-        plan: ExamplePlan,
+        plan: RecordPlan,
         how: DPSGD,
         rng: SecureRandom | None = None,
     ) -> None:
@@ -316,7 +316,7 @@ def _opacus_warnings_left_out() -> Iterator[None]:
 
 
 def _poisson_samples(
-    records: int, plan: ExamplePlan, random: SecureRandom | None
+    records: int, plan: RecordPlan, random: SecureRandom | None
 ) -> Iterator[list[int]]:
     """Yield the records of each step, by coins of the operating system's randomness or torch's."""
     if random is None:
@@ -374,7 +374,7 @@ class _Noise:
     def __init__(
         self,
         parameters: Sequence[nn.Parameter],
-        plan: ExamplePlan,
+        plan: RecordPlan,
         how: DPSGD,
         records: int,
         random: SecureRandom,

@@ -21,8 +21,9 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, event_of
 from fl_dp.mechanisms import client_scheme
-from fl_dp.updates.identity import MODEL_KEY, Form, NodeIdentity, forms_from_json
-from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, RoundInstruction
+from fl_dp.protocol.identity import Form, NodeIdentity, forms_from_json
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
 
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy
@@ -101,7 +102,7 @@ def _is_exhausted(context: Context, config: Config) -> bool:
     asked = _asked(config, node)
     if node.ledger is None or asked is None:
         return False
-    from fl_dp.accounting import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+    from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
     unit, event, count, budget, relation = asked
     try:
@@ -118,11 +119,11 @@ def _asked(
     config: Config, node: NodePrivacy
 ) -> tuple[str, PrivacyEvent, int, PrivacyBudget, NeighboringRelation] | None:
     """Return the unit and charge of one round of this training at the node, if it has any."""
-    if EXAMPLE_PLAN_KEY in config:
-        from fl_dp.accounting import ExamplePlan  # with SciPy, for DP-SGD alone
+    if RECORD_PLAN_KEY in config:
+        from fl_dp.plan import RecordPlan  # with SciPy, for DP-SGD alone
 
-        plan = ExamplePlan.from_dict(json.loads(str(config[EXAMPLE_PLAN_KEY])))
-        return "example", plan.event, plan.steps, plan.budget, plan.neighboring_relation
+        plan = RecordPlan.from_dict(json.loads(str(config[RECORD_PLAN_KEY])))
+        return "record", plan.event, plan.steps, plan.budget, plan.neighboring_relation
     instruction = RoundInstruction.of(config)
     noise = None if instruction is None else instruction.client_noise
     if noise is None:

@@ -36,7 +36,7 @@ PARTITION_ID_KEY = "partition-id"
 DEFAULT_MAX_DELTA = 1e-5
 """What goes with a `max-epsilon` that has no `max-delta`: else the server would choose it."""
 
-EXAMPLE, LOCAL = "example", "local"
+RECORD, LOCAL = "record", "local"
 """What `require-privacy` can require of a training: DP-SGD, and noise at the client."""
 
 _OURS = (
@@ -179,20 +179,20 @@ def _refuse_if_meant_for_us(key: str) -> None:
 
 
 def _required(asked: object, *, capped: bool) -> tuple[frozenset[str], ...]:
-    any_of_them = (frozenset({EXAMPLE}), frozenset({LOCAL}))
+    any_of_them = (frozenset({RECORD}), frozenset({LOCAL}))
     known: dict[str, tuple[frozenset[str], ...]] = {
         "none": (),
         "any": any_of_them,
-        EXAMPLE: (frozenset({EXAMPLE}),),
+        RECORD: (frozenset({RECORD}),),
         LOCAL: (frozenset({LOCAL}),),
-        f"{EXAMPLE}+{LOCAL}": (frozenset({EXAMPLE, LOCAL}),),
-        f"{LOCAL}+{EXAMPLE}": (frozenset({EXAMPLE, LOCAL}),),
+        f"{RECORD}+{LOCAL}": (frozenset({RECORD, LOCAL}),),
+        f"{LOCAL}+{RECORD}": (frozenset({RECORD, LOCAL}),),
     }
     if asked is None:
         return any_of_them if capped else ()
     if not isinstance(asked, str) or asked not in known:
         raise _error(
-            f'{REQUIRE_PRIVACY_KEY} must be "example", "local", "example+local", "any" (of the '
+            f'{REQUIRE_PRIVACY_KEY} must be "record", "local", "record+local", "any" (of the '
             f'two) or "none", got {asked!r}'
         )
     return known[asked]

@@ -19,10 +19,11 @@ from functools import cache
 from flwr.app import Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY, IDENTITY_ACTION, RoundInstruction
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import IDENTITY_ACTION, RECORD_PLAN_KEY
 
 from .app_verification import apps_are_verified
-from .node_config import EXAMPLE, LOCAL, UNVERIFIED_APPS_KEY, NodeConfig
+from .node_config import LOCAL, RECORD, UNVERIFIED_APPS_KEY, NodeConfig
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -42,7 +43,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
 
     The owner requires it by `require-privacy`, or by a cap (`max-epsilon`), which counts nothing
     that is not private: then any kind of differential privacy will do. `example`: only training by
-    DP-SGD (an `ExamplePlan` in the message). `local`: only training whose reply the client noises
+    DP-SGD (an `RecordPlan` in the message). `local`: only training whose reply the client noises
     itself. Evaluations, statistics and utilities are refused under either, the node's name is told.
     `numpy_client_app` has it built in, outside everything else.
 
@@ -81,7 +82,7 @@ def _offered(message: Message) -> frozenset[str]:
     configs = list(message.content.config_records.values())
     instructions = [RoundInstruction.of(config) for config in configs]
     offered = {
-        EXAMPLE: any(EXAMPLE_PLAN_KEY in config for config in configs),
+        RECORD: any(RECORD_PLAN_KEY in config for config in configs),
         LOCAL: any(each is not None and each.client_noise for each in instructions),
     }
     return frozenset(kind for kind, is_offered in offered.items() if is_offered)

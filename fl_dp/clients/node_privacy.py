@@ -24,7 +24,7 @@ from fl_dp.files import private_folder
 from .node_config import LEDGER_PATH_KEY, NodeConfig
 
 if TYPE_CHECKING:
-    from fl_dp.accounting import Account
+    from fl_dp.ledger import Account
 
 SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
 """Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
@@ -108,7 +108,7 @@ class NodePrivacy:
 
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
         """Return whose spending it is."""
-        from fl_dp.accounting import Account  # with SciPy, for a node that keeps a ledger alone
+        from fl_dp.ledger import Account  # with SciPy, for a node that keeps a ledger alone
 
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
 

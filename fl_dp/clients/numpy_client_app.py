@@ -16,13 +16,14 @@ from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
 from flwr.clientapp.typing import Mod
 
-from fl_dp.updates.instruction import (
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import (
     IDENTITY_ACTION,
+    METRICS_KEY,
     STATISTIC_ACTION,
     UTILITY_ACTION,
     UTILITY_METRIC,
     WEIGHT_METRIC,
-    RoundInstruction,
 )
 
 from .client_noise import client_noise_mod
@@ -32,7 +33,7 @@ from .guard import guarded
 from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
 from .queries import StatisticsFn, statistic_handler, utility_handler
-from .records import METRICS_KEY, config_of, metric_record, only_record
+from .records import config_of, metric_record, only_record
 from .trained_unit import TrainedUnit, numpy_client_of, train_unit
 from .units import NodeUnits, sum_of_units
 
@@ -54,8 +55,8 @@ def numpy_client_app(
     A train message without a round instruction is answered as any Flower client does. With one:
 
     - `num-examples` is 1 in every reply; of the metrics only those that the instruction names go
-      along. The true number of examples, which `fit` returns, becomes a weight on the node.
-    - A utility is `examples` (the number that `fit` returned) or a metric of that name that `fit`
+      along. The true number of records, which `fit` returns, becomes a weight on the node.
+    - A utility is `records` (the number that `fit` returned) or a metric of that name that `fit`
       returned, for instance its `loss`; one that is missing or no number is not sent.
     - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node
       without `units`, `client_fn` makes the client of its only unit, number 0.

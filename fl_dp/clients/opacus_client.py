@@ -3,7 +3,7 @@
     >>> def client_fn(context: Context) -> NumPyClient:
     ...     model, _ = private_module(MyModel())
     ...     return OpacusClient.on_node(
-    ...         context, model, lambda: DataLoader(my_records()), plan=plan  # an ExamplePlan
+    ...         context, model, lambda: DataLoader(my_records()), plan=plan  # an RecordPlan
     ...     )
     >>> app = numpy_client_app(client_fn)
 
@@ -27,15 +27,10 @@ from flwr.common.typing import NDArrays, Scalar
 from torch import nn
 from torch.utils.data import DataLoader
 
-from fl_dp.accounting import (
-    Account,
-    ExamplePlan,
-    NeighboringRelation,
-    NodeLedger,
-    PrivacyBudget,
-    PrivacyBudgetExhausted,
-)
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted
+from fl_dp.ledger import Account, NodeLedger
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import RecordPlan
 
 from .dp_sgd import DPSGD, Participation, train_on_noise
 from .fit_for_dp_sgd import load_exchanged, require_trainable_privately, trained_arrays
@@ -69,7 +64,7 @@ class OpacusClient(NumPyClient):
         model: nn.Module,
         loader: Loader,
         *,
-        plan: ExamplePlan,
+        plan: RecordPlan,
         ledger: NodeLedger | str | Path,
         account: Account,
         budget: PrivacyBudget | None = None,
@@ -108,8 +103,8 @@ class OpacusClient(NumPyClient):
                 "add-or-remove-one hides how many records there are: divide by a public constant, "
                 "DPSGD(expected_batch_size=...), or promise zero-out"
             )
-        if account.unit != "example":
-            raise ValueError(f"DP-SGD protects examples, but the account is of a {account.unit}")
+        if account.unit != "record":
+            raise ValueError(f"DP-SGD protects records, but the account is of a {account.unit}")
         self._model = model
         self._loader = loader
         self._plan = plan
@@ -128,7 +123,7 @@ class OpacusClient(NumPyClient):
         model: nn.Module,
         loader: Loader,
         *,
-        plan: ExamplePlan,
+        plan: RecordPlan,
         unit: int = 0,
         config: Mapping[str, Any] | None = None,
         **rest: Any,
@@ -156,7 +151,7 @@ class OpacusClient(NumPyClient):
             loader,
             plan=plan,
             ledger=node.required_ledger,
-            account=node.account(unit="example"),
+            account=node.account(unit="record"),
             budget=node.budget(plan.budget),
             **rest,
         )

@@ -8,103 +8,34 @@ from __future__ import annotations
 import json
 import logging
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from functools import cached_property, partial
-from typing import Self, TypeAlias
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
 
-import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.protocol.keys import (
+    CONTRIBUTION_METRIC,
+    METRICS_KEY,
+    STATISTIC_QUERY_KEY,
+    STATISTIC_VALUES_KEY,
+    UTILITY_METRIC,
+    UTILITY_QUERY_KEY,
+)
+from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Query, query_from_dict
-from fl_dp.updates.instruction import UTILITY_METRIC
 
-from .records import METRICS_KEY, Config, config_of, only_record, real_number
-from .trained_unit import EXAMPLES_UTILITY
+from .records import Config, config_of, only_record, real_number
+from .trained_unit import RECORDS_UTILITY
 from .units import NodeUnits
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
-STATISTIC_QUERY_KEY = "fl-dp-query"
-"""Config key: the JSON text of `query_to_dict(query)`."""
-
-STATISTIC_VALUES_KEY = "fl-dp-values"
-"""Config key: the name of the values that a statistic is about."""
-
-CONTRIBUTION_METRIC = "fl-dp-contribution"
-"""Reply metric: `query.contribution` of each hosted unit, one after the other."""
-
-UTILITY_QUERY_KEY = UTILITY_METRIC
-"""Config key: the JSON text of a `UtilityQuery`."""
-
 StatisticsFn: TypeAlias = Callable[[Context, int, Config, str], object]
 """Returns the values of one unit: node context, unit's index, message's config, values' name."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class UtilityQuery:
-    """Asks units for their utility, each with noise of its own.
-
-    Privacy: one answer is `1 / (2 noise_multiplier^2)`-zCDP for one unit, zero-out neighbours (its
-    utility becomes the null, `high / 2`), against anyone who sees it, the server included.
-
-    Attributes:
-        utility: `loss`, `examples` (how many), or a metric that `evaluate` returns.
-        high: Utilities are clipped to [0, high].
-        noise_multiplier: Standard deviation of the noise, divided by `high / 2`.
-        units: Indexes of the node's units; None: the node is one unit.
-    """
-
-    utility: str
-    high: float
-    noise_multiplier: float
-    units: tuple[int, ...] | None = None
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a number is out of range or a unit is asked twice.
-        """
-        _ = self.mechanism  # checks itself
-        if self.units is not None and len(set(self.units)) != len(self.units):
-            raise ValueError("a unit answers once: a second answer would be a second release")
-
-    @cached_property
-    def mechanism(self) -> GaussianMechanism:
-        """The noise on a utility's distance from the null."""
-        return GaussianMechanism(
-            noise_multiplier=self.noise_multiplier, clipping_norm=self.high / 2.0
-        )
-
-    def privatize(self, utilities: Sequence[float], rng: SecureRandom) -> list[float]:
-        """Return one noisy utility for each unit's own; NaN counts as the null."""
-        null = self.high / 2.0
-        bounded = [
-            null if math.isnan(utility) else min(max(utility, 0.0), self.high)
-            for utility in utilities
-        ]
-        # Encoded one by one: a vector of them would share one bound.
-        steps = np.array([float(self.mechanism.encode(utility - null)) for utility in bounded])
-        return [float(noisy) + null for noisy in self.mechanism.release(steps, rng)]
-
-    def to_json(self) -> str:
-        """Return the query as JSON text."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> Self:
-        """Return the query that `to_json` wrote.
-
-        Raises:
-            ValueError: If it is out of range.
-        """
-        fields = json.loads(text)
-        units = fields.get("units")
-        return cls(**fields | {"units": None if units is None else tuple(units)})
 
 
 def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> ClientAppCallable:
@@ -193,4 +124,4 @@ def _utility(client: NumPyClient, model: ArrayRecord, config: Config, name: str)
     loss, num_examples, metrics = client.evaluate(model.to_numpy_ndarrays(), dict(config))
     if name == "loss":
         return real_number(loss)
-    return real_number(num_examples if name == EXAMPLES_UTILITY else metrics.get(name))
+    return real_number(num_examples if name == RECORDS_UTILITY else metrics.get(name))

@@ -9,13 +9,10 @@ from typing import Any, TypeAlias, TypeVar
 import numpy as np
 from flwr.app import Message, MessageType, MetricRecord
 
-from fl_dp.updates.instruction import RoundInstruction
+from fl_dp.protocol.instruction import RoundInstruction
 
 Config: TypeAlias = dict[str, Any]
 """What a message's ConfigRecord holds, by key."""
-
-METRICS_KEY = "metrics"
-"""Under which name replies carry their one MetricRecord."""
 
 _Record = TypeVar("_Record")
 

@@ -18,8 +18,8 @@ from fl_dp.updates import VectorLayout
 
 from .records import Config, real_number
 
-EXAMPLES_UTILITY = "examples"
-"""The utility that needs no metric: how many examples the unit has."""
+RECORDS_UTILITY = "records"
+"""The utility that needs no metric: how many records the unit has."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,7 +27,7 @@ class UnitReport:
     """What a unit says of its training; all of it stays on the node unless asked for.
 
     Attributes:
-        num_examples: How many examples it was trained on.
+        num_examples: How many records it was trained on.
         metrics: As `NumPyClient.fit` returns them.
     """
 
@@ -38,15 +38,15 @@ class UnitReport:
         """Return `min(num_examples / cap, 1)`, or 1 without a cap.
 
         Raises:
-            ValueError: If the cap is not positive, or the number of examples is negative or none.
+            ValueError: If the cap is not positive, or the number of records is negative or none.
         """
         if cap is None:
             return 1.0
         require_positive(weight_cap=cap)
-        examples = real_number(self.num_examples)
-        if not examples >= 0.0:
-            raise ValueError(f"fit returned {self.num_examples!r} as its number of examples")
-        return min(examples / cap, 1.0)
+        records = real_number(self.num_examples)
+        if not records >= 0.0:
+            raise ValueError(f"fit returned {self.num_examples!r} as its number of records")
+        return min(records / cap, 1.0)
 
     def measured(self, bundle: GaussianBundle | None) -> dict[str, float]:
         """Return the metrics that `bundle` names, those that are numbers."""
@@ -57,9 +57,9 @@ class UnitReport:
     def utility(self, name: str) -> float:
         """Return the utility of that name, NaN if the client has none.
 
-        `examples` is the number of examples; any other name is a metric that `fit` returned.
+        `records` is the number of records; any other name is a metric that `fit` returned.
         """
-        if name == EXAMPLES_UTILITY:
+        if name == RECORDS_UTILITY:
             return real_number(self.num_examples)
         return real_number(self.metrics.get(name))
 

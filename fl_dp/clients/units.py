@@ -25,9 +25,10 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.mechanisms.checks import require_positive
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import VectorLayout
 from fl_dp.updates.clipped_sum import ClippedSum
-from fl_dp.updates.instruction import SCALARS_METRIC, UTILITY_METRIC, RoundInstruction
 
 from .records import Config
 from .trained_unit import TrainedRows, TrainedUnit, UnitReport, numpy_client_of, train_unit

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from fl_dp.settings import Settings
+    from fl_dp.app.settings import Settings
 
 _FEW_CLIENTS = 100
 _LARGE_DELTA = 1e-3
@@ -13,9 +13,9 @@ _LARGE_DELTA = 1e-3
 
 def cautions(settings: Settings) -> list[str]:
     """Return what to think of before a promise to clients is relied on, a line each."""
-    from fl_dp.planning import target_delta
+    from fl_dp.app.planning import target_delta
 
-    if settings.privacy.mode in ("none", "example"):
+    if settings.privacy.mode in ("none", "dp_sgd"):
         return []
     clients, delta = settings.task.num_clients, target_delta(settings)
     said = []

@@ -9,7 +9,7 @@ import typer
 from .console import AsJson, fail, out, print_json
 
 if TYPE_CHECKING:
-    from fl_dp.keys import Key
+    from fl_dp.app.keys import Key
 
 
 def config(
@@ -23,8 +23,8 @@ def config(
 
     `fl-dp run --cfg` shows what a run's overrides come to.
     """
-    from fl_dp.keys import all_keys
-    from fl_dp.overrides import group_options
+    from fl_dp.app.keys import all_keys
+    from fl_dp.app.overrides import group_options
 
     name = (group or "").replace("/", ".").rstrip(".")
     keys = [key for key in all_keys().values() if not name or name in (key.group, key.name)]
@@ -57,8 +57,8 @@ def _show(key: Key) -> None:
 def _unknown(name: str) -> str:
     from difflib import get_close_matches
 
-    from fl_dp.keys import either, groups, nearest_keys
-    from fl_dp.overrides import group_options
+    from fl_dp.app.keys import either, groups, nearest_keys
+    from fl_dp.app.overrides import group_options
 
     if name == "experiment":
         return f"experiment=NAME is one of {', '.join(group_options()[name])}"

@@ -31,7 +31,7 @@ def failures_told() -> Iterator[None]:
     except (ValueError, OSError, ModuleNotFoundError) as error:
         fail(str(error), status=2)
     except RuntimeError as error:
-        from fl_dp.accounting.records import LedgerCorrupted
+        from fl_dp.ledger import LedgerCorrupted
 
         if not isinstance(error, LedgerCorrupted):
             raise

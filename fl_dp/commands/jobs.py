@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING
 from .console import doing, note, warn, warnings_shown
 
 if TYPE_CHECKING:
-    from fl_dp.run_folder import RunFolder
-    from fl_dp.settings import Settings
+    from fl_dp.app.run_folder import RunFolder
+    from fl_dp.app.settings import Settings
 
 _SWEEP = "sweep.json"
 
@@ -50,7 +50,7 @@ class Job:
     @property
     def folder(self) -> RunFolder:
         """What the training writes."""
-        from fl_dp.run_folder import RunFolder
+        from fl_dp.app.run_folder import RunFolder
 
         return RunFolder(self.path)
 
@@ -113,7 +113,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         ValueError: If settings are wrong or exclude each other.
         OSError: If a folder is taken, missing, or can't be written to.
     """
-    from fl_dp.config import compose_settings, expand_sweep
+    from fl_dp.app.compose import compose_settings, expand_sweep
 
     if any(one.startswith("resume=") for one in overrides):
         if len(overrides) > 1 or multirun:
@@ -151,7 +151,7 @@ def prepare(job: Job, place: str = "") -> Job:
         return job
     settings = job.settings
     with doing(f"loading the data{place}: task={settings.task.name}", plainly=not place):
-        from fl_dp.workload import check_model, parts_of
+        from fl_dp.app.workload import check_model, parts_of
 
         parts_of(settings)  # a data set that is missing or corrupt shows here
         check_model(settings)  # and a model that does not fit it
@@ -160,14 +160,14 @@ def prepare(job: Job, place: str = "") -> Job:
     if settings.privacy.mode == "none":
         return job
     with doing(f"calibrating the noise{place}: {_target(settings)}", plainly=True):
-        from fl_dp.planning import check_layers, make_example_plan, make_plan
+        from fl_dp.app.planning import check_layers, make_plan, make_record_plan
 
         check_layers(settings)
         with warnings_shown():
-            examples = make_example_plan(settings)
-            if settings.privacy.mode != "example":
+            record_plan = make_record_plan(settings)
+            if settings.privacy.mode != "dp_sgd":
                 return replace(job, budget=make_plan(settings).budget.epsilon)
-    return job if examples is None else replace(job, budget=examples.budget.epsilon)
+    return job if record_plan is None else replace(job, budget=record_plan.budget.epsilon)
 
 
 def _target(settings: Settings) -> str:
@@ -179,9 +179,9 @@ def _target(settings: Settings) -> str:
 
 def _checked(composed: Sequence[Settings]) -> list[Settings]:
     """Check settings against each other and this machine, and decide what is left to it."""
-    from fl_dp.combinations import check_combinations
-    from fl_dp.devices import Machine, check_devices
-    from fl_dp.hosting import hosted
+    from fl_dp.app.combinations import check_combinations
+    from fl_dp.local.devices import Machine, check_devices
+    from fl_dp.local.hosting import hosted
 
     for settings in composed:
         check_combinations(settings)
@@ -201,7 +201,7 @@ def _job(overrides: Sequence[str], settings: Settings, path: Path, *, variant: s
 
 def _found(path: Path, *, variant: str = "", overrides: Sequence[str] = ()) -> Job:
     """Return the training that a folder holds."""
-    from fl_dp.run_folder import RunFolder
+    from fl_dp.app.run_folder import RunFolder
 
     folder = RunFolder(path)
     [settings] = _checked([folder.read_settings()])
@@ -213,7 +213,7 @@ def _found(path: Path, *, variant: str = "", overrides: Sequence[str] = ()) -> J
 
 def _jobs_of_sweep(path: Path) -> Jobs:
     """Return a sweep that was stopped: what is finished, what goes on, and what is missing."""
-    from fl_dp.config import compose_settings
+    from fl_dp.app.compose import compose_settings
 
     try:
         cells = json.loads((path / _SWEEP).read_text(encoding="utf-8"))["cells"]

@@ -21,9 +21,9 @@ from .console import (
 )
 
 if TYPE_CHECKING:
-    from fl_dp.accounting import ExamplePlan
+    from fl_dp.app.settings import Settings
+    from fl_dp.plan import RecordPlan
     from fl_dp.report.plan_view import PlanView
-    from fl_dp.settings import Settings
 
 
 def plan(
@@ -42,10 +42,10 @@ def plan(
     Epsilon by each accountant, the smallest to quote; the noise multipliers, calibrated if
     `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
     """
-    from fl_dp.combinations import check_combinations
-    from fl_dp.config import compose_settings
-    from fl_dp.devices import Machine
-    from fl_dp.hosting import hosted
+    from fl_dp.app.combinations import check_combinations
+    from fl_dp.app.compose import compose_settings
+    from fl_dp.local.devices import Machine
+    from fl_dp.local.hosting import hosted
 
     from .cautions import cautions
 
@@ -55,31 +55,31 @@ def plan(
         settings = compose_settings(overrides or [])
         check_combinations(settings)
         settings, _ = hosted(settings, Machine.here())
-        if plot is not None and settings.privacy.mode == "example":
+        if plot is not None and settings.privacy.mode == "dp_sgd":
             fail("the noise of DP-SGD does not change: there is no picture", status=2)
         with doing("calibrating the noise and composing the rounds"), warnings_shown():
-            from fl_dp.planning import make_example_plan, make_plan
-            from fl_dp.report.example_view import (
-                example_plan_json,
-                example_plan_table,
-                promise_to_records,
-            )
+            from fl_dp.app.planning import make_plan, make_record_plan
             from fl_dp.report.plan_view import PlanView
+            from fl_dp.report.record_view import (
+                promise_to_records,
+                record_plan_json,
+                record_plan_table,
+            )
 
-            examples = make_example_plan(settings, within_budget=False)
+            record_plan = make_record_plan(settings, within_budget=False)
             view = None
-            if examples is None or settings.privacy.mode != "example":
+            if record_plan is None or settings.privacy.mode != "dp_sgd":
                 view = PlanView.of(make_plan(settings, within_budget=False))
-    _warn_of_records(examples, settings)
+    _warn_of_records(record_plan, settings)
     for text in cautions(settings):
         warn(text)
     if view is None:
-        assert examples is not None  # DP-SGD alone
+        assert record_plan is not None  # DP-SGD alone
         if as_json:
-            print_json(example_plan_json(examples) | {"rounds": settings.rounds})
+            print_json(record_plan_json(record_plan) | {"rounds": settings.rounds})
         else:
-            out.print(example_plan_table(examples))
-            _show_promise(promise_to_records(examples))
+            out.print(record_plan_table(record_plan))
+            _show_promise(promise_to_records(record_plan))
         return
     budget = settings.privacy.epsilon
     if budget is not None and view.bounds.best > budget:
@@ -91,7 +91,7 @@ def plan(
     if plot is not None:
         _draw_plan(view, plot)
     if as_json:
-        records = {} if examples is None else {"records": example_plan_json(examples)}
+        records = {} if record_plan is None else {"records": record_plan_json(record_plan)}
         print_json(view.to_dict() | {"budget": budget} | records)
         return
     out.print(view.table())
@@ -99,9 +99,9 @@ def plan(
     over_rounds = view.rounds_table()
     if over_rounds is not None:
         out.print(over_rounds)
-    if examples is not None:
-        out.print(example_plan_table(examples))
-        _show_promise(promise_to_records(examples))
+    if record_plan is not None:
+        out.print(record_plan_table(record_plan))
+        _show_promise(promise_to_records(record_plan))
     if plot is not None:
         out.print(f"Picture: {plot}", soft_wrap=True)
 
@@ -111,13 +111,13 @@ def _show_promise(promise: Mapping[str, str]) -> None:
         out.print(f"{name}: {text}", markup=False)
 
 
-def _warn_of_records(examples: ExamplePlan | None, settings: Settings) -> None:
+def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None:
     privacy, chosen = settings.privacy, settings.dp_sgd
-    budget = privacy.epsilon if privacy.mode == "example" else chosen.epsilon
-    if examples is not None and budget is not None and examples.budget.epsilon > budget:
+    budget = privacy.epsilon if privacy.mode == "dp_sgd" else chosen.epsilon
+    if record_plan is not None and budget is not None and record_plan.budget.epsilon > budget:
         warn(
-            f"a client's rounds spend epsilon {examples.budget.epsilon:.4g} of its records, more "
-            f"than the budget of {budget:g}: `fl-dp run` will refuse"
+            f"a client's rounds spend epsilon {record_plan.budget.epsilon:.4g} of its records, "
+            f"more than the budget of {budget:g}: `fl-dp run` will refuse"
         )
 
 

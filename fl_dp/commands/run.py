@@ -27,7 +27,7 @@ from .console import (
 )
 
 if TYPE_CHECKING:
-    from fl_dp.launch import LocalSuperLink
+    from fl_dp.local.launch import LocalSuperLink
     from fl_dp.report.summary import RunSummary
 
     from .jobs import Job, Jobs
@@ -81,13 +81,13 @@ def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> 
     """Print what the overrides compose to, YAML or JSON."""
     from dataclasses import asdict
 
-    from fl_dp.config import compose_settings
+    from fl_dp.app.compose import compose_settings
 
     if multirun:
         fail("--cfg shows one run's settings: leave out -m, and sweep over nothing", status=2)
     composed = compose_settings(overrides)
     if composed.resume is not None:
-        from fl_dp.run_folder import RunFolder
+        from fl_dp.app.run_folder import RunFolder
 
         composed = RunFolder(Path(composed.resume).expanduser()).read_settings()
     settings = asdict(composed)
@@ -116,7 +116,7 @@ def _prepare(jobs: Jobs) -> Jobs:
 
 def _run_all(jobs: Jobs, console: Console) -> list[RunSummary]:
     """Do what is not finished, one after the other, on one SuperLink."""
-    from fl_dp.launch import LaunchError, LocalSuperLink
+    from fl_dp.local.launch import LaunchError, LocalSuperLink
 
     jobs.note()
     runs: list[RunSummary] = []
@@ -149,7 +149,7 @@ def _run_all(jobs: Jobs, console: Console) -> list[RunSummary]:
 
 def _train(link: LocalSuperLink, job: Job, console: Console, title: str) -> None:
     """Run one job to its end, with its progress on the console."""
-    from fl_dp.launch import run_through_flower
+    from fl_dp.local.launch import run_through_flower
     from fl_dp.report.progress import progress_line
 
     with progress_line(console, title, rounds=job.settings.rounds, budget=job.budget) as on_round:
@@ -158,7 +158,7 @@ def _train(link: LocalSuperLink, job: Job, console: Console, title: str) -> None
 
 def _leave_valid(job: Job) -> None:
     """Write the statement of a run that could not do so itself."""
-    from fl_dp.accounting import LedgerCorrupted
+    from fl_dp.ledger import LedgerCorrupted
 
     try:
         job.folder.write_statement_of_ledger()
@@ -180,7 +180,7 @@ def _summary(job: Job) -> RunSummary:
         epsilon=statement["epsilon"].get(statement["quoted"], math.inf),
         epsilon_so_far=min(so_far) if so_far else None,
         delta=statement["delta"],
-        unit="one record" if job.settings.privacy.mode == "example" else "one client",
+        unit="one record" if job.settings.privacy.mode == "dp_sgd" else "one client",
         bytes_down=last.get("bytes_down"),
         bytes_up=last.get("bytes_up"),
     )

@@ -10,19 +10,12 @@ from typing import Any
 from rich.console import RenderableType
 from rich.markup import escape
 
-from fl_dp.accounting import (
-    LedgerCorrupted,
-    NodeLedger,
-    PrivacyLedger,
-    read_statement,
-    records_behind_statement,
-    statement_differences,
-    statement_page,
-)
-from fl_dp.accounting.ledger import library_versions
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.ledger import LedgerCorrupted, NodeLedger, PrivacyLedger, read_statement
+from fl_dp.ledger.training import library_versions
 from fl_dp.report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
 from fl_dp.report.node_ledger_view import node_ledger_json, node_ledger_table
-from fl_dp.run_folder import RunFolder
+from fl_dp.statement import records_behind_statement, statement_differences, statement_page
 
 
 class LedgerCommandError(Exception):

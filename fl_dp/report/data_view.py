@@ -8,7 +8,7 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from fl_dp.tasks.fetch import Availability
+from fl_dp.datasets.fetch import Availability
 
 
 def data_json(sets: Sequence[Availability]) -> dict[str, Any]:

@@ -13,7 +13,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from fl_dp.accounting import PrivacyLedger, describe_event, event_from_dict
+from fl_dp.accounting import event_from_dict
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.statement import describe_event
 
 _COLUMNS = (
     *("sequence", "kind", "run", "round", "attempt", "what", "event", "noise_multiplier"),

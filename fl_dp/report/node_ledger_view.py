@@ -9,7 +9,9 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from fl_dp.accounting import NodeLedger, Spending, describe_event, event_to_dict
+from fl_dp.accounting import event_to_dict
+from fl_dp.ledger import NodeLedger, Spending
+from fl_dp.statement import describe_event
 
 
 def node_ledger_json(ledger: NodeLedger) -> dict[str, Any]:

@@ -10,14 +10,10 @@ from typing import Any
 
 from rich.table import Table
 
-from fl_dp.accounting import (
-    EpsilonBounds,
-    PrivacyPlan,
-    naive_split,
-    promise_in_words,
-    tight_epsilon,
-)
+from fl_dp.accounting import EpsilonBounds, naive_split, tight_epsilon
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
+from fl_dp.plan import PrivacyPlan
+from fl_dp.statement import promise_in_words
 
 from .names import ACCOUNTANT_NAMES
 from .pictures import COLOURS, PALE, new_picture, save_picture

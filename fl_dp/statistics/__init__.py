@@ -7,7 +7,7 @@
     >>> answer = charged_release(ledger, "ages", choice, vectors, SecureRandom())
     >>> answer["mean"].value, answer["mean"].error
 
-The privacy unit is one client with all its examples, under zero-out neighbours on a public roster;
+The privacy unit is one client with all its records, under zero-out neighbours on a public roster;
 the adversary sees the answer; the server is trusted with the clients' vectors and with the noise.
 Ranges, edges, categories and grids are public parameters and must not be read off the data.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from fl_dp.accounting import PrivacyLedger
+from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 
 from .noise_choice import NoiseChoice

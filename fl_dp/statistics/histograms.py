@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .query import CountingQuery, Estimate, as_numbers, require_increasing
-from .values import examples, labels
+from .values import labels, records
 
 Category: TypeAlias = str | int
 
 
 @dataclass(frozen=True, kw_only=True)
 class BinnedQuery(CountingQuery):
-    """How many examples fall into each of several public bins.
+    """How many records fall into each of several public bins.
 
     Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_examples`.
 
@@ -85,7 +85,7 @@ class Histogram(BinnedQuery):
 
     def _bins_of(self, values: object) -> NDArray[np.intp]:
         # Only the inner edges part bins, so that the outer bins reach to infinity.
-        return np.searchsorted(self.edges[1:-1], examples(values, 1)[:, 0], side="right")
+        return np.searchsorted(self.edges[1:-1], records(values, 1)[:, 0], side="right")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -96,7 +96,7 @@ def choose_noise(
 ) -> NoiseChoice:
     """Choose the mechanism for one (epsilon, delta)-private answer.
 
-    Privacy: one release is (epsilon, delta)-DP on its own, for one client with all its examples,
+    Privacy: one release is (epsilon, delta)-DP on its own, for one client with all its records,
     zero-out (or add-or-remove) neighbours, against anyone who sees the answer. Sums get Laplace
     noise of scale `l1_sensitivity / epsilon` (delta is then not used) or analytic Gaussian noise
     (Balle and Wang 2018), whichever has the smaller standard deviation a coordinate; equal ones

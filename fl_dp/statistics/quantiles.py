@@ -14,7 +14,7 @@ from numpy.typing import ArrayLike, NDArray
 from fl_dp.mechanisms import Norm, clip_by_norm
 
 from .query import Query, as_numbers, require_increasing
-from .values import examples
+from .values import records
 
 _STEPS = 2.0**30  # mass is summed in whole steps, so that sums are exact in any order
 
@@ -35,7 +35,7 @@ class Quantiles(Query):
     Both lie in `[-p, 1 - p]`, so one client moves every utility by at most `max(p, 1 - p)`.
 
     Attributes:
-        max_examples: A client's mass is the number of its examples over this, at most 1.
+        max_examples: A client's mass is the number of its records over this, at most 1.
         probabilities: Which quantiles, increasing, each between 0 and 1. Epsilon is shared evenly.
         grid: The candidates, increasing; values beyond the ends count at the ends. Public: never
             read it off the data. Finer costs little: the error in rank grows with its logarithm.
@@ -90,7 +90,7 @@ class Quantiles(Query):
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         grid = np.array(self.grid)
         between = grid[:-1] + np.diff(grid) / 2.0
-        places = np.searchsorted(between, examples(values, 1)[:, 0], side="left")
+        places = np.searchsorted(between, records(values, 1)[:, 0], side="left")
         counts = np.bincount(places, minlength=grid.size).astype(np.float64)
         return counts / self.max_examples, places.size
 

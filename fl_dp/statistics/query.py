@@ -1,7 +1,7 @@
 """What every query is: public parameters, a bounded contribution, and how a noisy sum is read.
 
 A query is plain data that travels to the clients (`query_to_dict`). `contribution` runs on a client
-and sees its examples; `estimates` runs on the server and sees nothing but the noisy sum.
+and sees its records; `estimates` runs on the server and sees nothing but the noisy sum.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-_MOST_EXAMPLES = 2**53
+_MOST_RECORDS = 2**53
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -40,13 +40,13 @@ class Estimate:
 class Query(ABC):
     """A question to a federation; every client answers with one vector of bounded norm.
 
-    Privacy: the unit is one client with all its examples. Neighbours differ in one client of a
+    Privacy: the unit is one client with all its records. Neighbours differ in one client of a
     public roster whose contribution becomes zero (zero-out), which moves the sum of contributions
     by at most `l1_sensitivity` in L1 and `l2_sensitivity` in L2. The server sees contributions in
     the clear; the guarantee is against those who see what it releases.
 
     Attributes:
-        max_examples: A client with more examples counts as this many average ones of its own, so
+        max_examples: A client with more records counts as this many average ones of its own, so
             that no client weighs more. With 1, every client that has data weighs the same.
     """
 
@@ -62,8 +62,8 @@ class Query(ABC):
         most: object = self.max_examples  # it may have come from a message
         if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
             raise ValueError(f"max_examples must be a whole number of at least 1, got {most!r}")
-        if most > _MOST_EXAMPLES:
-            raise ValueError(f"max_examples must be at most {_MOST_EXAMPLES}, got {most}")
+        if most > _MOST_RECORDS:
+            raise ValueError(f"max_examples must be at most {_MOST_RECORDS}, got {most}")
         object.__setattr__(self, "max_examples", int(most))
 
     @property
@@ -83,13 +83,13 @@ class Query(ABC):
 
     @abstractmethod
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
-        """Return the sum over one client's usable examples, and how many those are."""
+        """Return the sum over one client's usable records, and how many those are."""
 
     def contribution(self, values: object) -> NDArray[np.float64]:
-        """Return what one client sends, computed on its own examples.
+        """Return what one client sends, computed on its own records.
 
         Args:
-            values: The examples, an array or a list. Numbers out of range count as the nearest in
+            values: The records, an array or a list. Numbers out of range count as the nearest in
                 range, infinities included; an example with a NaN is left out; so is everything if
                 `values` has a wrong shape or holds no numbers.
 
@@ -122,16 +122,16 @@ class SumQuery(Query):
 
 @dataclass(frozen=True, kw_only=True)
 class CountingQuery(SumQuery):
-    """Counts examples: each adds one to one number, so both norms are the cap."""
+    """Counts records: each adds one to one number, so both norms are the cap."""
 
     @property
     def l1_sensitivity(self) -> float:
-        """All examples of a client together."""
+        """All records of a client together."""
         return float(self.max_examples)
 
     @property
     def l2_sensitivity(self) -> float:
-        """All examples of a client in one number."""
+        """All records of a client in one number."""
         return float(self.max_examples)
 
 

@@ -75,7 +75,7 @@ def release_statistic(
 ) -> Answer:
     """Answer a query privately, once.
 
-    Privacy: `choice.events`, for one client with all its examples, zero-out neighbours, against
+    Privacy: `choice.events`, for one client with all its records, zero-out neighbours, against
     anyone who sees the answer. Reserve them in the ledger *before* this call: it adds fresh noise
     each time, and each time is charged. A client that did not reply contributed zero, and the
     answer does not say how many replied.

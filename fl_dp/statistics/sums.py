@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .query import CountingQuery, Estimate, Query, SumQuery, as_numbers
-from .values import count_examples, examples
+from .values import count_records, records
 
 _SMALLEST_WIDTH = 1e-250  # below it float64 can't scale a range to one
 
 
 @dataclass(frozen=True, kw_only=True)
 class Count(CountingQuery):
-    """How many examples there are, at most `max_examples` of each client.
+    """How many records there are, at most `max_examples` of each client.
 
     With `max_examples=1` this is how many clients have data. Privacy: see `Query`; a client moves
     the count by at most `max_examples`.
@@ -42,7 +42,7 @@ class Count(CountingQuery):
         return 1
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
-        count = count_examples(values)
+        count = count_records(values)
         return np.array([float(count)]), count
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
@@ -89,13 +89,13 @@ class RangedQuery(Query):
         return len(self.lows)
 
     def _clipped(self, values: object) -> NDArray[np.float64]:
-        """Return the examples, each number within its range, shape `(n, features)`."""
-        return np.clip(examples(values, self.features), self.lows, self.highs)
+        """Return the records, each number within its range, shape `(n, features)`."""
+        return np.clip(records(values, self.features), self.lows, self.highs)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sum(RangedQuery, SumQuery):
-    """The sum of each feature over all examples, at most `max_examples` of each client.
+    """The sum of each feature over all records, at most `max_examples` of each client.
 
     A feature is sent over the largest magnitude in its range, so that its noise is in proportion to
     that and not to another feature's. Privacy: see `Query`; a client's vector of `d` features has
@@ -137,7 +137,7 @@ class Mean(RangedQuery, SumQuery):
     """The mean and standard deviation of each feature: what features are normalised with.
 
     Each feature is moved and scaled to `u` in [-1, 1]. An example adds `(u, 1 - u^2)` a feature,
-    and a 1 for the count, so that neither the number of examples nor that of clients need be
+    and a 1 for the count, so that neither the number of records nor that of clients need be
     public. Squares are counted down from 1 because `u^2 + (1 - u^2)^2 <= 1`: so they lengthen no
     vector in L2, and with Gaussian noise the standard deviations come for nothing.
 

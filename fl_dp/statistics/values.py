@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def examples(values: object, features: int) -> NDArray[np.float64]:
-    """Return the examples in `values` that have no NaN, one a row.
+def records(values: object, features: int) -> NDArray[np.float64]:
+    """Return the records in `values` that have no NaN, one a row.
 
     Args:
         values: One number or many in any shape if `features` is 1. Otherwise the first axis counts
-            examples and the others hold `features` numbers; a vector of that length is one example.
+            records and the others hold `features` numbers; a vector of that length is one example.
         features: Numbers an example consists of.
 
     Returns:
@@ -48,8 +48,8 @@ def labels(values: object) -> list[object]:
     return [values]
 
 
-def count_examples(values: object) -> int:
-    """Return how many examples there are along the first axis, those with a NaN left out."""
+def count_records(values: object) -> int:
+    """Return how many records there are along the first axis, those with a NaN left out."""
     array = _real_array(values)
     if array is None:
         return sum(not _is_missing(label) for label in labels(values))

@@ -413,7 +413,7 @@ class PlainSum(_Sum):
 
         Args:
             unit: Its model, or its update as a flat vector, shape `(layout.size,)`.
-            weight: At least zero; may be the unit's own claim, such as its number of examples.
+            weight: At least zero; may be the unit's own claim, such as its number of records.
 
         Returns:
             The L2 norm of the update; infinity if it added nothing, because it or its weight was

@@ -21,8 +21,6 @@ from fl_dp.accounting import (
     PrivacyBudget,
     PrivacyBudgetExhausted,
     PrivacyEvent,
-    PrivacyLedger,
-    PrivacyPlan,
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
     affordable_rounds,
@@ -35,10 +33,12 @@ from fl_dp.accounting import (
     gaussian_epsilon,
     gaussian_noise_multiplier,
     pld_epsilon,
-    privacy_statement,
     tight_epsilon,
 )
 from fl_dp.accounting.calibration_cache import SWITCH
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.plan import PrivacyPlan
+from fl_dp.statement import privacy_statement
 
 REPLACE_ONE = NeighboringRelation.REPLACE_ONE
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from deployment import Deployment
 
-from fl_dp.accounting import NodeLedger, PrivacyLedger
-from fl_dp.run_folder import RunFolder
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.ledger import NodeLedger, PrivacyLedger
 
 ROOT = Path(__file__).resolve().parents[2]
 NODES = ("north", "south")
@@ -22,7 +22,7 @@ SHARED = (
     *("selection.sampling_rate=1", "server_optimizer=fedavg", "client.epochs=1", "rounds=1"),
     "client.learning_rate=0.5",
 )
-EXAMPLE = ("privacy=example", f"dp_sgd.steps={STEPS}", "dp_sgd.participations=4")
+RECORDS = ("privacy=dp_sgd", f"dp_sgd.steps={STEPS}", "dp_sgd.participations=4")
 
 
 def write_table(path: Path, seed: int) -> None:
@@ -88,16 +88,16 @@ def train(deployment: Deployment, place: Path, name: str, *overrides: str) -> Ru
 def test_real_nodes_keep_their_data_and_their_ledgers_over_runs_and_restarts(
     deployment: Deployment, place: Path
 ) -> None:
-    first = train(deployment, place, "first", *EXAMPLE)
+    first = train(deployment, place, "first", *RECORDS)
     assert [steps_spent(place, name) for name in NODES] == [STEPS, STEPS]
     assert first.read_statement()["unit"].startswith("one record")
     assert first.read_metrics()[-1]["test_accuracy"] > 0.6  # .5 untrained; both nodes agree
 
     deployment.leave("north")
     deployment.join("north", node_config(place, "north"))
-    second = train(deployment, place, "second", *EXAMPLE)
+    second = train(deployment, place, "second", *RECORDS)
     assert [steps_spent(place, name) for name in NODES] == [2 * STEPS, 2 * STEPS]
-    assert json.loads(second.example_plan.read_text())["participations"] == 4
+    assert json.loads(second.record_plan.read_text())["participations"] == 4
 
     for name in NODES:  # a cap requires privacy at the node, unless its owner takes that back
         deployment.leave(name)

@@ -10,7 +10,7 @@ import local_grid
 import pytest
 
 from fl_dp.mechanisms import GaussianBundle
-from fl_dp.updates.instruction import ClientNoise, RoundInstruction
+from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
 
 ACCOUNTING = {"dp_accounting", "scipy", "sqlalchemy"}
 OPACUS = {"opacus"}
@@ -25,9 +25,9 @@ asked = json.loads(sys.argv[1])
 
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from fl_dp.client_app import app
-from fl_dp.settings import SETTINGS_KEY, Settings
-from fl_dp.updates.instruction import INSTRUCTION_KEY
-from fl_dp.workload import initial_arrays_of
+from fl_dp.app.settings import SETTINGS_KEY, Settings
+from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.app.workload import initial_arrays_of
 from local_grid import FIRST_NODE, LocalGrid
 
 settings = Settings()
@@ -72,7 +72,7 @@ def test_a_client_without_dp_sgd_loads_neither_opacus_nor_an_accountant(
     asked = {"kind": "train", "instruction": instruction.to_json()}
     loaded = loaded_by(CLIENT, json.dumps(asked))
     assert (ACCOUNTING | OPACUS | COMMAND_LINE) & loaded == set()
-    assert {"torch", "fl_dp.tasks.digits"} <= loaded  # it did train
+    assert {"torch", "fl_dp.datasets.digits"} <= loaded  # it did train
 
 
 def test_the_rehearsal_loads_no_accountant() -> None:
@@ -100,4 +100,4 @@ print(json.dumps(list(sys.modules)))
 """
     loaded = loaded_by(code, f"output_dir={tmp_path}", "rounds=2")
     assert (OPACUS | {"ray", "sklearn", "torch"}) & loaded == set()
-    assert "fl_dp.planning" in loaded  # it was prepared
+    assert "fl_dp.app.planning" in loaded  # it was prepared

@@ -14,17 +14,21 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 from numpy.typing import NDArray
 
-from fl_dp import workload
-from fl_dp.client_app import app, hosted_units
-from fl_dp.clients import CONTRIBUTION_METRIC, STATISTIC_QUERY_KEY, STATISTIC_VALUES_KEY
-from fl_dp.config import compose_settings
-from fl_dp.run_folder import RunFolder
-from fl_dp.settings import SETTINGS_KEY, Settings
+from fl_dp.app import workload
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
+from fl_dp.app.settings import SETTINGS_KEY, Settings
+from fl_dp.app.task_client import app, hosted_units
+from fl_dp.app.workload import check_data, data_of_unit, dataset_of, initial_arrays_of, parts_of
+from fl_dp.datasets import data
+from fl_dp.protocol.keys import (
+    CONTRIBUTION_METRIC,
+    STATISTIC_ACTION,
+    STATISTIC_QUERY_KEY,
+    STATISTIC_VALUES_KEY,
+)
 from fl_dp.statistics import Count, query_to_dict
-from fl_dp.tasks import data
-from fl_dp.training import train
-from fl_dp.updates.instruction import STATISTIC_ACTION
-from fl_dp.workload import check_data, data_of_unit, dataset_of, initial_arrays_of, parts_of
 
 CLINICS = 4
 ROWS = 30
@@ -206,7 +210,7 @@ def test_statistics_are_about_the_node_s_own_rows(
     settings = settings_for(tmp_path, server, "task.partition=nodes")
     config = {
         STATISTIC_QUERY_KEY: json.dumps(query_to_dict(Count(max_examples=1000))),
-        STATISTIC_VALUES_KEY: "examples",
+        STATISTIC_VALUES_KEY: "records",
         SETTINGS_KEY: settings.to_json(),
     }
     message = Message(
@@ -279,7 +283,7 @@ def test_model_and_examples_are_on_the_device_that_trains(monkeypatch: pytest.Mo
     dataset = dataset_of(settings)
     # A device that holds no values stands for a GPU: what is left on the CPU would show.
     monkeypatch.setattr(workload, "training_device", lambda: torch.device("meta"))
-    places = [values.device.type for values in workload.examples_of(dataset, np.arange(3))]
+    places = [values.device.type for values in workload.records_of(dataset, np.arange(3))]
     places += [values.device.type for values in workload.model_of(settings).parameters()]
     assert set(places) == {"meta"}
     # The first weights are sent: they never are anywhere but on the CPU.

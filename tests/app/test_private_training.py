@@ -8,12 +8,12 @@ import pytest
 import torch
 from flwr.app import Context, RecordDict
 
-from fl_dp import private_training
-from fl_dp.accounting import ExamplePlan
+from fl_dp.app import private_training
+from fl_dp.app.compose import compose_settings
 from fl_dp.clients import dp_sgd
-from fl_dp.config import compose_settings
+from fl_dp.plan import RecordPlan
 
-PLAN = ExamplePlan.from_noise_multiplier(
+PLAN = RecordPlan.from_noise_multiplier(
     1.0, delta=1e-5, sampling_rate=0.5, steps=2, participations=2, clipping_norm=1.0
 )
 
@@ -36,7 +36,7 @@ def test_only_a_simulation_takes_torch_s_generator(
         torch.nn.Linear(3, 2),
         records,
         plan=PLAN,
-        settings=compose_settings(["privacy=example", "dp_sgd.secure_randomness=false"]),
+        settings=compose_settings(["privacy=dp_sgd", "dp_sgd.secure_randomness=false"]),
         context=Context(1, 1, {"ledger-path": str(tmp_path / "l.db")}, RecordDict(), {}),
         config={},
         unit=0,
@@ -53,7 +53,7 @@ def test_a_real_node_without_a_ledger_trains_nothing() -> None:
             torch.nn.Linear(3, 2),
             records,
             plan=PLAN,
-            settings=compose_settings(["privacy=example"]),
+            settings=compose_settings(["privacy=dp_sgd"]),
             context=Context(1, 1, {"partition-id": 0}, RecordDict(), {}),
             config={},
             unit=0,

@@ -15,17 +15,18 @@ from local_grid import FIRST_NODE, LocalGrid
 from scipy import stats
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import ExamplePlan, NodeLedger
-from fl_dp.client_app import app
-from fl_dp.config import compose_settings
-from fl_dp.settings import SETTINGS_KEY, Settings
-from fl_dp.tasks import Form, data, load_dataset
-from fl_dp.tasks.forms import PUBLIC_FORMS
-from fl_dp.updates.instruction import EXAMPLE_PLAN_KEY
-from fl_dp.workload import data_of_unit, initial_arrays_of, model_of, public_form_of
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.settings import SETTINGS_KEY, Settings
+from fl_dp.app.task_client import app
+from fl_dp.app.workload import data_of_unit, initial_arrays_of, model_of, public_form_of
+from fl_dp.datasets import Form, data, load_dataset
+from fl_dp.datasets.forms import PUBLIC_FORMS
+from fl_dp.ledger import NodeLedger
+from fl_dp.plan import RecordPlan
+from fl_dp.protocol.keys import RECORD_PLAN_KEY
 
 STEPS, RATE, SIZE = 2, 0.01, 20.0
-PLAN = ExamplePlan(
+PLAN = RecordPlan(
     budget=PrivacyBudget(epsilon=8.0, delta=1e-5),
     noise_multiplier=40.0,
     sampling_rate=0.5,
@@ -54,7 +55,7 @@ class Hospital:
         self.config = {
             "data-path": str(self.data),
             "ledger-path": str(self.ledger),
-            "require-privacy": "example",
+            "require-privacy": "record",
             "max-epsilon": 0.15,
             "max-delta": 1e-5,
         } | config
@@ -66,7 +67,7 @@ class Hospital:
         settings = settings_of(*overrides)
         form = public_form_of(settings, self.config)
         arrays = RecordDict({"arrays": arrays_of(settings, form)})
-        config = {SETTINGS_KEY: settings.to_json(), EXAMPLE_PLAN_KEY: json.dumps(PLAN.to_dict())}
+        config = {SETTINGS_KEY: settings.to_json(), RECORD_PLAN_KEY: json.dumps(PLAN.to_dict())}
         arrays["config"] = ConfigRecord(config | {"server-round": 1})
         message = Message(arrays, dst_node_id=FIRST_NODE, message_type="train")
         sent = flat(message)
@@ -84,7 +85,7 @@ class Hospital:
 def settings_of(*overrides: str) -> Settings:
     return compose_settings(
         [
-            *(*OWN, "privacy=example", f"client.learning_rate={RATE}"),
+            *(*OWN, "privacy=dp_sgd", f"client.learning_rate={RATE}"),
             *(f"dp_sgd.expected_batch_size={SIZE}", *overrides),
         ]
     )
@@ -93,7 +94,7 @@ def settings_of(*overrides: str) -> Settings:
 def arrays_of(settings: Settings, form: Form | None) -> Any:
     from flwr.app import Array, ArrayRecord
 
-    from fl_dp.tasks import get_arrays
+    from fl_dp.models import get_arrays
 
     model = model_of(settings, form)
     return ArrayRecord({name: Array(each) for name, each in get_arrays(model).items()})
@@ -195,7 +196,7 @@ def pinned(tmp_path: Path, text: str) -> Hospital:
 
 
 def test_with_a_schema_of_the_owner_s_the_server_s_is_ignored(tmp_path: Path) -> None:
-    from fl_dp.workload import data_of_unit
+    from fl_dp.app.workload import data_of_unit
 
     own = "label_column: label\nclasses: [well, ill]\ncolumns: [pressure, age]\nmean: [100, 0]"
     node = pinned(tmp_path, own + "\nstd: [1, 1]")
@@ -252,8 +253,8 @@ def test_the_forms_of_public_sets_are_those_of_their_files(name: str) -> None:
 
 
 def test_the_forms_of_public_tables_are_those_of_their_columns() -> None:
-    from fl_dp.tasks import adult, lending_club, shakespeare
-    from fl_dp.tasks.columns import width
+    from fl_dp.datasets import adult, lending_club, shakespeare
+    from fl_dp.datasets.columns import width
 
     assert PUBLIC_FORMS["adult"].input_shape == (width(adult.COLUMNS),)
     assert PUBLIC_FORMS["lending_club"].input_shape == (width(lending_club.COLUMNS),)

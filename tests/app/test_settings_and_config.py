@@ -12,23 +12,18 @@ from hydra import compose, initialize_config_dir
 from local_grid import FIRST_NODE, LocalGrid
 from omegaconf import OmegaConf
 
-from fl_dp import client_app
-from fl_dp.accounting import PrivacyPlan
-from fl_dp.client_app import TaskClient
-from fl_dp.combinations import check_combinations
-from fl_dp.config import ConfigError, compose_settings, config_folder, expand_sweep
-from fl_dp.keys import all_keys
-from fl_dp.planning import check_layers, make_plan
-from fl_dp.settings import CHOICES, SETTINGS_KEY, Settings
-from fl_dp.tasks import (
-    build_model,
-    client_indices,
-    get_arrays,
-    load_dataset,
-    set_arrays,
-    train_locally,
-)
-from fl_dp.wording import in_keys
+from fl_dp.app import task_client as client_app
+from fl_dp.app.combinations import check_combinations
+from fl_dp.app.compose import ConfigError, compose_settings, config_folder, expand_sweep
+from fl_dp.app.keys import all_keys
+from fl_dp.app.planning import check_layers, make_plan
+from fl_dp.app.settings import CHOICES, SETTINGS_KEY, Settings
+from fl_dp.app.task_client import TaskClient
+from fl_dp.app.wording import in_keys
+from fl_dp.datasets import client_indices, load_dataset
+from fl_dp.models import build_model, get_arrays, set_arrays
+from fl_dp.plan import PrivacyPlan
+from fl_dp.training import train_locally
 
 GROUP_OPTIONS = sorted(
     path.relative_to(config_folder()).with_suffix("").parts
@@ -53,7 +48,7 @@ EVERYTHING = [
     *("client.learning_rate=0.01", "client.epochs=2", "client.batch_size=8"),
     *("simulation.num_cpus=3", "simulation.num_gpus=0.25", "simulation.workers=5"),
     *("simulation.units_per_node=4", "privacy=local", "privacy.scheme=laplace"),
-    *("privacy.unit=example", "clipping=per_layer", "clipping.norms=[0.1,0.2]"),
+    *("privacy.unit=record", "clipping=per_layer", "clipping.norms=[0.1,0.2]"),
     *("clipping.target_quantile=0.75", "clipping.learning_rate=0.1", "weights.cap=9"),
     *("weights.total=5", "weights.capped_denominator=true", "metrics.loss=[0,3]"),
     *("metrics.accuracy=[0,1]", "metrics.noise_std=2", "selection=exponential"),
@@ -327,7 +322,7 @@ def test_the_choices_of_a_key_are_those_that_are_checked():
         ("write sampling=VisibleSampling(cohort=...), or", "write selection=public, or"),
         ("compression=Compression(up='top_k') would", "compression.up=top_k would"),
         ("leave client_scheme out", "leave privacy.mode=local out"),
-        ("each unit needs unit='example'", "each unit needs privacy.unit=example"),
+        ("each unit needs unit='record'", "each unit needs privacy.unit=record"),
         ("selection.sampling_rate is a key", "selection.sampling_rate is a key"),
     ],
 )
@@ -341,7 +336,7 @@ def test_errors_of_a_plan_are_said_in_keys(said, in_words_of_keys):
         "privacy=local",
         "privacy=local selection=public clipping=adaptive",
         "selection.participation_cap=5",
-        "privacy.unit=example",
+        "privacy.unit=record",
         "weights.cap=3 weights.total=1000",
         "selection=fixed simulation.units_per_node=3",
         "selection=dp_utility selection.smallest_rate=0.9",
@@ -363,7 +358,7 @@ def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides):
     [
         ("privacy=none simulation.units_per_node=2", "simulation.units_per_node=1"),
         ("privacy=none selection.coins=nodes", "selection.coins=server"),
-        ("privacy=example simulation.units_per_node=2", "simulation.units_per_node=1"),
+        ("privacy=dp_sgd simulation.units_per_node=2", "simulation.units_per_node=1"),
         ("privacy=local selection=exponential", "write selection=public"),
         (
             "selection=exponential selection.utility=update_norm simulation.units_per_node=2",

@@ -11,14 +11,14 @@ import pytest
 from flwr.app import Message
 from local_grid import LocalGrid, answer_with_app
 
-from fl_dp.accounting import LedgerCorrupted, PrivacyLedger
-from fl_dp.checkpoints import load_checkpoint
-from fl_dp.client_app import app as client_app
-from fl_dp.config import compose_settings
-from fl_dp.planning import make_plan
-from fl_dp.run_folder import RunFolder
-from fl_dp.settings import Settings
-from fl_dp.training import train
+from fl_dp.app.checkpoints import load_checkpoint
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.planning import make_plan
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
+from fl_dp.app.settings import Settings
+from fl_dp.app.task_client import app as client_app
+from fl_dp.ledger import LedgerCorrupted, PrivacyLedger
 
 SMALL = ["task.num_clients=12", "rounds=3", "client.epochs=1", "privacy.epsilon=4"]
 
@@ -48,10 +48,10 @@ def run(folder: Path, *overrides: str) -> tuple[RunFolder, dict[str, Any]]:
         ["selection=exponential", "selection.participation_cap=2"],
         ["selection=exponential", "selection.utility=update_norm"],
         ["selection=exponential", "selection.utility=staleness"],
-        ["selection=exponential", "selection.utility=examples", "selection.utility_high=200"],
+        ["selection=exponential", "selection.utility=records", "selection.utility_high=200"],
         [
             "selection=exponential",
-            "privacy.unit=example",
+            "privacy.unit=record",
             "privacy.neighboring_relation=replace-one",
             "selection.records_per_client=50",
         ],
@@ -248,7 +248,7 @@ def test_clients_learn_neither_the_operators_folders_nor_a_seed(tmp_path: Path) 
     ("override", "why"),
     [
         ("selection.utility=update_norm", "one record can move update_norm by any amount"),
-        ("selection.utility=examples", "one record can move examples by any amount"),
+        ("selection.utility=records", "one record can move records by any amount"),
         ("selection.utility_high=0.5", "write selection.utility_high=1, got 0.5"),
     ],
 )
@@ -256,7 +256,7 @@ def test_what_a_record_moves_too_far_is_no_utility_of_records(
     tmp_path: Path, override: str, why: str
 ) -> None:
     records = [
-        *("selection=exponential", "privacy.unit=example", "selection.records_per_client=5"),
+        *("selection=exponential", "privacy.unit=record", "selection.records_per_client=5"),
         *("privacy.neighboring_relation=replace-one", "selection.utility=accuracy"),
     ]
     with pytest.raises(ValueError, match=why):

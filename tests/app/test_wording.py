@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from local_grid import LocalGrid
 
-from fl_dp.accounting import PrivacyLedger
-from fl_dp.config import compose_settings
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.server import train
+from fl_dp.app.wording import in_keys, said_in_keys
+from fl_dp.ledger import PrivacyLedger
 from fl_dp.strategies import RosterTooLarge, wait_for_roster
-from fl_dp.training import train
-from fl_dp.wording import in_keys, said_in_keys
 
 
 def test_a_roster_that_is_too_large_names_keys_on_the_command_line() -> None:

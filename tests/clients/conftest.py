@@ -12,7 +12,8 @@ from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
 from local_grid import FIRST_NODE, LocalGrid
 
-from fl_dp.updates.instruction import INSTRUCTION_KEY, RoundInstruction
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY
 
 
 class ToldClient(NumPyClient):

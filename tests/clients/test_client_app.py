@@ -6,26 +6,25 @@ import numpy as np
 import pytest
 from flwr.app import ConfigRecord
 
-from fl_dp.client_app import TaskClient, app
-from fl_dp.clients import (
-    CONTRIBUTION_METRIC,
-    STATISTIC_QUERY_KEY,
-    STATISTIC_VALUES_KEY,
-    UTILITY_QUERY_KEY,
-    UtilityQuery,
-)
+from fl_dp.app.settings import SETTINGS_KEY, Settings, SimulationSettings, TaskSettings
+from fl_dp.app.task_client import TaskClient, app
+from fl_dp.app.workload import dataset_of, model_of, parts_of
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
-from fl_dp.settings import SETTINGS_KEY, Settings, SimulationSettings, TaskSettings
-from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
-from fl_dp.tasks import evaluate, get_arrays, set_arrays
-from fl_dp.updates.instruction import (
+from fl_dp.models import get_arrays, set_arrays
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import (
+    CONTRIBUTION_METRIC,
     SCALARS_METRIC,
     STATISTIC_ACTION,
+    STATISTIC_QUERY_KEY,
+    STATISTIC_VALUES_KEY,
     UTILITY_ACTION,
     UTILITY_METRIC,
-    RoundInstruction,
+    UTILITY_QUERY_KEY,
 )
-from fl_dp.workload import dataset_of, model_of, parts_of
+from fl_dp.protocol.utility import UtilityQuery
+from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
+from fl_dp.training import evaluate
 
 CLIENTS = 10
 METRICS = (
@@ -102,14 +101,14 @@ def test_an_instruction_does_not_change_the_training(train):
 
 
 def test_the_true_number_of_examples_is_known_on_the_node_alone(train):
-    _, metrics = train(3, instruction(utility="examples"))
+    _, metrics = train(3, instruction(utility="records"))
     assert metrics == {"num-examples": 1, UTILITY_METRIC: float(len(part(3)[1]))}
 
 
 def test_a_weight_scales_the_update(train):
-    examples = len(part(3)[1])
+    records = len(part(3)[1])
     plain, _ = train(3)
-    weighted, _ = train(3, instruction(weight_cap=4.0 * examples))
+    weighted, _ = train(3, instruction(weight_cap=4.0 * records))
     for name, values in MODEL.items():
         expected = values + 0.25 * (plain[name].astype(np.float64) - values)
         np.testing.assert_allclose(weighted[name], expected, atol=1e-7)
@@ -143,7 +142,7 @@ def test_a_node_without_a_partition_is_an_error(node):
 @pytest.mark.parametrize("units", [(0, 3), (0, 1, 2, 3)])
 def test_a_unit_of_a_node_trains_as_the_client_of_its_part_would(train, units, weight_cap):
     asked = instruction(
-        bundle=bundle(*METRICS), max_units=4, weight_cap=weight_cap, utility="examples"
+        bundle=bundle(*METRICS), max_units=4, weight_cap=weight_cap, utility="records"
     )
     together = RoundInstruction(**vars(asked) | {"units": units})
     node_sum, metrics = train(1, together, units_per_node=4)
@@ -167,7 +166,7 @@ def test_a_node_of_several_units_trains_them_together(train, monkeypatch):
 
 
 def test_the_last_node_hosts_what_is_left_of_the_roster(train):
-    asked = instruction(bundle=bundle(), max_units=4, units=(0, 1, 2, 3), utility="examples")
+    asked = instruction(bundle=bundle(), max_units=4, units=(0, 1, 2, 3), utility="records")
     _, metrics = train(2, asked, units_per_node=4)
     expected = [len(part(8)[1]), len(part(9)[1]), np.nan, np.nan]
     np.testing.assert_array_equal(metrics[UTILITY_METRIC], expected)
@@ -207,21 +206,21 @@ def test_labels_and_examples_can_be_asked_about(contribution):
     frequencies = Frequencies(categories=tuple(range(10)), max_examples=10_000)
     expected = np.bincount(labels, minlength=10)
     np.testing.assert_array_equal(contribution(frequencies, "labels", 3), expected)
-    assert contribution(Count(max_examples=10_000), "examples", 3) == [len(labels)]
+    assert contribution(Count(max_examples=10_000), "records", 3) == [len(labels)]
     size = features[0].size
     mean = Mean(lows=(0.0,) * size, highs=(1.0,) * size)
-    assert len(contribution(mean, "examples", 3)) == mean.dimension
+    assert len(contribution(mean, "records", 3)) == mean.dimension
 
 
 def test_each_hosted_unit_contributes_on_its_own(contribution):
     query = Count(max_examples=10_000)
     expected = [len(part(index)[1]) for index in (8, 9)]
-    assert contribution(query, "examples", 2, units_per_node=4) == expected
-    assert contribution(query, "examples", 3, units_per_node=4) == []
+    assert contribution(query, "records", 2, units_per_node=4) == expected
+    assert contribution(query, "records", 3, units_per_node=4) == []
 
 
 def test_a_utility_query_measures_the_model_in_the_message(node, read_metrics, record):
-    for utility, expected in (("loss", measured(7)[0]), ("examples", len(part(7)[1]))):
+    for utility, expected in (("loss", measured(7)[0]), ("records", len(part(7)[1]))):
         query = UtilityQuery(utility=utility, high=500.0, noise_multiplier=1e-6, units=(3,))
         config = {UTILITY_QUERY_KEY: query.to_json(), SETTINGS_KEY: settings_of(4).to_json()}
         content = {"model": record(MODEL), "config": ConfigRecord(config)}

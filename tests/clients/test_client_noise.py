@@ -13,10 +13,11 @@ from laws import ALARM, counts_p
 from scipy import stats
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import Account, GaussianEvent, NodeLedger, affordable_rounds
+from fl_dp.accounting import GaussianEvent, affordable_rounds
 from fl_dp.clients import client_noise_mod, numpy_client_app
+from fl_dp.ledger import Account, NodeLedger
 from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism, ScalarMetric
-from fl_dp.updates.instruction import ClientNoise, RoundInstruction
+from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
 
 SECRET = "patient 4711 has condition X"
 SIZE = 40_000
@@ -114,7 +115,7 @@ FAILURES = {
     "another shape": {"returns": [np.zeros(4, np.float32), np.float16(0), np.int64(7)]},
     "another dtype": {"returns": [np.zeros(3, np.int64), np.float16(0), np.int64(7)]},
     "objects": {"returns": [np.array([SECRET] * 3, object), np.float16(0), np.int64(7)]},
-    "no number of examples": {"update": 1.0, "num_examples": "many"},
+    "no number of records": {"update": 1.0, "num_examples": "many"},
 }
 
 

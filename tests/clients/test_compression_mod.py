@@ -9,9 +9,10 @@ from flwr.clientapp import ClientApp
 
 from fl_dp.clients import client_noise_mod, compression_mod, numpy_client_app
 from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism
+from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, update_in
 from fl_dp.updates.compression import ENCODED_UPDATE
-from fl_dp.updates.instruction import INSTRUCTION_KEY, ClientNoise, RoundInstruction
 from fl_dp.updates.narrow import narrow
 
 SIZE = 40_000

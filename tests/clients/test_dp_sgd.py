@@ -20,10 +20,10 @@ from torch.optim import SGD, Adam
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import ExamplePlan
 from fl_dp.clients import DPSGD, check_training, train_with_dp_sgd
 from fl_dp.clients.clipped_gradients import MixesRecords
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import RecordPlan
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of a first layer
@@ -36,7 +36,7 @@ FEATURES, CLASSES = 4, 3
 QUIET = 1e-5  # a noise multiplier that leaves the sum to be seen
 
 
-def plan_of(**changes: Any) -> ExamplePlan:
+def plan_of(**changes: Any) -> RecordPlan:
     fields: dict[str, Any] = dict(
         budget=PrivacyBudget(epsilon=1e15, delta=1e-5),
         noise_multiplier=QUIET,
@@ -45,7 +45,7 @@ def plan_of(**changes: Any) -> ExamplePlan:
         participations=1,
         clipping_norm=0.5,
     )
-    return ExamplePlan(**(fields | changes))
+    return RecordPlan(**(fields | changes))
 
 
 def by_sgd(rate: float = 1.0, momentum: float = 0.0) -> Callable[[Any], SGD]:
@@ -76,7 +76,7 @@ def released_sum(
     loader: DataLoader[Any],
     *,
     mode: str = "hooks",
-    plan: ExamplePlan | None = None,
+    plan: RecordPlan | None = None,
     **how: Any,
 ) -> Tensor:
     """What one step of all records releases: clipped gradients, summed, and hardly any noise."""
@@ -95,7 +95,7 @@ def released_sum(
 
 
 def plain_opacus(
-    model: nn.Module, loader: DataLoader[Any], plan: ExamplePlan, how: DPSGD
+    model: nn.Module, loader: DataLoader[Any], plan: RecordPlan, how: DPSGD
 ) -> list[tuple[float, float, int]]:
     """Train as Opacus' own tutorial does; return the history of its accountant."""
     engine = PrivacyEngine(accountant="rdp")

@@ -10,7 +10,7 @@ from fl_dp.clients import NodeConfig, NodeConfigError
 
 LEDGER = {"ledger-path": "/data/ledger.db"}
 CAPPED = LEDGER | {"max-epsilon": 4.0}
-EXAMPLE, LOCAL = frozenset({"example"}), frozenset({"local"})
+RECORD, LOCAL = frozenset({"record"}), frozenset({"local"})
 
 
 def test_every_key_is_read() -> None:
@@ -18,7 +18,7 @@ def test_every_key_is_read() -> None:
         CAPPED
         | {
             "max-delta": 1e-6,
-            "require-privacy": "example",
+            "require-privacy": "record",
             "allow-unverified-apps": True,
             "tell-exhausted": True,
             "dataset-name": "ward",
@@ -33,7 +33,7 @@ def test_every_key_is_read() -> None:
         ledger_path="/data/ledger.db",
         max_epsilon=4.0,
         max_delta=1e-6,
-        required=(EXAMPLE,),
+        required=(RECORD,),
         allow_unverified_apps=True,
         tell_exhausted=True,
         dataset_name="ward",
@@ -93,7 +93,7 @@ def test_a_key_that_is_almost_ours_is_refused_with_the_nearest(key: str, nearest
     with pytest.raises(
         NodeConfigError, match=f"'{key}' is no key of fl-dp: did you mean {nearest}"
     ):
-        NodeConfig.of({key: "example"})
+        NodeConfig.of({key: "record"})
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_cap_needs_a_ledger() -> None:
         NodeConfig.of({"max-epsilon": 4.0})
 
 
-@pytest.mark.parametrize("asked", ["example", "local", "example+local", "any"])
+@pytest.mark.parametrize("asked", ["record", "local", "record+local", "any"])
 def test_a_requirement_needs_a_cap(asked: str) -> None:
     with pytest.raises(NodeConfigError, match="needs a cap and a ledger"):
         NodeConfig.of(LEDGER | {"require-privacy": asked})
@@ -136,13 +136,13 @@ def test_a_requirement_needs_a_cap(asked: str) -> None:
 @pytest.mark.parametrize(
     ("asked", "required"),
     [
-        ("example", (EXAMPLE,)),
+        ("record", (RECORD,)),
         ("local", (LOCAL,)),
-        ("example+local", (EXAMPLE | LOCAL,)),
-        ("local+example", (EXAMPLE | LOCAL,)),
-        ("any", (EXAMPLE, LOCAL)),
+        ("record+local", (RECORD | LOCAL,)),
+        ("local+record", (RECORD | LOCAL,)),
+        ("any", (RECORD, LOCAL)),
         ("none", ()),
-        (None, (EXAMPLE, LOCAL)),
+        (None, (RECORD, LOCAL)),
     ],
 )
 def test_a_cap_requires_some_privacy_unless_the_owner_writes_none(
@@ -157,7 +157,7 @@ def test_without_a_cap_nothing_is_required() -> None:
     assert NodeConfig.of({"require-privacy": "none"}).required == ()
 
 
-@pytest.mark.parametrize("asked", ["examples", "Example", "central", "", True, "example,local"])
+@pytest.mark.parametrize("asked", ["records", "Example", "central", "", True, "record,local"])
 def test_an_unknown_requirement_is_refused(asked: Any) -> None:
     with pytest.raises(NodeConfigError, match="require-privacy must be"):
         NodeConfig.of(CAPPED | {"require-privacy": asked})

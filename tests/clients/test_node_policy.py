@@ -11,14 +11,14 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_dp.clients import app_verification, node_policy, numpy_client_app
-from fl_dp.clients.queries import STATISTIC_QUERY_KEY, UTILITY_QUERY_KEY
-from fl_dp.updates.instruction import (
-    EXAMPLE_PLAN_KEY,
+from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
+from fl_dp.protocol.keys import (
     IDENTITY_ACTION,
+    RECORD_PLAN_KEY,
     STATISTIC_ACTION,
+    STATISTIC_QUERY_KEY,
     UTILITY_ACTION,
-    ClientNoise,
-    RoundInstruction,
+    UTILITY_QUERY_KEY,
 )
 
 MODEL = {"w": np.zeros(3, np.float32)}
@@ -29,7 +29,7 @@ NOISED = RoundInstruction(
     ),
 )
 PLAIN = RoundInstruction(server_round=1)
-RECORDS = {EXAMPLE_PLAN_KEY: "{}"}
+RECORDS = {RECORD_PLAN_KEY: "{}"}
 
 
 @pytest.fixture
@@ -52,14 +52,14 @@ def refused(reply: Any, kind: str = "PolicyRefusal") -> bool:
 
 
 @pytest.mark.parametrize("instruction", [None, PLAIN])
-@pytest.mark.parametrize("asked", [{}, {"require-privacy": "any"}, {"require_privacy": "example"}])
+@pytest.mark.parametrize("asked", [{}, {"require-privacy": "any"}, {"require_privacy": "record"}])
 def test_training_without_protection_is_refused(owned: Any, asked: Any, instruction: Any) -> None:
     here, client = owned(**asked)
     assert refused(here.train(MODEL, instruction))
     assert client.calls == 0
 
 
-@pytest.mark.parametrize("asked", ["any", "local", "example"])
+@pytest.mark.parametrize("asked", ["any", "local", "record"])
 def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str) -> None:
     here, client = owned(**{"require-privacy": asked})
     for kind, key in [
@@ -72,7 +72,7 @@ def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str
 
 
 def test_the_node_s_name_is_told(owned: Any) -> None:
-    here, _ = owned(**{"unit-name": "ward", "require-privacy": "example"})
+    here, _ = owned(**{"unit-name": "ward", "require-privacy": "record"})
     reply = here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
     assert reply.content.config_records["identity"]["name"] == "ward"
 
@@ -81,14 +81,14 @@ def test_the_node_s_name_is_told(owned: Any) -> None:
     ("asked", "instruction", "config", "trains"),
     [
         ("local", NOISED, {}, True),
-        ("example", PLAIN, RECORDS, True),
+        ("record", PLAIN, RECORDS, True),
         ("any", NOISED, {}, True),
         ("any", PLAIN, RECORDS, True),
         ("none", PLAIN, {}, True),
-        ("example+local", NOISED, RECORDS, True),
-        ("example+local", NOISED, {}, False),
-        ("example+local", PLAIN, RECORDS, False),
-        ("example", NOISED, {}, False),
+        ("record+local", NOISED, RECORDS, True),
+        ("record+local", NOISED, {}, False),
+        ("record+local", PLAIN, RECORDS, False),
+        ("record", NOISED, {}, False),
         ("local", PLAIN, RECORDS, False),
     ],
 )
@@ -102,7 +102,7 @@ def test_training_passes_that_offers_what_is_required(
 
 def test_a_bad_configuration_answers_nothing(node: Any, told: Any) -> None:
     client = told(1.0)
-    here = node(numpy_client_app(lambda context: client), {"require-privcy": "example"})
+    here = node(numpy_client_app(lambda context: client), {"require-privcy": "record"})
     assert refused(here.train(MODEL, NOISED), "NodeConfigError")
     assert refused(here.ask("evaluate", {"config": ConfigRecord()}), "NodeConfigError")
     name = here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})

@@ -11,9 +11,9 @@ import pytest
 from flwr.app import Context, RecordDict
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import Account
 from fl_dp.clients import NodePrivacy
 from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY, in_simulation
+from fl_dp.ledger import Account
 
 ASKED = PrivacyBudget(epsilon=3.0, delta=1e-5)
 
@@ -126,6 +126,6 @@ def test_a_run_may_spend_what_it_asks_for_as_far_as_the_owner_allows(
 def test_the_account_is_of_the_node_s_source() -> None:
     read = node({"dataset-name": "ward"})
     assert read.account(unit="client") == Account(unit="client", source="ward")
-    assert read.account(unit="example", fingerprint="f") == Account(
-        unit="example", source="ward", fingerprint="f"
+    assert read.account(unit="record", fingerprint="f") == Account(
+        unit="record", source="ward", fingerprint="f"
     )

@@ -21,7 +21,7 @@ from torch.optim import SGD
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import Account, ExamplePlan, NeighboringRelation, NodeLedger, epsilon
+from fl_dp.accounting import NeighboringRelation, epsilon
 from fl_dp.clients import (
     DPSGD,
     OpacusClient,
@@ -32,7 +32,9 @@ from fl_dp.clients import (
 )
 from fl_dp.clients.clipped_gradients import ClippedGradients
 from fl_dp.clients.fit_for_dp_sgd import exchanged_names
+from fl_dp.ledger import Account, NodeLedger
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import RecordPlan
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of a first layer
@@ -42,8 +44,8 @@ pytestmark = [
 MODES = ("hooks", "functorch", "ghost")
 SECRET = "patient 4711 has condition X"
 FEATURES, CLASSES, RECORDS = 4, 3, 300
-WARD = Account(unit="example", source="ward")
-PLAN = ExamplePlan(
+WARD = Account(unit="record", source="ward")
+PLAN = RecordPlan(
     budget=PrivacyBudget(epsilon=8.0, delta=1e-5),
     noise_multiplier=1.0,
     sampling_rate=0.1,
@@ -117,8 +119,8 @@ def arrays_of(model: nn.Module, **options: Any) -> list[np.ndarray]:
 
 
 def fit(client: NumPyClient, arrays: list[np.ndarray]) -> list[np.ndarray]:
-    sent, examples, metrics = client.fit(arrays, {"server-round": 1})
-    assert (examples, metrics) == (1, {})
+    sent, records, metrics = client.fit(arrays, {"server-round": 1})
+    assert (records, metrics) == (1, {})
     return sent
 
 
@@ -233,7 +235,7 @@ def unreadable() -> DataLoader[Any]:
 
 def spent_elsewhere(client: Client) -> OpacusClient:
     """Have the same data, in the same ledger, under a name that has spent its budget."""
-    data = Account(unit="example", source="other ward", fingerprint="f1")
+    data = Account(unit="record", source="other ward", fingerprint="f1")
     fit(client(plan=SMALL, account=data), arrays_of(Net()))
     return client(plan=SMALL, account=replace(WARD, fingerprint="f1"))
 
@@ -661,7 +663,7 @@ def test_a_model_that_is_frozen_altogether_is_refused(client: Client) -> None:
 
 
 def test_an_account_of_clients_is_refused(client: Client) -> None:
-    with pytest.raises(ValueError, match="protects examples, but the account is of a client"):
+    with pytest.raises(ValueError, match="protects records, but the account is of a client"):
         client(account=Account(unit="client", source="ward"))
 
 

@@ -10,22 +10,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from laws import ALARM
 from scipy import stats
 
-from fl_dp.clients import (
+from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
-    STATISTIC_QUERY_KEY,
-    STATISTIC_VALUES_KEY,
-    UTILITY_QUERY_KEY,
-    NodeUnits,
-    UtilityQuery,
-    numpy_client_app,
-)
-from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
-from fl_dp.updates.instruction import (
     IDENTITY_ACTION,
     STATISTIC_ACTION,
+    STATISTIC_QUERY_KEY,
+    STATISTIC_VALUES_KEY,
     UTILITY_ACTION,
     UTILITY_METRIC,
+    UTILITY_QUERY_KEY,
 )
+from fl_dp.protocol.utility import UtilityQuery
+from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
 
 SECRET = "patient 4711 has condition X"
 
@@ -167,7 +164,7 @@ def precise(**fields):
 
 
 @pytest.mark.parametrize(
-    ("utility", "expected"), [("loss", 1.5), ("examples", 3.0), ("accuracy", 0.25), ("other", 2.0)]
+    ("utility", "expected"), [("loss", 1.5), ("records", 3.0), ("accuracy", 0.25), ("other", 2.0)]
 )
 def test_a_utility_comes_from_evaluate(utilities, told, utility, expected):
     client = told(loss=1.5, num_examples=3, metrics={"accuracy": 0.25})

@@ -11,7 +11,6 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader, Dataset
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import ExamplePlan
 from fl_dp.clients import (
     DPSGD,
     FixedLengthPadding,
@@ -21,11 +20,12 @@ from fl_dp.clients import (
 )
 from fl_dp.clients.clipped_gradients import MixesRecords
 from fl_dp.clients.record_batches import BatchForm, RecordBatches
+from fl_dp.plan import RecordPlan
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 
 NORM, WIDTH, CLASSES = 0.5, 4, 3
-PLAN = ExamplePlan(
+PLAN = RecordPlan(
     budget=PrivacyBudget(epsilon=1e15, delta=1e-5),
     noise_multiplier=1e-5,
     sampling_rate=1.0,

@@ -8,12 +8,8 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
-from fl_dp.updates.instruction import (
-    INSTRUCTION_KEY,
-    UTILITY_METRIC,
-    WEIGHT_METRIC,
-    RoundInstruction,
-)
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY, UTILITY_METRIC, WEIGHT_METRIC
 
 MODEL = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
@@ -46,7 +42,7 @@ def answer(node, read):
     return ask
 
 
-# The number of examples, and the weight it becomes.
+# The number of records, and the weight it becomes.
 
 
 @pytest.mark.parametrize("num_examples", [0, 1, 10, 10**9])
@@ -124,8 +120,8 @@ def test_a_metric_of_numpy_arrives_as_a_float(answer, told, value):
 
 
 def test_the_utility_examples_is_the_number_that_fit_returned(answer, told):
-    client = told(STEP, num_examples=12, metrics={"examples": 99.0})
-    assert answer(client, utility="examples")[1] == {"num-examples": 1, UTILITY_METRIC: 12.0}
+    client = told(STEP, num_examples=12, metrics={"records": 99.0})
+    assert answer(client, utility="records")[1] == {"num-examples": 1, UTILITY_METRIC: 12.0}
 
 
 def test_any_other_utility_is_a_metric_that_fit_returned(answer, told):

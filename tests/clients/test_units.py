@@ -15,8 +15,9 @@ from scipy import stats
 from fl_dp.clients import NodeUnits, TrainedRows, UnitReport, numpy_client_app
 from fl_dp.clients.units import sum_of_units
 from fl_dp.mechanisms import GaussianBundle, ScalarMetric
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import ClippedSum, VectorLayout, only_array_record
-from fl_dp.updates.instruction import SCALARS_METRIC, UTILITY_METRIC, RoundInstruction
 
 SECRET = "patient 4711 has condition X"
 NORM = 0.5
@@ -185,8 +186,8 @@ FAILING = {
     "another shape": {"returns": [np.zeros(4, np.float32), np.float64(0), np.int64(7)]},
     "another dtype": {"returns": [np.zeros(3, np.float16), np.float64(0), np.int64(7)]},
     "objects": {"returns": [np.array([SECRET] * 3, object), np.float64(0), np.int64(7)]},
-    "negative examples": {"update": 0.1, "num_examples": -5},
-    "no examples": {"update": 0.1, "num_examples": None},
+    "negative records": {"update": 0.1, "num_examples": -5},
+    "no records": {"update": 0.1, "num_examples": None},
 }
 
 
@@ -303,7 +304,7 @@ def assert_same(replies):
         np.testing.assert_array_equal(metrics[name], expected[name])
 
 
-@pytest.mark.parametrize("utility", [None, "loss", "examples"])
+@pytest.mark.parametrize("utility", [None, "loss", "records"])
 @pytest.mark.parametrize("norms", [(NORM,), (0.3, 0.2)])
 @pytest.mark.parametrize("cap", [None, 20.0])
 def test_units_trained_together_give_the_sums_of_units_trained_alone(both, norms, cap, utility):
@@ -336,7 +337,7 @@ def test_only_hosted_units_that_take_part_are_trained_together(both):
         asked.append(units)
         return [rows_of(TOGETHER, units, model)]
 
-    replies, _ = both(TOGETHER, train_many, units=(4, 9, 0, -1), utility="examples")
+    replies, _ = both(TOGETHER, train_many, units=(4, 9, 0, -1), utility="records")
     assert_same(replies)
     assert asked == [(4, 0)]
 
@@ -384,7 +385,7 @@ BROKEN = {
 @pytest.mark.parametrize("cap", [None, 20.0])
 @pytest.mark.parametrize("kind", BROKEN)
 def test_when_training_together_fails_units_are_trained_one_by_one(both, kind, cap, caplog):
-    replies, _ = both(TOGETHER, BROKEN[kind], utility="examples", weight_cap=cap)
+    replies, _ = both(TOGETHER, BROKEN[kind], utility="records", weight_cap=cap)
     assert_same(replies)
     assert "together failed" in caplog.text
     assert SECRET not in str(replies)
@@ -394,8 +395,8 @@ SPOILT = {
     "nan": {"update": np.nan},
     "one nan": {"update": np.array([0.1, np.nan, 0.1])},
     "infinite": {"update": np.inf},
-    "negative examples": {"update": 0.1, "num_examples": -5},
-    "no examples": {"update": 0.1, "num_examples": None},
+    "negative records": {"update": 0.1, "num_examples": -5},
+    "no records": {"update": 0.1, "num_examples": None},
     "metrics that are none": {"update": 0.1, "metrics": 3},
 }
 
@@ -487,7 +488,7 @@ def test_utilities_stand_in_the_order_of_the_units_asked(sums, told):
 
 
 def test_the_utility_examples_needs_no_metric(sums, told):
-    _, metrics = sums([told(num_examples=3), told(num_examples=8)], utility="examples")
+    _, metrics = sums([told(num_examples=3), told(num_examples=8)], utility="records")
     assert metrics[UTILITY_METRIC] == [3.0, 8.0]
 
 

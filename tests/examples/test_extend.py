@@ -27,7 +27,7 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from local_grid import LocalGrid, answer_with_update
 
 from fl_dp import PrivacyLedger
-from fl_dp.accounting import privacy_statement
+from fl_dp.statement import privacy_statement
 
 pytestmark = pytest.mark.xdist_group("simulation")
 

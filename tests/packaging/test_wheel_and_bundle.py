@@ -16,7 +16,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import fl_dp
-from fl_dp.settings import Settings
+from fl_dp.app.settings import Settings
 
 pytestmark = pytest.mark.xdist_group("packaging")
 
@@ -48,8 +48,8 @@ import json
 import fl_dp.client_app, fl_dp.server_app
 
 print(json.dumps({
-    "files": [fl_dp.client_app.__file__, fl_dp.server_app.__file__],
-    "types": [type(fl_dp.client_app.app).__name__, type(fl_dp.server_app.app).__name__],
+    "files": [fl_dp.app.task_client.__file__, fl_dp.server_app.__file__],
+    "types": [type(fl_dp.app.task_client.app).__name__, type(fl_dp.server_app.app).__name__],
 }))
 """
 

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import PrivacyBudgetExhausted, privacy_statement
+from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.statement import privacy_statement
 from fl_dp.statistics import Mean, Quantiles, charged_release, choose_noise
 
 CLIENTS = 50

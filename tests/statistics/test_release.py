@@ -38,7 +38,7 @@ def ask(query: Query, clients: list[np.ndarray], epsilon: float = NO_NOISE) -> A
 
 @pytest.fixture(scope="module")
 def federation() -> list[np.ndarray]:
-    """Three features of different scales; clients with 0 to 12 examples."""
+    """Three features of different scales; clients with 0 to 12 records."""
     rng = np.random.default_rng(3)
     clients = []
     for size in rng.integers(0, 13, 200):
@@ -101,7 +101,7 @@ def test_without_noise_histograms_and_frequencies_are_numpys(federation: list[np
 def test_without_noise_quantiles_are_numpys(size: int) -> None:
     rng = np.random.default_rng(5)
     clients = list(rng.integers(0, 50, (200, size)).astype(float))
-    probabilities = (0.1003, 0.2503, 0.5003, 0.9003)  # no ties at 200 or 800 examples
+    probabilities = (0.1003, 0.2503, 0.5003, 0.9003)  # no ties at 200 or 800 records
     query = Quantiles(probabilities=probabilities, grid=tuple(range(50)))
     expected = np.quantile(np.concatenate(clients), probabilities, method="inverted_cdf")
     np.testing.assert_array_equal(ask(query, clients).value, expected)

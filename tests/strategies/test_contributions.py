@@ -31,13 +31,9 @@ from scipy import integrate, stats
 from trainings import plan_of, record, train
 
 from fl_dp import PrivacyBudget, PrivacyPlan
-from fl_dp.accounting import (
-    FixedSizeSampling,
-    PoissonSampling,
-    PrivacyLedger,
-    TruncatedPoissonSampling,
-)
+from fl_dp.accounting import FixedSizeSampling, PoissonSampling, TruncatedPoissonSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, SecureRandom
 from fl_dp.strategies import FixedSelection, NobodyContributes, Unit
 from fl_dp.updates import VectorLayout

@@ -21,9 +21,9 @@ N, ROUNDS = 6, 5
 EXAMPLES = [1, 5, 20, 2, 300, 7]
 
 
-def descending(rate: float, examples: list[int]) -> Answer:
+def descending(rate: float, records: list[int]) -> Answer:
     """Clients that each go some way to a model of their own: what they send depends on ours."""
-    goals = np.random.default_rng(3).normal(size=(len(examples), 5))
+    goals = np.random.default_rng(3).normal(size=(len(records), 5))
 
     def answer(message: Message, node: int) -> Message:
         model = arrays_of(message)
@@ -31,7 +31,7 @@ def descending(rate: float, examples: list[int]) -> Answer:
         for name, values in model.items():
             goal = goals[node][: values.size].reshape(values.shape)
             trained[name] = values + rate * (goal - values)
-        return reply(message, trained, **{"num-examples": examples[node]})
+        return reply(message, trained, **{"num-examples": records[node]})
 
     return answer
 

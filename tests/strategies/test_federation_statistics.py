@@ -16,8 +16,9 @@ from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonSampling, PrivacyBudgetExhausted, freeze
-from fl_dp.clients import CONTRIBUTION_METRIC, NodeUnits, numpy_client_app
+from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
+from fl_dp.protocol.keys import CONTRIBUTION_METRIC
 from fl_dp.statistics import (
     Count,
     Frequencies,

@@ -44,7 +44,7 @@ def test_the_page_has_the_rows_of_the_script(script: ModuleType) -> None:
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
-        ("claims 1000 examples", "moves the mean by 0.100 C: multiplier 1.00"),
+        ("claims 1000 records", "moves the mean by 0.100 C: multiplier 1.00"),
         ("two of ten clients reply", "moves the mean by 0.100 C: multiplier 1.00"),
         ("updates is zero", "moves by 0.22"),
         ("NaN", "moves by 0.22"),

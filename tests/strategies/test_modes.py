@@ -24,9 +24,10 @@ from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyLedger
 from fl_dp.accounting import PoissonSampling, VisibleSampling
-from fl_dp.accounting.node_ledger import DECLARED_SHARE
+from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.clients import client_noise_mod, numpy_client_app
 from fl_dp.mechanisms import FixedClipping, client_scheme
+from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.strategies import (
     DPFedAvg,
     PoissonSelection,
@@ -34,7 +35,6 @@ from fl_dp.strategies import (
     RosterIncomplete,
     Unit,
 )
-from fl_dp.updates.instruction import INSTRUCTION_KEY
 
 N, CLIP, SIZE = 10, 0.5, 20_000
 SCHEMES = ("gaussian", "laplace", "exponential")

@@ -11,8 +11,9 @@ from flwr.app import Array, ArrayRecord, MetricRecord
 from local_grid import LocalGrid, answer_with_update
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import NoiseSchedule, PlateauSchedule, privacy_statement
+from fl_dp.accounting import NoiseSchedule, PlateauSchedule
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.statement import privacy_statement
 from fl_dp.strategies import DPFedAvg
 
 N = 4

@@ -122,7 +122,7 @@ class NoiseUsedAgain(DPFedAvg):
 
 
 class WeightedByClaim(DPFedAvg):
-    """Weights clipped updates by the number of examples that clients claim."""
+    """Weights clipped updates by the number of records that clients claim."""
 
     def open_sum(self, *given: Any) -> Any:
         opened = super().open_sum(*given)

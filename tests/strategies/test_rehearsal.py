@@ -24,8 +24,8 @@ from trainings import plan_of, record
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import VisibleSampling
 from fl_dp.clients import numpy_client_app
+from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.strategies import DPFedAvg, RosterIncomplete
-from fl_dp.updates.identity import NodeIdentity
 
 N = 6
 
@@ -363,20 +363,21 @@ def test_without_a_cap_a_silent_node_is_a_warning(
 def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
     start: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, told: bool, spent: bool
 ) -> None:
-    from fl_dp.accounting import Account, ExamplePlan, NodeLedger
+    from fl_dp.ledger import Account, NodeLedger
+    from fl_dp.plan import RecordPlan
 
-    examples = ExamplePlan.from_noise_multiplier(
+    records = RecordPlan.from_noise_multiplier(
         1.0, delta=1e-5, sampling_rate=0.1, steps=5, participations=1, clipping_norm=1.0
     )
     with NodeLedger.open(tmp_path / "node.db") as ledger:
         if spent:
             ledger.charge(
-                Account(unit="example", source="ward 1", fingerprint="anything"),
-                examples.event,
-                count=examples.steps,
-                budget=examples.budget,
+                Account(unit="record", source="ward 1", fingerprint="anything"),
+                records.event,
+                count=records.steps,
+                budget=records.budget,
                 what="an earlier run",
-                neighboring_relation=examples.neighboring_relation,
+                neighboring_relation=records.neighboring_relation,
             )
     config: dict[str, Any] = {"ledger-path": str(tmp_path / "node.db"), "unit-name": "ward 1"}
     if told:
@@ -388,6 +389,6 @@ def test_an_exhausted_node_is_named_only_if_its_owner_allows_it(
         return app(message, context) if partition == 1 else others(message, partition)
 
     caplog.set_level(logging.INFO)
-    start(LocalGrid(answer, N, introduces=True), examples=examples)
+    start(LocalGrid(answer, N, introduces=True), record_plan=records)
     named = "Node 'ward 1' (numpy_client_app of fl-dp): the node's own budget is exhausted"
     assert (named in caplog.text) == (told and spent)

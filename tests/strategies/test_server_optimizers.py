@@ -30,9 +30,9 @@ from local_grid import LocalGrid, answer_with_update
 from safetensors.numpy import load_file, save_file
 
 from fl_dp import PrivacyLedger, PrivacyPlan
-from fl_dp.config import compose_settings
-from fl_dp.server_optimizers import make_server_optimizer
-from fl_dp.settings import CHOICES, ServerOptimizerSettings
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.server_optimizers import make_server_optimizer
+from fl_dp.app.settings import CHOICES, ServerOptimizerSettings
 from fl_dp.strategies import DPFedAvg
 from fl_dp.updates import ArrayForm, array_of
 

@@ -21,8 +21,9 @@ from fl_dp import PrivacyPlan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY, SCALARS_METRIC
 from fl_dp.strategies import DPFedAvg, FixedSelection
-from fl_dp.updates.instruction import INSTRUCTION_KEY, SCALARS_METRIC, RoundInstruction
 
 ALARM = 1e-6
 CLIP = 0.1

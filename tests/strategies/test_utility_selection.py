@@ -39,12 +39,14 @@ from fl_dp.accounting import (
     VisibleSampling,
     event_of,
     freeze,
-    privacy_statement,
     tight_epsilon,
 )
 from fl_dp.accounting.renyi import renyi_epsilon
-from fl_dp.clients import NodeUnits, UtilityQuery, numpy_client_app
+from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import ExponentialMechanism, FixedClipping, SecureRandom
+from fl_dp.protocol.keys import UTILITY_METRIC
+from fl_dp.protocol.utility import UtilityQuery
+from fl_dp.statement import privacy_statement
 from fl_dp.strategies import (
     DPFedAvg,
     DPUtilitySelection,
@@ -54,7 +56,6 @@ from fl_dp.strategies import (
     Selection,
     Unit,
 )
-from fl_dp.updates.instruction import UTILITY_METRIC
 
 DRAWS = 20_000
 ZERO_OUT = NeighboringRelation.ZERO_OUT
@@ -453,7 +454,7 @@ def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_
     }
 
 
-@pytest.mark.parametrize("utility", ["loss", "examples", "entropy"])
+@pytest.mark.parametrize("utility", ["loss", "records", "entropy"])
 def test_clients_report_what_the_selection_looks_at(
     open_ledger: Any, utility: str, looked_at: list[np.ndarray]
 ) -> None:
@@ -464,8 +465,8 @@ def test_clients_report_what_the_selection_looks_at(
         grid, model(), num_rounds=2
     )
     np.testing.assert_array_equal(looked_at[0], np.full(N, 20.0))
-    factor = {"loss": 0.5, "entropy": 2.0, "examples": 0.0}[utility]
-    constant = 10.0 if utility == "examples" else 0.0
+    factor = {"loss": 0.5, "entropy": 2.0, "records": 0.0}[utility]
+    constant = 10.0 if utility == "records" else 0.0
     np.testing.assert_array_equal(looked_at[1], constant + factor * np.arange(N))
 
 

@@ -17,9 +17,9 @@ from trainings import SIX_SIGMA, FixedClient, Training, client_fn, plan_of, reco
 from fl_dp import PrivacyPlan
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
+from fl_dp.protocol.keys import WEIGHT_METRIC
 from fl_dp.strategies import DPFedAvg, Unit
 from fl_dp.updates import VectorLayout
-from fl_dp.updates.instruction import WEIGHT_METRIC
 
 N, CAP, CLIP = 10, 20, 0.5
 QUIET = dict(noise_multiplier=1e-4, clipping=FixedClipping(norm=CLIP))

@@ -11,7 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from local_grid import FIRST_NODE, LocalGrid, reply
 
 from fl_dp import PrivacyPlan
-from fl_dp.accounting import Reservation
+from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
 
-from fl_dp.accounting import privacy_statement
+from fl_dp.statement import privacy_statement
 from fl_dp.strategies import DPFedAvg
 
 

@@ -1,0 +1,123 @@
+"""A training's checkpoint on disk: one safetensors file, replaced as a whole.
+
+Arrays are kept as Flower's bytes, so that every dtype comes back as it was. Nothing secret is in
+it: released models, what the server optimizer made of them, released clipping norms, and how far
+the ledger had come. Noise and coins have no state to save.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+from safetensors import SafetensorError, safe_open
+from safetensors.numpy import save
+
+from fl_dp.files import written_whole
+from fl_dp.ledger import LedgerAnchor
+from fl_dp.strategies import Checkpoint
+
+_VERSION = 2
+_MODEL, _OPTIMIZER = "model/", "optimizer/"
+
+
+def save_checkpoint(checkpoint: Checkpoint, path: Path) -> None:
+    """Write a checkpoint for its owner alone; who reads meanwhile finds the last one or this one.
+
+    Args:
+        checkpoint: Of a training.
+        path: The file; its folder must exist.
+    """
+    tensors: dict[str, NDArray[Any]] = {}
+    forms = {}
+    for name, array in checkpoint.model.items():
+        tensors[_MODEL + name] = np.frombuffer(array.data, dtype=np.uint8)
+        forms[name] = {"dtype": array.dtype, "shape": list(array.shape), "stype": array.stype}
+    for name, values in checkpoint.optimizer.items():
+        tensors[_OPTIMIZER + name] = np.ascontiguousarray(values)
+    header = {
+        "version": _VERSION,
+        "server_round": checkpoint.server_round,
+        "model": forms,
+        "shapes": {name: list(values.shape) for name, values in checkpoint.optimizer.items()},
+        "clipping_norms": checkpoint.clipping_norms,
+        "plateau": checkpoint.plateau,
+        "ledger": None if checkpoint.ledger is None else checkpoint.ledger.to_dict(),
+    }
+    stored = save(tensors, metadata={"fl-dp": json.dumps(header)})
+    with written_whole(path) as unfinished:
+        unfinished.write_bytes(stored)
+
+
+def load_checkpoint(path: Path) -> Checkpoint:
+    """Read what `save_checkpoint` wrote.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not a checkpoint of this version.
+    """
+    with _opened(path) as (stored, header):
+        tensors = {name: stored.get_tensor(name) for name in stored.keys()}  # noqa: SIM118
+    model = {
+        name: Array(
+            dtype=form["dtype"],
+            shape=tuple(form["shape"]),
+            stype=form["stype"],
+            data=tensors[_MODEL + name].tobytes(),
+        )
+        for name, form in header["model"].items()
+    }
+    norms = header["clipping_norms"]
+    return Checkpoint(
+        server_round=header["server_round"],
+        model=ArrayRecord(model),
+        optimizer={
+            name: tensors[_OPTIMIZER + name].reshape(shape)
+            for name, shape in header["shapes"].items()
+        },
+        clipping_norms=None if norms is None else tuple(norms),
+        plateau=header["plateau"],
+        ledger=_anchor_of(header),
+    )
+
+
+def checkpoint_anchor(path: Path) -> LedgerAnchor | None:
+    """Return how far the ledger had come at a checkpoint; None for a training without one.
+
+    Raises:
+        FileNotFoundError: If there is no such file.
+        ValueError: If it is not a checkpoint of this version.
+    """
+    with _opened(path) as (_, header):
+        return _anchor_of(header)
+
+
+@contextmanager
+def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
+    """Yield a checkpoint's file and its header."""
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no checkpoint {path}")
+    try:
+        with safe_open(path, framework="numpy") as stored:
+            header = json.loads((stored.metadata() or {}).get("fl-dp", "{}"))
+            if header.get("version") != _VERSION:
+                raise ValueError(
+                    f"{path} is of another version of fl-dp: go on with the one that wrote it, or "
+                    "start a new run"
+                )
+            yield stored, header
+    except SafetensorError as error:
+        raise ValueError(
+            f"{path} is no checkpoint ({error}): put back the one that belongs to the run"
+        ) from error
+
+
+def _anchor_of(header: dict[str, Any]) -> LedgerAnchor | None:
+    anchor = header["ledger"]
+    return None if anchor is None else LedgerAnchor(**anchor)

@@ -1,0 +1,53 @@
+"""The schema of a node's own data, where its owner writes it down: the server's is ignored then.
+
+    flower-supernode ... --node-config 'data-path="/srv/clinic" data-schema="/srv/schema.yaml" ...'
+
+    # /srv/schema.yaml, or the same as JSON
+    label_column: outcome
+    classes: [well, ill]
+    columns: [age, pressure]
+
+Under DP-SGD a server that varies the schema learns nothing that was not charged; with a schema of
+its own a node also trains on what its owner meant.
+"""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+from typing import Any
+
+from fl_dp.datasets import DataFormat
+
+_LISTS = {"classes": str, "columns": str, "mean": float, "std": float, "image_shape": int}
+_KEYS = (*_LISTS, "label_column")
+
+
+def pinned_format(file: Path) -> DataFormat:
+    """Return the format of the node's data that its owner wrote down.
+
+    Raises:
+        FileNotFoundError: If the file is not there.
+        ValueError: If it holds anything but a schema.
+    """
+    from omegaconf import OmegaConf  # for a node with a schema of its own alone
+
+    schema = OmegaConf.to_container(OmegaConf.load(file))
+    if not isinstance(schema, dict):
+        raise ValueError(f"{file} must hold keys and values: {', '.join(_KEYS)}")
+    return DataFormat(**{str(key): _value(file, str(key), each) for key, each in schema.items()})
+
+
+def _value(file: Path, key: str, value: Any) -> Any:
+    if key not in _KEYS:
+        near = difflib.get_close_matches(key, _KEYS, n=1)
+        hint = f"did you mean {near[0]}?" if near else f"write one of {', '.join(_KEYS)}"
+        raise ValueError(f"{file}: there is no key '{key}': {hint}")
+    if key == "label_column":
+        return str(value)
+    if not isinstance(value, list) or not value:
+        raise ValueError(f"{file}: {key} must be a list, got {value!r}")
+    try:
+        return tuple(_LISTS[key](each) for each in value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{file}: {key} must be a list of numbers, got {value!r}") from error

@@ -1,0 +1,165 @@
+"""Overrides as somebody writes them, checked before Hydra is imported and while it reads them.
+
+Hydra's and OmegaConf's errors name their own classes. These name the key, the value, what is
+allowed and the nearest key that there is, in one line.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import get_close_matches
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from .keys import all_keys, either, groups, nearest_keys
+
+if TYPE_CHECKING:
+    from hydra.core.override_parser.types import Override
+
+_OVERRIDE = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[^=]*)(=(?P<value>.*))?", re.DOTALL)
+
+
+class ConfigError(ValueError):
+    """The configuration can't be composed or holds a wrong value."""
+
+
+def config_folder() -> Path:
+    """Return the folder of the YAML groups: inside the package in a wheel, beside it elsewhere."""
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "conf", package.parent / "conf"):
+        if (folder / "config.yaml").is_file():
+            return folder
+    raise FileNotFoundError(f"fl-dp's own conf/ folder is missing beside {package}")
+
+
+@cache
+def group_options() -> dict[str, tuple[str, ...]]:
+    """Return what `GROUP=OPTION` may choose, by group: the files of `conf/`."""
+    found: dict[str, list[str]] = {}
+    for path in sorted(config_folder().glob("*/*.yaml")):
+        found.setdefault(path.parent.name, []).append(path.stem)
+    return {group: tuple(options) for group, options in found.items()}
+
+
+def check_keys(overrides: Sequence[str]) -> None:
+    """Check that every override is of a key or of a group's option that there is.
+
+    Raises:
+        ConfigError: If one is not, with the nearest that is.
+    """
+    for text in overrides:
+        parts = _OVERRIDE.fullmatch(text)
+        assert parts is not None  # it matches any text
+        mark, key, value = parts["mark"] or "", parts["key"], parts["value"]
+        if value is None and mark != "~":
+            raise ConfigError(
+                f"'{text}' is no override: write KEY=VALUE, for example {_example(key)}"
+            )
+        if key in group_options():
+            if re.fullmatch(r"[\w-]+", value or "") is not None:  # else Hydra has to read it
+                _check_option(key, value)
+        elif key not in all_keys() and key not in groups():
+            raise ConfigError(_unknown(key))
+        elif mark == "+":
+            raise ConfigError(f"'{key}' is there already: write {key}={value}, without the +")
+
+
+def check_values(overrides: Sequence[Override]) -> None:
+    """Check that every override's value has its key's type.
+
+    Args:
+        overrides: Of keys that there are.
+
+    Raises:
+        ConfigError: If one has not, or holds several values, which is a sweep.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from .settings import Settings
+
+    schema = OmegaConf.structured(Settings)
+    for override in overrides:
+        key, text = override.key_or_group, str(override.input_line)
+        written = text.partition("=")[2]
+        if override.is_sweep_override():
+            is_list = key in all_keys() and all_keys()[key].kind.startswith("a list")
+            instead = f", or write {key}=[{written}] for a list" if is_list else ""
+            raise ConfigError(f"{text} is several values: add -m to run with each{instead}")
+        if override.is_delete():
+            continue
+        if key in group_options():
+            _check_option(key, str(override.value()))
+            continue
+        try:
+            OmegaConf.update(schema, key, override.value())
+        except OmegaConfBaseException as error:
+            raise ConfigError(wrong_value(str(error.full_key or key), written)) from error
+
+
+def parsed(text: str) -> Override:
+    """Return an override as Hydra reads it.
+
+    Raises:
+        ConfigError: If Hydra can't.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    try:
+        return OverridesParser.create().parse_override(text)
+    except HydraException as error:
+        key, _, value = text.partition("=")
+        raise ConfigError(
+            f"'{text}' can't be read: a value with spaces or any of ,:=()[]{{}}$\\ stands in "
+            f"quotes of its own, like '{key}=\"{value}\"'"
+        ) from error
+
+
+def wrong_value(key: str, written: str | None) -> str:
+    """Return what to say of a value of the wrong type, or of a key inside a group that is none.
+
+    Args:
+        key: With its group; an item of a list by its list.
+        written: The value; None where it is not known.
+    """
+    name = re.sub(r"\[.*", "", key)
+    if name in groups():
+        return f"{name} is a group of keys: write for example {_example(name)}"
+    if name not in all_keys():
+        return _unknown(name)
+    got = "" if written is None else f", got {written if written == 'null' else repr(written)}"
+    return f"{name} must be {all_keys()[name].allowed}{got}"
+
+
+def _check_option(group: str, option: str) -> None:
+    options = group_options()[group]
+    if option in options:
+        return
+    near = get_close_matches(option, options, 1, 0.6)
+    raise ConfigError(
+        f"there is no {group}={option}"
+        + (f": did you mean {group}={near[0]}?" if near else "")
+        + f" ({group} is one of {', '.join(options)})"
+    )
+
+
+def _unknown(key: str) -> str:
+    near = nearest_keys(key)
+    group = key.replace("/", ".").partition(".")[0]
+    if near:
+        return f"there is no key '{key}': did you mean {either(near)}?"
+    if group in groups():
+        inside = [known.name for known in all_keys().values() if known.group == group]
+        return f"there is no key '{key}': `fl-dp config {group}` lists {', '.join(inside)}"
+    return f"there is no key '{key}': `fl-dp config` lists them all"
+
+
+def _example(key: str) -> str:
+    known = all_keys().get(key)
+    if known is None:
+        inside = [one for one in all_keys().values() if one.group == key]
+        known = inside[0] if inside else all_keys()["privacy.epsilon"]
+    return f"{known.name}={known.default_text if known.default is not None else '...'}"

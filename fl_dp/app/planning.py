@@ -1,0 +1,364 @@
+"""From settings to who takes part, what clips, and a privacy plan."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget, default_delta
+from fl_dp.mechanisms import (
+    AdaptiveClipping,
+    Clipping,
+    FixedClipping,
+    PerLayerClipping,
+    ScalarMetric,
+)
+from fl_dp.plan import PlanOptions, PrivacyPlan, RecordPlan
+from fl_dp.strategies import (
+    DPUtilitySelection,
+    ExponentialSelection,
+    FixedSelection,
+    PoissonSelection,
+    PublicSelection,
+    Selection,
+    TruncatedPoissonSelection,
+)
+from fl_dp.updates import VectorLayout
+
+from .combinations import check_combinations
+from .settings import Settings
+from .wording import said_in_keys
+
+_MOST_STEPS = 10_000_000
+
+
+def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
+    """Return the privacy plan of a run.
+
+    Args:
+        settings: What is to be done.
+        within_budget: Refuse a noise multiplier that spends more than `privacy.epsilon`; otherwise
+            the plan's budget is what it spends.
+
+    Raises:
+        ValueError: If the rounds do not fit the budget, or settings exclude each other.
+    """
+    check_combinations(settings)
+    if settings.privacy.mode in ("none", "dp_sgd"):
+        raise ValueError(
+            f"privacy.mode={settings.privacy.mode} promises nothing to clients: there is no plan "
+            "to make"
+        )
+    _require_exact_sums(settings)
+    with said_in_keys():
+        return _plan_for_clients(settings, within_budget=within_budget)
+
+
+def make_record_plan(settings: Settings, *, within_budget: bool = True) -> RecordPlan | None:
+    """Return the plan of DP-SGD inside clients, None if they train without it.
+
+    Args:
+        settings: What is to be done.
+        within_budget: Refuse a noise multiplier at which the planned rounds of a client spend more
+            than the budget; otherwise the plan's budget is what they spend.
+
+    Raises:
+        ValueError: If the rounds do not fit the budget, or settings exclude each other.
+    """
+    if not settings.protects_records:
+        return None
+    check_combinations(settings)
+    _require_nothing_of_records(settings)
+    with said_in_keys(dp_sgd=True):
+        return _plan_for_records(settings, within_budget=within_budget)
+
+
+def make_selection(settings: Settings) -> Selection:
+    """Return who takes part.
+
+    Raises:
+        ValueError: If settings exclude each other.
+    """
+    chosen, num_clients = settings.selection, settings.task.num_clients
+    cohort = max(1, round(chosen.sampling_rate * num_clients))
+    match chosen.name:
+        case "poisson":
+            return PoissonSelection(chosen.sampling_rate)
+        case "truncated_poisson" if chosen.max_cohort is None:
+            return TruncatedPoissonSelection.comfortable(chosen.sampling_rate, num_clients)
+        case "truncated_poisson":
+            return TruncatedPoissonSelection(chosen.sampling_rate, chosen.max_cohort or 0)
+        case "fixed":
+            return FixedSelection(cohort)
+        case "exponential":
+            return ExponentialSelection(
+                cohort,
+                epsilon=chosen.epsilon,
+                utility=chosen.utility,
+                utility_range=(0.0, chosen.utility_high),
+                records_per_client=_records_per_client(settings),
+            )
+        case "dp_utility":
+            return DPUtilitySelection(
+                chosen.sampling_rate * num_clients,
+                largest_rate=chosen.largest_rate or min(1.0, 2.0 * chosen.sampling_rate),
+                noise_multiplier=chosen.utility_noise,
+                refresh_every=chosen.refresh_every,
+                smallest_rate=chosen.smallest_rate,
+                utility=chosen.utility,
+                utility_range=(0.0, chosen.utility_high),
+                sharpness=chosen.sharpness,
+            )
+        case _:
+            return PublicSelection(cohort)
+
+
+def make_clipping(settings: Settings) -> Clipping:
+    """Return what bounds an update."""
+    clipping = settings.clipping
+    match clipping.name:
+        case "adaptive":
+            return AdaptiveClipping(
+                initial_norm=clipping.norm,
+                target_quantile=clipping.target_quantile,
+                learning_rate=clipping.learning_rate,
+            )
+        case "per_layer" if clipping.norms is not None:
+            return PerLayerClipping(norms=tuple(clipping.norms))
+        case "per_layer":
+            return PerLayerClipping.evenly(clipping.norm, _num_layers(settings))
+        case _:
+            return FixedClipping(norm=clipping.norm)
+
+
+def check_layers(settings: Settings) -> None:
+    """Check that `clipping.norms` has one norm for each array of the model.
+
+    Raises:
+        ValueError: If it has more or fewer.
+    """
+    norms = settings.clipping.norms
+    if norms is not None and len(norms) != (arrays := _num_layers(settings)):
+        raise ValueError(
+            f"clipping.norms has {len(norms)} norms and model={settings.model.name} has {arrays} "
+            f"floating-point arrays: write {arrays} norms, or leave clipping.norms out"
+        )
+
+
+def target_delta(settings: Settings) -> float:
+    """Return the delta that the settings ask for."""
+    if settings.privacy.delta is not None:
+        return settings.privacy.delta
+    return default_delta(settings.task.num_clients)
+
+
+def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan:
+    privacy = settings.privacy
+    delta = target_delta(settings)
+    selection = make_selection(settings)
+    options = PlanOptions(
+        neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
+        schedule=settings.schedule.noise_schedule,
+        plateau=settings.schedule.plateau_schedule,
+        participation_cap=settings.selection.participation_cap,
+        other_releases=selection.releases(settings.rounds),
+        metrics=_metrics(settings),
+        scalar_noise_std=settings.metrics.noise_std,
+        total_weight=settings.weights.total,
+        capped_denominator=settings.weights.capped_denominator,
+        client_scheme=privacy.scheme if privacy.mode == "local" else None,
+        unit=privacy.unit,
+        units_per_node=settings.simulation.units_at_node,
+        coins_at_nodes=settings.selection.coins == "nodes",
+        contribution_check=privacy.contribution_check,
+    )
+    if privacy.noise_multiplier is not None:
+        if settings.schedule.name == "plateau":
+            raise ValueError(
+                "schedule=plateau decides the noise itself: leave privacy.noise_multiplier out"
+            )
+        return PrivacyPlan.from_noise_multiplier(
+            privacy.noise_multiplier,
+            delta=delta,
+            rounds=settings.rounds,
+            num_clients=settings.task.num_clients,
+            sampling=selection.sampling,
+            clipping=make_clipping(settings),
+            max_epsilon=privacy.epsilon if within_budget else None,
+            **options,
+        )
+    assert privacy.epsilon is not None  # the settings refuse both being null
+    return PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=privacy.epsilon, delta=delta),
+        rounds=settings.rounds,
+        num_clients=settings.task.num_clients,
+        sampling=selection.sampling,
+        clipping=make_clipping(settings),
+        **options,
+    )
+
+
+def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
+    chosen, privacy = settings.dp_sgd, settings.privacy
+    epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
+    if privacy.mode == "dp_sgd":
+        _require_meaningful_alone(settings)
+        epsilon, multiplier = privacy.epsilon, privacy.noise_multiplier
+        delta = chosen.delta if privacy.delta is None else privacy.delta
+    steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
+    participations = chosen.participations or _usual_participations(settings)
+    if steps * participations > _MOST_STEPS:
+        raise ValueError(
+            f"{steps} steps in each of {participations} rounds of a client are too many: raise "
+            "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or client.epochs, "
+            f"to {_MOST_STEPS:,} in all"
+        )
+    relation = NeighboringRelation(privacy.neighboring_relation)
+    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
+        raise ValueError(
+            "privacy.neighboring_relation=add-or-remove-one hides how many records a client has: "
+            "give dp_sgd.expected_batch_size, a public constant, for example "
+            "dp_sgd.sampling_rate times a typical client's records"
+        )
+    if multiplier is not None:
+        spends = RecordPlan.from_noise_multiplier(
+            multiplier,
+            delta=delta,
+            sampling_rate=chosen.sampling_rate,
+            steps=steps,
+            participations=participations,
+            clipping_norm=chosen.clipping_norm,
+            neighboring_relation=relation,
+        )
+        if epsilon is None or not within_budget:
+            return spends
+        if spends.budget.epsilon > epsilon:
+            raise ValueError(
+                f"{participations} rounds of a client at noise multiplier {multiplier:g} spend "
+                f"epsilon {spends.budget.epsilon:.4g} of its records, more than the budget of "
+                f"{epsilon:g}: raise the budget, or leave the noise multiplier out and let it be "
+                "calibrated"
+            )
+        return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
+    assert epsilon is not None  # the settings refuse both being null
+    return RecordPlan.calibrate(
+        PrivacyBudget(epsilon=epsilon, delta=delta),
+        sampling_rate=chosen.sampling_rate,
+        steps=steps,
+        participations=participations,
+        clipping_norm=chosen.clipping_norm,
+        neighboring_relation=relation,
+    )
+
+
+def _usual_participations(settings: Settings) -> int:
+    """Return how many rounds almost no client exceeds: three deviations above the mean."""
+    rate, rounds = settings.selection.sampling_rate, settings.rounds
+    usual = rate * rounds + 3.0 * math.sqrt(rate * (1.0 - rate) * rounds)
+    return max(1, min(rounds, math.ceil(usual)))
+
+
+def _require_nothing_of_records(settings: Settings) -> None:
+    """Check that nothing else is computed from records that DP-SGD protects.
+
+    Raises:
+        ValueError: If something is, naming it.
+    """
+    selection = settings.selection
+    seen_by_server = ("update_norm", "staleness")
+    wrong = {
+        "metrics.loss": settings.metrics.loss is not None,
+        "metrics.accuracy": settings.metrics.accuracy is not None,
+        "weights.cap": settings.weights.cap is not None,
+        f"selection={selection.name} by {selection.utility}": selection.name
+        in ("exponential", "dp_utility")
+        and selection.utility not in seen_by_server,
+    }
+    found = [name for name, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise ValueError(
+            f"with DP-SGD inside clients nothing else may be computed from their records: leave "
+            f"out {', '.join(found)}"
+        )
+    if settings.privacy.insecure_seed is not None:
+        raise ValueError(
+            "privacy.insecure_seed does not reach the clients' noise: leave it out under DP-SGD"
+        )
+
+
+def _require_meaningful_alone(settings: Settings) -> None:
+    """Check that nothing is asked for that only a promise to clients has.
+
+    Raises:
+        ValueError: If something is, with what to write instead.
+    """
+    selection, chosen = settings.selection, settings.dp_sgd
+    paid = selection.name in ("exponential", "dp_utility")
+    wrong = {
+        f"selection={selection.name} is paid for by a promise to clients: write selection=poisson, "
+        "truncated_poisson, fixed or public": paid,
+        "selection.participation_cap is of a promise to clients: dp_sgd.participations bounds the "
+        "rounds of one": selection.participation_cap is not None,
+        "the noise of DP-SGD does not change: write schedule=constant": (
+            settings.schedule.name != "constant"
+        ),
+        "the server does not clip: write clipping=fixed, and dp_sgd.clipping_norm for gradients": (
+            settings.clipping.name != "fixed"
+        ),
+        "their budget is privacy.epsilon here: leave dp_sgd.epsilon out": (
+            chosen.epsilon is not None
+        ),
+        "their noise is privacy.noise_multiplier here: leave dp_sgd.noise_multiplier out": (
+            chosen.noise_multiplier is not None
+        ),
+    }
+    found = [text for text, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise ValueError(f"privacy=dp_sgd: {'; '.join(found)}")
+
+
+def _require_exact_sums(settings: Settings) -> None:
+    sums = settings.simulation.units_at_node > 1 or settings.selection.coins == "nodes"
+    if sums and settings.compression.up != "none":
+        raise ValueError(
+            f"compression.up={settings.compression.up} would round the exact sum of a node that "
+            "sums its units: write compression.up=none, or simulation.units_per_node=1 and "
+            "selection.coins=server"
+        )
+
+
+def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:
+    ranges = {"loss": settings.metrics.loss, "accuracy": settings.metrics.accuracy}
+    return tuple(
+        ScalarMetric(name=name, low=bounds[0], high=bounds[1])
+        for name, bounds in ranges.items()
+        if bounds is not None
+    )
+
+
+def _records_per_client(settings: Settings) -> int | None:
+    least = settings.selection.records_per_client
+    if (least is None) != (settings.privacy.unit == "client"):
+        raise ValueError(
+            "selection.records_per_client goes with privacy.unit=record, for which it is needed: "
+            f"got {least} with privacy.unit={settings.privacy.unit}"
+        )
+    chosen = settings.selection
+    if least is not None and chosen.utility not in ("loss", "accuracy"):
+        raise ValueError(
+            f"one record can move {chosen.utility} by any amount: with privacy.unit=record choose "
+            "by selection.utility=loss or accuracy"
+        )
+    if least is not None and chosen.utility == "accuracy" and chosen.utility_high < 1.0:
+        raise ValueError(
+            "one record moves an accuracy by one over the records: write selection.utility_high=1, "
+            f"got {chosen.utility_high}"
+        )
+    return least
+
+
+def _num_layers(settings: Settings) -> int:
+    # Only here does a plan have to know the model, and with it torch.
+    from .workload import initial_arrays_of
+
+    return len(VectorLayout.of(initial_arrays_of(settings)).released)

@@ -1,0 +1,123 @@
+"""A task's client under DP-SGD: its records, its settings and its node's ledger, put together."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import Context
+from flwr.client import NumPyClient
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from fl_dp.clients import DPSGD, OpacusClient, RecordWise, fingerprint
+from fl_dp.clients.fingerprint import fingerprint_of_files
+from fl_dp.clients.node_privacy import in_simulation
+from fl_dp.plan import RecordPlan
+from fl_dp.protocol.keys import RECORD_PLAN_KEY
+
+from .settings import Settings
+
+
+def record_plan_of(config: Mapping[str, Any]) -> RecordPlan:
+    """Return the plan of DP-SGD in a message's config."""
+    return RecordPlan.from_dict(json.loads(str(config[RECORD_PLAN_KEY])))
+
+
+class Records(Dataset[tuple[Tensor, Tensor]]):
+    """Records in memory, handed out a batch at a time instead of one by one."""
+
+    def __init__(
+        self,
+        features: Tensor,
+        labels: Tensor,
+        *,
+        fit: NDArray[np.bool_] | None = None,
+        folder: str | None = None,
+    ) -> None:
+        """Hold records.
+
+        Args:
+            features: Shape `(n, ...)`.
+            labels: Shape `(n,)`.
+            fit: Which of them are records, `(n,)`; None: all are.
+            folder: Of the files that hold them and nobody else's, if there is one.
+        """
+        self.features = features
+        self.labels = labels
+        self._fit = fit
+        self._folder = folder
+
+    def __len__(self) -> int:
+        """Return how many there are, those without content included: their number is public."""
+        return len(self.labels)
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        """Return one record."""
+        return self.features[row], self.labels[row]
+
+    def __getitems__(self, rows: list[int]) -> tuple[Tensor, Tensor]:
+        """Return a batch, without what is no record."""
+        if self._fit is not None:
+            rows = [row for row in rows if self._fit[row]]
+        return self.features[rows], self.labels[rows]
+
+    @property
+    def fingerprint(self) -> str:
+        """A name for these records."""
+        if self._folder is not None:
+            return fingerprint_of_files(self._folder)
+        return fingerprint(self.features.cpu().numpy(), self.labels.cpu().numpy())
+
+
+def private_client(
+    model: nn.Module,
+    load: Callable[[], Records],
+    *,
+    plan: RecordPlan,
+    settings: Settings,
+    context: Context,
+    config: Mapping[str, Any],
+    unit: int,
+) -> NumPyClient:
+    """Return the client that trains by DP-SGD on what `load` returns, and charges before that.
+
+    Records are on the model's device.
+
+    Raises:
+        ValueError: If a real node was started without a ledger: nothing is trained then.
+    """
+    chosen = settings.dp_sgd
+    loaded: list[Records] = []
+
+    def loader() -> DataLoader[Any]:
+        loaded.append(load())
+        return DataLoader(loaded[-1], collate_fn=RecordWise(_as_they_are))
+
+    return OpacusClient.on_node(
+        context,
+        model,
+        loader,
+        plan=plan,
+        unit=unit,
+        config=config,
+        dp_sgd=DPSGD(
+            optimizer=lambda parameters: torch.optim.SGD(
+                parameters, lr=settings.client.learning_rate
+            ),
+            expected_batch_size=chosen.expected_batch_size,
+            grad_sample_mode=chosen.grad_sample_mode,
+            physical_batch_size=chosen.physical_batch_size,
+            # A server must not be able to switch it off.
+            secure_randomness=chosen.secure_randomness or not in_simulation(),
+        ),
+        fingerprint_of=lambda _: loaded[-1].fingerprint,
+    )
+
+
+def _as_they_are(batch: Any) -> Any:
+    return batch

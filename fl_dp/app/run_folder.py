@@ -1,0 +1,262 @@
+"""The folder of one run: what comes out, written while it runs.
+
+Only its owner enters it. Inside, the model, the statement and the rounds' metrics carry the
+permissions of a file that is meant for others; ledger, checkpoint, settings and log do not.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from safetensors.numpy import save
+from yaml import YAMLError
+
+from fl_dp.files import private_file, private_folder, write_text, written_whole
+from fl_dp.ledger import LedgerAnchor, PrivacyLedger, read_statement
+from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.statement import (
+    privacy_statement,
+    record_statement,
+    record_statement_markdown,
+    statement_markdown,
+)
+
+from .checkpoints import checkpoint_anchor
+from .settings import Settings
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Paths and writers of `runs/<name>/`.
+
+    Attributes:
+        path: The folder itself, absolute.
+    """
+
+    path: Path
+
+    @property
+    def config(self) -> Path:
+        """The resolved settings, YAML."""
+        return self.path / "config.yaml"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line a round."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def ledger(self) -> Path:
+        """The privacy ledger."""
+        return self.path / "ledger.db"
+
+    @property
+    def record_plan(self) -> Path:
+        """The plan of DP-SGD inside clients, JSON; where there is one."""
+        return self.path / "record_plan.json"
+
+    @property
+    def node_ledgers(self) -> Path:
+        """The ledgers of simulated nodes."""
+        return self.path / "nodes"
+
+    @property
+    def statement(self) -> Path:
+        """The privacy statement, JSON."""
+        return self.path / "privacy.json"
+
+    @property
+    def statement_page(self) -> Path:
+        """The privacy statement, Markdown."""
+        return self.path / "privacy.md"
+
+    @property
+    def model(self) -> Path:
+        """The last private model."""
+        return self.path / "model.safetensors"
+
+    @property
+    def checkpoint(self) -> Path:
+        """What `resume` continues from."""
+        return self.path / "checkpoint.safetensors"
+
+    @property
+    def log(self) -> Path:
+        """The operator's log; not part of what is released."""
+        return self.path / "run.log"
+
+    def require_new(self) -> None:
+        """Check that no other run has this folder.
+
+        Raises:
+            FileExistsError: If one has: its ledger must not be overwritten.
+        """
+        if self.path.exists():
+            raise FileExistsError(
+                f"{self.path} exists already: choose another run_name, or leave it out"
+            )
+
+    def create(self, settings: Settings) -> None:
+        """Make the folder and write the settings.
+
+        Raises:
+            FileExistsError: If there is a run of that name: its ledger must not be overwritten.
+        """
+        self.require_new()
+        private_folder(self.path, exist_ok=False)
+        write_text(self.config, OmegaConf.to_yaml(asdict(settings)))
+        private_file(self.log)
+
+    def read_settings(self) -> Settings:
+        """Return the settings that the run was made with.
+
+        Raises:
+            FileNotFoundError: If there is no run in this folder.
+            ValueError: If they are not settings of this version.
+        """
+        if not self.config.is_file():
+            raise FileNotFoundError(f"there is no run in {self.path}: it has no config.yaml")
+        try:
+            stored = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(self.config))
+            settings = OmegaConf.to_object(stored)
+        except (OmegaConfBaseException, YAMLError, ValueError) as error:
+            raise ValueError(
+                f"{self.config} does not fit this version of fl-dp: {error}"
+            ) from error
+        assert isinstance(settings, Settings)
+        return settings
+
+    def read_ledger(self) -> PrivacyLedger:
+        """Open the run's ledger to look at it, after comparing it with all that knows of it.
+
+        Raises:
+            LedgerCorrupted: If it was altered, or does not hold what checkpoint or statement know.
+            ValueError: If one of those can't be read.
+        """
+        ledger = PrivacyLedger.read(self.ledger)
+        try:
+            for file, anchor in self.anchors().items():
+                ledger.require_holds(anchor, of=f"{file.name} beside it")
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    def anchors(self) -> dict[Path, LedgerAnchor]:
+        """Return how far the ledger had come, by the file that says so.
+
+        Raises:
+            ValueError: If checkpoint or statement can't be read.
+        """
+        known: dict[Path, LedgerAnchor | None] = {}
+        if self.checkpoint.is_file():
+            known[self.checkpoint] = checkpoint_anchor(self.checkpoint)
+        if self.statement.is_file():
+            known[self.statement] = LedgerAnchor.of_statement(self.read_statement())
+        return {file: anchor for file, anchor in known.items() if anchor is not None}
+
+    def read_plan(self) -> PrivacyPlan:
+        """Return the plan that the run's ledger was started with.
+
+        Raises:
+            LedgerCorrupted: As `read_ledger`.
+            ValueError: As `read_ledger`.
+        """
+        with self.read_ledger() as ledger:
+            return ledger.plan
+
+    def write_statement_of_ledger(self) -> bool:
+        """Write the statement from ledger and plan alone, for a run that could not do so itself.
+
+        Returns:
+            Whether there is anything to state.
+
+        Raises:
+            LedgerCorrupted: If the ledger was altered or cut; the statement stays as it is.
+        """
+        statement: dict[str, Any] = {}
+        pages = []
+        if self.ledger.is_file():
+            with self.read_ledger() as ledger:
+                statement = privacy_statement(ledger)
+            pages.append(statement_markdown(statement))
+        if self.record_plan.is_file():
+            settings = self.read_settings()
+            records = record_statement(
+                RecordPlan.from_dict(json.loads(self.record_plan.read_text(encoding="utf-8"))),
+                participations=None,
+                num_clients=settings.task.num_clients,
+                secure_randomness=settings.dp_sgd.secure_randomness,
+            )
+            pages.append(record_statement_markdown(records))
+            if statement:
+                statement["records"] = records
+            else:
+                statement = records | {"rounds": max(len(self.read_metrics()) - 1, 0)}
+        if not statement:
+            return False
+        self.write_statement(statement, "\n".join(pages))
+        return True
+
+    def keep_record_plan(self, plan: RecordPlan | None) -> RecordPlan | None:
+        """Write the plan of DP-SGD, or return the one that is there: a resumed run goes by it."""
+        if plan is None:
+            return None
+        if self.record_plan.is_file():
+            return RecordPlan.from_dict(json.loads(self.record_plan.read_text(encoding="utf-8")))
+        write_text(self.record_plan, json.dumps(plan.to_dict(), indent=2) + "\n", public=True)
+        return plan
+
+    def write_no_promise(self, rounds: int) -> None:
+        """Write the statement of a run without privacy."""
+        statement = {"quoted": "none", "epsilon": {}, "delta": 0.0, "rounds": rounds}
+        self.write_statement(
+            statement,
+            "# Privacy statement\n\nNothing is promised: this run had `privacy.mode=none`. Its "
+            "model and its metrics may show any client's data.\n",
+        )
+
+    def drop_metrics_after(self, server_round: int) -> None:
+        """Forget the lines of rounds that will be done again."""
+        kept = [line for line in self.read_metrics() if line["round"] <= server_round]
+        if self.metrics.is_file():
+            text = "".join(json.dumps(line) + "\n" for line in kept)
+            write_text(self.metrics, text, public=True)
+
+    def append_metrics(self, line: dict[str, Any]) -> None:
+        """Add one round's line; a reader sees it at once."""
+        with self.metrics.open("a", encoding="utf-8") as stream:
+            stream.write(json.dumps(line) + "\n")
+
+    def read_metrics(self) -> list[dict[str, Any]]:
+        """Return the complete lines that were written so far."""
+        if not self.metrics.is_file():
+            return []
+        text = self.metrics.read_text(encoding="utf-8")
+        return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+    def write_statement(self, statement: dict[str, Any], page: str) -> None:
+        """Write the privacy statement for programs, and the page that says the same to people."""
+        write_text(self.statement, json.dumps(statement, indent=2) + "\n", public=True)
+        write_text(self.statement_page, page, public=True)
+
+    def read_statement(self) -> dict[str, Any]:
+        """Return the privacy statement.
+
+        Raises:
+            OSError: If it can't be read.
+            ValueError: If it is no JSON object.
+        """
+        return read_statement(self.statement)
+
+    def write_model(self, arrays: ArrayRecord) -> None:
+        """Write the model under its array names."""
+        stored = save({name: array.numpy() for name, array in arrays.items()})
+        with written_whole(self.model, public=True) as unfinished:
+            unfinished.write_bytes(stored)  # safetensors itself would set other permissions

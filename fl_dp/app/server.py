@@ -1,0 +1,289 @@
+"""The main job at the server: from settings to a private model and its papers."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Result
+
+from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
+from fl_dp.files import private_folder
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.models import set_arrays
+from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.statement import (
+    privacy_statement,
+    record_statement,
+    record_statement_markdown,
+    statement_markdown,
+)
+from fl_dp.strategies import DPFedAvg, wait_for_roster
+from fl_dp.training import evaluate
+
+from .checkpoints import load_checkpoint, save_checkpoint
+from .planning import make_plan, make_record_plan, make_selection
+from .run_folder import RunFolder
+from .server_optimizers import make_server_optimizer
+from .settings import SETTINGS_KEY, Settings
+from .wording import said_in_keys
+from .workload import check_data, dataset_of, initial_arrays_of, model_of
+
+logger = logging.getLogger("flwr.fl_dp")
+
+
+def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
+    """Train a task, or go on with a run that was interrupted, and write the run's folder.
+
+    Args:
+        grid: Flower's grid.
+        settings: What to do; with `resume`, the folder's own settings are used.
+        run_id: Flower's id of the run; names the folder when the settings don't.
+
+    Returns:
+        Flower's result; also in the folder.
+
+    Raises:
+        ValueError: If the settings can't be carried out; nothing was trained.
+        FileNotFoundError: If there is no run to resume.
+    """
+    if settings.resume is not None:
+        folder = RunFolder(Path(settings.resume).expanduser())
+        settings = folder.read_settings()
+    else:
+        # Whoever starts the nodes knows what they host: here, `auto` is one client each.
+        settings = settings.hosting(settings.simulation.units_at_node)
+        folder = RunFolder(_output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
+        folder.create(settings)
+    with _logged_to(folder.log):
+        record_plan = folder.keep_record_plan(make_record_plan(settings))
+        if settings.privacy.mode in ("none", "dp_sgd"):
+            return _train_without_plan(folder, grid, settings, record_plan)
+        return _train_by_plan(folder, grid, settings, record_plan, run_id)
+
+
+@said_in_keys()
+def _train_by_plan(
+    folder: RunFolder, grid: Grid, settings: Settings, record_plan: RecordPlan | None, run_id: str
+) -> Result:
+    """Train with a promise to clients, and to their records if they train by DP-SGD."""
+    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+    resumed = folder.ledger.exists()
+    if folder.checkpoint.is_file() and not resumed:
+        raise ValueError(
+            f"{folder.path} has a checkpoint and no ledger: what its rounds have spent is unknown, "
+            "so it can't go on"
+        )
+    # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
+    plan = folder.read_plan() if resumed else make_plan(settings)
+    with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
+        strategy = _strategy(
+            folder, settings, plan=plan, ledger=ledger, record_plan=record_plan, rng=rng
+        )
+        try:
+            result = _start(strategy, folder, grid, settings)
+        finally:
+            statement = privacy_statement(ledger)
+            page = statement_markdown(statement)
+            if record_plan is not None:
+                records = _statement_of_records(strategy, record_plan, settings)
+                statement["records"] = records
+                page += "\n" + record_statement_markdown(records)
+            folder.write_statement(statement, page)
+    logger.info(
+        "Spent epsilon %.4g at delta %.3g; everything is in %s",
+        statement["epsilon"].get(statement["quoted"], math.inf),
+        statement["delta"],
+        folder.path,
+    )
+    return result
+
+
+@said_in_keys()
+def _train_without_plan(
+    folder: RunFolder, grid: Grid, settings: Settings, record_plan: RecordPlan | None
+) -> Result:
+    """Train with a promise to records at most: the server averages updates as they come."""
+    if settings.simulation.units_at_node > 1 or settings.selection.coins == "nodes":
+        raise ValueError(
+            f"a node that sums its units clips them: privacy={settings.privacy.mode} has one "
+            "client a node (simulation.units_per_node=1) and coins at the server"
+        )
+    wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
+    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+    strategy = _strategy(folder, settings, plan=None, ledger=None, record_plan=record_plan, rng=rng)
+    if record_plan is None:
+        folder.write_no_promise(settings.rounds)
+        return _start(strategy, folder, grid, settings)
+    try:
+        return _start(strategy, folder, grid, settings)
+    finally:
+        statement = _statement_of_records(strategy, record_plan, settings)
+        statement["rounds"] = strategy.rounds_completed
+        folder.write_statement(statement, record_statement_markdown(statement))
+
+
+def _statement_of_records(
+    strategy: DPFedAvg, record_plan: RecordPlan, settings: Settings
+) -> dict[str, Any]:
+    return record_statement(
+        record_plan,
+        participations=strategy.most_participations,
+        num_clients=settings.task.num_clients,
+        secure_randomness=settings.dp_sgd.secure_randomness,
+    )
+
+
+def _strategy(
+    folder: RunFolder,
+    settings: Settings,
+    *,
+    plan: PrivacyPlan | None,
+    ledger: PrivacyLedger | None,
+    record_plan: RecordPlan | None,
+    rng: SecureRandom,
+) -> DPFedAvg:
+    return DPFedAvg(
+        make_server_optimizer(settings.server_optimizer),
+        plan=plan,
+        ledger=ledger,
+        selection=make_selection(settings),
+        weight_cap=settings.weights.cap,
+        roster_timeout=settings.roster_timeout,
+        roster_may_grow=settings.roster_may_grow,
+        rng=rng,
+        plateau_metric=settings.schedule.metric,
+        after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
+        record_plan=record_plan,
+        compression=settings.compression.compression,
+    )
+
+
+def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings) -> Result:
+    """Train from the start, or from the folder's checkpoint if it has one."""
+    check_data(settings)  # what is wrong with the data shows before anything is released
+    dataset = dataset_of(settings)
+    test_x = dataset.features(slice(None), "test")
+    test_y = dataset.labels(slice(None), "test")
+    model = model_of(settings)
+    if folder.checkpoint.is_file():
+        checkpoint = load_checkpoint(folder.checkpoint)
+        strategy.resume(checkpoint)
+        folder.drop_metrics_after(checkpoint.server_round)
+        logger.info("Resuming %s after round %d", folder.path, checkpoint.server_round)
+    else:
+        folder.drop_metrics_after(-1)
+
+    def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
+        set_arrays(model, arrays.to_numpy_ndarrays())
+        loss, accuracy = evaluate(model, test_x, test_y)
+        spent = _spent(strategy, server_round)
+        folder.append_metrics(
+            {
+                "round": server_round,
+                "rounds": settings.rounds,
+                "expected_cohort": _expected_cohort(strategy, settings),
+                "test_loss": loss,
+                "test_accuracy": accuracy,
+                **spent,
+                **_released(strategy),
+            }
+        )
+        folder.write_model(arrays)
+        return MetricRecord({"loss": loss, "accuracy": accuracy, **spent})
+
+    return strategy.start(
+        grid=grid,
+        initial_arrays=initial_arrays_of(settings),
+        num_rounds=settings.rounds,
+        timeout=settings.round_timeout,
+        train_config=_train_config(folder, settings),
+        evaluate_fn=evaluate_publicly,
+    )
+
+
+def _spent(strategy: DPFedAvg, server_round: int) -> dict[str, float]:
+    """Return the epsilon of clients so far, else that of their records, else nothing."""
+    if strategy.ledger is not None:
+        return {"epsilon": strategy.ledger.running_epsilon() if server_round else 0.0}
+    if strategy.record_plan is None:
+        return {}
+    most = strategy.most_participations
+    budget = strategy.record_plan.budget.epsilon
+    if most is None:
+        return {"epsilon": budget}
+    return {"epsilon": min(budget, strategy.record_plan.epsilon(most).best) if most else 0.0}
+
+
+def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
+    config: dict[str, str] = {SETTINGS_KEY: _for_clients(settings).to_json()}
+    # A node's ledger needs a cap of the node's own where the noise changes over the rounds.
+    charged = settings.privacy.mode == "local" and settings.schedule.name == "constant"
+    if settings.protects_records or charged:
+        ledgers = folder.node_ledgers
+        if settings.dp_sgd.ledger_dir is not None:
+            ledgers = Path(settings.dp_sgd.ledger_dir)
+        private_folder(ledgers)
+        config[SIMULATED_LEDGERS_KEY] = str(ledgers)
+    return ConfigRecord(dict(config))
+
+
+def _for_clients(settings: Settings) -> Settings:
+    """Return what clients may know: neither the operator's folders nor a seed of the noise."""
+    privacy = replace(settings.privacy, insecure_seed=None)
+    return replace(settings, privacy=privacy, output_dir=None, run_name=None, resume=None)
+
+
+def _expected_cohort(strategy: DPFedAvg, settings: Settings) -> float:
+    if strategy.plan is None:
+        return settings.selection.sampling_rate * settings.task.num_clients
+    return strategy.plan.expected_cohort
+
+
+def _released(strategy: DPFedAvg) -> dict[str, Any]:
+    """Return what the round released besides the model, and what a message of it weighed."""
+    released: dict[str, Any] = {}
+    if strategy.rounds_completed:  # bytes of the arrays of one message; neither says who got one
+        released |= {"bytes_down": strategy.bytes_down, "bytes_up": strategy.bytes_up}
+    if strategy.released_metrics:
+        released["clients"] = dict(strategy.released_metrics)
+    if strategy.clipping_norms is not None and strategy.clipping_adapts:
+        released["next_clipping_norm"] = strategy.clipping_norms[0]
+    return released
+
+
+@contextmanager
+def _logged_to(path: Path) -> Iterator[None]:
+    """Write Flower's log to a file, too, with the reason if the run fails."""
+    log_file = logging.FileHandler(path, encoding="utf-8")
+    log_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    flower_logger = logging.getLogger("flwr")
+    flower_logger.addHandler(log_file)
+    try:
+        yield
+    except Exception:
+        logger.exception("the run failed")
+        raise
+    finally:
+        flower_logger.removeHandler(log_file)
+        log_file.close()
+
+
+def _output_dir(settings: Settings) -> Path:
+    if settings.output_dir is None:
+        return Path.home() / ".fl-dp" / "runs"
+    output_dir = Path(settings.output_dir).expanduser()
+    if not output_dir.is_absolute():
+        raise ValueError(
+            f"output_dir must be absolute, got '{output_dir}': a ServerApp does not run where "
+            "you called Flower from"
+        )
+    return output_dir

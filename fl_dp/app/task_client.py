@@ -1,0 +1,325 @@
+"""The Flower `ClientApp`: one client of a task, trained as the server's settings say."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from flwr.client import NumPyClient
+from flwr.common.typing import NDArrays, Scalar
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from fl_dp.clients import NodeConfig, NodeUnits, TrainedRows, UnitReport, numpy_client_app
+from fl_dp.datasets import Dataset
+from fl_dp.models import get_arrays, set_arrays
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY, RECORD_PLAN_KEY, UTILITY_QUERY_KEY
+from fl_dp.training import UnitData, evaluate, train_locally, train_together
+
+from .settings import SETTINGS_KEY, Settings
+from .workload import (
+    data_of_unit,
+    dataset_of,
+    model_of,
+    own_data_path,
+    parts_of,
+    public_form_of,
+    records_of,
+)
+
+if TYPE_CHECKING:
+    from .private_training import Records
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+_MEASURED = ("loss", "accuracy")
+_UNITS_IN_MEMORY = 256  # whose records a node holds at a time
+
+
+class TaskClient(NumPyClient):
+    """Trains one unit on its own part of the task, or on the data of its node's `data-path`.
+
+    The number of records is reported as 1: the strategy weights every client alike, and the true
+    number is the client's own business. Only for a round's instruction or a utility query, which
+    keep it on the node, it is the true one.
+    """
+
+    def __init__(self, context: Context, unit: int = 0) -> None:
+        """Be one of the units that a node hosts.
+
+        Args:
+            context: The node's.
+            unit: Index among the node's units, from 0.
+
+        Raises:
+            ValueError: If the node has neither a `partition-id` nor a `data-path`.
+        """
+        self.context = context
+        self.node = _node_of(context)
+        self.unit = unit
+
+    def fit(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Train from `parameters` with the settings in the message.
+
+        Returns the loss and the accuracy of `parameters`, before training, if the instruction asks.
+        """
+        if RECORD_PLAN_KEY in config:
+            return self._fit_privately(parameters, config)
+        settings, data = self._settings_and_data(config)
+        if data is None:
+            return parameters, _reported(0, config), {}
+        (dataset, rows), client = data, settings.client
+        model = model_of(settings, dataset)
+        features, labels = records_of(dataset, rows)
+        set_arrays(model, parameters)
+        metrics = _metrics(model, features, labels, settings, config)
+        train_locally(
+            model,
+            features,
+            labels,
+            learning_rate=client.learning_rate,
+            epochs=client.epochs,
+            batch_size=client.batch_size,
+            seed=_shuffling_seed(settings, self._part(settings), config),
+        )
+        return list(get_arrays(model).values()), _reported(len(rows), config), metrics
+
+    def _fit_privately(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Train by DP-SGD.
+
+        Nothing up to the charge reads a record of the node's own, so whatever goes wrong until then
+        may show: the model goes back as it came.
+        """
+        from .private_training import private_client, record_plan_of  # with Opacus and SciPy
+
+        plan = record_plan_of(config)
+        try:
+            settings = _settings(config)
+            place, node_config = self._part(settings), self.context.node_config
+            own = own_data_path(node_config) is not None
+            if not own and place >= settings.task.num_clients:
+                return parameters, 1, {}
+            client = private_client(
+                model_of(settings, public_form_of(settings, node_config)),
+                lambda: _records_of(settings, place, node_config),
+                plan=plan,
+                settings=settings,
+                context=self.context,
+                config=config,
+                unit=self.unit,
+            )
+        except Exception:
+            logger.exception("no private training; this client contributes nothing")
+            return parameters, 1, {}
+        return client.fit(parameters, config)
+
+    def evaluate(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        """Return the loss of `parameters` on the unit's training records; NaN without any."""
+        settings, data = self._settings_and_data(config)
+        if data is None:
+            return float("nan"), _reported(0, config), {}
+        dataset, rows = data
+        model = model_of(settings, dataset)
+        set_arrays(model, parameters)
+        loss, accuracy = evaluate(model, *records_of(dataset, rows))
+        asked = UTILITY_QUERY_KEY in config  # a plain evaluation says no more than it has to
+        return loss, _reported(len(rows), config), {"accuracy": accuracy} if asked else {}
+
+    def _settings_and_data(
+        self, config: dict[str, Scalar]
+    ) -> tuple[Settings, tuple[Dataset, NDArray[np.int64]] | None]:
+        settings = _settings(config)
+        return settings, data_of_unit(settings, self._part(settings), self.context.node_config)
+
+    def _part(self, settings: Settings) -> int:
+        return self.node * settings.simulation.units_at_node + self.unit
+
+
+def client_fn(context: Context) -> NumPyClient:
+    """Return the client of this node's first unit.
+
+    Raises:
+        ValueError: If the node has neither a `partition-id` nor a `data-path`.
+    """
+    return TaskClient(context)
+
+
+def unit_client_fn(context: Context, unit: int) -> NumPyClient:
+    """Return the client of one of this node's units.
+
+    Raises:
+        ValueError: If the node has neither a `partition-id` nor a `data-path`.
+    """
+    return TaskClient(context, unit)
+
+
+def train_many(
+    context: Context, units: Sequence[int], model: ArrayRecord, config: dict[str, Any]
+) -> Iterator[TrainedRows]:
+    """Train units of this node together, each as `TaskClient.fit` would train it.
+
+    Raises:
+        ValueError: If the node has no `partition-id` in its configuration.
+    """
+    if RECORD_PLAN_KEY in config:
+        return  # DP-SGD is for one unit at a time
+    settings = _settings(config)
+    dataset, client, origin = dataset_of(settings), settings.client, model_of(settings)
+    set_arrays(origin, model.to_numpy_ndarrays())
+    parts = parts_of(settings)
+    first = _node_of(context) * settings.simulation.units_at_node
+    hosted = [unit for unit in units if first + unit < len(parts)]
+    for start in range(0, len(hosted), _UNITS_IN_MEMORY):
+        some = hosted[start : start + _UNITS_IN_MEMORY]
+        data = [
+            UnitData(
+                features=dataset.features(parts[first + unit]),
+                labels=dataset.labels(parts[first + unit]),
+                seed=_shuffling_seed(settings, first + unit, config),
+            )
+            for unit in some
+        ]
+        for places, vectors in train_together(
+            origin,
+            data,
+            learning_rate=client.learning_rate,
+            epochs=client.epochs,
+            batch_size=client.batch_size,
+        ):
+            reports = [
+                UnitReport(
+                    num_examples=_reported(len(unit.labels), config),
+                    metrics=_metrics(origin, unit.features, unit.labels, settings, config),
+                )
+                for unit in (data[place] for place in places)
+            ]
+            yield TrainedRows(
+                units=[some[place] for place in places], reports=reports, vectors=vectors
+            )
+
+
+def hosted_units(context: Context, config: dict[str, Any]) -> int:
+    """Return how many units of the roster this node hosts; the last node may have fewer.
+
+    A node with its own data is one unit.
+
+    Raises:
+        ValueError: If the node has neither a `partition-id` nor a `data-path`.
+    """
+    if own_data_path(context.node_config) is not None:
+        return 1
+    settings = _settings(config)
+    per_node = settings.simulation.units_at_node
+    before = _node_of(context) * per_node
+    return min(per_node, max(settings.task.num_clients - before, 0))
+
+
+def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
+    """Return a unit's `labels`, shape `(n,)`, or its `records`, one row of features each.
+
+    Raises:
+        ValueError: If the values have another name, or the unit has no data.
+    """
+    settings = _settings(config)
+    place = _node_of(context) * settings.simulation.units_at_node + unit
+    data = data_of_unit(settings, place, context.node_config)
+    if data is None:
+        raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
+    dataset, rows = data
+    if name == "labels":
+        return dataset.labels(rows)
+    if name == "records":
+        return dataset.features(rows).reshape(len(rows), -1)
+    raise ValueError(f"there are no values '{name}': ask for labels or records")
+
+
+def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) -> Records:
+    """Read a unit's records, on the device that trains.
+
+    Raises:
+        ValueError: If it has none, or they are not one node's own and do not fit the settings.
+    """
+    from .private_training import Records
+
+    data = data_of_unit(settings, place, node_config, leave_out_unfit=True)
+    if data is None:
+        raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
+    dataset, rows = data
+    fit = None if dataset.train_fit is None else dataset.train_fit[rows]
+    return Records(*records_of(dataset, rows), fit=fit, folder=own_data_path(node_config))
+
+
+def _node_of(context: Context) -> int:
+    owner = NodeConfig.of(context.node_config)
+    if owner.partition_id is not None:
+        return owner.partition_id
+    if owner.data_path is None:
+        raise ValueError(
+            "start the SuperNode with --node-config 'data-path=\"/absolute/folder\"', or with "
+            "'partition-id=...' for a part of a simulated split"
+        )
+    return context.node_id  # seeds the order of the records, and no more
+
+
+def _settings(config: dict[str, Any]) -> Settings:
+    return Settings.from_json(str(config[SETTINGS_KEY]))
+
+
+def _reported(num_examples: int, config: dict[str, Scalar]) -> int:
+    stays_on_the_node = INSTRUCTION_KEY in config or UTILITY_QUERY_KEY in config
+    return num_examples if stays_on_the_node else 1
+
+
+def _metrics(
+    model: nn.Module,
+    features: NDArray[Any] | Tensor,
+    labels: NDArray[Any] | Tensor,
+    settings: Settings,
+    config: dict[str, Scalar],
+) -> dict[str, Scalar]:
+    """Return what the instruction asks a unit to measure before its training."""
+    if not (_asks_for_metrics(config) and _has_enough(settings, len(labels))):
+        return {}
+    measured = evaluate(model, features, labels, max_loss=_max_loss(settings))
+    return dict(zip(_MEASURED, measured, strict=True))
+
+
+def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
+    instruction = RoundInstruction.of(config)
+    if instruction is None:
+        return False
+    bundle = instruction.bundle
+    asked = {instruction.utility, *(metric.name for metric in (bundle.metrics if bundle else ()))}
+    return not asked.isdisjoint(_MEASURED)
+
+
+def _max_loss(settings: Settings) -> float | None:
+    """Return the bound on one example's loss: with records as units the mean rests on it."""
+    return settings.selection.utility_high if settings.privacy.unit == "record" else None
+
+
+def _has_enough(settings: Settings, num_examples: int) -> bool:
+    """Whether the unit has as many records as the charge for a selection by records supposes."""
+    return num_examples >= (settings.selection.records_per_client or 0)
+
+
+def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) -> int:
+    entropy = (settings.seed, part, int(config.get("server-round", 0)))
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
+
+
+app = numpy_client_app(
+    client_fn,
+    units=NodeUnits(client_fn=unit_client_fn, count=hosted_units, train_many=train_many),
+    statistics_fn=statistics_fn,
+)

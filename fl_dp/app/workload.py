@@ -1,0 +1,302 @@
+"""What the settings name: the data, each unit's part of it, the model, and where it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import lru_cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+from flwr.app import Array, ArrayRecord
+from numpy.typing import NDArray
+
+from fl_dp.clients.node_config import DATA_PATH_KEY, NodeConfig
+from fl_dp.datasets import (
+    EMBEDDED,
+    OWN_DATA,
+    DataFormat,
+    Dataset,
+    Form,
+    client_indices,
+    form_of,
+    load_dataset,
+)
+from fl_dp.models.fit import require_fit
+
+from .data_schema import pinned_format
+from .settings import Settings
+
+if TYPE_CHECKING:  # torch is loaded where something is built or trained
+    import torch
+    from torch import Tensor, nn
+
+    from fl_dp.training import DeviceData
+
+_T = TypeVar("_T")
+
+
+def dataset_of(
+    settings: Settings, data_path: str | None = None, data_format: DataFormat | None = None
+) -> Dataset:
+    """Return the run's data set, loaded once a process.
+
+    Args:
+        settings: Name the set and, for somebody's own files, their format.
+        data_path: A node's own folder; its training part is read instead of `task.data_dir`. None:
+            everybody's, or with `task.partition=nodes` the server's, which is a test part alone.
+        data_format: Of somebody's own files; None: as the settings say.
+
+    Raises:
+        FileNotFoundError: If it is not there.
+        ModuleNotFoundError: If a library that reads it is not installed.
+        ValueError: If it is corrupt, or does not fit the settings.
+    """
+    task = settings.task
+    if data_path is not None and task.name in EMBEDDED:
+        raise ValueError(
+            f"task={task.name} has no files that could lie in {DATA_PATH_KEY}: leave it out"
+        )
+    data_dir = task.data_dir if data_path is None else data_path
+    if data_format is None:
+        data_format = _format_of(settings, data_path)
+    return load_dataset(task.name, data_dir=data_dir, data_format=data_format)
+
+
+def parts_of(settings: Settings) -> tuple[NDArray[np.int64], ...]:
+    """Return the training rows of each client, split once a process.
+
+    Raises:
+        FileNotFoundError: If the data set is not there.
+        ModuleNotFoundError: If a library that reads it is not installed.
+        ValueError: If it is corrupt, or can't be split as asked.
+    """
+    task = settings.task
+    if task.partition == "nodes":
+        raise ValueError(
+            "task.partition=nodes is for SuperNodes that bring their own data, each started with "
+            f"--node-config '{DATA_PATH_KEY}=\"/absolute/folder\"'; a simulation has none: choose "
+            "another partition"
+        )
+    return client_indices(
+        task.name,
+        num_clients=task.num_clients,
+        kind=task.partition,
+        seed=settings.seed,
+        alpha=task.alpha,
+        shards_per_client=task.shards_per_client,
+        data_dir=task.data_dir,
+        data_format=_format_of(settings, None),
+    )
+
+
+def check_data(settings: Settings) -> None:
+    """Load at the server what it needs, so that what is wrong shows before anything is released.
+
+    Raises:
+        FileNotFoundError: If the data set is not there.
+        ModuleNotFoundError: If a library that reads it is not installed.
+        ValueError: If it is corrupt, can't be split as asked, or has nothing to test on.
+    """
+    if settings.task.partition != "nodes":
+        parts_of(settings)
+    if not len(dataset_of(settings).test_y):
+        raise ValueError("the test part has no rows: the model could not be measured")
+
+
+def data_of_unit(
+    settings: Settings,
+    place: int,
+    node_config: Mapping[str, Any],
+    *,
+    leave_out_unfit: bool = False,
+) -> tuple[Dataset, NDArray[np.int64]] | None:
+    """Return the data set in which a unit's records lie, and their rows.
+
+    With a `data-path` all training rows of that folder are the node's own, whatever the partition
+    is: nothing else is read there, and the server names no folder.
+
+    Args:
+        settings: As the server sent them.
+        place: Number of the unit among those of all nodes, which share a simulated split.
+        node_config: The node's configuration; a schema of its owner's goes before the settings'.
+        leave_out_unfit: Count rows of the node's own files that do not fit as rows without content
+            (`Dataset.train_fit`), instead of refusing the files.
+
+    Returns:
+        None for a unit beyond the roster of a simulation.
+
+    Raises:
+        FileNotFoundError: If the data is not there.
+        ModuleNotFoundError: If a library that reads it is not installed.
+        ValueError: If it does not fit the settings; the text can hold data.
+    """
+    data_path = own_data_path(node_config)
+    if data_path is not None:
+        data_format = _format_of_node(settings, node_config)
+        if data_format is not None:
+            data_format = replace(data_format, leave_out_unfit=leave_out_unfit)
+        dataset = dataset_of(settings, data_path, data_format)
+        return dataset, np.arange(len(dataset.train_y))
+    _refuse_a_folder_of_the_server(settings, node_config)
+    parts = parts_of(settings)
+    return (dataset_of(settings), parts[place]) if place < len(parts) else None
+
+
+def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form | None:
+    """Return what a node's model is built for, without reading a row of anybody's.
+
+    None if everybody's files lie in one folder and the form has to be found in them.
+
+    Raises:
+        FileNotFoundError: If the file of the owner's schema is not there.
+        ValueError: If it can't be read, or the node has its own data and their form is not written
+            down.
+    """
+    _refuse_a_folder_of_the_server(settings, node_config)
+    data_format = _format_of_node(settings, node_config)
+    form = form_of(settings.task.name, data_format)
+    if form is None and data_format is not None and own_data_path(node_config) is not None:
+        shape = "image_shape" if settings.task.name == "folder" else "columns"
+        data_format.require(classes=data_format.classes, **{shape: getattr(data_format, shape)})
+    return form
+
+
+def _refuse_a_folder_of_the_server(settings: Settings, node_config: Mapping[str, Any]) -> None:
+    """Check that a node whose owner requires privacy reads no folder that the server names.
+
+    Raises:
+        PermissionError: If it would. The text holds no data.
+    """
+    owner = NodeConfig.of(node_config)
+    if owner.required and owner.data_path is None and settings.task.data_dir is not None:
+        raise PermissionError(
+            "the server names a folder of this node (task.data_dir), and the node's owner requires "
+            f"privacy: say which data are meant, --node-config '{DATA_PATH_KEY}=\"/srv/data\"'"
+        )
+
+
+def own_data_path(node_config: Mapping[str, Any]) -> str | None:
+    """Return the folder of a node's own data, if it has any.
+
+    Raises:
+        NodeConfigError: If the configuration is no good.
+    """
+    return NodeConfig.of(node_config).data_path
+
+
+def records_of(dataset: Dataset, rows: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Return features and labels of some training rows, on the device that trains."""
+    return _device_data(dataset, training_device()).records(rows)
+
+
+def training_device() -> torch.device:
+    """Return CUDA's first GPU where torch sees one, otherwise the CPU.
+
+    A simulation's worker without a share of a GPU sees none.
+    """
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_model(settings: Settings) -> None:
+    """Check that the run's model can be built for its data, without torch where that tells.
+
+    Raises:
+        ModuleNotFoundError: If the model needs a library that is not installed.
+        ValueError: If the model does not fit the data.
+    """
+    form = dataset_of(settings)
+    require_fit(
+        settings.model.name,
+        input_shape=form.input_shape,
+        num_classes=form.num_classes,
+        hidden=settings.model.hidden,
+        vocabulary_size=form.vocabulary_size,
+    )
+    if form.vocabulary_size is not None:
+        initial_arrays_of(settings)  # built on Opacus, which may be missing
+
+
+def initial_arrays_of(settings: Settings) -> ArrayRecord:
+    """Return the first weights of the run's model."""
+    from fl_dp.models import get_arrays
+
+    arrays = get_arrays(_built(settings, dataset_of(settings)))
+    return ArrayRecord({name: Array(values) for name, values in arrays.items()})
+
+
+def model_of(settings: Settings, form: Dataset | Form | None = None) -> nn.Module:
+    """Return the run's model with its first weights, on the device that trains.
+
+    Args:
+        settings: Name the model.
+        form: What it is for; None is the server's data set, `dataset_of(settings)`.
+    """
+    return _built(settings, form or dataset_of(settings)).to(training_device())
+
+
+def _built(settings: Settings, form: Dataset | Form) -> nn.Module:
+    from fl_dp.models import build_model
+
+    return build_model(
+        settings.model.name,
+        input_shape=form.input_shape,
+        num_classes=form.num_classes,
+        hidden=settings.model.hidden,
+        vocabulary_size=form.vocabulary_size,
+        seed=settings.seed,
+    )
+
+
+# One run's set; a process that goes on to another run's need not keep the first on the device.
+@lru_cache(maxsize=1)
+def _device_data(dataset: Dataset, device: torch.device) -> DeviceData:
+    import torch
+
+    from fl_dp.training import DeviceData
+
+    free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
+    return DeviceData(dataset, device, free_memory=free_memory)
+
+
+def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataFormat | None:
+    """Return the format of a node's own data: its owner's, or else the settings'."""
+    owner = NodeConfig.of(node_config)
+    data_format = _format_of(settings, owner.data_path)
+    if data_format is None or owner.data_path is None or owner.data_schema is None:
+        return data_format
+    return replace(pinned_format(Path(owner.data_schema)), splits=data_format.splits)
+
+
+def _format_of(settings: Settings, data_path: str | None) -> DataFormat | None:
+    task = settings.task
+    if task.name not in OWN_DATA:
+        return None
+    if data_path is not None:
+        splits: tuple[str, ...] = ("train",)
+    elif task.partition == "nodes":
+        splits = ("test",)
+    else:
+        splits = ("train", "test")
+    image_shape = None
+    if task.image_shape is not None:
+        channels, height, width = task.image_shape
+        image_shape = (channels, height, width)
+    return DataFormat(
+        classes=_tuple(task.classes),
+        label_column=task.label_column,
+        client_column=task.client_column,
+        columns=_tuple(task.columns),
+        image_shape=image_shape,
+        mean=_tuple(task.mean),
+        std=_tuple(task.std),
+        test_fraction=task.test_fraction,
+        splits=splits,
+    )
+
+
+def _tuple(values: list[_T] | None) -> tuple[_T, ...] | None:
+    return None if values is None else tuple(values)

@@ -1,0 +1,29 @@
+"""The entry of the `fl-dp` command; the commands themselves stand in `fl_dp.commands`."""
+
+from __future__ import annotations
+
+import sys
+
+
+def main() -> None:
+    """Run the command line. Ctrl-C at any moment, also while something is imported, is one line."""
+    try:
+        from .app import app
+
+        app()
+    except KeyboardInterrupt:
+        sys.stderr.write("error: stopped\n")
+        raise SystemExit(130) from None
+
+
+def __getattr__(name: str) -> object:
+    # Not imported above: `main` says so in one line if that is interrupted.
+    if name != "app":
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    from .app import app
+
+    return app
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,28 @@
+"""Ledgers: what was released, on disk before it happens. No Flower, no torch."""
+
+from typing import TYPE_CHECKING
+
+from fl_dp.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .anchors import LedgerAnchor, read_statement
+    from .entries import LedgerCorrupted, LedgerRecord, LedgerUnavailable
+    from .node import Account, NodeLedger, Spending
+    from .training import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = [
+    "Account",
+    "LedgerAnchor",
+    "LedgerCorrupted",
+    "LedgerRecord",
+    "LedgerUnavailable",
+    "NodeLedger",
+    "ParticipationCapReached",
+    "PlanMismatch",
+    "PrivacyLedger",
+    "Reservation",
+    "Spending",
+    "read_statement",
+]

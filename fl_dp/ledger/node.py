@@ -1,0 +1,582 @@
+"""What a node's own data have spent, over rounds, restarts and runs: the ledger that a node keeps.
+
+The server's ledger belongs to one training. This one belongs to the data: each release that was
+made from them is written here before it happens, by whichever run, and a release that would exceed
+the budget is refused. It lies in a file of the node's own; neither Flower nor the server keeps it.
+
+    >>> with NodeLedger.open("/data/ledger.db") as ledger:
+    ...     ledger.charge(account, event, count=10, budget=budget, what="round 3")
+    ...     ...  # train, release
+
+Where nothing at all may depend on the data before the charge, not even whether they are somebody
+else's, it is decided by the name of their source (`charge_unread`), and the data are named when
+they were read (`name_data`). Data that have spent their budget under another name are then answered
+for by noise alone, which spends nothing.
+
+Budgets may be asked for, and noise may change, after earlier releases were seen. Two rules hold
+then, each with its share of delta, and a release passes that satisfies one of them:
+
+- all releases so far have the parameters of the first one; how many of them fit is counted by
+  privacy-loss distributions (at 0.9 delta);
+- otherwise a Renyi filter whose order was fixed at the first release (at 0.1 delta), valid for
+  whatever is chosen on the way (Feldman and Zrnic 2021).
+
+Together they keep (epsilon, delta): the outcomes in which only the first rule ever passed a release
+are among those of a process that stops where the first rule does, the others among those of one
+that stops where the filter does, and the hockey-stick divergence is a sum over outcomes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+from fl_dp.accounting import (
+    EpsilonBounds,
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+    best_filter_order,
+    epsilon,
+    event_from_dict,
+    event_to_dict,
+    freeze,
+    tight_epsilon,
+)
+from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
+from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences, renyi_epsilon
+
+from .chain import ChainedLedger
+from .entries import LedgerCorrupted, require_printable, today
+from .store import LedgerStore
+
+NODE_SCHEMA = 1
+_UNITS = ("client", "record")
+_MOST_RELEASES = 10_000_000
+_MOST_RECORDS = 2**63
+_ROUNDING = 1e-12  # relative
+_AHEAD = 1.25
+# By event, epsilon, delta and relation: so many releases of one kind are known to fit.
+_CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Account:
+    """Whose releases add up: all data that ever shared a source or a fingerprint.
+
+    A source that comes with another fingerprint has changed, and most of its records are likely to
+    be the same; a fingerprint under another source is the same data elsewhere. Both go on spending
+    from where they were.
+
+    Attributes:
+        unit: `example` (a record) or `client` (the node's whole data).
+        source: Where the data come from: a name that stays the same when they change.
+        fingerprint: Of the data themselves; None if unknown.
+    """
+
+    unit: str
+    source: str
+    fingerprint: str | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the unit is unknown or a name is empty or can't be printed.
+        """
+        if self.unit not in _UNITS:
+            raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
+        for name in (self.source, self.fingerprint):
+            if name is not None:
+                require_printable(name)
+
+    @property
+    def keys(self) -> tuple[tuple[str, str, str], ...]:
+        """What it is known by."""
+        known = [(self.unit, "source", self.source)]
+        if self.fingerprint is not None:
+            known.append((self.unit, "fingerprint", self.fingerprint))
+        return tuple(known)
+
+
+@dataclass(kw_only=True, eq=False)
+class Spending:
+    """What one account has spent.
+
+    Attributes:
+        unit: `example` or `client`.
+        sources: Names of where its data came from.
+        fingerprints: Of its data over time.
+        releases: Each kind of release, with its count.
+        budget: The largest epsilon that a release was admitted under, and the first delta: later
+            ones are admitted at no larger one.
+        filter_order: The Renyi order that was fixed at the first release; None: there is none.
+        neighboring_relations: Of the runs that spent.
+        charges: How many charges there were, each of one or more releases.
+        first: Record of the first one.
+        parts: How many accounts spent apart before they turned out to be one.
+    """
+
+    unit: str
+    sources: set[str] = field(default_factory=set)
+    fingerprints: set[str] = field(default_factory=set)
+    releases: Counter[PrivacyEvent] = field(default_factory=Counter)
+    budget: PrivacyBudget | None = None
+    filter_order: float | None = None
+    neighboring_relations: set[NeighboringRelation] = field(default_factory=set)
+    charges: int = 0
+    first: int = _MOST_RECORDS
+    parts: int = 0
+
+    @property
+    def history(self) -> FrozenHistory:
+        """Every release, merged and in one fixed order."""
+        return freeze(self.releases)
+
+    def epsilon(self) -> EpsilonBounds:
+        """Return what was spent, at the account's delta.
+
+        With noise that changed on the way that is what the rules guarantee: the largest budget; and
+        none, if accounts spent apart by different noise before they turned out to be one.
+        """
+        if self.budget is None:
+            return EpsilonBounds(naive=0.0)
+        if len(self.history) > 1:
+            return EpsilonBounds(filter=self.budget.epsilon) if self.parts == 1 else EpsilonBounds()
+        relation = _worst(self.neighboring_relations)
+        return epsilon(self.history, self.budget.delta, neighboring_relation=relation)
+
+    def would_exceed(
+        self,
+        event: PrivacyEvent,
+        *,
+        count: int,
+        budget: PrivacyBudget,
+        neighboring_relation: NeighboringRelation,
+    ) -> bool:
+        """Tell whether `count` more of `event` would exceed `budget`."""
+        delta = budget.delta if self.budget is None else min(budget.delta, self.budget.delta)
+        relation = _worst(self.neighboring_relations | {neighboring_relation})
+        after = freeze(self.releases + Counter({event: count}))
+        if len(after) == 1:
+            ((only, times),) = after
+            if _fit(only, times, budget.epsilon, DECLARED_SHARE * delta, relation):
+                return False
+        if self.filter_order is None:
+            return True
+        orders = (self.filter_order,)
+        allowed = divergence_at_order(
+            budget.epsilon, self.filter_order, (1.0 - DECLARED_SHARE) * delta
+        )
+        spent = sum(times * renyi_divergences(each, relation, orders)[0] for each, times in after)
+        return not spent <= allowed * (1.0 + _ROUNDING)
+
+    def absorb(self, other: Spending) -> None:
+        """Take in another account's spending: they turned out to be one."""
+        self.sources |= other.sources
+        self.fingerprints |= other.fingerprints
+        self.releases += other.releases
+        self.neighboring_relations |= other.neighboring_relations
+        self.charges += other.charges
+        self.parts += other.parts
+        if other.budget is not None:
+            self.allow(other.budget, earlier=other.first < self.first)
+        if other.first < self.first:
+            self.first, self.filter_order = other.first, other.filter_order
+
+    def allow(self, budget: PrivacyBudget, *, earlier: bool = False) -> None:
+        """Take in a budget that a release was admitted under."""
+        if self.budget is not None:
+            first = budget if earlier else self.budget
+            budget = PrivacyBudget(
+                epsilon=max(budget.epsilon, self.budget.epsilon), delta=first.delta
+            )
+        self.budget = budget
+
+
+class NodeLedger(ChainedLedger):
+    """The charges of a node's data. Open it with `open` (to spend) or `read` (to look)."""
+
+    def __init__(self, store: LedgerStore) -> None:
+        """Use `open` or `read` instead."""
+        super().__init__(store)
+        self._by_key: dict[tuple[str, str, str], Spending] = {}
+        # By unit and source alone: what decides before the data are read.
+        self._by_source: dict[tuple[str, str], Spending] = {}
+        self._unread: dict[int, dict[str, Any]] = {}
+
+    @classmethod
+    def open(cls, location: str | Path) -> Self:
+        """Open a node's ledger to spend from, creating it if there is none.
+
+        Args:
+            location: An SQLite file or a SQLAlchemy URL, as for `PrivacyLedger.open`. Keep it as
+                long as the data.
+
+        Raises:
+            FileNotFoundError: If the file's folder does not exist.
+            LedgerCorrupted: If it is no node's ledger or a record does not match the chain.
+            LedgerUnavailable: If the disk or the database fails.
+        """
+        ledger = cls(LedgerStore.writable(location))
+        try:
+            with ledger._chain.transaction() as connection:
+                if not ledger._chain.records:
+                    ledger._chain.append(connection, {"kind": "node", "schema": NODE_SCHEMA})
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    @classmethod
+    def read(cls, location: str | Path) -> Self:
+        """Open a node's ledger to look at it; nothing can be spent or changed.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            LedgerCorrupted: If it is no node's ledger or a record does not match the chain.
+            LedgerUnavailable: If the disk or the database fails.
+        """
+        ledger = cls(LedgerStore.readable(location))
+        try:
+            with ledger._chain.transaction():
+                if not ledger._chain.records:
+                    raise LedgerCorrupted(f"{ledger.location} holds no node's charges")
+        except BaseException:
+            ledger.close()
+            raise
+        return ledger
+
+    @classmethod
+    def is_one(cls, location: str | Path) -> bool:
+        """Tell whether a ledger is a node's, and not a training's.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            LedgerCorrupted: If it can't be read.
+        """
+        store = LedgerStore.readable(location)
+        try:
+            with store.transaction() as connection:
+                records = store.records_from(connection, 0)
+        finally:
+            store.close()
+        return bool(records) and records[0].fields.get("kind") == "node"
+
+    @property
+    def last_hash(self) -> str:
+        """Hash of the last record."""
+        return self._chain.records[-1].hash
+
+    @property
+    def spendings(self) -> tuple[Spending, ...]:
+        """What each account has spent, in the order of their first release, as last read."""
+        distinct = {id(each): each for each in self._by_key.values()}
+        return tuple(sorted(distinct.values(), key=lambda each: each.first))
+
+    def spending(self, account: Account) -> Spending:
+        """Return what an account has spent so far, as of now.
+
+        Of accounts that have nothing in common so far but that `account` joins, all together.
+        """
+        with self._chain.transaction():
+            return self._joined(account)
+
+    def spending_of_source(self, account: Account) -> Spending:
+        """Return what decides whether `charge_unread` refuses; it depends on no record."""
+        with self._chain.transaction():
+            return self._of_source(account)
+
+    def charge(
+        self,
+        account: Account,
+        event: PrivacyEvent,
+        *,
+        budget: PrivacyBudget,
+        what: str,
+        count: int = 1,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    ) -> None:
+        """Write releases to disk as spent, before they are made; whatever happens then, they are.
+
+        Args:
+            account: Whose data.
+            event: What one release is charged as.
+            budget: Over everything that the account ever spends.
+            what: A name for the records, for instance the run and the round.
+            count: How many of them, at least 1.
+            neighboring_relation: Which data are neighbours.
+
+        Raises:
+            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            LedgerUnavailable: If it can't be written; then nothing may be released.
+            ValueError: If an argument is out of range.
+        """
+        self._charge(
+            account,
+            event,
+            budget=budget,
+            what=what,
+            count=count,
+            neighboring_relation=neighboring_relation,
+            unread=False,
+        )
+
+    def charge_unread(
+        self,
+        account: Account,
+        event: PrivacyEvent,
+        *,
+        budget: PrivacyBudget,
+        what: str,
+        count: int = 1,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    ) -> int:
+        """Write releases to disk as spent before their data are read: the source alone decides.
+
+        Whether it is refused, and so what is seen of that, depends on no record: not even by way of
+        a fingerprint that another source has, now or in earlier charges.
+
+        Args:
+            account: Whose data; its fingerprint is not looked at.
+            event: As in `charge`, like the other arguments.
+            budget: Over everything that was ever charged to this source.
+            what: A name for the records.
+            count: How many of them.
+            neighboring_relation: Which data are neighbours.
+
+        Returns:
+            The charge's number, for `name_data`.
+
+        Raises:
+            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            ValueError: If an argument is out of range.
+        """
+        return self._charge(
+            Account(unit=account.unit, source=account.source),
+            event,
+            budget=budget,
+            what=what,
+            count=count,
+            neighboring_relation=neighboring_relation,
+            unread=True,
+        )
+
+    def name_data(self, charge: int, fingerprint: str) -> bool:
+        """Say which data a charge was for, and return whether they may be released.
+
+        Args:
+            charge: As from `charge_unread`; named once.
+            fingerprint: Of the data.
+
+        Returns:
+            False if everything that these data were ever charged, under any source, would exceed
+            the budget: then only noise may be released, and the charge no longer counts as spent
+            by the data. It goes on counting for `charge_unread`.
+
+        Raises:
+            ValueError: If there is no such charge, or it was named.
+        """
+        with self._chain.transaction() as connection:
+            if charge not in self._unread:
+                raise ValueError(f"record {charge} is no charge that waits for a name of its data")
+            fields = self._unread[charge]
+            event, count = event_from_dict(fields), int(fields["count"])
+            spending = self._joined(
+                Account(unit=fields["unit"], source=fields["source"], fingerprint=fingerprint)
+            )
+            spending.releases -= Counter({event: count})
+            released = not spending.would_exceed(
+                event,
+                count=count,
+                budget=PrivacyBudget(**fields["budget"]),
+                neighboring_relation=NeighboringRelation(fields["neighboring_relation"]),
+            )
+            self._chain.append(
+                connection,
+                {
+                    "kind": "data",
+                    "charge": charge,
+                    "fingerprint": fingerprint,
+                    "released": released,
+                },
+            )
+        return released
+
+    def _charge(
+        self,
+        account: Account,
+        event: PrivacyEvent,
+        *,
+        budget: PrivacyBudget,
+        what: str,
+        count: int,
+        neighboring_relation: NeighboringRelation,
+        unread: bool,
+    ) -> int:
+        require_printable(what)
+        if count < 1:
+            raise ValueError(f"count must be at least 1, got {count}")
+        # Before the lock is taken, which others wait for.
+        first_order = _filter_order(event, budget, neighboring_relation)
+        with self._chain.transaction() as connection:
+            spending = self._of_source(account) if unread else self._joined(account)
+            order = spending.filter_order
+            if not spending.charges:
+                order = spending.filter_order = first_order
+            if spending.would_exceed(
+                event, count=count, budget=budget, neighboring_relation=neighboring_relation
+            ):
+                raise PrivacyBudgetExhausted(
+                    f"{what} would exceed epsilon {budget.epsilon:.4g} at delta {budget.delta:.3g} "
+                    f"for the data of '{account.source}', which have been charged "
+                    f"{spending.charges} times"
+                )
+            record = self._chain.append(
+                connection,
+                {
+                    "kind": "charge",
+                    "unit": account.unit,
+                    "source": account.source,
+                    "fingerprint": account.fingerprint,
+                    "what": what,
+                    **event_to_dict(event),
+                    "count": count,
+                    "budget": {"epsilon": budget.epsilon, "delta": budget.delta},
+                    "neighboring_relation": str(neighboring_relation),
+                    "filter_order": order,
+                    "day": today(),  # for its owner; a time would show how long training took
+                    **({"unread": True} if unread else {}),
+                },
+            )
+        return record.sequence
+
+    def _of_source(self, account: Account) -> Spending:
+        """Return what was charged under a source's name, as a copy."""
+        alone = Spending(unit=account.unit)
+        if (account.unit, account.source) in self._by_source:
+            alone.absorb(self._by_source[account.unit, account.source])
+        return alone
+
+    def _joined(self, account: Account) -> Spending:
+        """Return the spending of all that `account` is known by, as a copy."""
+        joined = Spending(unit=account.unit)
+        found = [self._by_key[key] for key in account.keys if key in self._by_key]
+        for each in {id(each): each for each in found}.values():
+            joined.absorb(each)
+        return joined
+
+    def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
+        kind = fields["kind"]
+        if (kind == "node") != (sequence == 1):
+            raise ValueError("it is no node's ledger, which says so in its first record alone")
+        match kind:
+            case "node":
+                if fields["schema"] != NODE_SCHEMA:
+                    raise ValueError(
+                        f"the ledger is of schema {fields['schema']}, this version reads "
+                        f"{NODE_SCHEMA}"
+                    )
+            case "charge":
+                self._replay_charge(sequence, fields)
+            case "data":
+                self._replay_name(fields)
+            case _:
+                raise ValueError(f"a record of kind '{kind}' is unknown to this version")
+
+    def _replay_charge(self, sequence: int, fields: dict[str, Any]) -> None:
+        account = Account(
+            unit=fields["unit"], source=fields["source"], fingerprint=fields["fingerprint"]
+        )
+        spending = self._joined(account)
+        alone = self._of_source(account)
+        for each in (spending, alone):
+            if not each.charges:
+                each.first, each.filter_order = sequence, fields["filter_order"]
+                each.parts = 1
+            each.sources.add(account.source)
+            each.releases[event_from_dict(fields)] += int(fields["count"])
+            each.neighboring_relations.add(NeighboringRelation(fields["neighboring_relation"]))
+            each.allow(PrivacyBudget(**fields["budget"]))
+            each.charges += 1
+        self._by_source[account.unit, account.source] = alone
+        self._know(spending, account)
+        if fields.get("unread"):
+            self._unread[sequence] = fields
+
+    def _replay_name(self, fields: dict[str, Any]) -> None:
+        charged = self._unread.pop(fields["charge"])
+        account = Account(
+            unit=charged["unit"], source=charged["source"], fingerprint=fields["fingerprint"]
+        )
+        spending = self._joined(account)
+        if not fields["released"]:
+            spending.releases -= Counter({event_from_dict(charged): int(charged["count"])})
+        self._know(spending, account)
+
+    def _know(self, spending: Spending, account: Account) -> None:
+        """Find a spending by every name that it has."""
+        if account.fingerprint is not None:
+            spending.fingerprints.add(account.fingerprint)
+        for source in spending.sources:
+            self._by_key[account.unit, "source", source] = spending
+        for fingerprint in spending.fingerprints:
+            self._by_key[account.unit, "fingerprint", fingerprint] = spending
+
+
+def _fit(
+    event: PrivacyEvent,
+    count: int,
+    target_epsilon: float,
+    delta: float,
+    relation: NeighboringRelation,
+) -> bool:
+    """Tell whether so many releases of one kind fit a budget.
+
+    A few more than asked for are looked at, so that most later questions compare two counters.
+    """
+    asked = (event, target_epsilon, delta, relation)
+    if count <= _CERTIFIED.get(asked, 0):
+        return True
+    for certified, interval in (
+        (math.ceil(_AHEAD * count), SEARCH_INTERVAL),
+        (count, SEARCH_INTERVAL),
+        (count, None),
+    ):
+        history = freeze({event: certified})
+        if (
+            renyi_epsilon(history, delta, relation) <= target_epsilon
+            or tight_epsilon(history, delta, neighboring_relation=relation, interval=interval)
+            <= target_epsilon
+        ):
+            _CERTIFIED[asked] = certified
+            return True
+    return False
+
+
+def _filter_order(
+    event: PrivacyEvent, budget: PrivacyBudget, relation: NeighboringRelation
+) -> float | None:
+    """Return the order at which as many releases as fit the budget spend least."""
+    delta = (1.0 - DECLARED_SHARE) * budget.delta
+    count = 1
+    while (
+        count < _MOST_RELEASES
+        and renyi_epsilon(freeze({event: 2 * count}), delta, relation) <= budget.epsilon
+    ):
+        count *= 2
+    try:
+        return best_filter_order({event: count}, delta, neighboring_relation=relation)
+    except ValueError:  # no Renyi bound is known for it
+        return None
+
+
+def _worst(relations: set[NeighboringRelation]) -> NeighboringRelation:
+    """Return the relation under which one unit moves most."""
+    return max(relations, key=lambda relation: relation.distance)

@@ -1,0 +1,253 @@
+"""Where a ledger's records lie: an SQLite file or a PostgreSQL database, one writer at a time."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import sqlalchemy as sa
+
+from fl_dp.files import private_file
+
+from .entries import LedgerCorrupted, LedgerRecord, LedgerUnavailable
+
+_METADATA = sa.MetaData()
+_TABLE = sa.Table(
+    "records",
+    _METADATA,
+    sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("payload", sa.Text, nullable=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+)
+_LOCK = 0x666C2D6470  # "fl-dp": PostgreSQL's advisory locks are numbers
+# What says that the records themselves are wrong. Whatever else a database complains of (a full
+# disk, no connection, no permission, a lock) leaves them as they are.
+_SQLITE_SAYS_WRONG = (
+    *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
+    *(sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_SCHEMA),
+)
+# Damaged data, a violated constraint, no such table, no such column.
+_POSTGRESQL_SAYS_WRONG = ("XX001", "XX002", "23", "42P01", "42703")
+_CONNECT_SECONDS = 30
+_LOCK_SECONDS = 60.0
+_LIBPQ_DRIVERS = ("postgresql+psycopg", "postgresql+psycopg2")
+_SECRETS = ("password", "sslpassword")  # which a URL may also carry behind its question mark
+
+
+class LedgerStore:
+    """A table of records that are added under a lock and never changed."""
+
+    def __init__(
+        self, engine: sa.Engine, location: str, *, writable: bool, file: Path | None = None
+    ) -> None:
+        """Use `writable` or `readable` instead."""
+        self._engine = engine
+        self._has_table = not writable
+        self.location = location
+        self.file = file
+        self.name = file.name if file else location.partition("?")[0].rpartition("/")[2]
+        self.name = location.partition("?")[0].rpartition("/")[2]
+
+    @classmethod
+    def writable(cls, location: str | Path) -> Self:
+        """Open an SQLite file or a database URL to add records, creating the table if need be.
+
+        Raises:
+            FileNotFoundError: If the file's folder does not exist.
+            LedgerUnavailable: If the file can't be created.
+            ValueError: If the URL is of another database than SQLite or PostgreSQL.
+        """
+        path = _sqlite_path(location)
+        if path is None:
+            return cls(*_server(str(location), writable=True), writable=True)
+        if not path.parent.is_dir():
+            raise FileNotFoundError(f"no folder {path.parent} to keep the privacy ledger in")
+        try:
+            private_file(path)  # SQLite gives its journal the same permissions
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"the ledger {path} can't be created: {error.strerror}. Name a file in a folder "
+                "that you may write to, on a disk with room"
+            ) from error
+        return cls(_sqlite_engine(path, writable=True), str(path), writable=True, file=path)
+
+    @classmethod
+    def readable(cls, location: str | Path) -> Self:
+        """Open an SQLite file or a database URL to look at the records.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            ValueError: If the URL is of another database than SQLite or PostgreSQL.
+        """
+        path = _sqlite_path(location)
+        if path is None:
+            return cls(*_server(str(location), writable=False), writable=False)
+        if not path.is_file():
+            raise FileNotFoundError(f"no ledger at {path}")
+        return cls(_sqlite_engine(path, writable=False), str(path), writable=False, file=path)
+
+    @contextmanager
+    def transaction(self) -> Iterator[sa.Connection]:
+        """Hold the lock; all that is written inside is on disk afterwards, or none of it.
+
+        Raises:
+            LedgerCorrupted: If what lies there is no table of records.
+            LedgerUnavailable: If the disk is full, the database can't be reached or may not be
+                written, or another process holds the lock for too long.
+        """
+        try:
+            with self._engine.begin() as connection:
+                if not self._has_table:
+                    _METADATA.create_all(connection)
+                yield connection
+            self._has_table = True
+        except sa.exc.DBAPIError as error:
+            raise _told_apart(self.location, error.orig) from error
+
+    def records_from(self, connection: sa.Connection, sequence: int) -> list[LedgerRecord]:
+        """Return that record and all behind it, unverified; from 0 everything that there is."""
+        query = sa.select(_TABLE).order_by(_TABLE.c.sequence)
+        if sequence > 0:
+            query = query.where(_TABLE.c.sequence >= sequence)
+        rows = connection.execute(query)
+        return [LedgerRecord(sequence=s, payload=p, hash=h) for s, p, h in rows]
+
+    def append(self, connection: sa.Connection, record: LedgerRecord) -> None:
+        """Add a record."""
+        connection.execute(
+            sa.insert(_TABLE).values(
+                sequence=record.sequence, payload=record.payload, hash=record.hash
+            )
+        )
+
+    def close(self) -> None:
+        """Let go of the file or the connection; closing twice does no harm."""
+        self._engine.dispose()
+
+
+def _told_apart(location: str, error: BaseException | None) -> Exception:
+    """Return what a database's complaint means: wrong records, or none read or written."""
+    code = getattr(error, "sqlite_errorcode", None)
+    if isinstance(error, sqlite3.Error):
+        # Without a code it is Python's own: a text that is no UTF-8.
+        wrong = code is None or code & 0xFF in _SQLITE_SAYS_WRONG
+    else:
+        state = getattr(error, "sqlstate", None)  # PostgreSQL's; None without a connection
+        wrong = state is not None and state.startswith(_POSTGRESQL_SAYS_WRONG)
+    said = " ".join(str(error).split())  # PostgreSQL says it in several lines
+    if wrong:
+        return LedgerCorrupted(f"{location} is no ledger that can be read: {said}")
+    return LedgerUnavailable(
+        f"the ledger {location} can't be read or written: {said}. Nothing is released without its "
+        f"charge: {_remedy(code, said)}, then go on with the same ledger"
+    )
+
+
+def _remedy(sqlite_code: int | None, said: str) -> str:
+    match None if sqlite_code is None else sqlite_code & 0xFF:
+        case None:
+            if "read-only" in said:
+                return "open it to write"
+            return "see that the database is up, and that its URL and your permissions are right"
+        case sqlite3.SQLITE_FULL | sqlite3.SQLITE_IOERR:
+            return "make room on the disk, or mend it"
+        case sqlite3.SQLITE_BUSY | sqlite3.SQLITE_LOCKED:
+            return "end the process that holds it"
+        case sqlite3.SQLITE_READONLY | sqlite3.SQLITE_CANTOPEN | sqlite3.SQLITE_PERM:
+            return "open it to write, as a user who may write the file and its folder"
+        case _:
+            return "mend that"
+
+
+def _sqlite_path(location: str | Path) -> Path | None:
+    """Return the file of a path or of an SQLite URL, None for another database's URL."""
+    if isinstance(location, str) and "://" in location:
+        url = _url(location)
+        if url.get_backend_name() != "sqlite":
+            return None
+        if not url.database or url.database == ":memory:":
+            raise ValueError("a ledger in memory would forget what was spent: name a file")
+        location = url.database
+    return Path(location).expanduser().resolve()
+
+
+def _url(location: str) -> sa.URL:
+    try:
+        return sa.make_url(location)
+    except (sa.exc.ArgumentError, ValueError) as error:
+        raise ValueError(
+            "this is no database URL: write postgresql+psycopg://user@host:5432/database"
+        ) from error
+
+
+def _server(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
+    url = _url(location)
+    if url.get_backend_name() != "postgresql":
+        raise ValueError(
+            f"a ledger lies in SQLite or PostgreSQL, got '{url.get_backend_name()}': write a file "
+            "name or postgresql+psycopg://user@host/database"
+        )
+    if url.drivername == "postgresql":
+        url = url.set(drivername="postgresql+psycopg")
+    # A stricter isolation would read as of before the wait for the lock, and miss what came then.
+    # A server whose packets are dropped is otherwise waited for as long as the system likes.
+    patience = {"connect_timeout": _CONNECT_SECONDS}
+    try:
+        engine = sa.create_engine(
+            url,
+            poolclass=sa.pool.NullPool,
+            isolation_level="READ COMMITTED",
+            connect_args=patience
+            if url.drivername in _LIBPQ_DRIVERS and "connect_timeout" not in url.query
+            else {},
+        )
+    except (sa.exc.NoSuchModuleError, ImportError) as error:
+        raise ValueError(
+            f"no driver for '{url.drivername}' ({error}): install 'fl-dp[postgresql]' and write "
+            "postgresql+psycopg://user@host/database"
+        ) from error
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        if not writable:
+            connection.exec_driver_sql("SET TRANSACTION READ ONLY")
+            return
+        # Taken before the replay and held to the end, so that nobody can reserve in between; what
+        # is read after it includes all that was committed under it before.
+        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
+        connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
+
+    shown = url.update_query_dict({name: "***" for name in _SECRETS if name in url.query})
+    return engine, shown.render_as_string(hide_password=True)
+
+
+def _sqlite_engine(path: Path, *, writable: bool) -> sa.Engine:
+    engine = sa.create_engine(
+        "sqlite://",
+        creator=lambda: _connect(path, writable=writable),
+        poolclass=sa.pool.NullPool,
+    )
+
+    @sa.event.listens_for(engine, "begin")
+    def _begin(connection: sa.Connection) -> None:
+        # Takes the write lock before the replay, so that nobody can reserve in between.
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writable else "BEGIN")
+
+    return engine
+
+
+def _connect(path: Path, *, writable: bool) -> Any:
+    # A reader may write too, where the file lets it: only so can SQLite undo what a killed writer
+    # had half done. It is kept from anything else.
+    connection = sqlite3.connect(
+        f"{path.as_uri()}?mode={'rwc' if writable else 'rw'}",
+        uri=True,
+        timeout=_LOCK_SECONDS,
+        isolation_level=None,
+    )
+    # EXTRA also syncs the folder: a reservation survives a power cut right after it.
+    connection.execute("PRAGMA synchronous = EXTRA" if writable else "PRAGMA query_only = ON")
+    return connection

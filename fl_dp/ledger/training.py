@@ -1,0 +1,529 @@
+"""The durable record of what was spent, written before it is spent.
+
+One append-only, hash-chained table in SQLite or PostgreSQL. A round is *reserved* on disk before
+anyone is sampled and *committed* after its release. A crash in between leaves it spent: whether the
+model got out is then unknown, so the answer is yes. Records are only ever added, never changed;
+what is spent is replayed from them whenever the ledger is opened, and before every reservation, so
+that two processes with one ledger can't spend the same budget twice. The time stands in the record
+of an opening alone: a gap between two rounds would show a client that hung, and so who took part.
+
+    >>> with PrivacyLedger.open("ledger.db", plan) as ledger:
+    ...     reservation = ledger.reserve(round=1)  # on disk; raises PrivacyBudgetExhausted
+    ...     ...                                    # sample, train, add noise, release
+    ...     ledger.commit(reservation)
+"""
+
+from __future__ import annotations
+
+import platform
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any, Self
+
+from fl_dp.accounting import (
+    EpsilonBounds,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+    PrivacyFilter,
+    epsilon,
+    event_from_dict,
+    event_to_dict,
+    freeze,
+    tight_epsilon,
+)
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import PrivacyPlan
+
+from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
+from .chain import ChainedLedger
+from .entries import SCHEMA, LedgerCorrupted, LedgerRecord, now_to_the_minute, require_printable
+from .store import LedgerStore
+
+_RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
+
+
+class PlanMismatch(ValueError):
+    """A ledger was opened with another plan than the one that it was started with."""
+
+
+class ParticipationCapReached(PrivacyBudgetExhausted):
+    """A unit would take part more often than the plan allows; nothing was released or charged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reservation:
+    """A release that is on disk as spent and may now be made, once.
+
+    Attributes:
+        sequence: Its record in the ledger.
+        what: `round 3`, or the name of another release.
+        noise_multiplier: Of the release, where it has one.
+    """
+
+    sequence: int
+    what: str
+    noise_multiplier: float | None
+
+
+class PrivacyLedger(ChainedLedger):
+    """What one plan has spent. Open it with `open` (to train) or `read` (to look)."""
+
+    def __init__(self, store: LedgerStore) -> None:
+        """Use `open` or `read` instead."""
+        super().__init__(store)
+        self._run_id = uuid.uuid4().hex
+        self._plan: PrivacyPlan | None = None
+        self._filter: PrivacyFilter | None = None
+        self._rounds: Counter[PrivacyEvent] = Counter()
+        self._others: Counter[PrivacyEvent] = Counter()
+        self._multipliers: list[float] = []
+        self._attempts: Counter[int] = Counter()
+        self._participations: Counter[str] = Counter()
+        self._reserved: dict[int, bool] = {}  # by record: whether it is a round
+        self._committed: set[int] = set()
+        self._rounds_committed = 0
+        self._randomness: set[str] = set()
+
+    @classmethod
+    def open(
+        cls,
+        location: str | Path,
+        plan: PrivacyPlan,
+        *,
+        run_id: str | None = None,
+        rng: SecureRandom | None = None,
+        anchor: LedgerAnchor | None = None,
+    ) -> Self:
+        """Open the ledger of `plan` to spend from, creating it if there is none.
+
+        A ledger in a file is compared with the `privacy.json` beside it, if that is its own.
+
+        Args:
+            location: An SQLite file, or a SQLAlchemy URL such as
+                `postgresql+psycopg://user@host/database`, one ledger a database or schema. Keep it
+                as long as the promise is to hold.
+            plan: What will be released; must equal the plan that the ledger was started with.
+            run_id: A name for this opening in the records; a random one by default.
+            rng: Where the noise will come from; a secure source by default. An insecure one taints
+                the ledger for good.
+            anchor: What the ledger has to hold already: the `anchor` that it had earlier, as kept
+                in a checkpoint.
+
+        Raises:
+            PlanMismatch: With every difference named.
+            LedgerCorrupted: If a record does not match the chain, or the ledger's end was cut off.
+            LedgerUnavailable: If the disk or the database fails.
+            FileNotFoundError: If the file's folder does not exist.
+            ValueError: If the `privacy.json` beside it is no statement.
+        """
+        if run_id is not None:
+            require_printable(run_id)
+        store = LedgerStore.writable(location)
+        stated = None if store.file is None else anchor_beside(store.file)
+        ledger = cls(store)
+        if run_id is not None:
+            ledger._run_id = run_id
+        randomness = SecureRandom.SECURE_KIND if rng is None else rng.kind
+        try:
+            with ledger._chain.transaction() as connection:
+                if stated is not None:
+                    ledger.require_holds(stated, of=f"the {STATEMENT_NAME} beside it")
+                if anchor is not None:
+                    ledger.require_holds(anchor, of="the anchor")
+                if ledger._plan is None:
+                    opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
+                    ledger._chain.append(connection, opening)
+                else:
+                    _require_same_plan(ledger, plan)
+                ledger._chain.append(connection, ledger._run_fields(plan, randomness))
+        except Exception:
+            ledger.close()
+            raise
+        return ledger
+
+    @classmethod
+    def read(cls, location: str | Path) -> Self:
+        """Open a ledger to look at it; nothing can be spent or changed.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            LedgerCorrupted: If it is not a ledger or a record does not match the chain.
+            LedgerUnavailable: If the disk or the database fails.
+        """
+        ledger = cls(LedgerStore.readable(location))
+        try:
+            with ledger._chain.transaction():
+                if ledger._plan is None:
+                    raise LedgerCorrupted(f"{ledger.location} holds no plan")
+        except Exception:
+            ledger.close()
+            raise
+        return ledger
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The plan that the ledger was started with."""
+        assert self._plan is not None  # both ways to open a ledger see to it
+        return self._plan
+
+    @property
+    def rounds_spent(self) -> int:
+        """Rounds that were reserved, whether or not they were committed."""
+        return self._rounds.total()
+
+    @property
+    def rounds_committed(self) -> int:
+        """Rounds whose release is known to have happened."""
+        return self._rounds_committed
+
+    @property
+    def other_releases_spent(self) -> int:
+        """Releases besides the rounds that were reserved."""
+        return self._others.total()
+
+    @property
+    def noise_multipliers(self) -> tuple[float, ...]:
+        """Noise multiplier of each reserved round, in the order of their reservation."""
+        return tuple(self._multipliers)
+
+    @property
+    def participations(self) -> dict[str, int]:
+        """How often each unit took part, as far as rounds said so; as private as the cohorts."""
+        return dict(self._participations)
+
+    @property
+    def randomness(self) -> frozenset[str]:
+        """Every source of randomness that the ledger was opened with."""
+        return frozenset(self._randomness)
+
+    @property
+    def insecure(self) -> bool:
+        """Whether noise may have come from a source that somebody can predict."""
+        return self._randomness != {SecureRandom.SECURE_KIND}
+
+    def require_known(self, rng: SecureRandom) -> None:
+        """Check that the ledger knows where a release's noise comes from.
+
+        Raises:
+            ValueError: If `rng` is insecure and the ledger was never opened with an insecure one.
+        """
+        if rng.insecure and not self.insecure:
+            raise ValueError(
+                "the noise would come from an insecure source that the ledger does not know of: "
+                "open the ledger with the same rng, or leave it out"
+            )
+
+    @property
+    def rule(self) -> str:
+        """Which rule decides whether a release still fits."""
+        return self._gate.rule
+
+    @property
+    def history(self) -> FrozenHistory:
+        """Every release that one unit is charged for so far.
+
+        Under a participation cap that is the cap's worth of rounds, whoever took part in which: how
+        often a single unit did is private itself.
+        """
+        rounds = dict(self._rounds)
+        if self.plan.participation_cap is not None:
+            rounds = {
+                event: min(count, self.plan.participation_cap) for event, count in rounds.items()
+            }
+        return freeze([*rounds.items(), *self._others.items()])
+
+    def epsilon(self) -> EpsilonBounds:
+        """Return what every reserved release spends together, at the plan's delta.
+
+        With noise that was chosen on the way that is what the filter guarantees: the budget.
+        """
+        if self._gate.adaptive:
+            return EpsilonBounds(filter=self.plan.budget.epsilon if self.history else 0.0)
+        return epsilon(
+            self.history,
+            self.plan.budget.delta,
+            neighboring_relation=self.plan.neighboring_relation,
+        )
+
+    def promise(self) -> EpsilonBounds:
+        """Return what holds at any moment at which somebody may have stopped.
+
+        While planned releases are missing that is the whole plan's epsilon, and not what is spent
+        so far: whoever stops because of what was released has used the rest of the plan, too. Never
+        more than the budget, which no release exceeds.
+        """
+        spent = self.epsilon()
+        if self._gate.adaptive or not self.history:
+            return spent
+        union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
+        if freeze(union) == self.history:
+            return spent
+        planned = epsilon(
+            union,
+            self.plan.budget.delta,
+            neighboring_relation=self.plan.neighboring_relation,
+        )
+        if planned.best <= self.plan.budget.epsilon:
+            return planned
+        return EpsilonBounds(filter=self.plan.budget.epsilon)
+
+    def running_epsilon(self) -> float:
+        """Return a bound that is coarser and quick enough to ask for after every round.
+
+        Nothing was ever reserved beyond the budget, so the budget bounds it too.
+        """
+        if self._gate.adaptive:
+            return self.plan.budget.epsilon
+        coarse = tight_epsilon(
+            self.history,
+            self.plan.budget.delta,
+            neighboring_relation=self.plan.neighboring_relation,
+            interval=SEARCH_INTERVAL,
+        )
+        return min(coarse, self.plan.budget.epsilon)
+
+    def would_exceed(self, event: PrivacyEvent) -> bool:
+        """Tell whether one more `event` would break the budget, as of the last look."""
+        return self._gate.would_exceed(event)
+
+    def reserve(
+        self,
+        *,
+        round: int,
+        noise_multiplier: float | None = None,
+        participants: Sequence[str | int] | None = None,
+    ) -> Reservation:
+        """Write one round to disk as spent, before anything of it happens.
+
+        Args:
+            round: Its number in the training, from 1. A second attempt is charged again.
+            noise_multiplier: Only under a plan with a plateau: what its controller decided.
+            participants: The units that take part, where that is no secret; required under a
+                participation cap. Never the cohort of a Poisson sample: the ledger would reveal it.
+
+        Raises:
+            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            ParticipationCapReached: If a participant has none left; then nothing is written.
+            LedgerUnavailable: If it can't be written; then nothing may be released.
+            ValueError: If participants are missing or not wanted, or the noise is not the plan's.
+        """
+        if isinstance(round, bool) or not isinstance(round, int):
+            raise ValueError(f"round must be an integer from 1 on, got {round!r}")
+        if round > self.plan.rounds:
+            raise PrivacyBudgetExhausted(
+                f"round {round} is not in the plan, whose budget pays for {self.plan.rounds}"
+            )
+        event = self.plan.event_of(round, noise_multiplier=noise_multiplier)
+        if noise_multiplier is None:
+            noise_multiplier = self.plan.noise_multipliers[round - 1]
+        units = self._check_participants(participants)
+        with self._chain.transaction() as connection:
+            self._require_participations_left(units)
+            if self._charges_another_round():
+                self._require_budget(event, f"round {round}")
+            fields = {
+                "kind": "reserve",
+                "run": self._run_id,
+                "round": round,
+                "attempt": self._attempts[round] + 1,
+                "noise_multiplier": noise_multiplier,  # not every event has one
+                **event_to_dict(event),
+            }
+            if units is not None:
+                fields["participants"] = units
+            record = self._chain.append(connection, fields)
+        return _reservation(record)
+
+    def reserve_release(self, what: str, event: PrivacyEvent) -> Reservation:
+        """Write a release other than a round to disk as spent, before it is made.
+
+        Args:
+            what: A name for the records, for instance `feature means`.
+            event: What it is charged as; a plan that declared it has put budget aside for it.
+
+        Raises:
+            PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            LedgerUnavailable: If it can't be written; then nothing may be released.
+            ValueError: If the plan's rule takes declared releases only and this is none, or the
+                name can't be printed.
+        """
+        require_printable(what)
+        if not self._gate.adaptive and not self.plan.declares(event):
+            raise ValueError(
+                f"'{what}' is not among the plan's other_releases: what was not declared before "
+                "the first release may depend on it, and the plan's rule does not cover that. "
+                "Declare it, or use a plan with an adaptive filter"
+            )
+        with self._chain.transaction() as connection:
+            self._require_budget(event, f"'{what}'")
+            record = self._chain.append(
+                connection,
+                {
+                    "kind": "reserve",
+                    "run": self._run_id,
+                    "what": what,
+                    **event_to_dict(event),
+                },
+            )
+        return _reservation(record)
+
+    def commit(self, reservation: Reservation) -> None:
+        """Note that the reserved release has happened.
+
+        Raises:
+            ValueError: If it was committed before or is not a reservation of this ledger.
+        """
+        with self._chain.transaction() as connection:
+            if (
+                reservation.sequence not in self._reserved
+                or _reservation(self._chain.records[reservation.sequence - 1]) != reservation
+            ):
+                raise ValueError(f"{reservation.what} was not reserved in this ledger")
+            if reservation.sequence in self._committed:
+                raise ValueError(f"{reservation.what} was committed before")
+            self._chain.append(connection, {"kind": "commit", "reserved": reservation.sequence})
+
+    @property
+    def _gate(self) -> PrivacyFilter:
+        assert self._filter is not None  # it comes with the plan
+        return self._filter
+
+    def _charges_another_round(self) -> bool:
+        """Whether a unit can be charged for a round more: not for more rounds than the cap."""
+        cap = self.plan.participation_cap
+        return cap is None or self.rounds_spent < cap
+
+    def _require_budget(self, event: PrivacyEvent, what: str) -> None:
+        if self._gate.would_exceed(event):
+            raise PrivacyBudgetExhausted(
+                f"{what} would exceed epsilon {self.plan.budget.epsilon:.4g} at delta "
+                f"{self.plan.budget.delta:.3g}: {self.rounds_spent} rounds are spent"
+            )
+
+    def _check_participants(self, participants: Sequence[str | int] | None) -> list[str] | None:
+        if participants is None:
+            if self.plan.participation_cap is not None:
+                raise ValueError("under a participation cap every round has to name participants")
+            return None
+        if not self.plan.sampling.visible:
+            raise ValueError(
+                "the participants of a secret sample are secret: the plan's amplification rests "
+                "on it, so they are not recorded"
+            )
+        units = sorted(str(unit) for unit in participants)
+        if len(set(units)) != len(units):
+            raise ValueError("a unit takes part in a round once, but participants repeat")
+        return units
+
+    def _require_participations_left(self, units: list[str] | None) -> None:
+        cap = self.plan.participation_cap
+        if cap is None or units is None:
+            return
+        spent = [unit for unit in units if self._participations[unit] >= cap]
+        if spent:
+            raise ParticipationCapReached(
+                f"{len(spent)} of the participants have taken part {cap} times already, the plan's "
+                f"participation_cap; the first is {spent[0]}"
+            )
+
+    def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
+        kind = fields["kind"]
+        if (kind == "plan") != (sequence == 1):
+            raise ValueError("a ledger starts with its plan and has no other")
+        match kind:
+            case "plan":
+                if fields["schema"] != SCHEMA:
+                    raise ValueError(
+                        f"the ledger is of schema {fields['schema']}, this version reads {SCHEMA}: "
+                        "go on with the version of fl-dp that wrote it, or start a new ledger, "
+                        "whose spending adds up with this one's"
+                    )
+                self._plan = PrivacyPlan.from_dict(fields["plan"])
+                self._filter = self._plan.filter()
+            case "run":
+                self._randomness.add(fields["randomness"])
+            case "reserve":
+                self._replay_reservation(fields)
+                self._reserved[sequence] = "round" in fields
+            case "commit":
+                reserved = fields["reserved"]
+                if reserved not in self._reserved or reserved in self._committed:
+                    raise ValueError(f"record {reserved} is no reservation that waits for a commit")
+                self._rounds_committed += self._reserved[reserved]
+                self._committed.add(reserved)
+            case _:
+                raise ValueError(f"a record of kind '{kind}' is unknown to this version")
+
+    def _replay_reservation(self, fields: dict[str, Any]) -> None:
+        event = event_from_dict(fields)
+        if "round" not in fields or self._charges_another_round():
+            self._gate.spend(event)
+        if "round" not in fields:
+            self._others[event] += 1
+            return
+        self._rounds[event] += 1
+        self._multipliers.append(fields["noise_multiplier"])
+        self._attempts[fields["round"]] += 1
+        self._participations.update(fields.get("participants", ()))
+
+    def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
+        updates = plan.bundle(plan.least_noise_multiplier).updates
+        return {
+            "kind": "run",
+            "run": self._run_id,
+            "unit": plan.unit,
+            "sampling": plan.sampling.kind,
+            "sensitivity": plan.neighboring_relation.distance * plan.clipping_norm,
+            "denominator": plan.denominator,
+            "finest_grid": updates.grid,
+            "rule": plan.filter().rule,
+            "randomness": randomness,
+            "versions": library_versions(),
+            "time": now_to_the_minute(),
+        }
+
+
+def _reservation(record: LedgerRecord) -> Reservation:
+    fields = record.fields
+    return Reservation(
+        sequence=record.sequence,
+        what=f"round {fields['round']}" if "round" in fields else fields["what"],
+        noise_multiplier=fields.get("noise_multiplier"),
+    )
+
+
+def library_versions() -> dict[str, str]:
+    """Return the installed versions of what a privacy number depends on."""
+    versions = {"python": platform.python_version()}
+    for name in _RECORDED_LIBRARIES:
+        try:
+            versions[name] = version(name)
+        except PackageNotFoundError:
+            versions[name] = "not installed"
+    return versions
+
+
+def _require_same_plan(ledger: PrivacyLedger, wanted: PrivacyPlan) -> None:
+    theirs, ours = ledger.plan.to_dict(), wanted.to_dict()
+    differences = [
+        f"{name} is {ours[name]} here and {theirs[name]} in the ledger"
+        for name in ours
+        if ours[name] != theirs[name]
+    ]
+    if differences:
+        spent = ledger.rounds_spent + ledger.other_releases_spent
+        advice = (
+            "Train with the ledger's plan, or start a new ledger: its spending adds up with this "
+            "one's if the clients are the same"
+            if spent
+            else f"Nothing was spent in it: you may delete {ledger.location} and start anew"
+        )
+        raise PlanMismatch(
+            f"this ledger belongs to another plan: {'; '.join(differences)}. {advice}"
+        )

@@ -1,0 +1,1 @@
+"""This machine: its devices, and Flower started on it for one run."""

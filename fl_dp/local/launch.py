@@ -1,0 +1,342 @@
+"""Running the Flower app on a private local SuperLink, and watching it.
+
+`flwr run` keeps one SuperLink daemon for all projects: it takes its environment from whoever called
+it first, outlives the call and can't be stopped by a command. So `fl-dp run` brings its own, on
+free ports with its own home, and takes it down again.
+
+Both the SuperLink and Ray would run what any other user of the machine sends them, as the user who
+started them. So the SuperLink answers its own user only (`fl_dp.local.superlink`), and Ray gets a
+token that only this run's processes have and a folder that others can't enter.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import secrets
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import tomli_w
+
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.settings import Settings
+
+from .devices import Machine, num_workers
+from .superlink import CLOSED_PATH, users_can_be_told_apart
+
+_BIN = Path(sys.executable).parent
+_CONNECTION = "fl-dp"
+_STARTUP_TIMEOUT = 60.0
+_LONGEST_RAY_FOLDER = 40  # Ray's sockets lie below it, and a socket's path has at most 103 bytes
+
+logger = logging.getLogger("flwr.fl_dp")
+
+# The app that is handed to Flower: it only points at the installed library.
+_APP_FILES = {
+    "pyproject.toml": """\
+[project]
+name = "fl-dp-run"
+version = "1.0.0"
+description = "Points Flower at the installed fl-dp"
+license = "Apache-2.0"
+dependencies = []
+
+[tool.flwr.app]
+publisher = "fl-dp"
+
+[tool.flwr.app.components]
+serverapp = "fl_dp_run.server:app"
+clientapp = "fl_dp_run.client:app"
+
+[tool.flwr.app.config]
+hydra-overrides = ""
+""",
+    "fl_dp_run/__init__.py": "",
+    "fl_dp_run/server.py": "from fl_dp.server_app import app\n\n__all__ = ['app']\n",
+    "fl_dp_run/client.py": "from fl_dp.app.task_client import app\n\n__all__ = ['app']\n",
+}
+
+
+class LaunchError(RuntimeError):
+    """Flower could not be started, or its run failed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """How a Flower run ended.
+
+    Attributes:
+        status: Flower's word for it, for example `finished:completed`.
+        details: Flower's reason when it failed.
+    """
+
+    status: str
+    details: str
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the run came to its normal end."""
+        return self.status == "finished:completed"
+
+
+class LocalSuperLink:
+    """A SuperLink with Flower's simulation engine, for as long as the `with` block lasts."""
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it answers.
+
+        Raises:
+            LaunchError: If it does not come up.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="fl-dp-")
+        home = Path(self._folder.name)
+        port, control_port = _free_ports(2)
+        self._app = home / "fl-dp-run"
+        for name, text in _APP_FILES.items():
+            target = self._app / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
+            f'[superlink.{_CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
+            encoding="utf-8",
+        )
+        self._log = home / "superlink.log"
+        self._environment = os.environ | {
+            "FLWR_HOME": str(home),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+        if len(os.fsencode(home)) <= _LONGEST_RAY_FOLDER:
+            self._environment["RAY_TMPDIR"] = str(home)
+        if not users_can_be_told_apart():
+            logger.warning(
+                "this system does not say who connects to a port: another user of this machine can "
+                "run programs as you while this run lasts; use a machine of your own"
+            )
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    *(sys.executable, "-P", "-m", "fl_dp.local.superlink"),
+                    *("--insecure", "--simulation"),
+                    *("--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(port)),
+                    *("--control-api-address", f"127.0.0.1:{control_port}"),
+                ],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        try:
+            self._wait_until_healthy(port)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop it with everything that it started."""
+        self._stop()
+
+    def run(
+        self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
+    ) -> RunStatus:
+        """Run one training to its end.
+
+        Args:
+            settings: What `overrides` compose to.
+            overrides: Hydra overrides for the ServerApp; every path in them absolute.
+            on_progress: Called a few times a second while the run goes on.
+
+        Raises:
+            LaunchError: If Flower does not accept the run.
+        """
+        run_config = self._app.parent / "run-config.toml"
+        run_config.write_text(
+            tomli_w.dumps({"hydra-overrides": shlex.join(overrides)}), encoding="utf-8"
+        )
+        output = self._app.parent / "flwr-run.log"
+        with output.open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(str(_BIN / "flwr"), "run", str(self._app), _CONNECTION, "--stream"),
+                    *("--federation-config", federation_config(settings)),
+                    *("--run-config", str(run_config)),
+                ],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        try:
+            while process.poll() is None:
+                on_progress()
+                time.sleep(0.2)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        on_progress()
+        said = output.read_text(encoding="utf-8", errors="replace")
+        started = re.search(r"Successfully started run (\d+)", said)
+        if started is None:
+            raise LaunchError(f"Flower did not start the run:\n{said.strip()}")
+        return self._status(started.group(1))
+
+    def _status(self, run_id: str) -> RunStatus:
+        answer = subprocess.run(
+            [
+                *(str(_BIN / "flwr"), "list", _CONNECTION),
+                *("--run-id", run_id, "--format", "json"),
+            ],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        try:
+            run: dict[str, Any] = json.loads(answer.stdout)["runs"][0]
+        except (json.JSONDecodeError, KeyError, IndexError):
+            raise LaunchError(
+                f"Flower does not tell how run {run_id} ended:\n{answer.stdout}{answer.stderr}"
+            ) from None
+        return RunStatus(status=str(run["status"]), details=str(run.get("status-details", "")))
+
+    def _wait_until_healthy(self, port: int) -> None:
+        # The guard's own answer: a SuperLink that came up without it is not used.
+        path = CLOSED_PATH if users_can_be_told_apart() else "/health"
+        deadline = time.monotonic() + _STARTUP_TIMEOUT
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1.0):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        said = self._log.read_text(encoding="utf-8", errors="replace")
+        raise LaunchError(f"Flower's SuperLink did not start:\n{said.strip()}")
+
+    def _stop(self) -> None:
+        # A run that is under way has processes in sessions of their own, and would train on.
+        started = descendants(self._process.pid)
+        for signal_number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self._process.pid, signal_number)
+                self._process.wait(timeout=10.0)
+            except (ProcessLookupError, PermissionError):
+                break
+            except subprocess.TimeoutExpired:
+                continue
+        self._process.wait()
+        for pid in started:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        self._folder.cleanup()
+
+
+def federation_config(settings: Settings, machine: Machine | None = None) -> str:
+    """Return what `flwr run --federation-config` needs for these settings.
+
+    Args:
+        settings: Of the run.
+        machine: Where it will run; this one unless given.
+    """
+    simulation = settings.simulation
+    workers = num_workers(settings, machine if machine is not None else Machine.here())
+    # Flower starts one worker for each CPU that Ray is told of, whether the machine has it or not.
+    return (
+        f"num-supernodes={simulation.num_nodes(settings.task.num_clients)} "
+        f"client-resources-num-cpus=1 client-resources-num-gpus={simulation.num_gpus} "
+        f"init-args-num-cpus={workers}"
+    )
+
+
+def run_through_flower(
+    link: LocalSuperLink,
+    settings: Settings,
+    overrides: Sequence[str],
+    folder: RunFolder,
+    on_round: Callable[[dict[str, Any]], None],
+) -> None:
+    """Run one training and report each of its rounds as it is written.
+
+    Raises:
+        LaunchError: If the run failed, with Flower's reason.
+    """
+    seen = 0
+
+    def follow() -> None:
+        nonlocal seen
+        lines = folder.read_metrics()
+        for line in lines[seen:]:
+            on_round(line)
+        seen = len(lines)
+
+    status = link.run(settings, overrides, follow)
+    if not status.succeeded:
+        raise LaunchError(f"the run ended as '{status.status}': {status.details}")
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of all processes that a process started, and those that they did."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found = list(children.get(pid, ()))
+    for one in found:  # grows while it is walked
+        found.extend(children.get(one, ()))
+    return found
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Yield each process and its parent."""
+    processes = Path("/proc")
+    if not (processes / "self" / "stat").exists():
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+        )
+        for line in listed.stdout.splitlines():
+            child, parent = line.split()
+            yield int(child), int(parent)
+        return
+    for folder in processes.iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                # The name in brackets may hold anything, also brackets.
+                rest = (folder / "stat").read_text(errors="replace").rpartition(")")[2]
+                yield int(folder.name), int(rest.split()[1])
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

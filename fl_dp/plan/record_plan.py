@@ -1,0 +1,187 @@
+"""The plan of DP-SGD inside clients: what one client's records spend over the whole training.
+
+    >>> plan = RecordPlan.calibrate(
+    ...     PrivacyBudget(epsilon=2.0, delta=1e-5),
+    ...     sampling_rate=0.1, steps=10, participations=20, clipping_norm=1.0,
+    ... )
+    >>> plan.noise_multiplier
+    1.3...
+
+Records of different clients are different records, so what holds for one client's ledger holds for
+the federation: its epsilon is the largest of any client, not the sum.
+
+References:
+    Abadi et al. 2016, "Deep Learning with Differential Privacy", algorithm 1.
+    McSherry 2009, "Privacy Integrated Queries", theorem 4 (parallel composition).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from fl_dp.accounting import (
+    EpsilonBounds,
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PrivacyBudget,
+    calibrate_noise_multiplier,
+    epsilon,
+)
+from fl_dp.accounting.budget import DECLARED_SHARE
+
+_SMALLEST_NORM = 1e-10
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordPlan:
+    """DP-SGD at every client: Poisson samples of its records, clipped gradients, noise.
+
+    Privacy: for one record of one client over the whole training (the unit), neighbours as
+    `neighboring_relation` says, against an adversary who sees every model that the client sends,
+    the server included, and knows all other records. Which rounds the client takes part in and how
+    many it has says nothing of a record: neither is hidden, and neither amplifies.
+
+    Attributes:
+        budget: Never exceeded: a client whose ledger is spent contributes nothing.
+        noise_multiplier: Noise standard deviation on the sum of clipped gradients of one step, over
+            `clipping_norm`.
+        sampling_rate: Probability of each record in each step; the same public constant for all
+            clients, so that nothing depends on how many records one has.
+        steps: Steps of one participation.
+        participations: Rounds of one client that the noise is planned for.
+        clipping_norm: L2 bound on the gradient of one record.
+        neighboring_relation: `zero-out` (how many records a client has is public), or
+            `add-or-remove-one` (it is not; the same numbers, but every client has to divide by a
+            public constant), or `replace-one`.
+    """
+
+    budget: PrivacyBudget
+    noise_multiplier: float
+    sampling_rate: float
+    steps: int
+    participations: int
+    clipping_norm: float
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        _ = self.event  # checks noise and rate
+        for name in ("steps", "participations"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+        if not _SMALLEST_NORM <= self.clipping_norm <= 1.0 / _SMALLEST_NORM:
+            raise ValueError(
+                f"clipping_norm must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], where "
+                f"gradients keep their precision, got {self.clipping_norm}"
+            )
+
+    @classmethod
+    def calibrate(
+        cls,
+        budget: PrivacyBudget,
+        *,
+        sampling_rate: float,
+        steps: int,
+        participations: int,
+        clipping_norm: float,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    ) -> Self:
+        """Return the plan with the least noise at which all planned participations fit the budget.
+
+        Raises:
+            ValueError: If an argument is out of range, or no noise is large enough.
+        """
+        noise_multiplier = calibrate_noise_multiplier(
+            budget.epsilon,
+            DECLARED_SHARE * budget.delta,
+            sampling_rate=sampling_rate,
+            rounds=max(1, steps * participations),
+            neighboring_relation=neighboring_relation,
+        )
+        return cls.from_noise_multiplier(
+            noise_multiplier,
+            delta=budget.delta,
+            max_epsilon=budget.epsilon,
+            sampling_rate=sampling_rate,
+            steps=steps,
+            participations=participations,
+            clipping_norm=clipping_norm,
+            neighboring_relation=neighboring_relation,
+        )
+
+    @classmethod
+    def from_noise_multiplier(
+        cls,
+        noise_multiplier: float,
+        *,
+        delta: float,
+        sampling_rate: float,
+        steps: int,
+        participations: int,
+        clipping_norm: float,
+        max_epsilon: float | None = None,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+    ) -> Self:
+        """Return the plan of a given noise, whose budget is `max_epsilon` or what it spends.
+
+        Raises:
+            ValueError: If an argument is out of range.
+        """
+        event = PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=sampling_rate)
+        if max_epsilon is None:
+            max_epsilon = epsilon(
+                {event: max(1, steps * participations)},
+                DECLARED_SHARE * delta,
+                neighboring_relation=neighboring_relation,
+            ).best
+        return cls(
+            budget=PrivacyBudget(epsilon=max_epsilon, delta=delta),
+            noise_multiplier=noise_multiplier,
+            sampling_rate=sampling_rate,
+            steps=steps,
+            participations=participations,
+            clipping_norm=clipping_norm,
+            neighboring_relation=neighboring_relation,
+        )
+
+    @property
+    def event(self) -> PoissonGaussianEvent:
+        """What one step is charged as."""
+        return PoissonGaussianEvent(
+            noise_multiplier=self.noise_multiplier, sampling_rate=self.sampling_rate
+        )
+
+    def epsilon(self, participations: int | None = None) -> EpsilonBounds:
+        """Return what a client spends in so many participations, by default the planned ones."""
+        count = self.participations if participations is None else participations
+        return epsilon(
+            {self.event: count * self.steps},
+            self.budget.delta,
+            neighboring_relation=self.neighboring_relation,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan as plain JSON values."""
+        return {**asdict(self), "neighboring_relation": str(self.neighboring_relation)}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the plan that `to_dict` described.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        return cls(
+            **{
+                **fields,
+                "budget": PrivacyBudget(**fields["budget"]),
+                "neighboring_relation": NeighboringRelation(fields["neighboring_relation"]),
+            }
+        )

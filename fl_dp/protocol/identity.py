@@ -1,0 +1,120 @@
+"""What a node says of itself before anything is charged: its name, and what it will answer with.
+
+It goes with the node's answer to the identity query, which touches no data: the server compares it
+with the model and refuses to start where it does not fit. Any app can answer such a query; what an
+app leaves out is not compared.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from flwr.app import ArrayRecord, ConfigRecord
+
+_NAME_KEY, _ABOUT_KEY = "name", "fl-dp-about"
+_LONGEST_TEXT, _LONGEST_NAME = 4_000_000, 200
+
+Form = tuple[tuple[int, ...], str]
+"""Shape and dtype of an array."""
+
+
+def forms_of(arrays: ArrayRecord) -> dict[str, Form]:
+    """Return shape and dtype of each array by name."""
+    return {name: (tuple(array.shape), array.dtype) for name, array in arrays.items()}
+
+
+def forms_to_json(forms: Mapping[str, Form]) -> str:
+    """Return array forms as JSON text, in their order."""
+    return json.dumps({name: [list(shape), dtype] for name, (shape, dtype) in forms.items()})
+
+
+def forms_from_json(text: str) -> dict[str, Form]:
+    """Return the array forms that `forms_to_json` wrote.
+
+    Raises:
+        ValueError: If it is no such text.
+    """
+    return _forms(json.loads(text))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeIdentity:
+    """A node's answer to the identity query. It depends on none of the node's records.
+
+    Attributes:
+        name: The stable name under which a roster knows the node; empty: it has none.
+        app: Which app answers.
+        versions: Of the packages that it works with, by name.
+        mods: Names of the Flower mods around its training.
+        arrays: Shape and dtype by name of what it will answer with; None: it can't say.
+        failed: The kind of error with which it found that out, if that failed.
+        exhausted: Whether its own budget pays for no further round; only where its owner lets it
+            tell.
+    """
+
+    name: str = ""
+    app: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict)
+    mods: tuple[str, ...] = ()
+    arrays: Mapping[str, Form] | None = None
+    failed: str = ""
+    exhausted: bool = False
+
+    def to_config(self) -> ConfigRecord:
+        """Return the answer as the one ConfigRecord of a reply."""
+        about = {
+            "app": self.app,
+            "versions": dict(self.versions),
+            "mods": list(self.mods),
+            "arrays": None if self.arrays is None else json.loads(forms_to_json(self.arrays)),
+            "failed": self.failed,
+            "exhausted": self.exhausted,
+        }
+        return ConfigRecord({_NAME_KEY: self.name, _ABOUT_KEY: json.dumps(about)})
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self:
+        """Read an answer that anybody may have written: what can't be read is left out."""
+        name = _text(str(config.get(_NAME_KEY, "")))
+        text = config.get(_ABOUT_KEY)
+        if not isinstance(text, str) or len(text) > _LONGEST_TEXT:
+            return cls(name=name)
+        try:
+            about = json.loads(text)
+            arrays = about.get("arrays")
+            return cls(
+                name=name,
+                app=_text(about.get("app")),
+                versions={_text(key): _text(each) for key, each in about["versions"].items()},
+                mods=tuple(map(_text, about["mods"])),
+                arrays=None if arrays is None else _forms(arrays),
+                failed=_text(about.get("failed")),
+                exhausted=about.get("exhausted") is True,
+            )
+        except (
+            ArithmeticError,
+            LookupError,
+            RecursionError,
+            TypeError,
+            ValueError,
+            AttributeError,
+        ):
+            return cls(name=name)
+
+
+def _forms(fields: Any) -> dict[str, Form]:
+    if not isinstance(fields, dict):
+        raise ValueError("array forms are a JSON object")
+    return {
+        str(name): (tuple(int(length) for length in shape), str(dtype))
+        for name, (shape, dtype) in fields.items()
+    }
+
+
+def _text(value: object) -> str:
+    """Return a text that may be logged: short, and in one line; else nothing."""
+    fits = isinstance(value, str) and len(value) <= _LONGEST_NAME and value.isprintable()
+    return str(value) if fits else ""

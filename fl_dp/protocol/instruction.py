@@ -1,0 +1,108 @@
+"""What a round tells a client about its privacy: one JSON text in the train message's config.
+
+Plain clients never see one: with one unit a node and noise at the server, any Flower client will
+do. An instruction travels only when a client has to do something for it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from fl_dp.mechanisms import GaussianBundle
+from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.updates import Compression
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientNoise:
+    """The noise that a client adds to its own update.
+
+    Attributes:
+        scheme: `gaussian`, `laplace` or `exponential`.
+        noise_multiplier: Scale of the noise over `clipping_norm`.
+        clipping_norm: Bound on the update, L1 for `laplace`, else L2.
+        epsilon: What the training may spend of the client in all; None: only the node's owner caps
+            it.
+        delta: The delta that goes with it.
+        neighboring_relation: Which data of the client are neighbours.
+        levels: Points of the grid of `exponential`, which cost no privacy; None: its default.
+    """
+
+    scheme: str
+    noise_multiplier: float
+    clipping_norm: float
+    epsilon: float | None = None
+    delta: float | None = None
+    neighboring_relation: str = "zero-out"
+    levels: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundInstruction:
+    """What a client does in one round, besides training.
+
+    Attributes:
+        server_round: The round's number.
+        units: Indexes of the node's units that take part; None: the node is one unit, and answers
+            with its model as any Flower client does.
+        sampling_rate: The node hosts many units and flips the coins itself, at this rate for each;
+            it never says how many came up. Excludes `units`.
+        max_units: A node hosts at most so many units.
+        bundle: How units are clipped and summed on the node; with `units` or `sampling_rate`, and
+            to name the metrics that are asked for.
+        weight_cap: Examples of a unit that earn the full weight: a unit's weight is
+            `min(records / weight_cap, 1)`. None: every unit weighs 1.
+        report_weight: Leave the weight to the server and report it, instead of applying it to the
+            update before it is clipped.
+        utility: What the unit reports for the selection (`loss`, `records`, or a name that the
+            client knows); None: nothing.
+        client_noise: The noise that the client adds itself.
+        compression: How the client encodes its update, after that noise; None: it sends its model.
+    """
+
+    server_round: int
+    units: tuple[int, ...] | None = None
+    sampling_rate: float | None = None
+    max_units: int = 1
+    bundle: GaussianBundle | None = None
+    weight_cap: float | None = None
+    report_weight: bool = False
+    utility: str | None = None
+    client_noise: ClientNoise | None = None
+    compression: Compression | None = None
+
+    @property
+    def sums_units(self) -> bool:
+        """Whether the node answers with a sum of clipped units instead of a model."""
+        return self.units is not None or self.sampling_rate is not None
+
+    def to_json(self) -> str:
+        """Return the instruction as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the instruction that `to_json` wrote.
+
+        Raises:
+            ValueError: If it is not one.
+        """
+        fields: dict[str, Any] = json.loads(text)
+        if fields["units"] is not None:
+            fields["units"] = tuple(fields["units"])
+        if fields["bundle"] is not None:
+            fields["bundle"] = GaussianBundle.from_dict(fields["bundle"])
+        if fields["client_noise"] is not None:
+            fields["client_noise"] = ClientNoise(**fields["client_noise"])
+        if fields["compression"] is not None:
+            fields["compression"] = Compression(**fields["compression"])
+        return cls(**fields)
+
+    @classmethod
+    def of(cls, config: Mapping[str, Any]) -> Self | None:
+        """Return the instruction in a message's config, or None."""
+        text = config.get(INSTRUCTION_KEY)
+        return None if text is None else cls.from_json(str(text))

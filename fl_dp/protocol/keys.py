@@ -1,0 +1,41 @@
+"""Names under which things lie in messages. Server and clients import them from here alone."""
+
+from __future__ import annotations
+
+INSTRUCTION_KEY = "fl-dp-round"
+"""Config key of a train message: the JSON text of the `RoundInstruction`."""
+
+RECORD_PLAN_KEY = "fl-dp-record-plan"
+"""Config key: the JSON text of the `RecordPlan` that clients train by."""
+
+MODEL_KEY = "fl-dp-model"
+"""Config key of the identity query: the model's array forms, as `forms_to_json` writes them."""
+
+STATISTIC_QUERY_KEY = "fl-dp-query"
+"""Config key: the JSON text of `query_to_dict(query)`."""
+
+STATISTIC_VALUES_KEY = "fl-dp-values"
+"""Config key: the name of the values that a statistic is about."""
+
+METRICS_KEY = "metrics"
+"""Under which name replies carry their one MetricRecord."""
+
+WEIGHT_METRIC = "fl-dp-weight"
+"""A unit's weight in [0, 1], in the reply's MetricRecord, where the server applies it."""
+
+UTILITY_METRIC = "fl-dp-utility"
+"""A unit's utility for the selection, in the reply's MetricRecord; as private as the update."""
+
+UTILITY_QUERY_KEY = UTILITY_METRIC
+"""Config key: the JSON text of a `UtilityQuery`."""
+
+SCALARS_METRIC = "fl-dp-scalars"
+"""A node's sums of its units' encoded scalars, in grid steps, in the reply's MetricRecord."""
+
+CONTRIBUTION_METRIC = "fl-dp-contribution"
+"""Reply metric: `query.contribution` of each hosted unit, one after the other."""
+
+UTILITY_ACTION = "fl_dp_utility"
+STATISTIC_ACTION = "fl_dp_statistic"
+IDENTITY_ACTION = "fl_dp_identity"
+"""Actions of QUERY messages (`query.<action>`)."""

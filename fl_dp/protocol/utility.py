@@ -1,0 +1,77 @@
+"""The server's question for noisy utilities, and the noise that answers it."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+
+from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+
+
+@dataclass(frozen=True, kw_only=True)
+class UtilityQuery:
+    """Asks units for their utility, each with noise of its own.
+
+    Privacy: one answer is `1 / (2 noise_multiplier^2)`-zCDP for one unit, zero-out neighbours (its
+    utility becomes the null, `high / 2`), against anyone who sees it, the server included.
+
+    Attributes:
+        utility: `loss`, `examples` (how many), or a metric that `evaluate` returns.
+        high: Utilities are clipped to [0, high].
+        noise_multiplier: Standard deviation of the noise, divided by `high / 2`.
+        units: Indexes of the node's units; None: the node is one unit.
+    """
+
+    utility: str
+    high: float
+    noise_multiplier: float
+    units: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a number is out of range or a unit is asked twice.
+        """
+        _ = self.mechanism  # checks itself
+        if self.units is not None and len(set(self.units)) != len(self.units):
+            raise ValueError("a unit answers once: a second answer would be a second release")
+
+    @cached_property
+    def mechanism(self) -> GaussianMechanism:
+        """The noise on a utility's distance from the null."""
+        return GaussianMechanism(
+            noise_multiplier=self.noise_multiplier, clipping_norm=self.high / 2.0
+        )
+
+    def privatize(self, utilities: Sequence[float], rng: SecureRandom) -> list[float]:
+        """Return one noisy utility for each unit's own; NaN counts as the null."""
+        null = self.high / 2.0
+        bounded = [
+            null if math.isnan(utility) else min(max(utility, 0.0), self.high)
+            for utility in utilities
+        ]
+        # Encoded one by one: a vector of them would share one bound.
+        steps = np.array([float(self.mechanism.encode(utility - null)) for utility in bounded])
+        return [float(noisy) + null for noisy in self.mechanism.release(steps, rng)]
+
+    def to_json(self) -> str:
+        """Return the query as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the query that `to_json` wrote.
+
+        Raises:
+            ValueError: If it is out of range.
+        """
+        fields = json.loads(text)
+        units = fields.get("units")
+        return cls(**fields | {"units": None if units is None else tuple(units)})

@@ -1,0 +1,57 @@
+"""What DP-SGD inside clients spends, shown before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rich.table import Table
+
+from fl_dp.plan import RecordPlan
+from fl_dp.statement import record_statement
+
+from .names import ACCOUNTANT_NAMES
+
+
+def record_plan_json(plan: RecordPlan) -> dict[str, Any]:
+    """Return the plan and what a client spends by it as plain JSON values."""
+    bounds = plan.epsilon()
+    return {
+        "delta": plan.budget.delta,
+        "epsilon": bounds.by_name,
+        "quoted": bounds.best_name,
+        "noise_multiplier": plan.noise_multiplier,
+        "sampling_rate": plan.sampling_rate,
+        "steps": plan.steps,
+        "participations": plan.participations,
+        "clipping_norm": plan.clipping_norm,
+        "neighboring_relation": str(plan.neighboring_relation),
+        "budget": plan.budget.epsilon,
+    }
+
+
+def record_plan_table(plan: RecordPlan) -> Table:
+    """Return the numbers as a table for the terminal."""
+    table = Table(
+        title=f"Records of each client: {plan.participations} rounds of {plan.steps} steps, "
+        f"Poisson samples at rate {plan.sampling_rate:g}"
+    )
+    table.add_column("what")
+    table.add_column("value", justify="right")
+    table.add_row(
+        "noise multiplier (noise std on a step's sum / clipping norm)",
+        f"{plan.noise_multiplier:.5f}",
+    )
+    table.add_row("clipping norm of one record's gradient", f"{plan.clipping_norm:g}")
+    table.add_row("delta", f"{plan.budget.delta:.4g}")
+    bounds = plan.epsilon()
+    for name, bound in bounds.by_name.items():
+        quote = ": the number to quote" if name == bounds.best_name else ""
+        digits = "{:.4g}" if name == "naive" else "{:.4f}"
+        table.add_row(ACCOUNTANT_NAMES[name] + quote, digits.format(bound))
+    return table
+
+
+def promise_to_records(plan: RecordPlan) -> dict[str, str]:
+    """Return what is promised to whom, in words."""
+    statement = record_statement(plan, participations=None, num_clients=1)
+    return {name: statement[name] for name in ("unit", "neighbours", "adversary", "trusted")}

@@ -1,0 +1,939 @@
+"""`fl-dp plan`, `run` and `ledger`: the numbers, the refusals and the exit statuses."""
+
+import csv
+import io
+import json
+import pkgutil
+import re
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from dataclasses import asdict, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+
+import dp_accounting
+import pytest
+from dp_accounting.pld import PLDAccountant
+from local_grid import LocalGrid, answer_with_app
+from omegaconf import OmegaConf
+from rich.console import Console
+from typer.testing import CliRunner
+
+from fl_dp import __version__
+from fl_dp.app import task_client as client_app
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.keys import all_keys
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
+from fl_dp.commands.app import app
+from fl_dp.commands.cautions import cautions
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.local.launch import LaunchError, RunStatus
+from fl_dp.plan import PrivacyPlan
+from fl_dp.report.progress import TimeLeft, progress_line
+from fl_dp.report.summary import RunSummary, epsilon_jump
+
+ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
+DISCRETISATION = 1e-4
+
+
+def call(*arguments):
+    """Call the command line in this process."""
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def json_of(*arguments):
+    """Return the one JSON document that a successful call prints."""
+    result = call(*arguments)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def said_on_stderr(result):
+    return " ".join(result.stderr.split())
+
+
+def independent_epsilon(releases, delta):
+    """PLD epsilon of {(noise multiplier, sampling rate): count}, straight from dp-accounting."""
+    accountant = PLDAccountant(ZERO_OUT, DISCRETISATION)
+    for (noise_multiplier, sampling_rate), count in releases.items():
+        event = dp_accounting.GaussianDpEvent(noise_multiplier)
+        if sampling_rate < 1:
+            event = dp_accounting.PoissonSampledDpEvent(sampling_rate, event)
+        accountant.compose(event, count)
+    return accountant.get_epsilon(delta)
+
+
+def test_the_version_is_printed():
+    assert call("--version").stdout.strip() == __version__
+
+
+def test_the_command_line_imports_nothing_heavy_until_it_is_needed():
+    """Neither for help nor for a list of keys: each of these takes a second or more."""
+    heavy = {"torch", "scipy", "ray", "flwr", "hydra", "omegaconf", "dp_accounting", "sqlalchemy"}
+    code = """
+import json, sys
+from typer.testing import CliRunner
+from fl_dp.cli import app
+for line in (["--version"], ["run", "--help"], ["config"], ["rnu"], ["run", "rouds=3"]):
+    CliRunner().invoke(app, line)
+print(json.dumps(sorted(sys.modules)))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert heavy & set(json.loads(done.stdout)) == set()
+
+
+@pytest.mark.parametrize(
+    "package",
+    [
+        "fl_dp",
+        *(
+            f"fl_dp.{room}"
+            for room in (
+                "accounting",
+                "plan",
+                "ledger",
+                "statement",
+                "statistics",
+                "datasets",
+                "training",
+                "updates",
+            )
+        ),
+    ],
+)
+def test_every_name_of_a_package_is_imported_when_it_is_asked_for(package):
+    """No name is that of a module, which would take the name's place once it is imported."""
+    module = import_module(package)
+    lazily = set(module.__all__) - {"__version__"}
+    assert [name for name in lazily if isinstance(getattr(module, name), ModuleType)] == []
+    modules = {each.name for each in pkgutil.iter_modules(module.__path__)}
+    assert lazily & modules == set()
+
+
+def test_a_misspelt_command_is_said_once_with_the_nearest():
+    result = call("rnu")
+    assert result.exit_code == 2
+    assert result.stderr.count("rnu") == 1
+    assert result.stderr.count("fl-dp run") == 1
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_ctrl_c_while_something_is_computed_is_one_line(command, monkeypatch):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fl_dp.app.planning.make_plan", interrupted)
+    result = call(command, "privacy.noise_multiplier=2", "privacy.delta=1e-5")
+    assert result.exit_code == 130
+    assert result.stderr.splitlines()[-1] == "error: stopped"
+
+
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line():
+    code = """
+import builtins, sys
+real = builtins.__import__
+def interrupted(name, *rest):
+    if name == "typer":
+        raise KeyboardInterrupt
+    return real(name, *rest)
+builtins.__import__ = interrupted
+from fl_dp.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (130, "error: stopped\n")
+
+
+# fl-dp config and fl-dp run --cfg
+
+
+def test_config_lists_every_key_with_its_default_and_help():
+    listed = json_of("config", "--json")["keys"]
+    assert [each["key"] for each in listed] == list(all_keys())
+    shown = " ".join(call("config").stdout.split())
+    for key in all_keys().values():
+        assert f"{key.name}={key.default_text} ({key.allowed})" in shown
+        assert " ".join(key.help.split()) in shown
+
+
+def test_config_lists_one_group_with_the_names_that_it_loads():
+    told = json_of("config", "clipping", "--json")
+    assert {each["key"].partition(".")[0] for each in told["keys"]} == {"clipping"}
+    assert told["options"] == {"clipping": ["adaptive", "fixed", "per_layer"]}
+
+
+def test_config_of_a_group_that_is_none_names_the_nearest():
+    result = call("config", "cliping")
+    assert result.exit_code == 2
+    assert "did you mean clipping?" in result.stderr
+
+
+def test_cfg_prints_settings_that_compose_to_the_same():
+    overrides = ["privacy=local", "selection=public", "clipping.norm=0.25", "run_name=x"]
+    printed = OmegaConf.to_container(OmegaConf.create(call("run", "--cfg", *overrides).stdout))
+    assert printed == asdict(compose_settings(overrides))
+    assert json_of("run", "--cfg", "--json", *overrides) == printed
+
+
+# fl-dp plan
+
+
+def plan_overrides(num_clients, sampling_rate, rounds):
+    return [
+        f"task.num_clients={num_clients}",
+        f"selection.sampling_rate={sampling_rate}",
+        f"rounds={rounds}",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "sampling_rate", "rounds", "noise_multiplier", "pld", "rdp"),
+    [
+        (1_000, 0.05, 100, 1.0, 2.402, 2.904),
+        (1_000, 0.1, 200, 1.0, 7.569, 8.715),
+        (1_000, 0.1, 200, 2.0, 2.481, 2.821),
+        (1_000, 1, 100, 8.0, 4.408, 4.900),
+        (100_000, 0.001, 1_000, 0.6, 1.761, 2.846),
+        (100_000, 0.01, 1_000, 1.0, 1.978, 2.270),
+        (1_000_000, 0.001, 2_000, 0.8, 0.700, 1.689),
+        (1_000_000, 0.1, 500, 4.0, 2.819, 3.015),
+    ],
+)
+def test_plan_tells_the_golden_epsilon(
+    num_clients, sampling_rate, rounds, noise_multiplier, pld, rdp
+):
+    """PLD within 0.5 %; RDP up to 1 % below, as ours integrates fractional orders exactly."""
+    epsilon = json_of(
+        *("plan", "--json", *plan_overrides(num_clients, sampling_rate, rounds)),
+        *(f"privacy.noise_multiplier={noise_multiplier}", "privacy.epsilon=null"),
+    )["epsilon"]
+    assert epsilon["pld"] == pytest.approx(pld, rel=5e-3)
+    assert 0.99 * rdp <= epsilon["rdp"] <= 1.001 * rdp + 5e-4
+
+
+@pytest.mark.parametrize(
+    ("num_clients", "sampling_rate", "rounds", "target", "noise_multiplier"),
+    [
+        (1_000, 0.05, 100, 8, 0.60297),
+        (1_000, 0.1, 200, 8, 0.97162),
+        (100_000, 0.01, 1_000, 2, 0.99485),
+        (100_000, 0.001, 1_000, 1, 0.66956),
+    ],
+)
+def test_plan_calibrates_to_the_golden_noise_multiplier(
+    num_clients, sampling_rate, rounds, target, noise_multiplier
+):
+    planned = json_of(
+        *("plan", "--json", *plan_overrides(num_clients, sampling_rate, rounds)),
+        f"privacy.epsilon={target}",
+    )
+    assert planned["noise_multipliers"][0] == pytest.approx(noise_multiplier, rel=5e-3)
+    assert planned["epsilon"]["pld"] <= target
+
+
+QUICK = [*plan_overrides(200, 0.25, 12), "privacy.noise_multiplier=2", "privacy.epsilon=null"]
+NO_SAMPLING = ["selection.sampling_rate=1"]  # composes faster
+
+
+@pytest.fixture(scope="module")
+def quick_plan():
+    return json_of("plan", "--json", *QUICK)
+
+
+def test_plan_json_has_the_documented_keys(quick_plan):
+    assert {"delta", "epsilon", "noise_multipliers", "sampling_rate", "rounds"} <= set(quick_plan)
+    assert set(quick_plan["epsilon"]) == {"pld", "rdp", "naive"}
+
+
+def test_plan_json_has_one_noise_multiplier_a_round(quick_plan):
+    assert quick_plan["noise_multipliers"] == [2.0] * 12
+    assert quick_plan["rounds"] == 12
+
+
+def test_plan_json_repeats_the_sampling_rate(quick_plan):
+    assert quick_plan["sampling_rate"] == 0.25
+
+
+def test_plan_assumes_a_delta_of_the_clients_to_the_power_of_minus_1_1(quick_plan):
+    assert quick_plan["delta"] == pytest.approx(200**-1.1, rel=1e-12)
+
+
+def test_plan_takes_a_delta_of_ones_own():
+    planned = json_of("plan", "--json", *QUICK, *NO_SAMPLING, "privacy.delta=1e-5")
+    assert planned["delta"] == 1e-5
+
+
+def test_plan_orders_its_three_bounds(quick_plan):
+    epsilon = quick_plan["epsilon"]
+    assert epsilon["pld"] < epsilon["rdp"] < epsilon["naive"]
+
+
+def test_plan_agrees_with_an_accountant_of_its_own(quick_plan):
+    expected = independent_epsilon({(2.0, 0.25): 12}, 200**-1.1)
+    assert quick_plan["epsilon"]["pld"] == pytest.approx(expected, rel=1e-6)
+
+
+def test_plan_shows_a_person_the_same_epsilon_as_a_program(quick_plan):
+    table = call("plan", *QUICK).stdout
+    assert f"{quick_plan['epsilon']['pld']:.4f}" in table
+
+
+def test_a_plan_within_the_budget_warns_of_nothing():
+    overrides = [*QUICK, "privacy.epsilon=30", "privacy.delta=1e-5"]
+    assert call("plan", "--json", *overrides).stderr == ""
+
+
+def test_a_plan_over_the_budget_warns_and_still_succeeds(quick_plan):
+    result = call("plan", "--json", *QUICK, "privacy.epsilon=1")
+    assert result.exit_code == 0
+    assert "warning:" in result.stderr
+    assert "more than the budget of 1" in said_on_stderr(result)
+    assert json.loads(result.stdout)["epsilon"] == quick_plan["epsilon"]
+
+
+@pytest.mark.parametrize(("delta", "warns"), [(1 / 200, True), (0.0049, False)])
+def test_a_plan_warns_of_a_delta_that_is_not_below_one_over_the_clients(delta, warns):
+    result = call("plan", "--json", *QUICK, *NO_SAMPLING, f"privacy.delta={delta}")
+    assert result.exit_code == 0
+    assert ("is not below 1/num_clients" in said_on_stderr(result)) is warns
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("privacy.epsilon=-1", "privacy.epsilon must be positive and finite, got -1.0"),
+        ("selection.sampling_rate=2", "selection.sampling_rate must lie in (0, 1], got 2.0"),
+        ("privacy.sigma=3", "there is no key 'privacy.sigma'"),
+        ("rounds=many", "rounds must be a whole number, got 'many'"),
+        (
+            "privacy.epsilon=1e-6 privacy.delta=1e-9",
+            "no noise reaches epsilon 1e-06 at delta 1e-09 in 100 rounds",
+        ),
+    ],
+)
+def test_a_plan_that_can_t_be_made_is_refused_with_status_2(overrides, said):
+    result = call("plan", *overrides.split())
+    assert result.exit_code == 2
+    assert said in said_on_stderr(result)
+    assert result.stdout == ""
+
+
+SEED_RULE = ["schedule=seed_rule", "schedule.levels=null", "privacy.delta=1e-5", *NO_SAMPLING]
+
+
+def test_plan_compares_with_splitting_epsilon_over_the_rounds():
+    """Closed form: 11.7 times the noise, for a true epsilon of 0.50."""
+    planned = json_of("plan", "--json", "privacy.epsilon=8", "rounds=100", *SEED_RULE)
+    naive = planned["naive_split"]
+    assert planned["noise_multipliers"][0] == pytest.approx(5.327942, rel=1e-5)
+    assert planned["noise_multipliers"][-1] == pytest.approx(10.656, rel=1e-4)
+    assert naive["noise_multipliers"][0] == pytest.approx(62.35, rel=1e-3)
+    assert naive["noise_multipliers"][-1] == pytest.approx(124.7, rel=1e-3)
+    assert naive["times_our_noise"] == pytest.approx(11.7, abs=0.01)
+    assert naive["epsilon"] == pytest.approx(0.50, abs=0.01)
+
+
+def test_plan_tells_epsilon_over_the_rounds(quick_plan):
+    curve = quick_plan["epsilon_over_rounds"]
+    assert curve[0][0] == 1
+    assert curve[-1] == [12, pytest.approx(quick_plan["epsilon"]["pld"], rel=1e-2)]
+    assert [epsilon for _, epsilon in curve] == sorted(epsilon for _, epsilon in curve)
+
+
+def test_plan_draws_a_picture_and_tells_the_rounds_in_numbers(tmp_path):
+    target = tmp_path / "plan.png"
+    shown = call("plan", *QUICK, *NO_SAMPLING, "--plot", str(target))
+    assert shown.exit_code == 0
+    assert target.read_bytes().startswith(b"\x89PNG")
+    assert "epsilon spent after it" in shown.stdout
+
+
+def test_the_table_of_rounds_reads_what_the_curve_and_the_plan_say():
+    shown = call("plan", *QUICK, *NO_SAMPLING).stdout
+    rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines()]
+    read = {row[0]: row[1:] for row in rows if len(row) == 3 and row[0].isdigit()}
+    spent = dict(map(tuple, json_of("plan", "--json", *QUICK, *NO_SAMPLING)["epsilon_over_rounds"]))
+    assert list(read) == ["1", "3", "6", "9", "12"]
+    assert all(read[n][1] == f"{spent[int(n)]:.4f}" for n in read)
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [("plan.jpg", "ends in .png"), ("nowhere/plan.png", "no folder"), (".", "ends in .png")],
+)
+def test_a_picture_that_can_t_be_written_is_status_2(name, said, tmp_path):
+    result = call("plan", *QUICK, *NO_SAMPLING, "--plot", str(tmp_path / name))
+    assert result.exit_code == 2
+    assert said in said_on_stderr(result)
+
+
+def test_a_plateau_plan_tells_what_its_filter_guarantees():
+    planned = json_of("plan", "--json", "schedule=plateau", "rounds=20", "privacy.epsilon=3")
+    assert planned["epsilon"] == {"filter": 3.0}
+    assert "Renyi filter" in planned["rule"]
+    assert "guaranteed by the privacy filter" in call("plan", "schedule=plateau").stdout
+
+
+@pytest.mark.parametrize(
+    ("overrides", "cautioned"),
+    [
+        ("task.num_clients=200 privacy.delta=1e-5", []),
+        ("task.num_clients=99 privacy.delta=1e-5", ["99 clients are few"]),
+        ("task.num_clients=200", ["delta 0.0029 (the default for 200) is large"]),
+        ("task.num_clients=50", ["50 clients are few", "delta 0.014"]),
+        ("task.num_clients=50 privacy=none", []),
+    ],
+)
+def test_few_clients_and_a_large_delta_are_cautioned_of(overrides, cautioned):
+    said = cautions(compose_settings(overrides.split()))
+    assert [text for text, start in zip(said, cautioned, strict=True) if start not in text] == []
+
+
+def test_plan_says_what_is_promised_to_whom():
+    shown = " ".join(call("plan", *QUICK, *NO_SAMPLING).stdout.split())
+    assert "unit: one client" in shown
+    assert "trusted: the server" in shown
+    promise = json_of("plan", "--json", *QUICK, *NO_SAMPLING)["promise"]
+    assert set(promise) == {"unit", "neighbours", "adversary", "trusted"}
+
+
+# fl-dp run: what is refused before anything starts.
+
+
+@pytest.fixture
+def nothing_may_start(monkeypatch):
+    class MustNotStart:
+        def __enter__(self):
+            raise AssertionError("Flower was started")
+
+        def __exit__(self, *error):
+            pass
+
+    monkeypatch.setattr("fl_dp.local.launch.LocalSuperLink", MustNotStart)
+
+
+CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients=20"]
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["privacy.epsilon=0"], "privacy.epsilon must be positive and finite, got 0.0"),
+        (["privacy.epsilon=-2"], "privacy.epsilon must be positive and finite, got -2.0"),
+        (["selection.sampling_rate=1.5"], "selection.sampling_rate must lie in (0, 1], got 1.5"),
+        (["privacy.nonesuch=1"], "there is no key 'privacy.nonesuch'"),
+        (["task=nonesuch"], "there is no task=nonesuch"),
+        ([*CHEAP, "task.name=nonesuch"], "task.name must be one of digits"),
+        ([*CHEAP, "task.num_clients=5000"], "num_clients is 5000 but there are 1437 records"),
+        (["-m", *CHEAP, "clipping.norm=1,-1"], "clipping.norm must be positive and finite, got -1"),
+        (["-m", *CHEAP, "clipping.norm=interval(0,1)"], "clipping.norm=interval(0,1)"),
+        ([*CHEAP, "rounds=3,5"], "rounds=3,5"),
+        ([*CHEAP, "privacy=none", "selection.coins=nodes"], "write simulation.units_per_node=1"),
+        (
+            [*CHEAP, "clipping=per_layer", "clipping.norms=[1,1,1]"],
+            "clipping.norms has 3 norms and model=logistic has 2",
+        ),
+    ],
+)
+def test_a_run_that_can_t_succeed_is_refused_with_status_2(overrides, said, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    result = call("run", *overrides)
+    assert result.exit_code == 2
+    assert said in said_on_stderr(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_run_without_its_data_names_the_folder_it_looked_in(tmp_path):
+    folder = tmp_path / "nowhere"
+    result = call("run", *CHEAP, "task=fashion_mnist", f"task.data_dir={folder}")
+    assert result.exit_code == 2
+    assert str(folder) in result.stderr
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path):
+    result = call(
+        *("run", *plan_overrides(200, 1, 40), f"output_dir={tmp_path}"),
+        *("privacy.epsilon=2", "privacy.noise_multiplier=8"),
+    )
+    assert result.exit_code == 2
+    assert "40 rounds at noise multiplier 8 spend epsilon" in said_on_stderr(result)
+    fits = int(re.search(r"at most (\d+) rounds", said_on_stderr(result)).group(1))
+    release, delta = (8.0, 1.0), 200**-1.1
+    assert independent_epsilon({release: fits}, delta) <= 2
+    assert independent_epsilon({release: fits + 1}, delta) > 2
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_run_never_takes_the_folder_of_another(tmp_path, monkeypatch):
+    monkeypatch.setattr("fl_dp.app.planning.make_plan", lambda *_: pytest.fail("it was computed"))
+    (tmp_path / "taken").mkdir()
+    result = call("run", *CHEAP, f"output_dir={tmp_path}", "run_name=taken")
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'taken'} exists already: choose another run_name" in result.stderr
+    assert list((tmp_path / "taken").iterdir()) == []
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_folder_that_can_t_be_written_to_is_said_before_anything_is_computed(
+    tmp_path, monkeypatch
+):
+    monkeypatch.setattr("fl_dp.app.planning.make_plan", lambda *_: pytest.fail("it was computed"))
+    (tmp_path / "file").write_text("")
+    result = call("run", f"output_dir={tmp_path / 'file' / 'runs'}")
+    assert result.exit_code == 2
+    assert f"{tmp_path / 'file'} can't be written to" in said_on_stderr(result)
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+def test_a_sweep_starts_nothing_if_one_of_its_runs_can_t_succeed(tmp_path):
+    result = call(
+        *("run", "-m", *plan_overrides(200, 1, 100), f"output_dir={tmp_path}"),
+        *("privacy.epsilon=2", "privacy.noise_multiplier=20,8"),
+    )
+    assert result.exit_code == 2
+    assert "at most" in said_on_stderr(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+# fl-dp run: how it ends.
+
+
+class FakeSuperLink:
+    """Stands for Flower; `how` says what becomes of a run."""
+
+    def __init__(self, how):
+        self.how = how
+        self.given = []
+
+    def __call__(self):
+        return self
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def run(self, settings, overrides, on_progress):
+        self.given.append((settings, overrides))
+        return self.how(overrides, on_progress)
+
+
+def use(monkeypatch, how):
+    link = FakeSuperLink(how)
+    monkeypatch.setattr("fl_dp.local.launch.LocalSuperLink", link)
+    return link
+
+
+def fail_with(error):
+    def how(overrides, on_progress):
+        raise error
+
+    return how
+
+
+def test_a_run_that_fails_in_flower_exits_1_with_flower_s_reason(monkeypatch, tmp_path):
+    use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details="boom"))
+    result = call("run", *CHEAP, f"output_dir={tmp_path}")
+    assert result.exit_code == 1
+    assert "the run ended as 'finished:failed': boom" in said_on_stderr(result)
+
+
+def test_a_run_that_flower_does_not_take_exits_1_with_the_reason(monkeypatch, tmp_path):
+    use(monkeypatch, fail_with(LaunchError("no port is free")))
+    result = call("run", *CHEAP, f"output_dir={tmp_path}")
+    assert result.exit_code == 1
+    assert "no port is free" in said_on_stderr(result)
+
+
+def test_a_run_that_is_interrupted_exits_130(monkeypatch, tmp_path):
+    use(monkeypatch, fail_with(KeyboardInterrupt()))
+    result = call("run", *CHEAP, f"output_dir={tmp_path}")
+    assert result.exit_code == 130
+    assert "what was reserved stays spent" in said_on_stderr(result)
+
+
+@pytest.mark.parametrize("name", ["plain", "a, b=[c] ü", 'quo"te', "it's", "back\\slash"])
+def test_flower_is_given_the_absolute_output_folder_whatever_its_name(name, monkeypatch, tmp_path):
+    """The ServerApp runs in another folder than the caller's."""
+    link = use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details=""))
+    (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / name)
+    call("run", *CHEAP, "run_name=first")
+    [(_, overrides)] = link.given
+    composed = compose_settings(overrides)
+    assert composed.output_dir == str(tmp_path / name / "runs")
+    assert composed.run_name == "first"
+
+
+def test_flower_is_given_the_absolute_data_folder(monkeypatch, tmp_path):
+    link = use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details=""))
+    monkeypatch.chdir(tmp_path)
+    call("run", *CHEAP, "task.data_dir=data")
+    [(_, overrides)] = link.given
+    assert compose_settings(overrides).task.data_dir == str(tmp_path / "data")
+
+
+def train_here(overrides, on_progress):
+    """Do in this process what the ServerApp does."""
+    settings = compose_settings(overrides)
+    resumed = None if settings.resume is None else RunFolder(Path(settings.resume))
+    num_clients = (settings if resumed is None else resumed.read_settings()).task.num_clients
+    train(
+        LocalGrid(answer_with_app(client_app.app, num_clients), num_clients), settings, run_id="1"
+    )
+    on_progress()
+    return RunStatus(status="finished:completed", details="")
+
+
+SHORT = [*CHEAP, "rounds=2", "client.epochs=1", "selection.sampling_rate=0.5"]
+
+
+def test_a_run_that_completes_exits_0_with_what_it_spent(monkeypatch, tmp_path):
+    use(monkeypatch, train_here)
+    [run] = json_of("run", "--json", *SHORT, f"output_dir={tmp_path}", "run_name=one")["runs"]
+    assert run["path"] == str(tmp_path / "one")
+    assert run["rounds"] == 2
+    assert run["delta"] == pytest.approx(20**-1.1)
+    expected = independent_epsilon({(2.0, 0.5): 2}, 20**-1.1)
+    assert run["epsilon"] == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory):
+    """The folder of a sweep over two clipping norms and two seeds, and what it printed."""
+    root = tmp_path_factory.mktemp("sweep")
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        use(monkeypatch, train_here)
+        printed = json_of(
+            *("run", "--json", "-m", *SHORT, f"output_dir={root}", "run_name=sweep"),
+            *("clipping.norm=0.5,1", "seed=0,1"),
+        )
+    return root / "sweep", printed
+
+
+def test_a_sweep_gives_each_run_a_folder_of_its_own(sweep):
+    folder, printed = sweep
+    paths = [str(folder / f"run-{index}") for index in range(4)]
+    assert [run["path"] for run in printed["runs"]] == paths
+
+
+def test_a_sweep_writes_the_summary_that_it_prints(sweep):
+    folder, printed = sweep
+    assert json.loads((folder / "summary.json").read_text(encoding="utf-8")) == printed
+
+
+def test_a_sweep_sums_up_the_seeds_of_each_setting_under_what_tells_it_apart(sweep):
+    _, printed = sweep
+    variants = {row["variant"]: row["runs"] for row in printed["variants"]}
+    assert variants == {"clipping.norm=0.5": 2, "clipping.norm=1": 2}
+
+
+def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(monkeypatch, tmp_path):
+    """The first run is kept as it is, the second goes on by its ledger, the third is new."""
+    started = []
+
+    def stop_in_the_second(overrides, on_progress):
+        started.append(overrides)
+        if len(started) == 2:
+            settings = compose_settings(overrides)
+            RunFolder(tmp_path / "s" / "run-1").create(settings)
+            raise KeyboardInterrupt
+        return train_here(overrides, on_progress)
+
+    use(monkeypatch, stop_in_the_second)
+    stopped = call(
+        *("run", "-m", *SHORT, f"output_dir={tmp_path}", "run_name=s", "clipping.norm=0.5,1,2")
+    )
+    assert stopped.exit_code == 130
+    assert f"`fl-dp run resume={tmp_path / 's'}` goes on" in said_on_stderr(stopped)
+    first = (tmp_path / "s" / "run-0" / "ledger.db").read_bytes()
+    assert not (tmp_path / "s" / "run-2").exists()
+
+    link = use(monkeypatch, train_here)
+    printed = json_of("run", "--json", f"resume={tmp_path / 's'}")
+    assert [run["rounds"] for run in printed["runs"]] == [2, 2, 2]
+    assert [row["variant"] for row in printed["variants"]] == [
+        *("clipping.norm=0.5", "clipping.norm=1", "clipping.norm=2")
+    ]
+    assert [settings.clipping.norm for settings, _ in link.given] == [1.0, 2.0]
+    assert (tmp_path / "s" / "run-0" / "ledger.db").read_bytes() == first
+
+
+@pytest.mark.usefixtures("nothing_may_start")
+@pytest.mark.parametrize(
+    ("files", "said", "status"),
+    [
+        ({}, "it has no config.yaml", 2),
+        ({"config.yaml": "a: [\n"}, "does not fit this version", 2),
+        ({"config.yaml": "somebody: else\n"}, "does not fit this version", 2),
+        ({"config.yaml": b"\xff\xfe\x00"}, "does not fit this version", 2),
+        ({"sweep.json": "[1]"}, "is not what a sweep of fl-dp writes", 2),
+        ({"sweep.json": "not json"}, "is not what a sweep of fl-dp writes", 2),
+        ({"config.yaml": "rounds: 3\n", "ledger.db": b"not a database " * 99}, "ledger", 1),
+    ],
+)
+def test_a_folder_that_is_no_run_is_one_line(files, said, status, tmp_path):
+    for name, content in files.items():
+        content = content.encode() if isinstance(content, str) else content
+        (tmp_path / name).write_bytes(content)
+    result = call("run", f"resume={tmp_path}")
+    assert result.exit_code == status
+    assert said in said_on_stderr(result)
+    assert "Traceback" not in result.stderr
+
+
+# The progress of a run.
+
+
+LINE = {"round": 999, "test_accuracy": 0.93721, "epsilon": 5.1234, "expected_cohort": 50}
+
+
+@pytest.mark.parametrize("width", [60, 80, 120])
+def test_the_progress_shows_what_matters_at_any_width(width):
+    stream = io.StringIO()
+    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
+    with progress_line(console, "[2/6] a=b c=d e=f, seed 0", rounds=1000, budget=8) as on_round:
+        on_round({**LINE, "round": 998})
+        on_round(LINE)
+    shown = [line for line in re.split(r"\x1b\[2K|\r|\n", stream.getvalue()) if "999" in line][-1]
+    for part in ("round 999/1000", "accuracy 0.937", "epsilon 5.12/8", " left"):
+        assert part in shown
+    assert len(shown.rstrip()) <= width
+
+
+def test_the_time_left_counts_neither_the_start_nor_rounds_of_long_ago():
+    left = TimeLeft()
+    assert left.after(0, 100, now=0.0) is None
+    assert left.after(1, 100, now=60.0) is None  # Ray started in it
+    for done in range(2, 41):
+        seconds = left.after(done, 100, now=60.0 + 2.0 * (done - 1))
+    assert seconds == pytest.approx(2.0 * 60)
+    for done in range(41, 61):
+        seconds = left.after(done, 100, now=138.0 + 5.0 * (done - 40))
+    assert seconds == pytest.approx(5.0 * 40)
+
+
+def test_the_time_left_of_a_resumed_run_counts_new_rounds_alone():
+    left = TimeLeft()
+    assert {left.after(done, 100, now=0.001 * done) for done in range(31)} == {None}
+    assert left.after(31, 100, now=60.0) is None
+    assert left.after(32, 100, now=62.0) == pytest.approx(2.0 * 68)
+
+
+def test_the_summary_explains_an_epsilon_above_the_progress():
+    run = RunSummary(
+        path="",
+        variant="",
+        rounds=9,
+        test_accuracy=0.9,
+        epsilon=7.9,
+        delta=1e-5,
+        epsilon_so_far=6.1,
+    )
+    assert "Quote epsilon 7.9, not the 6.1" in epsilon_jump([run])
+    assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
+
+
+# fl-dp ledger
+
+
+DELTA = 1e-4
+
+
+@pytest.fixture
+def ledger_path(tmp_path):
+    """A ledger of six planned rounds: two released, one repeated, one of unknown fate."""
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.2, delta=DELTA, rounds=6, sampling_rate=0.2, clipping_norm=1.0, num_clients=100
+    )
+    path = tmp_path / "ledger.db"
+    with PrivacyLedger.open(path, plan) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        ledger.reserve(round=2)
+        ledger.commit(ledger.reserve(round=2))
+        ledger.reserve(round=3)
+    return path
+
+
+def change(path, statement):
+    connection = sqlite3.connect(path)
+    with connection:
+        assert connection.execute(statement).rowcount == 1
+    connection.close()
+
+
+def test_ledger_tells_an_epsilon_that_follows_from_its_records_alone(ledger_path):
+    told = json_of("ledger", "--json", str(ledger_path))
+    releases = Counter(
+        (record["noise_multiplier"], record["sampling_rate"])
+        for record in told["records"]
+        if record["kind"] == "reserve"
+    )
+    assert releases.total() == 4
+    assert told["epsilon"]["pld"] == pytest.approx(independent_epsilon(releases, DELTA), rel=1e-6)
+
+
+def test_ledger_counts_every_reserved_round_as_spent(ledger_path):
+    told = json_of("ledger", "--json", str(ledger_path))
+    assert (told["rounds_spent"], told["rounds_committed"]) == (4, 2)
+
+
+def test_ledger_lists_its_records_in_order(ledger_path):
+    records = json_of("ledger", "--json", str(ledger_path))["records"]
+    assert [record["sequence"] for record in records] == list(range(1, 9))
+    assert [record["kind"] for record in records] == [
+        *("plan", "run", "reserve", "commit", "reserve", "reserve", "commit", "reserve")
+    ]
+
+
+def test_ledger_shows_a_person_the_same_epsilon_as_a_program(ledger_path):
+    epsilon = json_of("ledger", "--json", str(ledger_path))["epsilon"]["pld"]
+    shown = " ".join(call("ledger", str(ledger_path)).stdout.split())
+    assert f"epsilon {epsilon:.4f}" in shown
+
+
+def test_ledger_takes_the_folder_of_a_run(ledger_path):
+    by_folder = json_of("ledger", "--json", str(ledger_path.parent))
+    assert by_folder == json_of("ledger", "--json", str(ledger_path))
+
+
+def test_looking_at_a_ledger_changes_nothing(ledger_path):
+    before = ledger_path.read_bytes()
+    call("ledger", str(ledger_path))
+    assert ledger_path.read_bytes() == before
+
+
+@pytest.mark.parametrize("what", ["nowhere.db", "nowhere/ledger.db", "."])
+def test_a_missing_ledger_is_status_2(what, tmp_path):
+    result = call("ledger", str(tmp_path / what))
+    assert result.exit_code == 2
+    assert "no ledger at" in said_on_stderr(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("statement", "said"),
+    [
+        (
+            """UPDATE records SET payload = replace(payload, '"round":1', '"round":9')
+               WHERE sequence = 3""",
+            "record 3 does not match its hash",
+        ),
+        (
+            """UPDATE records SET payload = replace(payload, '"sampling_rate":0.2',
+               '"sampling_rate":0.1') WHERE sequence = 5""",
+            "record 5 does not match its hash",
+        ),
+        ("DELETE FROM records WHERE sequence = 6", "record 6 is missing"),
+        ("DELETE FROM records WHERE sequence = 1", "record 1 is missing"),
+    ],
+    ids=["another round", "a cheaper round", "a round removed", "the plan removed"],
+)
+@pytest.mark.parametrize("command_line", [[], ["--json"]])
+def test_a_ledger_that_was_altered_is_status_1(command_line, statement, said, ledger_path):
+    change(ledger_path, statement)
+    result = call("ledger", *command_line, str(ledger_path))
+    assert result.exit_code == 1
+    assert said in said_on_stderr(result)
+    assert result.stdout == ""
+
+
+@pytest.mark.parametrize("content", [b"", b"not a database, but long enough to look at " * 9])
+def test_a_file_that_is_no_ledger_is_status_1(content, tmp_path):
+    path = tmp_path / "ledger.db"
+    path.write_bytes(content)
+    assert call("ledger", str(path)).exit_code == 1
+
+
+def test_the_records_are_exported_as_csv(ledger_path, tmp_path):
+    target = tmp_path / "records.csv"
+    assert call("ledger", str(ledger_path), "--csv", str(target)).exit_code == 0
+    with target.open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    records = json_of("ledger", "--json", str(ledger_path))["records"]
+    assert [int(row["sequence"]) for row in rows] == [record["sequence"] for record in records]
+    assert [row["hash"] for row in rows] == [record["hash"] for record in records]
+    assert [row["round"] for row in rows if row["kind"] == "reserve"] == ["1", "2", "2", "3"]
+    assert json.loads(rows[0]["more"])["plan"]["rounds"] == 6
+
+
+def test_a_database_that_no_ledger_lies_in_is_status_2():
+    result = call("ledger", "mysql://somewhere/ledger")
+    assert result.exit_code == 2
+    assert "SQLite or PostgreSQL" in said_on_stderr(result)
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        ("run", "privacy.epsilon=4"),
+        ("plan", "schedule=seed_rule"),
+        ("ledger", "postgresql://user@host/database"),
+    ],
+)
+def test_help_says_what_to_write(command, said):
+    assert said in " ".join(call(command, "--help").stdout.split())
+
+
+@pytest.mark.parametrize("name", ["ledger.db", "records.txt"])
+def test_the_export_never_overwrites_a_ledger(ledger_path, name):
+    before = ledger_path.read_bytes()
+    result = call("ledger", str(ledger_path), "--csv", str(ledger_path.parent / name))
+    assert result.exit_code == 2
+    assert "ends in .csv" in said_on_stderr(result)
+    assert ledger_path.read_bytes() == before
+
+
+def test_the_ledger_says_what_to_quote_while_rounds_are_missing(ledger_path):
+    told = json_of("ledger", "--json", str(ledger_path))
+    assert min(told["promised"].values()) > min(told["epsilon"].values())
+    shown = " ".join(call("ledger", str(ledger_path)).stdout.split())
+    assert f"Quote {min(told['promised'].values()):.4f}, the plan's" in shown
+
+
+def test_names_with_markup_and_formulas_are_shown_as_they_are(tmp_path):
+    plan = PrivacyPlan.from_noise_multiplier(
+        2.0, delta=1e-3, rounds=2, sampling_rate=1.0, clipping_norm=1.0, num_clients=20
+    )
+    folder = tmp_path / "[x]"
+    folder.mkdir()
+    PrivacyLedger.open(folder / "ledger.db", plan, run_id="=1+1[/b]").close()
+    target = tmp_path / "records.csv"
+    shown = call("ledger", str(folder), "--csv", str(target)).stdout
+    assert "=1+1[/b]" in shown
+    assert "'=1+1[/b]" in target.read_text()
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("://", "no database URL"),
+        ("postgresql://u@h:port/d", "no database URL"),
+        ("postgresql+nope://u@h/d", "no driver"),
+    ],
+)
+def test_a_url_that_leads_nowhere_is_status_2_with_one_that_would(url, said):
+    result = call("ledger", url)
+    assert result.exit_code == 2
+    assert said in said_on_stderr(result)
+    assert "postgresql+psycopg://" in said_on_stderr(result)
+
+
+@pytest.mark.parametrize("override", ["privacy.delta=1e-20", "privacy.epsilon=1e9"])
+def test_a_plan_far_from_anything_useful_is_still_shown(override):
+    overrides = [*plan_overrides(200, 0.25, 12), override]
+    assert call("plan", *overrides).exit_code == 0
+    assert json_of("plan", "--json", *overrides)["rounds"] == 12

@@ -1,0 +1,97 @@
+"""What the documents show is run, and what they list is complete."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import math
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+from local_grid import LocalGrid, answer_with_app
+
+import fl_dp
+from fl_dp import PrivacyLedger
+from fl_dp.accounting import calibrate_client_scheme
+from fl_dp.app.keys import all_keys
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_configuration_guide_has_every_key_with_its_default_and_its_sentence() -> None:
+    """The sentences are those of the settings' docstrings, which `fl-dp config` shows."""
+    guide = (ROOT / "docs/configuration.md").read_text()
+    without_links = re.sub(r"\[([^]]+)\]\([^)]+\)", r"\1", guide)
+    rows = re.findall(r"^\| `([\w.]+)` \| `([^`]*)` \| (.*) \|$", without_links, re.MULTILINE)
+    keys = {key.name: (key.default_text, key.help) for key in all_keys().values()}
+    assert {name: (default, meaning) for name, default, meaning in rows} == keys
+
+
+def test_the_statistics_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocks = re.findall(
+        r"```python\n(.*?)```", (ROOT / "docs/statistics.md").read_text(), re.DOTALL
+    )
+    monkeypatch.chdir(tmp_path)
+    guide: dict[str, Any] = {}
+    for code in blocks:
+        exec(compile(code, "docs/statistics.md", "exec"), guide)
+    mean = guide["main"](LocalGrid(answer_with_app(guide["client_app"], 200), 200), None)
+    assert mean[1] == pytest.approx(8.0, abs=5.0)  # 8 everywhere; 13 scales of the noise and more
+    for name in ("ledger.db", "federation.db"):
+        with PrivacyLedger.read(tmp_path / name) as ledger:
+            assert [event.kind for event, _ in ledger.history] == ["laplace"]
+
+
+def test_the_readme_s_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    script: dict[str, Any] = {"__name__": "private_mean"}  # on a grid here, not through Ray
+    exec(compile(code, "README.md", "exec"), script)
+    client_app = script["numpy_client_app"](lambda context: script["Client"]())
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        script["main"](LocalGrid(answer_with_app(client_app, 50), 50), None)
+    mean = [float(number) for number in re.findall(r"\d+\.\d+", printed.getvalue())]
+    # Of the mean's noise, std .02 a round, four rounds' worth lasts: .5 is 12 deviations and more.
+    assert mean == pytest.approx([1.0, 2.0], abs=0.5)
+
+
+PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_between_documents_lead_somewhere(page: str) -> None:
+    here = ROOT / page
+    for target in re.findall(r"\]\((?!http)([^)#]+)\)", here.read_text()):
+        assert (here.parent / target).exists(), target
+
+
+def test_the_version_is_the_same_in_the_package_and_its_metadata() -> None:
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    assert metadata["project"]["version"] == fl_dp.__version__
+    assert f"## {fl_dp.__version__}" in (ROOT / "CHANGELOG.md").read_text()
+
+
+def test_the_table_of_client_schemes_is_what_calibration_gives() -> None:
+    guide = (ROOT / "docs/privacy.md").read_text()
+    rows = re.findall(r"^\| ([18]), (one|ten) \| (.*) \|$", guide, re.MULTILINE)
+    assert len(rows) == 4
+    for epsilon, messages, cells in rows:
+        exponential, *laplace = [float(cell) for cell in cells.split(" | ")]
+        std = {
+            name: calibrate_client_scheme(
+                name,
+                float(epsilon),
+                1e-5,
+                participations={"one": 1, "ten": 10}[messages],
+                clipping_norm=1.0,
+            ).noise_std
+            for name in ("gaussian", "exponential", "laplace")
+        }
+        assert std["exponential"] / std["gaussian"] == pytest.approx(exponential, rel=0.02)
+        for dimension, shown in zip((1, 10, 100, 1000), laplace, strict=True):
+            ratio = std["laplace"] * math.sqrt(dimension) / std["gaussian"]
+            assert ratio == pytest.approx(shown, rel=0.05)

@@ -1,0 +1,42 @@
+"""What the guide to records shows runs as it stands."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from local_grid import FIRST_NODE, LocalGrid
+
+from fl_dp.clients import check_training
+from fl_dp.ledger import NodeLedger
+
+GUIDE = Path(__file__).resolve().parents[2] / "docs/records.md"
+
+
+def test_the_guide_to_records_runs(tmp_path: Path) -> None:
+    first, *_ = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    guide: dict[str, Any] = {}
+    exec(compile(first, "docs/records.md", "exec"), guide)
+    check_training(guide["build_model"](), guide["load_records"]())
+    context = Context(1, FIRST_NODE, {"ledger-path": str(tmp_path / "l.db")}, RecordDict(), {})
+    node = LocalGrid(lambda asked, _: guide["app"](asked, context), 1)
+    message = Message(
+        RecordDict({"arrays": guide["initial_arrays"], "config": ConfigRecord({})}),
+        dst_node_id=FIRST_NODE,
+        message_type="train",
+    )
+    [reply] = node.send_and_receive([message])
+    assert not reply.has_error(), reply.error.reason
+    with NodeLedger.read(tmp_path / "l.db") as ledger:
+        assert [each.releases.total() for each in ledger.spendings] == [guide["PLAN"].steps]
+
+
+def test_a_real_node_without_a_ledger_is_told_what_to_write() -> None:
+    first, *_ = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    guide: dict[str, Any] = {}
+    exec(compile(first, "docs/records.md", "exec"), guide)
+    with pytest.raises(ValueError, match="--node-config 'ledger-path="):
+        guide["client_fn"](Context(1, FIRST_NODE, {"partition-id": 1}, RecordDict(), {}))

@@ -1,0 +1,192 @@
+"""Whatever happens to a ledger: no byte changes unseen, and no order of events overspends."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from collections.abc import Iterator
+from contextlib import closing
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_files import fresh_path
+
+from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import (
+    ExponentialEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    NoiseSchedule,
+    PlateauSchedule,
+    PrivacyBudget,
+    PrivacyBudgetExhausted,
+    RenyiFilter,
+    gaussian_noise_multiplier,
+)
+from fl_dp.accounting.events import freeze
+from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences
+from fl_dp.ledger import LedgerCorrupted
+
+BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
+PLAN = PrivacyPlan.calibrate(
+    BUDGET,
+    rounds=5,
+    sampling_rate=0.25,
+    clipping_norm=1.0,
+    num_clients=200,
+    schedule=NoiseSchedule(name="step"),
+    other_releases={LaplaceEvent(noise_multiplier=5.0): 1},
+)
+RELEASES = (
+    LaplaceEvent(noise_multiplier=5.0),
+    GaussianEvent(noise_multiplier=4.0),
+    ExponentialEvent(epsilon=0.1),
+)
+PLAN = replace(PLAN, other_releases=freeze([(event, 1) for event in RELEASES]))
+ADAPTIVE = {
+    rate: PrivacyPlan.calibrate(
+        BUDGET,
+        rounds=20,
+        sampling_rate=rate,
+        clipping_norm=1.0,
+        num_clients=200,
+        plateau=PlateauSchedule(),
+    )
+    for rate in (1.0, 0.25)
+}
+
+
+@pytest.fixture(scope="module")
+def spent_ledger() -> Iterator[bytes]:
+    with fresh_path() as path:
+        with PrivacyLedger.open(path, PLAN) as ledger:
+            ledger.commit(ledger.reserve_release("means", RELEASES[0]))
+            for number in (1, 2, 3):
+                ledger.commit(ledger.reserve(round=number))
+        yield path.read_bytes()
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.data())
+def test_changing_any_byte_of_any_record_is_detected(
+    spent_ledger: bytes, data: st.DataObject
+) -> None:
+    with fresh_path() as path:
+        path.write_bytes(spent_ledger)
+        with closing(sqlite3.connect(path)) as connection:
+            rows = connection.execute("SELECT sequence, payload, hash FROM records").fetchall()
+            assert len(rows) == 10
+            sequence, payload, digest = data.draw(st.sampled_from(rows))
+            column = data.draw(st.sampled_from(["payload", "hash", "sequence"]))
+            if column == "sequence":
+                taken = {row[0] for row in rows}
+                value = data.draw(st.integers(-(2**63), 2**63 - 1).filter(lambda n: n not in taken))
+                connection.execute(
+                    "UPDATE records SET sequence = ? WHERE sequence = ?", (value, sequence)
+                )
+            else:
+                text = bytearray((payload if column == "payload" else digest).encode())
+                place = data.draw(st.integers(0, len(text) - 1))
+                text[place] = data.draw(st.integers(0, 255).filter(lambda b: b != text[place]))
+                connection.execute(
+                    f"UPDATE records SET {column} = CAST(? AS TEXT) WHERE sequence = ?",
+                    (bytes(text), sequence),
+                )
+            connection.commit()
+        with pytest.raises(LedgerCorrupted):
+            PrivacyLedger.read(path)
+        with pytest.raises(LedgerCorrupted):
+            PrivacyLedger.open(path, PLAN)
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    actions=st.lists(
+        st.one_of(
+            st.tuples(st.just("reserve"), st.integers(1, 5)),
+            st.tuples(st.just("release"), st.integers(0, len(RELEASES) - 1)),
+            st.tuples(st.just("commit"), st.just(0)),
+            st.tuples(st.just("crash"), st.just(0)),
+        ),
+        max_size=16,
+    )
+)
+def test_no_order_of_attempts_releases_and_crashes_overspends(
+    actions: list[tuple[str, int]],
+) -> None:
+    spent, committed, waiting = 0, 0, []
+    with fresh_path() as path:
+        ledger = PrivacyLedger.open(path, PLAN)
+        for action, which in actions:
+            event = PLAN.event_of(which) if action == "reserve" else RELEASES[which % len(RELEASES)]
+            refused = ledger.would_exceed(event)
+            before = ledger.records
+            try:
+                if action == "reserve":
+                    waiting.append(ledger.reserve(round=which))
+                elif action == "release":
+                    waiting.append(ledger.reserve_release("statistics", event))
+            except PrivacyBudgetExhausted:
+                assert refused
+                assert ledger.records == before
+            else:
+                if action in ("reserve", "release"):
+                    assert not refused
+                    spent += 1
+            if action == "commit" and waiting:
+                ledger.commit(waiting.pop())
+                committed += 1
+            if action == "crash":
+                waiting = []
+                ledger = PrivacyLedger.open(path, PLAN)  # the old one is never closed
+            kinds = [record.kind for record in ledger.records]
+            assert (kinds.count("reserve"), kinds.count("commit")) == (spent, committed)
+            assert sum(count for _, count in ledger.history) == spent
+            assert ledger.running_epsilon() <= BUDGET.epsilon
+        live, replayed = ledger.epsilon(), PrivacyLedger.read(path).epsilon()
+        assert live.best <= BUDGET.epsilon
+        assert live.by_name.keys() == replayed.by_name.keys()
+        for name, value in live.by_name.items():
+            assert replayed.by_name[name] == pytest.approx(value, rel=1e-12, abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    rate=st.sampled_from(sorted(ADAPTIVE)),
+    choices=st.lists(
+        st.tuples(st.floats(0.05, 20.0), st.booleans()),
+        min_size=1,
+        max_size=20,
+    ),
+)
+def test_no_sequence_of_chosen_noise_overspends_a_filter(
+    rate: float, choices: list[tuple[float, bool]]
+) -> None:
+    plan = ADAPTIVE[rate]
+    with fresh_path() as path:
+        ledger = PrivacyLedger.open(path, plan)
+        for number, (relative, crash) in enumerate(choices, start=1):
+            if crash:
+                ledger = PrivacyLedger.open(path, plan)
+            try:
+                ledger.reserve(round=number, noise_multiplier=relative * plan.noise_multiplier)
+            except PrivacyBudgetExhausted:
+                continue
+        spent = PrivacyLedger.read(path).noise_multipliers
+    allowed = gaussian_noise_multiplier(BUDGET.epsilon, BUDGET.delta) ** -2
+    divergences = [z**-2.0 for z in spent]
+    if rate < 1.0:
+        gate = plan.filter()
+        assert isinstance(gate, RenyiFilter)
+        allowed = divergence_at_order(BUDGET.epsilon, gate.order, BUDGET.delta)
+        divergences = [
+            float(
+                renyi_divergences(
+                    plan.event_of(1, noise_multiplier=z), plan.neighboring_relation, (gate.order,)
+                )[0]
+            )
+            for z in spent
+        ]
+    assert math.fsum(divergences) <= allowed * (1.0 + 1e-9)

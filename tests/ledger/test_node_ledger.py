@@ -1,0 +1,709 @@
+"""The ledger of a node's own data: what adds up, what is refused, what survives."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import signal
+import sqlite3
+from collections import Counter
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from ledger_files import fresh_path, start_python
+from scipy.stats import norm
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import (
+    GaussianEvent,
+    LaplaceEvent,
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+    TruncatedPoissonGaussianEvent,
+    affordable_rounds,
+    epsilon,
+)
+from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.ledger import Account, LedgerCorrupted, NodeLedger
+
+DELTA = 1e-5
+STEP = PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1)
+"""A step of 600 records in batches of 60; ten are a round of one epoch."""
+AMPLE = PrivacyBudget(epsilon=10.0, delta=DELTA)
+TIGHT = PrivacyBudget(epsilon=3.0, delta=DELTA)
+SMALL = PrivacyBudget(epsilon=0.5, delta=DELTA)
+WARD = Account(unit="record", source="ward")
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.db"
+
+
+def spend(
+    location: Path | str,
+    account: Account = WARD,
+    event: PrivacyEvent = STEP,
+    *,
+    count: int = 10,
+    budget: PrivacyBudget = AMPLE,
+    rounds: int = 1,
+) -> None:
+    """Charge rounds, each through a ledger of its own, as a client does."""
+    for number in range(1, rounds + 1):
+        with NodeLedger.open(location) as ledger:
+            what = f"round {number}"
+            ledger.charge(account, event, count=count, budget=budget, what=what)
+
+
+def history_of(location: Path, account: Account = WARD) -> dict[PrivacyEvent, int]:
+    with NodeLedger.read(location) as ledger:
+        return dict(ledger.spending(account).history)
+
+
+def rows(location: Path) -> list[Any]:
+    with closing(sqlite3.connect(location)) as connection:
+        return connection.execute("SELECT * FROM records ORDER BY sequence").fetchall()
+
+
+def execute(location: Path, statement: str, *values: Any) -> None:
+    with closing(sqlite3.connect(location)) as connection:
+        connection.execute(statement, values)
+        connection.commit()
+
+
+def most_steps(budget: PrivacyBudget, event: PrivacyEvent = STEP) -> int:
+    """How many releases of one kind fit by privacy-loss distributions at their share of delta."""
+    return affordable_rounds(
+        {}, event, budget.epsilon, DECLARED_SHARE * budget.delta, at_most=100_000
+    )
+
+
+# What was spent.
+
+
+# CHECK G of the project's theory notes, computed there by dp_accounting and by Opacus.
+@pytest.mark.parametrize(("rounds", "pld", "rdp"), [(1, 2.8545, 3.4416), (3, 4.1782, 4.8480)])
+def test_rounds_of_dp_sgd_spend_the_golden_epsilons(
+    path: Path, rounds: int, pld: float, rdp: float
+) -> None:
+    spend(path, rounds=rounds)
+    with NodeLedger.read(path) as ledger:
+        spent = ledger.spending(WARD).epsilon()
+    assert spent.pld == pytest.approx(pld, abs=1e-3)
+    assert spent.rdp == pytest.approx(rdp, abs=1e-3)
+
+
+@pytest.mark.parametrize(("rounds", "prv"), [(1, 2.8648), (2, 3.6010), (3, 4.1886)])
+def test_opacus_own_accountant_reads_the_history_and_is_never_below(
+    path: Path, rounds: int, prv: float
+) -> None:
+    from opacus.accountants import PRVAccountant
+
+    spend(path, rounds=rounds)
+    accountant = PRVAccountant()
+    accountant.history = [
+        (event.noise_multiplier, event.sampling_rate, count)
+        for event, count in history_of(path).items()
+        if isinstance(event, PoissonGaussianEvent)
+    ]
+    theirs = accountant.get_epsilon(DELTA)
+    assert theirs == pytest.approx(prv, abs=2e-4)
+    with NodeLedger.read(path) as ledger:
+        assert theirs >= ledger.spending(WARD).epsilon().pld - 1e-3
+
+
+def test_an_account_that_never_released_has_spent_nothing(path: Path) -> None:
+    spend(path)
+    with NodeLedger.read(path) as ledger:
+        other = ledger.spending(Account(unit="record", source="another"))
+        assert (other.epsilon().best, other.charges, other.history) == (0.0, 0, ())
+
+
+def test_rounds_that_a_client_skips_cost_nothing(path: Path) -> None:
+    spend(path, rounds=2)
+    before = rows(path)
+    with NodeLedger.open(path) as ledger:  # rounds 3 to 7 ask somebody else
+        spent = ledger.spending(WARD).epsilon()
+    assert rows(path) == before
+    charge(path, "round 8")
+    with NodeLedger.read(path) as ledger:
+        assert ledger.spending(WARD).history == ((STEP, 30),)
+        assert ledger.spending(WARD).epsilon().pld > spent.pld
+
+
+def charge(location: Path, what: str) -> None:
+    with NodeLedger.open(location) as ledger:
+        ledger.charge(WARD, STEP, count=10, budget=AMPLE, what=what)
+
+
+def test_the_worst_relation_of_any_run_is_what_counts(path: Path) -> None:
+    step = GaussianEvent(noise_multiplier=2.0)
+    with NodeLedger.open(path) as ledger:
+        for relation in (NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE_ONE):
+            ledger.charge(WARD, step, budget=AMPLE, what="release", neighboring_relation=relation)
+        spent = ledger.spending(WARD).epsilon()
+    replaced = epsilon({step: 2}, DELTA, neighboring_relation=NeighboringRelation.REPLACE_ONE)
+    assert spent == replaced
+    assert spent.best > epsilon({step: 2}, DELTA).best
+
+
+# What survives.
+
+
+def test_what_was_reserved_stays_spent_after_the_ledger_is_opened_again(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, STEP, count=10, budget=AMPLE, what="round 1")
+    spend(path, rounds=1)
+    assert history_of(path) == {STEP: 20}
+
+
+def test_kill_nine_in_the_middle_of_training_leaves_the_round_spent(path: Path) -> None:
+    spend(path)
+    child = start_python(
+        f"""
+        import time
+        from fl_dp.accounting import PoissonGaussianEvent, PrivacyBudget
+        from fl_dp.ledger import Account, NodeLedger
+        NodeLedger.open({str(path)!r}).charge(
+            Account(unit="record", source="ward"),
+            PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1),
+            count=10, budget=PrivacyBudget(epsilon=10.0, delta=1e-5), what="round 2",
+        )
+        print("reserved", flush=True)
+        time.sleep(60)
+        """
+    )
+    assert child.stdout is not None
+    assert child.stdout.readline() == "reserved\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait(30)
+    assert history_of(path) == {STEP: 20}
+    with NodeLedger.read(path) as ledger:
+        assert ledger.spending(WARD).epsilon().pld == pytest.approx(
+            epsilon({STEP: 20}, DELTA).pld, rel=1e-12
+        )
+
+
+def test_a_charge_is_on_disk_before_charge_returns(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, STEP, count=10, budget=AMPLE, what="round 1")
+        assert history_of(path) == {STEP: 10}
+
+
+def test_an_open_ledger_sees_what_another_one_spent(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        spend(path, count=most_steps(TIGHT), budget=TIGHT)
+        with pytest.raises(PrivacyBudgetExhausted, match="charged 1 times"):
+            ledger.charge(WARD, STEP, budget=TIGHT, what="round 2")
+
+
+# Whose it is.
+
+
+def test_two_accounts_spend_apart(path: Path) -> None:
+    other = Account(unit="record", source="another ward")
+    spend(path, count=most_steps(TIGHT), budget=TIGHT)
+    spend(path, other, count=10, budget=TIGHT)
+    assert history_of(path, other) == {STEP: 10}
+    with NodeLedger.open(path) as ledger:
+        with pytest.raises(PrivacyBudgetExhausted):
+            ledger.charge(WARD, STEP, budget=TIGHT, what="round 2")
+        ledger.charge(other, STEP, budget=TIGHT, what="round 2")
+
+
+def test_what_a_node_spends_as_a_client_and_of_its_records_are_two_accounts(path: Path) -> None:
+    spend(path, Account(unit="client", source="ward"))
+    assert history_of(path, WARD) == {}
+
+
+def test_the_same_data_under_another_name_go_on_spending(path: Path) -> None:
+    spend(path, Account(unit="record", source="ward", fingerprint="f1"))
+    moved = Account(unit="record", source="new ward", fingerprint="f1")
+    assert history_of(path, moved) == {STEP: 10}
+    spend(path, moved)
+    assert history_of(path, Account(unit="record", source="ward")) == {STEP: 20}
+
+
+def test_changed_data_of_the_same_source_go_on_spending(path: Path) -> None:
+    for number in range(3):
+        spend(path, Account(unit="record", source="ward", fingerprint=f"f{number}"))
+    # Also when what is known of them is only what they were long ago, under another name.
+    old = Account(unit="record", source="archive", fingerprint="f0")
+    assert history_of(path, old) == {STEP: 30}
+
+
+def test_accounts_that_turn_out_to_be_one_add_up(path: Path) -> None:
+    spend(path, Account(unit="record", source="a", fingerprint="f1"), rounds=2)
+    spend(path, Account(unit="record", source="b"))
+    joining = Account(unit="record", source="b", fingerprint="f1")
+    assert history_of(path, joining) == {STEP: 30}
+    assert history_of(path, Account(unit="record", source="b")) == {STEP: 10}
+    spend(path, joining)
+    for source in ("a", "b"):
+        assert history_of(path, Account(unit="record", source=source)) == {STEP: 40}
+    with NodeLedger.read(path) as ledger:
+        [only] = ledger.spendings
+        assert only.sources == {"a", "b"}
+        assert only.epsilon().pld == pytest.approx(epsilon({STEP: 40}, DELTA).pld, rel=1e-12)
+
+
+def test_accounts_that_spent_apart_by_different_noise_have_no_finite_bound_together(
+    path: Path,
+) -> None:
+    quieter = PoissonGaussianEvent(noise_multiplier=2.0, sampling_rate=0.1)
+    spend(path, Account(unit="record", source="a", fingerprint="f1"))
+    spend(path, Account(unit="record", source="b"), quieter)
+    with NodeLedger.open(path) as ledger:
+        joined = ledger.spending(Account(unit="record", source="b", fingerprint="f1"))
+        assert joined.epsilon().best == math.inf
+        for apart in ("a", "b"):
+            alone = ledger.spending(Account(unit="record", source=apart))
+            assert math.isfinite(alone.epsilon().best)
+
+
+# What is refused.
+
+
+def test_what_is_refused_is_not_written(path: Path) -> None:
+    most = most_steps(TIGHT)
+    spend(path, count=most, budget=TIGHT)
+    before = rows(path)
+    with NodeLedger.open(path) as ledger:
+        with pytest.raises(PrivacyBudgetExhausted, match="round 9 would exceed epsilon 3 at"):
+            ledger.charge(WARD, STEP, budget=TIGHT, what="round 9")
+        assert ledger.spending(WARD).releases == Counter({STEP: most})
+    assert rows(path) == before
+
+
+def test_one_kind_of_release_fits_as_often_as_privacy_loss_distributions_say(path: Path) -> None:
+    most = most_steps(TIGHT)
+    for count, fits in ((most + 1, False), (most, True)):
+        ledger_path = path.with_name(f"{count}.db")
+        with NodeLedger.open(ledger_path) as ledger:
+            if fits:
+                ledger.charge(WARD, STEP, count=count, budget=TIGHT, what="all at once")
+                spent = ledger.spending(WARD).epsilon().best
+            else:
+                with pytest.raises(PrivacyBudgetExhausted):
+                    ledger.charge(WARD, STEP, count=count, budget=TIGHT, what="too many")
+    assert spent <= TIGHT.epsilon
+    at_their_share = DECLARED_SHARE * DELTA
+    assert epsilon({STEP: most}, at_their_share).best <= TIGHT.epsilon
+    assert epsilon({STEP: most + 1}, at_their_share).best > TIGHT.epsilon
+
+
+def test_one_at_a_time_fits_as_often_as_all_at_once(path: Path) -> None:
+    event, budget = GaussianEvent(noise_multiplier=8.0), PrivacyBudget(epsilon=2.0, delta=1e-3)
+    admitted = 0
+    with NodeLedger.open(path) as ledger:
+        while admitted < 1000:
+            try:
+                ledger.charge(WARD, event, budget=budget, what=f"release {admitted}")
+            except PrivacyBudgetExhausted:
+                break
+            admitted += 1
+    assert admitted == most_steps(budget, event)
+
+
+# A Gaussian's Renyi divergence is order / (2 z^2): what one order admits, on paper.
+QUIET, LOUD = GaussianEvent(noise_multiplier=8.0), GaussianEvent(noise_multiplier=12.0)
+MIXED = PrivacyBudget(epsilon=4.0, delta=1e-3)
+
+
+def allowed_at(order: float, budget: PrivacyBudget, delta: float | None = None) -> float:
+    """The divergence that converts to a budget at a share of delta (Mironov's tight version)."""
+    share = (1.0 - DECLARED_SHARE) * (budget.delta if delta is None else delta)
+    return budget.epsilon - math.log1p(-1.0 / order) + math.log(order * share) / (order - 1.0)
+
+
+def test_mixed_kinds_fit_while_the_first_order_s_filter_admits(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, QUIET, count=5, budget=MIXED, what="five")
+        order = ledger.spending(WARD).filter_order
+        assert order is not None
+        left = allowed_at(order, MIXED) - 5 * order / (2 * QUIET.noise_multiplier**2)
+        most = int(left / (order / (2 * LOUD.noise_multiplier**2)))
+        assert most > 0
+        with pytest.raises(PrivacyBudgetExhausted):
+            ledger.charge(WARD, LOUD, count=most + 1, budget=MIXED, what="one too many")
+        ledger.charge(WARD, LOUD, count=most, budget=MIXED, what="as many as fit")
+        spent = ledger.spending(WARD)
+        assert (spent.filter_order, spent.epsilon().by_name) == (order, {"filter": MIXED.epsilon})
+        for event in (QUIET, LOUD):
+            with pytest.raises(PrivacyBudgetExhausted):
+                ledger.charge(WARD, event, budget=MIXED, what="one more")
+
+
+def test_what_privacy_loss_distributions_admit_of_a_mixture_is_not_enough(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, QUIET, count=20, budget=MIXED, what="twenty")
+        order = ledger.spending(WARD).filter_order
+        assert order is not None
+        left = allowed_at(order, MIXED) - 20 * order / (2 * QUIET.noise_multiplier**2)
+        count = int(left / (order / (2 * LOUD.noise_multiplier**2))) + 1
+        together = epsilon({QUIET: 20, LOUD: count}, DECLARED_SHARE * MIXED.delta)
+        assert together.best < MIXED.epsilon
+        with pytest.raises(PrivacyBudgetExhausted):
+            ledger.charge(WARD, LOUD, count=count, budget=MIXED, what="a mixture")
+
+
+def test_a_kind_without_a_renyi_bound_is_admitted_alone_but_not_in_a_mixture(path: Path) -> None:
+    # Its order is of the first release, and a truncated sample has a bound at none.
+    event = TruncatedPoissonGaussianEvent(
+        noise_multiplier=4.0, sampling_rate=0.1, num_units=600, max_cohort=100
+    )
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, event, budget=SMALL, what="alone")
+        assert ledger.spending(WARD).filter_order is None
+        with pytest.raises(PrivacyBudgetExhausted):
+            ledger.charge(WARD, LaplaceEvent(noise_multiplier=50.0), budget=AMPLE, what="mixed")
+
+
+def test_the_smaller_of_two_caps_wins(path: Path) -> None:
+    smaller = PrivacyBudget(epsilon=2.0, delta=DELTA)
+    count = most_steps(smaller)
+    spend(path, count=count, budget=TIGHT)
+    with NodeLedger.open(path) as ledger:
+        with pytest.raises(PrivacyBudgetExhausted, match="epsilon 2 "):
+            ledger.charge(WARD, STEP, budget=smaller, what="under the owner's cap")
+        ledger.charge(WARD, STEP, budget=TIGHT, what="under the run's")
+
+
+def test_a_larger_budget_admits_more_later(path: Path) -> None:
+    spend(path, count=most_steps(TIGHT), budget=TIGHT)
+    larger = PrivacyBudget(epsilon=4.0, delta=DELTA)
+    further = most_steps(larger) - most_steps(TIGHT)
+    with NodeLedger.open(path) as ledger:
+        with pytest.raises(PrivacyBudgetExhausted):
+            ledger.charge(WARD, STEP, count=further + 1, budget=larger, what="too many")
+        ledger.charge(WARD, STEP, count=further, budget=larger, what="more")
+        assert ledger.spending(WARD).budget == larger
+
+
+def test_a_larger_delta_later_admits_nothing_more(path: Path) -> None:
+    spend(path, count=most_steps(TIGHT), budget=TIGHT)
+    generous = PrivacyBudget(epsilon=TIGHT.epsilon, delta=1e-2)
+    with (
+        NodeLedger.open(path) as ledger,
+        pytest.raises(PrivacyBudgetExhausted),
+    ):
+        ledger.charge(WARD, STEP, budget=generous, what="at a larger delta")
+
+
+def test_no_count_below_one_and_no_unprintable_name_is_charged(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        with pytest.raises(ValueError, match="count must be at least 1, got 0"):
+            ledger.charge(WARD, STEP, count=0, budget=AMPLE, what="nothing")
+        with pytest.raises(ValueError):
+            ledger.charge(WARD, STEP, budget=AMPLE, what="\x1b[2J")
+    with pytest.raises(ValueError, match="unit must be one of client, example"):
+        Account(unit="household", source="ward")
+
+
+# Files that can't be trusted.
+
+
+def test_changing_any_character_of_any_record_is_detected(path: Path) -> None:
+    spend(path, rounds=2)
+    for sequence, payload, digest in rows(path):
+        for column, text in (("payload", payload), ("hash", digest)):
+            change = f"UPDATE records SET {column} = ? WHERE sequence = ?"
+            for place in range(sequence % 5, len(text), 29):
+                other = "0" if text[place] != "0" else "1"
+                execute(path, change, text[:place] + other + text[place + 1 :], sequence)
+                for look in (NodeLedger.open, NodeLedger.read):
+                    with pytest.raises(LedgerCorrupted):
+                        look(path)
+            execute(path, change, text, sequence)
+    assert history_of(path) == {STEP: 20}
+
+
+@pytest.mark.parametrize("sequence", [1, 2, 3, 4])
+def test_a_removed_record_is_detected(path: Path, sequence: int) -> None:
+    spend(path, rounds=4)
+    assert len(rows(path)) == 5
+    execute(path, "DELETE FROM records WHERE sequence = ?", sequence)
+    with pytest.raises(LedgerCorrupted):
+        NodeLedger.open(path)
+
+
+def test_a_file_that_is_cut_short_is_refused(path: Path) -> None:
+    spend(path, rounds=15)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(LedgerCorrupted):
+        NodeLedger.open(path)
+    path.write_bytes(b"not a database at all, but long enough to look like one" * 40)
+    with pytest.raises(LedgerCorrupted):
+        NodeLedger.open(path)
+
+
+def test_a_ledger_that_is_put_back_while_it_is_open_is_not_spent_from(path: Path) -> None:
+    spend(path)
+    older = path.with_name("older.db")
+    shutil.copy(path, older)
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, STEP, budget=AMPLE, what="round 2")
+        shutil.copy(older, path)
+        with pytest.raises(LedgerCorrupted, match="put back to an older state"):
+            ledger.charge(WARD, STEP, budget=AMPLE, what="round 3")
+
+
+def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
+    )
+    PrivacyLedger.open(path, plan).close()
+    assert not NodeLedger.is_one(path)
+    for look in (NodeLedger.open, NodeLedger.read):
+        with pytest.raises(LedgerCorrupted, match="no node's ledger"):
+            look(path)
+    node = path.with_name("node.db")
+    spend(node)
+    assert NodeLedger.is_one(node)
+    with pytest.raises(LedgerCorrupted):
+        PrivacyLedger.read(node)
+
+
+def test_a_ledger_that_is_not_there_is_only_made_to_spend_from(path: Path) -> None:
+    with pytest.raises(FileNotFoundError):
+        NodeLedger.read(path)
+    with pytest.raises(FileNotFoundError):
+        NodeLedger.open(path.parent / "no folder" / "ledger.db")
+    NodeLedger.open(path).close()
+    assert NodeLedger.read(path).spendings == ()
+
+
+# Processes that share one.
+
+
+def test_two_processes_can_not_spend_the_same_budget_twice(path: Path) -> None:
+    event, budget = GaussianEvent(noise_multiplier=8.0), PrivacyBudget(epsilon=2.0, delta=1e-3)
+    children = [
+        start_python(
+            f"""
+            from fl_dp.accounting import (
+                Account, GaussianEvent, NodeLedger, PrivacyBudget, PrivacyBudgetExhausted,
+            )
+            account = Account(unit="record", source="ward")
+            budget = PrivacyBudget(epsilon=2.0, delta=1e-3)
+            with NodeLedger.open({str(path)!r}) as ledger:
+                print("ready", flush=True)
+                input()
+                count = 0
+                try:
+                    while True:
+                        ledger.charge(
+                            account, GaussianEvent(noise_multiplier=8.0),
+                            budget=budget, what=f"round {{count}}",
+                        )
+                        count += 1
+                except PrivacyBudgetExhausted:
+                    print(count)
+            """
+        )
+        for _ in range(2)
+    ]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    won = [int(child.communicate(timeout=120)[0]) for child in children]
+    assert sum(won) == most_steps(budget, event)
+    assert history_of(path) == {event: sum(won)}
+
+
+def test_a_process_that_trains_for_hours_blocks_nobody(path: Path) -> None:
+    with NodeLedger.open(path) as training:
+        training.charge(WARD, STEP, count=10, budget=AMPLE, what="hours")
+        spend(path)  # another connection; it would wait for a lock that is held
+        child = start_python(
+            f"""
+            from fl_dp.ledger import NodeLedger
+            with NodeLedger.read({str(path)!r}) as ledger:
+                [spending] = ledger.spendings
+                print(spending.charges)
+            """
+        )
+        assert child.communicate(timeout=60)[0] == "2\n"
+    assert history_of(path) == {STEP: 20}
+
+
+# Whatever is asked.
+
+EVENTS = tuple(GaussianEvent(noise_multiplier=z) for z in (3.0, 8.0, 12.0))
+EPSILONS, DELTAS = (0.8, 2.0, 4.0), (1e-3, 1e-5)
+ACCOUNTS = tuple(
+    Account(unit=unit, source=source, fingerprint=print_)
+    for unit, source, print_ in (
+        ("record", "a", None),
+        ("record", "a", "f1"),
+        ("record", "b", "f1"),
+        ("record", "b", "f2"),
+        ("record", "c", None),
+        ("client", "a", "f1"),
+    )
+)
+Asked = tuple[Account, GaussianEvent, int, float, float, bool]
+
+
+def gaussian_delta(mu: float, eps: float) -> float:
+    """What a Gaussian at distance `mu` spends (Balle and Wang 2018, theorem 5)."""
+    upper = norm.cdf(mu / 2 - eps / mu)
+    return float(upper - math.exp(eps) * norm.cdf(-mu / 2 - eps / mu))
+
+
+def same_data(charges: list[Asked], account: Account) -> list[Asked]:
+    """The charges that share a name with an account, directly or through one another."""
+    known, found = set(account.keys), -1
+    while found != len(known):
+        found = len(known)
+        for each in charges:
+            if known & set(each[0].keys):
+                known |= set(each[0].keys)
+    return [each for each in charges if known & set(each[0].keys)]
+
+
+def on_paper(charges: list[Asked], asked: Asked) -> bool:
+    """Decide by the rules of the module's docstring, from the charges alone."""
+    account, event, count, eps, delta, _ = asked
+    earlier = same_data(charges, account)
+    delta = min([delta, *[each[4] for each in earlier[:1]]])
+    total = Counter({event: count})
+    for each in earlier:
+        total[each[1]] += each[2]
+    mu = math.sqrt(sum(n / e.noise_multiplier**2 for e, n in total.items()))
+    if len(total) == 1 and gaussian_delta(mu, eps) <= DECLARED_SHARE * delta:
+        return True
+    _, first, _, first_eps, first_delta, _ = earlier[0] if earlier else asked
+    # The order at which as many of the first kind as the filter's share holds spend least, in
+    # powers of two.
+    share = (1 - DECLARED_SHARE) * first_delta
+
+    def spent(order: float, count: int) -> float:
+        rho = count / (2 * first.noise_multiplier**2)
+        tail = math.log1p(-1 / order) - math.log(order * share) / (order - 1)
+        return rho * order + tail
+
+    most = 1
+    while min(spent(order, 2 * most) for order in DEFAULT_RDP_ORDERS) <= first_eps:
+        most *= 2
+    order = min(DEFAULT_RDP_ORDERS, key=lambda order: spent(order, most))
+    return order * mu**2 / 2 <= allowed_at(order, PrivacyBudget(epsilon=eps, delta=delta))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    script=st.lists(
+        st.tuples(
+            st.sampled_from(ACCOUNTS),
+            st.sampled_from(EVENTS),
+            st.integers(1, 12),
+            st.sampled_from(EPSILONS),
+            st.sampled_from(DELTAS),
+            st.booleans(),
+        ),
+        min_size=1,
+        max_size=14,
+    )
+)
+def test_no_order_of_releases_names_budgets_and_restarts_breaks_the_rules(
+    script: list[Asked],
+) -> None:
+    charges: list[Asked] = []
+    with fresh_path() as path:
+        ledger = NodeLedger.open(path)
+        for asked in script:
+            account, event, count, eps, delta, restart = asked
+            if restart:
+                ledger = NodeLedger.open(path)  # the old one is never closed
+            budget = PrivacyBudget(epsilon=eps, delta=delta)
+            try:
+                ledger.charge(account, event, count=count, budget=budget, what="release")
+            except PrivacyBudgetExhausted:
+                assert not on_paper(charges, asked)
+            else:
+                assert on_paper(charges, asked)
+                charges.append(asked)
+            mine = same_data(charges, account)
+            spent = ledger.spending(account)
+            assert spent.charges == len(mine)
+            assert sum(spent.releases.values()) == sum(each[2] for each in mine)
+        replayed = NodeLedger.read(path)
+        for account in ACCOUNTS:
+            live, again = ledger.spending(account), replayed.spending(account)
+            assert live.history == again.history
+            assert live.epsilon() == again.epsilon()
+            assert (live.budget, live.filter_order) == (again.budget, again.filter_order)
+
+
+# Charges before the data are read.
+
+
+NEW = Account(unit="record", source="new ward", fingerprint="f1")
+OLD = Account(unit="record", source="old ward", fingerprint="f1")
+
+
+def unread(ledger: NodeLedger, account: Account, count: int = 1) -> int:
+    return ledger.charge_unread(account, STEP, count=count, budget=TIGHT, what="round")
+
+
+def test_an_unread_charge_is_decided_by_the_source_alone(path: Path) -> None:
+    most = most_steps(TIGHT)
+    spend(path, OLD, count=most, budget=TIGHT)
+    with NodeLedger.open(path) as ledger:
+        for joined in (False, True):  # once the ledger knows that both are one, it is no different
+            charge = unread(ledger, NEW, count=most // 2)
+            assert not ledger.name_data(charge, "f1"), joined
+        with pytest.raises(PrivacyBudgetExhausted):
+            unread(ledger, NEW, count=most // 2 + 2)
+        with pytest.raises(PrivacyBudgetExhausted):
+            unread(ledger, OLD)
+
+
+def test_what_may_not_be_released_does_not_count_for_the_data_but_for_the_source(
+    path: Path,
+) -> None:
+    most = most_steps(TIGHT)
+    spend(path, OLD, count=most, budget=TIGHT)
+    with NodeLedger.open(path) as ledger:
+        assert not ledger.name_data(unread(ledger, NEW, count=most), "f1")
+        with pytest.raises(PrivacyBudgetExhausted):
+            unread(ledger, NEW)
+    assert history_of(path, NEW) == history_of(path, OLD) == {STEP: most}
+    with NodeLedger.read(path) as ledger:
+        [only] = ledger.spendings
+        assert (only.sources, only.charges) == ({"old ward", "new ward"}, 2)
+
+
+def test_what_may_be_released_counts_for_the_data_under_every_name(path: Path) -> None:
+    most = most_steps(TIGHT)
+    with NodeLedger.open(path) as ledger:
+        assert ledger.name_data(unread(ledger, NEW, count=most - 1), "f1")
+        assert ledger.name_data(unread(ledger, OLD), "f1")
+        assert not ledger.name_data(unread(ledger, OLD), "f1")
+    assert history_of(path, Account(unit="record", source="old ward")) == {STEP: most}
+
+
+def test_a_charge_whose_data_were_never_named_stays_spent(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        charge = unread(ledger, NEW)
+        assert ledger.name_data(unread(ledger, NEW), "f1")
+    assert history_of(path, NEW) == {STEP: 2}
+    with NodeLedger.open(path) as ledger:  # also by another process
+        assert ledger.name_data(charge, "f2")
+        for wrong in (charge, 1, 99):
+            with pytest.raises(ValueError, match="is no charge that waits"):
+                ledger.name_data(wrong, "f2")

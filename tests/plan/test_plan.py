@@ -1,0 +1,349 @@
+"""Plans: mechanism and event from the same numbers, calibrated with all else put aside."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fl_dp.accounting import (
+    DeclaredFilter,
+    ExponentialEvent,
+    GaussianEvent,
+    GaussianFilter,
+    LaplaceEvent,
+    NeighboringRelation,
+    NoiseSchedule,
+    PlateauSchedule,
+    PoissonGaussianEvent,
+    PoissonSampling,
+    PrivacyBudget,
+    RenyiFilter,
+    default_delta,
+    epsilon,
+    gaussian_noise_multiplier,
+    tight_epsilon,
+)
+from fl_dp.mechanisms import FixedClipping, ScalarMetric
+from fl_dp.plan import PrivacyPlan
+
+DELTA = 200**-1.1
+BUDGET = PrivacyBudget(epsilon=8.0, delta=DELTA)
+STATISTICS = {LaplaceEvent(noise_multiplier=4.0): 2, GaussianEvent(noise_multiplier=6.0): 1}
+
+
+def plan(**changes: Any) -> PrivacyPlan:
+    fields: dict[str, Any] = dict(
+        budget=BUDGET,
+        rounds=20,
+        sampling_rate=0.25,
+        noise_multiplier=1.0,
+        clipping_norm=1.0,
+        num_clients=200,
+    )
+    fields |= changes
+    fields.setdefault("sampling", PoissonSampling(sampling_rate=fields.pop("sampling_rate")))
+    fields.setdefault("clipping", FixedClipping(norm=fields.pop("clipping_norm")))
+    return PrivacyPlan(**fields)
+
+
+def calibrated(budget: PrivacyBudget = BUDGET, **changes: Any) -> PrivacyPlan:
+    fields: dict[str, Any] = dict(rounds=20, sampling_rate=0.25, clipping_norm=1.0, num_clients=200)
+    return PrivacyPlan.calibrate(budget, **(fields | changes))
+
+
+def test_a_plan_hands_out_the_mechanism_and_the_event_from_the_same_numbers() -> None:
+    made = plan(noise_multiplier=1.7, clipping_norm=0.3, contribution_check=False)
+    charged = made.event_of(1)
+    assert isinstance(charged, PoissonGaussianEvent)
+    mechanism = made.bundle(charged.noise_multiplier).updates
+    assert mechanism.noise_multiplier == charged.noise_multiplier == 1.7
+    assert mechanism.noise_std == pytest.approx(0.51)
+    assert made.denominator == 50.0
+    assert made.history == ((charged, 20),)
+    assert made.epsilon() == epsilon({charged: 20}, DELTA)
+
+
+def test_the_plan_of_its_own_docstring() -> None:
+    made = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=2.0, delta=DELTA),
+        rounds=60,
+        sampling_rate=0.25,
+        clipping_norm=1.0,
+        num_clients=200,
+    )
+    assert f"{made.noise_multiplier:.4f}".startswith("2.66")
+
+
+@pytest.mark.parametrize("name", ["constant", "linear"])
+def test_a_calibrated_plan_passes_its_own_filter_and_spends_nearly_all(name: str) -> None:
+    made = calibrated(schedule=NoiseSchedule(name=name, levels=3), rounds=12)
+    gate = made.filter()
+    assert isinstance(gate, DeclaredFilter) and not gate.adaptive
+    for round in range(1, 13):
+        event = made.event_of(round)
+        assert not gate.would_exceed(event)
+        gate.spend(event)
+    assert gate.would_exceed(made.event_of(12))
+    assert 8.0 * 0.998 <= made.epsilon().best <= 8.0
+    assert made.least_noise_multiplier == min(made.noise_multipliers) == made.noise_multiplier
+
+
+def test_a_declared_round_cannot_be_given_other_noise() -> None:
+    made = plan(schedule=NoiseSchedule(name="step"))
+    assert made.event_of(1).noise_multiplier == 2.0  # type: ignore[union-attr]  # it is sampled
+    with pytest.raises(ValueError, match="round 1 was declared with noise multiplier"):
+        made.event_of(1, noise_multiplier=1.5)
+    for round in (0, 21):
+        with pytest.raises(ValueError, match=f"round {round} is not in the plan, which has 20"):
+            made.event_of(round)
+
+
+# Other releases ------------------------------------------------------------------------------
+
+
+def test_other_releases_are_put_aside_and_admitted() -> None:
+    alone, beside = calibrated(), calibrated(other_releases=STATISTICS)
+    assert beside.noise_multiplier > alone.noise_multiplier
+    assert tight_epsilon(beside.history, DELTA) <= 8.0
+    assert dict(beside.history).items() >= STATISTICS.items()
+    gate = beside.filter()
+    everything = [beside.event_of(1)] * 20 + [e for e, n in STATISTICS.items() for _ in range(n)]
+    for event in reversed(everything):
+        assert not gate.would_exceed(event)
+        gate.spend(event)
+
+
+def test_other_releases_that_spend_all_are_refused() -> None:
+    everything = {GaussianEvent(noise_multiplier=0.3): 1}
+    with pytest.raises(ValueError, match="no noise reaches"):
+        calibrated(other_releases=everything)
+    with pytest.raises(ValueError, match="other releases spend all"):
+        calibrated(other_releases=everything, sampling_rate=1.0, plateau=PlateauSchedule())
+    with pytest.raises(ValueError, match=r"no noise reaches epsilon .* by Renyi DP"):
+        calibrated(other_releases=everything, plateau=PlateauSchedule())
+
+
+# Plateaus ------------------------------------------------------------------------------------
+
+
+def test_a_plateau_without_sampling_fills_a_gaussian_filter() -> None:
+    made = calibrated(sampling_rate=1.0, plateau=PlateauSchedule(first=2.0, smallest=0.5))
+    sigma = gaussian_noise_multiplier(8.0, DELTA)
+    assert made.noise_multiplier == pytest.approx(math.sqrt(20) * sigma, rel=1e-9)
+    assert made.filter_order is None
+    gate = made.filter()
+    assert isinstance(gate, GaussianFilter) and gate.adaptive
+    assert made.noise_multipliers == (2.0 * made.noise_multiplier,) * 20
+    assert made.least_noise_multiplier == 0.5 * made.noise_multiplier
+    # Twenty rounds at the base, or five at half of it.
+    for multiplier, fit in ((1.0, 20), (0.5, 5)):
+        gate = made.filter()
+        event = made.event_of(1, noise_multiplier=multiplier * made.noise_multiplier)
+        for _ in range(fit):
+            assert not gate.would_exceed(event)
+            gate.spend(event)
+        assert gate.would_exceed(event)
+
+
+def test_a_plateau_with_sampling_fills_a_renyi_filter() -> None:
+    made = calibrated(plateau=PlateauSchedule(), other_releases=STATISTICS)
+    gate = made.filter()
+    assert isinstance(gate, RenyiFilter) and gate.order == made.filter_order
+    base = made.event_of(1, noise_multiplier=made.noise_multiplier)
+    events = [e for e, n in STATISTICS.items() for _ in range(n)] + [base] * 20
+    for event in events:
+        assert not gate.would_exceed(event)
+        gate.spend(event)
+    assert gate.would_exceed(base)
+    assert made.epsilon().by_name == {"filter": 8.0}
+
+
+def test_a_plateau_plan_hands_out_its_controller_and_others_none() -> None:
+    made = calibrated(sampling_rate=1.0, plateau=PlateauSchedule(patience=1))
+    controller = made.plateau_controller()
+    assert controller is not None
+    assert controller.multiplier == made.noise_multipliers[0]
+    assert plan().plateau_controller() is None
+
+
+def test_noise_follows_a_plateau_or_a_schedule_not_both() -> None:
+    with pytest.raises(ValueError, match="plateau or the schedule 'step', not both"):
+        plan(schedule=NoiseSchedule(name="step"), plateau=PlateauSchedule())
+
+
+def test_a_sampled_plateau_under_replace_one_is_refused() -> None:
+    with pytest.raises(ValueError, match="no Renyi bound under replace-one"):
+        calibrated(plateau=PlateauSchedule(), neighboring_relation=NeighboringRelation.REPLACE_ONE)
+
+
+# Participation caps --------------------------------------------------------------------------
+
+
+def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
+    """Ten participations at (8, 1e-5): sqrt(10) times the analytic multiplier, 1.898091."""
+    made = calibrated(
+        PrivacyBudget(epsilon=8.0, delta=1e-5),
+        rounds=100,
+        sampling_rate=1.0,
+        participation_cap=10,
+    )
+    assert made.noise_multiplier == pytest.approx(1.898091, rel=1e-5)
+    assert made.history == ((GaussianEvent(noise_multiplier=made.noise_multiplier), 10),)
+    assert made.epsilon().best == pytest.approx(8.0, rel=1e-5)
+    short = calibrated(rounds=5, sampling_rate=1.0, participation_cap=10)
+    assert short.history[0][1] == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"participation_cap": 0}, "participation_cap must be at least 1, got 0"),
+        (
+            {"participation_cap": 3},
+            r"write sampling_rate=1 or sampling=VisibleSampling\(.*, got .*0\.25",
+        ),
+        (
+            {"participation_cap": 3, "sampling_rate": 1.0, "schedule": NoiseSchedule(name="step")},
+            "use the constant schedule, not 'step'",
+        ),
+        (
+            {"participation_cap": 3, "sampling_rate": 1.0, "plateau": PlateauSchedule()},
+            "same noise in each round",
+        ),
+    ],
+)
+def test_a_cap_that_cannot_work_is_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        plan(**changes)
+
+
+# From a noise multiplier ---------------------------------------------------------------------
+
+SETTING: dict[str, Any] = dict(delta=DELTA, sampling_rate=0.25, clipping_norm=1.0, num_clients=200)
+
+
+def test_a_plan_from_a_noise_multiplier_budgets_what_it_spends() -> None:
+    made = PrivacyPlan.from_noise_multiplier(1.3, rounds=10, **SETTING)
+    assert made.budget.epsilon == pytest.approx(made.epsilon().best, rel=1e-6)
+    gate = made.filter()
+    for _ in range(10):
+        assert not gate.would_exceed(made.event_of(1))
+        gate.spend(made.event_of(1))
+    assert gate.would_exceed(made.event_of(1))
+    roomy = PrivacyPlan.from_noise_multiplier(1.3, rounds=10, max_epsilon=9.0, **SETTING)
+    assert roomy.budget.epsilon == 9.0
+
+
+def test_a_plan_from_a_noise_multiplier_that_overspends_says_how_many_rounds_fit() -> None:
+    with pytest.raises(ValueError, match=r"plan at most (\d+) rounds") as refused:
+        PrivacyPlan.from_noise_multiplier(1.0, rounds=60, max_epsilon=2.0, **SETTING)
+    fits = int(str(refused.value).split("at most ")[1].split()[0])
+    PrivacyPlan.from_noise_multiplier(1.0, rounds=fits, max_epsilon=2.0, **SETTING)
+    with pytest.raises(ValueError, match="plan at most"):
+        PrivacyPlan.from_noise_multiplier(1.0, rounds=fits + 1, max_epsilon=2.0, **SETTING)
+    with pytest.raises(ValueError, match="leave the noise multiplier out"):
+        PrivacyPlan.from_noise_multiplier(
+            1.0, rounds=60, max_epsilon=2.0, schedule=NoiseSchedule(name="step"), **SETTING
+        )
+
+
+# JSON, warnings and what is refused ----------------------------------------------------------
+
+RENYI = dict(plateau=PlateauSchedule(mode="min"), filter_order=4.2)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"neighboring_relation": NeighboringRelation.REPLACE_ONE},
+        {"schedule": NoiseSchedule(name="exponential", spend="early", levels=None)},
+        {"schedule": NoiseSchedule(name="custom", weights=(1.0, 0.5) * 10)},
+        {"plateau": PlateauSchedule(patience=3), "sampling_rate": 1.0},
+        RENYI,
+        {"participation_cap": 3, "sampling_rate": 1.0},
+        {
+            "other_releases": (
+                (ExponentialEvent(epsilon=0.1, draws=4, one_coordinate=True), 2),
+                (LaplaceEvent(noise_multiplier=4.0), 1),
+            )
+        },
+    ],
+)
+def test_every_plan_survives_json(changes: dict[str, Any]) -> None:
+    made = plan(**changes)
+    assert PrivacyPlan.from_dict(json.loads(json.dumps(made.to_dict()))) == made
+
+
+def test_a_delta_that_allows_publishing_a_client_is_warned_about() -> None:
+    with pytest.warns(UserWarning, match="not below 1/num_clients"):
+        plan(budget=PrivacyBudget(epsilon=1.0, delta=0.01))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        plan()
+
+
+@pytest.mark.parametrize("field", ["rounds", "num_clients"])
+def test_a_plan_for_nobody_or_nothing_is_refused(field: str) -> None:
+    with pytest.raises(ValueError, match=field):
+        replace(plan(), **{field: 0})
+    with pytest.raises(ValueError, match=field):
+        calibrated(**{field: 0})
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("sampling_rate", 0.0, "sampling_rate must lie in"),
+        ("noise_multiplier", -1.0, "must be positive"),
+        ("clipping_norm", 0.0, "clipping_norm"),
+        ("num_clients", 2**60, "too small to sum"),
+    ],
+)
+def test_numbers_out_of_range_are_refused(field: str, value: float, message: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        with pytest.raises(ValueError, match=message):
+            plan(**{field: value})
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-5, math.nan])
+def test_a_budget_without_a_delta_is_refused(delta: float) -> None:
+    with pytest.raises(ValueError, match="delta"):
+        PrivacyBudget(epsilon=1.0, delta=delta)
+
+
+@pytest.mark.parametrize("target", [0.0, -1.0, math.nan, math.inf])
+def test_a_budget_without_an_epsilon_is_refused(target: float) -> None:
+    with pytest.raises(ValueError, match="epsilon must be positive"):
+        PrivacyBudget(epsilon=target, delta=1e-5)
+
+
+def test_the_default_delta_is_below_one_over_the_roster() -> None:
+    assert default_delta(200) == pytest.approx(200**-1.1)
+    assert all(default_delta(n) < 1 / n for n in (2, 10, 1000, 10**6))
+
+
+@pytest.mark.parametrize(
+    ("multiplier", "rate"), [(0.0, 0.1), (math.nan, 0.1), (1.0, 0.0), (1.0, 1.1)]
+)
+def test_an_impossible_event_is_refused(multiplier: float, rate: float) -> None:
+    with pytest.raises(ValueError, match="must"):
+        PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
+
+
+def test_the_noise_of_scalars_has_to_do_for_every_round_before_any_is_charged() -> None:
+    loss = ScalarMetric(name="loss", low=0.0, high=5.0)
+    steep = NoiseSchedule(name="linear", floor=0.1)
+    with pytest.raises(ValueError, match="scalar_noise_std must be above"):
+        calibrated(metrics=(loss,), scalar_noise_std=1.0, schedule=steep)
+    # What counts is the multiplier that is found, not the 1 that the search starts from.
+    roomy = PrivacyBudget(epsilon=60.0, delta=DELTA)
+    made = calibrated(roomy, rounds=2, metrics=(loss,), scalar_noise_std=0.45)
+    assert made.noise_multiplier < 0.9
+    assert made.scalar_noise_std == 0.45

@@ -1,0 +1,378 @@
+"""The privacy statement: what the records say, in words that promise no more than the numbers."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import re
+from dataclasses import fields, replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import (
+    EpsilonBounds,
+    ExponentialEvent,
+    FixedSizeGaussianEvent,
+    FixedSizeSampling,
+    GaussianEvent,
+    LaplaceEvent,
+    NeighboringRelation,
+    NoiseSchedule,
+    PlateauSchedule,
+    PoissonGaussianEvent,
+    PoissonSampling,
+    PrivacyBudget,
+    PrivacyEvent,
+    TruncatedPoissonGaussianEvent,
+    ZcdpEvent,
+    epsilon,
+)
+from fl_dp.accounting.events import freeze
+from fl_dp.mechanisms import FixedClipping, SecureRandom
+from fl_dp.statement import describe_event, privacy_statement, statement_markdown
+
+GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
+(RECOMPUTE,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+"""Every epsilon again, from the file and dp-accounting alone."""
+
+SIZES: dict[str, Any] = {"clipping_norm": 1.0, "num_clients": 200}
+PLAN = PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, rounds=5, sampling_rate=0.25, **SIZES)
+WIDE = PrivacyPlan(
+    budget=PrivacyBudget(epsilon=50.0, delta=1e-3),
+    rounds=12,
+    sampling=PoissonSampling(sampling_rate=0.25),
+    noise_multiplier=1.0,
+    clipping=FixedClipping(norm=1.0),
+    num_clients=200,
+)
+EVERY_KIND: tuple[PrivacyEvent, ...] = (
+    LaplaceEvent(noise_multiplier=3.0),
+    ExponentialEvent(epsilon=0.3),
+    ExponentialEvent(epsilon=0.25, draws=3),
+    GaussianEvent(noise_multiplier=5.0),
+    FixedSizeGaussianEvent(noise_multiplier=6.0, num_units=200, cohort=20),
+    TruncatedPoissonGaussianEvent(
+        noise_multiplier=3.0, sampling_rate=0.2, num_units=200, max_cohort=60
+    ),
+)
+EVERYBODY = replace(WIDE, sampling=PoissonSampling(sampling_rate=1.0), noise_multiplier=4.0)
+CAPPED = replace(EVERYBODY, participation_cap=3)
+LOCAL = replace(EVERYBODY, client_scheme="gaussian", participation_cap=12)
+SCHEDULED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=4))
+CROWDED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=None))
+
+
+@pytest.fixture
+def statement(tmp_path: Path) -> dict[str, Any]:
+    means = LaplaceEvent(noise_multiplier=20.0)
+    budget = PrivacyBudget(epsilon=4.0, delta=1e-3)
+    plan = replace(PLAN, budget=budget, other_releases=((means, 1),))
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        ledger.commit(ledger.reserve_release("means", means))
+        for number in (1, 2, 3):
+            reservation = ledger.reserve(round=number)
+        ledger.commit(reservation)
+        return privacy_statement(ledger)
+
+
+def test_it_says_what_the_records_say(tmp_path: Path, statement: dict[str, Any]) -> None:
+    ledger = PrivacyLedger.read(tmp_path / "ledger.db")
+    again = privacy_statement(ledger)
+    assert again == statement == json.loads(json.dumps(statement, allow_nan=False))
+    assert statement["epsilon_so_far"] == ledger.epsilon().by_name
+    assert statement["epsilon"] == ledger.promise().by_name == ledger.plan.epsilon().by_name
+    assert statement["epsilon"].keys() == {"pld", "rdp", "naive"}
+    assert statement["quoted"] == "pld"
+    assert statement["delta"] == 1e-3
+    assert statement["budget"] == {"epsilon": 4.0, "delta": 1e-3}
+    assert statement["neighboring_relation"] == "zero-out"
+    assert statement["unit"] == "one client's whole contribution over the whole training"
+    assert "every released model" in statement["adversary"]
+    assert "does not see who took part" in statement["adversary"]
+    assert statement["trusted"].startswith("the server")
+    assert "L2-clipped" in statement["mechanism"]
+    assert statement["sampling"].startswith("Poisson")
+    assert statement["rule"] == PLAN.filter().rule
+    assert (statement["rounds"], statement["rounds_committed"]) == (3, 1)
+    assert (statement["rounds_planned"], statement["participation_cap"]) == (5, None)
+    assert statement["noise_multipliers"] == [1.0] * 3
+    assert statement["releases"] == [
+        {"event": "laplace", "noise_multiplier": 20.0, "count": 1},
+        {"event": "poisson-gaussian", "noise_multiplier": 1.0, "sampling_rate": 0.25, "count": 3},
+    ]
+    assert (statement["sampling_rate"], statement["denominator"]) == (0.25, 50.0)
+    assert (statement["clipping_norm"], statement["num_clients"]) == (1.0, 200)
+    assert (statement["randomness"], statement["insecure"]) == ([SecureRandom.SECURE_KIND], False)
+    assert len(statement["not_covered"]) >= 5
+    assert {"fl-dp", "dp-accounting", "numpy"} <= statement["versions"].keys()
+    assert statement["ledger_hash"] == ledger.records[-1].hash
+
+
+def test_the_page_says_all_that_the_statement_says(statement: dict[str, Any]) -> None:
+    page = statement_markdown(statement)
+    assert re.findall(r"^#+ .*", page, re.MULTILINE) == [
+        "# Privacy statement",
+        "## What was released",
+        "## Epsilon by each accountant",
+        "## What is not covered",
+    ]
+    for key in ("unit", "adversary", "trusted", "mechanism", "sampling", "rule", "ledger_hash"):
+        assert statement[key] in page
+    for text in (*statement["not_covered"], *statement["randomness"]):
+        assert text in page
+    for name, number in statement["versions"].items():
+        assert f"{name} {number}" in page
+    assert "zero-out: a client of the public roster" in page
+    assert "| rounds | 3 charged and 1 released, of 5 planned |" in page
+    assert "| clients | 200, public denominator 50 |" in page
+    assert "- 3 x Gaussian, noise multiplier 1, Poisson sample at rate 0.25" in page
+    assert "- 1 x Laplace, scale 20 of the L1 sensitivity" in page
+    assert page.count("(quoted)") == 1
+    assert "| privacy-loss distributions (quoted) |" in page
+    assert "No privacy" not in page
+
+
+def test_every_accountant_can_be_named_on_the_page(statement: dict[str, Any]) -> None:
+    every = {field.name: 1.0 + place for place, field in enumerate(fields(EpsilonBounds))}
+    page = statement_markdown(statement | {"epsilon": every})
+    for value in every.values():
+        assert f"| {value:.4f} |" in page
+
+
+def printed_epsilons(page: str) -> list[str]:
+    return re.findall(r"epsilon ([0-9.e+]+) at delta", page)
+
+
+@given(value=st.floats(1e-9, 1e9), delta=st.floats(1e-12, 0.99))
+def test_what_is_printed_is_never_less_than_what_is_known(value: float, delta: float) -> None:
+    page = statement_markdown(STATEMENT | {"epsilon": {"pld": value}, "delta": delta})
+    (promise,) = re.findall(r"epsilon (\S+) at delta ([^*]+)\*", page)
+    printed_epsilon, printed_delta = map(Decimal, promise)
+    assert printed_epsilon >= Decimal(repr(value))
+    assert printed_epsilon <= Decimal(repr(value)) * Decimal("1.001") + Decimal("0.0001")
+    assert Decimal(repr(delta)) <= printed_delta <= Decimal(repr(delta)) * Decimal("1.01")
+
+
+STATEMENT: dict[str, Any] = {
+    "delta": 1e-5,
+    "epsilon": {"pld": 1.0},
+    "epsilon_so_far": {"pld": 1.0},
+    "quoted": "pld",
+    "budget": {"epsilon": 2.0, "delta": 1e-5},
+    "neighboring_relation": "zero-out",
+    "releases": [{"event": "gaussian", "noise_multiplier": 1.0, "count": 1}],
+    "not_covered": [],
+    "randomness": [],
+    "versions": {},
+    "insecure": False,
+    "participation_cap": None,
+    "capped_denominator": False,
+    "clipping": {"kind": "fixed", "norm": 1.0},
+    **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "sampling", "rule"), "-"),
+    **dict.fromkeys(("clipping_norm", "num_clients", "denominator"), 1),
+    **dict.fromkeys(
+        ("rounds", "rounds_committed", "rounds_planned", "ledger_hash", "ledger_records"), 1
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("value", "printed"),
+    [
+        (0.0, "0.0000"),
+        (2.0, "2.0000"),
+        (math.nextafter(2.0, 3.0), "2.0001"),
+        (1.23450000001, "1.2346"),
+        (0.1, "0.1000"),
+        (1234400.1, "1.235e+06"),
+    ],
+)
+def test_epsilon_is_rounded_up(value: float, printed: str) -> None:
+    page = statement_markdown(STATEMENT | {"epsilon": {"pld": value}})
+    assert printed_epsilons(page) == [printed]
+    assert f"| privacy-loss distributions (quoted) | {printed} |" in page
+
+
+def test_a_promise_is_not_printed_above_its_budget(tmp_path: Path) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
+        for number in range(1, 6):
+            ledger.reserve(round=number)
+        page = statement_markdown(privacy_statement(ledger))
+    promise = re.search(r"\*\*epsilon (\S+) at delta 0\.001\*\*, of a budget of (\S+) ", page)
+    assert promise is not None
+    assert promise[1] == promise[2]
+
+
+def test_nothing_released_and_nothing_known_are_not_the_same() -> None:
+    nothing = STATEMENT | {"releases": [], "epsilon": {"pld": 0.0}}
+    assert "**nothing was released**, of a budget of 2.0000" in statement_markdown(nothing)
+    unknown = STATEMENT | {"epsilon": {}, "quoted": "none"}
+    assert "**no finite epsilon is known**" in statement_markdown(unknown)
+    assert "nothing" not in statement_markdown(unknown)
+
+
+def test_before_the_first_round_nothing_was_released(tmp_path: Path) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
+        page = statement_markdown(privacy_statement(ledger))
+    assert "**nothing was released**" in page
+    assert "- nothing\n" in page
+
+
+def test_an_insecure_run_says_so_first_and_loudly(tmp_path: Path) -> None:
+    rng = SecureRandom(insecure_seed=12345)
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN, rng=rng) as ledger:
+        ledger.reserve(round=1)
+    with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:  # securely, but too late
+        ledger.reserve(round=2)
+        statement = privacy_statement(ledger)
+    page = statement_markdown(statement)
+    assert page.splitlines()[2].startswith("> **No privacy at all.** ANYTHING AGAINST WHO KNOWS")
+    assert statement["insecure"]
+    assert SecureRandom.INSECURE_KIND in page
+    assert "12345" not in page
+
+
+@pytest.mark.parametrize(
+    ("plan", "names", "sampling", "adversary"),
+    [
+        (EVERYBODY, {"participants": ["a"]}, "none: every round is charged in full", "sees who"),
+        (CAPPED, {"participants": ["a"]}, "none: 3 rounds are charged in full", "sees who"),
+        (WIDE, {}, "Poisson", "does not see who"),
+    ],
+)
+def test_it_says_whether_sampling_is_a_secret(
+    tmp_path: Path, plan: PrivacyPlan, names: dict[str, Any], sampling: str, adversary: str
+) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        ledger.reserve(round=1, **names)
+        statement = privacy_statement(ledger)
+    assert statement["sampling"].startswith(sampling)
+    assert adversary in statement["adversary"]
+    assert ("at most 3 for one client" in statement_markdown(statement)) == (plan is CAPPED)
+
+
+def test_a_plateau_is_promised_its_filter_and_nothing_smaller(tmp_path: Path) -> None:
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=4.0, delta=1e-3),
+        rounds=6,
+        sampling_rate=0.25,
+        plateau=PlateauSchedule(),
+        **SIZES,
+    )
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        ledger.reserve(round=1, noise_multiplier=10.0 * plan.noise_multiplier)
+        statement = privacy_statement(ledger)
+    page = statement_markdown(statement)
+    assert statement["noise_multipliers"] == [10.0 * plan.noise_multiplier]
+    assert printed_epsilons(page) == ["4.0000"]
+    assert "what the privacy filter guarantees, whatever was chosen on the way (quoted)" in page
+    assert "Renyi filter of the fixed order" in page
+
+
+@pytest.mark.parametrize("relation", list(NeighboringRelation))
+def test_every_relation_is_explained(relation: NeighboringRelation) -> None:
+    page = statement_markdown(STATEMENT | {"neighboring_relation": str(relation)})
+    assert re.search(rf"\| neighbours \| {relation}: \w+", page)
+
+
+@pytest.mark.parametrize(
+    "event",
+    [*EVERY_KIND, PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1), ZcdpEvent(rho=1)],
+    ids=lambda event: str(event.kind),
+)
+def test_every_event_is_described_with_its_numbers(event: PrivacyEvent) -> None:
+    description = describe_event(event)
+    for field in fields(event):
+        assert f"{getattr(event, field.name):.5g}" in description
+
+
+@pytest.mark.parametrize(
+    ("plan", "others", "rounds"),
+    [
+        (PLAN, (), 3),
+        (WIDE, EVERY_KIND, 5),
+        (EVERYBODY, EVERY_KIND[:3], 5),
+        (CAPPED, EVERY_KIND[:3], 6),
+        (SCHEDULED, EVERY_KIND[:2], 12),
+        (CROWDED, EVERY_KIND[:2], 12),
+    ],
+    ids=["rounds", "every-kind", "everybody", "capped", "scheduled", "many-distinct"],
+)
+def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    plan: PrivacyPlan,
+    others: tuple[PrivacyEvent, ...],
+    rounds: int,
+) -> None:
+    named = {"participants": []} if plan.participation_cap is not None else {}
+    plan = replace(plan, other_releases=freeze([(event, 1) for event in others]))
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        for event in others:
+            ledger.commit(ledger.reserve_release("statistics", event))
+        for number in range(1, rounds + 1):
+            ledger.commit(ledger.reserve(round=number, **named))
+        expected = privacy_statement(ledger)["epsilon_so_far"]["pld"]
+    imports, lines = RECOMPUTE.strip().split("\n\n")
+    assert "fl_dp" not in RECOMPUTE
+    assert "import" in imports
+    assert len(lines.splitlines()) <= 20
+    monkeypatch.chdir(tmp_path)
+    assert recomputed() == pytest.approx(expected, rel=1e-6)
+
+
+def recomputed() -> float:
+    """Run the lines in the working directory, whose `ledger.db` they read."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        exec(compile(RECOMPUTE, "docs/privacy.md", "exec"), {})
+    return float(printed.getvalue())
+
+
+@pytest.mark.parametrize(
+    ("sampling", "relation"),
+    [
+        (FixedSizeSampling(cohort=50), NeighboringRelation.ADD_OR_REMOVE_ONE),
+        (FixedSizeSampling(cohort=50), NeighboringRelation.REPLACE_ONE),
+        (PoissonSampling(sampling_rate=0.25), NeighboringRelation.REPLACE_ONE),
+    ],
+)
+def test_the_twenty_lines_refuse_what_they_would_get_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Any, relation: NeighboringRelation
+) -> None:
+    plan = replace(WIDE, sampling=sampling, neighboring_relation=relation, noise_multiplier=8.0)
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError):
+        recomputed()
+
+
+def test_with_noise_at_the_clients_no_number_rests_on_the_noise_of_all_together(
+    tmp_path: Path,
+) -> None:
+    """Rounding a message to floating-point numbers can swallow its noise, and sums show it."""
+    with PrivacyLedger.open(tmp_path / "ledger.db", LOCAL) as ledger:
+        ledger.commit(ledger.reserve(round=1, participants=["north"]))
+        statement = privacy_statement(ledger)
+        one_message = epsilon({GaussianEvent(noise_multiplier=4.0): 1}, LOCAL.budget.delta).by_name
+    assert "of_the_sums" not in statement
+    assert statement["epsilon_so_far"] == one_message
+    assert "against others" not in statement_markdown(statement)
+
+
+def test_a_promise_against_the_server_says_that_it_rests_on_the_app_that_the_server_sends(
+    tmp_path: Path,
+) -> None:
+    for name, plan in {"local": LOCAL, "central": EVERYBODY}.items():
+        with PrivacyLedger.open(tmp_path / f"{name}.db", plan) as ledger:
+            not_covered = " ".join(privacy_statement(ledger)["not_covered"])
+        assert ("--trusted-entities" in not_covered) is (name == "local")
