@@ -104,7 +104,7 @@ class TaskSettings:
             `lending_club` or `shakespeare`; `csv`, `parquet` or
             `folder` for your own data.
         num_clients: Clients of the roster; one privacy unit each, on a Flower node of its own
-            unless `simulation.units_per_node` is above 1.
+            unless `simulation.units_per_node` puts several on one.
         partition: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by label), `natural` (the
             clients that the data set names; with fewer `num_clients` those with the most records)
             or `nodes` (no split: every SuperNode brings its own data).
