@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from fl_dp.app.compose import compose_settings
+from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.planning import make_plan, make_record_plan
+from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
 from fl_dp.commands.jobs import find_jobs
 from fl_dp.local.devices import Machine, num_workers
@@ -159,3 +160,19 @@ def test_a_sweep_says_once_what_was_decided(
 
 def test_fewer_clients_than_workers_have_a_node_each() -> None:
     assert nodes_of(decided("task.num_clients=3", cpus=8)) == 3
+
+
+def test_a_resumed_run_keeps_its_number_on_any_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create(decided(cpus=7))
+    [job] = find_jobs([f"resume={folder.path}"], multirun=False).each
+    assert job.settings.simulation.units_per_node == 29
+    assert "nodes host" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("written", ["atuo", "2.5", "null", "true", "0", "-1"])
+def test_what_is_neither_a_number_nor_auto_is_refused(written: str) -> None:
+    with pytest.raises(ConfigError, match="simulation.units_per_node must be"):
+        compose_settings([f"simulation.units_per_node={written}"])
