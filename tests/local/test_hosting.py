@@ -174,5 +174,5 @@ def test_a_resumed_run_keeps_its_number_on_any_machine(
 
 @pytest.mark.parametrize("written", ["atuo", "2.5", "null", "true", "0", "-1"])
 def test_what_is_neither_a_number_nor_auto_is_refused(written: str) -> None:
-    with pytest.raises(ConfigError, match="simulation.units_per_node must be"):
+    with pytest.raises(ConfigError, match=r"simulation\.units_per_node must be"):
         compose_settings([f"simulation.units_per_node={written}"])
