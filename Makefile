@@ -36,7 +36,7 @@ help: ## What there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 demo: $(STAMP) ## Train digits under client-level DP at epsilon 2 and 8, about two minutes
-	$(BIN)/fl-dp run -m privacy.epsilon=2,8 simulation.units_per_node=50
+	$(BIN)/fl-dp run -m privacy.epsilon=2,8
 
 quick: $(STAMP) ## Unit tests, under a minute
 	$(BIN)/python -m pytest -n 2 -q -m "not slow and not simulation" $(QUICK) $(SLOW:%=--ignore=%)

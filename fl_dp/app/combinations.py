@@ -53,7 +53,7 @@ def check_combinations(settings: Settings) -> None:
         ValueError: If they can't, with what to write instead.
     """
     mode, selection = settings.privacy.mode, settings.selection
-    several = settings.simulation.units_per_node > 1
+    several = settings.simulation.units_at_node > 1
     if not settings.protects_clients and (several or selection.coins == "nodes"):
         raise ValueError(
             f"a node that sums its units clips them, which privacy.mode={mode} does not: write "

@@ -19,11 +19,12 @@ from typing import Any, get_args, get_type_hints
 
 from .settings import CHOICES, Settings
 
-_KINDS = {
+_KINDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "text",
+    int | str: "a whole number or auto",
     list[str]: "a list of names",
     list[int]: "a list of whole numbers",
     list[float]: "a list of numbers",

@@ -169,7 +169,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         capped_denominator=settings.weights.capped_denominator,
         client_scheme=privacy.scheme if privacy.mode == "local" else None,
         unit=privacy.unit,
-        units_per_node=settings.simulation.units_per_node,
+        units_per_node=settings.simulation.units_at_node,
         coins_at_nodes=settings.selection.coins == "nodes",
         contribution_check=privacy.contribution_check,
     )
@@ -313,7 +313,7 @@ def _require_meaningful_alone(settings: Settings) -> None:
 
 
 def _require_exact_sums(settings: Settings) -> None:
-    sums = settings.simulation.units_per_node > 1 or settings.selection.coins == "nodes"
+    sums = settings.simulation.units_at_node > 1 or settings.selection.coins == "nodes"
     if sums and settings.compression.up != "none":
         raise ValueError(
             f"compression.up={settings.compression.up} would round the exact sum of a node that "

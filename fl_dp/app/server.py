@@ -53,6 +53,8 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
         folder = RunFolder(Path(settings.resume).expanduser())
         settings = folder.read_settings()
     else:
+        # Whoever starts the nodes knows what they host: here, `auto` is one client each.
+        settings = settings.hosting(settings.simulation.units_at_node)
         folder = RunFolder(_output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
         folder.create(settings)
     with _logged_to(folder.log):
@@ -103,7 +105,7 @@ def _train_without_plan(
     folder: RunFolder, grid: Grid, settings: Settings, record_plan: RecordPlan | None
 ) -> Result:
     """Train with a promise to records at most: the server averages the updates unclipped."""
-    if settings.simulation.units_per_node > 1 or settings.selection.coins == "nodes":
+    if settings.simulation.units_at_node > 1 or settings.selection.coins == "nodes":
         raise ValueError(
             f"a node that sums its units clips them: privacy={settings.privacy.mode} has one "
             "client a node (simulation.units_per_node=1) and coins at the server"

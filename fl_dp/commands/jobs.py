@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from .console import doing, warn, warnings_shown
+from .console import doing, note, warn, warnings_shown
 
 if TYPE_CHECKING:
     from fl_dp.app.run_folder import RunFolder
@@ -69,6 +69,8 @@ class Job:
             _quoted("output_dir", str(self.path.parent)),
             _quoted("run_name", self.path.name),
         ]
+        # Decided here, for the nodes that are started here.
+        sent.append(f"simulation.units_per_node={self.settings.simulation.units_per_node}")
         if self.settings.task.data_dir is not None:
             sent.append(_quoted("task.data_dir", _absolute(self.settings.task.data_dir)))
         return sent
@@ -121,8 +123,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         path = Path(_absolute(compose_settings(overrides).resume or ""))
         return _jobs_of_sweep(path) if (path / _SWEEP).is_file() else Jobs(each=(_found(path),))
     cells = expand_sweep(overrides) if multirun else [list(overrides)]
-    composed = [compose_settings(cell) for cell in cells]
-    _check(composed)
+    composed = _checked([compose_settings(cell) for cell in cells])
     path = _place_for(composed[0])
     if not multirun:
         return Jobs(each=(_job(overrides, composed[0], path),))
@@ -151,10 +152,10 @@ def prepare(job: Job, place: str = "") -> Job:
         return job
     settings = job.settings
     with doing(f"loading the data{place}: task={settings.task.name}", plainly=not place):
-        from fl_dp.app.workload import initial_arrays_of, parts_of
+        from fl_dp.app.workload import check_model, parts_of
 
         parts_of(settings)  # a data set that is missing or corrupt shows here
-        initial_arrays_of(settings)  # and a model that does not fit it
+        check_model(settings)  # and a model that does not fit it
     if job.resumed and job.folder.ledger.is_file():
         return replace(job, budget=job.folder.read_plan().budget.epsilon)
     if not (settings.protects_clients or settings.protects_records):
@@ -177,10 +178,11 @@ def _target(settings: Settings) -> str:
     return f"epsilon {asked.epsilon:g}, {settings.rounds} rounds"
 
 
-def _check(composed: Sequence[Settings]) -> None:
-    """Check settings against each other and against this machine."""
+def _checked(composed: Sequence[Settings]) -> list[Settings]:
+    """Check settings against each other and this machine, and decide what is left to it."""
     from fl_dp.app.combinations import check_combinations
     from fl_dp.local.devices import Machine, check_devices
+    from fl_dp.local.hosting import hosted
 
     for settings in composed:
         check_combinations(settings)
@@ -188,6 +190,10 @@ def _check(composed: Sequence[Settings]) -> None:
     said = [check_devices(settings, machine) for settings in composed]
     for text in dict.fromkeys(filter(None, said)):
         warn(text)
+    decided = [hosted(settings, machine) for settings in composed]
+    for text in dict.fromkeys(text for _, text in decided if text is not None):
+        note(text)
+    return [settings for settings, _ in decided]
 
 
 def _job(overrides: Sequence[str], settings: Settings, path: Path, *, variant: str = "") -> Job:
@@ -199,8 +205,7 @@ def _found(path: Path, *, variant: str = "", overrides: Sequence[str] = ()) -> J
     from fl_dp.app.run_folder import RunFolder
 
     folder = RunFolder(path)
-    settings = folder.read_settings()
-    _check([settings])
+    [settings] = _checked([folder.read_settings()])
     lines = folder.read_metrics()
     done = bool(lines) and lines[-1]["round"] >= settings.rounds and folder.statement.is_file()
     job = _job(overrides, settings, path, variant=variant)
@@ -221,8 +226,7 @@ def _jobs_of_sweep(path: Path) -> Jobs:
         if place.exists():
             each.append(_found(place, variant=variant, overrides=overrides))
         else:
-            settings = compose_settings(overrides)
-            _check([settings])
+            [settings] = _checked([compose_settings(overrides)])
             each.append(_job(overrides, settings, place, variant=variant))
     return Jobs(each=tuple(each), sweep=path)
 

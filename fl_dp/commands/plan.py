@@ -44,6 +44,8 @@ def plan(
     """
     from fl_dp.app.combinations import check_combinations
     from fl_dp.app.compose import compose_settings
+    from fl_dp.local.devices import Machine
+    from fl_dp.local.hosting import hosted
 
     from .cautions import cautions
 
@@ -52,6 +54,7 @@ def plan(
     with failures_told():
         settings = compose_settings(overrides or [])
         check_combinations(settings)
+        settings, _ = hosted(settings, Machine.here())
         if plot is not None and settings.protects_records_alone:
             fail("the noise of DP-SGD does not change: there is no picture", status=2)
         with doing("calibrating the noise and composing the rounds"), warnings_shown():

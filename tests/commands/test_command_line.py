@@ -100,6 +100,7 @@ print(json.dumps(sorted(sys.modules)))
                 "plan",
                 "ledger",
                 "statement",
+                "statistics",
                 "datasets",
                 "training",
                 "updates",

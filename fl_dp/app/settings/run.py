@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
 from .checks import at_least, positive
@@ -63,7 +63,7 @@ class Settings:
         at_least("rounds", self.rounds, 1)
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
-        if self.task.partition == "nodes" and self.simulation.units_per_node > 1:
+        if self.task.partition == "nodes" and self.simulation.units_at_node > 1:
             raise ValueError(
                 "a node with its own data is one unit: task.partition=nodes needs "
                 f"simulation.units_per_node=1, got {self.simulation.units_per_node}"
@@ -87,6 +87,11 @@ class Settings:
     def protects_records_alone(self) -> bool:
         """Whether records are protected, and clients as a whole are not."""
         return self.protects_records and not self.protects_clients
+
+    def hosting(self, units_per_node: int) -> Settings:
+        """Return the same run with so many clients a node."""
+        simulation = replace(self.simulation, units_per_node=units_per_node)
+        return replace(self, simulation=simulation)
 
     def to_json(self) -> str:
         """Return the settings as JSON text."""
