@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-SCHEMA = 4
+SCHEMA = 5
 GENESIS = "0" * 64
 
 

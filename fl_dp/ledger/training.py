@@ -354,7 +354,7 @@ class PrivacyLedger(ChainedLedger):
                 name can't be printed.
         """
         require_printable(what)
-        if not self._gate.adaptive and not self.plan.declares(event):
+        if not self._gate.adaptive and event not in dict(self.plan.other_releases):
             raise ValueError(
                 f"'{what}' is not among the plan's other_releases: what was not declared before "
                 "the first release may depend on it, and the plan's rule does not cover that. "
@@ -473,7 +473,7 @@ class PrivacyLedger(ChainedLedger):
         self._participations.update(fields.get("participants", ()))
 
     def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
-        updates = plan.bundle(plan.least_noise_multiplier).updates
+        updates = plan.bundle(plan.noise.least_multiplier).updates
         return {
             "kind": "run",
             "run": self._run_id,
@@ -510,11 +510,11 @@ def library_versions() -> dict[str, str]:
 
 
 def _require_same_plan(ledger: PrivacyLedger, wanted: PrivacyPlan) -> None:
-    theirs, ours = ledger.plan.to_dict(), wanted.to_dict()
+    theirs, ours = _flat(ledger.plan), _flat(wanted)
     differences = [
-        f"{name} is {ours[name]} here and {theirs[name]} in the ledger"
-        for name in ours
-        if ours[name] != theirs[name]
+        f"{name} is {ours.get(name)} here and {theirs.get(name)} in the ledger"
+        for name in ours | theirs
+        if ours.get(name) != theirs.get(name)
     ]
     if differences:
         spent = ledger.rounds_spent + ledger.other_releases_spent
@@ -527,3 +527,12 @@ def _require_same_plan(ledger: PrivacyLedger, wanted: PrivacyPlan) -> None:
         raise PlanMismatch(
             f"this ledger belongs to another plan: {'; '.join(differences)}. {advice}"
         )
+
+
+def _flat(plan: PrivacyPlan) -> dict[str, Any]:
+    """Return what a plan says, with `noise.multiplier` and its like as names."""
+    said = plan.to_dict()
+    parts = {name: said.pop(name) for name in ("noise", "release", "hosting")}
+    return said | {
+        f"{part}.{name}": value for part, of in parts.items() for name, value in of.items()
+    }

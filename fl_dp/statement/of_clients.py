@@ -34,17 +34,6 @@ _UNITS = {
     "client": "one client's whole contribution over the whole training",
     "record": "one record of one client, over the whole training",
 }
-_CLIPPING = {
-    "fixed": "L2-clipped updates",
-    "per-layer": "updates whose layers are L2-clipped one by one",
-    "adaptive": "updates that are L2-clipped at a norm which follows a noisy quantile",
-}
-ANOTHER_APP = (
-    "a server that sends another app than the one agreed on: a node runs it, unless its SuperNode "
-    "verifies apps (`--trusted-entities`)"
-)
-"""What a promise against the server does not cover, as Flower's nodes get their code from it."""
-
 _ACCOUNTANTS = {
     "pld": "privacy-loss distributions",
     "rdp": "Renyi DP",
@@ -84,12 +73,7 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
             "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
             "that was released had a part in stopping there"
         )
-    if plan.client_scheme is not None:
-        not_covered.append(ANOTHER_APP)
-    if plan.plateau is not None:
-        not_covered.append(
-            "the metric that the noise reacted to: it was taken to be public or already charged"
-        )
+    not_covered += plan.noise.not_covered
     return {
         "delta": plan.budget.delta,
         "epsilon": promised.by_name,
@@ -98,9 +82,9 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
         "budget": {"epsilon": plan.budget.epsilon, "delta": plan.budget.delta},
         "unit": _UNITS[plan.unit],
         "neighboring_relation": str(plan.neighboring_relation),
-        "adversary": _adversary(plan),
-        "trusted": _trusted(plan),
-        "mechanism": _mechanism(plan)
+        "adversary": plan.noise.adversary(unit=plan.unit, sampling=plan.sampling),
+        "trusted": plan.noise.trusted(plan.hosting),
+        "mechanism": plan.noise.mechanism(plan.release)
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         "sampling": (
             plan.sampling.describe()
@@ -115,12 +99,12 @@ def privacy_statement(ledger: PrivacyLedger) -> dict[str, Any]:
         "rounds_committed": ledger.rounds_committed,
         "noise_multipliers": list(ledger.noise_multipliers),
         "participation_cap": plan.participation_cap,
-        "metrics": [metric.name for metric in plan.metrics],
+        "metrics": [metric.name for metric in plan.release.metrics],
         "releases": [{**event_to_dict(event), "count": count} for event, count in ledger.history],
-        "clipping": clipping_to_dict(plan.clipping),
+        "clipping": clipping_to_dict(plan.release.clipping),
         "clipping_norm": plan.clipping_norm,
         "denominator": plan.denominator,
-        "capped_denominator": plan.capped_denominator,
+        "capped_denominator": plan.release.capped_denominator,
         "num_clients": plan.num_clients,
         "randomness": sorted(ledger.randomness),
         "insecure": ledger.insecure,
@@ -202,45 +186,9 @@ def promise_in_words(plan: PrivacyPlan) -> dict[str, str]:
     return {
         "unit": unit,
         "neighbours": f"{relation}: {_neighbours({'unit': unit}, relation)}",
-        "adversary": _adversary(plan),
-        "trusted": _trusted(plan),
+        "adversary": plan.noise.adversary(unit=plan.unit, sampling=plan.sampling),
+        "trusted": plan.noise.trusted(plan.hosting),
     }
-
-
-def _adversary(plan: PrivacyPlan) -> str:
-    if plan.client_scheme is not None:
-        return "is the server itself: sees every message and who sent it, and knows all other data"
-    visible = plan.sampling.visible
-    others = "all other clients' data"
-    if plan.unit == "record":
-        others = "all other records, those of the same client included"
-    return f"sees every released model and knows {others}; " + (
-        "sees who took part" if visible else "does not see who took part in which round"
-    )
-
-
-def _trusted(plan: PrivacyPlan) -> str:
-    if plan.client_scheme is not None:
-        return "each client's own software, to add the noise of this plan; nobody with an update"
-    if plan.coins_at_nodes:
-        return "the server, with sums and noise; each node, with its units' updates and their coins"
-    if plan.units_per_node > 1:
-        return (
-            "the server, with sums, coins and noise; each node, with the updates of its up to "
-            f"{plan.units_per_node} units and their clipping"
-        )
-    return "the server, with the clients' updates, the coins and the noise"
-
-
-def _mechanism(plan: PrivacyPlan) -> str:
-    if plan.client_scheme is not None:
-        return f"noise of the {plan.client_scheme} scheme at each client, on its clipped update"
-    divided = "mean, with a capped denominator," if plan.capped_denominator else "sum"
-    text = f"Gaussian on an integer grid, on the {divided} of {_CLIPPING[plan.clipping.kind]}"
-    if plan.metrics:
-        names = ", ".join(metric.name for metric in plan.metrics)
-        text += f", released as one with the clients' metrics {names}"
-    return text
 
 
 def _so_far(statement: dict[str, Any]) -> list[tuple[str, str]]:

@@ -8,8 +8,9 @@ from fl_dp.accounting import EpsilonBounds, NeighboringRelation
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
+from fl_dp.plan.noise import ANOTHER_APP
 
-from .of_clients import ANOTHER_APP, closing_sections, promise_row, rounded_up
+from .of_clients import closing_sections, promise_row, rounded_up
 
 _NEIGHBOURS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
