@@ -74,8 +74,9 @@ from .roster import (
     units_of,
 )
 from .round_sum import CentralSum, LocalSum, RoundSum, UnprotectedMean, client_noise_of
-from .selection import Draw, PoissonSelection, Selection, participations_left, selection_of
+from .selection import Draw, Selection, participations_left, selection_of
 from .server_optimizer import ServerOptimizer, refuse_unfit
+from .together import check_together
 from .unused import uncalled_of, unused_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -231,7 +232,13 @@ class DPFedAvg(Strategy):
         self._rounds_configured = 0
         self._compression = compression if compression is not None else Compression()
         self.bytes_down = self.bytes_up = 0
-        self._check_options()
+        check_together(
+            plan,
+            self.selection,
+            weight_cap=weight_cap,
+            record_plan=record_plan,
+            compression=self._compression,
+        )
         self._clipping_norms = None if plan is None else plan.release.clipping.first_norms
         self._plateau = None if plan is None else plan.noise.controller()
         self._plateau_metric = plateau_metric
@@ -730,50 +737,6 @@ class DPFedAvg(Strategy):
         logger.info("\t└── Ledger: %s", ledger.location)
         if ledger.insecure:
             logger.warning("The noise is INSECURE: whoever knows the seed can take it away again")
-
-    def _check_options(self) -> None:
-        plan = self.plan
-        if plan is not None:
-            plan.noise.check_reports(self.selection.utility)
-        if self._sums_at_nodes and self.selection.looks_at_norms:
-            raise ValueError(
-                "a node that sums its units does not tell the norm of each: choose by another "
-                "utility than update_norm, for instance loss"
-            )
-        if self._coins_at_nodes and type(self.selection) is not PoissonSelection:
-            raise ValueError(
-                "nodes that flip the coins themselves ask no selection: use PoissonSelection "
-                f"itself, not {type(self.selection).__name__}"
-            )
-        if self._sums_at_nodes and self._compression.up != "none":
-            raise ValueError(
-                "a node that sums its units answers in exact grid steps, without noise: "
-                f"compression=Compression(up='{self._compression.up}') would round them, so leave "
-                "compression out, or have one unit a node and coins at the server"
-            )
-        if plan is not None and self.selection.unit == "record" and plan.unit == "client":
-            raise ValueError(
-                "the selection is charged for records and the plan promises something to clients: "
-                "make the plan with unit='record' and replace-one neighbours"
-            )
-        if self.record_plan is not None:
-            self._check_record_plan()
-        if self._weight_cap is not None and not (
-            math.isfinite(self._weight_cap) and self._weight_cap > 0.0
-        ):
-            raise ValueError(f"weight_cap must be positive and finite, got {self._weight_cap}")
-        if plan is not None and plan.release.capped_denominator and self._weight_cap is None:
-            raise ValueError("a capped denominator divides by weights: give weight_cap")
-
-    def _check_record_plan(self) -> None:
-        """Check that nothing but the models is computed from records."""
-        reported = self.selection.utility
-        metrics = () if self.plan is None else self.plan.release.metrics
-        if self._weight_cap is not None or reported is not None or metrics:
-            raise ValueError(
-                "clients that protect their records by DP-SGD report nothing else about them: "
-                "give no weight_cap, no metrics, and a selection that asks clients for no utility"
-            )
 
     def _wait_for_roster(self, grid: Grid) -> Sequence[int]:
         plan = self.plan

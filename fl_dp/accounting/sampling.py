@@ -19,6 +19,7 @@ from .events import (
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,
 )
+from .incompatible import IncompatibleOptions
 from .relations import NeighboringRelation
 
 
@@ -143,7 +144,7 @@ class TruncatedPoissonSampling(Sampling):
         """Refuse add-or-remove neighbours: the cut shows how many others there are."""
         super().check(num_units, neighboring_relation)
         if neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "truncated Poisson sampling is charged for zero-out neighbours on a public roster, "
                 f"not for {neighboring_relation}"
             )
@@ -322,7 +323,7 @@ def _require_count(name: str, count: int) -> None:
 
 def _require_roster(what: str, relation: NeighboringRelation) -> None:
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise ValueError(
+        raise IncompatibleOptions(
             f"{what} needs a public roster: a client that is not there can't be chosen, so nothing "
             "is promised under add-or-remove-one; use zero-out neighbours"
         )

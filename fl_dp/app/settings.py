@@ -14,6 +14,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from fl_dp.accounting.incompatible import IncompatibleOptions
 from fl_dp.accounting.schedules import NoiseSchedule, PlateauSchedule
 from fl_dp.datasets import DATASETS, OWN_DATA
 from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS, CompressionOptions
@@ -384,7 +385,7 @@ class WeightSettings:
         if self.total is not None:
             _positive("weights.total", self.total)
         if self.cap is None and (self.total is not None or self.capped_denominator):
-            raise ValueError(
+            raise IncompatibleOptions(
                 "weights.total and weights.capped_denominator are about weights: give weights.cap, "
                 "the records that earn the full weight"
             )
@@ -481,11 +482,6 @@ class SelectionSettings:
         if not 0.0 <= self.smallest_rate <= 1.0:
             raise ValueError(
                 f"selection.smallest_rate must lie in [0, 1], got {self.smallest_rate}"
-            )
-        if self.coins == "nodes" and self.name != "poisson":
-            raise ValueError(
-                "selection.coins=nodes draws Poisson samples: use selection=poisson, "
-                f"not '{self.name}'"
             )
 
 
@@ -752,12 +748,18 @@ class Settings:
         _positive("round_timeout", self.round_timeout)
         _positive("roster_timeout", self.roster_timeout)
         if self.privacy.mode == "none" and self.protects_records:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "privacy.mode=none promises nothing, but dp_sgd has a budget or noise: write "
                 "privacy=dp_sgd for DP-SGD alone"
             )
+        several = self.simulation.units_per_node > 1 or self.selection.coins == "nodes"
+        if several and self.privacy.mode in ("none", "dp_sgd"):
+            raise IncompatibleOptions(
+                f"a node that sums its units clips them, which privacy.mode={self.privacy.mode} "
+                "does not: write simulation.units_per_node=1 and selection.coins=server"
+            )
         if self.task.partition == "nodes" and self.simulation.units_per_node > 1:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "a node with its own data is one unit: task.partition=nodes needs "
                 f"simulation.units_per_node=1, got {self.simulation.units_per_node}"
             )

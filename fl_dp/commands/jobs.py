@@ -177,12 +177,9 @@ def _target(settings: Settings) -> str:
 
 
 def _check(composed: Sequence[Settings]) -> None:
-    """Check settings against each other and against this machine."""
-    from fl_dp.app.combinations import check_combinations
+    """Check settings against this machine."""
     from fl_dp.local.devices import Machine, check_devices
 
-    for settings in composed:
-        check_combinations(settings)
     machine = Machine.here()
     said = [check_devices(settings, machine) for settings in composed]
     for text in dict.fromkeys(filter(None, said)):

@@ -42,7 +42,6 @@ def plan(
     Epsilon by each accountant, the smallest to quote; the noise multipliers, calibrated if
     `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
     """
-    from fl_dp.app.combinations import check_combinations
     from fl_dp.app.compose import compose_settings
 
     from .cautions import cautions
@@ -51,7 +50,6 @@ def plan(
         _check_picture(plot)
     with failures_told():
         settings = compose_settings(overrides or [])
-        check_combinations(settings)
         if plot is not None and settings.privacy.mode == "dp_sgd":
             fail("the noise of DP-SGD does not change: there is no picture", status=2)
         with doing("calibrating the noise and composing the rounds"), warnings_shown():

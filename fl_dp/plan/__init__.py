@@ -7,7 +7,7 @@ from fl_dp.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from .hosting import Hosting
     from .noise import CentralNoise, ClientNoise, Noise
-    from .options import PlanOptions
+    from .options import PlanArguments, PlanOptions
     from .privacy_plan import PrivacyPlan
     from .record_plan import RecordPlan
     from .release import Release
@@ -19,6 +19,7 @@ __all__ = [
     "ClientNoise",
     "Hosting",
     "Noise",
+    "PlanArguments",
     "PlanOptions",
     "PrivacyPlan",
     "RecordPlan",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from fl_dp.accounting import (
     GaussianEvent,
+    IncompatibleOptions,
     NeighboringRelation,
     PrivacyBudget,
     affordable_rounds,
@@ -66,7 +67,10 @@ def budget_of(draft: PrivacyPlan, max_epsilon: float | None) -> PrivacyBudget:
         ValueError: If the noise is chosen later, or spends more than `max_epsilon`.
     """
     if draft.noise.adaptive:
-        raise ValueError("a plateau decides the noise itself: calibrate the plan to a budget")
+        raise IncompatibleOptions(
+            "a plateau decides the noise itself: leave noise_multiplier out, and calibrate the "
+            "plan to a budget"
+        )
     delta = draft.budget.delta
     spends = tight_epsilon(draft.history, delta, neighboring_relation=draft.neighboring_relation)
     if max_epsilon is not None and spends > max_epsilon:
@@ -116,7 +120,7 @@ def _renyi_noise(draft: PrivacyPlan) -> float:
     low, high = 1e-2, 1.0
     budget, relation = draft.budget, draft.neighboring_relation
     if math.isinf(renyi_epsilon(draft.rounds_at(1.0), budget.delta, relation)):
-        raise ValueError(
+        raise IncompatibleOptions(
             f"these rounds have no Renyi bound under {relation} neighbours, and noise that reacts "
             "to a plateau needs one: use zero-out neighbours, no sampling, or a declared schedule"
         )

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from fl_dp.accounting import (
     FixedSizeSampling,
+    IncompatibleOptions,
     PoissonSampling,
     Sampling,
     TruncatedPoissonSampling,
@@ -71,13 +72,13 @@ class Hosting:
             ValueError: With what to write instead.
         """
         if self.sums_at_nodes and release.capped_denominator:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "a capped denominator needs each unit's weight, which a node that sums its units "
                 "does not tell: use the fixed denominator"
             )
         counted = isinstance(sampling, FixedSizeSampling | TruncatedPoissonSampling)
         if counted and num_clients % self.units_per_node:
-            raise ValueError(
+            raise IncompatibleOptions(
                 f"{sampling.kind} cohorts are drawn from the declared units, and the server "
                 f"can't tell which node hosts fewer: units_per_node = {self.units_per_node} has to "
                 f"divide num_clients = {num_clients}"
@@ -85,12 +86,40 @@ class Hosting:
         if not self.coins_at_nodes:
             return
         if not isinstance(sampling, PoissonSampling):
-            raise ValueError(
+            raise IncompatibleOptions(
                 "nodes that flip the coins themselves draw Poisson samples: use PoissonSampling, "
                 f"not {type(sampling).__name__}"
             )
         if participation_cap is not None:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "a participation cap leaves units out, which nodes that flip the coins themselves "
                 "do not know of: use coins at the server"
+            )
+
+    def check_norms_are_told(self) -> None:
+        """Refuse nodes that answer with sums, where a selection reads each update's norm.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        if self.sums_at_nodes:
+            raise IncompatibleOptions(
+                "a node that sums its units does not tell the norm of each: write utility='loss', "
+                "or have one unit a node and coins at the server"
+            )
+
+    def check_compression(self, up: str) -> None:
+        """Refuse an encoding of what nodes answer with, where they answer with exact sums.
+
+        Args:
+            up: The encoding's name.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        if self.sums_at_nodes and up != "none":
+            raise IncompatibleOptions(
+                "a node that sums its units answers in exact grid steps, without noise: "
+                f"compression=Compression(up='{up}') would round the exact sum, so leave "
+                "compression out, or have one unit a node and coins at the server"
             )

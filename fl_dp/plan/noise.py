@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Self
 from fl_dp.accounting import (
     DeclaredFilter,
     GaussianFilter,
+    IncompatibleOptions,
     NeighboringRelation,
     NoiseSchedule,
     PlateauController,
@@ -303,12 +304,12 @@ class ClientNoise(Noise):
             ValueError: With what to write instead.
         """
         if release.capped_denominator:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "a capped denominator is made from weights that the server sees, which "
                 "client_scheme hides: use the fixed denominator"
             )
         if hosting.sums_at_nodes:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "a node that sums its units clips them for noise at the server: with several units "
                 "a node, or coins at the nodes, leave client_scheme out"
             )
@@ -319,9 +320,9 @@ class ClientNoise(Noise):
         }
         for name, given in needs_sums.items():
             if given:
-                raise ValueError(server_needed(name))
+                raise IncompatibleOptions(server_needed(name))
         if not sampling.visible:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "with noise at the clients the server sees each message and who sent it, so "
                 "nothing is amplified: write sampling_rate=1 or "
                 f"sampling=VisibleSampling(cohort=...), got {sampling}"
@@ -334,9 +335,9 @@ class ClientNoise(Noise):
             ValueError: If a selection asks for one.
         """
         if utility:
-            raise ValueError(
+            raise IncompatibleOptions(
                 f"clients that trust nobody do not report their {utility} in the clear: with "
-                "noise at the clients, choose by public scores (PublicSelection)"
+                "noise at the clients, write selection=PublicSelection(...)"
             )
 
     def adversary(self, *, unit: str, sampling: Sampling) -> str:

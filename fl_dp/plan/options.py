@@ -8,6 +8,7 @@ from typing import Any, Required, TypedDict, get_type_hints
 
 from fl_dp.accounting import (
     History,
+    IncompatibleOptions,
     NeighboringRelation,
     NoiseSchedule,
     PlateauSchedule,
@@ -102,7 +103,8 @@ def require_plan_arguments(given: Mapping[str, Any], *, of: str) -> None:
     """
     hints = get_type_hints(PlanArguments)
     require_known(given, hints, of=of)
-    require_types(given, hints)
+    # A clipping rule is checked by `Release`, whose error says where rules are described.
+    require_types({name: each for name, each in given.items() if name != "clipping"}, hints)
 
 
 def _taken(options: dict[str, Any], owner: type) -> dict[str, Any]:
@@ -117,7 +119,7 @@ def _noise(given: Mapping[str, Any], client_scheme: str | None) -> Noise:
     known = {each.name for each in fields(ClientNoise)}
     for name, value in given.items():
         if name not in known and value is not None:
-            raise ValueError(server_needed(name))
+            raise IncompatibleOptions(server_needed(name))
     own = {name: value for name, value in given.items() if name in known}
     return ClientNoise(**own, scheme=client_scheme)
 

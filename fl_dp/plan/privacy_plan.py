@@ -22,6 +22,7 @@ from typing import Any, Self, Unpack
 
 from fl_dp.accounting import (
     EpsilonBounds,
+    IncompatibleOptions,
     NeighboringRelation,
     PrivacyBudget,
     PrivacyEvent,
@@ -132,13 +133,13 @@ class PrivacyPlan:
         if self.participation_cap < 1:
             raise ValueError(f"participation_cap must be at least 1, got {self.participation_cap}")
         if not self.sampling.visible:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "a participation cap needs to see who takes part, and sampling is only worth its "
                 "amplification when nobody does: write sampling_rate=1 or "
                 f"sampling=VisibleSampling(cohort=...), got {self.sampling}"
             )
         if self.noise.course != "constant":
-            raise ValueError(
+            raise IncompatibleOptions(
                 "a participation cap needs the same noise in each round, as clients differ in the "
                 "rounds they take part in: use the constant schedule, not "
                 f"'{self.noise.course}'"
@@ -148,8 +149,8 @@ class PrivacyPlan:
         if self.unit not in _UNITS:
             raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
         if self.unit == "record" and self.neighboring_relation.distance != 2:
-            raise ValueError(
-                "one example changes its client's whole update, by up to twice the clipping norm: "
+            raise IncompatibleOptions(
+                "one record changes its client's whole update, by up to twice the clipping norm: "
                 "unit='record' needs replace-one neighbours"
             )
 
@@ -173,7 +174,7 @@ class PrivacyPlan:
             TypeError: If an argument is misspelt or of the wrong type.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        draft = cls._draft(budget, 1.0, given)
+        draft = cls.draft(budget, 1.0, given)
         return draft._finished(given, noise=calibrated_noise(draft))
 
     @classmethod
@@ -194,7 +195,7 @@ class PrivacyPlan:
             ValueError: If an argument is out of range, or the rounds spend more than `max_epsilon`.
         """
         budget = PrivacyBudget(epsilon=max_epsilon or 1.0, delta=delta)
-        draft = cls._draft(budget, noise_multiplier, given)
+        draft = cls.draft(budget, noise_multiplier, given)
         return draft._finished(given, budget=budget_of(draft, max_epsilon))
 
     @classmethod
@@ -213,8 +214,18 @@ class PrivacyPlan:
         return cls(budget=budget, **plan_fields(noise_multiplier=noise_multiplier, **given))
 
     @classmethod
-    def _draft(cls, budget: PrivacyBudget, noise_multiplier: float, given: PlanArguments) -> Self:
-        """Return the plan with everything checked but what depends on the numbers to be found."""
+    def draft(cls, budget: PrivacyBudget, noise_multiplier: float, given: PlanArguments) -> Self:
+        """Return the plan before its numbers are found, at once: what is refused shows here.
+
+        Args:
+            budget: May still change.
+            noise_multiplier: May still change.
+            given: As for `calibrate`.
+
+        Raises:
+            TypeError: If an argument is misspelt or of the wrong type.
+            ValueError: If an argument is out of range, or arguments exclude each other.
+        """
         # Whether the scalars' noise is enough depends on the multiplier that is found.
         given = given | {"scalar_noise_std": None}
         with warnings.catch_warnings():

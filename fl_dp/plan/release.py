@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from fl_dp.accounting import IncompatibleOptions
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     Clipping,
@@ -69,7 +70,7 @@ class Release:
         """
         require_clipping(self.clipping)
         if self.capped_denominator and self.total_weight is None:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "a capped denominator needs its public lower bound: give total_weight, the least "
                 "that all clients can weigh together"
             )

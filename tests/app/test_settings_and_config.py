@@ -13,7 +13,6 @@ from local_grid import FIRST_NODE, LocalGrid
 from omegaconf import OmegaConf
 
 from fl_dp.app import task_client as client_app
-from fl_dp.app.combinations import check_combinations
 from fl_dp.app.compose import ConfigError, compose_settings, config_folder, expand_sweep
 from fl_dp.app.keys import all_keys
 from fl_dp.app.planning import check_layers, make_plan
@@ -366,9 +365,9 @@ def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides):
         ),
     ],
 )
-def test_what_no_mode_has_is_said_before_anything_is_computed(overrides, said):
+def test_what_no_mode_has_is_said_with_what_to_write(overrides, said):
     with pytest.raises(ValueError, match=said):
-        check_combinations(compose_settings(overrides.split()))
+        make_plan(compose_settings(overrides.split()))
 
 
 def test_as_many_norms_as_arrays_are_asked_for():
