@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Self
 
 STATEMENT_NAME = "privacy.json"
-"""What a privacy statement is called beside its ledger."""
+"""The name of a privacy statement beside its ledger."""
 
 
 @dataclass(frozen=True, kw_only=True)

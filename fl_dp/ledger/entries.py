@@ -40,7 +40,7 @@ class LedgerRecord:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the record says."""
+        """The record's fields."""
         fields: dict[str, Any] = json.loads(self.payload)
         return fields
 
@@ -53,6 +53,7 @@ class LedgerRecord:
 def next_record(previous: LedgerRecord | None, fields: dict[str, Any]) -> LedgerRecord:
     """Return the record that says `fields` and follows `previous`."""
     sequence = previous.sequence + 1 if previous else 1
+    # One text for one meaning: what is hashed can be written anew from the fields.
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return LedgerRecord(
         sequence=sequence, payload=payload, hash=_chain_hash(previous, sequence, payload)

@@ -72,7 +72,7 @@ class Reservation:
 
 
 class PrivacyLedger(ChainedLedger):
-    """What one plan has spent. Open it with `open` (to train) or `read` (to look)."""
+    """The spending of one plan. Open it with `open` (to train) or `read` (to look)."""
 
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
@@ -194,7 +194,7 @@ class PrivacyLedger(ChainedLedger):
 
     @property
     def participations(self) -> dict[str, int]:
-        """How often each unit took part, as far as rounds said so; as private as the cohorts."""
+        """Rounds of each unit, as far as rounds said so; as private as the cohorts."""
         return dict(self._participations)
 
     @property
@@ -221,7 +221,7 @@ class PrivacyLedger(ChainedLedger):
 
     @property
     def rule(self) -> str:
-        """Which rule decides whether a release still fits."""
+        """The rule that decides whether a release still fits."""
         return self._gate.rule
 
     @property
@@ -261,6 +261,7 @@ class PrivacyLedger(ChainedLedger):
         spent = self.epsilon()
         if self._gate.adaptive or not self.history:
             return spent
+        # The larger count of each event: all that is planned, and attempts beyond the plan.
         union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
         if freeze(union) == self.history:
             return spent
@@ -462,6 +463,7 @@ class PrivacyLedger(ChainedLedger):
 
     def _replay_reservation(self, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)
+        # No unit takes part more often than the cap: rounds beyond it charge none of them more.
         if "round" not in fields or self._charges_another_round():
             self._gate.spend(event)
         if "round" not in fields:
@@ -473,6 +475,7 @@ class PrivacyLedger(ChainedLedger):
         self._participations.update(fields.get("participants", ()))
 
     def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
+        # Of the least noise: no round has a finer grid, so no sum needs more bits.
         updates = plan.bundle(plan.noise.least_multiplier).updates
         return {
             "kind": "run",

@@ -1,4 +1,4 @@
-"""Where privacy units live: how many a node hosts, and who flips their coins."""
+"""Hosting of privacy units: how many lie on a node, and who flips their coins."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .release import Release
 
 @dataclass(frozen=True, kw_only=True)
 class Hosting:
-    """How privacy units lie on Flower's nodes.
+    """The place of privacy units on Flower's nodes.
 
     Attributes:
         units_per_node: Privacy units that a node hosts at most. Above 1, a node answers with the
@@ -45,7 +45,7 @@ class Hosting:
 
     @property
     def trusted(self) -> str:
-        """Who is trusted with what, where the server adds the noise."""
+        """Those who are trusted, and with what, where the server adds the noise."""
         if self.coins_at_nodes:
             return (
                 "the server, with sums and noise; each node, with its units' updates and their "

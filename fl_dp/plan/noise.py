@@ -1,4 +1,4 @@
-"""Who adds a training's noise, how much in each round, and what that is charged as.
+"""Kinds of noise: who adds it, how much in each round, and the charge for it.
 
 A kind of noise stands for a promise to somebody: `CentralNoise` trusts the server, `ClientNoise`
 trusts nobody. Each says what it excludes, and its words for the privacy statement. A new kind, for
@@ -43,7 +43,7 @@ ANOTHER_APP = (
     "a server that sends another app than the one agreed on: a node runs it, unless its SuperNode "
     "verifies apps (`--trusted-entities`)"
 )
-"""What a promise against the server does not cover, as Flower's nodes get their code from it."""
+"""Left out of every promise against the server, as Flower's nodes get their code from it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +58,7 @@ class Noise(ABC):
 
     kind: ClassVar[str]
     place: ClassVar[str]
-    """Where it is added, in one phrase."""
+    """The place where it is added, in one phrase."""
     of_sums: ClassVar[bool] = True
     """Whether it is the noise of a cohort's sums, or one message has noise of its own."""
 
@@ -72,7 +72,7 @@ class Noise(ABC):
 
     @property
     def course(self) -> str:
-        """What the noise follows over the rounds: its schedule's name, or `plateau`."""
+        """The name of its course over the rounds: its schedule's, or `plateau`."""
         return self.schedule.name
 
     @property
@@ -82,7 +82,7 @@ class Noise(ABC):
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What the promise leaves out because of who adds the noise."""
+        """Sentences on what the promise leaves out because of who adds the noise."""
         return ()
 
     def multipliers(self, rounds: int) -> tuple[float, ...]:
@@ -183,7 +183,7 @@ class CentralNoise(Noise):
 
     @property
     def course(self) -> str:
-        """What the noise follows over the rounds."""
+        """The name of its course over the rounds."""
         return self.schedule.name if self.plateau is None else "plateau"
 
     @property
@@ -284,7 +284,7 @@ class ClientNoise(Noise):
 
     @property
     def not_covered(self) -> tuple[str, ...]:
-        """What the server could send instead."""
+        """That the server could send another app."""
         return (ANOTHER_APP,)
 
     def scheme_of(self, multiplier: float, clipping_norm: float) -> ClientScheme:

@@ -25,7 +25,7 @@ from .release import Release
 
 
 class PlanOptions(TypedDict, total=False):
-    """What a plan may say beyond budget, rounds, roster, sampling and clipping.
+    """Options of a plan beyond budget, rounds, roster, sampling and clipping.
 
     Each is an attribute of `PrivacyPlan`, `Release`, `Hosting` or the noise: `CentralNoise`, or
     `ClientNoise` if `client_scheme` is given.
@@ -48,7 +48,7 @@ class PlanOptions(TypedDict, total=False):
 
 
 class PlanArguments(PlanOptions, total=False):
-    """What a plan's doors take by name: rounds and roster, and the options."""
+    """Keywords of a plan's doors: rounds and roster, sampling and clipping, and the options."""
 
     rounds: Required[int]
     num_clients: Required[int]

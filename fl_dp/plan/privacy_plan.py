@@ -109,9 +109,10 @@ class PrivacyPlan:
             release=self.release,
         )
         self.noise.check(sampling=self.sampling, release=self.release, hosting=self.hosting)
-        # Both check their own fields; the mechanism also bounds what it can sum exactly.
+        # Made for their own checks: charged and gated, before anything of the plan is released.
         _ = self.event_of(1), self.filter()
         _ = self.bundle(max(self.noise_multipliers))  # scalars fit every round, or no round starts
+        # The finer the noise, the finer the grid, and the fewer units it sums without a rounding.
         if self.bundle(self.noise.least_multiplier).max_units < self.num_clients:
             raise ValueError(
                 f"noise_multiplier {self.noise.least_multiplier:.4g} is too small to sum "
@@ -269,7 +270,7 @@ class PrivacyPlan:
 
     @property
     def charged_rounds(self) -> int:
-        """How many rounds one client is charged for at most."""
+        """The number of rounds that one client is charged for at most."""
         return min(self.rounds, self.participation_cap or self.rounds)
 
     def event_of(self, round: int, *, noise_multiplier: float | None = None) -> PrivacyEvent:

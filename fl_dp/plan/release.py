@@ -1,4 +1,4 @@
-"""What a round publishes of its cohort: a bounded mean, and scalars beside it."""
+"""The release of a round: a bounded mean over its cohort, and scalars beside it."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _TIMELY_COUNT = 0.75 / math.sqrt(4.0 * 2.0 * 20.0)
 
 @dataclass(frozen=True, kw_only=True)
 class Release:
-    """What bounds the updates, what is released beside them, and what their sum is divided by.
+    """Bounds on updates, scalars that are released beside them, and the denominator of their sum.
 
     Attributes:
         clipping: What bounds one client's update.
@@ -90,7 +90,7 @@ class Release:
 
     @property
     def adaptive_clipping(self) -> AdaptiveClipping | None:
-        """What moves the clipping norm, if anything does."""
+        """The rule that moves the clipping norm, if one does."""
         return self.clipping if isinstance(self.clipping, AdaptiveClipping) else None
 
     @property
