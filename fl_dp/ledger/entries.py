@@ -77,6 +77,19 @@ def verify_chain(records: Iterable[LedgerRecord], previous: LedgerRecord | None 
         previous = record
 
 
+def require_schema(written: object, read: int) -> None:
+    """Check the schema of a ledger's first record.
+
+    Raises:
+        ValueError: If it is not the one that this version reads.
+    """
+    if written != read:
+        raise ValueError(
+            f"the ledger is of schema {written}, this version reads {read}: use the version of "
+            "fl-dp that wrote it, or start a new ledger, whose spending adds up with this one's"
+        )
+
+
 def require_printable(name: str) -> None:
     """Check a name that records are to carry.
 

@@ -53,10 +53,10 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences, renyi_epsilon
 
 from .chain import ChainedLedger
-from .entries import LedgerCorrupted, require_printable, today
+from .entries import LedgerCorrupted, require_printable, require_schema, today
 from .store import LedgerStore
 
-NODE_SCHEMA = 1
+NODE_SCHEMA = 2  # before, a record was an `example`
 _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_RECORDS = 2**63
@@ -481,11 +481,7 @@ class NodeLedger(ChainedLedger):
             raise ValueError("it is no node's ledger, which says so in its first record alone")
         match kind:
             case "node":
-                if fields["schema"] != NODE_SCHEMA:
-                    raise ValueError(
-                        f"the ledger is of schema {fields['schema']}, this version reads "
-                        f"{NODE_SCHEMA}"
-                    )
+                require_schema(fields["schema"], NODE_SCHEMA)
             case "charge":
                 self._replay_charge(sequence, fields)
             case "data":

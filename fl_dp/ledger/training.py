@@ -42,7 +42,14 @@ from fl_dp.plan import PrivacyPlan
 
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
 from .chain import ChainedLedger
-from .entries import SCHEMA, LedgerCorrupted, LedgerRecord, now_to_the_minute, require_printable
+from .entries import (
+    SCHEMA,
+    LedgerCorrupted,
+    LedgerRecord,
+    now_to_the_minute,
+    require_printable,
+    require_schema,
+)
 from .store import LedgerStore
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
@@ -439,12 +446,7 @@ class PrivacyLedger(ChainedLedger):
             raise ValueError("a ledger starts with its plan and has no other")
         match kind:
             case "plan":
-                if fields["schema"] != SCHEMA:
-                    raise ValueError(
-                        f"the ledger is of schema {fields['schema']}, this version reads {SCHEMA}: "
-                        "go on with the version of fl-dp that wrote it, or start a new ledger, "
-                        "whose spending adds up with this one's"
-                    )
+                require_schema(fields["schema"], SCHEMA)
                 self._plan = PrivacyPlan.from_dict(fields["plan"])
                 self._filter = self._plan.filter()
             case "run":
