@@ -226,7 +226,7 @@ def plan_for(num_nodes: int, **changes: Any) -> PrivacyPlan:
         clipping=FixedClipping(norm=1.0),
         num_clients=num_nodes,
     )
-    return PrivacyPlan(**(fields | changes))
+    return PrivacyPlan.of(**(fields | changes))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -16,6 +16,7 @@ from .selection import (
     Selection,
     TruncatedPoissonSelection,
 )
+from .together import check_together
 from .utility_selection import DPUtilitySelection, ExponentialSelection
 
 __all__ = [
@@ -38,5 +39,6 @@ __all__ = [
     "TruncatedPoissonSelection",
     "Unit",
     "ask_federation",
+    "check_together",
     "wait_for_roster",
 ]

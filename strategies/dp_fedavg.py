@@ -47,13 +47,12 @@ from fl_dp.accounting import (
 from fl_dp.ledger import LedgerAnchor, PrivacyLedger, Reservation
 from fl_dp.mechanisms import (
     DEFAULT_CLIPPING,
-    AdaptiveClipping,
     Clipping,
     NoiseStream,
     SecureRandom,
     WhiteStream,
 )
-from fl_dp.plan import PlanOptions, PrivacyPlan, RecordPlan
+from fl_dp.plan import ClientNoise, Hosting, PlanOptions, PrivacyPlan, RecordPlan
 from fl_dp.plan.arguments import keywords_of, require_known, require_types
 from fl_dp.protocol.identity import forms_of, forms_to_json
 from fl_dp.protocol.instruction import RoundInstruction
@@ -81,8 +80,9 @@ from .roster import (
     units_of,
 )
 from .round_sum import CentralSum, LocalSum, RoundSum, UnprotectedMean, client_noise_of
-from .selection import Draw, PoissonSelection, Selection, participations_left, selection_of
+from .selection import Draw, Selection, participations_left, selection_of
 from .server_optimizer import ServerOptimizer, refuse_unfit
+from .together import check_together
 from .unused import uncalled_of, unused_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -229,20 +229,27 @@ class DPFedAvg(Strategy):
                 raise ValueError("the ledger was opened with another plan than the strategy's")
             ledger.require_known(self._rng)
             _require_declared(plan, self.selection)
-        self._units_per_node = 1 if plan is None else plan.units_per_node
-        self._coins_at_nodes = plan is not None and plan.coins_at_nodes
-        self._sums_at_nodes = plan is not None and plan.sums_at_nodes
+        hosting = Hosting() if plan is None else plan.hosting
+        self._units_per_node = hosting.units_per_node
+        self._coins_at_nodes = hosting.coins_at_nodes
+        self._sums_at_nodes = hosting.sums_at_nodes
         self._weight_cap = weight_cap
         self.record_plan = record_plan
-        checked = plan is None or plan.contribution_check
+        checked = plan is None or plan.release.contribution_check
         self._contribution_check = ContributionCheck(plan) if checked else None
         self._participations: Counter[int] = Counter()
         self._rounds_configured = 0
         self._compression = compression if compression is not None else Compression()
         self.bytes_down = self.bytes_up = 0
-        self._check_options()
-        self._clipping_norms = None if plan is None else plan.clipping.first_norms
-        self._plateau = None if plan is None else plan.plateau_controller()
+        check_together(
+            plan,
+            self.selection,
+            weight_cap=weight_cap,
+            record_plan=record_plan,
+            compression=self._compression,
+        )
+        self._clipping_norms = None if plan is None else plan.release.clipping.first_norms
+        self._plateau = None if plan is None else plan.noise.controller()
         self._plateau_metric = plateau_metric
         self._after_round = after_round
         self._window = window
@@ -254,7 +261,7 @@ class DPFedAvg(Strategy):
         self._names: dict[int, str] | None = None
         self._declared: DeclaredNodes | None = None
         if plan is not None and not roster_may_grow:
-            self._declared = DeclaredNodes(declared_nodes(plan.num_clients, plan.units_per_node))
+            self._declared = DeclaredNodes(declared_nodes(plan.num_clients, self._units_per_node))
         self._owns_ledger = False
         self._warned: set[str] = set()
         for line in unused_of(self.optimizer.strategy, weights_are_used=plan is None):
@@ -651,7 +658,7 @@ class DPFedAvg(Strategy):
     @property
     def clipping_adapts(self) -> bool:
         """Whether the clipping norm changes from round to round."""
-        return self.plan is not None and isinstance(self.plan.clipping, AdaptiveClipping)
+        return self.plan is not None and self.plan.release.adaptive_clipping is not None
 
     def checkpoint(self) -> Checkpoint:
         """Return what a new process can `resume` from: the state after the last released round.
@@ -730,9 +737,9 @@ class DPFedAvg(Strategy):
         logger.info(
             "\t├── Clipping norm %.4g (%s), noise multiplier %s %s, denominator %.4g",
             plan.clipping_norm,
-            plan.clipping.kind,
+            plan.release.clipping.kind,
             _describe_noise(plan),
-            "at the server" if plan.client_scheme is None else "at each client",
+            plan.noise.place,
             plan.denominator,
         )
         if self.record_plan is not None:
@@ -742,53 +749,6 @@ class DPFedAvg(Strategy):
         if ledger.insecure:
             logger.warning("The noise is INSECURE: whoever knows the seed can take it away again")
 
-    def _check_options(self) -> None:
-        plan = self.plan
-        if plan is not None and plan.client_scheme is not None and self.selection.utility:
-            raise ValueError(
-                f"clients that trust nobody do not report their {self.selection.utility} in the "
-                "clear: with noise at the clients, choose by public scores (PublicSelection)"
-            )
-        if self._sums_at_nodes and self.selection.looks_at_norms:
-            raise ValueError(
-                "a node that sums its units does not tell the norm of each: choose by another "
-                "utility than update_norm, for instance loss"
-            )
-        if self._coins_at_nodes and type(self.selection) is not PoissonSelection:
-            raise ValueError(
-                "nodes that flip the coins themselves ask no selection: use PoissonSelection "
-                f"itself, not {type(self.selection).__name__}"
-            )
-        if self._sums_at_nodes and self._compression.up != "none":
-            raise ValueError(
-                "a node that sums its units answers in exact grid steps, without noise: "
-                f"compression=Compression(up='{self._compression.up}') would round them, so leave "
-                "compression out, or have one unit a node and coins at the server"
-            )
-        if plan is not None and self.selection.unit == "record" and plan.unit == "client":
-            raise ValueError(
-                "the selection is charged for records and the plan promises something to clients: "
-                "make the plan with unit='record' and replace-one neighbours"
-            )
-        if self.record_plan is not None:
-            self._check_record_plan()
-        if self._weight_cap is not None and not (
-            math.isfinite(self._weight_cap) and self._weight_cap > 0.0
-        ):
-            raise ValueError(f"weight_cap must be positive and finite, got {self._weight_cap}")
-        if plan is not None and plan.capped_denominator and self._weight_cap is None:
-            raise ValueError("a capped denominator divides by weights: give weight_cap")
-
-    def _check_record_plan(self) -> None:
-        """Check that nothing but the models is computed from records."""
-        reported = self.selection.utility
-        metrics = () if self.plan is None else self.plan.metrics
-        if self._weight_cap is not None or reported is not None or metrics:
-            raise ValueError(
-                "clients that protect their records by DP-SGD report nothing else about them: "
-                "give no weight_cap, no metrics, and a selection that asks clients for no utility"
-            )
-
     def _wait_for_roster(self, grid: Grid) -> Sequence[int]:
         plan = self.plan
         if plan is None:
@@ -797,7 +757,7 @@ class DPFedAvg(Strategy):
             grid,
             plan.num_clients,
             timeout=self._roster_timeout,
-            units_per_node=plan.units_per_node,
+            units_per_node=plan.hosting.units_per_node,
             roster_may_grow=self._declared is None,
         )
 
@@ -834,7 +794,7 @@ class DPFedAvg(Strategy):
     def _rehearsed(self, model: ArrayRecord, config: ConfigRecord) -> ConfigRecord:
         """Return the config of the identity query: a train message's, as far as nodes need it."""
         told = self._with_record_plan(config) | {MODEL_KEY: forms_to_json(forms_of(model))}
-        if self.plan is not None and self.plan.client_scheme is not None:
+        if self.plan is not None and isinstance(self.plan.noise, ClientNoise):
             noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], self._uplink)
             instruction = RoundInstruction(server_round=1, client_noise=noise)
             told[INSTRUCTION_KEY] = instruction.to_json()
@@ -899,17 +859,17 @@ class DPFedAvg(Strategy):
         plan = self.plan
         if plan is None:
             return
-        norms, arrays = len(plan.clipping.first_norms), len(layout.released)
+        norms, arrays = len(plan.release.clipping.first_norms), len(layout.released)
         if norms not in (1, arrays):
             raise ValueError(
                 f"the plan clips {norms} layers and the model has {arrays} floating-point arrays: "
                 "give one clipping norm for each, or one for the whole update"
             )
-        most = plan.bundle(plan.least_noise_multiplier).max_units
+        most = plan.bundle(plan.noise.least_multiplier).max_units
         if units > most:
             raise ValueError(
                 f"{units} units are connected and at most {most} can be summed exactly at noise "
-                f"multiplier {plan.least_noise_multiplier:.4g}"
+                f"multiplier {plan.noise.least_multiplier:.4g}"
             )
 
     def open_sum(
@@ -931,7 +891,7 @@ class DPFedAvg(Strategy):
         # What the ledger has on disk decides, not what was planned.
         multiplier = reservation.noise_multiplier
         assert multiplier is not None and reservation.index is not None  # of every round
-        if plan.client_scheme is not None:
+        if isinstance(plan.noise, ClientNoise):
             return LocalSum(plan, multiplier, layout, origin, compression=self._uplink)
         assert self._clipping_norms is not None  # every plan clips
         return CentralSum(
@@ -994,7 +954,7 @@ class DPFedAvg(Strategy):
             max_units=self._units_per_node,
             bundle=current.sum.bundle,
             weight_cap=self._weight_cap,
-            report_weight=plan is not None and plan.capped_denominator,
+            report_weight=plan is not None and plan.release.capped_denominator,
             utility=self.selection.utility,
             client_noise=current.sum.client_noise,
             compression=current.sum.compression,
@@ -1139,8 +1099,8 @@ def _log_record_plan(record_plan: RecordPlan, *, last: bool = False) -> None:
 
 
 def _describe_noise(plan: PrivacyPlan) -> str:
-    if plan.plateau is not None:
+    if plan.noise.adaptive:
         first = plan.noise_multipliers[0]
-        return f"{first:.4g} at first, at least {plan.least_noise_multiplier:.4g}"
+        return f"{first:.4g} at first, at least {plan.noise.least_multiplier:.4g}"
     low, high = min(plan.noise_multipliers), max(plan.noise_multipliers)
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

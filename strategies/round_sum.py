@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.mechanisms import (
-    AdaptiveClipping,
     GaussianBundle,
     GaussianMechanism,
     GridExponentialMechanism,
@@ -26,8 +25,8 @@ from fl_dp.mechanisms import (
     SecureRandom,
     WhiteStream,
 )
-from fl_dp.plan import PrivacyPlan
-from fl_dp.protocol.instruction import ClientNoise
+from fl_dp.plan import ClientNoise, PrivacyPlan
+from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
 from fl_dp.updates import (
     ClippedSum,
@@ -74,7 +73,7 @@ class RoundSum(ABC):
         return None
 
     @property
-    def client_noise(self) -> ClientNoise | None:
+    def client_noise(self) -> NoiseInstruction | None:
         """The noise that clients have to add."""
         return None
 
@@ -183,7 +182,7 @@ class CentralSum(RoundSum):
                 for unit, report in zip(units, reports, strict=True)
             ]
         weight = 1.0
-        if self._plan.capped_denominator:
+        if self._plan.release.capped_denominator:
             weight = _on_weight_grid(_first(measured, WEIGHT_METRIC, missing=0.0))
         unit = update_in(content, self._compression, self._total.layout.size)
         norm = self._total.add(unit, weight=weight)
@@ -204,8 +203,8 @@ class CentralSum(RoundSum):
         sums = bundle.release_scalars(self._scalars, bundle.scalar_noise(rng))
         count = None if bundle.count_noise_std is None else sums.pop(0)
         norms = None
-        if isinstance(plan.clipping, AdaptiveClipping):
-            next_norm = plan.clipping.next_norm(
+        if (clipping := plan.release.adaptive_clipping) is not None:
+            next_norm = clipping.next_norm(
                 self._clipping_norms[0],
                 noisy_bit_sum=sums.pop(0),
                 denominator=plan.expected_cohort,
@@ -225,12 +224,15 @@ class CentralSum(RoundSum):
 
     def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
         plan, updates = self._plan, self._bundle.updates
-        if not plan.capped_denominator:
+        if not plan.release.capped_denominator:
             released = self._noised(updates, self._total.total, rng)
             released /= plan.denominator
             return released
-        mechanism = plan.mean_mechanism(
-            updates.noise_multiplier, self._total.total.size, clipping_norm=updates.clipping_norm
+        mechanism = plan.release.mean_mechanism(
+            updates.noise_multiplier,
+            self._total.total.size,
+            clipping_norm=updates.clipping_norm,
+            denominator=plan.denominator,
         )
         steps = self._total.total * (updates.grid / max(plan.denominator, self._weight))
         steps *= 1.0 / mechanism.grid
@@ -282,7 +284,7 @@ class LocalSum(RoundSum):
         self._contributions = 0
 
     @property
-    def client_noise(self) -> ClientNoise:
+    def client_noise(self) -> NoiseInstruction:
         """The noise that clients have to add."""
         return client_noise_of(self._plan, self._noise_multiplier, self._compression)
 
@@ -358,35 +360,33 @@ class UnprotectedMean(RoundSum):
 
 def client_noise_of(
     plan: PrivacyPlan, noise_multiplier: float, compression: Compression | None
-) -> ClientNoise:
+) -> NoiseInstruction:
     """Return the noise that clients have to add in a round of that noise multiplier."""
-    scheme = plan.client_scheme
-    assert scheme is not None  # a plan with noise at the clients has one
+    assert isinstance(plan.noise, ClientNoise)  # no other noise is told to clients
     budget = plan.budget
     # A ledger that would have to admit several kinds of noise needs more room than the plan.
     one_kind = len(set(plan.noise_multipliers)) == 1
-    return ClientNoise(
-        scheme=scheme,
+    return NoiseInstruction(
+        scheme=plan.noise.scheme,
         noise_multiplier=noise_multiplier,
         clipping_norm=plan.clipping_norm,
         epsilon=budget.epsilon if one_kind else None,
         delta=min(0.5, budget.delta / DECLARED_SHARE) if one_kind else None,
         neighboring_relation=str(plan.neighboring_relation),
-        levels=_levels(plan, noise_multiplier, compression),
+        levels=_levels(plan.noise.scheme, noise_multiplier, plan.clipping_norm, compression),
     )
 
 
 def _levels(
-    plan: PrivacyPlan, noise_multiplier: float, compression: Compression | None
+    scheme: str, noise_multiplier: float, clipping_norm: float, compression: Compression | None
 ) -> int | None:
     """Return as many points as the encoding has levels, so that it loses none of them."""
-    exponential = plan.client_scheme == "exponential"
-    if not exponential or compression is None or compression.up != "quantize":
+    if scheme != "exponential" or compression is None or compression.up != "quantize":
         return None
     levels = 1 << compression.bits
     try:
         GridExponentialMechanism(
-            noise_multiplier=noise_multiplier, clipping_norm=plan.clipping_norm, levels=levels
+            noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, levels=levels
         )
     except ValueError:  # too few or too many points for this noise: the default has to do
         return None

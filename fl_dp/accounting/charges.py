@@ -1,4 +1,4 @@
-"""What each mechanism is charged as: the one place where noise meets accounting."""
+"""The charge of each mechanism: the one place where noise meets accounting."""
 
 from __future__ import annotations
 

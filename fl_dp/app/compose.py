@@ -12,7 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
-from .combinations import check_kept
+from .kept import check_kept
 from .overrides import ConfigError, check_keys, check_values, config_folder, parsed, wrong_value
 from .settings import Settings
 

@@ -11,7 +11,7 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted, event_of
 from fl_dp.mechanisms import ClientScheme, SecureRandom, client_scheme
-from fl_dp.protocol.instruction import ClientNoise
+from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import METRICS_KEY
 from fl_dp.updates import VectorLayout, only_array_record
 
@@ -79,7 +79,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     return Message(RecordDict({key: sent, METRICS_KEY: metrics}), reply_to=message)
 
 
-def _noise_of(message: Message) -> ClientNoise | None:
+def _noise_of(message: Message) -> NoiseInstruction | None:
     """Return the noise that a message asks for.
 
     Raises:
@@ -99,7 +99,9 @@ def _noise_of(message: Message) -> ClientNoise | None:
     return instruction.client_noise
 
 
-def _charge(noise: ClientNoise, scheme: ClientScheme, message: Message, context: Context) -> None:
+def _charge(
+    noise: NoiseInstruction, scheme: ClientScheme, message: Message, context: Context
+) -> None:
     """Write the reply to the node's ledger, if it keeps one, before anything is computed.
 
     Raises:

@@ -179,13 +179,10 @@ def _target(settings: Settings) -> str:
 
 
 def _checked(composed: Sequence[Settings]) -> list[Settings]:
-    """Check settings against each other and this machine, and decide what is left to it."""
-    from fl_dp.app.combinations import check_combinations
+    """Check settings against this machine, and decide what is left to it."""
     from fl_dp.local.devices import Machine, check_devices
     from fl_dp.local.hosting import hosted
 
-    for settings in composed:
-        check_combinations(settings)
     machine = Machine.here()
     said = [check_devices(settings, machine) for settings in composed]
     for text in dict.fromkeys(filter(None, said)):

@@ -42,7 +42,6 @@ def plan(
     Epsilon by each accountant, the smallest to quote; the noise multipliers, calibrated if
     `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
     """
-    from fl_dp.app.combinations import check_combinations
     from fl_dp.app.compose import compose_settings
     from fl_dp.local.devices import Machine
     from fl_dp.local.hosting import hosted
@@ -53,7 +52,6 @@ def plan(
         _check_picture(plot)
     with failures_told():
         settings = compose_settings(overrides or [])
-        check_combinations(settings)
         settings, _ = hosted(settings, Machine.here())
         if plot is not None and settings.protects_records_alone:
             fail("the noise of DP-SGD does not change: there is no picture", status=2)

@@ -15,7 +15,7 @@ from typing import Any, Self
 from fl_dp.files import read_json_object
 
 STATEMENT_NAME = "privacy.json"
-"""What a privacy statement is called beside its ledger."""
+"""The name of a privacy statement beside its ledger."""
 
 _LEDGER, _RECORDS, _HASH = "ledger", "ledger_records", "ledger_hash"
 # All that a ledger knows of a statement: where an anchor stands in it.

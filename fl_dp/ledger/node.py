@@ -1,4 +1,4 @@
-"""Ledger of a node: what its own data have spent, over rounds, restarts and runs.
+"""The ledger that a node keeps: what its own data have spent, over rounds, restarts and runs.
 
 The server's ledger belongs to one training. This one belongs to the data: each release that was
 made from them is written here before it happens, by whichever run, and a release that would exceed
@@ -56,12 +56,12 @@ from .chain import ChainedLedger
 from .entries import LedgerCorrupted, require_printable, today
 from .store import LedgerStore
 
-NODE_SCHEMA = 2
+NODE_SCHEMA = 2  # before, a record was an `example`
 _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_RECORDS = 2**63
 _ROUNDING = 1e-12  # relative
-_AHEAD = 1.25
+_AHEAD = 1.25  # times what is asked for: certified at once, so that few questions compute
 # By event, epsilon, delta and relation: so many releases of one kind are known to fit.
 _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
 
@@ -98,7 +98,7 @@ class Account:
 
     @property
     def keys(self) -> tuple[tuple[str, str, str], ...]:
-        """What it is known by."""
+        """The names that it is known by."""
         known = [(self.unit, "source", self.source)]
         if self.fingerprint is not None:
             known.append((self.unit, "fingerprint", self.fingerprint))
@@ -107,7 +107,7 @@ class Account:
 
 @dataclass(kw_only=True, eq=False)
 class Spending:
-    """What one account has spent.
+    """The spending of one account.
 
     Attributes:
         unit: `record` or `client`.
@@ -175,6 +175,7 @@ class Spending:
             budget.epsilon, self.filter_order, (1.0 - DECLARED_SHARE) * delta
         )
         spent = sum(times * renyi_divergences(each, relation, orders)[0] for each, times in after)
+        # Not `spent > allowed`: a divergence that is infinite or undefined has to be refused.
         return not spent <= allowed * (1.0 + _ROUNDING)
 
     def absorb(self, other: Spending) -> None:
@@ -192,6 +193,7 @@ class Spending:
 
     def allow(self, budget: PrivacyBudget, *, earlier: bool = False) -> None:
         """Take in a budget that a release was admitted under."""
+        # The largest bounds every epsilon that a release was admitted under; delta stays the first.
         if self.budget is not None:
             first = budget if earlier else self.budget
             budget = PrivacyBudget(
@@ -276,7 +278,7 @@ class NodeLedger(ChainedLedger):
 
     @property
     def spendings(self) -> tuple[Spending, ...]:
-        """What each account has spent, in the order of their first release, as last read."""
+        """The spending of each account, in the order of their first release, as last read."""
         distinct = {id(each): each for each in self._by_key.values()}
         return tuple(sorted(distinct.values(), key=lambda each: each.first))
 
@@ -391,6 +393,7 @@ class NodeLedger(ChainedLedger):
             spending = self._joined(
                 Account(unit=fields["unit"], source=fields["source"], fingerprint=fingerprint)
             )
+            # It is among the spent already: the question is whether it fits behind all the others.
             spending.releases -= Counter({event: count})
             released = not spending.would_exceed(
                 event,
@@ -498,6 +501,7 @@ class NodeLedger(ChainedLedger):
         )
         spending = self._joined(account)
         alone = self._of_source(account)
+        # Charged twice over: to all that share a name, and to the source, which decides unread.
         for each in (spending, alone):
             if not each.charges:
                 each.first, each.filter_order = sequence, fields["filter_order"]
@@ -518,7 +522,7 @@ class NodeLedger(ChainedLedger):
             unit=charged["unit"], source=charged["source"], fingerprint=fields["fingerprint"]
         )
         spending = self._joined(account)
-        if not fields["released"]:
+        if not fields["released"]:  # noise went out instead: the source stays charged, the data not
             spending.releases -= Counter({event_from_dict(charged): int(charged["count"])})
         self._know(spending, account)
 

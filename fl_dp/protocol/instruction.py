@@ -17,7 +17,7 @@ from fl_dp.updates import Compression
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientNoise:
+class NoiseInstruction:
     """The noise that a client adds to its own update.
 
     Attributes:
@@ -71,7 +71,7 @@ class RoundInstruction:
     weight_cap: float | None = None
     report_weight: bool = False
     utility: str | None = None
-    client_noise: ClientNoise | None = None
+    client_noise: NoiseInstruction | None = None
     compression: Compression | None = None
 
     @property
@@ -96,7 +96,7 @@ class RoundInstruction:
         if fields["bundle"] is not None:
             fields["bundle"] = GaussianBundle.from_dict(fields["bundle"])
         if fields["client_noise"] is not None:
-            fields["client_noise"] = ClientNoise(**fields["client_noise"])
+            fields["client_noise"] = NoiseInstruction(**fields["client_noise"])
         if fields["compression"] is not None:
             fields["compression"] = Compression(**fields["compression"])
         return cls(**fields)

@@ -9,17 +9,6 @@ from fl_dp.plan import PrivacyPlan
 from .promise import PrivacyStatement
 from .words import UNITS, neighbours_in_words
 
-_CLIPPING = {
-    "fixed": "L2-clipped updates",
-    "per-layer": "updates whose layers are L2-clipped one by one",
-    "adaptive": "updates that are L2-clipped at a norm which follows a noisy quantile",
-}
-ANOTHER_APP = (
-    "a server that sends another app than the one agreed on: a node runs it, unless its SuperNode "
-    "verifies apps (`--trusted-entities`)"
-)
-"""Gap of a promise against the server, as Flower's nodes get their code from it."""
-
 
 def privacy_statement(ledger: PrivacyLedger) -> PrivacyStatement:
     """Compute the statement from the ledger's records alone.
@@ -49,12 +38,7 @@ def privacy_statement(ledger: PrivacyLedger) -> PrivacyStatement:
             "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
             "that was released had a part in stopping there"
         )
-    if plan.client_scheme is not None:
-        not_covered.append(ANOTHER_APP)
-    if plan.plateau is not None:
-        not_covered.append(
-            "the metric that the noise reacted to: it was taken to be public or already charged"
-        )
+    not_covered += plan.noise.not_covered
     return PrivacyStatement(
         delta=plan.budget.delta,
         epsilon=promised.by_name,
@@ -63,9 +47,9 @@ def privacy_statement(ledger: PrivacyLedger) -> PrivacyStatement:
         budget=plan.budget,
         unit=UNITS[plan.unit],
         neighboring_relation=plan.neighboring_relation,
-        adversary=_adversary(plan),
-        trusted=_trusted(plan),
-        mechanism=_mechanism(plan)
+        adversary=plan.noise.adversary(unit=plan.unit, sampling=plan.sampling),
+        trusted=plan.noise.trusted(plan.hosting),
+        mechanism=plan.noise.mechanism(plan.release)
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         sampling=(
             plan.sampling.describe()
@@ -80,12 +64,12 @@ def privacy_statement(ledger: PrivacyLedger) -> PrivacyStatement:
         rounds_committed=ledger.rounds_committed,
         noise_multipliers=tuple(ledger.noise_multipliers),
         participation_cap=plan.participation_cap,
-        metrics=tuple(metric.name for metric in plan.metrics),
+        metrics=tuple(metric.name for metric in plan.release.metrics),
         releases=tuple(ledger.history),
-        clipping=plan.clipping,
+        clipping=plan.release.clipping,
         clipping_norm=plan.clipping_norm,
         denominator=plan.denominator,
-        capped_denominator=plan.capped_denominator,
+        capped_denominator=plan.release.capped_denominator,
         num_clients=plan.num_clients,
         randomness=tuple(sorted(ledger.randomness)),
         insecure=ledger.insecure,
@@ -102,42 +86,6 @@ def promise_in_words(plan: PrivacyPlan) -> dict[str, str]:
     return {
         "unit": unit,
         "neighbours": f"{relation}: {neighbours_in_words(unit, relation)}",
-        "adversary": _adversary(plan),
-        "trusted": _trusted(plan),
+        "adversary": plan.noise.adversary(unit=plan.unit, sampling=plan.sampling),
+        "trusted": plan.noise.trusted(plan.hosting),
     }
-
-
-def _adversary(plan: PrivacyPlan) -> str:
-    if plan.client_scheme is not None:
-        return "is the server itself: sees every message and who sent it, and knows all other data"
-    visible = plan.sampling.visible
-    others = "all other clients' data"
-    if plan.unit == "record":
-        others = "all other records, those of the same client included"
-    return f"sees every released model and knows {others}; " + (
-        "sees who took part" if visible else "does not see who took part in which round"
-    )
-
-
-def _trusted(plan: PrivacyPlan) -> str:
-    if plan.client_scheme is not None:
-        return "each client's own software, to add the noise of this plan; nobody with an update"
-    if plan.coins_at_nodes:
-        return "the server, with sums and noise; each node, with its units' updates and their coins"
-    if plan.units_per_node > 1:
-        return (
-            "the server, with sums, coins and noise; each node, with the updates of its up to "
-            f"{plan.units_per_node} units and their clipping"
-        )
-    return "the server, with the clients' updates, the coins and the noise"
-
-
-def _mechanism(plan: PrivacyPlan) -> str:
-    if plan.client_scheme is not None:
-        return f"noise of the {plan.client_scheme} scheme at each client, on its clipped update"
-    divided = "mean, with a capped denominator," if plan.capped_denominator else "sum"
-    text = f"Gaussian on an integer grid, on the {divided} of {_CLIPPING[plan.clipping.kind]}"
-    if plan.metrics:
-        names = ", ".join(metric.name for metric in plan.metrics)
-        text += f", released as one with the clients' metrics {names}"
-    return text

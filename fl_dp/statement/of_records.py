@@ -6,8 +6,8 @@ from fl_dp.accounting import EpsilonBounds, NeighboringRelation
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
+from fl_dp.plan.noise import ANOTHER_APP
 
-from .of_clients import ANOTHER_APP
 from .promise import RecordStatement
 
 _NEIGHBOURS = {

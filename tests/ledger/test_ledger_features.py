@@ -453,7 +453,7 @@ def test_a_record_that_this_version_can_not_read_is_refused(
     ("fields", "why"),
     [
         ({"kind": "run", "randomness": SecureRandom.SECURE_KIND}, "starts with its plan"),
-        ({"kind": "plan", "schema": 3, "plan": PLAN.to_dict()}, "schema 3.*start a new ledger"),
+        ({"kind": "plan", "schema": 4, "plan": PLAN.to_dict()}, "schema 4.*start a new ledger"),
         ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict() | {"x": 1}}, "can't be read"),
         ({"kind": "plan", "schema": SCHEMA, "plan": {}}, "can't be read"),
     ],

@@ -33,6 +33,8 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.ledger import Account, LedgerCorrupted, NodeLedger
+from fl_dp.ledger.entries import next_record
+from fl_dp.ledger.node import NODE_SCHEMA
 
 DELTA = 1e-5
 STEP = PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1)
@@ -486,6 +488,17 @@ def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
     assert NodeLedger.is_one(node)
     with pytest.raises(LedgerCorrupted):
         PrivacyLedger.read(node)
+
+
+def test_a_ledger_of_an_older_schema_is_refused_with_what_to_do(path: Path) -> None:
+    record = next_record(None, {"kind": "node", "schema": NODE_SCHEMA - 1})
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE records (sequence INTEGER PRIMARY KEY, payload, hash)")
+        connection.execute("INSERT INTO records VALUES (1, ?, ?)", (record.payload, record.hash))
+        connection.commit()
+    for opened in (NodeLedger.open, NodeLedger.read):
+        with pytest.raises(LedgerCorrupted, match="start a new ledger, whose spending adds up"):
+            opened(path)
 
 
 def test_a_ledger_that_is_not_there_is_only_made_to_spend_from(path: Path) -> None:

@@ -37,6 +37,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import freeze
 from fl_dp.mechanisms import FixedClipping, SecureRandom
+from fl_dp.plan import CentralNoise, ClientNoise
 from fl_dp.statement import (
     PrivacyStatement,
     describe_event,
@@ -51,7 +52,7 @@ GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(enco
 
 SIZES: dict[str, Any] = {"clipping_norm": 1.0, "num_clients": 200}
 PLAN = PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, rounds=5, sampling_rate=0.25, **SIZES)
-WIDE = PrivacyPlan(
+WIDE = PrivacyPlan.of(
     budget=PrivacyBudget(epsilon=50.0, delta=1e-3),
     rounds=12,
     sampling=PoissonSampling(sampling_rate=0.25),
@@ -69,11 +70,19 @@ EVERY_KIND: tuple[PrivacyEvent, ...] = (
         noise_multiplier=3.0, sampling_rate=0.2, num_units=200, max_cohort=60
     ),
 )
-EVERYBODY = replace(WIDE, sampling=PoissonSampling(sampling_rate=1.0), noise_multiplier=4.0)
+EVERYBODY = replace(
+    WIDE, sampling=PoissonSampling(sampling_rate=1.0), noise=CentralNoise(multiplier=4.0)
+)
 CAPPED = replace(EVERYBODY, participation_cap=3)
-LOCAL = replace(EVERYBODY, client_scheme="gaussian", participation_cap=12)
-SCHEDULED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=4))
-CROWDED = replace(WIDE, schedule=NoiseSchedule(name="linear", levels=None))
+LOCAL = replace(
+    EVERYBODY, noise=ClientNoise(multiplier=4.0, scheme="gaussian"), participation_cap=12
+)
+SCHEDULED = replace(
+    WIDE, noise=CentralNoise(multiplier=1.0, schedule=NoiseSchedule(name="linear", levels=4))
+)
+CROWDED = replace(
+    WIDE, noise=CentralNoise(multiplier=1.0, schedule=NoiseSchedule(name="linear", levels=None))
+)
 
 
 STATEMENT: dict[str, Any] = {
@@ -382,7 +391,8 @@ def recomputed() -> float:
 def test_the_twenty_lines_refuse_what_they_would_get_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sampling: Any, relation: NeighboringRelation
 ) -> None:
-    plan = replace(WIDE, sampling=sampling, neighboring_relation=relation, noise_multiplier=8.0)
+    noise = CentralNoise(multiplier=8.0)
+    plan = replace(WIDE, sampling=sampling, neighboring_relation=relation, noise=noise)
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1))
     monkeypatch.chdir(tmp_path)

@@ -31,7 +31,7 @@ def plan_for(
     clipping_norm: float = 1.0,
     rounds: int = 3,
 ) -> PrivacyPlan:
-    return PrivacyPlan(
+    return PrivacyPlan.of(
         budget=PrivacyBudget(epsilon=1e6, delta=1e-6),
         rounds=rounds,
         sampling=PoissonSampling(sampling_rate=sampling_rate),

@@ -319,7 +319,7 @@ def plan_of(selection: Selection, *, rounds: int = 12, **changes: Any) -> Privac
         other_releases=freeze(selection.releases(rounds)),
         contribution_check=False,  # has tests of its own; here updates are zero
     )
-    return PrivacyPlan(**(fields | changes))
+    return PrivacyPlan.of(**(fields | changes))
 
 
 def reporting(metrics: Callable[[int], dict[str, float]]) -> LocalGrid:
@@ -845,7 +845,7 @@ def test_several_units_a_node_are_refreshed_and_drawn_one_by_one(open_ledger: An
     hosted = NodeUnits(client_fn=lambda *_: Quiet(), count=lambda *_: 4)
     app = numpy_client_app(lambda _: Quiet(), units=hosted)
     selection = noisy_selection()
-    plan = replace(plan_of(selection), units_per_node=4)
+    plan = plan_of(selection, units_per_node=4)
     grid = LocalGrid(answer_with_app(app, 2), 2)
     strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
     strategy.start(grid, model(), num_rounds=3)

@@ -10,6 +10,8 @@ from fl_dp.updates.compression_options import CompressionOptions
 if TYPE_CHECKING:
     from fl_dp.updates import Compression
 
+from fl_dp.accounting.incompatible import IncompatibleOptions
+
 from .checks import one_of, ordered_pair, positive
 
 
@@ -71,7 +73,7 @@ class WeightSettings:
         if self.total is not None:
             positive("weights.total", self.total)
         if self.cap is None and (self.total is not None or self.capped_denominator):
-            raise ValueError(
+            raise IncompatibleOptions(
                 "weights.total and weights.capped_denominator are about weights: give weights.cap, "
                 "the records that earn the full weight"
             )

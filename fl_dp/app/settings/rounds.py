@@ -77,11 +77,6 @@ class SelectionSettings:
             raise ValueError(
                 f"selection.smallest_rate must lie in [0, 1], got {self.smallest_rate}"
             )
-        if self.coins == "nodes" and self.name != "poisson":
-            raise ValueError(
-                "selection.coins=nodes draws Poisson samples: use selection=poisson, "
-                f"not '{self.name}'"
-            )
 
 
 @dataclass(kw_only=True)

@@ -6,6 +6,8 @@ import json
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
+from fl_dp.accounting.incompatible import IncompatibleOptions
+
 from .checks import at_least, positive
 from .data import ModelSettings, TaskSettings
 from .optimizers import ClientSettings, ServerOptimizerSettings
@@ -63,8 +65,14 @@ class Settings:
         at_least("rounds", self.rounds, 1)
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
+        several = self.simulation.units_at_node > 1 or self.selection.coins == "nodes"
+        if several and not self.protects_clients:
+            raise IncompatibleOptions(
+                f"a node that sums its units clips them, which privacy.mode={self.privacy.mode} "
+                "does not: write simulation.units_per_node=1 and selection.coins=server"
+            )
         if self.task.partition == "nodes" and self.simulation.units_at_node > 1:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "a node with its own data is one unit: task.partition=nodes needs "
                 f"simulation.units_per_node=1, got {self.simulation.units_per_node}"
             )
