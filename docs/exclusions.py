@@ -1,22 +1,15 @@
-"""The table of settings that can't go together, in the words of the errors themselves.
+"""Settings that can't go together, in the words of the errors themselves.
 
-    python -m fl_dp.app.exclusions docs/configuration.md
-
-writes it anew between its two markers. Nothing is checked here: whoever knows a reason raises
-`IncompatibleOptions`, and this only asks for what is refused.
+Nothing is checked here: whoever knows a reason raises `IncompatibleOptions`, and this only asks for
+what is refused. `docs/tables.py` writes the table into docs/configuration.md.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
-from pathlib import Path
 
-from .compose import compose_settings
-from .planning import make_plan, make_record_plan
-
-BEGIN = "<!-- exclusions: written by `python -m fl_dp.app.exclusions docs/configuration.md` -->"
-END = "<!-- end of exclusions -->"
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.planning import make_plan, make_record_plan
 
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
 
@@ -145,21 +138,3 @@ def _in_words(row: tuple[str, ...]) -> str:
     if len(row) == 1 or not common:
         return " or ".join(f"`{each}`" for each in row)
     return f"`{' '.join(common)}` with {' or '.join(f'`{rest}`' for rest in rests)}"
-
-
-def with_table(page: str, table: str) -> str:
-    """Return the page with `table` between the markers.
-
-    Raises:
-        ValueError: If the page has no markers.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page has no table to be written: put {BEGIN} and {END} into it")
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
-
-
-if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(with_table(page.read_text("utf-8"), table()), encoding="utf-8")
