@@ -250,7 +250,7 @@ class PrivacyLedger(ChainedLedger):
     def epsilon(self) -> EpsilonBounds:
         """Return what every reserved release spends together, at the plan's delta.
 
-        With noise that was chosen on the way that is what the filter guarantees: the budget.
+        With noise chosen adaptively that is what the filter guarantees: the budget.
         """
         if self._gate.adaptive:
             return EpsilonBounds(filter=self.plan.budget.epsilon if self.history else 0.0)

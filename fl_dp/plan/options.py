@@ -73,7 +73,7 @@ def plan_fields(
     Args:
         noise_multiplier: Of the noise.
         sampling_rate: Short for `sampling=PoissonSampling(sampling_rate=...)`.
-        sampling: How cohorts come about.
+        sampling: How each cohort is sampled.
         clipping_norm: Short for `clipping=FixedClipping(norm=...)`.
         clipping: What bounds an update; `DEFAULT_CLIPPING` if both are left out.
         client_scheme: Each client adds noise of this scheme itself; None: the server adds it.
@@ -144,7 +144,7 @@ def _one_clipping(
     if client_scheme is not None:
         raise ValueError(
             "clipping_norm can't be left out with noise at the clients (client_scheme): nobody "
-            "sees how many updates a norm clips, so none can be found on the way; write "
+            "sees how many updates a norm clips, so none can be found during training; write "
             "clipping_norm=..., docs/choosing_a_clipping_norm.md tells which"
         )
     return DEFAULT_CLIPPING

@@ -63,7 +63,7 @@ class PrivacyPlan:
         budget: Never exceeded, whatever happens to the rounds.
         rounds: Number of releases that are planned.
         num_clients: Units of the declared roster; public.
-        sampling: How cohorts come about.
+        sampling: How each cohort is sampled.
         noise: Who adds the noise, and how much in each round.
         release: What a round publishes: clipping, metrics, weights.
         hosting: How units lie on nodes.
@@ -291,7 +291,7 @@ class PrivacyPlan:
         if noise_multiplier != planned and not self.noise.adaptive:
             raise ValueError(
                 f"round {round} was declared with noise multiplier {planned}, got "
-                f"{noise_multiplier}: noise that is chosen on the way needs a plateau plan"
+                f"{noise_multiplier}: noise chosen adaptively needs a plateau plan"
             )
         return self.event_at(noise_multiplier)
 
@@ -341,7 +341,7 @@ class PrivacyPlan:
     def epsilon(self) -> EpsilonBounds:
         """Return what all planned releases spend together.
 
-        Noise that is chosen on the way is bounded by its filter alone: the budget.
+        Noise chosen adaptively is bounded by its filter alone: the budget.
         """
         if self.noise.adaptive:
             return EpsilonBounds(filter=self.budget.epsilon)

@@ -30,7 +30,7 @@ class PlanView:
         plan: The plan.
         bounds: What all its releases spend, by each accountant.
         curve: Rounds, and epsilon by PLD after them at the coarser discretisation; empty when the
-            noise is decided on the way.
+            noise is chosen adaptively.
         naive_multipliers: Noise of each round if the budget were split by basic composition.
         naive_epsilon: What those rounds would really spend; None when there is no such split.
     """
@@ -118,7 +118,7 @@ class PlanView:
             digits = "{:.4g}" if name == "naive" else "{:.4f}"
             rows.append((ACCOUNTANT_NAMES[name] + quote, digits.format(bound)))
         if plan.noise.adaptive:
-            rows.append(("least noise multiplier on the way", f"{plan.noise.least_multiplier:.5f}"))
+            rows.append(("least noise multiplier of a round", f"{plan.noise.least_multiplier:.5f}"))
         if self.naive_epsilon is not None:
             rows.append(
                 (

@@ -24,7 +24,7 @@ class CompressionOptions:
         bits: Bits of each number that is sent under `quantize` and `top_k`, 1 to 16.
         fraction: Share of the coordinates that `top_k` sends, in (0, 1].
         down: Of models: `none`, `float16` (what is beyond 65,504 is cut) or `bfloat16`. The server
-            goes on with its exact model; an update is relative to the model that clients got.
+            keeps its exact model; an update is relative to the model that clients got.
     """
 
     up: str = "none"
