@@ -2,11 +2,12 @@
 
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
+from .checkpoint import Checkpoint
 from .contributions import NobodyContributes
-from .dp_fedavg import Checkpoint, DPFedAvg
-from .exchange import RosterIncomplete, RosterTooLarge, wait_for_roster
+from .dp_fedavg import DPFedAvg
 from .federation_statistics import ask_federation
-from .roster import Unit
+from .modes import Mode, Released, RoundFailed
+from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
     Draw,
     FixedSelection,
@@ -16,6 +17,7 @@ from .selection import (
     Selection,
     TruncatedPoissonSelection,
 )
+from .unprotected import UnprotectedFedAvg
 from .utility_selection import DPUtilitySelection, ExponentialSelection
 
 __all__ = [
@@ -27,16 +29,20 @@ __all__ = [
     "ExponentialSelection",
     "FixedClipping",
     "FixedSelection",
+    "Mode",
     "NobodyContributes",
     "Observation",
     "PerLayerClipping",
     "PoissonSelection",
     "PublicSelection",
+    "Released",
     "RosterIncomplete",
     "RosterTooLarge",
+    "RoundFailed",
     "Selection",
     "TruncatedPoissonSelection",
     "Unit",
+    "UnprotectedFedAvg",
     "ask_federation",
     "wait_for_roster",
 ]

@@ -29,7 +29,8 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.statistics import Answer, NoiseChoice, Quantiles, charged_release, query_to_dict
 
-from .exchange import default_window, exchange, wait_for_roster
+from .exchange import default_window, exchange
+from .roster import wait_for_roster
 
 logger = logging.getLogger("flwr.fl_dp")
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -270,13 +270,6 @@ def selection_of(sampling: Sampling) -> Selection:
             return PublicSelection(cohort)
         case _:
             raise ValueError(f"a plan with {sampling} needs its selection: pass it as selection=")
-
-
-def participations_left(
-    roster: Sequence[Unit], taken: Mapping[str, int], cap: int, name: Callable[[Unit], str]
-) -> list[Unit]:
-    """Return the units that have taken part fewer than `cap` times."""
-    return [unit for unit in roster if taken.get(name(unit), 0) < cap]
 
 
 def _present(places: Iterable[Unit | None]) -> list[Unit]:

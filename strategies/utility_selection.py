@@ -274,18 +274,19 @@ class DPUtilitySelection(Selection):
             answered.add(node)
             for unit, noisy in zip(asked[node], _numbers(reply), strict=False):
                 if math.isfinite(noisy):
-                    self._noisy[Unit(node, unit)] = noisy
+                    self._noisy[unit] = noisy
         if draw.ledger is not None and reservation is not None:
             draw.ledger.commit(reservation)
 
-    def _messages(self, draw: Draw, asked: Mapping[int, tuple[int, ...]]) -> list[Message]:
+    def _messages(self, draw: Draw, asked: Mapping[int, tuple[Unit, ...]]) -> list[Message]:
         messages = []
         for node, units in asked.items():
+            numbers = tuple(unit.number for unit in units)
             query = UtilityQuery(
                 utility=self._query.utility,
                 high=self._query.high,
                 noise_multiplier=self._query.noise_multiplier,
-                units=None if units == (0,) else units,
+                units=None if numbers == (0,) else numbers,
             )
             config = ConfigRecord(dict(draw.config) | {UTILITY_METRIC: query.to_json()})
             messages.append(
