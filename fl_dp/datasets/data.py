@@ -1,6 +1,6 @@
 """Public data sets, split once into a train and a test part.
 
-    >>> from fl_dp.tasks import load_dataset
+    >>> from fl_dp.datasets import load_dataset
     >>> digits = load_dataset("digits")
     >>> digits.features(slice(0, 7)).shape
     (7, 1, 8, 8)

@@ -89,7 +89,24 @@ print(json.dumps(sorted(sys.modules)))
     assert heavy & set(json.loads(done.stdout)) == set()
 
 
-@pytest.mark.parametrize("package", ["fl_dp", "fl_dp.accounting", "fl_dp.tasks", "fl_dp.updates"])
+@pytest.mark.parametrize(
+    "package",
+    [
+        "fl_dp",
+        *(
+            f"fl_dp.{room}"
+            for room in (
+                "accounting",
+                "plan",
+                "ledger",
+                "statement",
+                "datasets",
+                "training",
+                "updates",
+            )
+        ),
+    ],
+)
 def test_every_name_of_a_package_is_imported_when_it_is_asked_for(package):
     """No name is that of a module, which would take the name's place once it is imported."""
     module = import_module(package)

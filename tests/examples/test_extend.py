@@ -32,7 +32,7 @@ from fl_dp.statement import privacy_statement
 pytestmark = pytest.mark.xdist_group("simulation")
 
 ROOT = Path(__file__).resolve().parents[2]
-EXAMPLE = ROOT / "records" / "extend"
+EXAMPLE = ROOT / "examples" / "extend"
 SERVER_APP = "hospital_app/server_app.py"
 BIN = Path(sys.executable).parent
 CONFIG = tomllib.loads((EXAMPLE / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["flwr"][

@@ -116,7 +116,7 @@ def test_kill_nine_between_reserve_and_commit_leaves_the_round_spent(place: Plac
     child = start_python(
         f"""
         import time
-        from fl_dp.accounting import PrivacyLedger
+        from fl_dp.ledger import PrivacyLedger
         plan = PrivacyLedger.read({place.location!r}).plan
         PrivacyLedger.open({place.location!r}, plan).reserve(round=2)
         print("reserved", flush=True)
@@ -252,7 +252,8 @@ def test_two_processes_can_not_spend_the_same_budget_twice(place: Place) -> None
     children = [
         start_python(
             f"""
-            from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyLedger
+            from fl_dp.accounting import PrivacyBudgetExhausted
+            from fl_dp.ledger import PrivacyLedger
             plan = PrivacyLedger.read({place.location!r}).plan
             with PrivacyLedger.open({place.location!r}, plan) as ledger:
                 print("ready", flush=True)

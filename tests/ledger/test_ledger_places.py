@@ -61,7 +61,7 @@ def test_a_full_disk_is_told_apart_from_a_corrupted_ledger(tmp_path: Path) -> No
     child = start_python(
         f"""
         import resource, signal
-        from fl_dp.accounting import LedgerUnavailable, PrivacyLedger
+        from fl_dp.ledger import LedgerUnavailable, PrivacyLedger
         plan = PrivacyLedger.read({str(path)!r}).plan
         with PrivacyLedger.open({str(path)!r}, plan) as ledger:
             signal.signal(signal.SIGXFSZ, signal.SIG_IGN)

@@ -171,7 +171,8 @@ def test_kill_nine_in_the_middle_of_training_leaves_the_round_spent(path: Path) 
     child = start_python(
         f"""
         import time
-        from fl_dp.accounting import Account, NodeLedger, PoissonGaussianEvent, PrivacyBudget
+        from fl_dp.accounting import PoissonGaussianEvent, PrivacyBudget
+        from fl_dp.ledger import Account, NodeLedger
         NodeLedger.open({str(path)!r}).charge(
             Account(unit="record", source="ward"),
             PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1),
@@ -530,7 +531,7 @@ def test_a_process_that_trains_for_hours_blocks_nobody(path: Path) -> None:
         spend(path)  # another connection; it would wait for a lock that is held
         child = start_python(
             f"""
-            from fl_dp.accounting import NodeLedger
+            from fl_dp.ledger import NodeLedger
             with NodeLedger.read({str(path)!r}) as ledger:
                 [spending] = ledger.spendings
                 print(spending.charges)
