@@ -56,10 +56,10 @@ from .compatibility import (
 )
 from .contributions import ContributionCheck
 from .modes import CentralMode, ClientNoiseMode, Mode, client_noise_of
-from .participations import CappedParticipations, Participations
+from .participations import Participations
 from .roster import Roster
 from .round_loop import EvaluateFn, RoundLoop
-from .run_log import RunLog, log_promise
+from .run_log import log_promise
 from .selection import Selection
 from .server_optimizer import refuse_unfit
 
@@ -78,15 +78,7 @@ class DPFedAvg(RoundLoop):
     Attributes:
         plan: What is released and at what price.
         ledger: What was charged so far.
-        optimizer: The server optimizer.
-        selection: Who draws the cohorts.
-        record_plan: What clients promise to each of their records, if anything.
-        rounds_completed: Rounds whose model was released by this object.
-        budget_exhausted: Whether training ended early because the next round did not fit.
-        released_metrics: The clients' metrics that the last round released, as the plan says.
-        bytes_down: Bytes of the arrays that the last round sent to each node; 0 before the first.
-        bytes_up: Bytes of the arrays that each node was to answer with. Both are public: they
-            depend on the model's shapes and on settings alone.
+        Others: See `RoundLoop`.
     """
 
     def __init__(
@@ -150,7 +142,6 @@ class DPFedAvg(RoundLoop):
         selection = selection_for(plan, selection)
         require_compatible(plan, selection, weight_cap=weight_cap, compression=compression)
         require_models_alone(record_plan, selection, weight_cap=weight_cap, metrics=plan.metrics)
-        log = RunLog(lambda: f", epsilon so far {ledger.running_epsilon():.3f}")
         super().__init__(
             strategy,
             selection=selection,
@@ -159,13 +150,12 @@ class DPFedAvg(RoundLoop):
                 units_per_node=plan.units_per_node,
                 may_grow=roster_may_grow,
                 timeout=roster_timeout,
-                log=log,
             ),
-            participations=_participations_of(plan, ledger),
-            log=log,
+            participations=Participations(
+                plan.participation_cap, units_per_node=plan.units_per_node, ledger=ledger
+            ),
             contribution_check=ContributionCheck(plan) if plan.contribution_check else None,
             cohorts_are_seen=plan.sampling.visible,
-            weights_are_used=False,
             weight_cap=weight_cap,
             window=window,
             rng=rng,
@@ -465,6 +455,9 @@ class DPFedAvg(RoundLoop):
         logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
         log_promise(self.plan, self.ledger, self.record_plan)
 
+    def _spent(self) -> str:
+        return f", epsilon so far {self.ledger.running_epsilon():.3f}"
+
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add: an owner may not allow it."""
         if self.plan.client_scheme is None:
@@ -482,7 +475,7 @@ class DPFedAvg(RoundLoop):
         plan, ledger = self.plan, self.ledger
         multiplier = None if self._plateau is None else self._plateau.multiplier
         if plan.participation_cap is not None:
-            self._participations.require_some_left(self._roster.units(grid))
+            self._participations.require_some_left(self._roster.units(grid, self._log))
         elif ledger.would_exceed(plan.event_of(1, noise_multiplier=multiplier)):
             raise PrivacyBudgetExhausted(
                 f"epsilon {plan.budget.epsilon:.4g} at delta {plan.budget.delta:.3g} pays for no "
@@ -494,14 +487,6 @@ class DPFedAvg(RoundLoop):
                 "initial arrays: to go on from what was trained, resume(checkpoint)",
                 ledger.rounds_spent,
             )
-
-
-def _participations_of(plan: PrivacyPlan, ledger: PrivacyLedger) -> Participations:
-    if plan.participation_cap is None:
-        return Participations()
-    return CappedParticipations(
-        plan.participation_cap, units_per_node=plan.units_per_node, ledger=ledger
-    )
 
 
 def _watched(evaluate_fn: EvaluateFn | None, plateau: PlateauController, metric: str) -> EvaluateFn:

@@ -19,7 +19,7 @@ _SIMULATION_WINDOW = 64
 _BATCH = 32
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _BACKOFF = 0.02, 0.25, 1.25
 ATTEMPTS = 3
-"""How often a silent node is asked within the time-out of an exchange with reminders."""
+"""Number of times that a silent node is asked within the time-out of an exchange with reminders."""
 
 
 def default_window(grid: Grid) -> int | None:

@@ -26,22 +26,18 @@ class RoundDraft:
     """A round before anybody is charged or asked.
 
     Attributes:
-        number: The round's.
         layout: Where each array of the model lies in a flat vector.
-        model: The last released one.
-        flat_model: It, flattened.
+        flat_model: The last released model, flattened.
         sent: It, as it travels.
         origin: What travels, flattened: clients' updates are relative to it.
         content: What the server optimizer would send to a client.
         instruction: What every client is asked besides training, whatever the mode.
         roster: Every unit that may take part.
-        draw: What a selection may look at.
+        draw: What a selection may look at: the round's number and the last model, too.
         ask: For further exchanges within the round.
     """
 
-    number: int
     layout: VectorLayout
-    model: ArrayRecord
     flat_model: NDArray[np.float64]
     sent: ArrayRecord
     origin: NDArray[np.float64]
@@ -76,7 +72,7 @@ class OpenRound:
                 message_type=MessageType.TRAIN,
                 dst_node_id=node,
                 ttl=timeout,
-                group_id=str(self.draft.number),
+                group_id=str(self.draft.draw.server_round),
             )
             for node in self.cohort
         ]
@@ -101,7 +97,9 @@ class OpenRound:
                 )
                 continue
             try:
-                seen = self.mode.fold(reply.content, units, server_round=self.draft.number)
+                seen = self.mode.fold(
+                    reply.content, units, server_round=self.draft.draw.server_round
+                )
             except RefusedUpdate as refused:
                 log.warn_once(f"an update was refused and contributes zero: {refused}")
                 continue
@@ -119,5 +117,5 @@ class OpenRound:
         draft = self.draft
         # The mean is added to the exact model, even if clients were sent a narrower one.
         private = draft.layout.unflatten(draft.flat_model + mean)
-        updated = optimizer.step(draft.number, private, draft.content)
-        return with_sound_variances(draft.layout.merge(updated, draft.model))
+        updated = optimizer.step(draft.draw.server_round, private, draft.content)
+        return with_sound_variances(draft.layout.merge(updated, draft.draw.model))

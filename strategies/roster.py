@@ -75,7 +75,6 @@ class Roster:
         units_per_node: int = 1,
         may_grow: bool = True,
         timeout: float,
-        log: RunLog,
     ) -> None:
         """Declare a roster.
 
@@ -84,7 +83,6 @@ class Roster:
             units_per_node: Units that a node hosts at most.
             may_grow: Whether more nodes than those may take part.
             timeout: Seconds to wait for them.
-            log: Where it is said that somebody takes no part.
         """
         self.timeout = timeout
         self._num_clients = num_clients
@@ -92,7 +90,6 @@ class Roster:
         self._declared: DeclaredNodes | None = None
         if not may_grow:
             self._declared = DeclaredNodes(declared_nodes(num_clients, units_per_node))
-        self._log = log
 
     def wait(self, grid: Grid) -> Sequence[int]:
         """Wait for the declared nodes. See `wait_for_roster`."""
@@ -104,13 +101,13 @@ class Roster:
             roster_may_grow=self._declared is None,
         )
 
-    def units(self, grid: Grid) -> list[Unit]:
-        """Return the units of the connected nodes that may take part."""
+    def units(self, grid: Grid, log: RunLog) -> list[Unit]:
+        """Return the units of the connected nodes that may take part; log if some may not."""
         nodes = list(grid.get_node_ids())
         if self._declared is not None:
             declared = self._declared.among(nodes)
             if len(declared) < len(nodes):
-                self._log.warn_once(
+                log.warn_once(
                     "more nodes are connected than the plan declares (num_clients): those who came "
                     "last take no part"
                 )

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import time
+from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -64,6 +65,8 @@ class RoundLoop(Strategy):
             depend on the model's shapes and on settings alone.
     """
 
+    _weights_are_used = False  # whether replies are weighted by the strategy's weighted_by_key
+
     def __init__(
         self,
         strategy: Strategy | None,
@@ -71,10 +74,8 @@ class RoundLoop(Strategy):
         selection: Selection,
         roster: Roster,
         participations: Participations,
-        log: RunLog,
         contribution_check: ContributionCheck | None,
         cohorts_are_seen: bool,
-        weights_are_used: bool,
         weight_cap: float | None,
         window: int | None,
         rng: SecureRandom | None,
@@ -89,10 +90,8 @@ class RoundLoop(Strategy):
             selection: Who draws the cohorts.
             roster: Who may be drawn.
             participations: Which of them may take part once more.
-            log: Of this training.
             contribution_check: What ends a training to which nobody contributes.
             cohorts_are_seen: Whether who takes part is public.
-            weights_are_used: Whether replies are weighted by the strategy's `weighted_by_key`.
             weight_cap: Records that earn a client the full weight.
             window: How many nodes are under way at once.
             rng: Where noise and coins come from.
@@ -111,7 +110,7 @@ class RoundLoop(Strategy):
         self._rng = rng if rng is not None else SecureRandom()
         self._roster = roster
         self._participations = participations
-        self._log = log
+        self._log = RunLog(self._spent)
         self._contribution_check = contribution_check
         self._cohorts_are_seen = cohorts_are_seen
         self._weight_cap = weight_cap
@@ -124,7 +123,7 @@ class RoundLoop(Strategy):
         self._open: OpenRound | None = None
         self._resumed: Checkpoint | None = None
         self._last: tuple[int, ArrayRecord] | None = None
-        for line in unused_of(self.optimizer.strategy, weights_are_used=weights_are_used):
+        for line in unused_of(self.optimizer.strategy, weights_are_used=self._weights_are_used):
             logger.warning(line)
         for line in uncalled_of(self, RoundLoop):
             logger.warning(line)
@@ -139,19 +138,10 @@ class RoundLoop(Strategy):
         evaluate_config: ConfigRecord | None = None,
         evaluate_fn: EvaluateFn | None = None,
     ) -> Result:
-        """Train for `num_rounds` rounds, or as long as there is something to train with.
+        """Train for `num_rounds` rounds, or as long as the budget lasts.
 
-        Args:
-            grid: Flower's grid.
-            initial_arrays: The starting model; public. Not used after `resume`.
-            num_rounds: The number of the last round; those before a resumption count.
-            timeout: Seconds to wait for the replies of a round.
-            train_config: Sent to the clients with every round.
-            evaluate_config: Not used: clients are not asked to evaluate.
-            evaluate_fn: Evaluates each model on public data at the server.
-
-        Returns:
-            Flower's `Result`.
+        Arguments and result are those of Flower's `Strategy.start`. Rounds before a resumption
+        count, and `evaluate_config` is not used: clients are not asked to evaluate.
 
         Raises:
             RosterIncomplete: If fewer clients connect than are declared.
@@ -259,13 +249,17 @@ class RoundLoop(Strategy):
         self._resumed = checkpoint
         self._last = (checkpoint.server_round, checkpoint.model)
 
+    @abstractmethod
+    def _spent(self) -> str:
+        """Return what the log says of the price so far."""
+
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check, before the first model is evaluated or saved, that it can be trained at all."""
         return
 
     @property
     def _trained(self) -> bool:
-        """Whether any round was released, here or before a resumption."""
+        """Tell whether any round was released, here or before a resumption."""
         return self._last is not None and self._last[0] > 0
 
     def _rehearse(
@@ -318,7 +312,7 @@ class RoundLoop(Strategy):
         """
         layout = VectorLayout.of(arrays)
         config = ConfigRecord(_with_record_plan(config, self.record_plan))
-        roster = self._roster.units(grid)
+        roster = self._roster.units(grid, self._log)
         released = layout.only_released(arrays)
         nodes = sorted({unit.node for unit in roster})
         content = self.optimizer.instruct(server_round, released, config, nodes)
@@ -339,9 +333,7 @@ class RoundLoop(Strategy):
             ask=lambda messages: ask(messages, self._timeout),
         )
         return RoundDraft(
-            number=server_round,
             layout=layout,
-            model=arrays,
             flat_model=flat_model,
             sent=sent,
             origin=origin,
@@ -365,7 +357,7 @@ class RoundLoop(Strategy):
         mode.open(asked, draft.ask)
         self._open = OpenRound(draft=draft, mode=mode, cohort=asked)
         self.bytes_down = array_bytes(draft.sent)
-        self.bytes_up = mode.reply_bytes(draft.model)
+        self.bytes_up = mode.reply_bytes(draft.draw.model)
         return self._open.messages(self._timeout)
 
     def _collected(self, server_round: int, replies: Iterable[Message]) -> OpenRound:
@@ -375,7 +367,7 @@ class RoundLoop(Strategy):
             RuntimeError: If the round was not configured before.
         """
         current = self._open
-        if current is None or current.draft.number != server_round:
+        if current is None or current.draft.draw.server_round != server_round:
             raise RuntimeError(f"round {server_round} was not reserved: call configure_train first")
         self._open = None
         current.collect(replies, self.selection, self._log)
@@ -391,7 +383,7 @@ class RoundLoop(Strategy):
         """
         self.released_metrics = dict(released.metrics)
         self.rounds_completed += 1
-        self._last = (current.draft.number, model)
+        self._last = (current.draft.draw.server_round, model)
         if self._contribution_check is not None and released.contributions is not None:
             self._contribution_check.observe(
                 released.contributions,

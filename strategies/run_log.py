@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import logging
 from collections.abc import Callable
 
@@ -18,7 +17,7 @@ logger = logging.getLogger("flwr.fl_dp")
 class RunLog:
     """The log of one training."""
 
-    def __init__(self, spent: Callable[[], str]) -> None:
+    def __init__(self, spent: Callable[[], str] = str) -> None:
         """Start with nothing said; `spent` returns what to say of the price after each round."""
         self._spent = spent
         self._warned: set[str] = set()
@@ -44,14 +43,10 @@ class RunLog:
 
     def finished(self, result: Result, seconds: float) -> None:
         """Log how a training ended, as Flower's `Strategy.start` does."""
-        logger.info("")
-        logger.info("Strategy execution finished in %.2fs", seconds)
-        logger.info("")
-        logger.info("Final results:")
-        logger.info("")
-        for line in io.StringIO(str(result)):
-            logger.info("\t%s", line.strip("\n"))
-        logger.info("")
+        ended = f"Strategy execution finished in {seconds:.2f}s"
+        results = [f"\t{line}" for line in str(result).splitlines()]
+        for line in ("", ended, "", "Final results:", "", *results, ""):
+            logger.info("%s", line)
 
 
 def log_promise(plan: PrivacyPlan, ledger: PrivacyLedger, record_plan: RecordPlan | None) -> None:

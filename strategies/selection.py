@@ -1,4 +1,4 @@
-"""Who takes part in a round.
+"""Selection of the units that take part in a round.
 
 A selection hands out the `Sampling` that the plan must have been made with, so that a cohort can't
 be charged as something that it is not. Subclass `Selection` for a rule of your own; what it draws
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What a selection may look at when it draws a cohort.
+    """Everything that a selection may look at when it draws a cohort.
 
     Attributes:
         server_round: The round's number.
@@ -63,7 +63,7 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What the server learnt of one unit that took part; as private as its update.
+    """Facts that the server learnt of one unit that took part; as private as its update.
 
     Attributes:
         unit: Who.

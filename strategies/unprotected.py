@@ -27,7 +27,7 @@ from .modes import UnprotectedMode
 from .participations import Participations
 from .roster import Roster
 from .round_loop import RoundLoop
-from .run_log import RunLog, log_record_promise
+from .run_log import log_record_promise
 from .selection import Selection
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -39,6 +39,8 @@ class UnprotectedFedAvg(RoundLoop):
     Privacy: none for clients. With a `record_plan`, each record has what its own client's DP-SGD
     gives it, whatever the server does.
     """
+
+    _weights_are_used = True
 
     def __init__(
         self,
@@ -73,16 +75,13 @@ class UnprotectedFedAvg(RoundLoop):
             TypeError: If the inner strategy can't work on a mean.
         """
         require_models_alone(record_plan, selection, weight_cap=weight_cap)
-        log = RunLog(lambda: " without privacy" if record_plan is None else "")
         super().__init__(
             strategy,
             selection=selection,
-            roster=Roster(timeout=roster_timeout, log=log),
+            roster=Roster(timeout=roster_timeout),
             participations=Participations(),
-            log=log,
             contribution_check=ContributionCheck(None),
             cohorts_are_seen=True,
-            weights_are_used=True,
             weight_cap=weight_cap,
             window=window,
             rng=rng,
@@ -134,3 +133,6 @@ class UnprotectedFedAvg(RoundLoop):
             logger.warning("\t└── NO PRIVACY: updates are averaged as they come")
         else:
             log_record_promise(self.record_plan, last=True)
+
+    def _spent(self) -> str:
+        return " without privacy" if self.record_plan is None else ""

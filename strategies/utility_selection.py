@@ -27,6 +27,7 @@ from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 
+from .modes.replies import numbers_of
 from .roster import Unit, by_node
 from .selection import Draw, Observation, Selection
 
@@ -272,7 +273,8 @@ class DPUtilitySelection(Selection):
             if reply.has_error() or node not in asked or node in answered:
                 continue
             answered.add(node)
-            for unit, noisy in zip(asked[node], _numbers(reply), strict=False):
+            noised = numbers_of(reply.content).get(UTILITY_METRIC, [])
+            for unit, noisy in zip(asked[node], noised, strict=False):
                 if math.isfinite(noisy):
                     self._noisy[unit] = noisy
         if draw.ledger is not None and reservation is not None:
@@ -301,16 +303,6 @@ class DPUtilitySelection(Selection):
 
 def _reported(seen: Observation, _: int) -> float:
     return math.nan if seen.utility is None else seen.utility
-
-
-def _numbers(reply: Message) -> list[float]:
-    for record in reply.content.metric_records.values():
-        values = record.get(UTILITY_METRIC)
-        if isinstance(values, list):
-            return [float(value) for value in values]
-        if isinstance(values, int | float):
-            return [float(values)]
-    return []
 
 
 def _scaled_between(

@@ -52,7 +52,7 @@ def _plain_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD:
-    """How a client trains; none of it changes what is promised.
+    """Choices in a client's training; none of them changes what is promised.
 
     Attributes:
         optimizer: Makes the optimizer of one round from the parameters that are not frozen. Its

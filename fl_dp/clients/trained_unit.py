@@ -24,7 +24,7 @@ RECORDS_UTILITY = "records"
 
 @dataclass(frozen=True, kw_only=True)
 class UnitReport:
-    """What a unit says of its training; all of it stays on the node unless asked for.
+    """Report of a unit on its training; all of it stays on the node unless asked for.
 
     Attributes:
         num_examples: How many records it was trained on.
@@ -66,7 +66,7 @@ class UnitReport:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedUnit(UnitReport):
-    """What a `NumPyClient` returned from `fit`.
+    """Result of one `NumPyClient.fit`.
 
     Attributes:
         arrays: The trained model, under the names of the message.

@@ -46,7 +46,7 @@ _MAX_THREADS = 8
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a block has of one array, and where it goes."""
+    """A block's part of one array, and where it goes."""
 
     array: int
     entries: slice

@@ -45,7 +45,7 @@ _NPY_HEADER = 128  # bytes before the items of an array's .npy file
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(CompressionOptions):
-    """How updates travel to the server and models to the clients, by `CompressionOptions`."""
+    """Encoding of updates to the server and of models to the clients, by `CompressionOptions`."""
 
     def encode(self, update: NDArray[np.float64], rng: np.random.Generator) -> ArrayRecord:
         """Encode an update.
@@ -117,7 +117,7 @@ class Compression(CompressionOptions):
         return sent
 
     def _kept(self, size: int) -> int:
-        """How many of `size` coordinates are sent."""
+        """Return the number of coordinates that are sent, of `size`."""
         return min(math.ceil(self.fraction * size), size) if self.up == "top_k" else size
 
     def _levels(self, values: NDArray[np.float64], rng: np.random.Generator) -> dict[str, Array]:

@@ -1,4 +1,4 @@
-"""Where each array of a model lies in the one flat vector that is clipped and released."""
+"""Places of a model's arrays in the one flat vector that is clipped and released."""
 
 from __future__ import annotations
 

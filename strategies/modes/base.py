@@ -35,8 +35,8 @@ Cohort: TypeAlias = Mapping[int, tuple[Unit, ...]]
 Ask: TypeAlias = Callable[[Iterable[Message], float], Iterator[Message]]
 """Another exchange within the round: messages and seconds to wait; yields at most one reply each.
 
-Replies may be errors, and come from whoever: look at `reply.has_error()` and
-`reply.metadata.src_node_id`. Who is silent is left out.
+Nothing is sent before the first reply is taken. Replies may be errors, and come from whoever: look
+at `reply.has_error()` and `reply.metadata.src_node_id`. Nodes that stay silent are left out.
 """
 
 
@@ -50,7 +50,7 @@ class RoundFailed(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What a round lets out, all of it private.
+    """Everything that a round lets out, all of it private.
 
     Attributes:
         mean: The mean update, float64, shape `(d,)`.
@@ -154,7 +154,7 @@ class Mode(ABC):
 
     @property
     def reads_models(self) -> bool:
-        """Whether replies are models as they are, or updates as the compression encodes them."""
+        """Tell whether replies are models in the model's own dtypes, neither encoded nor summed."""
         return self.instruction.compression is None
 
     def reply_bytes(self, model: ArrayRecord) -> int:

@@ -79,7 +79,7 @@ class CentralMode(Mode):
 
     @property
     def reads_models(self) -> bool:
-        """Whether replies are models. See `Mode.reads_models`."""
+        """Tell whether replies are models. See `Mode.reads_models`."""
         return not self._plan.sums_at_nodes and super().reads_models
 
     def reply_bytes(self, model: ArrayRecord) -> int:
