@@ -5,11 +5,27 @@ from __future__ import annotations
 import math
 
 from fl_dp.accounting import freeze
+from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import ScalarMetric
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.updates import Compression, VectorLayout
 
 from .selection import PoissonSelection, Selection, selection_of
+
+
+def require_ledger_of(plan: PrivacyPlan, ledger: PrivacyLedger) -> None:
+    """Check that a plan is charged to its own ledger.
+
+    Raises:
+        TypeError: If either is missing.
+        ValueError: If the ledger was opened with another plan.
+    """
+    if plan is None or ledger is None:
+        raise TypeError(
+            "DPFedAvg needs a plan and its ledger; to train without privacy, use UnprotectedFedAvg"
+        )
+    if ledger.plan != plan:
+        raise ValueError("the ledger was opened with another plan than the strategy's")
 
 
 def selection_for(plan: PrivacyPlan, selection: Selection | None) -> Selection:

@@ -50,6 +50,7 @@ from .budget_options import split_options
 from .checkpoint import Checkpoint
 from .compatibility import (
     require_compatible,
+    require_ledger_of,
     require_models_alone,
     require_trainable,
     selection_for,
@@ -131,12 +132,7 @@ class DPFedAvg(RoundLoop):
                 go with the plan.
             TypeError: If the inner strategy can't work on a private mean.
         """
-        if plan is None or ledger is None:
-            raise TypeError(
-                "DPFedAvg needs a plan and its ledger; without privacy, use UnprotectedFedAvg"
-            )
-        if ledger.plan != plan:
-            raise ValueError("the ledger was opened with another plan than the strategy's")
+        require_ledger_of(plan, ledger)
         rng = rng if rng is not None else SecureRandom()
         ledger.require_known(rng)
         selection = selection_for(plan, selection)
@@ -361,7 +357,7 @@ class DPFedAvg(RoundLoop):
                 noise_multiplier=multiplier,
                 participants=self._participations.names_of(cohort),
             )
-        else:
+        else:  # charged whoever is drawn: an empty cohort costs as much as a full one
             self._reservation = self.ledger.reserve(round=server_round, noise_multiplier=multiplier)
             # Where nodes flip the coins themselves, the server must not know how they came up.
             coins_at_server = not plan.coins_at_nodes

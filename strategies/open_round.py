@@ -90,6 +90,7 @@ class OpenRound:
                 known = "" if meaning is None else f" ({meaning.text})"
                 log.warn_once(f"a client failed{known}; a failed client contributes zero")
                 continue
+            # A second reply of one node would move the sum by more than was charged.
             units = left.pop(reply.metadata.src_node_id, None)
             if units is None:
                 log.warn_once(

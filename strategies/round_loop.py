@@ -161,7 +161,7 @@ class RoundLoop(Strategy):
         if done == 0 and num_rounds > 0:
             self._require_a_round_left(grid)
         began = time.monotonic()
-        if self._resumed is None:
+        if self._resumed is None:  # else this model was evaluated and saved before
             self._last = (0, result.arrays)
             self._finish_round(evaluate_fn, 0, result)
         failures = 0
@@ -185,7 +185,7 @@ class RoundLoop(Strategy):
                 )
                 failures += 1
                 if failures < _FAILURES_IN_A_ROW:
-                    continue
+                    continue  # there is no new model to evaluate or to save
                 ends = f"{failures} rounds in a row failed"
                 if not self._trained:
                     raise RoundFailed(f"{ends}, and the model is untrained: {failed}") from failed

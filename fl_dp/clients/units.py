@@ -109,7 +109,7 @@ def sum_of_units(
     chosen = _chosen(instruction, hosted)
     for unit in chosen:
         if 0 <= unit < hosted:
-            node.left.append(unit)
+            node.left.append(unit)  # until it is in the sums: no unit is added twice
         else:
             logger.warning("this node does not host unit %d, which contributes zero", unit)
     if units.train_many is not None and hosted > 1:

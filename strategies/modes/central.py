@@ -69,7 +69,7 @@ class CentralMode(Mode):
                 bundle=told,
                 max_units=plan.units_per_node,
                 sampling_rate=rate,
-                report_weight=plan.capped_denominator,
+                report_weight=plan.capped_denominator,  # the server divides by their sum
             ),
         )
         self._plan = plan
