@@ -40,7 +40,7 @@ from fl_dp.accounting import (
     freeze,
 )
 from fl_dp.ledger import PrivacyLedger, Reservation
-from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, SecureRandom
+from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, NoiseStream, SecureRandom, WhiteStream
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
@@ -79,6 +79,8 @@ class DPFedAvg(RoundLoop):
     Attributes:
         plan: What is released and at what price.
         ledger: What was charged so far.
+        noise_stream: Where the noise on sums of updates comes from, cut at every start. A stream
+            with memory needs a plan that charges for it.
         Others: See `RoundLoop`.
     """
 
@@ -133,6 +135,7 @@ class DPFedAvg(RoundLoop):
             TypeError: If the inner strategy can't work on a private mean.
         """
         require_ledger_of(plan, ledger)
+        self.noise_stream: NoiseStream = WhiteStream()
         rng = rng if rng is not None else SecureRandom()
         ledger.require_known(rng)
         selection = selection_for(plan, selection)
@@ -295,6 +298,7 @@ class DPFedAvg(RoundLoop):
                 `PrivacyPlan.contribution_check`.
         """
         plan = self.plan
+        self.noise_stream.cut()
         try:
             if num_rounds > plan.rounds:
                 raise ValueError(
@@ -322,6 +326,7 @@ class DPFedAvg(RoundLoop):
                 "new ledger, whose epsilon adds to what the same clients have spent here"
             ) from None
         finally:
+            self.noise_stream.cut()  # memory holds no noise for longer than it is needed
             if self._owns_ledger:
                 self.ledger.close()
 
@@ -382,11 +387,18 @@ class DPFedAvg(RoundLoop):
         """
         # What the ledger has on disk decides, not what was planned.
         multiplier = reservation.noise_multiplier
-        assert multiplier is not None  # every round of a plan has noise
+        assert multiplier is not None and reservation.index is not None  # of every round
         if self.plan.client_scheme is not None:
             return ClientNoiseMode(self.plan, multiplier, layout, origin, instruction)
         return CentralMode(
-            self.plan, multiplier, layout, origin, instruction, clipping_norms=self._clipping_norms
+            self.plan,
+            multiplier,
+            layout,
+            origin,
+            instruction,
+            clipping_norms=self._clipping_norms,
+            stream=self.noise_stream,
+            index=reservation.index,
         )
 
     def aggregate_train(

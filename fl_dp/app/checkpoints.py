@@ -2,7 +2,7 @@
 
 Arrays are kept as Flower's bytes, so that every dtype comes back as it was. Nothing secret is in
 it: released models, what the server optimizer made of them, released clipping norms, and how far
-the ledger had come. Noise and coins have no state to save.
+the ledger had come. Noise and coins are not saved: a new process begins a new stream.
 """
 
 from __future__ import annotations

@@ -59,7 +59,8 @@ class UtilityQuery:
         ]
         # Encoded one by one: a vector of them would share one bound.
         steps = np.array([float(self.mechanism.encode(utility - null)) for utility in bounded])
-        return [float(noisy) + null for noisy in self.mechanism.release(steps, rng)]
+        noise = self.mechanism.noise(steps.size, rng)
+        return [float(noisy) + null for noisy in self.mechanism.release(steps, noise)]
 
     def to_json(self) -> str:
         """Return the query as JSON text."""

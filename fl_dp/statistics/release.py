@@ -101,7 +101,8 @@ def release_statistic(
         # The choice has checked both; the type checker has not seen it.
         assert isinstance(query, SumQuery) and not isinstance(mechanism, ExponentialMechanism)
         total = _total(contributions, query.dimension, mechanism.encode, mechanism.max_units)
-        estimates = query.estimates(mechanism.release(total, rng), mechanism.noise_std)
+        released = mechanism.release(total, mechanism.noise(total.size, rng))
+        estimates = query.estimates(released, mechanism.noise_std)
     notes = dict.fromkeys(estimate.note for estimate in estimates.values() if estimate.note)
     return Answer(
         estimates=estimates,

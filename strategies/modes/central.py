@@ -11,7 +11,13 @@ from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PoissonSampling
-from fl_dp.mechanisms import AdaptiveClipping, SecureRandom
+from fl_dp.mechanisms import (
+    AdaptiveClipping,
+    GaussianMechanism,
+    NoiseStream,
+    SecureRandom,
+    WhiteStream,
+)
 from fl_dp.plan import PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
@@ -42,6 +48,8 @@ class CentralMode(Mode):
         instruction: RoundInstruction,
         *,
         clipping_norms: tuple[float, ...],
+        stream: NoiseStream | None = None,
+        index: int = 0,
     ) -> None:
         """Prepare a round.
 
@@ -54,6 +62,8 @@ class CentralMode(Mode):
                 decoded; where nodes sum their units there is no compression: a sum has to stay
                 exact.
             clipping_norms: Those of this round.
+            stream: Of the noise on the sum of updates; fresh noise if None.
+            index: Of this round in that stream, from the ledger.
         """
         bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms)
         # A node has to know the bundle to sum its units, or to report metrics.
@@ -74,6 +84,8 @@ class CentralMode(Mode):
         )
         self._plan = plan
         self._sums = BundleSum(bundle, layout, origin)
+        self._stream = stream if stream is not None else WhiteStream()
+        self._index = index
         self._cohort: Cohort = {}
         self._weight = 0.0
 
@@ -127,7 +139,7 @@ class CentralMode(Mode):
         """Add the noise to every sum. See `Mode.release`."""
         plan, bundle = self._plan, self._sums.bundle
         # Popped in the order in which the bundle has its scalars: the count, the bit, the metrics.
-        sums = bundle.release_scalars(self._sums.scalars, rng)
+        sums = bundle.release_scalars(self._sums.scalars, bundle.scalar_noise(rng))
         count = None if bundle.count_noise_std is None else sums.pop(0)
         norms = None
         if isinstance(plan.clipping, AdaptiveClipping):
@@ -152,7 +164,7 @@ class CentralMode(Mode):
     def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
         plan, updates, total = self._plan, self._sums.bundle.updates, self._sums.updates.total
         if not plan.capped_denominator:
-            released = updates.release(total, rng)
+            released = self._noised(updates, total, rng)
             released /= plan.denominator
             return released
         mechanism = plan.mean_mechanism(
@@ -161,7 +173,13 @@ class CentralMode(Mode):
         # The quotient is put on a grid of its own, as it is no multiple of the sum's steps.
         steps = total * (updates.grid / max(plan.denominator, self._weight))
         steps *= 1.0 / mechanism.grid
-        return mechanism.release(np.trunc(steps, out=steps), rng)
+        return self._noised(mechanism, np.trunc(steps, out=steps), rng)
+
+    def _noised(
+        self, mechanism: GaussianMechanism, total: NDArray[np.float64], rng: SecureRandom
+    ) -> NDArray[np.float64]:
+        noise = self._stream.next(mechanism.law, total.size, rng, index=self._index)
+        return mechanism.release(total, noise)
 
 
 def _on_weight_grid(weight: float) -> float:

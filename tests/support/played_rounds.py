@@ -41,6 +41,7 @@ class PaperLedger:
             sequence=len(self.charged),
             what=f"round {round}",
             noise_multiplier=event.noise_multiplier,
+            index=len(self.charged) - 1,
         )
 
     def commit(self, reservation: Reservation) -> None: ...
