@@ -296,6 +296,7 @@ class DPFedAvg(RoundLoop):
                 on from: the model would come back untrained.
             NobodyContributes: If (almost) no client's update was ever added; see
                 `PrivacyPlan.contribution_check`.
+            RoundFailed: If three rounds in a row failed and there is no earlier model to return.
         """
         plan = self.plan
         self.noise_stream.cut()

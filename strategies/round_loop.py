@@ -158,11 +158,12 @@ class RoundLoop(Strategy):
         done = 0 if self._resumed is None else self._resumed.server_round
         result = Result(arrays=initial_arrays if self._resumed is None else self._resumed.model)
         self._rehearse(grid, nodes, result.arrays, train_config or ConfigRecord())
+        if self._resumed is None:
+            self._last = (0, result.arrays)
         if done == 0 and num_rounds > 0:
             self._require_a_round_left(grid)
         began = time.monotonic()
         if self._resumed is None:  # else this model was evaluated and saved before
-            self._last = (0, result.arrays)
             self._finish_round(evaluate_fn, 0, result)
         failures = 0
         for server_round in range(done + 1, num_rounds + 1):
@@ -179,18 +180,10 @@ class RoundLoop(Strategy):
                 replies = exchange(grid, messages, window=self._window, timeout=timeout)
                 released, metrics = self.aggregate_train(server_round, replies)
             except RoundFailed as failed:
-                self._log.warn_once(
-                    f"a round failed and released nothing ({failed}): the model stays as it was, "
-                    "and what the round was charged stays spent"
-                )
                 failures += 1
-                if failures < _FAILURES_IN_A_ROW:
-                    continue  # there is no new model to evaluate or to save
-                ends = f"{failures} rounds in a row failed"
-                if not self._trained:
-                    raise RoundFailed(f"{ends}, and the model is untrained: {failed}") from failed
-                logger.warning("Training ends with the last model: %s", ends)
-                break
+                if self._gives_up(failed, failures):
+                    break
+                continue  # there is no new model to evaluate or to save
             assert released is not None  # a round that did not fail releases a model
             failures = 0
             result.arrays = released
@@ -391,6 +384,24 @@ class RoundLoop(Strategy):
                 asked=sum(map(len, current.cohort.values())),
             )
         return model, MetricRecord(dict(released.metrics)) if released.metrics else None
+
+    def _gives_up(self, failed: RoundFailed, failures: int) -> bool:
+        """Log a failed round, and tell whether it was one too many in a row.
+
+        Raises:
+            RoundFailed: If it was, and no round was ever released.
+        """
+        self._log.warn_once(
+            f"a round failed and released nothing ({failed}): the model stays as it was, and what "
+            "the round was charged stays spent"
+        )
+        if failures < _FAILURES_IN_A_ROW:
+            return False
+        ends = f"{failures} rounds in a row failed"
+        if not self._trained:
+            raise RoundFailed(f"{ends}, and the model is untrained: {failed}") from failed
+        logger.warning("Training ends with the last model: %s", ends)
+        return True
 
     def _finish_round(
         self, evaluate_fn: EvaluateFn | None, server_round: int, result: Result
