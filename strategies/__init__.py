@@ -6,7 +6,7 @@ from .checkpoint import Checkpoint
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
 from .federation_statistics import ask_federation
-from .modes import Mode, Released, RoundFailed
+from .modes import Ask, Cohort, Mode, Released, RoundFailed
 from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
     Draw,
@@ -17,12 +17,15 @@ from .selection import (
     Selection,
     TruncatedPoissonSelection,
 )
+from .together import check_together
 from .unprotected import UnprotectedFedAvg
 from .utility_selection import DPUtilitySelection, ExponentialSelection
 
 __all__ = [
     "AdaptiveClipping",
+    "Ask",
     "Checkpoint",
+    "Cohort",
     "DPFedAvg",
     "DPUtilitySelection",
     "Draw",
@@ -44,5 +47,6 @@ __all__ = [
     "Unit",
     "UnprotectedFedAvg",
     "ask_federation",
+    "check_together",
     "wait_for_roster",
 ]

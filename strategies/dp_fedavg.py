@@ -41,7 +41,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, NoiseStream, SecureRandom, WhiteStream
-from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.plan import ClientNoise, PrivacyPlan, RecordPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, VectorLayout
@@ -49,9 +49,7 @@ from fl_dp.updates import Compression, VectorLayout
 from .budget_options import split_options
 from .checkpoint import Checkpoint
 from .compatibility import (
-    require_compatible,
     require_ledger_of,
-    require_models_alone,
     require_trainable,
     selection_for,
 )
@@ -63,6 +61,7 @@ from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
 from .selection import Selection
 from .server_optimizer import refuse_unfit
+from .together import check_together
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -109,7 +108,7 @@ class DPFedAvg(RoundLoop):
             plan: What is released and at what price.
             ledger: Opened with the same plan.
             selection: Who takes part; by default what the plan's `sampling` says.
-            weight_cap: Examples that earn a client the full weight; it applies its weight of
+            weight_cap: Records that earn a client the full weight; it applies its weight of
                 `min(records / weight_cap, 1)` before clipping. None: every client weighs 1.
             window: How many nodes are under way at once; chosen by the grid when None.
             roster_timeout: Seconds to wait for the plan's clients to connect.
@@ -139,21 +138,26 @@ class DPFedAvg(RoundLoop):
         rng = rng if rng is not None else SecureRandom()
         ledger.require_known(rng)
         selection = selection_for(plan, selection)
-        require_compatible(plan, selection, weight_cap=weight_cap, compression=compression)
-        require_models_alone(record_plan, selection, weight_cap=weight_cap, metrics=plan.metrics)
+        check_together(
+            plan,
+            selection,
+            weight_cap=weight_cap,
+            record_plan=record_plan,
+            compression=compression if compression is not None else Compression(),
+        )
         super().__init__(
             strategy,
             selection=selection,
             roster=Roster(
                 plan.num_clients,
-                units_per_node=plan.units_per_node,
+                units_per_node=plan.hosting.units_per_node,
                 may_grow=roster_may_grow,
                 timeout=roster_timeout,
             ),
             participations=Participations(
-                plan.participation_cap, units_per_node=plan.units_per_node, ledger=ledger
+                plan.participation_cap, units_per_node=plan.hosting.units_per_node, ledger=ledger
             ),
-            contribution_check=ContributionCheck(plan) if plan.contribution_check else None,
+            contribution_check=ContributionCheck(plan) if plan.release.contribution_check else None,
             cohorts_are_seen=plan.sampling.visible,
             weight_cap=weight_cap,
             window=window,
@@ -166,8 +170,8 @@ class DPFedAvg(RoundLoop):
         self.ledger = ledger
         self._owns_ledger = False
         self._reservation: Reservation
-        self._clipping_norms = plan.clipping.first_norms
-        self._plateau = plan.plateau_controller()
+        self._clipping_norms = plan.release.clipping.first_norms
+        self._plateau = plan.noise.controller()
         self._plateau_metric = plateau_metric
 
     @classmethod
@@ -366,7 +370,7 @@ class DPFedAvg(RoundLoop):
         else:  # charged whoever is drawn: an empty cohort costs as much as a full one
             self._reservation = self.ledger.reserve(round=server_round, noise_multiplier=multiplier)
             # Where nodes flip the coins themselves, the server must not know how they came up.
-            coins_at_server = not plan.coins_at_nodes
+            coins_at_server = not plan.hosting.coins_at_nodes
             cohort = list(self.selection.select(draft.draw)) if coins_at_server else draft.roster
         mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
         return self._ask_cohort(draft, mode, cohort)
@@ -389,7 +393,7 @@ class DPFedAvg(RoundLoop):
         # What the ledger has on disk decides, not what was planned.
         multiplier = reservation.noise_multiplier
         assert multiplier is not None and reservation.index is not None  # of every round
-        if self.plan.client_scheme is not None:
+        if isinstance(self.plan.noise, ClientNoise):
             return ClientNoiseMode(self.plan, multiplier, layout, origin, instruction)
         return CentralMode(
             self.plan,
@@ -469,7 +473,7 @@ class DPFedAvg(RoundLoop):
 
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add: an owner may not allow it."""
-        if self.plan.client_scheme is None:
+        if not isinstance(self.plan.noise, ClientNoise):
             return {}
         compression = None if self._compression.up == "none" else self._compression
         noise = client_noise_of(self.plan, self.plan.noise_multipliers[0], compression)

@@ -29,7 +29,6 @@ from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
 from fl_dp.updates import Compression, VectorLayout, array_bytes, widen
 
 from .checkpoint import Checkpoint
-from .compatibility import require_weight_cap
 from .contributions import ContributionCheck
 from .exchange import asking, default_window, exchange
 from .modes import Mode, Released, RoundFailed
@@ -99,7 +98,6 @@ class RoundLoop(Strategy):
             record_plan: Sent to clients with every round.
             compression: How updates and models travel.
         """
-        require_weight_cap(weight_cap)
         self.optimizer = ServerOptimizer(strategy if strategy is not None else FedAvg())
         self.selection = selection
         self.record_plan = record_plan

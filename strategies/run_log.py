@@ -68,9 +68,9 @@ def log_promise(plan: PrivacyPlan, ledger: PrivacyLedger, record_plan: RecordPla
     logger.info(
         "\t├── Clipping norm %.4g (%s), noise multiplier %s %s, denominator %.4g",
         plan.clipping_norm,
-        plan.clipping.kind,
+        plan.release.clipping.kind,
         _describe_noise(plan),
-        "at the server" if plan.client_scheme is None else "at each client",
+        plan.noise.place,
         plan.denominator,
     )
     if record_plan is not None:
@@ -97,8 +97,8 @@ def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:
 
 
 def _describe_noise(plan: PrivacyPlan) -> str:
-    if plan.plateau is not None:
+    if plan.noise.adaptive:
         first = plan.noise_multipliers[0]
-        return f"{first:.4g} at first, at least {plan.least_noise_multiplier:.4g}"
+        return f"{first:.4g} at first, at least {plan.noise.least_multiplier:.4g}"
     low, high = min(plan.noise_multipliers), max(plan.noise_multipliers)
     return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

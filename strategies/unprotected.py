@@ -21,7 +21,6 @@ from fl_dp.plan import RecordPlan
 from fl_dp.updates import Compression
 
 from .checkpoint import Checkpoint
-from .compatibility import require_models_alone
 from .contributions import ContributionCheck
 from .modes import UnprotectedMode
 from .participations import Participations
@@ -29,6 +28,7 @@ from .roster import Roster
 from .round_loop import RoundLoop
 from .run_log import log_record_promise
 from .selection import Selection
+from .together import check_together
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -74,7 +74,13 @@ class UnprotectedFedAvg(RoundLoop):
             ValueError: If an option does not go with the record plan.
             TypeError: If the inner strategy can't work on a mean.
         """
-        require_models_alone(record_plan, selection, weight_cap=weight_cap)
+        check_together(
+            None,
+            selection,
+            weight_cap=weight_cap,
+            record_plan=record_plan,
+            compression=compression if compression is not None else Compression(),
+        )
         super().__init__(
             strategy,
             selection=selection,

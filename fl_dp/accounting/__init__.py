@@ -45,6 +45,7 @@ if TYPE_CHECKING:
         gaussian_noise_multiplier,
         udp_sigma,
     )
+    from .incompatible import IncompatibleOptions
     from .relations import NeighboringRelation
     from .sampling import (
         FixedSizeSampling,
@@ -67,6 +68,7 @@ __all__ = [
     "GaussianEvent",
     "GaussianFilter",
     "History",
+    "IncompatibleOptions",
     "LaplaceEvent",
     "NeighboringRelation",
     "NoiseSchedule",

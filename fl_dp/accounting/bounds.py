@@ -1,4 +1,4 @@
-"""What a sequence of releases spends: every valid epsilon by name, and the smallest of them.
+"""Bounds on what releases spend: every valid epsilon by name, and the smallest of them.
 
     >>> history = {PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.05): 100}
     >>> epsilon(history, delta=1000**-1.1)
@@ -55,7 +55,7 @@ class EpsilonBounds:
         gdp: Gaussian DP; only for Gaussians without sampling, or above `VAST_EPSILON`.
         zcdp: Zero-concentrated DP; not for samples, but above `VAST_EPSILON`.
         gumbel: Privacy-loss distributions of all noisy scores; only with exponential draws.
-        filter: What a privacy filter guarantees, whatever was chosen on the way.
+        filter: Guarantee of a privacy filter, with noise chosen adaptively.
         naive: Basic composition.
     """
 
@@ -80,7 +80,7 @@ class EpsilonBounds:
 
     @property
     def best_name(self) -> str:
-        """Which one that is."""
+        """The name of that one."""
         known = self.by_name
         return min(known, key=lambda name: known[name]) if known else "none"
 
@@ -249,13 +249,14 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
         order = 1.0 + math.exp(log_order)
         return epsilon_at_order(rho * order, order, delta)
 
+    # rho a + log(1/delta) / (a - 1) is least at a = 1 + sqrt(log(1/delta) / rho).
     around = math.log(math.sqrt(math.log(1.0 / delta) / rho))
     found = minimize_scalar(at, bounds=(around - 6.0, around + 6.0), method="bounded")
     return float(found.fun)
 
 
 def _gdp_epsilon(history: FrozenHistory, delta: float, relation: NeighboringRelation) -> float:
-    precision = 0.0
+    precision = 0.0  # mu^2 = (distance / multiplier)^2 adds up, exactly
     for event, count in history:
         if isinstance(event, GaussianEvent):
             distance = relation.distance
@@ -281,6 +282,7 @@ def _rho_of(event: PrivacyEvent, relation: NeighboringRelation) -> float:
         case LaplaceEvent(noise_multiplier=scale):
             return (distance / scale) ** 2 / 2.0  # epsilon-DP is epsilon^2 / 2-zCDP
         case ExponentialEvent(epsilon=spread, draws=draws):
+            # Bounded range e is e^2 / 8-zCDP (Cesar and Rogers 2021): a quarter of plain DP.
             return draws * (distance * spread) ** 2 / 8.0
         case ZcdpEvent(rho=rho):
             return rho * distance**2

@@ -1,4 +1,4 @@
-"""What per-round budgets cost: the common scheme, for comparison with one scale for all rounds.
+"""Per-round budgets and their cost: the common scheme, for comparison with one scale for all.
 
 It reads a schedule as epsilons that add up, gives each round an equal share of delta, and turns
 each share into noise on its own, without composition or sampling.

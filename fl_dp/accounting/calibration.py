@@ -1,4 +1,4 @@
-"""From a target epsilon to what spends it: noise, a whole schedule's scale, a rate, or rounds.
+"""Calibration: what spends a target epsilon, be it noise, a schedule's scale, a rate, or rounds.
 
 Every search returns the safe end of its bracket: what it returns spends at most the target, at the
 discretisation of reports. Above `VAST_EPSILON` it goes by the bounds in closed form, which ask for

@@ -1,4 +1,4 @@
-"""What happened, as plain data: an event describes one release and interprets nothing.
+"""Releases as plain data: an event describes one release and interprets nothing.
 
 Multipliers are relative to what one unit moves when its contribution is replaced by nothing: the
 clipping norm, under zero-out and add-or-remove neighbours. The accountants know what that means
@@ -182,7 +182,7 @@ _KINDS: dict[str, type[PrivacyEvent]] = {
 History: TypeAlias = (
     Mapping[PrivacyEvent, int] | Sequence[PrivacyEvent] | Sequence[tuple[PrivacyEvent, int]]
 )
-"""What happened, as counts or one by one; composition does not care in which order."""
+"""Releases, as counts or one by one; composition does not care in which order."""
 
 FrozenHistory: TypeAlias = tuple[tuple[PrivacyEvent, int], ...]
 """A history with equal events merged, in one fixed order: what caches are keyed by."""

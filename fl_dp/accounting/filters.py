@@ -43,6 +43,7 @@ from .relations import NeighboringRelation
 from .renyi import ORDERS, divergence_at_order, renyi_divergences
 
 _ZERO_OUT = NeighboringRelation.ZERO_OUT
+# A factor of sqrt(2) apart: what is read off is at most that much above the true rung.
 _LADDER = tuple(0.125 * 2.0 ** (step / 2.0) for step in range(17))
 # Relative: a budget that was calibrated to its last digit is not refused by rounding.
 _SLACK = 1e-12
@@ -98,6 +99,7 @@ class DeclaredFilter:
     def would_exceed(self, event: PrivacyEvent) -> bool:
         """Tell whether one more `event` would break the budget; O(1) inside what is certified."""
         event = _canonical(event)
+        # Inside what fits as a whole, any part of it fits: epsilon only grows with more releases.
         if self._inside and self._spent[event] < self._certified[event]:
             return False
         return not self._certify(event)
@@ -170,6 +172,7 @@ class GaussianFilter:
     ) -> None:
         """Gate at `budget`."""
         self._relation = neighboring_relation
+        # mu^2 = (distance / multiplier)^2 adds up, whenever each multiplier was chosen.
         self._allowed = gaussian_noise_multiplier(budget.epsilon, budget.delta) ** -2
         self._spent = 0.0
 
@@ -236,6 +239,7 @@ class RenyiFilter:
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
         """Tell whether one more `event` would break the budget."""
+        # Not `>`: a divergence that is infinite or undefined has to be refused.
         return not self._spent + self._divergence(event) <= self._allowed * (1.0 + _SLACK)
 
     def spend(self, event: PrivacyEvent) -> None:
@@ -261,6 +265,7 @@ def best_filter_order(
     for event, count in freeze(history):
         total += count * renyi_divergences(event, neighboring_relation)
     orders = np.array(ORDERS)
+    # `epsilon_at_order`, for all orders at once.
     spent = total + np.log1p(-1.0 / orders) - np.log(orders * delta) / (orders - 1.0)
     if not np.isfinite(spent).any():
         raise ValueError(
@@ -333,6 +338,6 @@ class RenyiOdometer:
 
 
 def _canonical(event: PrivacyEvent) -> PrivacyEvent:
-    if isinstance(event, PoissonGaussianEvent):
+    if isinstance(event, PoissonGaussianEvent):  # at rate 1 it is counted as a plain Gaussian
         return freeze([(event, 1)])[0][0]
     return event

@@ -1,4 +1,4 @@
-"""Which two populations count as neighbours."""
+"""Neighbouring relations: pairs of populations that have to look alike."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from enum import StrEnum
 
 
 class NeighboringRelation(StrEnum):
-    """What may differ between two neighbouring populations: always one privacy unit.
+    """The difference between two neighbouring populations: always one privacy unit.
 
     With sums, a constant denominator and Poisson sampling the first two have the same sensitivity
     and the same epsilon. The third moves a sum by up to twice the clipping norm.
@@ -23,5 +23,5 @@ class NeighboringRelation(StrEnum):
 
     @property
     def distance(self) -> int:
-        """How many clipping norms apart two neighbours' sums can be."""
+        """The number of clipping norms that two neighbours' sums can be apart."""
         return 2 if self is NeighboringRelation.REPLACE_ONE else 1

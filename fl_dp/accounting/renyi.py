@@ -37,9 +37,9 @@ from .relations import NeighboringRelation
 ORDERS: tuple[float, ...] = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 """The orders of the vectors, all above 1."""
 
-_LARGEST_INTEGRATED = 11.0
-_SMALL_ORDER = 64.0
-_REACH, _STEPS_A_SIGMA = 12.0, 8.0
+_LARGEST_INTEGRATED = 11.0  # above it integer orders take their binomial series: fewer terms
+_SMALL_ORDER = 64.0  # apart from larger ones, whose series is longer than they need
+_REACH, _STEPS_A_SIGMA = 12.0, 8.0  # of the integrals: e^-72 of the mass is left out
 _ROUNDING = 1e-13  # absolute and relative: more than float64 can lose in one divergence
 _MOST_TERMS = 2e6  # of the integrals, before noise that small is charged without sampling
 

@@ -1,4 +1,4 @@
-"""How a round's cohort comes about, and what that makes a round cost.
+"""Laws of a round's cohort, and what each makes a round cost.
 
 Only secret, independent coins earn amplification by sampling. A cohort of a fixed size is another
 law, and a cohort that somebody sees is no sample at all: each rule hands out the one event that it
@@ -19,6 +19,7 @@ from .events import (
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,
 )
+from .incompatible import IncompatibleOptions
 from .relations import NeighboringRelation
 
 
@@ -51,7 +52,7 @@ class Sampling(ABC):
         Raises:
             ValueError: If the rule does not fit that roster or those neighbours.
         """
-        _ = self.event(1.0, num_units)
+        _ = self.event(1.0, num_units)  # checks itself, whatever the noise
 
     def to_dict(self) -> dict[str, Any]:
         """Return the rule as plain JSON values."""
@@ -143,7 +144,7 @@ class TruncatedPoissonSampling(Sampling):
         """Refuse add-or-remove neighbours: the cut shows how many others there are."""
         super().check(num_units, neighboring_relation)
         if neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            raise ValueError(
+            raise IncompatibleOptions(
                 "truncated Poisson sampling is charged for zero-out neighbours on a public roster, "
                 f"not for {neighboring_relation}"
             )
@@ -236,7 +237,7 @@ class FixedSizeSampling(Sampling):
 
 @dataclass(frozen=True, kw_only=True)
 class VisibleSampling(Sampling):
-    """Who takes part is seen: chosen by utility, by public metadata, or by a public draw.
+    """A cohort that is seen: chosen by utility, by public metadata, or by a public draw.
 
     Nothing is amplified: a unit is charged in full for each round that it takes part in, and only
     a participation cap bounds how many those are.
@@ -322,7 +323,7 @@ def _require_count(name: str, count: int) -> None:
 
 def _require_roster(what: str, relation: NeighboringRelation) -> None:
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise ValueError(
+        raise IncompatibleOptions(
             f"{what} needs a public roster: a client that is not there can't be chosen, so nothing "
             "is promised under add-or-remove-one; use zero-out neighbours"
         )

@@ -1,4 +1,4 @@
-"""How a training's noise changes from round to round: shapes that know no budget.
+"""Schedules of noise from round to round: shapes that know no budget.
 
 A `NoiseSchedule` is declared before the training. It gives each round a weight in (0, 1], the
 relative spend of that round; the round's noise multiplier is `scale / weight`. Calibration solves
@@ -281,7 +281,7 @@ def _rounded_to_levels(weights: _Weights, levels: int) -> _Weights:
 
 @dataclass(frozen=True, kw_only=True)
 class PlateauSchedule:
-    """How a `PlateauController` lowers the noise; all noise is relative to its base multiplier.
+    """The way a `PlateauController` lowers the noise; all noise is relative to its base multiplier.
 
     Attributes:
         patience: Rounds in a row without an improvement after which the noise is lowered.

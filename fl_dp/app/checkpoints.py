@@ -108,8 +108,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
             header = json.loads((stored.metadata() or {}).get("fl-dp", "{}"))
             if header.get("version") != _VERSION:
                 raise ValueError(
-                    f"{path} is of another version of fl-dp: go on with the one that wrote it, or "
-                    "start a new run"
+                    f"{path} is of another version of fl-dp: continue with the one that wrote "
+                    "it, or start a new run"
                 )
             yield stored, header
     except SafetensorError as error:

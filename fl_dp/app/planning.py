@@ -5,7 +5,12 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from fl_dp.accounting import NeighboringRelation, PrivacyBudget, default_delta
+from fl_dp.accounting import (
+    IncompatibleOptions,
+    NeighboringRelation,
+    PrivacyBudget,
+    default_delta,
+)
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     Clipping,
@@ -13,7 +18,7 @@ from fl_dp.mechanisms import (
     PerLayerClipping,
     ScalarMetric,
 )
-from fl_dp.plan import PlanOptions, PrivacyPlan, RecordPlan
+from fl_dp.plan import PlanArguments, PrivacyPlan, RecordPlan
 from fl_dp.strategies import (
     DPUtilitySelection,
     ExponentialSelection,
@@ -22,10 +27,10 @@ from fl_dp.strategies import (
     PublicSelection,
     Selection,
     TruncatedPoissonSelection,
+    check_together,
 )
 from fl_dp.updates import VectorLayout
 
-from .combinations import check_combinations
 from .settings import Settings
 from .wording import said_in_keys
 
@@ -43,13 +48,11 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
     Raises:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
     """
-    check_combinations(settings)
-    if settings.privacy.mode in ("none", "dp_sgd"):
+    if not settings.protects_clients:
         raise ValueError(
             f"privacy.mode={settings.privacy.mode} promises nothing to clients: there is no plan "
             "to make"
         )
-    _require_exact_sums(settings)
     with said_in_keys():
         return _plan_for_clients(settings, within_budget=within_budget)
 
@@ -67,7 +70,6 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
     """
     if not settings.protects_records:
         return None
-    check_combinations(settings)
     _require_nothing_of_records(settings)
     with said_in_keys(dp_sgd=True):
         return _plan_for_records(settings, within_budget=within_budget)
@@ -101,6 +103,7 @@ def make_selection(settings: Settings) -> Selection:
         case "dp_utility":
             return DPUtilitySelection(
                 chosen.sampling_rate * num_clients,
+                # Every round is charged at this rate; twice the mean leaves utilities some room.
                 largest_rate=chosen.largest_rate or min(1.0, 2.0 * chosen.sampling_rate),
                 noise_multiplier=chosen.utility_noise,
                 refresh_every=chosen.refresh_every,
@@ -156,7 +159,11 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
     privacy = settings.privacy
     delta = target_delta(settings)
     selection = make_selection(settings)
-    options = PlanOptions(
+    arguments = PlanArguments(
+        rounds=settings.rounds,
+        num_clients=settings.task.num_clients,
+        sampling=selection.sampling,
+        clipping=make_clipping(settings),
         neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
         schedule=settings.schedule.noise_schedule,
         plateau=settings.schedule.plateau_schedule,
@@ -168,43 +175,34 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         capped_denominator=settings.weights.capped_denominator,
         client_scheme=privacy.scheme if privacy.mode == "local" else None,
         unit=privacy.unit,
-        units_per_node=settings.simulation.units_per_node,
+        units_per_node=settings.simulation.units_at_node,
         coins_at_nodes=settings.selection.coins == "nodes",
         contribution_check=privacy.contribution_check,
     )
-    if privacy.noise_multiplier is not None:
-        if settings.schedule.name == "plateau":
-            raise ValueError(
-                "schedule=plateau decides the noise itself: leave privacy.noise_multiplier out"
-            )
-        return PrivacyPlan.from_noise_multiplier(
-            privacy.noise_multiplier,
-            delta=delta,
-            rounds=settings.rounds,
-            num_clients=settings.task.num_clients,
-            sampling=selection.sampling,
-            clipping=make_clipping(settings),
-            max_epsilon=privacy.epsilon if within_budget else None,
-            **options,
-        )
-    assert privacy.epsilon is not None  # the settings refuse both being null
-    return PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=privacy.epsilon, delta=delta),
-        rounds=settings.rounds,
-        num_clients=settings.task.num_clients,
-        sampling=selection.sampling,
-        clipping=make_clipping(settings),
-        **options,
+    budget = PrivacyBudget(epsilon=privacy.epsilon or 1.0, delta=delta)
+    # The strategy checks the same when it is made; here it comes before any noise is calibrated.
+    check_together(
+        PrivacyPlan.draft(budget, 1.0, arguments),
+        selection,
+        weight_cap=settings.weights.cap,
+        record_plan=None,  # `make_record_plan` has words of its own
+        compression=settings.compression.compression,
+    )
+    if privacy.noise_multiplier is None:
+        return PrivacyPlan.calibrate(budget, **arguments)
+    return PrivacyPlan.from_noise_multiplier(
+        privacy.noise_multiplier,
+        delta=delta,
+        max_epsilon=privacy.epsilon if within_budget else None,
+        **arguments,
     )
 
 
 def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
-    chosen, privacy = settings.dp_sgd, settings.privacy
+    chosen = settings.dp_sgd
     epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
-    if privacy.mode == "dp_sgd":
+    if settings.protects_records_alone:
         _require_meaningful_alone(settings)
-        epsilon, multiplier = privacy.epsilon, privacy.noise_multiplier
-        delta = chosen.delta if privacy.delta is None else privacy.delta
     steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
     participations = chosen.participations or _usual_participations(settings)
     if steps * participations > _MOST_STEPS:
@@ -213,9 +211,9 @@ def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
             "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or client.epochs, "
             f"to {_MOST_STEPS:,} in all"
         )
-    relation = NeighboringRelation(privacy.neighboring_relation)
+    relation = NeighboringRelation(settings.privacy.neighboring_relation)
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
-        raise ValueError(
+        raise IncompatibleOptions(
             "privacy.neighboring_relation=add-or-remove-one hides how many records a client has: "
             "give dp_sgd.expected_batch_size, a public constant, for example "
             "dp_sgd.sampling_rate times a typical client's records"
@@ -254,6 +252,7 @@ def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
 def _usual_participations(settings: Settings) -> int:
     """Return how many rounds almost no client exceeds: three deviations above the mean."""
     rate, rounds = settings.selection.sampling_rate, settings.rounds
+    # Of a binomial count; beyond it a client's own ledger stops it, so nothing rests on this.
     usual = rate * rounds + 3.0 * math.sqrt(rate * (1.0 - rate) * rounds)
     return max(1, min(rounds, math.ceil(usual)))
 
@@ -276,12 +275,13 @@ def _require_nothing_of_records(settings: Settings) -> None:
     }
     found = [name for name, is_wrong in wrong.items() if is_wrong]
     if found:
-        raise ValueError(
+        raise IncompatibleOptions(
             f"with DP-SGD inside clients nothing else may be computed from their records: leave "
             f"out {', '.join(found)}"
         )
+    # Clients draw by themselves: a seed here would be reported and change nothing.
     if settings.privacy.insecure_seed is not None:
-        raise ValueError(
+        raise IncompatibleOptions(
             "privacy.insecure_seed does not reach the clients' noise: leave it out under DP-SGD"
         )
 
@@ -292,39 +292,23 @@ def _require_meaningful_alone(settings: Settings) -> None:
     Raises:
         ValueError: If something is, with what to write instead.
     """
-    selection, chosen = settings.selection, settings.dp_sgd
+    selection = settings.selection
     paid = selection.name in ("exponential", "dp_utility")
     wrong = {
-        f"selection={selection.name} is paid for by a promise to clients: write selection=poisson, "
-        "truncated_poisson, fixed or public": paid,
-        "selection.participation_cap is of a promise to clients: dp_sgd.participations bounds the "
-        "rounds of one": selection.participation_cap is not None,
+        f"selection={selection.name} is paid for by a promise to clients: write "
+        "selection=poisson, truncated_poisson, fixed or public": paid,
+        "selection.participation_cap belongs to a promise to clients: write dp_sgd.participations, "
+        "which bounds the rounds of one": selection.participation_cap is not None,
         "the noise of DP-SGD does not change: write schedule=constant": (
             settings.schedule.name != "constant"
         ),
         "the server does not clip: write clipping=fixed, and dp_sgd.clipping_norm for gradients": (
             settings.clipping.name != "fixed"
         ),
-        "their budget is privacy.epsilon here: leave dp_sgd.epsilon out": (
-            chosen.epsilon is not None
-        ),
-        "their noise is privacy.noise_multiplier here: leave dp_sgd.noise_multiplier out": (
-            chosen.noise_multiplier is not None
-        ),
     }
     found = [text for text, is_wrong in wrong.items() if is_wrong]
     if found:
-        raise ValueError(f"privacy=dp_sgd: {'; '.join(found)}")
-
-
-def _require_exact_sums(settings: Settings) -> None:
-    sums = settings.simulation.units_per_node > 1 or settings.selection.coins == "nodes"
-    if sums and settings.compression.up != "none":
-        raise ValueError(
-            f"compression.up={settings.compression.up} would round the exact sum of a node that "
-            "sums its units: write compression.up=none, or simulation.units_per_node=1 and "
-            "selection.coins=server"
-        )
+        raise IncompatibleOptions(f"with records alone protected, {'; '.join(found)}")
 
 
 def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:
@@ -339,13 +323,13 @@ def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:
 def _records_per_client(settings: Settings) -> int | None:
     least = settings.selection.records_per_client
     if (least is None) != (settings.privacy.unit == "client"):
-        raise ValueError(
+        raise IncompatibleOptions(
             "selection.records_per_client goes with privacy.unit=record, for which it is needed: "
             f"got {least} with privacy.unit={settings.privacy.unit}"
         )
     chosen = settings.selection
     if least is not None and chosen.utility not in ("loss", "accuracy"):
-        raise ValueError(
+        raise IncompatibleOptions(
             f"one record can move {chosen.utility} by any amount: with privacy.unit=record choose "
             "by selection.utility=loss or accuracy"
         )

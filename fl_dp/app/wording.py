@@ -29,6 +29,7 @@ _KEYS = {
     "total_weight": "weights.total",
     "unit": "privacy.unit",
     "units_per_node": "simulation.units_per_node",
+    "utility": "selection.utility",
     "utility_range": "selection.utility_high",
     "weight_cap": "weights.cap",
 }
@@ -53,8 +54,8 @@ _MORE = {
     "raise the largest rate": "raise selection.largest_rate",
     "one clipping norm for each": "as many clipping.norms",
 }
-# A word of prose, too: it is an argument only before an equals sign.
-_PROSE = ("unit",)
+# Words of prose, too: they are arguments only before an equals sign.
+_PROSE = ("unit", "utility")
 # Arguments of DP-SGD stand in a group of their own.
 _OF_DP_SGD = {name: f"dp_sgd.{name}" for name in ("clipping_norm", "sampling_rate")}
 
@@ -73,7 +74,7 @@ def in_keys(text: str, *, dp_sgd: bool = False) -> str:
     for name, key in (_KEYS | (_OF_DP_SGD if dp_sgd else {})).items():
         after = "(?==)" if name in _PROSE else r"(?!\w)"
         text = re.sub(rf"(?<![\w.]){name}{after}", key, text)
-    text = re.sub(r"(privacy\.unit)='(\w+)'", r"\1=\2", text)
+    text = re.sub(r"(privacy\.unit|selection\.utility)='(\w+)'", r"\1=\2", text)
     for before, instead in _MORE.items():
         text = text.replace(before, instead)
     return text

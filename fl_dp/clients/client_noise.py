@@ -10,9 +10,8 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted, event_of
-from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import ClientScheme, SecureRandom, client_scheme
-from fl_dp.protocol.instruction import ClientNoise
+from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import METRICS_KEY
 from fl_dp.updates import VectorLayout, only_array_record
 
@@ -82,7 +81,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     return Message(RecordDict({key: sent, METRICS_KEY: metrics}), reply_to=message)
 
 
-def _noise_of(message: Message) -> ClientNoise | None:
+def _noise_of(message: Message) -> NoiseInstruction | None:
     """Return the noise that a message asks for.
 
     Raises:
@@ -102,7 +101,9 @@ def _noise_of(message: Message) -> ClientNoise | None:
     return instruction.client_noise
 
 
-def _charge(noise: ClientNoise, scheme: ClientScheme, message: Message, context: Context) -> None:
+def _charge(
+    noise: NoiseInstruction, scheme: ClientScheme, message: Message, context: Context
+) -> None:
     """Write the reply to the node's ledger, if it keeps one, before anything is computed.
 
     Raises:
@@ -121,6 +122,8 @@ def _charge(noise: ClientNoise, scheme: ClientScheme, message: Message, context:
             "the server names no budget, as its noise changes over the rounds, and the node's "
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
         )
+    from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+
     with NodeLedger.open(node.ledger) as ledger:
         ledger.charge(
             node.account(unit="client"),

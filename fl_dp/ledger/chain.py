@@ -47,7 +47,7 @@ class RecordChain:
             LedgerUnavailable: If the disk or the database fails.
         """
         with self._lock:
-            self._unsaved = []
+            self._unsaved = []  # what a failed transaction had added was never written
             with self._store.transaction() as connection:
                 self._catch_up(connection)
                 yield connection
@@ -56,7 +56,7 @@ class RecordChain:
 
     def append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerRecord:
         """Add a record within a transaction; it is replayed once it is on disk."""
-        written = self._unsaved or self.records
+        written = self._unsaved or self.records  # the chain goes on behind this transaction's own
         record = next_record(written[-1] if written else None, fields)
         self._store.append(connection, record)
         self._unsaved.append(record)
@@ -75,6 +75,7 @@ class RecordChain:
         """Read, verify and replay the records that were added since the last look."""
         known = len(self.records)
         fresh = self._store.records_from(connection, known)
+        # The last known record is read again: a file that was put back shows by it.
         last = self.records[-1] if self.records else None
         if last is not None and (not fresh or fresh.pop(0) != last):
             raise LedgerCorrupted(
@@ -123,7 +124,7 @@ class ChainedLedger(ABC):
 
     @property
     def anchor(self) -> LedgerAnchor:
-        """How far it has come, as last read: what a later copy can be compared with."""
+        """The point that it has reached, as last read: a later copy can be compared with it."""
         last = self._chain.records[-1]
         return LedgerAnchor(records=last.sequence, hash=last.hash)
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-SCHEMA = 4
+SCHEMA = 5
 GENESIS = "0" * 64
 
 
@@ -40,7 +40,7 @@ class LedgerRecord:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """What the record says."""
+        """The record's fields."""
         fields: dict[str, Any] = json.loads(self.payload)
         return fields
 
@@ -53,6 +53,7 @@ class LedgerRecord:
 def next_record(previous: LedgerRecord | None, fields: dict[str, Any]) -> LedgerRecord:
     """Return the record that says `fields` and follows `previous`."""
     sequence = previous.sequence + 1 if previous else 1
+    # One text for one meaning: what is hashed can be written anew from the fields.
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return LedgerRecord(
         sequence=sequence, payload=payload, hash=_chain_hash(previous, sequence, payload)
@@ -74,6 +75,19 @@ def verify_chain(records: Iterable[LedgerRecord], previous: LedgerRecord | None 
         if record.hash != _chain_hash(previous, record.sequence, record.payload):
             raise LedgerCorrupted(f"record {record.sequence} does not match its hash")
         previous = record
+
+
+def require_schema(written: object, read: int) -> None:
+    """Check the schema of a ledger's first record.
+
+    Raises:
+        ValueError: If it is not the one that this version reads.
+    """
+    if written != read:
+        raise ValueError(
+            f"the ledger is of schema {written}, this version reads {read}: use the version of "
+            "fl-dp that wrote it, or start a new ledger, whose spending adds up with this one's"
+        )
 
 
 def require_printable(name: str) -> None:

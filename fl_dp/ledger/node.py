@@ -1,4 +1,4 @@
-"""What a node's own data have spent, over rounds, restarts and runs: the ledger that a node keeps.
+"""The ledger that a node keeps: what its own data have spent, over rounds, restarts and runs.
 
 The server's ledger belongs to one training. This one belongs to the data: each release that was
 made from them is written here before it happens, by whichever run, and a release that would exceed
@@ -19,7 +19,7 @@ then, each with its share of delta, and a release passes that satisfies one of t
 - all releases so far have the parameters of the first one; how many of them fit is counted by
   privacy-loss distributions (at 0.9 delta);
 - otherwise a Renyi filter whose order was fixed at the first release (at 0.1 delta), valid for
-  whatever is chosen on the way (Feldman and Zrnic 2021).
+  whatever is chosen adaptively (Feldman and Zrnic 2021).
 
 Together they keep (epsilon, delta): the outcomes in which only the first rule ever passed a release
 are among those of a process that stops where the first rule does, the others among those of one
@@ -56,12 +56,12 @@ from .chain import ChainedLedger
 from .entries import LedgerCorrupted, require_printable, today
 from .store import LedgerStore
 
-NODE_SCHEMA = 1
+NODE_SCHEMA = 2  # before, a record was an `example`
 _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
 _MOST_RECORDS = 2**63
 _ROUNDING = 1e-12  # relative
-_AHEAD = 1.25
+_AHEAD = 1.25  # times what is asked for: certified at once, so that few questions compute
 # By event, epsilon, delta and relation: so many releases of one kind are known to fit.
 _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
 
@@ -75,7 +75,7 @@ class Account:
     from where they were.
 
     Attributes:
-        unit: `example` (a record) or `client` (the node's whole data).
+        unit: `record` or `client` (the node's whole data).
         source: Where the data come from: a name that stays the same when they change.
         fingerprint: Of the data themselves; None if unknown.
     """
@@ -98,7 +98,7 @@ class Account:
 
     @property
     def keys(self) -> tuple[tuple[str, str, str], ...]:
-        """What it is known by."""
+        """The names that it is known by."""
         known = [(self.unit, "source", self.source)]
         if self.fingerprint is not None:
             known.append((self.unit, "fingerprint", self.fingerprint))
@@ -107,10 +107,10 @@ class Account:
 
 @dataclass(kw_only=True, eq=False)
 class Spending:
-    """What one account has spent.
+    """The spending of one account.
 
     Attributes:
-        unit: `example` or `client`.
+        unit: `record` or `client`.
         sources: Names of where its data came from.
         fingerprints: Of its data over time.
         releases: Each kind of release, with its count.
@@ -142,7 +142,7 @@ class Spending:
     def epsilon(self) -> EpsilonBounds:
         """Return what was spent, at the account's delta.
 
-        With noise that changed on the way that is what the rules guarantee: the largest budget; and
+        With noise that changed, that is what the rules guarantee: the largest budget; and
         none, if accounts spent apart by different noise before they turned out to be one.
         """
         if self.budget is None:
@@ -175,6 +175,7 @@ class Spending:
             budget.epsilon, self.filter_order, (1.0 - DECLARED_SHARE) * delta
         )
         spent = sum(times * renyi_divergences(each, relation, orders)[0] for each, times in after)
+        # Not `spent > allowed`: a divergence that is infinite or undefined has to be refused.
         return not spent <= allowed * (1.0 + _ROUNDING)
 
     def absorb(self, other: Spending) -> None:
@@ -192,6 +193,7 @@ class Spending:
 
     def allow(self, budget: PrivacyBudget, *, earlier: bool = False) -> None:
         """Take in a budget that a release was admitted under."""
+        # The largest bounds every epsilon that a release was admitted under; delta stays the first.
         if self.budget is not None:
             first = budget if earlier else self.budget
             budget = PrivacyBudget(
@@ -276,7 +278,7 @@ class NodeLedger(ChainedLedger):
 
     @property
     def spendings(self) -> tuple[Spending, ...]:
-        """What each account has spent, in the order of their first release, as last read."""
+        """The spending of each account, in the order of their first release, as last read."""
         distinct = {id(each): each for each in self._by_key.values()}
         return tuple(sorted(distinct.values(), key=lambda each: each.first))
 
@@ -391,6 +393,7 @@ class NodeLedger(ChainedLedger):
             spending = self._joined(
                 Account(unit=fields["unit"], source=fields["source"], fingerprint=fingerprint)
             )
+            # It is among the spent already: the question is whether it fits behind all the others.
             spending.releases -= Counter({event: count})
             released = not spending.would_exceed(
                 event,
@@ -481,7 +484,9 @@ class NodeLedger(ChainedLedger):
                 if fields["schema"] != NODE_SCHEMA:
                     raise ValueError(
                         f"the ledger is of schema {fields['schema']}, this version reads "
-                        f"{NODE_SCHEMA}"
+                        f"{NODE_SCHEMA}: read what was spent with the version of fl-dp that wrote "
+                        "it, keep the file, and start a new ledger with a max-epsilon that is "
+                        "lower by that much"
                     )
             case "charge":
                 self._replay_charge(sequence, fields)
@@ -496,6 +501,7 @@ class NodeLedger(ChainedLedger):
         )
         spending = self._joined(account)
         alone = self._of_source(account)
+        # Charged twice over: to all that share a name, and to the source, which decides unread.
         for each in (spending, alone):
             if not each.charges:
                 each.first, each.filter_order = sequence, fields["filter_order"]
@@ -516,7 +522,7 @@ class NodeLedger(ChainedLedger):
             unit=charged["unit"], source=charged["source"], fingerprint=fields["fingerprint"]
         )
         spending = self._joined(account)
-        if not fields["released"]:
+        if not fields["released"]:  # noise went out instead: the source stays charged, the data not
             spending.releases -= Counter({event_from_dict(charged): int(charged["count"])})
         self._know(spending, account)
 

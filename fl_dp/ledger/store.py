@@ -1,4 +1,4 @@
-"""Where a ledger's records lie: an SQLite file or a PostgreSQL database, one writer at a time."""
+"""Storage of a ledger's records: an SQLite file or a PostgreSQL database, one writer at a time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,6 @@ class LedgerStore:
         self.location = location
         self.file = file
         self.name = file.name if file else location.partition("?")[0].rpartition("/")[2]
-        self.name = location.partition("?")[0].rpartition("/")[2]
 
     @classmethod
     def writable(cls, location: str | Path) -> Self:
@@ -142,7 +141,7 @@ def _told_apart(location: str, error: BaseException | None) -> Exception:
         return LedgerCorrupted(f"{location} is no ledger that can be read: {said}")
     return LedgerUnavailable(
         f"the ledger {location} can't be read or written: {said}. Nothing is released without its "
-        f"charge: {_remedy(code, said)}, then go on with the same ledger"
+        f"charge: {_remedy(code, said)}, then continue with the same ledger"
     )
 
 

@@ -42,7 +42,13 @@ from fl_dp.plan import PrivacyPlan
 
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
 from .chain import ChainedLedger
-from .entries import SCHEMA, LedgerCorrupted, now_to_the_minute, require_printable
+from .entries import (
+    SCHEMA,
+    LedgerCorrupted,
+    now_to_the_minute,
+    require_printable,
+    require_schema,
+)
 from .store import LedgerStore
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
@@ -75,7 +81,7 @@ class Reservation:
 
 
 class PrivacyLedger(ChainedLedger):
-    """What one plan has spent. Open it with `open` (to train) or `read` (to look)."""
+    """The spending of one plan. Open it with `open` (to train) or `read` (to look)."""
 
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
@@ -197,7 +203,7 @@ class PrivacyLedger(ChainedLedger):
 
     @property
     def participations(self) -> dict[str, int]:
-        """How often each unit took part, as far as rounds said so; as private as the cohorts."""
+        """Rounds of each unit, as far as rounds said so; as private as the cohorts."""
         return dict(self._participations)
 
     @property
@@ -224,7 +230,7 @@ class PrivacyLedger(ChainedLedger):
 
     @property
     def rule(self) -> str:
-        """Which rule decides whether a release still fits."""
+        """The rule that decides whether a release still fits."""
         return self._gate.rule
 
     @property
@@ -264,6 +270,7 @@ class PrivacyLedger(ChainedLedger):
         spent = self.epsilon()
         if self._gate.adaptive or not self.history:
             return spent
+        # The larger count of each event: all that is planned, and attempts beyond the plan.
         union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
         if freeze(union) == self.history:
             return spent
@@ -357,7 +364,7 @@ class PrivacyLedger(ChainedLedger):
                 name can't be printed.
         """
         require_printable(what)
-        if not self._gate.adaptive and not self.plan.declares(event):
+        if not self._gate.adaptive and event not in dict(self.plan.other_releases):
             raise ValueError(
                 f"'{what}' is not among the plan's other_releases: what was not declared before "
                 "the first release may depend on it, and the plan's rule does not cover that. "
@@ -438,12 +445,7 @@ class PrivacyLedger(ChainedLedger):
             raise ValueError("a ledger starts with its plan and has no other")
         match kind:
             case "plan":
-                if fields["schema"] != SCHEMA:
-                    raise ValueError(
-                        f"the ledger is of schema {fields['schema']}, this version reads {SCHEMA}: "
-                        "go on with the version of fl-dp that wrote it, or start a new ledger, "
-                        "whose spending adds up with this one's"
-                    )
+                require_schema(fields["schema"], SCHEMA)
                 self._plan = PrivacyPlan.from_dict(fields["plan"])
                 self._filter = self._plan.filter()
             case "run":
@@ -467,6 +469,7 @@ class PrivacyLedger(ChainedLedger):
 
     def _replay_reservation(self, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)
+        # No unit takes part more often than the cap: rounds beyond it charge none of them more.
         if "round" not in fields or self._charges_another_round():
             self._gate.spend(event)
         if "round" not in fields:
@@ -478,7 +481,8 @@ class PrivacyLedger(ChainedLedger):
         self._participations.update(fields.get("participants", ()))
 
     def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
-        updates = plan.bundle(plan.least_noise_multiplier).updates
+        # Of the least noise: no round has a finer grid, so no sum needs more bits.
+        updates = plan.bundle(plan.noise.least_multiplier).updates
         return {
             "kind": "run",
             "run": self._run_id,
@@ -506,11 +510,11 @@ def library_versions() -> dict[str, str]:
 
 
 def _require_same_plan(ledger: PrivacyLedger, wanted: PrivacyPlan) -> None:
-    theirs, ours = ledger.plan.to_dict(), wanted.to_dict()
+    theirs, ours = _flat(ledger.plan), _flat(wanted)
     differences = [
-        f"{name} is {ours[name]} here and {theirs[name]} in the ledger"
-        for name in ours
-        if ours[name] != theirs[name]
+        f"{name} is {ours.get(name)} here and {theirs.get(name)} in the ledger"
+        for name in ours | theirs
+        if ours.get(name) != theirs.get(name)
     ]
     if differences:
         spent = ledger.rounds_spent + ledger.other_releases_spent
@@ -523,3 +527,12 @@ def _require_same_plan(ledger: PrivacyLedger, wanted: PrivacyPlan) -> None:
         raise PlanMismatch(
             f"this ledger belongs to another plan: {'; '.join(differences)}. {advice}"
         )
+
+
+def _flat(plan: PrivacyPlan) -> dict[str, Any]:
+    """Return what a plan says, with `noise.multiplier` and its like as names."""
+    said = plan.to_dict()
+    parts = {name: said.pop(name) for name in ("noise", "release", "hosting")}
+    return said | {
+        f"{part}.{name}": value for part, of in parts.items() for name, value in of.items()
+    }

@@ -5,9 +5,23 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .privacy_plan import PlanOptions, PrivacyPlan
+    from .hosting import Hosting
+    from .noise import CentralNoise, ClientNoise, Noise
+    from .options import PlanArguments, PlanOptions
+    from .privacy_plan import PrivacyPlan
     from .record_plan import RecordPlan
+    from .release import Release
 else:
     __getattr__ = lazy_exports(__name__)
 
-__all__ = ["PlanOptions", "PrivacyPlan", "RecordPlan"]
+__all__ = [
+    "CentralNoise",
+    "ClientNoise",
+    "Hosting",
+    "Noise",
+    "PlanArguments",
+    "PlanOptions",
+    "PrivacyPlan",
+    "RecordPlan",
+    "Release",
+]

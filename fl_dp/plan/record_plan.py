@@ -153,7 +153,7 @@ class RecordPlan:
 
     @property
     def event(self) -> PoissonGaussianEvent:
-        """What one step is charged as."""
+        """The charge of one step."""
         return PoissonGaussianEvent(
             noise_multiplier=self.noise_multiplier, sampling_rate=self.sampling_rate
         )

@@ -1,4 +1,4 @@
-"""What a round tells a client about its privacy: one JSON text in the train message's config.
+"""Instruction of a round to a client about its privacy: JSON text in a train message's config.
 
 Plain clients never see one: with one unit a node and noise at the server, any Flower client will
 do. An instruction travels only when a client has to do something for it.
@@ -17,7 +17,7 @@ from fl_dp.updates import Compression
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientNoise:
+class NoiseInstruction:
     """The noise that a client adds to its own update.
 
     Attributes:
@@ -42,7 +42,7 @@ class ClientNoise:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundInstruction:
-    """What a client does in one round, besides training.
+    """Work of a client in one round, besides training.
 
     Attributes:
         server_round: The round's number.
@@ -53,7 +53,7 @@ class RoundInstruction:
         max_units: A node hosts at most so many units.
         bundle: How units are clipped and summed on the node; with `units` or `sampling_rate`, and
             to name the metrics that are asked for.
-        weight_cap: Examples of a unit that earn the full weight: a unit's weight is
+        weight_cap: Records of a unit that earn the full weight: a unit's weight is
             `min(records / weight_cap, 1)`. None: every unit weighs 1.
         report_weight: Leave the weight to the server and report it, instead of applying it to the
             update before it is clipped.
@@ -71,7 +71,7 @@ class RoundInstruction:
     weight_cap: float | None = None
     report_weight: bool = False
     utility: str | None = None
-    client_noise: ClientNoise | None = None
+    client_noise: NoiseInstruction | None = None
     compression: Compression | None = None
 
     @property
@@ -96,7 +96,7 @@ class RoundInstruction:
         if fields["bundle"] is not None:
             fields["bundle"] = GaussianBundle.from_dict(fields["bundle"])
         if fields["client_noise"] is not None:
-            fields["client_noise"] = ClientNoise(**fields["client_noise"])
+            fields["client_noise"] = NoiseInstruction(**fields["client_noise"])
         if fields["compression"] is not None:
             fields["compression"] = Compression(**fields["compression"])
         return cls(**fields)

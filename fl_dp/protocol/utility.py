@@ -22,7 +22,7 @@ class UtilityQuery:
     utility becomes the null, `high / 2`), against anyone who sees it, the server included.
 
     Attributes:
-        utility: `loss`, `examples` (how many), or a metric that `evaluate` returns.
+        utility: `loss`, `records` (how many), or a metric that `evaluate` returns.
         high: Utilities are clipped to [0, high].
         noise_multiplier: Standard deviation of the noise, divided by `high / 2`.
         units: Indexes of the node's units; None: the node is one unit.

@@ -108,10 +108,11 @@ def _describe(fields: dict[str, Any]) -> str:
     match fields["kind"]:
         case "plan":
             plan = fields["plan"]
-            shape = "plateau" if plan["plateau"] else plan["schedule"]["name"]
+            noise = plan["noise"]
+            shape = "plateau" if noise.get("plateau") else noise["schedule"]["name"]
             return (
                 f"{plan['rounds']} rounds, {plan['sampling']['kind']} cohorts, {shape} noise from "
-                f"{plan['noise_multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
+                f"{noise['multiplier']:.5g}, budget epsilon {plan['budget']['epsilon']:g}"
             )
         case "run":
             return f"opened by run {fields['run']}, randomness {fields['randomness']}"

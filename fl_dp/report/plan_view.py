@@ -1,4 +1,4 @@
-"""What a plan spends, shown before anything is trained: numbers, tables, a picture."""
+"""Spending of a plan, shown before anything is trained: numbers, tables, a picture."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ class PlanView:
     @classmethod
     def of(cls, plan: PrivacyPlan) -> PlanView:
         """Compute what is shown of `plan`."""
-        declared = plan.plateau is None
-        split = declared and plan.client_scheme is None
-        naive = naive_split(plan.budget, plan.schedule, plan.rounds) if split else ()
+        declared = not plan.noise.adaptive
+        split = declared and plan.noise.of_sums
+        naive = naive_split(plan.budget, plan.noise.schedule, plan.rounds) if split else ()
         return cls(
             plan=plan,
             bounds=plan.epsilon(),
@@ -57,14 +57,14 @@ class PlanView:
 
     @property
     def noise_saved(self) -> float | None:
-        """How many times the naive split's noise the plan's is, in the first round."""
+        """The plan's noise over that of the naive split, in the first round."""
         if not self.naive_multipliers:
             return None
         return self.naive_multipliers[0] / self.plan.noise_multipliers[0]
 
     @property
     def promise(self) -> dict[str, str]:
-        """What is promised, to whom and against whom, in words."""
+        """The promise in words: to whom, and against whom."""
         return promise_in_words(self.plan)
 
     def to_dict(self) -> dict[str, Any]:
@@ -81,7 +81,7 @@ class PlanView:
             "num_clients": plan.num_clients,
             "expected_cohort": plan.expected_cohort,
             "neighboring_relation": str(plan.neighboring_relation),
-            "schedule": plan.schedule.to_dict() if plan.plateau is None else "plateau",
+            "schedule": "plateau" if plan.noise.adaptive else plan.noise.schedule.to_dict(),
             "rule": plan.filter().rule,
             "promise": self.promise,
             "epsilon_over_rounds": [list(point) for point in self.curve],
@@ -105,7 +105,7 @@ class PlanView:
         rows = [
             (
                 "noise multiplier (noise std on the sum / clipping norm)"
-                if plan.client_scheme is None
+                if plan.noise.of_sums
                 else "noise multiplier of each client's own noise",
                 _span(plan.noise_multipliers, "{:.5f}"),
             ),
@@ -117,8 +117,8 @@ class PlanView:
             quote = ": the number to quote" if name == self.bounds.best_name else ""
             digits = "{:.4g}" if name == "naive" else "{:.4f}"
             rows.append((ACCOUNTANT_NAMES[name] + quote, digits.format(bound)))
-        if plan.plateau is not None:
-            rows.append(("least noise multiplier on the way", f"{plan.least_noise_multiplier:.5f}"))
+        if plan.noise.adaptive:
+            rows.append(("least noise multiplier on the way", f"{plan.noise.least_multiplier:.5f}"))
         if self.naive_epsilon is not None:
             rows.append(
                 (

@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def value(self) -> NDArray[np.float64]:
-        """What was asked for, float64; a 0-d array for a count."""
+        """The answer, float64; a 0-d array for a count."""
         return next(iter(self.estimates.values())).value
 
     @property
@@ -140,7 +140,7 @@ def _total(
     Raises:
         ValueError: If there are more than `max_units`.
     """
-    total = np.zeros(dimension)
+    total = np.zeros(dimension)  # float64 holds every integer to 2^53, so the sum is exact
     for count, contribution in enumerate(contributions, start=1):
         if count > max_units:
             raise ValueError(

@@ -1,4 +1,4 @@
-"""Summing the updates of a round as they come, in memory that does not grow with the cohort.
+"""Summing the updates of a round one by one, in memory that does not grow with the cohort.
 
     >>> total = ClippedSum(layout, origin, grid=mechanism.grid, clipping_norms=[1.0])
     >>> for reply in replies:

@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import (
-    AdaptiveClipping,
     GaussianMechanism,
     NoiseStream,
     SecureRandom,
@@ -67,9 +66,9 @@ class CentralMode(Mode):
         """
         bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms)
         # A node has to know the bundle to sum its units, or to report metrics.
-        told = bundle if plan.sums_at_nodes or bundle.metrics else None
+        told = bundle if plan.hosting.sums_at_nodes or bundle.metrics else None
         rate = None
-        if plan.coins_at_nodes and isinstance(plan.sampling, PoissonSampling):
+        if plan.hosting.coins_at_nodes and isinstance(plan.sampling, PoissonSampling):
             # As charged: the expected cohort over the roster can be larger in its last digit.
             rate = plan.sampling.sampling_rate
         super().__init__(
@@ -77,9 +76,9 @@ class CentralMode(Mode):
             replace(
                 instruction,
                 bundle=told,
-                max_units=plan.units_per_node,
+                max_units=plan.hosting.units_per_node,
                 sampling_rate=rate,
-                report_weight=plan.capped_denominator,  # the server divides by their sum
+                report_weight=plan.release.capped_denominator,  # the server divides by their sum
             ),
         )
         self._plan = plan
@@ -92,11 +91,15 @@ class CentralMode(Mode):
     @property
     def reads_models(self) -> bool:
         """Tell whether replies are models. See `Mode.reads_models`."""
-        return not self._plan.sums_at_nodes and super().reads_models
+        return not self._plan.hosting.sums_at_nodes and super().reads_models
 
     def reply_bytes(self, model: ArrayRecord) -> int:
         """Return the bytes of a reply's arrays. See `Mode.reply_bytes`."""
-        return sum_bytes(self.layout) if self._plan.sums_at_nodes else super().reply_bytes(model)
+        return (
+            sum_bytes(self.layout)
+            if self._plan.hosting.sums_at_nodes
+            else super().reply_bytes(model)
+        )
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
         """Take note of who takes part. See `Mode.open`."""
@@ -104,7 +107,7 @@ class CentralMode(Mode):
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
         """Name the units that take part, where the node sums them. See `Mode.content_for`."""
-        if not self._plan.sums_at_nodes or self._plan.coins_at_nodes:
+        if not self._plan.hosting.sums_at_nodes or self._plan.hosting.coins_at_nodes:
             return super().content_for(node, content)
         numbers = tuple(unit.number for unit in self._cohort[node])
         return self.told(content, replace(self.instruction, units=numbers))
@@ -114,8 +117,8 @@ class CentralMode(Mode):
     ) -> list[Observation]:
         """Clip one unit and add it, or add a node's own sums. See `Mode.fold`."""
         measured = numbers_of(content)
-        if self._plan.sums_at_nodes:
-            most = min(len(units), self._plan.units_per_node)
+        if self._plan.hosting.sums_at_nodes:
+            most = min(len(units), self._plan.hosting.units_per_node)
             self._sums.add_node(
                 only_array_record(content), measured.get(SCALARS_METRIC, []), max_units=most
             )
@@ -125,7 +128,7 @@ class CentralMode(Mode):
                 for unit, report in zip(units, reports, strict=False)
             ]
         weight = 1.0
-        if self._plan.capped_denominator:
+        if self._plan.release.capped_denominator:
             weight = _on_weight_grid(one_of(measured, WEIGHT_METRIC, missing=0.0))
         unit = update_in(content, self.instruction.compression, self.layout.size)
         norm = self._sums.add(
@@ -142,8 +145,8 @@ class CentralMode(Mode):
         sums = bundle.release_scalars(self._sums.scalars, bundle.scalar_noise(rng))
         count = None if bundle.count_noise_std is None else sums.pop(0)
         norms = None
-        if isinstance(plan.clipping, AdaptiveClipping):
-            next_norm = plan.clipping.next_norm(
+        if (clipping := plan.release.adaptive_clipping) is not None:
+            next_norm = clipping.next_norm(
                 bundle.clipping_norms[0],
                 noisy_bit_sum=sums.pop(0),
                 denominator=plan.expected_cohort,
@@ -163,12 +166,15 @@ class CentralMode(Mode):
 
     def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
         plan, updates, total = self._plan, self._sums.bundle.updates, self._sums.updates.total
-        if not plan.capped_denominator:
+        if not plan.release.capped_denominator:
             released = self._noised(updates, total, rng)
             released /= plan.denominator
             return released
-        mechanism = plan.mean_mechanism(
-            updates.noise_multiplier, total.size, clipping_norm=updates.clipping_norm
+        mechanism = plan.release.mean_mechanism(
+            updates.noise_multiplier,
+            total.size,
+            clipping_norm=updates.clipping_norm,
+            denominator=plan.denominator,
         )
         # The quotient is put on a grid of its own, as it is no multiple of the sum's steps.
         steps = total * (updates.grid / max(plan.denominator, self._weight))

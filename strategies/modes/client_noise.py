@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.mechanisms import GridExponentialMechanism, SecureRandom
-from fl_dp.plan import PrivacyPlan
-from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
+from fl_dp.plan import ClientNoise, PrivacyPlan
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.updates import Compression, PlainSum, VectorLayout, update_in
 
 from ..roster import Unit
@@ -68,35 +68,33 @@ class ClientNoiseMode(Mode):
 
 def client_noise_of(
     plan: PrivacyPlan, noise_multiplier: float, compression: Compression | None
-) -> ClientNoise:
+) -> NoiseInstruction:
     """Return the noise that clients have to add in a round of that noise multiplier."""
-    scheme = plan.client_scheme
-    assert scheme is not None  # a plan with noise at the clients has one
+    assert isinstance(plan.noise, ClientNoise)  # no other noise is told to clients
     budget = plan.budget
     # A ledger that would have to admit several kinds of noise needs more room than the plan.
     one_kind = len(set(plan.noise_multipliers)) == 1
-    return ClientNoise(
-        scheme=scheme,
+    return NoiseInstruction(
+        scheme=plan.noise.scheme,
         noise_multiplier=noise_multiplier,
         clipping_norm=plan.clipping_norm,
         epsilon=budget.epsilon if one_kind else None,
         delta=min(0.5, budget.delta / DECLARED_SHARE) if one_kind else None,
         neighboring_relation=str(plan.neighboring_relation),
-        levels=_levels(plan, noise_multiplier, compression),
+        levels=_levels(plan.noise.scheme, noise_multiplier, plan.clipping_norm, compression),
     )
 
 
 def _levels(
-    plan: PrivacyPlan, noise_multiplier: float, compression: Compression | None
+    scheme: str, noise_multiplier: float, clipping_norm: float, compression: Compression | None
 ) -> int | None:
     """Return as many points as the encoding has levels, so that it loses none of them."""
-    exponential = plan.client_scheme == "exponential"
-    if not exponential or compression is None or compression.up != "quantize":
+    if scheme != "exponential" or compression is None or compression.up != "quantize":
         return None
     levels = 1 << compression.bits
     try:
         GridExponentialMechanism(
-            noise_multiplier=noise_multiplier, clipping_norm=plan.clipping_norm, levels=levels
+            noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, levels=levels
         )
     except ValueError:  # too few or too many points for this noise: the default has to do
         return None

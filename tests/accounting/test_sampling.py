@@ -80,7 +80,7 @@ def plan_of(law: Sampling, **changes: Any) -> PrivacyPlan:
         clipping=FixedClipping(norm=1.0),
         num_clients=N,
     )
-    return PrivacyPlan(**(fields | changes))
+    return PrivacyPlan.of(**(fields | changes))
 
 
 @each_law

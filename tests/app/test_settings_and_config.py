@@ -3,7 +3,7 @@
 import re
 import threading
 from dataclasses import asdict
-from inspect import signature
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -13,7 +13,6 @@ from local_grid import FIRST_NODE, LocalGrid
 from omegaconf import OmegaConf
 
 from fl_dp.app import task_client as client_app
-from fl_dp.app.combinations import check_combinations
 from fl_dp.app.compose import ConfigError, compose_settings, config_folder, expand_sweep
 from fl_dp.app.keys import all_keys
 from fl_dp.app.planning import check_layers, make_plan
@@ -22,7 +21,7 @@ from fl_dp.app.task_client import TaskClient
 from fl_dp.app.wording import in_keys
 from fl_dp.datasets import client_indices, load_dataset
 from fl_dp.models import build_model, get_arrays, set_arrays
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import PlanArguments
 from fl_dp.training import train_locally
 
 GROUP_OPTIONS = sorted(
@@ -56,7 +55,7 @@ EVERYTHING = [
     *("selection.utility=accuracy", "selection.utility_high=1", "selection.largest_rate=0.5"),
     *("selection.records_per_client=30", "selection.smallest_rate=0.01"),
     *("selection.refresh_every=7", "selection.utility_noise=3", "selection.sharpness=2"),
-    *("dp_sgd.epsilon=3", "dp_sgd.delta=1e-6", "dp_sgd.noise_multiplier=1.5"),
+    *("dp_sgd=on", "dp_sgd.epsilon=3", "dp_sgd.delta=1e-6", "dp_sgd.noise_multiplier=1.5"),
     *("dp_sgd.clipping_norm=0.5", "dp_sgd.sampling_rate=0.25", "dp_sgd.steps=4"),
     *("dp_sgd.participations=9", "dp_sgd.expected_batch_size=20"),
     *("dp_sgd.grad_sample_mode=ghost", "dp_sgd.physical_batch_size=16"),
@@ -347,7 +346,7 @@ def test_errors_of_a_plan_are_said_in_keys(said, in_words_of_keys):
 def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides):
     with pytest.raises(ValueError) as refused:
         make_plan(compose_settings(overrides.split()))
-    arguments = {*signature(PrivacyPlan).parameters, "sampling_rate", "client_scheme", "sharpness"}
+    arguments = {*get_type_hints(PlanArguments), "noise_multiplier", "sharpness"}
     words = set(re.findall(r"[\w.]+", str(refused.value)))
     assert {word for word in words & arguments if "_" in word or word == "sharpness"} == set()
     assert not re.search(r"[a-z][A-Z]|\w+Sampling", str(refused.value))
@@ -366,9 +365,59 @@ def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides):
         ),
     ],
 )
-def test_what_no_mode_has_is_said_before_anything_is_computed(overrides, said):
+def test_what_no_mode_has_is_said_with_what_to_write(overrides, said):
     with pytest.raises(ValueError, match=said):
-        check_combinations(compose_settings(overrides.split()))
+        make_plan(compose_settings(overrides.split()))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "mode", "enabled"),
+    [
+        ("", "central", False),
+        ("dp_sgd=on", "central", True),
+        ("privacy=local dp_sgd=on", "local", True),
+        ("privacy=none dp_sgd=on", "none", True),
+        ("privacy=dp_sgd", "none", True),
+        ("privacy=none", "none", False),
+    ],
+)
+def test_dp_sgd_is_a_layer_that_goes_with_every_mode(overrides, mode, enabled):
+    settings = compose_settings(overrides.split())
+    assert (settings.privacy.mode, settings.dp_sgd.enabled) == (mode, enabled)
+    assert settings.protects_records is enabled
+    assert settings.protects_clients is (mode != "none")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("privacy=dp_sgd privacy.epsilon=4", "alone are protected: write dp_sgd.epsilon=4"),
+        (
+            "privacy=none dp_sgd=on privacy.delta=1e-6",
+            "alone are protected: write dp_sgd.delta=1e-6",
+        ),
+        ("experiment=records privacy.epsilon=4", "alone are protected: write dp_sgd.epsilon=4"),
+        ("privacy=dp_sgd privacy.unit=record", "write privacy=central dp_sgd=on, or leave it out"),
+        ("dp_sgd.epsilon=4", "write dp_sgd=on too, or leave it out"),
+        ("dp_sgd.noise_multiplier=1", "write dp_sgd=on too, or leave it out"),
+        ("dp_sgd.delta=1e-5", "write dp_sgd=on too, or leave it out"),  # its default
+        ("privacy=none dp_sgd.epsilon=4", "write dp_sgd=on too, or leave it out"),
+        ("dp_sgd.enabled=true", "write dp_sgd=on, which brings a budget"),
+        ("dp_sgd=on dp_sgd.epsilon=null", "dp_sgd.epsilon and dp_sgd.noise_multiplier are both"),
+        ("privacy=dp_sgd dp_sgd=off", "exclude each other"),
+        ("privacy.mode=dp_sgd", "must be one of central, local, none"),
+    ],
+)
+def test_a_budget_that_nobody_would_keep_to_is_refused_in_one_line(overrides, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        compose_settings(overrides.split())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_budget_of_records_without_dp_sgd_is_refused_wherever_it_was_written():
+    text = compose_settings(["dp_sgd=on"]).to_json().replace('"enabled": true', '"enabled": false')
+    with pytest.raises(ValueError, match="DP-SGD inside clients, which is off"):
+        Settings.from_json(text)
 
 
 def test_as_many_norms_as_arrays_are_asked_for():
@@ -571,7 +620,7 @@ def test_a_client_returns_the_arrays_of_the_model_in_their_order(model):
     assert [(a.shape, a.dtype) for a in arrays] == [(a.shape, a.dtype) for a in expected]
 
 
-def test_a_client_tells_neither_its_number_of_examples_nor_any_metric():
+def test_a_client_tells_neither_its_number_of_records_nor_any_metric():
     _, num_examples, metrics = fit(compose_settings(SMALL))
     assert num_examples == 1
     assert metrics == {}

@@ -17,7 +17,7 @@ from fl_dp.accounting import GaussianEvent, affordable_rounds
 from fl_dp.clients import client_noise_mod, numpy_client_app
 from fl_dp.ledger import Account, NodeLedger
 from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism, ScalarMetric
-from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 
 SECRET = "patient 4711 has condition X"
 SIZE = 40_000
@@ -30,7 +30,7 @@ MODEL = {
 
 
 def noise(scheme="gaussian", multiplier=0.5, norm=2.0):
-    return ClientNoise(scheme=scheme, noise_multiplier=multiplier, clipping_norm=norm)
+    return NoiseInstruction(scheme=scheme, noise_multiplier=multiplier, clipping_norm=norm)
 
 
 def instruction(client_noise, **fields):
@@ -335,7 +335,7 @@ def test_train_messages_with_an_action_do_not_pass(node, read):
 # What the node's own ledger says.
 
 BUDGET = PrivacyBudget(epsilon=6.0, delta=1e-5)
-PAID = ClientNoise(
+PAID = NoiseInstruction(
     scheme="gaussian",
     noise_multiplier=2.0,
     clipping_norm=0.5,

@@ -9,7 +9,7 @@ from flwr.clientapp import ClientApp
 
 from fl_dp.clients import client_noise_mod, compression_mod, numpy_client_app
 from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism
-from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, update_in
 from fl_dp.updates.compression import ENCODED_UPDATE
@@ -17,7 +17,7 @@ from fl_dp.updates.narrow import narrow
 
 SIZE = 40_000
 SIX_SIGMA = 6.0  # two in a billion draws lie further out
-NOISE = ClientNoise(scheme="gaussian", noise_multiplier=0.5, clipping_norm=2.0)  # scale 1
+NOISE = NoiseInstruction(scheme="gaussian", noise_multiplier=0.5, clipping_norm=2.0)  # scale 1
 Q16 = Compression(up="quantize", bits=16)
 MODEL = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
@@ -95,7 +95,7 @@ def test_an_encoded_update_has_the_noise_of_the_client_around_it(update, told, u
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
 def test_the_exponential_scheme_s_points_are_sent_without_loss(update, told, bits):
-    noise = ClientNoise(
+    noise = NoiseInstruction(
         scheme="exponential", noise_multiplier=2.0, clipping_norm=1.0, levels=2**bits
     )
     compression = Compression(up="quantize", bits=bits)
@@ -171,7 +171,7 @@ def test_a_client_trains_a_narrow_model_in_its_own_dtypes(node, told, name):
 def test_noise_is_added_around_the_narrow_model_that_came(node, told, name):
     model = {"w": np.full(1000, 1.0 + 2.0**-12)}  # which is 1 in two bytes
     record = narrow(ArrayRecord({"w": Array(model["w"])}), name)
-    quiet = ClientNoise(scheme="gaussian", noise_multiplier=1e-6, clipping_norm=2.0)
+    quiet = NoiseInstruction(scheme="gaussian", noise_multiplier=1e-6, clipping_norm=2.0)
     config = ConfigRecord({INSTRUCTION_KEY: instruction(None, client_noise=quiet).to_json()})
     app = numpy_client_app(lambda context: told(0.0))
     reply = node(app).ask("train", {"model": record, "config": config})

@@ -11,7 +11,7 @@ import pytest
 from flwr.app import ConfigRecord
 
 from fl_dp.clients import app_verification, node_policy, numpy_client_app
-from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.protocol.keys import (
     IDENTITY_ACTION,
     RECORD_PLAN_KEY,
@@ -24,7 +24,7 @@ from fl_dp.protocol.keys import (
 MODEL = {"w": np.zeros(3, np.float32)}
 NOISED = RoundInstruction(
     server_round=1,
-    client_noise=ClientNoise(
+    client_noise=NoiseInstruction(
         scheme="gaussian", noise_multiplier=5.0, clipping_norm=0.5, epsilon=3.0, delta=1e-5
     ),
 )

@@ -25,6 +25,7 @@ from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import GaussianEvent, PoissonSampling, PrivacyBudgetExhausted
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, PlanMismatch, Reservation
 from fl_dp.mechanisms import FixedClipping
+from fl_dp.plan import CentralNoise, Hosting, Release
 
 PLAN = PrivacyPlan.from_noise_multiplier(
     1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
@@ -134,9 +135,10 @@ def test_kill_nine_between_reserve_and_commit_leaves_the_round_spent(place: Plac
 @pytest.mark.parametrize(
     ("field", "value"),
     [
-        ("noise_multiplier", 1.1),
+        ("noise.multiplier", CentralNoise(multiplier=1.1)),
         ("sampling", PoissonSampling(sampling_rate=0.2)),
-        ("clipping", FixedClipping(norm=2.0)),
+        ("release.clipping", Release(clipping=FixedClipping(norm=2.0))),
+        ("hosting.units_per_node", Hosting(units_per_node=2)),
         ("rounds", 6),
         ("num_clients", 100),
         ("other_releases", ((GaussianEvent(noise_multiplier=9.0), 1),)),
@@ -147,7 +149,7 @@ def test_another_plan_is_refused_with_the_difference_named(
 ) -> None:
     before = spent.rows()
     with pytest.raises(PlanMismatch, match=f"to another plan: {field} is .* here and .* ledger"):
-        PrivacyLedger.open(spent.location, replace(PLAN, **{field: value}))
+        PrivacyLedger.open(spent.location, replace(PLAN, **{field.partition(".")[0]: value}))
     assert spent.rows() == before
 
 

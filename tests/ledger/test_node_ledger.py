@@ -33,6 +33,8 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.ledger import Account, LedgerCorrupted, NodeLedger
+from fl_dp.ledger.entries import next_record
+from fl_dp.ledger.node import NODE_SCHEMA
 
 DELTA = 1e-5
 STEP = PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1)
@@ -405,7 +407,7 @@ def test_no_count_below_one_and_no_unprintable_name_is_charged(path: Path) -> No
             ledger.charge(WARD, STEP, count=0, budget=AMPLE, what="nothing")
         with pytest.raises(ValueError):
             ledger.charge(WARD, STEP, budget=AMPLE, what="\x1b[2J")
-    with pytest.raises(ValueError, match="unit must be one of client, example"):
+    with pytest.raises(ValueError, match="unit must be one of client, record"):
         Account(unit="household", source="ward")
 
 
@@ -458,6 +460,20 @@ def test_a_ledger_that_is_put_back_while_it_is_open_is_not_spent_from(path: Path
             ledger.charge(WARD, STEP, budget=AMPLE, what="round 3")
 
 
+def test_a_ledger_of_the_older_schema_is_refused_with_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("fl_dp.ledger.node.NODE_SCHEMA", 1)
+        NodeLedger.open(path).close()
+    for look in (NodeLedger.open, NodeLedger.read):
+        with pytest.raises(
+            LedgerCorrupted, match=r"schema 1, .* reads 2: .* keep the file"
+        ) as said:
+            look(path)
+        assert "start a new ledger with a max-epsilon that is lower" in str(said.value)
+
+
 def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
     plan = PrivacyPlan.from_noise_multiplier(
         1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
@@ -472,6 +488,17 @@ def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
     assert NodeLedger.is_one(node)
     with pytest.raises(LedgerCorrupted):
         PrivacyLedger.read(node)
+
+
+def test_a_ledger_of_an_older_schema_is_refused_with_what_to_do(path: Path) -> None:
+    record = next_record(None, {"kind": "node", "schema": NODE_SCHEMA - 1})
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("CREATE TABLE records (sequence INTEGER PRIMARY KEY, payload, hash)")
+        connection.execute("INSERT INTO records VALUES (1, ?, ?)", (record.payload, record.hash))
+        connection.commit()
+    for opened in (NodeLedger.open, NodeLedger.read):
+        with pytest.raises(LedgerCorrupted, match="start a new ledger, whose spending adds up"):
+            opened(path)
 
 
 def test_a_ledger_that_is_not_there_is_only_made_to_spend_from(path: Path) -> None:

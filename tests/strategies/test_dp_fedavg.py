@@ -31,7 +31,7 @@ def plan_for(
     clipping_norm: float = 1.0,
     rounds: int = 3,
 ) -> PrivacyPlan:
-    return PrivacyPlan(
+    return PrivacyPlan.of(
         budget=PrivacyBudget(epsilon=1e6, delta=1e-6),
         rounds=rounds,
         sampling=PoissonSampling(sampling_rate=sampling_rate),
@@ -77,7 +77,7 @@ def test_the_mean_update_is_the_clipped_sum_over_the_public_constant(open_ledger
     np.testing.assert_allclose(moved["w"], [0.25, 0, 0, 0], atol=TOLERANCE)
 
 
-def test_a_client_that_claims_many_examples_counts_once(open_ledger: Any) -> None:
+def test_a_client_that_claims_many_records_counts_once(open_ledger: Any) -> None:
     honest = answer_with_update(updates(N))
 
     def answer(message: Message, partition: int) -> Message:

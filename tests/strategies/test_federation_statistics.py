@@ -40,7 +40,7 @@ def sure(query: Query) -> NoiseChoice:
 
 
 def plan_of(*choices: NoiseChoice, num_clients: int = N) -> PrivacyPlan:
-    return PrivacyPlan(
+    return PrivacyPlan.of(
         budget=PrivacyBudget(epsilon=1e6, delta=1e-4),
         rounds=1,
         sampling=PoissonSampling(sampling_rate=1.0),

@@ -169,7 +169,7 @@ def released_over_rounds(plan: PrivacyPlan, rounds: int, size: int) -> tuple[Any
     class Watched(DPFedAvg):
         def aggregate_train(self, *given: Any) -> Any:
             model, metrics = super().aggregate_train(*given)
-            seen.append([float(metrics[m.name]) for m in plan.metrics])
+            seen.append([float(metrics[m.name]) for m in plan.release.metrics])
             return model, metrics
 
     strategy = Watched(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]

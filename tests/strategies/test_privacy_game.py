@@ -47,7 +47,7 @@ def tables_are_built_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def plan_for(num_clients: int, *, rate: float = 1.0, noise_multiplier: float = Z) -> PrivacyPlan:
-    return PrivacyPlan(
+    return PrivacyPlan.of(
         budget=PrivacyBudget(epsilon=1e6, delta=DELTA),
         rounds=1,
         sampling=PoissonSampling(sampling_rate=rate),

@@ -236,7 +236,7 @@ def plan_for(sampling: Sampling, **changes: Any) -> PrivacyPlan:
         clipping=FixedClipping(norm=1.0),
         num_clients=N,
     )
-    return PrivacyPlan(**(fields | changes))
+    return PrivacyPlan.of(**(fields | changes))
 
 
 def model() -> ArrayRecord:

@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.modes import Ask, Cohort
 from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Result
 from local_grid import Answer, LocalGrid, reply
@@ -17,7 +16,7 @@ from played_rounds import HandOver
 from trainings import numbers, plan_of, record
 
 from fl_dp import PrivacyLedger
-from fl_dp.strategies import Checkpoint, RoundFailed
+from fl_dp.strategies import Ask, Checkpoint, Cohort, RoundFailed
 
 N, SIZE = 6, 50
 UPDATES = np.random.default_rng(3).integers(-(2**20), 2**20, (N, SIZE), dtype=np.int32)

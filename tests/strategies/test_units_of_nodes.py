@@ -21,6 +21,7 @@ from fl_dp import PrivacyPlan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
+from fl_dp.plan import Hosting
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, SCALARS_METRIC
 from fl_dp.strategies import DPFedAvg, FixedSelection
@@ -242,7 +243,7 @@ def released_sums(
     plan: PrivacyPlan, answer: Answer, *, nodes: int, units_per_node: int
 ) -> list[float]:
     """Play the plan's rounds with coins at the nodes; return the first entry of each sum."""
-    plan = replace(plan, units_per_node=units_per_node, coins_at_nodes=True)
+    plan = replace(plan, hosting=Hosting(units_per_node=units_per_node, coins_at_nodes=True))
     strategy = DPFedAvg(
         HandOver(),
         plan=plan,

@@ -320,7 +320,7 @@ def plan_of(selection: Selection, *, rounds: int = 12, **changes: Any) -> Privac
         other_releases=freeze(selection.releases(rounds)),
         contribution_check=False,  # has tests of its own; here updates are zero
     )
-    return PrivacyPlan(**(fields | changes))
+    return PrivacyPlan.of(**(fields | changes))
 
 
 def reporting(metrics: Callable[[int], dict[str, float]]) -> LocalGrid:
@@ -445,7 +445,7 @@ def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_
     per_round = [len(fields["participants"]) for fields in rounds if "participants" in fields]
     assert sum(per_round) == 2 * N
     assert max(per_round) == 3
-    statement = privacy_statement(ledger)
+    statement = privacy_statement(ledger).to_dict()
     assert all(math.isfinite(value) for value in statement["epsilon"].values())
     assert min(statement["epsilon"].values()) <= 8.0
     # One unit is charged for its two rounds, and for every draw that it could have been in.
@@ -846,7 +846,7 @@ def test_several_units_a_node_are_refreshed_and_drawn_one_by_one(open_ledger: An
     hosted = NodeUnits(client_fn=lambda *_: Quiet(), count=lambda *_: 4)
     app = numpy_client_app(lambda _: Quiet(), units=hosted)
     selection = noisy_selection()
-    plan = replace(plan_of(selection), units_per_node=4)
+    plan = plan_of(selection, units_per_node=4)
     grid = LocalGrid(answer_with_app(app, 2), 2)
     strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
     strategy.start(grid, model(), num_rounds=3)

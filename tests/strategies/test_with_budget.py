@@ -146,7 +146,7 @@ def test_a_clipping_norm_that_is_left_out_is_adapted_and_that_is_said(
     caplog.set_level(logging.INFO, logger="flwr")
     made = make(tmp_path, clipping_norm=None, rounds=2)
     assert made.plan is not None
-    assert made.plan.clipping == DEFAULT_CLIPPING
+    assert made.plan.release.clipping == DEFAULT_CLIPPING
     assert caplog.text.count("clipping_norm was left out") == 1
     updates = [{"w": np.full(4, 5.0)}] * 20
     made.start(

@@ -11,14 +11,22 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from fl_dp.strategies.modes import Ask, Cohort
-from flwr.app import ConfigRecord, Error, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, Message, RecordDict
 from local_grid import FIRST_NODE, reply
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.strategies import DPFedAvg, Mode, Observation, Released, RoundFailed, Unit
+from fl_dp.strategies import (
+    Ask,
+    Cohort,
+    DPFedAvg,
+    Mode,
+    Observation,
+    Released,
+    RoundFailed,
+    Unit,
+)
 from fl_dp.updates import RefusedUpdate, VectorLayout
 
 STEPS = 2.0**16  # grid steps in 1: updates that are multiples of them are summed exactly
@@ -88,11 +96,11 @@ class MaskedMode(Mode):
         return summed.view(np.int32).astype(np.float64)
 
     def words_of(self, content: RecordDict) -> Words:
-        arrays = content.array_records.get("arrays", {})
-        words = arrays["words"].numpy() if "words" in arrays else np.empty(0)
+        arrays = content.array_records.get("arrays", ArrayRecord())
+        words: Any = arrays["words"].numpy() if "words" in arrays else np.empty(0)
         if words.shape != (self.layout.size,) or words.dtype != np.uint32:
             raise RefusedUpdate("it is no vector of words")
-        return words
+        return np.asarray(words, np.uint32)
 
 
 class Masked(DPFedAvg):
@@ -146,7 +154,7 @@ class MaskedNodes:
                 return None
             if node in self.rubbish.get(number, ()):
                 return reply(message, {"words": np.zeros(2)})
-            mask = self.rng.integers(0, 2**32, self.updates.shape[1], dtype=np.uint32)
+            mask: Words = self.rng.integers(0, 2**32, (self.updates.shape[1],), dtype=np.uint32)
             self.masks[number, node] = mask
             return reply(message, {"words": self.updates[node].view(np.uint32) + mask})
         if node in self.closed.get(number, ()):
@@ -158,7 +166,8 @@ class MaskedNodes:
         gone = set().union(*(each.get(number, ()) for each in (self.silent, self.closed)))
         gone |= self.rubbish.get(number, set())
         there = [node for node in range(len(self.updates)) if node not in gone]
-        return self.updates[there].sum(axis=0) / STEPS / denominator
+        total: NDArray[np.float64] = self.updates[there].sum(axis=0) / STEPS / denominator
+        return total
 
 
 def repeated(answer: Message, node: int) -> Message:

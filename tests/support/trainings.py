@@ -16,6 +16,7 @@ from local_grid import Answer, LocalGrid
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import FixedClipping, SecureRandom
+from fl_dp.plan import Hosting
 from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg
 
 SIX_SIGMA = 6.0  # two in a billion draws lie further out
@@ -32,7 +33,7 @@ def plan_of(num_clients: int, *, sampling_rate: float = 1.0, **changes: Any) -> 
         num_clients=num_clients,
         contribution_check=False,  # has tests of its own; here updates may be zero
     )
-    return PrivacyPlan(**(fields | changes))
+    return PrivacyPlan.of(**(fields | changes))
 
 
 def record(**arrays: Any) -> ArrayRecord:
@@ -105,7 +106,8 @@ def train(
         **options: Of the strategy.
     """
     if plan is not None:
-        plan = replace(plan, units_per_node=units_per_node, coins_at_nodes=coins_at_nodes)
+        hosting = Hosting(units_per_node=units_per_node, coins_at_nodes=coins_at_nodes)
+        plan = replace(plan, hosting=hosting)
     if nodes is None:
         assert plan is not None
         nodes = plan.num_clients

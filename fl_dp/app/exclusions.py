@@ -1,0 +1,165 @@
+"""The table of settings that can't go together, in the words of the errors themselves.
+
+    python -m fl_dp.app.exclusions docs/configuration.md
+
+writes it anew between its two markers. Nothing is checked here: whoever knows a reason raises
+`IncompatibleOptions`, and this only asks for what is refused.
+"""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from pathlib import Path
+
+from .compose import compose_settings
+from .planning import make_plan, make_record_plan
+
+BEGIN = "<!-- exclusions: written by `python -m fl_dp.app.exclusions docs/configuration.md` -->"
+END = "<!-- end of exclusions -->"
+
+_RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
+
+EXCLUSIONS: tuple[tuple[str, ...], ...] = (
+    (
+        *(f"privacy=local selection={name}" for name in ("poisson", "truncated_poisson")),
+        *(f"privacy=local selection={name}" for name in ("fixed", "dp_utility")),
+    ),
+    (
+        "privacy=local selection=public clipping=adaptive",
+        "privacy=local selection=public clipping=per_layer clipping.norms=[0.1,0.2]",
+        "privacy=local selection=public metrics.loss=[0,5]",
+    ),
+    ("privacy=local selection=public schedule=plateau",),
+    (
+        "privacy=local selection=public weights.cap=9 weights.total=99 "
+        "weights.capped_denominator=true",
+    ),
+    ("privacy=local selection=exponential",),
+    (
+        "privacy=local selection=public simulation.units_per_node=50",
+        "privacy=local selection.coins=nodes",
+    ),
+    (
+        *("privacy=none simulation.units_per_node=50", "privacy=none selection.coins=nodes"),
+        *("privacy=dp_sgd simulation.units_per_node=50", "privacy=dp_sgd selection.coins=nodes"),
+    ),
+    ("dp_sgd.epsilon=4", "privacy=none dp_sgd.clipping_norm=2"),
+    tuple(
+        f"selection.participation_cap=9 selection={name}"
+        for name in ("poisson", "truncated_poisson", "fixed", "dp_utility")
+    ),
+    (
+        "selection=public selection.participation_cap=9 schedule=linear",
+        "selection=public selection.participation_cap=9 schedule=plateau",
+    ),
+    ("selection.sampling_rate=1 selection.participation_cap=9 selection.coins=nodes",),
+    tuple(
+        f"selection={name} selection.coins=nodes"
+        for name in ("fixed", "truncated_poisson", "exponential", "dp_utility", "public")
+    ),
+    tuple(
+        f"selection={name} simulation.units_per_node=3" for name in ("fixed", "truncated_poisson")
+    ),
+    ("selection=truncated_poisson privacy.neighboring_relation=add-or-remove-one",),
+    ("selection=dp_utility privacy.neighboring_relation=add-or-remove-one",),
+    tuple(
+        f"selection={name} privacy.neighboring_relation=add-or-remove-one"
+        for name in ("public", "exponential")
+    ),
+    (
+        "privacy.unit=record privacy.neighboring_relation=zero-out",
+        "privacy.unit=record privacy.neighboring_relation=add-or-remove-one",
+    ),
+    (
+        f"selection=exponential {_RECORDS}",
+        "selection=exponential selection.records_per_client=9",
+    ),
+    (
+        f"selection=exponential {_RECORDS} selection.records_per_client=9 "
+        "selection.utility=staleness",
+    ),
+    ("weights.total=99", "weights.capped_denominator=true"),
+    ("weights.cap=9 weights.capped_denominator=true",),
+    (
+        "weights.cap=9 weights.total=99 weights.capped_denominator=true "
+        "simulation.units_per_node=50",
+        "weights.cap=9 weights.total=99 weights.capped_denominator=true selection.coins=nodes",
+    ),
+    ("selection=exponential selection.utility=update_norm simulation.units_per_node=50",),
+    (
+        "compression.up=quantize simulation.units_per_node=50",
+        "compression.up=quantize selection.coins=nodes",
+    ),
+    ("schedule=plateau selection=truncated_poisson",),
+    ("schedule=plateau privacy.noise_multiplier=2",),
+    ("task=csv task.partition=nodes simulation.units_per_node=2",),
+    tuple(
+        f"dp_sgd=on {setting}"
+        for setting in ("metrics.loss=[0,5]", "weights.cap=9", "selection=exponential")
+    ),
+    ("dp_sgd=on privacy.insecure_seed=1",),
+    ("dp_sgd=on privacy.neighboring_relation=add-or-remove-one",),
+    ("privacy=dp_sgd selection.participation_cap=9",),
+    ("privacy=dp_sgd schedule=linear",),
+    ("privacy=dp_sgd clipping=adaptive",),
+    ("privacy=dp_sgd privacy.epsilon=4", "privacy=dp_sgd privacy.noise_multiplier=2"),
+    ("privacy=dp_sgd dp_sgd=off",),
+)
+"""Overrides that are refused; those of one row for one reason."""
+
+
+def refusal(overrides: str) -> ValueError | None:
+    """Return the error that settings end with before anything is started, None if there is none.
+
+    Args:
+        overrides: As on the command line, with spaces between them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            settings = compose_settings(overrides.split())
+            make_record_plan(settings)
+            if settings.protects_clients:
+                make_plan(settings)
+        except ValueError as error:
+            return error
+    return None
+
+
+def table() -> str:
+    """Return the table in Markdown, each row with the error of its first settings."""
+    lines = ["| settings | error |", "|---|---|"]
+    for row in EXCLUSIONS:
+        error = refusal(row[0])
+        assert error is not None, f"{row[0]} is not refused"
+        lines.append(f"| {_in_words(row)} | {error} |")
+    return "\n".join(lines)
+
+
+def _in_words(row: tuple[str, ...]) -> str:
+    """Return a row's settings, with what they have in common said once."""
+    words = [each.split() for each in row]
+    common = [word for word in words[0] if all(word in each for each in words)]
+    rests = [" ".join(word for word in each if word not in common) for each in words]
+    if len(row) == 1 or not common:
+        return " or ".join(f"`{each}`" for each in row)
+    return f"`{' '.join(common)}` with {' or '.join(f'`{rest}`' for rest in rests)}"
+
+
+def with_table(page: str, table: str) -> str:
+    """Return the page with `table` between the markers.
+
+    Raises:
+        ValueError: If the page has no markers.
+    """
+    before, begin, rest = page.partition(BEGIN)
+    _, end, after = rest.partition(END)
+    if not (begin and end):
+        raise ValueError(f"the page has no table to be written: put {BEGIN} and {END} into it")
+    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
+
+
+if __name__ == "__main__":
+    page = Path(sys.argv[1])
+    page.write_text(with_table(page.read_text("utf-8"), table()), encoding="utf-8")

@@ -1,0 +1,376 @@
+"""Kinds of noise: who adds it, how much in each round, and the charge for it.
+
+A kind of noise stands for a promise to somebody: `CentralNoise` trusts the server, `ClientNoise`
+trusts nobody. Each says what it excludes, and its words for the privacy statement. A new kind, for
+instance noise in shares under a secure sum, is one more class here.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, ClassVar, Self
+
+from fl_dp.accounting import (
+    DeclaredFilter,
+    GaussianFilter,
+    IncompatibleOptions,
+    NeighboringRelation,
+    NoiseSchedule,
+    PlateauController,
+    PlateauSchedule,
+    PrivacyBudget,
+    PrivacyEvent,
+    PrivacyFilter,
+    RenyiFilter,
+    Sampling,
+    event_of,
+)
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.mechanisms import ClientScheme, client_scheme
+
+from .hosting import Hosting
+from .release import Release
+
+_CONSTANT = NoiseSchedule()
+_CLIPPING = {
+    "fixed": "L2-clipped updates",
+    "per-layer": "updates whose layers are L2-clipped one by one",
+    "adaptive": "updates that are L2-clipped at a norm which follows a noisy quantile",
+}
+ANOTHER_APP = (
+    "a server that sends another app than the one agreed on: a node runs it, unless its SuperNode "
+    "verifies apps (`--trusted-entities`)"
+)
+"""Left out of every promise against the server, as Flower's nodes get their code from it."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Noise(ABC):
+    """The noise of a training: who adds it, and how much in each round.
+
+    Attributes:
+        multiplier: Noise standard deviation over the clipping norm, in the rounds with the least
+            noise.
+        schedule: How the noise changes over the rounds, declared beforehand.
+    """
+
+    kind: ClassVar[str]
+    place: ClassVar[str]
+    """The place where it is added, in one phrase."""
+    of_sums: ClassVar[bool] = True
+    """Whether it is the noise of a cohort's sums, or one message has noise of its own."""
+
+    multiplier: float
+    schedule: NoiseSchedule = _CONSTANT
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether rounds get noise that is chosen after earlier ones were released."""
+        return False
+
+    @property
+    def course(self) -> str:
+        """The name of its course over the rounds: its schedule's, or `plateau`."""
+        return self.schedule.name
+
+    @property
+    def least_multiplier(self) -> float:
+        """The smallest multiplier that any round may have."""
+        return self.multiplier
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Sentences on what the promise leaves out because of who adds the noise."""
+        return ()
+
+    def multipliers(self, rounds: int) -> tuple[float, ...]:
+        """Return the planned multiplier of each round; where it is chosen later, the first one."""
+        return self.schedule.multipliers(self.multiplier, rounds)
+
+    def controller(self) -> PlateauController | None:
+        """Return what chooses the multipliers later, if anything does."""
+        return None
+
+    def filter(
+        self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation
+    ) -> PrivacyFilter:
+        """Return the gate that every release has to pass, with nothing spent.
+
+        Args:
+            budget: Never exceeded.
+            history: Every planned release.
+            relation: Which populations are neighbours.
+        """
+        return DeclaredFilter(budget, history, neighboring_relation=relation)
+
+    @abstractmethod
+    def event(
+        self, multiplier: float, *, sampling: Sampling, num_clients: int, release: Release
+    ) -> PrivacyEvent:
+        """Return what one unit is charged for a round of that multiplier."""
+
+    @abstractmethod
+    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+        """Refuse what does not go with this noise.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+
+    def check_reports(self, utility: str | None) -> None:
+        """Refuse what clients can't tell a selection in the clear; anything goes by default.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        del utility
+
+    @abstractmethod
+    def adversary(self, *, unit: str, sampling: Sampling) -> str:
+        """Return against whom the promise holds."""
+
+    @abstractmethod
+    def trusted(self, hosting: Hosting) -> str:
+        """Return who is trusted, and with what."""
+
+    @abstractmethod
+    def mechanism(self, release: Release) -> str:
+        """Return what makes a round private."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the noise as plain JSON values."""
+        return {"kind": self.kind, **asdict(self), "schedule": self.schedule.to_dict()}
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the noise that `to_dict` described, without its kind."""
+        return cls(**dict(fields) | {"schedule": NoiseSchedule.from_dict(fields["schedule"])})
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralNoise(Noise):
+    """Gaussian noise that the server adds to a cohort's sums.
+
+    Attributes:
+        plateau: How the noise reacts to a public metric, instead of a schedule; `multiplier` is
+            then what its own multipliers are relative to, and a privacy filter gates the rounds.
+        filter_order: That filter's Renyi order, fixed beforehand; None: Gaussian.
+    """
+
+    kind: ClassVar[str] = "central"
+    place: ClassVar[str] = "at the server"
+
+    plateau: PlateauSchedule | None = None
+    filter_order: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If fields exclude each other.
+        """
+        if self.plateau is not None and self.schedule != _CONSTANT:
+            raise ValueError(
+                f"the noise can follow the plateau or the schedule '{self.schedule.name}', not both"
+            )
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the noise reacts to a plateau."""
+        return self.plateau is not None
+
+    @property
+    def course(self) -> str:
+        """The name of its course over the rounds."""
+        return self.schedule.name if self.plateau is None else "plateau"
+
+    @property
+    def least_multiplier(self) -> float:
+        """The smallest multiplier that any round may have."""
+        if self.plateau is None:
+            return self.multiplier
+        return min(self.plateau.first, self.plateau.smallest) * self.multiplier
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """With a plateau: what its metric may tell."""
+        if self.plateau is None:
+            return ()
+        return (
+            "the metric that the noise reacted to: it was taken to be public or already charged",
+        )
+
+    def multipliers(self, rounds: int) -> tuple[float, ...]:
+        """Return the planned multiplier of each round; with a plateau, the first throughout."""
+        if self.plateau is None:
+            return super().multipliers(rounds)
+        return (self.plateau.first * self.multiplier,) * rounds
+
+    def controller(self) -> PlateauController | None:
+        """Return what follows the plateau, if there is one."""
+        return None if self.plateau is None else PlateauController(self.plateau, self.multiplier)
+
+    def filter(
+        self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation
+    ) -> PrivacyFilter:
+        """Return the gate; with a plateau one that holds for noise chosen after a look."""
+        if self.plateau is None:
+            return super().filter(budget, history, relation)
+        if self.filter_order is None:
+            return GaussianFilter(budget, neighboring_relation=relation)
+        return RenyiFilter(budget, self.filter_order, neighboring_relation=relation)
+
+    def event(
+        self, multiplier: float, *, sampling: Sampling, num_clients: int, release: Release
+    ) -> PrivacyEvent:
+        """Return a Gaussian, amplified as the sampling allows."""
+        return sampling.event(multiplier, num_clients)
+
+    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+        """Refuse nothing: the server that adds this noise may see everything else."""
+
+    def adversary(self, *, unit: str, sampling: Sampling) -> str:
+        """Return that it holds against who sees the models."""
+        others = "all other clients' data"
+        if unit == "record":
+            others = "all other records, those of the same client included"
+        seen = (
+            "sees who took part"
+            if sampling.visible
+            else ("does not see who took part in which round")
+        )
+        return f"sees every released model and knows {others}; {seen}"
+
+    def trusted(self, hosting: Hosting) -> str:
+        """Return that the server is, and nodes as far as they host several units."""
+        return hosting.trusted
+
+    def mechanism(self, release: Release) -> str:
+        """Return what is summed, and what goes with it."""
+        divided = "mean, with a capped denominator," if release.capped_denominator else "sum"
+        text = (
+            f"Gaussian on an integer grid, on the {divided} of {_CLIPPING[release.clipping.kind]}"
+        )
+        if release.metrics:
+            names = ", ".join(metric.name for metric in release.metrics)
+            text += f", released as one with the clients' metrics {names}"
+        return text
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the noise that `to_dict` described, without its kind."""
+        plateau = fields["plateau"]
+        made = None if plateau is None else PlateauSchedule(**plateau)
+        return super().from_dict(dict(fields) | {"plateau": made})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientNoise(Noise):
+    """Noise that each client adds to its own update, so that nobody else has to be trusted.
+
+    `multiplier` is that of one client's own noise.
+
+    Attributes:
+        scheme: `gaussian`, `laplace` or `exponential`.
+    """
+
+    kind: ClassVar[str] = "client"
+    place: ClassVar[str] = "at each client"
+    of_sums: ClassVar[bool] = False
+
+    scheme: str
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """That the server could send another app."""
+        return (ANOTHER_APP,)
+
+    def scheme_of(self, multiplier: float, clipping_norm: float) -> ClientScheme:
+        """Return what makes one client's message private."""
+        return client_scheme(self.scheme, noise_multiplier=multiplier, clipping_norm=clipping_norm)
+
+    def event(
+        self, multiplier: float, *, sampling: Sampling, num_clients: int, release: Release
+    ) -> PrivacyEvent:
+        """Return the event of one message, in full: the server sees who sent it."""
+        return event_of(self.scheme_of(multiplier, release.clipping_norm))
+
+    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+        """Refuse what needs the server to see updates, and secret cohorts.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        if release.capped_denominator:
+            raise IncompatibleOptions(
+                "a capped denominator is made from weights that the server sees, which "
+                "client_scheme hides: use the fixed denominator"
+            )
+        if hosting.sums_at_nodes:
+            raise IncompatibleOptions(
+                "a node that sums its units clips them for noise at the server: with several units "
+                "a node, or coins at the nodes, leave client_scheme out"
+            )
+        needs_sums = {
+            "metrics": bool(release.metrics),
+            "adaptive clipping": release.adaptive_clipping is not None,
+            "per-layer clipping": len(release.clipping.first_norms) > 1,
+        }
+        for name, given in needs_sums.items():
+            if given:
+                raise IncompatibleOptions(server_needed(name))
+        if not sampling.visible:
+            raise IncompatibleOptions(
+                "with noise at the clients the server sees each message and who sent it, so "
+                "nothing is amplified: write sampling_rate=1 or "
+                f"sampling=VisibleSampling(cohort=...), got {sampling}"
+            )
+
+    def check_reports(self, utility: str | None) -> None:
+        """Refuse any report of a client that is not private itself.
+
+        Raises:
+            ValueError: If a selection asks for one.
+        """
+        if utility:
+            raise IncompatibleOptions(
+                f"clients that trust nobody do not report their {utility} in the clear: with "
+                "noise at the clients, write selection=PublicSelection(...)"
+            )
+
+    def adversary(self, *, unit: str, sampling: Sampling) -> str:
+        """Return that it holds against the server."""
+        return "is the server itself: sees every message and who sent it, and knows all other data"
+
+    def trusted(self, hosting: Hosting) -> str:
+        """Return that nobody else is."""
+        return "each client's own software, to add the noise of this plan; nobody with an update"
+
+    def mechanism(self, release: Release) -> str:
+        """Return what each client does."""
+        return f"noise of the {self.scheme} scheme at each client, on its clipped update"
+
+
+def server_needed(name: str) -> str:
+    """Return why an option does not go with noise at the clients."""
+    return f"{name} needs noise at the server: leave client_scheme out"
+
+
+_KINDS: dict[str, type[Noise]] = {each.kind: each for each in (CentralNoise, ClientNoise)}
+
+
+def noise_from_dict(fields: Mapping[str, Any]) -> Noise:
+    """Return the noise that `to_dict` described.
+
+    Raises:
+        ValueError: If the kind is unknown to this version.
+    """
+    kind = _KINDS.get(fields["kind"])
+    if kind is None:
+        raise ValueError(
+            f"noise of kind '{fields['kind']}' is unknown to this version, which knows "
+            f"{', '.join(_KINDS)}"
+        )
+    return kind.from_dict({name: value for name, value in fields.items() if name != "kind"})

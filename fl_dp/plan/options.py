@@ -1,0 +1,150 @@
+"""The flat keywords of a plan's one-line doors, sorted into the objects that own them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any, Required, TypedDict, get_type_hints
+
+from fl_dp.accounting import (
+    History,
+    IncompatibleOptions,
+    NeighboringRelation,
+    NoiseSchedule,
+    PlateauSchedule,
+    PoissonSampling,
+    Sampling,
+    freeze,
+)
+from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, FixedClipping, ScalarMetric
+
+from .arguments import require_known, require_types
+from .hosting import Hosting
+from .noise import CentralNoise, ClientNoise, Noise, server_needed
+from .release import Release
+
+
+class PlanOptions(TypedDict, total=False):
+    """Options of a plan beyond budget, rounds, roster, sampling and clipping.
+
+    Each is an attribute of `PrivacyPlan`, `Release`, `Hosting` or the noise: `CentralNoise`, or
+    `ClientNoise` if `client_scheme` is given.
+    """
+
+    neighboring_relation: NeighboringRelation
+    schedule: NoiseSchedule
+    plateau: PlateauSchedule | None
+    participation_cap: int | None
+    other_releases: History
+    metrics: tuple[ScalarMetric, ...]
+    scalar_noise_std: float | None
+    total_weight: float | None
+    capped_denominator: bool
+    client_scheme: str | None
+    unit: str
+    units_per_node: int
+    coins_at_nodes: bool
+    contribution_check: bool
+
+
+class PlanArguments(PlanOptions, total=False):
+    """Keywords of a plan's doors: rounds and roster, sampling and clipping, and the options."""
+
+    rounds: Required[int]
+    num_clients: Required[int]
+    sampling_rate: float | None
+    sampling: Sampling | None
+    clipping_norm: float | None
+    clipping: Clipping | None
+
+
+def plan_fields(
+    *,
+    noise_multiplier: float,
+    sampling_rate: float | None = None,
+    sampling: Sampling | None = None,
+    clipping_norm: float | None = None,
+    clipping: Clipping | None = None,
+    client_scheme: str | None = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Return the arguments of `PrivacyPlan` that flat keywords stand for.
+
+    Args:
+        noise_multiplier: Of the noise.
+        sampling_rate: Short for `sampling=PoissonSampling(sampling_rate=...)`.
+        sampling: How cohorts come about.
+        clipping_norm: Short for `clipping=FixedClipping(norm=...)`.
+        clipping: What bounds an update; `DEFAULT_CLIPPING` if both are left out.
+        client_scheme: Each client adds noise of this scheme itself; None: the server adds it.
+        **options: Fields of a plan and of its parts.
+
+    Raises:
+        ValueError: If two of them say the same, or an option is of another kind of noise.
+    """
+    options |= {"clipping": _one_clipping(clipping_norm, clipping, client_scheme)}
+    of_noise = _taken(options, CentralNoise) | {"multiplier": noise_multiplier}
+    if "other_releases" in options:
+        options["other_releases"] = freeze(options["other_releases"])
+    return {
+        "release": Release(**_taken(options, Release)),
+        "hosting": Hosting(**_taken(options, Hosting)),
+        "noise": _noise(of_noise, client_scheme),
+        "sampling": _one_sampling(sampling_rate, sampling),
+        **options,
+    }
+
+
+def require_plan_arguments(given: Mapping[str, Any], *, of: str) -> None:
+    """Refuse an argument that a plan does not have, or of the wrong type.
+
+    Raises:
+        TypeError: With the nearest right name, or what to write.
+    """
+    hints = get_type_hints(PlanArguments)
+    require_known(given, hints, of=of)
+    # A clipping rule is checked by `Release`, whose error says where rules are described.
+    require_types({name: each for name, each in given.items() if name != "clipping"}, hints)
+
+
+def _taken(options: dict[str, Any], owner: type) -> dict[str, Any]:
+    """Take out the options that are fields of `owner`."""
+    names = {each.name for each in fields(owner)}
+    return {name: options.pop(name) for name in list(options) if name in names}
+
+
+def _noise(given: Mapping[str, Any], client_scheme: str | None) -> Noise:
+    if client_scheme is None:
+        return CentralNoise(**given)
+    known = {each.name for each in fields(ClientNoise)}
+    for name, value in given.items():
+        if name not in known and value is not None:
+            raise IncompatibleOptions(server_needed(name))
+    own = {name: value for name, value in given.items() if name in known}
+    return ClientNoise(**own, scheme=client_scheme)
+
+
+def _one_sampling(rate: float | None, sampling: Sampling | None) -> Sampling:
+    if (rate is None) == (sampling is None):
+        raise ValueError("give either sampling_rate or sampling")
+    return sampling if sampling is not None else PoissonSampling(sampling_rate=rate or 0.0)
+
+
+def _one_clipping(
+    norm: float | None, clipping: Clipping | None, client_scheme: str | None
+) -> Clipping:
+    if norm is not None and clipping is not None:
+        raise ValueError(
+            f"give either clipping_norm or clipping, got clipping_norm={norm} and {clipping}"
+        )
+    if clipping is not None:
+        return clipping
+    if norm is not None:
+        return FixedClipping(norm=norm)
+    if client_scheme is not None:
+        raise ValueError(
+            "clipping_norm can't be left out with noise at the clients (client_scheme): nobody "
+            "sees how many updates a norm clips, so none can be found on the way; write "
+            "clipping_norm=..., docs/choosing_a_clipping_norm.md tells which"
+        )
+    return DEFAULT_CLIPPING

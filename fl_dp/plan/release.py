@@ -1,0 +1,195 @@
+"""The release of a round: a bounded mean over its cohort, and scalars beside it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from fl_dp.accounting import IncompatibleOptions
+from fl_dp.mechanisms import (
+    AdaptiveClipping,
+    Clipping,
+    GaussianBundle,
+    GaussianMechanism,
+    ScalarMetric,
+    capped_denominator_sensitivity,
+    clipping_from_dict,
+    clipping_to_dict,
+    default_bit_noise_std,
+    joint_clipping_norm,
+    require_clipping,
+)
+
+# A part of noise std r times the round's own costs the rest a factor (1 - r^-2)^-1/2: solved for r.
+# Bits and metrics lie in [-1/2, 1/2], so half of it does for them; they may cost 5 %.
+_CHEAP_SCALARS = 0.5 / math.sqrt(1.0 - 1.05**-2)
+# The same of the number of contributions, at 1 % and at most; below a tenth of the cohort it gains
+# nothing. A round whose count has noise std s tells nobody from three quarters of a cohort of m by
+# a logarithm of (0.75 m / s)^2 / 2: at this times m sqrt(rounds), by 20 in a quarter of the rounds.
+_CHEAP_COUNT = 1.0 / math.sqrt(1.0 - 1.01**-2)
+_DEAREST_COUNT = 1.0 / math.sqrt(1.0 - 1.05**-2)
+_CLEAR_COUNT = 0.1
+_TIMELY_COUNT = 0.75 / math.sqrt(4.0 * 2.0 * 20.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Release:
+    """Bounds on updates, scalars that are released beside them, and the denominator of their sum.
+
+    Attributes:
+        clipping: What bounds one client's update.
+        metrics: Metrics of the clients that each round releases with the updates, at no charge of
+            their own: the updates get a little more noise instead.
+        scalar_noise_std: Noise on the sum of each metric and of the bits of adaptive clipping,
+            both scaled to [-1/2, 1/2]. None: a twentieth of the expected cohort, or more where that
+            would cost the updates above 5 %.
+        total_weight: Public sum of all clients' weights in [0, 1], which the fixed denominator is
+            made of (the estimator `f~f` of McMahan et al. 2018); None: every client weighs 1.
+        capped_denominator: Divide by what the cohort weighs, but at least by its expected part of
+            `total_weight`, which is then a public lower bound (`f~c`): twice the sensitivity.
+        contribution_check: Each round also releases a noisy number of the units that contribute,
+            at no charge of its own: the updates get at most 1 % more noise, or up to 5 % where few
+            clients or rounds would tell too late. A training to which nobody contributes then
+            ends early. With noise at the clients the server sees each message anyway, and counts.
+    """
+
+    clipping: Clipping
+    metrics: tuple[ScalarMetric, ...] = ()
+    scalar_noise_std: float | None = None
+    total_weight: float | None = None
+    capped_denominator: bool = False
+    contribution_check: bool = True
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range or fields exclude each other.
+        """
+        require_clipping(self.clipping)
+        if self.capped_denominator and self.total_weight is None:
+            raise IncompatibleOptions(
+                "a capped denominator needs its public lower bound: give total_weight, the least "
+                "that all clients can weigh together"
+            )
+
+    def check(self, num_clients: int) -> None:
+        """Refuse weights that no such roster has.
+
+        Raises:
+            ValueError: If `total_weight` is above what so many clients can weigh.
+        """
+        weight = self.total_weight
+        if weight is not None and not 0.0 < weight <= num_clients:
+            raise ValueError(
+                f"total_weight must lie in (0, num_clients = {num_clients}], as no client "
+                f"weighs more than 1, got {weight}"
+            )
+
+    @property
+    def adaptive_clipping(self) -> AdaptiveClipping | None:
+        """The rule that moves the clipping norm, if one does."""
+        return self.clipping if isinstance(self.clipping, AdaptiveClipping) else None
+
+    @property
+    def clipping_norm(self) -> float:
+        """L2 bound on one client's whole update, in the first round."""
+        return joint_clipping_norm(self.clipping.first_norms)
+
+    def bundle(
+        self,
+        noise_multiplier: float,
+        *,
+        expected_cohort: float,
+        rounds: int,
+        counted: bool = True,
+        clipping_norms: tuple[float, ...] | None = None,
+    ) -> GaussianBundle:
+        """Return the sums of a round, and the noise of each.
+
+        Args:
+            noise_multiplier: Of the round as a whole.
+            expected_cohort: The public constant that stands for the size of a cohort.
+            rounds: Of the training.
+            counted: Whether the number of contributions needs noise.
+            clipping_norms: Those of this round, where they change; the first round's by default.
+        """
+        bit = self.adaptive_clipping is not None
+        scalars = int(bit) + len(self.metrics)
+        noise_std = self.scalar_noise_std
+        if scalars and noise_std is None:
+            noise_std = max(
+                default_bit_noise_std(expected_cohort),
+                _CHEAP_SCALARS * noise_multiplier * math.sqrt(scalars),
+            )
+        count_noise_std = None
+        if self.contribution_check and counted:
+            count_noise_std = _count_noise_std(noise_multiplier, expected_cohort, rounds)
+        return GaussianBundle(
+            noise_multiplier=noise_multiplier,
+            clipping_norms=clipping_norms or self.clipping.first_norms,
+            unclipped_bit=bit,
+            metrics=self.metrics,
+            scalar_noise_std=noise_std,
+            count_noise_std=count_noise_std,
+        )
+
+    def denominator(self, expected_cohort: float, num_clients: int) -> float:
+        """Return the public constant that a round's sum is divided by: what a cohort weighs.
+
+        With `capped_denominator`, the least that the sum is divided by.
+        """
+        if self.total_weight is None:
+            return expected_cohort
+        return expected_cohort * self.total_weight / num_clients
+
+    @staticmethod
+    def mean_mechanism(
+        noise_multiplier: float, size: int, *, clipping_norm: float, denominator: float
+    ) -> GaussianMechanism:
+        """Return the mechanism of a mean with a capped denominator.
+
+        A client moves numerator and denominator: twice the sensitivity of a fixed one. The mean is
+        put on the grid once, as a whole, which can lengthen what one client moves by the root of
+        `size` grid steps on either side: a share that the sensitivity carries.
+
+        Args:
+            noise_multiplier: Of the updates.
+            size: Length of the vector.
+            clipping_norm: L2 bound on one client's update in this round.
+            denominator: The least that the sum is divided by.
+        """
+        sensitivity = capped_denominator_sensitivity(clipping_norm, denominator)
+        # A grid step is at most 2^-30 of the noise: sqrt(size) of them on either side, and twice
+        # that, as the larger sensitivity can double the step.
+        rounding = 2.0**-28 * noise_multiplier * math.sqrt(size)
+        return GaussianMechanism(
+            noise_multiplier=noise_multiplier, clipping_norm=sensitivity * (1.0 + rounding)
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the release as plain JSON values."""
+        return asdict(self) | {
+            "clipping": clipping_to_dict(self.clipping),
+            "metrics": [asdict(metric) for metric in self.metrics],
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the release that `to_dict` described."""
+        return cls(
+            **dict(fields)
+            | {
+                "clipping": clipping_from_dict(fields["clipping"]),
+                "metrics": tuple(ScalarMetric(**metric) for metric in fields["metrics"]),
+            }
+        )
+
+
+def _count_noise_std(noise_multiplier: float, expected_cohort: float, rounds: int) -> float:
+    """Return the noise on a round's number of contributions."""
+    timely = _TIMELY_COUNT * expected_cohort * math.sqrt(rounds)
+    cheap, dearest = _CHEAP_COUNT * noise_multiplier, _DEAREST_COUNT * noise_multiplier
+    return max(_CLEAR_COUNT * expected_cohort, min(cheap, max(timely, dearest)))

@@ -1,0 +1,205 @@
+"""Kinds of noise: what each is charged as, excludes and says, and a place for one more."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import (
+    GaussianEvent,
+    IncompatibleOptions,
+    LaplaceEvent,
+    PoissonSampling,
+    PrivacyBudget,
+    PrivacyEvent,
+    Sampling,
+    VisibleSampling,
+    gaussian_noise_multiplier,
+)
+from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
+from fl_dp.plan import CentralNoise, ClientNoise, Hosting, Noise, Release, noise
+from fl_dp.plan.calibrated import calibrated_noise
+from fl_dp.plan.options import plan_fields
+from fl_dp.statement import privacy_statement
+
+BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-4)
+EVERYBODY = PoissonSampling(sampling_rate=1.0)
+LOSS = ScalarMetric(name="loss", low=0.0, high=5.0)
+
+
+def plan_with(of: Noise, **changes: Any) -> PrivacyPlan:
+    fields: dict[str, Any] = dict(
+        budget=BUDGET,
+        rounds=4,
+        num_clients=100,
+        sampling=EVERYBODY,
+        release=Release(clipping=FixedClipping(norm=0.5)),
+    )
+    return PrivacyPlan(**(fields | changes), noise=of)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseInShares(Noise):
+    """A share of the noise from each client, as under a secure sum.
+
+    Attributes:
+        least: The fewest clients whose shares are in a sum.
+    """
+
+    kind: ClassVar[str] = "shares"
+    place: ClassVar[str] = "in shares at the clients"
+    least: int
+
+    def event(
+        self, multiplier: float, *, sampling: Sampling, num_clients: int, release: Release
+    ) -> PrivacyEvent:
+        return GaussianEvent(noise_multiplier=multiplier * self.least**0.5)
+
+    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+        if not sampling.visible:
+            raise ValueError("the size of a sum shows a secret cohort")
+
+    def adversary(self, *, unit: str, sampling: Sampling) -> str:
+        return "is the server, which sees sums alone"
+
+    def trusted(self, hosting: Hosting) -> str:
+        return f"{self.least} clients, to add their shares"
+
+    def mechanism(self, release: Release) -> str:
+        return "Gaussian, in shares"
+
+
+# One more kind ------------------------------------------------------------------------------------
+
+
+def test_a_new_kind_of_noise_is_charged_and_calibrated_by_its_own_event() -> None:
+    plan = plan_with(NoiseInShares(multiplier=2.0, least=16))
+    assert plan.history == ((GaussianEvent(noise_multiplier=8.0), 4),)
+    calibrated = calibrated_noise(plan).multiplier
+    # Four Gaussians are one of half the multiplier; sixteen shares of one are four.
+    assert calibrated == pytest.approx(gaussian_noise_multiplier(8.0, 1e-4) * 2 / 4, rel=1e-4)
+
+
+def test_a_new_kind_of_noise_refuses_what_it_can_not_do() -> None:
+    with pytest.raises(ValueError, match="shows a secret cohort"):
+        plan_with(
+            NoiseInShares(multiplier=2.0, least=16), sampling=PoissonSampling(sampling_rate=0.5)
+        )
+
+
+def test_a_new_kind_of_noise_goes_through_the_ledger_into_the_statement(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(noise._KINDS, "shares", NoiseInShares)
+    plan = plan_with(NoiseInShares(multiplier=2.0, least=16))
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        statement = privacy_statement(ledger)
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.plan == plan
+        assert ledger.history == ((GaussianEvent(noise_multiplier=8.0), 1),)
+    told = json.dumps(statement, default=str)
+    for words in ("which sees sums alone", "to add their shares", "Gaussian, in shares"):
+        assert words in told
+
+
+def test_a_kind_that_this_version_does_not_know_is_refused() -> None:
+    fields = plan_with(NoiseInShares(multiplier=2.0, least=16)).to_dict()
+    with pytest.raises(ValueError, match=r"kind 'shares' is unknown.*central, client"):
+        PrivacyPlan.from_dict(fields)
+
+
+# What a kind can't have, it has no field for ------------------------------------------------------
+
+
+def test_noise_at_the_clients_has_no_plateau() -> None:
+    with pytest.raises(TypeError, match="plateau"):
+        ClientNoise(multiplier=1.0, scheme="gaussian", plateau=None)  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"release": Release(clipping=FixedClipping(norm=1.0), metrics=(LOSS,))}, "metrics needs"),
+        ({"release": Release(clipping=AdaptiveClipping())}, "adaptive clipping needs"),
+        ({"release": Release(clipping=PerLayerClipping(norms=(1.0, 2.0)))}, "per-layer"),
+        ({"hosting": Hosting(units_per_node=2)}, "clips them for noise at the server"),
+        ({"hosting": Hosting(coins_at_nodes=True)}, "clips them for noise at the server"),
+        ({"sampling": PoissonSampling(sampling_rate=0.5)}, "nothing is amplified"),
+        (
+            {
+                "release": Release(
+                    clipping=FixedClipping(norm=1.0), total_weight=9.0, capped_denominator=True
+                )
+            },
+            "client_scheme hides",
+        ),
+    ],
+)
+def test_noise_at_the_clients_refuses_what_needs_the_server(
+    changes: dict[str, Any], why: str
+) -> None:
+    with pytest.raises(IncompatibleOptions, match=why):
+        plan_with(ClientNoise(multiplier=1.0, scheme="laplace"), **changes)
+    plan_with(CentralNoise(multiplier=1.0), **changes)  # and the server refuses none of it
+
+
+def test_a_client_s_message_is_charged_in_full_by_its_scheme() -> None:
+    plan = plan_with(
+        ClientNoise(multiplier=3.0, scheme="laplace"), sampling=VisibleSampling(cohort=10)
+    )
+    assert plan.event_of(1) == LaplaceEvent(noise_multiplier=3.0)
+
+
+@pytest.mark.parametrize("reported", ["loss", "records"])
+def test_only_clients_that_trust_nobody_report_nothing(reported: str) -> None:
+    with pytest.raises(IncompatibleOptions, match=f"do not report their {reported} in the clear"):
+        ClientNoise(multiplier=1.0, scheme="gaussian").check_reports(reported)
+    ClientNoise(multiplier=1.0, scheme="gaussian").check_reports(None)
+    CentralNoise(multiplier=1.0).check_reports(reported)
+
+
+# Flat keywords ------------------------------------------------------------------------------------
+
+
+def test_flat_keywords_go_to_the_objects_that_own_them() -> None:
+    fields = plan_fields(
+        noise_multiplier=2.0,
+        rounds=4,
+        num_clients=100,
+        sampling_rate=1.0,
+        clipping_norm=0.5,
+        client_scheme="gaussian",
+        contribution_check=False,
+        unit="client",
+    )
+    assert fields == {
+        "rounds": 4,
+        "num_clients": 100,
+        "unit": "client",
+        "sampling": EVERYBODY,
+        "noise": ClientNoise(multiplier=2.0, scheme="gaussian"),
+        "release": Release(clipping=FixedClipping(norm=0.5), contribution_check=False),
+        "hosting": Hosting(),
+    }
+
+
+def test_no_two_objects_have_a_field_of_one_name() -> None:
+    """A flat keyword would go to the first of them, in silence."""
+    owners = (PrivacyPlan, Release, Hosting, CentralNoise)
+    names = [name for owner in owners for name in owner.__dataclass_fields__]
+    assert len(set(names)) == len(names)
+
+
+def test_a_draft_is_checked_at_once_and_finished_as_a_plan() -> None:
+    given: Any = dict(rounds=4, num_clients=100, sampling_rate=0.5, clipping_norm=1.0)
+    draft = PrivacyPlan.draft(BUDGET, 1.0, given)
+    plan = PrivacyPlan.calibrate(BUDGET, **given)
+    assert replace(draft, noise=plan.noise) == plan
+    with pytest.raises(IncompatibleOptions, match="nothing is amplified"):
+        PrivacyPlan.draft(BUDGET, 1.0, given | {"client_scheme": "gaussian"})
