@@ -39,7 +39,7 @@ from fl_dp.datasets import load_dataset
 from fl_dp.ledger import Account
 from fl_dp.models import set_arrays
 from fl_dp.plan import RecordPlan
-from fl_dp.strategies import DPFedAvg, PoissonSelection
+from fl_dp.strategies import PoissonSelection, UnprotectedFedAvg
 from fl_dp.training import evaluate
 
 
@@ -146,8 +146,8 @@ def run_row(row: Row, noise_multiplier: float, seed: int, epochs: int) -> dict[s
                 print(f"epoch {server_round} of {epochs}: {accuracy:.4f}", flush=True)
                 return MetricRecord({"loss": loss, "accuracy": accuracy})
 
-            strategy = DPFedAvg(
-                FedAvg(), plan=None, ledger=None, selection=PoissonSelection(1.0), record_plan=plan
+            strategy = UnprotectedFedAvg(
+                FedAvg(), selection=PoissonSelection(1.0), record_plan=plan
             )
             strategy.start(
                 grid,

@@ -2,11 +2,12 @@
 
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
+from .checkpoint import Checkpoint
 from .contributions import NobodyContributes
-from .dp_fedavg import Checkpoint, DPFedAvg
-from .exchange import RosterIncomplete, RosterTooLarge, wait_for_roster
+from .dp_fedavg import DPFedAvg
 from .federation_statistics import ask_federation
-from .roster import Unit
+from .modes import Ask, Cohort, Mode, Released, RoundFailed
+from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
     Draw,
     FixedSelection,
@@ -17,27 +18,34 @@ from .selection import (
     TruncatedPoissonSelection,
 )
 from .together import check_together
+from .unprotected import UnprotectedFedAvg
 from .utility_selection import DPUtilitySelection, ExponentialSelection
 
 __all__ = [
     "AdaptiveClipping",
+    "Ask",
     "Checkpoint",
+    "Cohort",
     "DPFedAvg",
     "DPUtilitySelection",
     "Draw",
     "ExponentialSelection",
     "FixedClipping",
     "FixedSelection",
+    "Mode",
     "NobodyContributes",
     "Observation",
     "PerLayerClipping",
     "PoissonSelection",
     "PublicSelection",
+    "Released",
     "RosterIncomplete",
     "RosterTooLarge",
+    "RoundFailed",
     "Selection",
     "TruncatedPoissonSelection",
     "Unit",
+    "UnprotectedFedAvg",
     "ask_federation",
     "check_together",
     "wait_for_roster",

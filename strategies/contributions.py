@@ -48,7 +48,7 @@ class NobodyContributes(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class CohortLaw:
-    """How many units a round asks, as far as that is public: a binomial law.
+    """Law of the number of units that a round asks, as far as that is public: a binomial.
 
     Attributes:
         units: How many units may be drawn.

@@ -7,7 +7,6 @@ reply is handed over as it comes.
 
 from __future__ import annotations
 
-import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,15 +19,7 @@ _SIMULATION_WINDOW = 64
 _BATCH = 32
 _SHORTEST_PAUSE, _LONGEST_PAUSE, _BACKOFF = 0.02, 0.25, 1.25
 ATTEMPTS = 3
-"""How often a silent node is asked within the time-out of an exchange with reminders."""
-
-
-class RosterIncomplete(RuntimeError):
-    """Fewer nodes connected than the plan declares."""
-
-
-class RosterTooLarge(RuntimeError):
-    """More nodes connected than the plan declares."""
+"""Number of times that a silent node is asked within the time-out of an exchange with reminders."""
 
 
 def default_window(grid: Grid) -> int | None:
@@ -127,51 +118,15 @@ def _was_under_way(message_id: str, under_way: set[str]) -> bool:
     return True
 
 
-def declared_nodes(num_clients: int, units_per_node: int) -> int:
-    """Return how many nodes host the declared clients, each as many as it can."""
-    return math.ceil(num_clients / units_per_node)
+def asking(
+    grid: Grid, *, window: int | None
+) -> Callable[[Iterable[Message], float], Iterator[Message]]:
+    """Return what sends messages on a grid and yields their replies until a time-out in seconds."""
 
+    def ask(messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+        ready = list(messages)
+        for message in ready:
+            message.metadata.ttl = timeout  # nobody works for an answer that is not waited for
+        return exchange(grid, ready, window=window, timeout=timeout)
 
-def wait_for_roster(
-    grid: Grid,
-    num_clients: int,
-    *,
-    timeout: float,
-    units_per_node: int = 1,
-    roster_may_grow: bool = True,
-) -> Sequence[int]:
-    """Wait until the nodes of `num_clients` clients are connected and return all connected ids.
-
-    Args:
-        grid: Flower's grid.
-        num_clients: Units that are declared.
-        timeout: Seconds to wait.
-        units_per_node: Units that a node hosts at most.
-        roster_may_grow: Whether more nodes than those may be there.
-
-    Raises:
-        RosterIncomplete: If they are not there after `timeout` seconds.
-        RosterTooLarge: If more are there and the roster may not grow.
-    """
-    wanted = declared_nodes(num_clients, units_per_node)
-    declared = f"the plan declares {num_clients} clients"
-    if units_per_node > 1:
-        declared += f", up to {units_per_node} on each of {wanted} nodes"
-    deadline = time.monotonic() + timeout
-    while len(nodes := sorted(grid.get_node_ids())) < wanted:
-        if time.monotonic() >= deadline:
-            lower = f", or declare num_clients={len(nodes) * units_per_node}" if nodes else ""
-            raise RosterIncomplete(
-                f"{declared}, but {len(nodes)} nodes are connected after {timeout:.0f} s: connect "
-                f"the others (in a simulation, --federation-config 'num-supernodes={wanted}')"
-                f"{lower}"
-            )
-        time.sleep(0.2)
-    if len(nodes) > wanted and not roster_may_grow:
-        hosted = len(nodes) * units_per_node
-        raise RosterTooLarge(
-            f"{declared}, but {len(nodes)} nodes are connected: the mean is divided by what is "
-            f"declared and would come out up to {hosted / num_clients:.3g} times too large. "
-            f"Declare num_clients={hosted}, or allow it with roster_may_grow=True"
-        )
-    return nodes
+    return ask

@@ -12,7 +12,6 @@ Nodes answer with `numpy_client_app(statistics_fn=...)`.
 from __future__ import annotations
 
 import json
-import logging
 import math
 from collections.abc import Iterator, Sequence
 
@@ -29,9 +28,9 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.statistics import Answer, NoiseChoice, Quantiles, charged_release, query_to_dict
 
-from .exchange import default_window, exchange, wait_for_roster
-
-logger = logging.getLogger("flwr.fl_dp")
+from .exchange import default_window, exchange
+from .roster import wait_for_roster
+from .run_log import RunLog
 
 
 def ask_federation(
@@ -125,7 +124,7 @@ def _contributions(
 ) -> Iterator[list[float]]:
     """Yield one vector a unit, out of at most one reply a node; logs each kind of mishap once."""
     left = set(nodes)
-    mishaps: set[str] = set()
+    log = RunLog()
     for reply in replies:
         node = reply.metadata.src_node_id
         if reply.has_error():
@@ -145,9 +144,7 @@ def _contributions(
                 )
             else:
                 mishap = "a reply is no contribution to this query and counts as zero"
-        if mishap not in mishaps:
-            mishaps.add(mishap)
-            logger.warning("%s (said once)", mishap)
+        log.warn_once(mishap)
 
 
 def _numbers(content: RecordDict) -> list[float]:

@@ -101,7 +101,7 @@ def meaning_of(error: Error) -> Meaning | None:
 
 @dataclass(kw_only=True)
 class Answers:
-    """What nodes answered to the identity query, or that they did not.
+    """Answers of nodes to the identity query, and who gave none.
 
     Attributes:
         asked: Nodes that were asked.

@@ -1,19 +1,32 @@
-"""Who can be asked: privacy units, and the nodes that host them."""
+"""Roster: privacy units, and the nodes that host them."""
 
 from __future__ import annotations
 
 import logging
+import math
+import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from .exchange import ATTEMPTS, RosterIncomplete
+from flwr.serverapp import Grid
+
+from .exchange import ATTEMPTS
 from .rehearsal import Answers, named
+from .run_log import RunLog
 
 logger = logging.getLogger("flwr.fl_dp")
 
 _SOME = 5  # so many nodes are listed in a line
 _BY_ID = "node-"  # no lasting name starts like this
+
+
+class RosterIncomplete(RuntimeError):
+    """Fewer nodes connected than the plan declares."""
+
+
+class RosterTooLarge(RuntimeError):
+    """More nodes connected than the plan declares."""
 
 
 class Unit(NamedTuple):
@@ -52,12 +65,62 @@ class DeclaredNodes:
         return sorted([node for node in self._seen if node in there][: self._most])
 
 
-def by_node(units: Iterable[Unit]) -> dict[int, tuple[int, ...]]:
-    """Return the units' numbers for each node that hosts any of them."""
-    found: dict[int, list[int]] = {}
+class Roster:
+    """Those who may take part: the connected nodes, or as many of them as were declared."""
+
+    def __init__(
+        self,
+        num_clients: int = 1,
+        *,
+        units_per_node: int = 1,
+        may_grow: bool = True,
+        timeout: float,
+    ) -> None:
+        """Declare a roster.
+
+        Args:
+            num_clients: Units that have to be there.
+            units_per_node: Units that a node hosts at most.
+            may_grow: Whether more nodes than those may take part.
+            timeout: Seconds to wait for them.
+        """
+        self.timeout = timeout
+        self._num_clients = num_clients
+        self._units_per_node = units_per_node
+        self._declared: DeclaredNodes | None = None
+        if not may_grow:
+            self._declared = DeclaredNodes(declared_nodes(num_clients, units_per_node))
+
+    def wait(self, grid: Grid) -> Sequence[int]:
+        """Wait for the declared nodes. See `wait_for_roster`."""
+        return wait_for_roster(
+            grid,
+            self._num_clients,
+            timeout=self.timeout,
+            units_per_node=self._units_per_node,
+            roster_may_grow=self._declared is None,
+        )
+
+    def units(self, grid: Grid, log: RunLog) -> list[Unit]:
+        """Return the units of the connected nodes that may take part; log if some may not."""
+        nodes = list(grid.get_node_ids())
+        if self._declared is not None:
+            declared = self._declared.among(nodes)
+            if len(declared) < len(nodes):
+                log.warn_once(
+                    "more nodes are connected than the plan declares (num_clients): those who came "
+                    "last take no part"
+                )
+            nodes = declared
+        return units_of(nodes, self._units_per_node)
+
+
+def by_node(units: Iterable[Unit]) -> dict[int, tuple[Unit, ...]]:
+    """Return the units of each node that hosts any of them, in order."""
+    found: dict[int, list[Unit]] = {}
     for unit in units:
-        found.setdefault(unit.node, []).append(unit.number)
-    return {node: tuple(sorted(numbers)) for node, numbers in found.items()}
+        found.setdefault(unit.node, []).append(unit)
+    return {node: tuple(sorted(hosted)) for node, hosted in found.items()}
 
 
 def require_countable(spoken_for: Collection[str]) -> None:
@@ -134,3 +197,53 @@ def unit_name(unit: Unit, names: Mapping[int, str], units_per_node: int) -> str:
     """Return the name of a unit in the ledger."""
     node = names.get(unit.node, f"{_BY_ID}{unit.node}")
     return node if units_per_node == 1 else f"{node}/{unit.number}"
+
+
+def declared_nodes(num_clients: int, units_per_node: int) -> int:
+    """Return how many nodes host the declared clients, each as many as it can."""
+    return math.ceil(num_clients / units_per_node)
+
+
+def wait_for_roster(
+    grid: Grid,
+    num_clients: int,
+    *,
+    timeout: float,
+    units_per_node: int = 1,
+    roster_may_grow: bool = True,
+) -> Sequence[int]:
+    """Wait until the nodes of `num_clients` clients are connected and return all connected ids.
+
+    Args:
+        grid: Flower's grid.
+        num_clients: Units that are declared.
+        timeout: Seconds to wait.
+        units_per_node: Units that a node hosts at most.
+        roster_may_grow: Whether more nodes than those may be there.
+
+    Raises:
+        RosterIncomplete: If they are not there after `timeout` seconds.
+        RosterTooLarge: If more are there and the roster may not grow.
+    """
+    wanted = declared_nodes(num_clients, units_per_node)
+    declared = f"the plan declares {num_clients} clients"
+    if units_per_node > 1:
+        declared += f", up to {units_per_node} on each of {wanted} nodes"
+    deadline = time.monotonic() + timeout
+    while len(nodes := sorted(grid.get_node_ids())) < wanted:
+        if time.monotonic() >= deadline:
+            lower = f", or declare num_clients={len(nodes) * units_per_node}" if nodes else ""
+            raise RosterIncomplete(
+                f"{declared}, but {len(nodes)} nodes are connected after {timeout:.0f} s: connect "
+                f"the others (in a simulation, --federation-config 'num-supernodes={wanted}')"
+                f"{lower}"
+            )
+        time.sleep(0.2)
+    if len(nodes) > wanted and not roster_may_grow:
+        hosted = len(nodes) * units_per_node
+        raise RosterTooLarge(
+            f"{declared}, but {len(nodes)} nodes are connected: the mean is divided by what is "
+            f"declared and would come out up to {hosted / num_clients:.3g} times too large. "
+            f"Declare num_clients={hosted}, or allow it with roster_may_grow=True"
+        )
+    return nodes

@@ -1,4 +1,4 @@
-"""Who takes part in a round.
+"""Selection of the units that take part in a round.
 
 A selection hands out the `Sampling` that the plan must have been made with, so that a cohort can't
 be charged as something that it is not. Subclass `Selection` for a rule of your own; what it draws
@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -37,7 +37,7 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True, kw_only=True)
 class Draw:
-    """What a selection may look at when it draws a cohort.
+    """Everything that a selection may look at when it draws a cohort.
 
     Attributes:
         server_round: The round's number.
@@ -63,7 +63,7 @@ class Draw:
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """What the server learnt of one unit that took part; as private as its update.
+    """Facts that the server learnt of one unit that took part; as private as its update.
 
     Attributes:
         unit: Who.
@@ -270,13 +270,6 @@ def selection_of(sampling: Sampling) -> Selection:
             return PublicSelection(cohort)
         case _:
             raise ValueError(f"a plan with {sampling} needs its selection: pass it as selection=")
-
-
-def participations_left(
-    roster: Sequence[Unit], taken: Mapping[str, int], cap: int, name: Callable[[Unit], str]
-) -> list[Unit]:
-    """Return the units that have taken part fewer than `cap` times."""
-    return [unit for unit in roster if taken.get(name(unit), 0) < cap]
 
 
 def _present(places: Iterable[Unit | None]) -> list[Unit]:

@@ -60,7 +60,7 @@ _REFUSED = {
 
 
 class ServerOptimizer:
-    """What turns a private mean update into the next model.
+    """A Flower strategy that turns a private mean update into the next model.
 
     Attributes:
         strategy: The Flower strategy that does it.

@@ -63,7 +63,7 @@ def unused_of(strategy: Strategy, *, weights_are_used: bool) -> Iterator[str]:
         yield f"{name}: {setting}{shown} is not used: {_SETTINGS[setting]}"
 
 
-def uncalled_of(strategy: Strategy, base: type[Strategy]) -> Iterator[str]:
+def uncalled_of(strategy: Strategy, base: type) -> Iterator[str]:
     """Yield one line for each evaluation hook of `base` that a private strategy overrides."""
     for hook in ("configure_evaluate", "aggregate_evaluate"):
         if getattr(type(strategy), hook) is not getattr(base, hook):

@@ -27,6 +27,7 @@ from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 
+from .modes.replies import numbers_of
 from .roster import Unit, by_node
 from .selection import Draw, Observation, Selection
 
@@ -272,20 +273,22 @@ class DPUtilitySelection(Selection):
             if reply.has_error() or node not in asked or node in answered:
                 continue
             answered.add(node)
-            for unit, noisy in zip(asked[node], _numbers(reply), strict=False):
+            noised = numbers_of(reply.content).get(UTILITY_METRIC, [])
+            for unit, noisy in zip(asked[node], noised, strict=False):
                 if math.isfinite(noisy):
-                    self._noisy[Unit(node, unit)] = noisy
+                    self._noisy[unit] = noisy
         if draw.ledger is not None and reservation is not None:
             draw.ledger.commit(reservation)
 
-    def _messages(self, draw: Draw, asked: Mapping[int, tuple[int, ...]]) -> list[Message]:
+    def _messages(self, draw: Draw, asked: Mapping[int, tuple[Unit, ...]]) -> list[Message]:
         messages = []
         for node, units in asked.items():
+            numbers = tuple(unit.number for unit in units)
             query = UtilityQuery(
                 utility=self._query.utility,
                 high=self._query.high,
                 noise_multiplier=self._query.noise_multiplier,
-                units=None if units == (0,) else units,
+                units=None if numbers == (0,) else numbers,
             )
             config = ConfigRecord(dict(draw.config) | {UTILITY_METRIC: query.to_json()})
             messages.append(
@@ -300,16 +303,6 @@ class DPUtilitySelection(Selection):
 
 def _reported(seen: Observation, _: int) -> float:
     return math.nan if seen.utility is None else seen.utility
-
-
-def _numbers(reply: Message) -> list[float]:
-    for record in reply.content.metric_records.values():
-        values = record.get(UTILITY_METRIC)
-        if isinstance(values, list):
-            return [float(value) for value in values]
-        if isinstance(values, int | float):
-            return [float(values)]
-    return []
 
 
 def _scaled_between(

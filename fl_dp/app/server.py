@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
@@ -18,9 +18,9 @@ from fl_dp.files import private_folder
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.models import set_arrays
-from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.plan import RecordPlan
 from fl_dp.statement import NoPromise, RecordStatement, privacy_statement, record_statement
-from fl_dp.strategies import DPFedAvg, wait_for_roster
+from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg, wait_for_roster
 from fl_dp.training import evaluate
 
 from .checkpoints import load_checkpoint, save_checkpoint
@@ -32,6 +32,8 @@ from .wording import said_in_keys
 from .workload import check_data, dataset_of, initial_arrays_of, model_of
 
 logger = logging.getLogger("flwr.fl_dp")
+
+Training: TypeAlias = DPFedAvg | UnprotectedFedAvg
 
 
 def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
@@ -79,8 +81,14 @@ def _train_by_plan(
     # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
     with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
-        strategy = _strategy(
-            folder, settings, plan=plan, ledger=ledger, record_plan=record_plan, rng=rng
+        strategy = DPFedAvg(
+            make_server_optimizer(settings.server_optimizer),
+            plan=plan,
+            ledger=ledger,
+            selection=make_selection(settings),
+            roster_may_grow=settings.roster_may_grow,
+            plateau_metric=settings.schedule.metric,
+            **_options(folder, settings, record_plan, rng),
         )
         try:
             result = _start(strategy, folder, grid, settings)
@@ -112,7 +120,11 @@ def _train_without_plan(
         )
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
-    strategy = _strategy(folder, settings, plan=None, ledger=None, record_plan=record_plan, rng=rng)
+    strategy = UnprotectedFedAvg(
+        make_server_optimizer(settings.server_optimizer),
+        selection=make_selection(settings),
+        **_options(folder, settings, record_plan, rng),
+    )
     if record_plan is None:
         folder.write_statement(NoPromise(rounds=settings.rounds))
         return _start(strategy, folder, grid, settings)
@@ -124,7 +136,7 @@ def _train_without_plan(
 
 
 def _statement_of_records(
-    strategy: DPFedAvg, record_plan: RecordPlan, settings: Settings
+    strategy: Training, record_plan: RecordPlan, settings: Settings
 ) -> RecordStatement:
     return record_statement(
         record_plan,
@@ -134,32 +146,21 @@ def _statement_of_records(
     )
 
 
-def _strategy(
-    folder: RunFolder,
-    settings: Settings,
-    *,
-    plan: PrivacyPlan | None,
-    ledger: PrivacyLedger | None,
-    record_plan: RecordPlan | None,
-    rng: SecureRandom,
-) -> DPFedAvg:
-    return DPFedAvg(
-        make_server_optimizer(settings.server_optimizer),
-        plan=plan,
-        ledger=ledger,
-        selection=make_selection(settings),
-        weight_cap=settings.weights.cap,
-        roster_timeout=settings.roster_timeout,
-        roster_may_grow=settings.roster_may_grow,
-        rng=rng,
-        plateau_metric=settings.schedule.metric,
-        after_round=lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
-        record_plan=record_plan,
-        compression=settings.compression.compression,
-    )
+def _options(
+    folder: RunFolder, settings: Settings, record_plan: RecordPlan | None, rng: SecureRandom
+) -> dict[str, Any]:
+    """Return the options that all trainings have."""
+    return {
+        "weight_cap": settings.weights.cap,
+        "roster_timeout": settings.roster_timeout,
+        "rng": rng,
+        "after_round": lambda checkpoint: save_checkpoint(checkpoint, folder.checkpoint),
+        "record_plan": record_plan,
+        "compression": settings.compression.compression,
+    }
 
 
-def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings) -> Result:
+def _start(strategy: Training, folder: RunFolder, grid: Grid, settings: Settings) -> Result:
     """Train from the start, or from the folder's checkpoint if it has one."""
     check_data(settings)  # what is wrong with the data shows before anything is released
     dataset = dataset_of(settings)
@@ -202,9 +203,9 @@ def _start(strategy: DPFedAvg, folder: RunFolder, grid: Grid, settings: Settings
     )
 
 
-def _spent(strategy: DPFedAvg, server_round: int) -> dict[str, float]:
+def _spent(strategy: Training, server_round: int) -> dict[str, float]:
     """Return the epsilon of clients so far, else that of their records, else nothing."""
-    if strategy.ledger is not None:
+    if isinstance(strategy, DPFedAvg):
         return {"epsilon": strategy.ledger.running_epsilon() if server_round else 0.0}
     if strategy.record_plan is None:
         return {}
@@ -235,20 +236,20 @@ def _for_clients(settings: Settings) -> Settings:
     return replace(settings, privacy=privacy, output_dir=None, run_name=None, resume=None)
 
 
-def _expected_cohort(strategy: DPFedAvg, settings: Settings) -> float:
-    if strategy.plan is None:
-        return settings.selection.sampling_rate * settings.task.num_clients
-    return strategy.plan.expected_cohort
+def _expected_cohort(strategy: Training, settings: Settings) -> float:
+    if isinstance(strategy, DPFedAvg):
+        return strategy.plan.expected_cohort
+    return settings.selection.sampling_rate * settings.task.num_clients
 
 
-def _released(strategy: DPFedAvg) -> dict[str, Any]:
+def _released(strategy: Training) -> dict[str, Any]:
     """Return what the round released besides the model, and what a message of it weighed."""
     released: dict[str, Any] = {}
     if strategy.rounds_completed:  # bytes of the arrays of one message; neither says who got one
         released |= {"bytes_down": strategy.bytes_down, "bytes_up": strategy.bytes_up}
     if strategy.released_metrics:
         released["clients"] = dict(strategy.released_metrics)
-    if strategy.clipping_norms is not None and strategy.clipping_adapts:
+    if isinstance(strategy, DPFedAvg) and strategy.plan.release.adaptive_clipping:
         released["next_clipping_norm"] = strategy.clipping_norms[0]
     return released
 

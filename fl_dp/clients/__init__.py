@@ -1,4 +1,4 @@
-"""What runs on a node: the bridge from Flower's messages to a `NumPyClient`, and DP-SGD inside one.
+"""Parts of a node: the bridge from Flower's messages to a `NumPyClient`, and DP-SGD inside one.
 
 What needs torch and Opacus is imported when it is first asked for.
 """

@@ -1,4 +1,4 @@
-"""Whether the SuperNode lets only apps run that somebody whom its owner trusts has signed.
+"""Check that the SuperNode runs only apps signed by somebody whom its owner trusts.
 
 Flower's SuperNode runs whatever app the server sends, with the rights of who started it, unless it
 was started with `--trusted-entities`. It does not tell an app which of the two holds, so this looks

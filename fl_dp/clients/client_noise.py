@@ -62,6 +62,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     layout = VectorLayout.of(model)
     origin = layout.flatten(model)
     try:
+        # Where it is caught: a reply after a budget is spent looks like any other.
         _charge(noise, scheme, message, context)
         reply = call_next(message, context)
         if reply.has_error():
@@ -75,6 +76,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
         update = np.zeros(layout.size)
     # Rounding to the model's dtypes comes after the noise, so it costs no privacy.
     private = layout.unflatten(origin + scheme.privatize(update, SecureRandom()))
+    # The weight is 1 for everybody: the number of records would be a release of its own.
     sent, metrics = layout.merge(private, model), MetricRecord({"num-examples": 1})
     return Message(RecordDict({key: sent, METRICS_KEY: metrics}), reply_to=message)
 

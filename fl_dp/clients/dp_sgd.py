@@ -52,7 +52,7 @@ def _plain_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
 
 @dataclass(frozen=True, kw_only=True)
 class DPSGD:
-    """How a client trains; none of it changes what is promised.
+    """Choices in a client's training; none of them changes what is promised.
 
     Attributes:
         optimizer: Makes the optimizer of one round from the parameters that are not frozen. Its
@@ -332,6 +332,7 @@ def _split(samples: Iterable[list[int]], how: DPSGD, ends: deque[bool]) -> Itera
     """Yield samples in parts that fit into memory, and note for each whether its sample ends."""
     for sample in samples:
         most = how.physical_batch_size or max(1, len(sample))
+        # At least one part: a step whose sample is empty gets its noise all the same.
         parts = np.array_split(np.array(sample, np.int64), max(1, math.ceil(len(sample) / most)))
         for number, part in enumerate(parts, start=1):
             ends.append(number == len(parts))

@@ -1,4 +1,4 @@
-"""What goes wrong on a node reaches the server as a code and a class name, never as a text."""
+"""Errors of a node, which reach the server as a code and a class name, never as a text."""
 
 from __future__ import annotations
 

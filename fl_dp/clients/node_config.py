@@ -34,10 +34,10 @@ PARTITION_ID_KEY = "partition-id"
 """Flower's own key: which part of a simulated split the node holds."""
 
 DEFAULT_MAX_DELTA = 1e-5
-"""What goes with a `max-epsilon` that has no `max-delta`: else the server would choose it."""
+"""Delta of a `max-epsilon` that has no `max-delta`: else the server would choose it."""
 
 RECORD, LOCAL = "record", "local"
-"""What `require-privacy` can require of a training: DP-SGD, and noise at the client."""
+"""Values of `require-privacy`: DP-SGD, and noise at the client."""
 
 _OURS = (
     *(LEDGER_PATH_KEY, MAX_EPSILON_KEY, MAX_DELTA_KEY, REQUIRE_PRIVACY_KEY, UNVERIFIED_APPS_KEY),

@@ -1,4 +1,4 @@
-"""What a node's owner requires of every message: one that asks for less is refused.
+"""Policy of a node's owner, which every message has to meet: one that asks for less is refused.
 
     flower-supernode ... --node-config 'max-epsilon=4.0 ledger-path="/data/ledger.db" ...'
 

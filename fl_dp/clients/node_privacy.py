@@ -1,4 +1,4 @@
-"""What a node's owner allows: its ledger, its cap, and the name of its data.
+"""Privacy that a node's owner allows to spend: its ledger, its cap, and the name of its data.
 
 A real SuperNode says so when it starts:
 
@@ -119,7 +119,7 @@ def _simulated_ledgers(context: Context) -> Path:
 
 
 def in_simulation() -> bool:
-    """Whether this process is a worker of Flower's simulation engine.
+    """Tell whether this process is a worker of Flower's simulation engine.
 
     A SuperNode's processes never load Ray, so no server can pass for a simulation.
     """

@@ -189,6 +189,7 @@ class OpacusClient(NumPyClient):
     def _participate(self, parameters: NDArrays, config: dict[str, Scalar]) -> NDArrays:
         """Charge, and return what leaves; raise only before the charge."""
         plan = self._plan
+        # Whatever can fail without looking at a record fails first, and costs nothing.
         load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
         with (
             self._opened() as ledger,

@@ -91,7 +91,7 @@ class FixedLengthPadding(RecordWise):
 
 @dataclass(frozen=True)
 class BatchForm:
-    """Where a batch has its inputs and its targets.
+    """Places of the inputs and the targets in a batch.
 
     Attributes:
         inputs: Key of the inputs if batches are mappings, or keys, which become the model's keyword
@@ -212,7 +212,7 @@ class RecordBatches(Dataset[list[Batch]]):
 
 
 def _alike(records: Any) -> bool:
-    """Whether records hold the same types; a fraction among whole numbers would change them all."""
+    """Tell whether records hold the same types: one float would make floats of all integers."""
     if not isinstance(records, list):
         return True  # a batch that the data set made itself
     return len({_kind(each) for each in records}) == 1

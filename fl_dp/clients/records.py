@@ -12,7 +12,7 @@ from flwr.app import Message, MessageType, MetricRecord
 from fl_dp.protocol.instruction import RoundInstruction
 
 Config: TypeAlias = dict[str, Any]
-"""What a message's ConfigRecord holds, by key."""
+"""Content of a message's ConfigRecord, by key."""
 
 _Record = TypeVar("_Record")
 

@@ -24,7 +24,7 @@ RECORDS_UTILITY = "records"
 
 @dataclass(frozen=True, kw_only=True)
 class UnitReport:
-    """What a unit says of its training; all of it stays on the node unless asked for.
+    """Report of a unit on its training; all of it stays on the node unless asked for.
 
     Attributes:
         num_examples: How many records it was trained on.
@@ -44,7 +44,7 @@ class UnitReport:
             return 1.0
         require_positive(weight_cap=cap)
         records = real_number(self.num_examples)
-        if not records >= 0.0:
+        if not records >= 0.0:  # NaN is refused, too
             raise ValueError(f"fit returned {self.num_examples!r} as its number of records")
         return min(records / cap, 1.0)
 
@@ -66,7 +66,7 @@ class UnitReport:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainedUnit(UnitReport):
-    """What a `NumPyClient` returned from `fit`.
+    """Result of one `NumPyClient.fit`.
 
     Attributes:
         arrays: The trained model, under the names of the message.
@@ -85,7 +85,7 @@ class TrainedUnit(UnitReport):
             return self.arrays
         layout = VectorLayout.of(model)
         origin = layout.flatten(model)
-        update = layout.flatten(self.arrays) - origin
+        update = layout.flatten(self.arrays) - origin  # a weighted model would pull towards zero
         return layout.merge(layout.unflatten(origin + weight * update), self.arrays)
 
 

@@ -27,8 +27,7 @@ from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.mechanisms.checks import require_positive
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
-from fl_dp.updates import VectorLayout
-from fl_dp.updates.clipped_sum import ClippedSum
+from fl_dp.updates import BundleSum, VectorLayout
 
 from .records import Config
 from .trained_unit import TrainedRows, TrainedUnit, UnitReport, numpy_client_of, train_unit
@@ -106,79 +105,68 @@ def sum_of_units(
     """
     bundle = _bundle_of(instruction)
     hosted = min(units.count(context, config), instruction.max_units)
-    sums = _Sums.empty(instruction, bundle, model)
+    node = _NodeSums.empty(instruction, bundle, model)
     chosen = _chosen(instruction, hosted)
     for unit in chosen:
         if 0 <= unit < hosted:
-            sums.left.append(unit)
+            node.left.append(unit)  # until it is in the sums: no unit is added twice
         else:
             logger.warning("this node does not host unit %d, which contributes zero", unit)
     if units.train_many is not None and hosted > 1:
         try:
-            for rows in units.train_many(context, tuple(sums.left), model, dict(config)):
-                sums.add_rows(rows)
+            for rows in units.train_many(context, tuple(node.left), model, dict(config)):
+                node.add_rows(rows)
         except Exception:
             logger.exception("training units together failed: those left are trained one by one")
-    for unit in tuple(sums.left):
+    for unit in tuple(node.left):
         try:
-            sums.add(unit, train_unit(units.made(context, unit), model, config))
+            node.add(unit, train_unit(units.made(context, unit), model, config))
         except Exception:
             logger.exception("unit %d failed and contributes zero", unit)
-    metrics = {SCALARS_METRIC: sums.scalars.tolist()}
+    metrics = {SCALARS_METRIC: node.sums.scalars.tolist()}
     if instruction.utility is not None:
-        metrics[UTILITY_METRIC] = [sums.utilities.get(unit, math.nan) for unit in chosen]
-    return sums.updates.steps(), metrics
+        metrics[UTILITY_METRIC] = [node.utilities.get(unit, math.nan) for unit in chosen]
+    return node.sums.updates.steps(), metrics
 
 
 @dataclass(kw_only=True)
-class _Sums:
-    """What a node adds up of its units; a unit is in all sums or in none.
+class _NodeSums:
+    """A node's sums over its units; a unit is in all of them or in none.
 
     Attributes:
         instruction: As sent.
-        bundle: The instruction's.
         model: As sent.
-        updates: The clipped updates.
-        scalars: The encoded scalars, in grid steps.
+        sums: Clipped updates and their scalars.
         utilities: Of the units that were trained.
         left: Units that take part and are in no sum yet.
     """
 
     instruction: RoundInstruction
-    bundle: GaussianBundle
     model: ArrayRecord
-    updates: ClippedSum
-    scalars: NDArray[np.float64]
+    sums: BundleSum
     utilities: dict[int, float] = field(default_factory=dict)
     left: list[int] = field(default_factory=list)
 
     @classmethod
     def empty(
         cls, instruction: RoundInstruction, bundle: GaussianBundle, model: ArrayRecord
-    ) -> _Sums:
+    ) -> _NodeSums:
         """Start from zero."""
         layout = VectorLayout.of(model)
         return cls(
             instruction=instruction,
-            bundle=bundle,
             model=model,
-            updates=ClippedSum(
-                layout,
-                layout.flatten(model),
-                grid=bundle.updates.grid,
-                clipping_norms=bundle.clipping_norms,
-            ),
-            scalars=np.zeros(bundle.scalars),
+            sums=BundleSum(bundle, layout, layout.flatten(model)),
         )
 
     def add(self, unit: int, trained: TrainedUnit) -> None:
         """Add one unit; if that raises, it contributes zero."""
-        measured = trained.measured(self.bundle)
+        measured = trained.measured(self.sums.bundle)
         # A report does not depend on how training went: one record could spoil that alone.
         self.utilities[unit] = self._utility(trained)
         arrays = trained.weighted_arrays(self.model, self.instruction.weight_cap)
-        norm = self.updates.add(arrays)  # last of what may fail
-        self._add_scalars(unit, norm, measured)
+        norm = self.sums.add(arrays, measured)  # last of what may fail
+        self._log_unless_finite(unit, norm)
 
     def add_rows(self, rows: TrainedRows) -> None:
         """Add units that were trained together; one whose report is no report contributes zero.
@@ -194,7 +182,7 @@ class _Sums:
         utilities: dict[int, float] = {}
         for row, (unit, report) in enumerate(zip(rows.units, rows.reports, strict=True)):
             try:
-                measured = report.measured(self.bundle)
+                measured = report.measured(self.sums.bundle)
                 utilities[unit] = self._utility(report)
                 weights.append(report.weight(self.instruction.weight_cap))
             except Exception:
@@ -203,11 +191,13 @@ class _Sums:
             accepted.append((row, unit, measured))
         places = [row for row, _, _ in accepted]
         vectors = rows.vectors if len(places) == len(rows.units) else rows.vectors[places]
-        norms = self.updates.add_rows(self._weighted(vectors, np.array(weights)))
+        norms = self.sums.add_rows(
+            self._weighted(vectors, np.array(weights)), [measured for _, _, measured in accepted]
+        )
         self.utilities |= utilities
         self.left = [unit for unit in self.left if unit not in set(rows.units)]
-        for (_, unit, measured), norm in zip(accepted, norms, strict=True):
-            self._add_scalars(unit, norm, measured)
+        for (_, unit, _), norm in zip(accepted, norms, strict=True):
+            self._log_unless_finite(unit, norm)
 
     def _weighted(
         self, vectors: NDArray[np.floating], weights: NDArray[np.float64]
@@ -216,18 +206,16 @@ class _Sums:
         light = weights != 1.0
         if not light.any():
             return vectors
-        origin = self.updates.layout.flatten(self.model)
+        origin = self.sums.updates.layout.flatten(self.model)
         weighted = vectors.copy()
         with np.errstate(over="ignore", invalid="ignore"):
             update = vectors[light] - origin
             weighted[light] = origin + weights[light, np.newaxis] * update
         return weighted
 
-    def _add_scalars(self, unit: int, norm: float, measured: dict[str, float]) -> None:
+    def _log_unless_finite(self, unit: int, norm: float) -> None:
         if not math.isfinite(norm):
             logger.warning("the update of unit %d is not finite and contributes zero", unit)
-            return
-        self.scalars += self.bundle.scalar_steps(self.bundle.scalar_values(norm, measured))
 
     def _utility(self, report: UnitReport) -> float:
         name = self.instruction.utility

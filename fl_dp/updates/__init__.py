@@ -7,6 +7,7 @@ from fl_dp.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from .arrays import ArrayForm, array_of, values_of
     from .batch_norm import with_sound_variances
+    from .bundle_sum import BundleSum
     from .clipped_sum import ClippedSum, PlainSum
     from .compression import Compression, array_bytes, sum_bytes, update_in
     from .layout import ArraySpec, RefusedUpdate, VectorLayout, only_array_record
@@ -17,6 +18,7 @@ else:
 __all__ = [
     "ArrayForm",
     "ArraySpec",
+    "BundleSum",
     "ClippedSum",
     "Compression",
     "PlainSum",

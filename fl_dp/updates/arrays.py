@@ -33,7 +33,7 @@ _LONGEST_HEADER = 2048  # bytes: room for 64 axes, and little for whoever wants 
 
 @dataclass(frozen=True, kw_only=True)
 class ArrayForm:
-    """How the numbers of an array are written.
+    """Form in which the numbers of an array are written.
 
     Attributes:
         shape: Of the array; `()` for a scalar.
@@ -49,7 +49,7 @@ class ArrayForm:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """What NumPy computes with: float32 for bfloat16, else what is stored."""
+        """Dtype that NumPy computes with: float32 for bfloat16, else what is stored."""
         return np.dtype(np.float32) if self.bfloat16 else self.stored
 
 

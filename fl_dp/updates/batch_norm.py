@@ -1,4 +1,4 @@
-"""What a BatchNorm needs of a released model: its running variances must not be negative."""
+"""Repair of a released model's BatchNorms: their running variances must not be negative."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from flwr.app import ArrayRecord
 from .arrays import array_of, read
 
 RUNNING_VARIANCE = "running_var"
-"""How PyTorch ends the name of a BatchNorm's running variance."""
+"""Ending of the name that PyTorch gives to a BatchNorm's running variance."""
 
 
 def with_sound_variances(model: ArrayRecord) -> ArrayRecord:

@@ -46,7 +46,7 @@ _MAX_THREADS = 8
 
 @dataclass(frozen=True)
 class _Piece:
-    """What a block has of one array, and where it goes."""
+    """A block's part of one array, and where it goes."""
 
     array: int
     entries: slice
@@ -141,6 +141,7 @@ class _Sum:
             if not isinstance(values, np.ndarray):
                 for piece in block.pieces:
                     piece.update[...] = values[piece.array][piece.entries]
+                # In float64: a difference of float32 models would be rounded before it is clipped.
                 np.subtract(block.update, block.origin, out=block.update)
             squares[index] = _squares(block.update)
 
@@ -161,7 +162,7 @@ class _Sum:
             update, scale = block.update, scales[block.group]
             if scale != 1.0:
                 np.multiply(update, scale, out=update)
-            if truncate:
+            if truncate:  # towards zero: rounding must not make a clipped update longer
                 np.trunc(update, out=update)
             np.add(block.total, update, out=block.total)
 
@@ -350,6 +351,7 @@ class ClippedSum(_Sum):
         """
         if max_units < 1:
             raise ValueError(f"max_units must be at least 1, got {max_units}")
+        # As many as it could host, whoever took part: the server must not depend on its word.
         self._count(max_units)
         if any(array.dtype != "float64" for array in arrays.values()):
             raise RefusedUpdate("it is not in float64, in which grid steps are exact")

@@ -45,7 +45,7 @@ _NPY_HEADER = 128  # bytes before the items of an array's .npy file
 
 @dataclass(frozen=True, kw_only=True)
 class Compression(CompressionOptions):
-    """How updates travel to the server and models to the clients, by `CompressionOptions`."""
+    """Encoding of updates to the server and of models to the clients, by `CompressionOptions`."""
 
     def encode(self, update: NDArray[np.float64], rng: np.random.Generator) -> ArrayRecord:
         """Encode an update.
@@ -117,7 +117,7 @@ class Compression(CompressionOptions):
         return sent
 
     def _kept(self, size: int) -> int:
-        """How many of `size` coordinates are sent."""
+        """Return the number of coordinates that are sent, of `size`."""
         return min(math.ceil(self.fraction * size), size) if self.up == "top_k" else size
 
     def _levels(self, values: NDArray[np.float64], rng: np.random.Generator) -> dict[str, Array]:
@@ -166,6 +166,7 @@ def _largest(update: NDArray[np.float64], kept: int) -> NDArray[np.int64]:
     """Return the places of the largest magnitudes, ascending."""
     if kept == update.size:
         return np.arange(kept)
+    # Argpartition leaves them in an order that depends on the magnitudes; ascending, they say less.
     return np.sort(np.argpartition(np.abs(update), update.size - kept)[update.size - kept :])
 
 
@@ -173,6 +174,7 @@ def _places_form(kept: int, size: int) -> ArrayForm:
     """Return how places are written: one bit a coordinate, or one number for each that is kept."""
     number = np.dtype("<u4" if size <= 1 << 32 else "<u8")
     bitmap = math.ceil(size / 8)
+    # The shorter of the two; both ends compute the choice, so that it need not travel.
     return _form("u1", (bitmap,)) if bitmap <= number.itemsize * kept else _form(number, (kept,))
 
 

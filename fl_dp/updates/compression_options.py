@@ -15,7 +15,7 @@ DOWNLINKS = ("none", *NARROW_FORMATS)
 
 @dataclass(frozen=True, kw_only=True)
 class CompressionOptions:
-    """How updates travel to the server and models to the clients.
+    """Options of the encoding of updates and models.
 
     Attributes:
         up: Of updates: `none`; `float16` or `bfloat16`, rounded to nearest; `quantize`, rounded at

@@ -1,4 +1,4 @@
-"""Where each array of a model lies in the one flat vector that is clipped and released."""
+"""Places of a model's arrays in the one flat vector that is clipped and released."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ class VectorLayout:
                 float32 or float64, or an array can't be read.
         """
         foreign = arrays.keys() - {spec.name for spec in self.released} - self.kept
-        if foreign:
+        if foreign:  # its client trains another model, so the arrays that fit can't be meant
             raise RefusedUpdate("it has an array that the model does not have")
         return list(self._read(arrays))
 

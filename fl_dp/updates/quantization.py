@@ -63,8 +63,10 @@ def quantize(values: NDArray[np.float64], bits: int, rng: np.random.Generator) -
         starts = np.arange(0, part.size, _CHUNK)
         low = np.minimum.reduceat(part, starts)
         width = np.maximum.reduceat(part, starts) - low
+        # A chunk of one value has no levels to tell apart: all its codes are 0.
         levels = np.divide(top, width, out=np.zeros_like(width), where=width > _NARROWEST)
         places = (part - _each(low, part.size)) * _each(levels, part.size)
+        # E[floor(x + U)] = x for U uniform in [0, 1): right on average. The minimum is for x = top.
         drawn = np.minimum(np.floor(places + rng.random(part.size)), top)
         codes[packed] = _packed(drawn.astype(np.uint16), bits)
         scales[chunks] = np.stack([low, width], axis=1)

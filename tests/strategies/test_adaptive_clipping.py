@@ -155,10 +155,10 @@ PAIR = plan_of(
 class BitsForFree(DPFedAvg):
     """Gives the updates the noise that is charged, and the bits theirs on top of it."""
 
-    def open_sum(self, reservation: Any, *rest: Any) -> Any:
+    def make_mode(self, reservation: Any, *rest: Any) -> Any:
         charged = reservation.noise_multiplier
         joint = (charged**-2 + (2 * BIT_NOISE) ** -2) ** -0.5
-        return super().open_sum(replace(reservation, noise_multiplier=joint), *rest)
+        return super().make_mode(replace(reservation, noise_multiplier=joint), *rest)
 
 
 class NormPutBack(DPFedAvg):

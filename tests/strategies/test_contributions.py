@@ -22,7 +22,7 @@ from fl_dp.strategies.contributions import (
     Evidence,
     _log_likelihood,
 )
-from fl_dp.strategies.round_sum import CentralSum
+from fl_dp.strategies.modes import CentralMode
 from flwr.app import Error, Message, RecordDict
 from flwr.client import NumPyClient
 from laws import ALARM
@@ -35,6 +35,7 @@ from fl_dp.accounting import FixedSizeSampling, PoissonSampling, TruncatedPoisso
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle, ScalarMetric, SecureRandom
+from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.strategies import FixedSelection, NobodyContributes, Unit
 from fl_dp.updates import VectorLayout
 
@@ -151,15 +152,14 @@ def test_a_released_count_has_the_noise_that_it_was_charged_for() -> None:
     std = plan.bundle(2.0).count_noise_std
     assert std is not None
     layout, rng = VectorLayout.of(model()), SecureRandom()
+    told = RoundInstruction(server_round=1)
     reply = RecordDict({"arrays": record(w=np.ones(4))})
     noise = np.empty(rounds)
     for draw in range(rounds):
-        opened = CentralSum(
-            plan, 2.0, layout, np.zeros(4), clipping_norms=(1.0,), max_units_of_node=None
-        )
+        opened = CentralMode(plan, 2.0, layout, np.zeros(4), told, clipping_norms=(1.0,))
         for node in range(6):
             opened.fold(reply, [Unit(node)], server_round=1)
-        released = opened.release(rng)
+        released = opened.release(rng, lambda messages, timeout: iter(()))
         assert released.contributions is not None
         assert released.contributions_std == std
         noise[draw] = (released.contributions - 6.0) / std

@@ -318,6 +318,13 @@ def test_a_ledger_of_another_plan_is_refused(open_ledger: Any) -> None:
         DPFedAvg(plan=plan_for(N + 1), ledger=ledger)
 
 
+def test_without_plan_or_ledger_the_error_names_the_strategy_for_that(open_ledger: Any) -> None:
+    for missing in ({"plan": None}, {"ledger": None}):
+        given = {"plan": plan_for(N), "ledger": open_ledger(plan_for(N))} | missing
+        with pytest.raises(TypeError, match="without privacy, use UnprotectedFedAvg"):
+            DPFedAvg(**given)
+
+
 def test_a_round_is_charged_before_anyone_is_sampled(
     open_ledger: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

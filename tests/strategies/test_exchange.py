@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fl_dp.strategies.exchange import RosterIncomplete, default_window, exchange, wait_for_roster
+from fl_dp.strategies.exchange import default_window, exchange
+from fl_dp.strategies.roster import RosterIncomplete, wait_for_roster
 from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity

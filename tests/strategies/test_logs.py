@@ -13,7 +13,7 @@ from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 from local_grid import LocalGrid, answer_with_update
 
 from fl_dp.mechanisms import ScalarMetric
-from fl_dp.strategies import DPFedAvg, PoissonSelection
+from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
 
 N = 4
 INITIAL = ArrayRecord({"w": Array(np.zeros(2))})
@@ -133,7 +133,7 @@ def test_without_a_plan_replies_are_weighted_and_nothing_is_said_of_it(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     inner = FedAvg(weighted_by_key="size")
-    DPFedAvg(inner, plan=None, ledger=None, selection=PoissonSelection(1.0))
+    UnprotectedFedAvg(inner, selection=PoissonSelection(1.0))
     assert "weighted_by_key" not in caplog.text
 
 

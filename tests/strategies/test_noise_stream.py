@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from banded_stream import BandedStream, covariance, covariance_p
-from fl_dp.strategies.round_sum import CentralSum
-from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+from fl_dp.strategies.modes import CentralMode
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from local_grid import LocalGrid, answer_with_update
 from trainings import plan_of, record
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.app.checkpoints import save_checkpoint
 from fl_dp.mechanisms import NoiseStream, SecureRandom, WhiteStream
+from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.strategies import Checkpoint, DPFedAvg, Unit
 from fl_dp.updates import VectorLayout
 
@@ -26,10 +27,16 @@ BANDED = (4, 2, 1)
 N = 3
 SIZE = 10_000
 PLAN = plan_of(N, rounds=6)
+TOLD = RoundInstruction(server_round=1)
 
 
 def nobody_moves(size: int = SIZE) -> LocalGrid:
     return LocalGrid(answer_with_update([{"w": np.zeros(size)} for _ in range(N)]), N)
+
+
+def nobody(messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+    """What a mode can ask with: silence."""
+    return iter(())
 
 
 def model(size: int = SIZE) -> ArrayRecord:
@@ -99,11 +106,9 @@ def test_a_round_draws_its_scalars_noise_first_and_then_the_updates() -> None:
     plan = plan_of(N, contribution_check=True)
     rng, again = (SecureRandom(insecure_seed=2) for _ in range(2))
     layout = VectorLayout.of(record(w=np.zeros(5)))
-    opened = CentralSum(
-        plan, 0.5, layout, np.zeros(5), clipping_norms=(1.0,), max_units_of_node=None
-    )
+    opened = CentralMode(plan, 0.5, layout, np.zeros(5), TOLD, clipping_norms=(1.0,))
     opened.fold(RecordDict({"arrays": record(w=np.zeros(5))}), [Unit(0)], server_round=1)
-    released = opened.release(rng)
+    released = opened.release(rng, nobody)
     bundle = plan.bundle(0.5)
     [count] = bundle.scalar_mechanisms
     assert released.contributions == count.grid * count.law.sample(1, again)[0]
@@ -114,12 +119,10 @@ def test_a_round_draws_its_scalars_noise_first_and_then_the_updates() -> None:
 def test_a_sum_is_released_once() -> None:
     # Twice the same sum with fresh noise would halve the noise, and be charged once.
     layout = VectorLayout.of(record(w=np.zeros(5)))
-    opened = CentralSum(
-        PLAN, 0.5, layout, np.zeros(5), clipping_norms=(1.0,), max_units_of_node=None
-    )
-    opened.release(SecureRandom())
+    opened = CentralMode(PLAN, 0.5, layout, np.zeros(5), TOLD, clipping_norms=(1.0,))
+    opened.release(SecureRandom(), nobody)
     with pytest.raises(ValueError, match="a release gets its noise once"):
-        opened.release(SecureRandom())
+        opened.release(SecureRandom(), nobody)
 
 
 # --- Noise with memory ----------------------------------------------------------------------------

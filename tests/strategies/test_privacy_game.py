@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 import pytest
 from draws import a_draw
-from fl_dp.strategies.round_sum import Released
 from flwr.app import Message
 from played_rounds import HandOver, PaperLedger, play, reply_from
 from scipy import stats
@@ -27,7 +26,7 @@ from fl_dp import PrivacyBudget, PrivacyPlan
 from fl_dp.accounting import PoissonSampling, Sampling
 from fl_dp.accounting.gaussian import gaussian_epsilon
 from fl_dp.mechanisms import FixedClipping, SecureRandom
-from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Selection, Unit
+from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Released, Selection, Unit
 from fl_dp.updates import ClippedSum
 
 ALARM = 1e-6  # how often an audit may accuse a strategy that is right
@@ -77,9 +76,9 @@ def noise_of(share: float) -> type[DPFedAvg]:
     class TooQuiet(DPFedAvg):
         """Adds a share of the noise that is charged."""
 
-        def open_sum(self, reservation: Any, *rest: Any) -> Any:
+        def make_mode(self, reservation: Any, *rest: Any) -> Any:
             less = replace(reservation, noise_multiplier=share * reservation.noise_multiplier)
-            return super().open_sum(less, *rest)
+            return super().make_mode(less, *rest)
 
     return TooQuiet
 
@@ -87,17 +86,17 @@ def noise_of(share: float) -> type[DPFedAvg]:
 class NothingClipped(DPFedAvg):
     """Adds updates as long as they come."""
 
-    def open_sum(self, *given: Any) -> Any:
-        opened = super().open_sum(*given)
-        opened._total._clipping_factor = lambda group, norm, bound: 1.0
+    def make_mode(self, *given: Any) -> Any:
+        opened = super().make_mode(*given)
+        opened._sums.updates._clipping_factor = lambda group, norm, bound: 1.0
         return opened
 
 
 class MeanOfReplies(DPFedAvg):
     """Divides sum and noise by the number of replies."""
 
-    def open_sum(self, *given: Any) -> Any:
-        opened, denominator = super().open_sum(*given), self.plan.denominator  # type: ignore[union-attr]
+    def make_mode(self, *given: Any) -> Any:
+        opened, denominator = super().make_mode(*given), self.plan.denominator
         replies = []
         fold, release = opened.fold, opened.release
 
@@ -105,8 +104,8 @@ class MeanOfReplies(DPFedAvg):
             replies.append(1)
             return fold(*args, **named)
 
-        def divided(rng: SecureRandom) -> Released:
-            released = release(rng)
+        def divided(*given: Any) -> Released:
+            released = release(*given)
             return replace(released, mean=released.mean * denominator / max(1, len(replies)))
 
         opened.fold, opened.release = counting, divided
@@ -124,9 +123,9 @@ class NoiseUsedAgain(DPFedAvg):
 class WeightedByClaim(DPFedAvg):
     """Weights clipped updates by the number of records that clients claim."""
 
-    def open_sum(self, *given: Any) -> Any:
-        opened = super().open_sum(*given)
-        total: ClippedSum = opened._total
+    def make_mode(self, *given: Any) -> Any:
+        opened = super().make_mode(*given)
+        total: ClippedSum = opened._sums.updates
         fold = opened.fold
 
         def weighted(content: Any, *args: Any, **named: Any) -> Any:

@@ -23,7 +23,7 @@ from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.statement import record_statement
-from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Unit
+from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Unit, UnprotectedFedAvg
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of a first layer
@@ -120,18 +120,17 @@ def test_where_cohorts_are_secret_every_round_counts_for_everybody(tmp_path: Pat
 
 
 def test_nobody_was_asked_before_the_start() -> None:
-    strategy = DPFedAvg(plan=None, ledger=None, selection=EVERYBODY, record_plan=RECORDS)
+    strategy = UnprotectedFedAvg(selection=EVERYBODY, record_plan=RECORDS)
     assert strategy.most_participations == 0
 
 
 # What is refused.
 
 
-def strategy_of(open_ledger: Any, plan: Any = None, **options: Any) -> DPFedAvg:
-    ledger = None if plan is None else open_ledger(plan)
+def strategy_of(open_ledger: Any, plan: Any = None, **options: Any) -> Any:
     if plan is None:
-        options = {"selection": EVERYBODY} | options
-    return DPFedAvg(plan=plan, ledger=ledger, record_plan=RECORDS, **options)
+        return UnprotectedFedAvg(record_plan=RECORDS, **{"selection": EVERYBODY} | options)
+    return DPFedAvg(plan=plan, ledger=open_ledger(plan), record_plan=RECORDS, **options)
 
 
 @pytest.mark.parametrize("central", [False, True])

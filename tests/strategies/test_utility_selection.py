@@ -55,6 +55,7 @@ from fl_dp.strategies import (
     Observation,
     Selection,
     Unit,
+    UnprotectedFedAvg,
 )
 
 DRAWS = 20_000
@@ -494,7 +495,7 @@ def test_large_updates_are_chosen_again() -> None:
         return chosen
 
     selection.select = spy  # type: ignore[method-assign]
-    DPFedAvg(plan=None, ledger=None, selection=selection).start(
+    UnprotectedFedAvg(selection=selection).start(
         LocalGrid(answer_with_update(updates), N), model(), num_rounds=4
     )
     assert firsts[1:] == [6, 6, 6]

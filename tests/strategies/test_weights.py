@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.round_sum import CentralSum
+from fl_dp.strategies.modes import CentralMode
 from flwr.app import Message
 from local_grid import Answer, answer_with_app, arrays_of, reply
 from played_rounds import HandOver, PaperLedger, reply_from
@@ -17,6 +17,7 @@ from trainings import SIX_SIGMA, FixedClient, Training, client_fn, plan_of, reco
 from fl_dp import PrivacyPlan
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
+from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import WEIGHT_METRIC
 from fl_dp.strategies import DPFedAvg, Unit
 from fl_dp.updates import VectorLayout
@@ -178,9 +179,11 @@ def test_a_reported_weight_counts_as_what_is_allowed(
     np.testing.assert_allclose(trained.move, expected, atol=capped_tolerance(plan))
 
 
-def capped_sum(plan: PrivacyPlan) -> CentralSum:
+def capped_sum(plan: PrivacyPlan) -> CentralMode:
     layout, norms = VectorLayout.of(MODEL), (CLIP,)
-    return CentralSum(plan, 1.0, layout, np.zeros(3), clipping_norms=norms, max_units_of_node=None)
+    return CentralMode(
+        plan, 1.0, layout, np.zeros(3), RoundInstruction(server_round=1), clipping_norms=norms
+    )
 
 
 def capped_mean(plan: PrivacyPlan, cohort: list[tuple[float, np.ndarray]]) -> np.ndarray:
@@ -189,7 +192,7 @@ def capped_mean(plan: PrivacyPlan, cohort: list[tuple[float, np.ndarray]]) -> np
     for weight, update in cohort:
         made = reply_from(0, {"w": update}, **{WEIGHT_METRIC: weight})
         total.fold(made.content, [Unit(0)], server_round=1)
-    return total.release(SecureRandom()).mean
+    return total.release(SecureRandom(), lambda messages, timeout: iter(())).mean
 
 
 @pytest.fixture

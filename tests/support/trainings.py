@@ -17,7 +17,7 @@ from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.plan import Hosting
-from fl_dp.strategies import DPFedAvg
+from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg
 
 SIX_SIGMA = 6.0  # two in a billion draws lie further out
 
@@ -55,7 +55,7 @@ class Training:
     """
 
     result: Result
-    strategy: DPFedAvg
+    strategy: DPFedAvg | UnprotectedFedAvg
     grid: LocalGrid
     ledger: PrivacyLedger | None
     models: list[dict[str, Any]]
@@ -121,10 +121,14 @@ def train(
 
     def look(_: int, arrays: ArrayRecord) -> None:
         models.append(numbers(arrays))
-        norms.append(strategy.clipping_norms)
+        norms.append(strategy.clipping_norms if isinstance(strategy, DPFedAvg) else None)
 
     try:
-        strategy = DPFedAvg(inner, plan=plan, ledger=ledger, rng=rng, **options)
+        strategy: DPFedAvg | UnprotectedFedAvg
+        if plan is not None and ledger is not None:
+            strategy = DPFedAvg(inner, plan=plan, ledger=ledger, rng=rng, **options)
+        else:
+            strategy = UnprotectedFedAvg(inner, rng=rng, **options)
         result = strategy.start(
             grid,
             model,

@@ -1,0 +1,121 @@
+"""Sums of one round: each unit's clipped update and the scalars that go with it.
+
+    >>> sums = BundleSum(bundle, layout, origin)
+    >>> norm = sums.add(only_array_record(reply.content), {"loss": 0.7})
+    >>> released = bundle.updates.release(sums.updates.total, rng)
+
+The server adds units one by one, or the sums that nodes made of their own units: both ends use this
+class, so that a unit counts the same wherever it is clipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from fl_dp.mechanisms import GaussianBundle
+
+from .clipped_sum import ClippedSum
+from .layout import RefusedUpdate, VectorLayout
+
+
+class BundleSum:
+    """The sums of a `GaussianBundle` over units, in grid steps; a unit is in all or in none.
+
+    Privacy: whatever one unit sends, it moves each sum by at most that sum's clipping norm.
+
+    Attributes:
+        bundle: How units are clipped and what is summed.
+        updates: The sum of clipped updates.
+        scalars: The sums of encoded scalars, integer-valued float64, shape `(bundle.scalars,)`.
+    """
+
+    def __init__(
+        self, bundle: GaussianBundle, layout: VectorLayout, origin: NDArray[np.float64]
+    ) -> None:
+        """Start from zero.
+
+        Args:
+            bundle: How units are clipped and what is summed.
+            layout: Of the model that was sent out.
+            origin: That model, flattened. Not copied: it must not change.
+
+        Raises:
+            ValueError: As `ClippedSum` does.
+        """
+        self.bundle = bundle
+        self.updates = ClippedSum(
+            layout, origin, grid=bundle.updates.grid, clipping_norms=bundle.clipping_norms
+        )
+        self.scalars = np.zeros(bundle.scalars)
+
+    def add(
+        self,
+        unit: ArrayRecord | NDArray[np.float64],
+        measured: Mapping[str, float],
+        *,
+        weight: float = 1.0,
+    ) -> float:
+        """Clip one unit and add it.
+
+        Args:
+            unit: As for `ClippedSum.add`.
+            measured: Its metrics by name.
+            weight: Public factor in [0, 1] on the clipped update.
+
+        Returns:
+            What `ClippedSum.add` returns.
+
+        Raises:
+            RefusedUpdate: As `ClippedSum.add` does; nothing was added, to no sum.
+        """
+        norm = self.updates.add(unit, weight=weight)  # may raise, so it comes first
+        self._add_scalars(norm, measured, weight)
+        return norm
+
+    def add_rows(
+        self, vectors: NDArray[np.floating], measured: Sequence[Mapping[str, float]]
+    ) -> list[float]:
+        """Clip many units and add them, as `add` would one by one.
+
+        Args:
+            vectors: As for `ClippedSum.add_rows`.
+            measured: The metrics of each.
+        """
+        norms = self.updates.add_rows(vectors)
+        for norm, of_unit in zip(norms, measured, strict=True):
+            self._add_scalars(norm, of_unit, 1.0)
+        return norms
+
+    def add_node(self, arrays: ArrayRecord, scalars: Sequence[float], *, max_units: int) -> None:
+        """Add the sums that a node made of at most `max_units` units of its own.
+
+        Args:
+            arrays: What `updates.steps` returned at the node.
+            scalars: What `scalars` held at the node.
+            max_units: How many units the node hosts, a public number.
+
+        Raises:
+            RefusedUpdate: If they are no such sums, or more than so many units can reach. Nothing
+                was added.
+        """
+        sums = np.array(scalars, dtype=np.float64)
+        bounds = np.array(
+            [max_units * each.clipping_norm / each.grid for each in self.bundle.scalar_mechanisms]
+        )
+        # "not <=" instead of ">": a NaN has to fail, too.
+        if sums.shape != bounds.shape or not (np.abs(sums) <= bounds).all():
+            raise RefusedUpdate("its scalars are missing or more than its units can reach")
+        self.updates.add_steps(arrays, max_units=max_units)
+        self.scalars += np.trunc(sums)
+
+    def _add_scalars(self, norm: float, measured: Mapping[str, float], weight: float) -> None:
+        # An update that is not finite added nothing: nor must its scalars, or the unit moves more
+        # than it was charged for.
+        if self.bundle.scalars and math.isfinite(norm):
+            values = self.bundle.scalar_values(norm, measured, weight=weight)
+            self.scalars += self.bundle.scalar_steps(values)

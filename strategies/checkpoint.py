@@ -1,0 +1,59 @@
+"""Checkpoint of a training: released models and what was made of them, nothing secret."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from flwr.app import ArrayRecord
+from numpy.typing import NDArray
+
+from fl_dp.ledger import LedgerAnchor
+
+
+@dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """State from which a training continues in a new process. Nothing in it is secret.
+
+    Attributes:
+        server_round: The last round that was released.
+        model: Its model.
+        optimizer: State of the server optimizer, by name.
+        clipping_norms: Those of the next round.
+        plateau: State of what decides the noise, if anything does.
+        ledger: How far the ledger had come; None without privacy.
+    """
+
+    server_round: int
+    model: ArrayRecord
+    optimizer: dict[str, NDArray[Any]]
+    clipping_norms: tuple[float, ...] | None = None
+    plateau: dict[str, Any] | None = None
+    ledger: LedgerAnchor | None = None
+
+    def require_kind(
+        self, *, plateau: bool, ledger: bool, clipping_norms: tuple[float, ...] | None
+    ) -> None:
+        """Check that it is of the kind of training that is to go on.
+
+        Args:
+            plateau: Whether that training's noise reacts to a plateau.
+            ledger: Whether it has a ledger.
+            clipping_norms: Those it would begin with.
+
+        Raises:
+            ValueError: If not.
+        """
+        if (self.plateau is not None) != plateau:
+            raise ValueError("the checkpoint is of a training with another schedule")
+        if (self.ledger is not None) != ledger:
+            raise ValueError(
+                "a training with a ledger goes on from a checkpoint with one, and one without "
+                "privacy from one without: start anew"
+            )
+        before, now = self.clipping_norms, clipping_norms
+        if (before is None) != (now is None) or len(before or ()) != len(now or ()):
+            raise ValueError(
+                f"the checkpoint is of a training with clipping norms {before}, and this one has "
+                f"{now}"
+            )

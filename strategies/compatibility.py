@@ -1,0 +1,69 @@
+"""A plan's own ledger, selection and model: what does not belong to it is refused in time."""
+
+from __future__ import annotations
+
+from fl_dp.accounting import freeze
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.plan import PrivacyPlan
+from fl_dp.updates import VectorLayout
+
+from .selection import Selection, selection_of
+
+
+def require_ledger_of(plan: PrivacyPlan, ledger: PrivacyLedger) -> None:
+    """Check that a plan is charged to its own ledger.
+
+    Raises:
+        TypeError: If either is missing.
+        ValueError: If the ledger was opened with another plan.
+    """
+    if plan is None or ledger is None:
+        raise TypeError(
+            "DPFedAvg needs a plan and its ledger; to train without privacy, use UnprotectedFedAvg"
+        )
+    if ledger.plan != plan:
+        raise ValueError("the ledger was opened with another plan than the strategy's")
+
+
+def selection_for(plan: PrivacyPlan, selection: Selection | None) -> Selection:
+    """Return who draws the plan's cohorts.
+
+    Raises:
+        ValueError: If the plan charges for another law than the selection's, or does not declare
+            what the selection releases itself.
+    """
+    if selection is None:
+        selection = selection_of(plan.sampling)
+    if selection.sampling != plan.sampling:
+        raise ValueError(
+            f"the selection draws by {selection.sampling} and the plan charges for "
+            f"{plan.sampling}: make the plan with sampling=selection.sampling"
+        )
+    planned = dict(plan.other_releases)
+    for event, count in freeze(selection.releases(plan.rounds)):
+        if planned.get(event, 0) < count:
+            raise ValueError(
+                f"the selection releases {count} times {event}, which the plan does not declare: "
+                "make the plan with other_releases=selection.releases(rounds)"
+            )
+    return selection
+
+
+def require_trainable(plan: PrivacyPlan, layout: VectorLayout, units: int) -> None:
+    """Check that a model can be clipped as planned, and so many updates be summed exactly.
+
+    Raises:
+        ValueError: If not.
+    """
+    norms, arrays = len(plan.release.clipping.first_norms), len(layout.released)
+    if norms not in (1, arrays):
+        raise ValueError(
+            f"the plan clips {norms} layers and the model has {arrays} floating-point arrays: "
+            "give one clipping norm for each, or one for the whole update"
+        )
+    most = plan.bundle(plan.noise.least_multiplier).max_units
+    if units > most:
+        raise ValueError(
+            f"{units} units are connected and at most {most} can be summed exactly at noise "
+            f"multiplier {plan.noise.least_multiplier:.4g}"
+        )

@@ -1,0 +1,18 @@
+"""Modes: what becomes of a round's replies, one class for each place where noise can be added."""
+
+from .base import Ask, Cohort, Mode, Released, RoundFailed
+from .central import CentralMode
+from .client_noise import ClientNoiseMode, client_noise_of
+from .unprotected import UnprotectedMode
+
+__all__ = [
+    "Ask",
+    "CentralMode",
+    "ClientNoiseMode",
+    "Cohort",
+    "Mode",
+    "Released",
+    "RoundFailed",
+    "UnprotectedMode",
+    "client_noise_of",
+]

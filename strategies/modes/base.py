@@ -1,0 +1,163 @@
+"""The contract of a mode: who clips, who adds the noise, and what a round asks of each node.
+
+    mode = strategy.make_mode(...)            one object a round
+    mode.open(cohort, ask)                    may exchange messages with the cohort first
+    mode.content_for(node, content)           what this node is sent
+    mode.fold(content, units, ...)            each reply, as it comes
+    mode.release(rng, ask)                    may exchange messages again, then lets the mean out
+
+`DPFedAvg` reserves the round before `open` and commits it after `release`; a mode never meets the
+ledger, and a new one needs no line in the strategy.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.updates import Compression, VectorLayout
+
+from ..roster import Unit
+from ..selection import Observation
+
+Cohort: TypeAlias = Mapping[int, tuple[Unit, ...]]
+"""The units that take part in a round, by the id of the node that hosts them."""
+
+Ask: TypeAlias = Callable[[Iterable[Message], float], Iterator[Message]]
+"""Another exchange within the round: messages and seconds to wait; yields at most one reply each.
+
+Nothing is sent before the first reply is taken. Replies may be errors, and come from whoever: look
+at `reply.has_error()` and `reply.metadata.src_node_id`. Nodes that stay silent are left out.
+"""
+
+
+class RoundFailed(RuntimeError):
+    """A round that can't release anything.
+
+    The model stays as it is and the training goes on with the next round. What was charged stays
+    spent: somebody may have seen a part of it. The text says why, without anything of the updates.
+    """
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """Everything that a round lets out, all of it private.
+
+    Attributes:
+        mean: The mean update, float64, shape `(d,)`.
+        metrics: Means of the clients' metrics by name.
+        clipping_norms: Those of the next round, where they change.
+        contributions: How many units contributed, as far as that may be known: noisy where the
+            bundle counts them, exact where every reply is seen anyway; None: not counted.
+        contributions_std: Standard deviation of the noise on that number; 0 where it is exact.
+    """
+
+    mean: NDArray[np.float64]
+    metrics: dict[str, float] = field(default_factory=dict)
+    clipping_norms: tuple[float, ...] | None = None
+    contributions: float | None = None
+    contributions_std: float = 0.0
+
+
+class Mode(ABC):
+    """One round, from its cohort to its release. Made anew for each round.
+
+    Attributes:
+        layout: Where each array of the model lies in a flat vector.
+        instruction: What every node is told besides the train config.
+    """
+
+    def __init__(self, layout: VectorLayout, instruction: RoundInstruction) -> None:
+        """Prepare a round.
+
+        Args:
+            layout: Of the model that is sent.
+            instruction: What the strategy asks of every client, whatever the mode: its weight, its
+                utility, its compression. A mode adds what it needs itself.
+        """
+        self.layout = layout
+        self.instruction = instruction
+        self._told: dict[tuple[int, RoundInstruction], tuple[RecordDict, RecordDict]] = {}
+
+    def open(self, cohort: Cohort, ask: Ask) -> None:
+        """Take note of who takes part; the round is charged and nobody was sent anything yet.
+
+        Nothing by default.
+
+        Raises:
+            RoundFailed: If the round can't be done with this cohort.
+        """
+        return
+
+    def content_for(self, node: int, content: RecordDict) -> RecordDict:
+        """Return what one node of the cohort is sent; `instruction` in its config by default.
+
+        Args:
+            node: Flower's id.
+            content: Model and train config, shared by all nodes: return another object instead of
+                changing it.
+        """
+        return self.told(content, self.instruction)
+
+    def told(self, content: RecordDict, instruction: RoundInstruction) -> RecordDict:
+        """Return the content with an instruction in its config; nodes told the same share it."""
+        if instruction == RoundInstruction(server_round=instruction.server_round):
+            return content  # it says nothing: any Flower client will do
+        known = id(content), instruction
+        if known not in self._told:
+            configs = content.config_records
+            key = next(iter(configs), "config")
+            before = dict(configs.get(key, {}))
+            config = ConfigRecord(before | {INSTRUCTION_KEY: instruction.to_json()})
+            # The content is kept with what was made of it: its id must not become another's.
+            self._told[known] = content, RecordDict(dict(content) | {key: config})
+        return self._told[known][1]
+
+    @abstractmethod
+    def fold(
+        self, content: RecordDict, units: Sequence[Unit], *, server_round: int
+    ) -> list[Observation]:
+        """Add one reply: of a node of the cohort, no error, and at most one of each.
+
+        Args:
+            content: The reply's.
+            units: Those of the node that take part; `units[0].node` says whose reply it is.
+            server_round: The round's number.
+
+        Returns:
+            What the server learnt of each unit.
+
+        Raises:
+            RefusedUpdate: If it is no update of this model; then nothing was added.
+        """
+
+    @abstractmethod
+    def release(self, rng: SecureRandom, ask: Ask) -> Released:
+        """Make the sum private and divide it, once.
+
+        Args:
+            rng: Of the noise.
+            ask: For another exchange first.
+
+        Raises:
+            RoundFailed: If what came back can't be released.
+        """
+
+    @property
+    def reads_models(self) -> bool:
+        """Tell whether replies are models in the model's own dtypes, neither encoded nor summed."""
+        return self.instruction.compression is None
+
+    def reply_bytes(self, model: ArrayRecord) -> int:
+        """Return how many bytes the arrays of a reply have: public, from shapes and settings."""
+        compression = self.instruction.compression or Compression()
+        return compression.reply_bytes(model, self.layout)

@@ -1,0 +1,195 @@
+"""Noise at the server, once for the whole sum, of units that it clips or that nodes clip."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+from flwr.app import ArrayRecord, RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.accounting import PoissonSampling
+from fl_dp.mechanisms import (
+    GaussianMechanism,
+    NoiseStream,
+    SecureRandom,
+    WhiteStream,
+)
+from fl_dp.plan import PrivacyPlan
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
+from fl_dp.updates import BundleSum, VectorLayout, only_array_record, sum_bytes, update_in
+
+from ..roster import Unit
+from ..selection import Observation
+from .base import Ask, Cohort, Mode, Released
+from .replies import numbers_of, observed, one_of
+
+_WEIGHT_STEPS = 2.0**20  # weights on a grid: their sum is exact in any order
+
+
+class CentralMode(Mode):
+    """The server clips each unit, adds the noise once, and divides by a public constant.
+
+    Privacy: the release is as private as one Gaussian of the round's noise multiplier, for one
+    unit, zero-out neighbours, against anyone who sees it. The server is trusted, and so is a node
+    that sums its own units.
+    """
+
+    def __init__(
+        self,
+        plan: PrivacyPlan,
+        noise_multiplier: float,
+        layout: VectorLayout,
+        origin: NDArray[np.float64],
+        instruction: RoundInstruction,
+        *,
+        clipping_norms: tuple[float, ...],
+        stream: NoiseStream | None = None,
+        index: int = 0,
+    ) -> None:
+        """Prepare a round.
+
+        Args:
+            plan: The training's.
+            noise_multiplier: What the round is charged as.
+            layout: Of the model that is sent.
+            origin: That model, flattened.
+            instruction: What every client is asked. Compressed updates are clipped as they are
+                decoded; where nodes sum their units there is no compression: a sum has to stay
+                exact.
+            clipping_norms: Those of this round.
+            stream: Of the noise on the sum of updates; fresh noise if None.
+            index: Of this round in that stream, from the ledger.
+        """
+        bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms)
+        # A node has to know the bundle to sum its units, or to report metrics.
+        told = bundle if plan.hosting.sums_at_nodes or bundle.metrics else None
+        rate = None
+        if plan.hosting.coins_at_nodes and isinstance(plan.sampling, PoissonSampling):
+            # As charged: the expected cohort over the roster can be larger in its last digit.
+            rate = plan.sampling.sampling_rate
+        super().__init__(
+            layout,
+            replace(
+                instruction,
+                bundle=told,
+                max_units=plan.hosting.units_per_node,
+                sampling_rate=rate,
+                report_weight=plan.release.capped_denominator,  # the server divides by their sum
+            ),
+        )
+        self._plan = plan
+        self._sums = BundleSum(bundle, layout, origin)
+        self._stream = stream if stream is not None else WhiteStream()
+        self._index = index
+        self._cohort: Cohort = {}
+        self._weight = 0.0
+
+    @property
+    def reads_models(self) -> bool:
+        """Tell whether replies are models. See `Mode.reads_models`."""
+        return not self._plan.hosting.sums_at_nodes and super().reads_models
+
+    def reply_bytes(self, model: ArrayRecord) -> int:
+        """Return the bytes of a reply's arrays. See `Mode.reply_bytes`."""
+        return (
+            sum_bytes(self.layout)
+            if self._plan.hosting.sums_at_nodes
+            else super().reply_bytes(model)
+        )
+
+    def open(self, cohort: Cohort, ask: Ask) -> None:
+        """Take note of who takes part. See `Mode.open`."""
+        self._cohort = cohort
+
+    def content_for(self, node: int, content: RecordDict) -> RecordDict:
+        """Name the units that take part, where the node sums them. See `Mode.content_for`."""
+        if not self._plan.hosting.sums_at_nodes or self._plan.hosting.coins_at_nodes:
+            return super().content_for(node, content)
+        numbers = tuple(unit.number for unit in self._cohort[node])
+        return self.told(content, replace(self.instruction, units=numbers))
+
+    def fold(
+        self, content: RecordDict, units: Sequence[Unit], *, server_round: int
+    ) -> list[Observation]:
+        """Clip one unit and add it, or add a node's own sums. See `Mode.fold`."""
+        measured = numbers_of(content)
+        if self._plan.hosting.sums_at_nodes:
+            most = min(len(units), self._plan.hosting.units_per_node)
+            self._sums.add_node(
+                only_array_record(content), measured.get(SCALARS_METRIC, []), max_units=most
+            )
+            reports = [*measured.get(UTILITY_METRIC, []), *[math.nan] * len(units)]  # NaN: not told
+            return [
+                observed(unit, server_round, math.nan, report)
+                for unit, report in zip(units, reports, strict=False)
+            ]
+        weight = 1.0
+        if self._plan.release.capped_denominator:
+            weight = _on_weight_grid(one_of(measured, WEIGHT_METRIC, missing=0.0))
+        unit = update_in(content, self.instruction.compression, self.layout.size)
+        norm = self._sums.add(
+            unit, {name: one_of(measured, name) for name in measured}, weight=weight
+        )
+        if math.isfinite(norm):
+            self._weight += weight
+        return [observed(units[0], server_round, norm, one_of(measured, UTILITY_METRIC))]
+
+    def release(self, rng: SecureRandom, ask: Ask) -> Released:
+        """Add the noise to every sum. See `Mode.release`."""
+        plan, bundle = self._plan, self._sums.bundle
+        # Popped in the order in which the bundle has its scalars: the count, the bit, the metrics.
+        sums = bundle.release_scalars(self._sums.scalars, bundle.scalar_noise(rng))
+        count = None if bundle.count_noise_std is None else sums.pop(0)
+        norms = None
+        if (clipping := plan.release.adaptive_clipping) is not None:
+            next_norm = clipping.next_norm(
+                bundle.clipping_norms[0],
+                noisy_bit_sum=sums.pop(0),
+                denominator=plan.expected_cohort,
+            )
+            norms = (next_norm,)
+        metrics = {
+            metric.name: metric.mean(total, plan.expected_cohort)
+            for metric, total in zip(bundle.metrics, sums, strict=True)
+        }
+        return Released(
+            mean=self._mean(rng),
+            metrics=metrics,
+            clipping_norms=norms,
+            contributions=count,
+            contributions_std=bundle.count_noise_std or 0.0,
+        )
+
+    def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
+        plan, updates, total = self._plan, self._sums.bundle.updates, self._sums.updates.total
+        if not plan.release.capped_denominator:
+            released = self._noised(updates, total, rng)
+            released /= plan.denominator
+            return released
+        mechanism = plan.release.mean_mechanism(
+            updates.noise_multiplier,
+            total.size,
+            clipping_norm=updates.clipping_norm,
+            denominator=plan.denominator,
+        )
+        # The quotient is put on a grid of its own, as it is no multiple of the sum's steps.
+        steps = total * (updates.grid / max(plan.denominator, self._weight))
+        steps *= 1.0 / mechanism.grid
+        return self._noised(mechanism, np.trunc(steps, out=steps), rng)
+
+    def _noised(
+        self, mechanism: GaussianMechanism, total: NDArray[np.float64], rng: SecureRandom
+    ) -> NDArray[np.float64]:
+        noise = self._stream.next(mechanism.law, total.size, rng, index=self._index)
+        return mechanism.release(total, noise)
+
+
+def _on_weight_grid(weight: float) -> float:
+    """Return the weight in [0, 1], rounded down; NaN weighs nothing."""
+    if math.isnan(weight):
+        return 0.0
+    return math.floor(min(max(weight, 0.0), 1.0) * _WEIGHT_STEPS) / _WEIGHT_STEPS

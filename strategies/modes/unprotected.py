@@ -1,0 +1,65 @@
+"""No noise and no clipping: for comparison, and for clients that protect records themselves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import UTILITY_METRIC
+from fl_dp.updates import PlainSum, VectorLayout, update_in
+
+from ..roster import Unit
+from ..selection import Observation
+from .base import Ask, Mode, Released
+from .replies import numbers_of, observed, one_of
+
+
+class UnprotectedMode(Mode):
+    """Flower's own mean, weighted by what clients say of themselves. Nothing is private here."""
+
+    def __init__(
+        self,
+        layout: VectorLayout,
+        origin: NDArray[np.float64],
+        instruction: RoundInstruction,
+        *,
+        weighted_by: str,
+    ) -> None:
+        """Prepare a round.
+
+        Args:
+            layout: Of the model that is sent.
+            origin: That model, flattened.
+            instruction: What every client is asked.
+            weighted_by: Name of the metric that replies are weighted by; 1 where it is missing.
+        """
+        super().__init__(layout, instruction)
+        self._total = PlainSum(layout, origin)
+        self._weighted_by = weighted_by
+        self._weight = 0.0
+        self._contributions = 0
+
+    def fold(
+        self, content: RecordDict, units: Sequence[Unit], *, server_round: int
+    ) -> list[Observation]:
+        """Add one reply. See `Mode.fold`."""
+        measured = numbers_of(content)
+        weight = one_of(measured, self._weighted_by, missing=1.0)
+        unit = update_in(content, self.instruction.compression, self.layout.size)
+        norm = self._total.add(unit, weight=weight)
+        if math.isfinite(norm):
+            self._weight += weight
+            self._contributions += norm * weight > 0.0
+        return [observed(units[0], server_round, norm, one_of(measured, UTILITY_METRIC))]
+
+    def release(self, rng: SecureRandom, ask: Ask) -> Released:
+        """Divide by the weights; nothing moves if nobody replied. See `Mode.release`."""
+        return Released(
+            mean=self._total.total / (self._weight or 1.0), contributions=self._contributions
+        )

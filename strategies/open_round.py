@@ -1,0 +1,122 @@
+"""An open round: one message for each node, one reply from each, and the model that comes of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import ArrayRecord, Message, MessageType, RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.updates import RefusedUpdate, VectorLayout, with_sound_variances
+
+from .modes import Ask, Cohort, Mode
+from .rehearsal import meaning_of
+from .roster import Unit
+from .run_log import RunLog
+from .selection import Draw, Selection
+from .server_optimizer import ServerOptimizer
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundDraft:
+    """A round before anybody is charged or asked.
+
+    Attributes:
+        layout: Where each array of the model lies in a flat vector.
+        flat_model: The last released model, flattened.
+        sent: It, as it travels.
+        origin: What travels, flattened: clients' updates are relative to it.
+        content: What the server optimizer would send to a client.
+        instruction: What every client is asked besides training, whatever the mode.
+        roster: Every unit that may take part.
+        draw: What a selection may look at: the round's number and the last model, too.
+        ask: For further exchanges within the round.
+    """
+
+    layout: VectorLayout
+    flat_model: NDArray[np.float64]
+    sent: ArrayRecord
+    origin: NDArray[np.float64]
+    content: RecordDict
+    instruction: RoundInstruction
+    roster: list[Unit]
+    draw: Draw
+    ask: Ask
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpenRound:
+    """A round whose cohort is drawn and whose model is not released yet.
+
+    Attributes:
+        draft: What it sends.
+        mode: What becomes of the replies.
+        cohort: Who is asked.
+    """
+
+    draft: RoundDraft
+    mode: Mode
+    cohort: Cohort
+
+    def messages(self, timeout: float) -> list[Message]:
+        """Write one message for each node of the cohort; what they have in common is shared."""
+        model_key = next(iter(self.draft.content.array_records))
+        content = RecordDict(dict(self.draft.content) | {model_key: self.draft.sent})
+        return [
+            Message(
+                content=self.mode.content_for(node, content),
+                message_type=MessageType.TRAIN,
+                dst_node_id=node,
+                ttl=timeout,
+                group_id=str(self.draft.draw.server_round),
+            )
+            for node in self.cohort
+        ]
+
+    def collect(self, replies: Iterable[Message], selection: Selection, log: RunLog) -> None:
+        """Fold replies into the mode as they come, at most one for each node of the cohort.
+
+        A reply that is an error, unasked for, malformed or not finite contributes zero and never
+        raises: one client must not be able to end a training.
+        """
+        left = dict(self.cohort)
+        for reply in replies:
+            if reply.has_error():
+                meaning = meaning_of(reply.error)
+                known = "" if meaning is None else f" ({meaning.text})"
+                log.warn_once(f"a client failed{known}; a failed client contributes zero")
+                continue
+            # A second reply of one node would move the sum by more than was charged.
+            units = left.pop(reply.metadata.src_node_id, None)
+            if units is None:
+                log.warn_once(
+                    "a reply came from a node that was not asked, or twice; it is ignored"
+                )
+                continue
+            try:
+                seen = self.mode.fold(
+                    reply.content, units, server_round=self.draft.draw.server_round
+                )
+            except RefusedUpdate as refused:
+                log.warn_once(f"an update was refused and contributes zero: {refused}")
+                continue
+            if self.mode.reads_models and self.draft.layout.converts(reply.content):
+                log.warn_once(
+                    "an update has another floating-point dtype than the model; it is converted"
+                )
+            for observation in seen:
+                if math.isinf(observation.update_norm):
+                    log.warn_once("an update was not finite and contributes zero")
+                selection.observe(observation)
+
+    def next_model(self, mean: NDArray[np.float64], optimizer: ServerOptimizer) -> ArrayRecord:
+        """Return the model that the server optimizer makes of the released mean."""
+        draft = self.draft
+        # The mean is added to the exact model, even if clients were sent a narrower one.
+        private = draft.layout.unflatten(draft.flat_model + mean)
+        updated = optimizer.step(draft.draw.server_round, private, draft.content)
+        return with_sound_variances(draft.layout.merge(updated, draft.draw.model))

@@ -1,0 +1,421 @@
+"""Rounds of a training, from the roster to the last model: what all strategies here have in common.
+
+    wait for the roster -> rehearse -> [configure_train -> exchange -> aggregate_train -> evaluate]*
+
+What a round is, a subclass says: `DPFedAvg` with privacy, `UnprotectedFedAvg` without.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import FedAvg, Result, Strategy
+
+from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import RecordPlan
+from fl_dp.protocol.identity import forms_of, forms_to_json
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
+from fl_dp.updates import Compression, VectorLayout, array_bytes, widen
+
+from .checkpoint import Checkpoint
+from .contributions import ContributionCheck
+from .exchange import asking, default_window, exchange
+from .modes import Mode, Released, RoundFailed
+from .open_round import OpenRound, RoundDraft
+from .participations import Participations
+from .rehearsal import ask_identities, require_fit
+from .roster import Roster, Unit, by_node
+from .run_log import RunLog
+from .selection import Draw, Selection
+from .server_optimizer import ServerOptimizer
+from .unused import uncalled_of, unused_of
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_FAILURES_IN_A_ROW = 3
+
+EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
+"""Measures the model of a round on public data."""
+
+
+class RoundLoop(Strategy):
+    """Rounds over a grid, with a roster, a rehearsal, checkpoints and a log.
+
+    Attributes:
+        optimizer: The server optimizer.
+        selection: Who draws the cohorts.
+        record_plan: What clients promise to each of their records, if anything.
+        rounds_completed: Rounds whose model was released by this object.
+        budget_exhausted: Whether training ended early because the next round did not fit.
+        released_metrics: The clients' metrics that the last round released, as the plan says.
+        bytes_down: Bytes of the arrays that the last round sent to each node; 0 before the first.
+        bytes_up: Bytes of the arrays that each node was to answer with. Both are public: they
+            depend on the model's shapes and on settings alone.
+    """
+
+    _weights_are_used = False  # whether replies are weighted by the strategy's weighted_by_key
+
+    def __init__(
+        self,
+        strategy: Strategy | None,
+        *,
+        selection: Selection,
+        roster: Roster,
+        participations: Participations,
+        contribution_check: ContributionCheck | None,
+        cohorts_are_seen: bool,
+        weight_cap: float | None,
+        window: int | None,
+        rng: SecureRandom | None,
+        after_round: Callable[[Checkpoint], None] | None,
+        record_plan: RecordPlan | None,
+        compression: Compression | None,
+    ) -> None:
+        """Prepare; options that users see are told in the subclasses.
+
+        Args:
+            strategy: The server optimizer; `FedAvg()` by default.
+            selection: Who draws the cohorts.
+            roster: Who may be drawn.
+            participations: Which of them may take part once more.
+            contribution_check: What ends a training to which nobody contributes.
+            cohorts_are_seen: Whether who takes part is public.
+            weight_cap: Records that earn a client the full weight.
+            window: How many nodes are under way at once.
+            rng: Where noise and coins come from.
+            after_round: Given a checkpoint after the start and after every round.
+            record_plan: Sent to clients with every round.
+            compression: How updates and models travel.
+        """
+        self.optimizer = ServerOptimizer(strategy if strategy is not None else FedAvg())
+        self.selection = selection
+        self.record_plan = record_plan
+        self.rounds_completed = 0
+        self.budget_exhausted = False
+        self.released_metrics: dict[str, float] = {}
+        self.bytes_down = self.bytes_up = 0
+        self._rng = rng if rng is not None else SecureRandom()
+        self._roster = roster
+        self._participations = participations
+        self._log = RunLog(self._spent)
+        self._contribution_check = contribution_check
+        self._cohorts_are_seen = cohorts_are_seen
+        self._weight_cap = weight_cap
+        self._window = window
+        self._timeout = 3600.0
+        self._after_round = after_round
+        self._compression = compression if compression is not None else Compression()
+        self._times_asked: Counter[int] = Counter()
+        self._rounds_configured = 0
+        self._open: OpenRound | None = None
+        self._resumed: Checkpoint | None = None
+        self._last: tuple[int, ArrayRecord] | None = None
+        for line in unused_of(self.optimizer.strategy, weights_are_used=self._weights_are_used):
+            logger.warning(line)
+        for line in uncalled_of(self, RoundLoop):
+            logger.warning(line)
+
+    def start(
+        self,
+        grid: Grid,
+        initial_arrays: ArrayRecord,
+        num_rounds: int = 3,
+        timeout: float = 3600,
+        train_config: ConfigRecord | None = None,
+        evaluate_config: ConfigRecord | None = None,
+        evaluate_fn: EvaluateFn | None = None,
+    ) -> Result:
+        """Train for `num_rounds` rounds, or as long as the budget lasts.
+
+        Arguments and result are those of Flower's `Strategy.start`. Rounds before a resumption
+        count, and `evaluate_config` is not used: clients are not asked to evaluate.
+
+        Raises:
+            RosterIncomplete: If fewer clients connect than are declared.
+            PrivacyBudgetExhausted: If there was nothing to train with from the beginning.
+            RoundFailed: If three rounds in a row failed and none was released before.
+        """
+        if evaluate_config:
+            self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")
+        self._timeout = timeout
+        if self._window is None:
+            self._window = default_window(grid)
+        self.summary()
+        nodes = self._roster.wait(grid)
+        done = 0 if self._resumed is None else self._resumed.server_round
+        result = Result(arrays=initial_arrays if self._resumed is None else self._resumed.model)
+        self._rehearse(grid, nodes, result.arrays, train_config or ConfigRecord())
+        if self._resumed is None:
+            self._last = (0, result.arrays)
+        if done == 0 and num_rounds > 0:
+            self._require_a_round_left(grid)
+        began = time.monotonic()
+        if self._resumed is None:  # else this model was evaluated and saved before
+            self._finish_round(evaluate_fn, 0, result)
+        failures = 0
+        for server_round in range(done + 1, num_rounds + 1):
+            config = ConfigRecord(dict(train_config or {}))
+            try:
+                try:
+                    messages = self.configure_train(server_round, result.arrays, config, grid)
+                except PrivacyBudgetExhausted as exhausted:
+                    self.budget_exhausted = True
+                    if not self._trained:
+                        raise
+                    logger.info("Training ends with the last private model: %s", exhausted)
+                    break
+                replies = exchange(grid, messages, window=self._window, timeout=timeout)
+                released, metrics = self.aggregate_train(server_round, replies)
+            except RoundFailed as failed:
+                failures += 1
+                if self._gives_up(failed, failures):
+                    break
+                continue  # there is no new model to evaluate or to save
+            assert released is not None  # a round that did not fail releases a model
+            failures = 0
+            result.arrays = released
+            self._log.released(server_round, num_rounds, metrics)
+            if metrics is not None:
+                result.train_metrics_clientapp[server_round] = metrics
+            self._finish_round(evaluate_fn, server_round, result)
+        self._log.finished(result, time.monotonic() - began)
+        return result
+
+    def configure_evaluate(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Ask nobody: what clients measure on their data is not covered by the budget."""
+        return []
+
+    def aggregate_evaluate(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> MetricRecord | None:
+        """Return nothing, for the same reason."""
+        return None
+
+    @property
+    def most_participations(self) -> int | None:
+        """An upper bound on the rounds that any node was asked to take part in.
+
+        Where cohorts are secret every round counts for everybody. None after a resumption: who was
+        asked before, and how often in vain, was not kept.
+        """
+        if self._resumed is not None:
+            return None
+        if not self._cohorts_are_seen:
+            return self._rounds_configured
+        return max(self._times_asked.values(), default=0)
+
+    def checkpoint(self) -> Checkpoint:
+        """Return what a new process can `resume` from: the state after the last released round.
+
+        Raises:
+            ValueError: If nothing was released yet, or the server optimizer has state that can't
+                be saved.
+        """
+        if self._last is None:
+            raise ValueError("there is nothing to continue from: no round was started")
+        server_round, model = self._last
+        return Checkpoint(server_round=server_round, model=model, optimizer=self.optimizer.state())
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue after the checkpoint's round when `start` is called.
+
+        Raises:
+            ValueError: If the checkpoint is of another kind of training.
+        """
+        if checkpoint.server_round:
+            self.optimizer.restore(checkpoint.optimizer)
+        self._resumed = checkpoint
+        self._last = (checkpoint.server_round, checkpoint.model)
+
+    @abstractmethod
+    def _spent(self) -> str:
+        """Return what the log says of the price so far."""
+
+    def _require_a_round_left(self, grid: Grid) -> None:
+        """Check, before the first model is evaluated or saved, that it can be trained at all."""
+        return
+
+    @property
+    def _trained(self) -> bool:
+        """Tell whether any round was released, here or before a resumption."""
+        return self._last is not None and self._last[0] > 0
+
+    def _rehearse(
+        self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
+    ) -> None:
+        """Let nodes say who they are and what they will answer with, while nothing is charged.
+
+        Raises:
+            RehearsalFailed: If a node can't contribute.
+            RosterIncomplete: If participations are capped and a node does not tell its name.
+            ValueError: If the cap of an earlier run can't go on.
+        """
+        self._participations.require_countable()
+        told = _with_record_plan(config, self.record_plan)
+        told |= {MODEL_KEY: forms_to_json(forms_of(model)), **self._told_at_rehearsal()}
+        answers = ask_identities(
+            grid,
+            nodes,
+            config=ConfigRecord(told),
+            everyone=self._participations.needs_everyone,
+            window=self._window,
+            timeout=min(self._timeout, self._roster.timeout),
+        )
+        require_fit(answers, VectorLayout.of(model))
+        self._participations.recognise(answers, nodes)
+
+    def _told_at_rehearsal(self) -> dict[str, str]:
+        """Return what a node has to know to say whether it will take part, besides the model."""
+        return {}
+
+    def _draft(
+        self,
+        server_round: int,
+        arrays: ArrayRecord,
+        config: ConfigRecord,
+        grid: Grid,
+        *,
+        num_units: int | None = None,
+        ledger: PrivacyLedger | None = None,
+    ) -> RoundDraft:
+        """Prepare a round: whatever can fail before anybody is charged or asked.
+
+        Args:
+            server_round: The round's number.
+            arrays: The last released model.
+            config: The train config.
+            grid: Flower's grid.
+            num_units: Units that are declared; None: those that are there.
+            ledger: Where a selection charges what it releases itself.
+        """
+        layout = VectorLayout.of(arrays)
+        config = ConfigRecord(_with_record_plan(config, self.record_plan))
+        roster = self._roster.units(grid, self._log)
+        released = layout.only_released(arrays)
+        nodes = sorted({unit.node for unit in roster})
+        content = self.optimizer.instruct(server_round, released, config, nodes)
+        sent = self._compression.narrow(arrays)
+        flat_model = layout.flatten(released)
+        # An update is relative to what clients got, and then added to the exact model.
+        narrow = self._compression.down != "none"
+        origin = layout.flatten(layout.only_released(widen(sent))) if narrow else flat_model
+        ask = asking(grid, window=self._window)
+        draw = Draw(
+            server_round=server_round,
+            roster=self._participations.left(roster),
+            num_units=len(roster) if num_units is None else num_units,
+            rng=self._rng,
+            model=arrays,
+            config=config,
+            ledger=ledger,
+            ask=lambda messages: ask(messages, self._timeout),
+        )
+        return RoundDraft(
+            layout=layout,
+            flat_model=flat_model,
+            sent=sent,
+            origin=origin,
+            content=content,
+            instruction=RoundInstruction(
+                server_round=server_round,
+                weight_cap=self._weight_cap,
+                utility=self.selection.utility,
+                compression=None if self._compression.up == "none" else self._compression,
+            ),
+            roster=roster,
+            draw=draw,
+            ask=ask,
+        )
+
+    def _ask_cohort(self, draft: RoundDraft, mode: Mode, cohort: Iterable[Unit]) -> list[Message]:
+        """Open the round with its cohort and return one message for each node."""
+        asked = by_node(cohort)
+        self._times_asked.update(list(asked))
+        self._rounds_configured += 1
+        mode.open(asked, draft.ask)
+        self._open = OpenRound(draft=draft, mode=mode, cohort=asked)
+        self.bytes_down = array_bytes(draft.sent)
+        self.bytes_up = mode.reply_bytes(draft.draw.model)
+        return self._open.messages(self._timeout)
+
+    def _collected(self, server_round: int, replies: Iterable[Message]) -> OpenRound:
+        """Fold the replies of the open round and return it; it is then no longer open.
+
+        Raises:
+            RuntimeError: If the round was not configured before.
+        """
+        current = self._open
+        if current is None or current.draft.draw.server_round != server_round:
+            raise RuntimeError(f"round {server_round} was not reserved: call configure_train first")
+        self._open = None
+        current.collect(replies, self.selection, self._log)
+        return current
+
+    def _close(
+        self, current: OpenRound, model: ArrayRecord, released: Released
+    ) -> tuple[ArrayRecord, MetricRecord | None]:
+        """Take note of a released round and return what `aggregate_train` does.
+
+        Raises:
+            NobodyContributes: If the counts so far say so.
+        """
+        self.released_metrics = dict(released.metrics)
+        self.rounds_completed += 1
+        self._last = (current.draft.draw.server_round, model)
+        if self._contribution_check is not None and released.contributions is not None:
+            self._contribution_check.observe(
+                released.contributions,
+                noise_std=released.contributions_std,
+                asked=sum(map(len, current.cohort.values())),
+            )
+        return model, MetricRecord(dict(released.metrics)) if released.metrics else None
+
+    def _gives_up(self, failed: RoundFailed, failures: int) -> bool:
+        """Log a failed round, and tell whether it was one too many in a row.
+
+        Raises:
+            RoundFailed: If it was, and no round was ever released.
+        """
+        self._log.warn_once(
+            f"a round failed and released nothing ({failed}): the model stays as it was, and what "
+            "the round was charged stays spent"
+        )
+        if failures < _FAILURES_IN_A_ROW:
+            return False
+        ends = f"{failures} rounds in a row failed"
+        if not self._trained:
+            raise RoundFailed(f"{ends}, and the model is untrained: {failed}") from failed
+        logger.warning("Training ends with the last model: %s", ends)
+        return True
+
+    def _finish_round(
+        self, evaluate_fn: EvaluateFn | None, server_round: int, result: Result
+    ) -> None:
+        if evaluate_fn is not None:
+            if server_round > 0:
+                logger.info("Global evaluation")
+            metrics = evaluate_fn(server_round, result.arrays)
+            self._log.evaluated(server_round, metrics)
+            if metrics is not None:
+                result.evaluate_metrics_serverapp[server_round] = metrics
+        if self._after_round is not None:
+            self._after_round(self.checkpoint())
+
+
+def _with_record_plan(config: Mapping[str, Any], record_plan: RecordPlan | None) -> dict[str, Any]:
+    if record_plan is None:
+        return dict(config)
+    return dict(config) | {RECORD_PLAN_KEY: json.dumps(record_plan.to_dict())}

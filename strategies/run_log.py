@@ -1,0 +1,104 @@
+"""Lines that a training logs: what it promises, each mishap once, and how it ended."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from flwr.app import MetricRecord
+from flwr.serverapp.strategy import Result
+
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.plan import PrivacyPlan, RecordPlan
+
+logger = logging.getLogger("flwr.fl_dp")
+
+
+class RunLog:
+    """The log of one training."""
+
+    def __init__(self, spent: Callable[[], str] = str) -> None:
+        """Start with nothing said; `spent` returns what to say of the price after each round."""
+        self._spent = spent
+        self._warned: set[str] = set()
+
+    def warn_once(self, text: str) -> None:
+        """Log each kind of mishap once: how often it happens is private."""
+        if text not in self._warned:
+            self._warned.add(text)
+            logger.warning("%s (said once)", text)
+
+    def released(self, server_round: int, num_rounds: int, metrics: MetricRecord | None) -> None:
+        """Log that a round is over, and what it released besides the model."""
+        logger.info("[ROUND %d/%d] released%s", server_round, num_rounds, self._spent())
+        if metrics is not None:
+            logger.info("\t└──> Aggregated MetricRecord: %s", metrics)
+
+    def evaluated(self, server_round: int, metrics: MetricRecord | None) -> None:
+        """Log what a model measured on public data, as Flower does."""
+        if server_round > 0:
+            logger.info("\t└──> MetricRecord: %s", metrics)
+        else:
+            logger.info("Initial global evaluation results: %s", metrics)
+
+    def finished(self, result: Result, seconds: float) -> None:
+        """Log how a training ended, as Flower's `Strategy.start` does."""
+        ended = f"Strategy execution finished in {seconds:.2f}s"
+        results = [f"\t{line}" for line in str(result).splitlines()]
+        for line in ("", ended, "", "Final results:", "", *results, ""):
+            logger.info("%s", line)
+
+
+def log_promise(plan: PrivacyPlan, ledger: PrivacyLedger, record_plan: RecordPlan | None) -> None:
+    """Log what a private training will release and at what price."""
+    logger.info(
+        "\t├── Budget: epsilon %.4g at delta %.3g, one %s's whole contribution (%s)",
+        plan.budget.epsilon,
+        plan.budget.delta,
+        plan.unit,
+        plan.neighboring_relation,
+    )
+    logger.info(
+        "\t├── Rounds: %d, %.4g of %d clients expected in each",
+        plan.rounds,
+        plan.expected_cohort,
+        plan.num_clients,
+    )
+    logger.info("\t├── Sampling: %s", plan.sampling.describe())
+    logger.info(
+        "\t├── Clipping norm %.4g (%s), noise multiplier %s %s, denominator %.4g",
+        plan.clipping_norm,
+        plan.release.clipping.kind,
+        _describe_noise(plan),
+        plan.noise.place,
+        plan.denominator,
+    )
+    if record_plan is not None:
+        log_record_promise(record_plan)
+    logger.info("\t├── Rule: %s", ledger.rule)
+    logger.info("\t└── Ledger: %s", ledger.location)
+    if ledger.insecure:
+        logger.warning("The noise is INSECURE: whoever knows the seed can take it away again")
+
+
+def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:
+    """Log what clients promise to each of their records."""
+    logger.info(
+        "\t%s Records: budget epsilon %.4g at delta %.3g at each client, DP-SGD with noise "
+        "multiplier %.4g, sampling rate %.4g, %d steps a round, planned for %d rounds of a client",
+        "└──" if last else "├──",
+        record_plan.budget.epsilon,
+        record_plan.budget.delta,
+        record_plan.noise_multiplier,
+        record_plan.sampling_rate,
+        record_plan.steps,
+        record_plan.participations,
+    )
+
+
+def _describe_noise(plan: PrivacyPlan) -> str:
+    if plan.noise.adaptive:
+        first = plan.noise_multipliers[0]
+        return f"{first:.4g} at first, at least {plan.noise.least_multiplier:.4g}"
+    low, high = min(plan.noise_multipliers), max(plan.noise_multipliers)
+    return f"{low:.4g}" if low == high else f"{low:.4g} to {high:.4g}"

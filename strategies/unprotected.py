@@ -1,0 +1,144 @@
+"""Federated averaging without client-level privacy, for comparison and for DP-SGD inside clients.
+
+    >>> strategy = UnprotectedFedAvg(FedAvg(), selection=PoissonSelection(0.25))
+
+Rounds run as in `DPFedAvg`, from the same roster, rehearsal and selection, so that what privacy
+costs can be measured. With a `record_plan`, clients protect each of their records themselves
+(`OpacusClient`) and the server adds nothing to that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable
+
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import RecordPlan
+from fl_dp.updates import Compression
+
+from .checkpoint import Checkpoint
+from .contributions import ContributionCheck
+from .modes import UnprotectedMode
+from .participations import Participations
+from .roster import Roster
+from .round_loop import RoundLoop
+from .run_log import log_record_promise
+from .selection import Selection
+from .together import check_together
+
+logger = logging.getLogger("flwr.fl_dp")
+
+
+class UnprotectedFedAvg(RoundLoop):
+    """A Flower strategy that promises nothing to clients: updates are averaged as they come.
+
+    Privacy: none for clients. With a `record_plan`, each record has what its own client's DP-SGD
+    gives it, whatever the server does.
+    """
+
+    _weights_are_used = True
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        *,
+        selection: Selection,
+        weight_cap: float | None = None,
+        window: int | None = None,
+        roster_timeout: float = 60.0,
+        rng: SecureRandom | None = None,
+        after_round: Callable[[Checkpoint], None] | None = None,
+        record_plan: RecordPlan | None = None,
+        compression: Compression | None = None,
+    ) -> None:
+        """Put the rounds in front of `strategy`; arguments as for `DPFedAvg`.
+
+        Args:
+            strategy: The server optimizer, `FedAvg()` by default. It sees one mean a round; in it
+                clients are weighted by its `weighted_by_key`.
+            selection: Who takes part; there is no plan to say so.
+            weight_cap: Records that earn a client the full weight, which it applies itself.
+            window: How many nodes are under way at once; chosen by the grid when None.
+            roster_timeout: Seconds to wait for the first node, and for a rehearsal's answers.
+            rng: Where coins come from.
+            after_round: Given a checkpoint after the start and after every round, to save it.
+            record_plan: What clients promise to each of their records.
+            compression: How updates and models travel. Clients that encode their updates all weigh
+                the same.
+
+        Raises:
+            ValueError: If an option does not go with the record plan.
+            TypeError: If the inner strategy can't work on a mean.
+        """
+        check_together(
+            None,
+            selection,
+            weight_cap=weight_cap,
+            record_plan=record_plan,
+            compression=compression if compression is not None else Compression(),
+        )
+        super().__init__(
+            strategy,
+            selection=selection,
+            roster=Roster(timeout=roster_timeout),
+            participations=Participations(),
+            contribution_check=ContributionCheck(None),
+            cohorts_are_seen=True,
+            weight_cap=weight_cap,
+            window=window,
+            rng=rng,
+            after_round=after_round,
+            record_plan=record_plan,
+            compression=compression,
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Draw the cohort and write the messages."""
+        draft = self._draft(server_round, arrays, config, grid)
+        mode = UnprotectedMode(
+            draft.layout,
+            draft.origin,
+            draft.instruction,
+            weighted_by=str(getattr(self.optimizer.strategy, "weighted_by_key", "num-examples")),
+        )
+        return self._ask_cohort(draft, mode, self.selection.select(draft.draw))
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Average the replies and return the next model.
+
+        Raises:
+            RuntimeError: If the round was not configured before.
+            NobodyContributes: If (almost) no client's update was ever added.
+        """
+        current = self._collected(server_round, replies)
+        released = current.mode.release(self._rng, current.draft.ask)
+        model = current.next_model(released.mean, self.optimizer)
+        return self._close(current, model, released)
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Continue after the checkpoint's round when `start` is called.
+
+        Raises:
+            ValueError: If the checkpoint is of another kind of training.
+        """
+        checkpoint.require_kind(plateau=False, ledger=False, clipping_norms=None)
+        super().resume(checkpoint)
+
+    def summary(self) -> None:
+        """Log that nothing is promised to clients, and what is promised to records."""
+        logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
+        if self.record_plan is None:
+            logger.warning("\t└── NO PRIVACY: updates are averaged as they come")
+        else:
+            log_record_promise(self.record_plan, last=True)
+
+    def _spent(self) -> str:
+        return " without privacy" if self.record_plan is None else ""
