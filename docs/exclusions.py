@@ -1,21 +1,22 @@
 """The table of settings that can't go together, in the words of the errors themselves.
 
-    python -m fl_dp.app.exclusions docs/configuration.md
+    python docs/exclusions.py
 
-writes it anew between its two markers. Nothing is checked here: whoever knows a reason raises
-`IncompatibleOptions`, and this only asks for what is refused.
+writes it anew into `configuration.md`, between two markers. Nothing is checked here: whoever knows
+a reason raises `IncompatibleOptions`, and this only asks for what is refused.
 """
 
 from __future__ import annotations
 
-import sys
 import warnings
+from functools import cache
 from pathlib import Path
 
-from .compose import compose_settings
-from .planning import make_plan, make_record_plan
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.planning import make_plan, make_record_plan
 
-BEGIN = "<!-- exclusions: written by `python -m fl_dp.app.exclusions docs/configuration.md` -->"
+PAGE = Path(__file__).with_name("configuration.md")
+BEGIN = "<!-- exclusions: written by `python docs/exclusions.py` -->"
 END = "<!-- end of exclusions -->"
 
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
@@ -109,6 +110,7 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
 """Overrides that are refused; those of one row for one reason."""
 
 
+@cache
 def refusal(overrides: str) -> ValueError | None:
     """Return the error that settings end with before anything is started, None if there is none.
 
@@ -161,5 +163,4 @@ def with_table(page: str, table: str) -> str:
 
 
 if __name__ == "__main__":
-    page = Path(sys.argv[1])
-    page.write_text(with_table(page.read_text("utf-8"), table()), encoding="utf-8")
+    PAGE.write_text(with_table(PAGE.read_text("utf-8"), table()), encoding="utf-8")
