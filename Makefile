@@ -5,16 +5,47 @@ STAMP := .venv/.fl-dp-stamp
 # Twice quiet: errors are shown, and warnings about the registry in use are not.
 PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 
-.PHONY: help demo test lint format setup clean
+# Where PyTorch comes from, if not from pip's usual index: its CPU build spares gigabytes.
+TORCH_INDEX ?=
+
+# `make quick`: these rooms, less the files that took long; 60 s of a processor are left.
+QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/clients tests/datasets \
+  tests/models tests/training
+SLOW := tests/mechanisms/test_exponential.py tests/mechanisms/test_grid_exponential.py \
+  tests/mechanisms/test_laplace.py tests/plan/test_plan.py tests/plan/test_record_plan.py \
+  tests/statistics/test_contributions.py tests/statistics/test_release.py \
+  tests/clients/test_deadline.py tests/clients/test_dp_sgd.py \
+  tests/training/test_training_together.py
+
+# `make bench`: what each script is given. A test knows those that are left out, and why.
+BENCH_accounting := --json
+BENCH_aggregation := --json
+BENCH_client_schemes := --json
+BENCH_clients := --case dp_sgd --json
+BENCH_compression := --json
+BENCH_noise := --json
+BENCH_rounds := --json
+BENCH_selection := --json
+BENCH_stock_flower :=
+BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
+
+.PHONY: help demo quick test coverage lint format docs bench wheel setup clean
+.NOTPARALLEL: # two timings at once would measure each other
 
 help: ## What there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 demo: $(STAMP) ## Train digits under client-level DP at epsilon 2 and 8, about two minutes
-	$(BIN)/fl-dp run -m privacy.epsilon=2,8 simulation.units_per_node=50
+	$(BIN)/fl-dp run -m privacy.epsilon=2,8
+
+quick: $(STAMP) ## Unit tests, under a minute
+	$(BIN)/python -m pytest -n 2 -q -m "not slow and not simulation" $(QUICK) $(SLOW:%=--ignore=%)
 
 test: lint ## Every check: lint, types, layers, tests
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+coverage: $(STAMP) ## Every test, and which lines none of them runs: results/coverage
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-report=html
 
 lint: $(STAMP) ## Style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -25,6 +56,28 @@ lint: $(STAMP) ## Style, types and the direction of imports
 format: $(STAMP) ## Mend what can be mended
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP) ## Write the generated tables, follow every link, run the examples of the pages
+	@# Each command that writes a table into a page stands here, before the check of what it wrote.
+	$(BIN)/python -m pytest -q tests/docs
+
+bench: $(BENCHES:%=bench-%) ## Time and train against the peers, for hours: results/
+
+bench-%: $(STAMP)
+	@mkdir -p results
+	$(BIN)/python benchmarks/$*.py $(BENCH_$*) > results/$*.part
+	@mv results/$*.part results/$*$(if $(findstring --json,$(BENCH_$*)),.json,.md)
+
+wheel: $(STAMP) ## Build the wheel, install it in an environment of its own, ask its version
+	rm -rf dist
+	$(BIN)/python -m build --wheel --no-isolation --outdir dist .
+	$(PYTHON) -m venv dist/venv
+	dist/venv/bin/python -m pip install -qq --disable-pip-version-check -c requirements.lock dist/*.whl
+	@# From elsewhere, so that nothing of the checkout is imported.
+	cd dist && venv/bin/fl-dp --version
+	@# A project of its own, checked with fl-dp as its author installs it.
+	cd examples/extend && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
+	  --python-executable $(CURDIR)/dist/venv/bin/python --allow-redefinition hospital_app strategies
 
 setup: $(STAMP) ## The environment alone
 
@@ -37,7 +90,7 @@ $(STAMP): requirements.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
 	  { echo "No virtual environment: install your system's python3-venv package"; exit 1; }
 	@echo "  1/3 torch"
-	@$(PIP) "$$(grep '^torch==' requirements.lock)" \
+	@$(PIP) $(TORCH_INDEX:%=--index-url %) "$$(grep '^torch==' requirements.lock)" \
 	  || { echo "torch could not be installed: is a package registry reachable?"; exit 1; }
 	@echo "  2/3 the tested set of packages"
 	@$(PIP) -r requirements.lock \
@@ -47,5 +100,5 @@ $(STAMP): requirements.lock pyproject.toml
 	  || { echo "fl-dp could not be installed: see the lines above"; exit 1; }
 	@touch $(STAMP)
 
-clean: ## Remove the environment and every cache, keep runs/
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis dist
+clean: ## Remove the environment, every cache and results/, keep runs/
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist results

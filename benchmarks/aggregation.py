@@ -84,7 +84,8 @@ class Round:
         )
         for reply in self.replies:
             clipped.add(only_array_record(reply.content))
-        mean = mechanism.release(clipped.total, SecureRandom()) / self.cohort
+        noise = mechanism.noise(clipped.total.size, SecureRandom())
+        mean = mechanism.release(clipped.total, noise) / self.cohort
         return layout.merge(layout.unflatten(origin + mean), self.model)
 
     def fedavg(self) -> ArrayRecord:

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -121,11 +120,10 @@ def loop_over_units(x: np.ndarray, y: np.ndarray) -> Callable[[], object]:
         for unit in range(len(x)):
             model.load_state_dict(origin)
             optimizer = torch.optim.SGD(model.parameters(), lr=LEARNING_RATE)
-            for batch in torch.randperm(ROWS).split(BATCH_SIZE):
+            for batch in torch.split(torch.randperm(ROWS), BATCH_SIZE):
                 optimizer.zero_grad()
-                functional.cross_entropy(
-                    model(features[unit][batch]), labels[unit][batch]
-                ).backward()
+                outputs = model(features[unit][batch])
+                torch.autograd.backward(functional.cross_entropy(outputs, labels[unit][batch]))
                 optimizer.step()
             with torch.no_grad():
                 trained = torch.cat([parameter.reshape(-1) for parameter in model.parameters()])
@@ -154,4 +152,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

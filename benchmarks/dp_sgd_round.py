@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -145,7 +145,10 @@ def engine_a_round(data: Images) -> Callable[[], object]:
 
 
 def steps(
-    model: nn.Module, optimizer: torch.optim.Optimizer, criterion: nn.Module, loader: DataLoader
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    criterion: nn.Module,
+    loader: Iterable[tuple[torch.Tensor, torch.Tensor]],
 ) -> None:
     """Go through the loader once."""
     for images, labels in loader:

@@ -218,7 +218,7 @@ def plain_steps(model: nn.Module, records: Records, sizes: Sizes) -> None:
             torch.randperm(len(records))[: sizes.batch].tolist()
         )
         optimizer.zero_grad()
-        functional.cross_entropy(model(features), labels).backward()
+        torch.autograd.backward(functional.cross_entropy(model(features), labels))
         optimizer.step()
 
 
@@ -310,7 +310,8 @@ def tables(rows: dict[str, Row], repeats: int) -> Iterator[Table]:
         if row["ours_s"] is None:
             made.add_row(name, "out of memory")
         else:
-            made.add_row(name, *(shown(row[key], *how) for key, *how in columns.values()))
+            cells = (shown(row[key], factor, unit) for key, factor, unit in columns.values())
+            made.add_row(name, *cells)
     yield together
     yield steps
 

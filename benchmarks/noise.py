@@ -40,13 +40,13 @@ def numpy_cases() -> list[Case]:
         Case(
             name=f"grid Gaussian, {MANY} coordinates",
             peer=normal,
-            ours=lambda: gaussian.release(total, rng),
+            ours=lambda: gaussian.release(total, gaussian.noise(MANY, rng)),
             theirs=lambda: total + np.random.normal(0.0, 1.0, MANY),
         ),
         Case(
             name=f"grid Laplace, {MANY} coordinates",
             peer=double_exponential,
-            ours=lambda: laplace.release(total, rng),
+            ours=lambda: laplace.release(total, laplace.noise(MANY, rng)),
             theirs=lambda: total + np.random.laplace(0.0, 1.0, MANY),
         ),
         Case(

@@ -102,7 +102,7 @@ def draw(outcomes: dict[str, Outcome], target: Path) -> None:
     for place, (way, outcome) in enumerate(outcomes.items()):
         shortest = min(map(len, outcome.curves))
         mean = [statistics.fmean(c[t] for c in outcome.curves) for t in range(shortest)]
-        style = {"color": COLOURS[way], "linestyle": "--" if way == "none" else "-"}
+        style: dict[str, Any] = {"color": COLOURS[way], "linestyle": "--" if way == "none" else "-"}
         over_rounds.plot(range(shortest), mean, label=way, linewidth=1.6, **style)
         last.plot(outcome.finals, [place] * len(outcome.finals), "o", color=COLOURS[way], alpha=0.7)
         last.plot(statistics.fmean(outcome.finals), place, "|", color=COLOURS[way], markersize=18)

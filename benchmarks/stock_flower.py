@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def numbers(record: ArrayRecord) -> Arrays:
 
 def replied(message: Message, model: Arrays, **metrics: float) -> Message:
     """Reply as a Flower client does."""
-    metric_record = MetricRecord({"num-examples": 1} | metrics)
+    metric_record = MetricRecord({"num-examples": 1, **metrics})
     return Message(
         RecordDict({"arrays": arrays(**model), "metrics": metric_record}), reply_to=message
     )
@@ -410,7 +411,7 @@ def outcome(run: Callable[[], Result]) -> str:
 
 def both(updates: Sequence[Arrays], run: Callable[[Reply], Result]) -> str:
     """Return the outcomes of several odd updates."""
-    return "; ".join(outcome(lambda change=change: run(honest_but(change))) for change in updates)
+    return "; ".join(outcome(partial(run, honest_but(change))) for change in updates)
 
 
 NOT_FINITE = (first(math.nan), first(math.inf))
@@ -423,7 +424,7 @@ def scalar_model() -> ArrayRecord:
 
 def scalar_update(_: int) -> Arrays:
     """Return an update that moves the 0-d parameter by three norms."""
-    return {"scale": np.float64(3.0)}
+    return {"scale": np.array(3.0)}
 
 
 def scalar_move(result: Result) -> str:
@@ -447,9 +448,7 @@ def counting_update(_: int) -> Arrays:
 def counting(run: Callable[[Reply, ArrayRecord], Result]) -> str:
     """Return the outcomes for a counter of no dimension, as in torch, and of one."""
     answer = sending(counting_update)
-    outcomes = [
-        outcome(lambda count=count: run(answer, counting_model(count))) for count in COUNTERS
-    ]
+    outcomes = [outcome(partial(run, answer, counting_model(count))) for count in COUNTERS]
     return "; ".join(outcomes)
 
 
@@ -525,7 +524,7 @@ def telling() -> Reply:
 def told(result: Result) -> str:
     """Return which metrics came out."""
     metrics = result.train_metrics_clientapp.get(1)
-    return "none" if not metrics else f"loss {float(metrics['loss']):g}, without noise"
+    return "none" if not metrics else f"loss {metrics['loss']:g}, without noise"
 
 
 def stock_exhausted() -> str:
@@ -629,18 +628,30 @@ def stock_local() -> str:
     message = Message(content, dst_node_id=1, message_type="train")
     context = Context(1, 1, {}, RecordDict(), {})
     client = sending(lambda _: first(1.0, MANY))
-    reply = mod(message, context, lambda asked, _: client(asked, 0))
+    reply = mod(message, context, lambda asked, _: answer(client, asked))
     (sent,) = reply.content.array_records.values()
     return true_epsilons(float(np.std(numbers(sent)["w"][1:])), 10.0)
+
+
+def answer(client: Reply, asked: Message) -> Message:
+    """Return what the first node replies, which it always does."""
+    reply = client(asked, 0)
+    assert reply is not None
+    return reply
 
 
 def our_local() -> str:
     """Return what our scheme adds for the same claim over ten messages."""
     scheme = calibrate_client_scheme("gaussian", 10.0, 1e-5, participations=10, clipping_norm=1.0)
-    steps = scheme.release(scheme.encode(first(1.0, MANY)["w"]), SecureRandom())
-    std = float(np.std(steps[1:]))
+    sent = scheme.privatize(first(1.0, MANY)["w"], SecureRandom())
+    std = float(np.std(sent[1:]))
     ten = gaussian_epsilon(std / math.sqrt(10.0), 1e-5)
     return f"claimed 10 for ten messages, true {ten:.2f} by what was measured"
+
+
+def constant(change: np.ndarray, _: int) -> Arrays:
+    """Return the same update for every node."""
+    return {"w": change}
 
 
 def telling_share(values: np.ndarray, grid: float) -> float:
@@ -657,7 +668,7 @@ def stock_float() -> str:
         change[0] = 1e-9
         result = stock(
             fixed(1, noise=1e-3, norm=1e3),
-            sending(lambda _, change=change: {"w": change}),
+            sending(partial(constant, change)),
             1,
             arrays(w=np.zeros(SIZE, np.float32)),
         )
@@ -673,7 +684,7 @@ def our_float() -> str:
     for hidden in (0.0, 1.0):
         change = np.full(SIZE, hidden)
         done = ours(
-            sending(lambda _, change=change: {"w": change}),
+            sending(partial(constant, change)),
             1,
             arrays(w=np.zeros(SIZE)),
             plan=plan,

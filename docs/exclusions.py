@@ -45,7 +45,7 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
         *("privacy=none simulation.units_per_node=50", "privacy=none selection.coins=nodes"),
         *("privacy=dp_sgd simulation.units_per_node=50", "privacy=dp_sgd selection.coins=nodes"),
     ),
-    ("privacy=none dp_sgd.epsilon=4",),
+    ("dp_sgd.epsilon=4", "privacy=none dp_sgd.clipping_norm=2"),
     tuple(
         f"selection.participation_cap=9 selection={name}"
         for name in ("poisson", "truncated_poisson", "fixed", "dp_utility")
@@ -96,16 +96,16 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     ("schedule=plateau privacy.noise_multiplier=2",),
     ("task=csv task.partition=nodes simulation.units_per_node=2",),
     tuple(
-        f"dp_sgd.epsilon=4 {setting}"
+        f"dp_sgd=on {setting}"
         for setting in ("metrics.loss=[0,5]", "weights.cap=9", "selection=exponential")
     ),
-    ("dp_sgd.epsilon=4 privacy.insecure_seed=1",),
-    ("dp_sgd.epsilon=4 privacy.neighboring_relation=add-or-remove-one",),
+    ("dp_sgd=on privacy.insecure_seed=1",),
+    ("dp_sgd=on privacy.neighboring_relation=add-or-remove-one",),
     ("privacy=dp_sgd selection.participation_cap=9",),
     ("privacy=dp_sgd schedule=linear",),
     ("privacy=dp_sgd clipping=adaptive",),
-    ("privacy=dp_sgd dp_sgd.epsilon=4",),
-    ("privacy=dp_sgd dp_sgd.noise_multiplier=2",),
+    ("privacy=dp_sgd privacy.epsilon=4", "privacy=dp_sgd privacy.noise_multiplier=2"),
+    ("privacy=dp_sgd dp_sgd=off",),
 )
 """Overrides that are refused; those of one row for one reason."""
 
@@ -122,7 +122,7 @@ def refusal(overrides: str) -> ValueError | None:
         try:
             settings = compose_settings(overrides.split())
             make_record_plan(settings)
-            if settings.privacy.mode not in ("none", "dp_sgd"):
+            if settings.protects_clients:
                 make_plan(settings)
         except ValueError as error:
             return error

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import secrets
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 _OWNER = 0o600
 _EVERYBODY = 0o666  # less the umask
@@ -85,6 +87,28 @@ def write_text(file: Path, text: str, *, public: bool = False) -> None:
     """Replace a file by a text, UTF-8, as `written_whole` does."""
     with written_whole(file, public=public) as temporary:
         temporary.write_text(text, encoding="utf-8")
+
+
+def read_json_object(file: Path, what: str) -> dict[str, Any]:
+    """Read a JSON object.
+
+    Args:
+        file: Where it is.
+        what: What it should be, for instance `privacy statement`.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is no JSON object.
+    """
+    try:
+        document = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(
+            f"{file} is no {what} ({error}): put the right one in its place, or move it away"
+        ) from error
+    if not isinstance(document, dict):
+        raise ValueError(f"{file} is no {what}: it holds no JSON object")
+    return document
 
 
 def _create(file: Path, mode: int) -> None:

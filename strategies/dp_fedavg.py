@@ -45,7 +45,13 @@ from fl_dp.accounting import (
     freeze,
 )
 from fl_dp.ledger import LedgerAnchor, PrivacyLedger, Reservation
-from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, SecureRandom
+from fl_dp.mechanisms import (
+    DEFAULT_CLIPPING,
+    Clipping,
+    NoiseStream,
+    SecureRandom,
+    WhiteStream,
+)
 from fl_dp.plan import ClientNoise, Hosting, PlanOptions, PrivacyPlan, RecordPlan
 from fl_dp.plan.arguments import keywords_of, require_known, require_types
 from fl_dp.protocol.identity import forms_of, forms_to_json
@@ -151,6 +157,8 @@ class DPFedAvg(Strategy):
         bytes_down: Bytes of the arrays that the last round sent to each node; 0 before the first.
         bytes_up: Bytes of the arrays that each node was to answer with. Both are public: they
             depend on the model's shapes and on settings alone.
+        noise_stream: Where the noise on sums of updates comes from, cut at every start. A stream
+            with memory needs a plan that charges for it.
     """
 
     def __init__(
@@ -179,7 +187,7 @@ class DPFedAvg(Strategy):
                 for comparison only.
             ledger: Opened with the same plan.
             selection: Who takes part; by default what the plan's `sampling` says.
-            weight_cap: Examples that earn a client the full weight; it applies its weight of
+            weight_cap: Records that earn a client the full weight; it applies its weight of
                 `min(records / weight_cap, 1)` before clipping. None: every client weighs 1.
             window: How many nodes are under way at once; chosen by the grid when None.
             roster_timeout: Seconds to wait for the plan's clients to connect.
@@ -205,6 +213,7 @@ class DPFedAvg(Strategy):
                 go with the plan.
             TypeError: If the inner strategy can't work on a private mean.
         """
+        self.noise_stream: NoiseStream = WhiteStream()
         self._rng = rng if rng is not None else SecureRandom()
         self.plan = plan
         self.ledger = ledger
@@ -404,9 +413,11 @@ class DPFedAvg(Strategy):
         """
         if evaluate_config:
             self._warn_once("evaluate_config is not used: clients are not asked to evaluate")
+        self.noise_stream.cut()
         try:
             return self._train(grid, initial_arrays, num_rounds, timeout, train_config, evaluate_fn)
         finally:
+            self.noise_stream.cut()  # memory holds no noise for longer than it is needed
             if self._owns_ledger and self.ledger is not None:
                 self.ledger.close()
 
@@ -879,7 +890,7 @@ class DPFedAvg(Strategy):
             )
         # What the ledger has on disk decides, not what was planned.
         multiplier = reservation.noise_multiplier
-        assert multiplier is not None  # every round of a plan has noise
+        assert multiplier is not None and reservation.index is not None  # of every round
         if isinstance(plan.noise, ClientNoise):
             return LocalSum(plan, multiplier, layout, origin, compression=self._uplink)
         assert self._clipping_norms is not None  # every plan clips
@@ -891,6 +902,8 @@ class DPFedAvg(Strategy):
             clipping_norms=self._clipping_norms,
             max_units_of_node=self._units_per_node if self._sums_at_nodes else None,
             compression=self._uplink,
+            stream=self.noise_stream,
+            index=reservation.index,
         )
 
     @property

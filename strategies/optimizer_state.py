@@ -47,7 +47,7 @@ def pack(value: Any) -> dict[str, NDArray[Any]]:
 
     Args:
         value: None, numbers, texts, bytes, numpy arrays and scalars of boolean, integer or
-            floating dtypes up to 64 bits, Flower's examples and arrays, and lists, tuples and
+            floating dtypes up to 64 bits, Flower's records and arrays, and lists, tuples and
             dictionaries of these.
 
     Raises:

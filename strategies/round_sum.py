@@ -19,8 +19,11 @@ from numpy.typing import NDArray
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.mechanisms import (
     GaussianBundle,
+    GaussianMechanism,
     GridExponentialMechanism,
+    NoiseStream,
     SecureRandom,
+    WhiteStream,
 )
 from fl_dp.plan import ClientNoise, PrivacyPlan
 from fl_dp.protocol.instruction import NoiseInstruction
@@ -121,6 +124,8 @@ class CentralSum(RoundSum):
         clipping_norms: tuple[float, ...],
         max_units_of_node: int | None,
         compression: Compression | None = None,
+        stream: NoiseStream | None = None,
+        index: int = 0,
     ) -> None:
         """Open a round.
 
@@ -133,6 +138,8 @@ class CentralSum(RoundSum):
             max_units_of_node: How many units a node may host, if nodes sum their own; else None.
             compression: How clients are to encode their updates, which are clipped as they are
                 decoded; None where nodes sum their units: a sum has to stay exact.
+            stream: Of the noise on the sum of updates; fresh noise if None.
+            index: Of this round in that stream, from the ledger.
         """
         self._plan = plan
         self._clipping_norms = clipping_norms
@@ -144,6 +151,8 @@ class CentralSum(RoundSum):
         self._weight = 0.0
         self._max_units = max_units_of_node
         self._compression = compression
+        self._stream = stream if stream is not None else WhiteStream()
+        self._index = index
 
     @property
     def bundle(self) -> GaussianBundle | None:
@@ -191,7 +200,7 @@ class CentralSum(RoundSum):
     def release(self, rng: SecureRandom) -> Released:
         """Add the noise to every sum. See `RoundSum.release`."""
         plan, bundle = self._plan, self._bundle
-        sums = bundle.release_scalars(self._scalars, rng)
+        sums = bundle.release_scalars(self._scalars, bundle.scalar_noise(rng))
         count = None if bundle.count_noise_std is None else sums.pop(0)
         norms = None
         if (clipping := plan.release.adaptive_clipping) is not None:
@@ -216,7 +225,7 @@ class CentralSum(RoundSum):
     def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
         plan, updates = self._plan, self._bundle.updates
         if not plan.release.capped_denominator:
-            released = updates.release(self._total.total, rng)
+            released = self._noised(updates, self._total.total, rng)
             released /= plan.denominator
             return released
         mechanism = plan.release.mean_mechanism(
@@ -227,7 +236,13 @@ class CentralSum(RoundSum):
         )
         steps = self._total.total * (updates.grid / max(plan.denominator, self._weight))
         steps *= 1.0 / mechanism.grid
-        return mechanism.release(np.trunc(steps, out=steps), rng)
+        return self._noised(mechanism, np.trunc(steps, out=steps), rng)
+
+    def _noised(
+        self, mechanism: GaussianMechanism, total: NDArray[np.float64], rng: SecureRandom
+    ) -> NDArray[np.float64]:
+        noise = self._stream.next(mechanism.law, total.size, rng, index=self._index)
+        return mechanism.release(total, noise)
 
     def _node_scalars(
         self, measured: Mapping[str, list[float]], max_units: int

@@ -88,7 +88,7 @@ class Selection(ABC):
             their own); None: nothing.
         looks_at_norms: Whether it needs each unit's own update norm, which a node that sums its
             units does not tell.
-        unit: Whose utilities it is charged for: `client`, or `example` (one record).
+        unit: Whose utilities it is charged for: `client`, or `record` (one record).
     """
 
     sampling: Sampling

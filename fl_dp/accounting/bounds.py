@@ -55,7 +55,7 @@ class EpsilonBounds:
         gdp: Gaussian DP; only for Gaussians without sampling, or above `VAST_EPSILON`.
         zcdp: Zero-concentrated DP; not for samples, but above `VAST_EPSILON`.
         gumbel: Privacy-loss distributions of all noisy scores; only with exponential draws.
-        filter: What a privacy filter guarantees, whatever was chosen on the way.
+        filter: Guarantee of a privacy filter, with noise chosen adaptively.
         naive: Basic composition.
     """
 

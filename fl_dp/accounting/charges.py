@@ -11,7 +11,6 @@ from fl_dp.mechanisms import (
     client_scheme,
 )
 
-from .calibration import calibrate_noise
 from .events import (
     ExponentialEvent,
     GaussianEvent,
@@ -70,6 +69,8 @@ def calibrate_client_scheme(
     Raises:
         ValueError: If an argument is out of range.
     """
+    from .calibration import calibrate_noise  # a node charges, and pays for no calibration
+
     if participations < 1:
         raise ValueError(f"participations must be at least 1, got {participations}")
 

@@ -2,7 +2,7 @@
 
 Arrays are kept as Flower's bytes, so that every dtype comes back as it was. Nothing secret is in
 it: released models, what the server optimizer made of them, released clipping norms, and how far
-the ledger had come. Noise and coins have no state to save.
+the ledger had come. Noise and coins are not saved: a new process begins a new stream.
 """
 
 from __future__ import annotations
@@ -108,8 +108,8 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
             header = json.loads((stored.metadata() or {}).get("fl-dp", "{}"))
             if header.get("version") != _VERSION:
                 raise ValueError(
-                    f"{path} is of another version of fl-dp: go on with the one that wrote it, or "
-                    "start a new run"
+                    f"{path} is of another version of fl-dp: continue with the one that wrote "
+                    "it, or start a new run"
                 )
             yield stored, header
     except SafetensorError as error:

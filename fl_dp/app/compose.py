@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Sequence
 
+from .kept import check_kept
 from .overrides import ConfigError, check_keys, check_values, config_folder, parsed, wrong_value
 from .settings import Settings
 
@@ -38,7 +39,8 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    check_values([parsed(text) for text in overrides])
+    read = [parsed(text) for text in overrides]
+    check_values(read)
     try:
         # A ServerApp runs in a thread of a process where Hydra may be in use already.
         with _hydra_is_global:
@@ -55,13 +57,19 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
         # Merged into the schema once more: Hydra lets a file add keys that nobody reads.
         plain = OmegaConf.to_container(composed)
         settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), plain))
+        assert isinstance(settings, Settings)
+        given = {
+            each.key_or_group: str(each.input_line).partition("=")[2]
+            for each in read
+            if not each.is_delete()
+        }
+        check_kept(given, settings)
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
     except HydraException as error:
         raise ConfigError(_first_line(error.__cause__ or error)) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    assert isinstance(settings, Settings)
     return settings
 
 

@@ -17,8 +17,6 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
-
 from fl_dp.datasets import DataFormat
 
 _LISTS = {"classes": str, "columns": str, "mean": float, "std": float, "image_shape": int}
@@ -32,6 +30,8 @@ def pinned_format(file: Path) -> DataFormat:
         FileNotFoundError: If the file is not there.
         ValueError: If it holds anything but a schema.
     """
+    from omegaconf import OmegaConf  # for a node with a schema of its own alone
+
     schema = OmegaConf.to_container(OmegaConf.load(file))
     if not isinstance(schema, dict):
         raise ValueError(f"{file} must hold keys and values: {', '.join(_KEYS)}")

@@ -19,11 +19,12 @@ from typing import Any, get_args, get_type_hints
 
 from .settings import CHOICES, Settings
 
-_KINDS = {
+_KINDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     bool: "true or false",
     str: "text",
+    int | str: "a whole number or auto",
     list[str]: "a list of names",
     list[int]: "a list of whole numbers",
     list[float]: "a list of numbers",
@@ -52,12 +53,12 @@ class Key:
 
     @property
     def group(self) -> str:
-        """What stands before the dot; empty for the run's own keys."""
+        """The name before the dot; empty for the run's own keys."""
         return self.name.rpartition(".")[0]
 
     @property
     def allowed(self) -> str:
-        """What may be written, in words."""
+        """Values that may be written, in words."""
         kind = f"one of {', '.join(self.choices)}" if self.choices else self.kind
         return f"{kind}, or null" if self.nullable else kind
 

@@ -48,7 +48,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
     Raises:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
     """
-    if settings.privacy.mode in ("none", "dp_sgd"):
+    if not settings.protects_clients:
         raise ValueError(
             f"privacy.mode={settings.privacy.mode} promises nothing to clients: there is no plan "
             "to make"
@@ -103,6 +103,7 @@ def make_selection(settings: Settings) -> Selection:
         case "dp_utility":
             return DPUtilitySelection(
                 chosen.sampling_rate * num_clients,
+                # Every round is charged at this rate; twice the mean leaves utilities some room.
                 largest_rate=chosen.largest_rate or min(1.0, 2.0 * chosen.sampling_rate),
                 noise_multiplier=chosen.utility_noise,
                 refresh_every=chosen.refresh_every,
@@ -174,7 +175,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         capped_denominator=settings.weights.capped_denominator,
         client_scheme=privacy.scheme if privacy.mode == "local" else None,
         unit=privacy.unit,
-        units_per_node=settings.simulation.units_per_node,
+        units_per_node=settings.simulation.units_at_node,
         coins_at_nodes=settings.selection.coins == "nodes",
         contribution_check=privacy.contribution_check,
     )
@@ -198,12 +199,10 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
 
 
 def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
-    chosen, privacy = settings.dp_sgd, settings.privacy
+    chosen = settings.dp_sgd
     epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
-    if privacy.mode == "dp_sgd":
+    if settings.protects_records_alone:
         _require_meaningful_alone(settings)
-        epsilon, multiplier = privacy.epsilon, privacy.noise_multiplier
-        delta = chosen.delta if privacy.delta is None else privacy.delta
     steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
     participations = chosen.participations or _usual_participations(settings)
     if steps * participations > _MOST_STEPS:
@@ -212,7 +211,7 @@ def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
             "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or client.epochs, "
             f"to {_MOST_STEPS:,} in all"
         )
-    relation = NeighboringRelation(privacy.neighboring_relation)
+    relation = NeighboringRelation(settings.privacy.neighboring_relation)
     if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
         raise IncompatibleOptions(
             "privacy.neighboring_relation=add-or-remove-one hides how many records a client has: "
@@ -253,6 +252,7 @@ def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
 def _usual_participations(settings: Settings) -> int:
     """Return how many rounds almost no client exceeds: three deviations above the mean."""
     rate, rounds = settings.selection.sampling_rate, settings.rounds
+    # Of a binomial count; beyond it a client's own ledger stops it, so nothing rests on this.
     usual = rate * rounds + 3.0 * math.sqrt(rate * (1.0 - rate) * rounds)
     return max(1, min(rounds, math.ceil(usual)))
 
@@ -279,6 +279,7 @@ def _require_nothing_of_records(settings: Settings) -> None:
             f"with DP-SGD inside clients nothing else may be computed from their records: leave "
             f"out {', '.join(found)}"
         )
+    # Clients draw by themselves: a seed here would be reported and change nothing.
     if settings.privacy.insecure_seed is not None:
         raise IncompatibleOptions(
             "privacy.insecure_seed does not reach the clients' noise: leave it out under DP-SGD"
@@ -291,29 +292,23 @@ def _require_meaningful_alone(settings: Settings) -> None:
     Raises:
         ValueError: If something is, with what to write instead.
     """
-    selection, chosen = settings.selection, settings.dp_sgd
+    selection = settings.selection
     paid = selection.name in ("exponential", "dp_utility")
     wrong = {
-        f"selection={selection.name} is paid for by a promise to clients: write selection=poisson, "
-        "truncated_poisson, fixed or public": paid,
-        "selection.participation_cap is of a promise to clients: dp_sgd.participations bounds the "
-        "rounds of one": selection.participation_cap is not None,
+        f"selection={selection.name} is paid for by a promise to clients: write "
+        "selection=poisson, truncated_poisson, fixed or public": paid,
+        "selection.participation_cap belongs to a promise to clients: write dp_sgd.participations, "
+        "which bounds the rounds of one": selection.participation_cap is not None,
         "the noise of DP-SGD does not change: write schedule=constant": (
             settings.schedule.name != "constant"
         ),
         "the server does not clip: write clipping=fixed, and dp_sgd.clipping_norm for gradients": (
             settings.clipping.name != "fixed"
         ),
-        "their budget is privacy.epsilon here: leave dp_sgd.epsilon out": (
-            chosen.epsilon is not None
-        ),
-        "their noise is privacy.noise_multiplier here: leave dp_sgd.noise_multiplier out": (
-            chosen.noise_multiplier is not None
-        ),
     }
     found = [text for text, is_wrong in wrong.items() if is_wrong]
     if found:
-        raise IncompatibleOptions(f"privacy=dp_sgd: {'; '.join(found)}")
+        raise IncompatibleOptions(f"with records alone protected, {'; '.join(found)}")
 
 
 def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:

@@ -23,10 +23,9 @@ from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from .settings import Settings
 
 
-def record_plan_of(config: Mapping[str, Any]) -> RecordPlan | None:
-    """Return the plan of DP-SGD in a message's config, None if there is none."""
-    text = config.get(RECORD_PLAN_KEY)
-    return None if text is None else RecordPlan.from_dict(json.loads(str(text)))
+def record_plan_of(config: Mapping[str, Any]) -> RecordPlan:
+    """Return the plan of DP-SGD in a message's config."""
+    return RecordPlan.from_dict(json.loads(str(config[RECORD_PLAN_KEY])))
 
 
 class Records(Dataset[tuple[Tensor, Tensor]]):

@@ -7,7 +7,7 @@ permissions of a file that is meant for others; ledger, checkpoint, settings and
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,15 @@ from safetensors.numpy import save
 from yaml import YAMLError
 
 from fl_dp.files import private_file, private_folder, write_text, written_whole
-from fl_dp.ledger import LedgerAnchor, PrivacyLedger, read_statement
+from fl_dp.ledger import LedgerAnchor, PrivacyLedger
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.statement import (
+    NoPromise,
+    PrivacyStatement,
+    RecordStatement,
     privacy_statement,
+    read_statement,
     record_statement,
-    record_statement_markdown,
     statement_markdown,
 )
 
@@ -83,7 +86,7 @@ class RunFolder:
 
     @property
     def checkpoint(self) -> Path:
-        """What `resume` continues from."""
+        """State from which `resume` continues."""
         return self.path / "checkpoint.safetensors"
 
     @property
@@ -158,7 +161,7 @@ class RunFolder:
         if self.checkpoint.is_file():
             known[self.checkpoint] = checkpoint_anchor(self.checkpoint)
         if self.statement.is_file():
-            known[self.statement] = LedgerAnchor.of_statement(self.read_statement())
+            known[self.statement] = LedgerAnchor.stated_in(self.read_statement())
         return {file: anchor for file, anchor in known.items() if anchor is not None}
 
     def read_plan(self) -> PrivacyPlan:
@@ -180,29 +183,25 @@ class RunFolder:
         Raises:
             LedgerCorrupted: If the ledger was altered or cut; the statement stays as it is.
         """
-        statement: dict[str, Any] = {}
-        pages = []
+        of_clients: PrivacyStatement | None = None
+        of_records: RecordStatement | None = None
         if self.ledger.is_file():
             with self.read_ledger() as ledger:
-                statement = privacy_statement(ledger)
-            pages.append(statement_markdown(statement))
+                of_clients = privacy_statement(ledger)
         if self.record_plan.is_file():
             settings = self.read_settings()
-            records = record_statement(
+            of_records = record_statement(
                 RecordPlan.from_dict(json.loads(self.record_plan.read_text(encoding="utf-8"))),
                 participations=None,
                 num_clients=settings.task.num_clients,
                 secure_randomness=settings.dp_sgd.secure_randomness,
             )
-            pages.append(record_statement_markdown(records))
-            if statement:
-                statement["records"] = records
-            else:
-                statement = records | {"rounds": max(len(self.read_metrics()) - 1, 0)}
-        if not statement:
-            return False
-        self.write_statement(statement, "\n".join(pages))
-        return True
+        if of_clients is not None:
+            self.write_statement(replace(of_clients, records=of_records))
+        elif of_records is not None:
+            rounds = max(len(self.read_metrics()) - 1, 0)
+            self.write_statement(replace(of_records, rounds=rounds))
+        return of_clients is not None or of_records is not None
 
     def keep_record_plan(self, plan: RecordPlan | None) -> RecordPlan | None:
         """Write the plan of DP-SGD, or return the one that is there: a resumed run goes by it."""
@@ -213,15 +212,6 @@ class RunFolder:
         write_text(self.record_plan, json.dumps(plan.to_dict(), indent=2) + "\n", public=True)
         return plan
 
-    def write_no_promise(self, rounds: int) -> None:
-        """Write the statement of a run without privacy."""
-        statement = {"quoted": "none", "epsilon": {}, "delta": 0.0, "rounds": rounds}
-        self.write_statement(
-            statement,
-            "# Privacy statement\n\nNothing is promised: this run had `privacy.mode=none`. Its "
-            "model and its metrics may show any client's data.\n",
-        )
-
     def drop_metrics_after(self, server_round: int) -> None:
         """Forget the lines of rounds that will be done again."""
         kept = [line for line in self.read_metrics() if line["round"] <= server_round]
@@ -231,6 +221,7 @@ class RunFolder:
 
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add one round's line; a reader sees it at once."""
+        # Appended, as the command line reads the file while the run writes it.
         with self.metrics.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
@@ -239,12 +230,14 @@ class RunFolder:
         if not self.metrics.is_file():
             return []
         text = self.metrics.read_text(encoding="utf-8")
+        # A line without its end is being written, or was when the power failed.
         return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
 
-    def write_statement(self, statement: dict[str, Any], page: str) -> None:
+    def write_statement(self, statement: PrivacyStatement | RecordStatement | NoPromise) -> None:
         """Write the privacy statement for programs, and the page that says the same to people."""
-        write_text(self.statement, json.dumps(statement, indent=2) + "\n", public=True)
-        write_text(self.statement_page, page, public=True)
+        document = json.dumps(statement.to_dict(), indent=2) + "\n"
+        write_text(self.statement, document, public=True)
+        write_text(self.statement_page, statement_markdown(statement), public=True)
 
     def read_statement(self) -> dict[str, Any]:
         """Return the privacy statement.

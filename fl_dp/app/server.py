@@ -1,9 +1,8 @@
-"""The main job at the server: from settings to a private model and its papers."""
+"""Main job at the server: from settings to a private model and its privacy statement."""
 
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,12 +19,7 @@ from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.models import set_arrays
 from fl_dp.plan import PrivacyPlan, RecordPlan
-from fl_dp.statement import (
-    privacy_statement,
-    record_statement,
-    record_statement_markdown,
-    statement_markdown,
-)
+from fl_dp.statement import NoPromise, RecordStatement, privacy_statement, record_statement
 from fl_dp.strategies import DPFedAvg, wait_for_roster
 from fl_dp.training import evaluate
 
@@ -41,7 +35,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
-    """Train a task, or go on with a run that was interrupted, and write the run's folder.
+    """Train a task, or continue a run that was interrupted, and write the run's folder.
 
     Args:
         grid: Flower's grid.
@@ -59,13 +53,15 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
         folder = RunFolder(Path(settings.resume).expanduser())
         settings = folder.read_settings()
     else:
+        # Whoever starts the nodes knows what they host: here, `auto` is one client each.
+        settings = settings.hosting(settings.simulation.units_at_node)
         folder = RunFolder(_output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
         folder.create(settings)
     with _logged_to(folder.log):
         record_plan = folder.keep_record_plan(make_record_plan(settings))
-        if settings.privacy.mode in ("none", "dp_sgd"):
-            return _train_without_plan(folder, grid, settings, record_plan)
-        return _train_by_plan(folder, grid, settings, record_plan, run_id)
+        if settings.protects_clients:
+            return _train_by_plan(folder, grid, settings, record_plan, run_id)
+        return _train_without_plan(folder, grid, settings, record_plan)
 
 
 @said_in_keys()
@@ -78,7 +74,7 @@ def _train_by_plan(
     if folder.checkpoint.is_file() and not resumed:
         raise ValueError(
             f"{folder.path} has a checkpoint and no ledger: what its rounds have spent is unknown, "
-            "so it can't go on"
+            "so it can't be continued"
         )
     # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
@@ -89,17 +85,16 @@ def _train_by_plan(
         try:
             result = _start(strategy, folder, grid, settings)
         finally:
+            # Also after a failure: what was reserved is spent, and somebody has to say so.
             statement = privacy_statement(ledger)
-            page = statement_markdown(statement)
             if record_plan is not None:
                 records = _statement_of_records(strategy, record_plan, settings)
-                statement["records"] = records
-                page += "\n" + record_statement_markdown(records)
-            folder.write_statement(statement, page)
+                statement = replace(statement, records=records)
+            folder.write_statement(statement)
     logger.info(
         "Spent epsilon %.4g at delta %.3g; everything is in %s",
-        statement["epsilon"].get(statement["quoted"], math.inf),
-        statement["delta"],
+        statement.best_epsilon,
+        statement.delta,
         folder.path,
     )
     return result
@@ -109,8 +104,8 @@ def _train_by_plan(
 def _train_without_plan(
     folder: RunFolder, grid: Grid, settings: Settings, record_plan: RecordPlan | None
 ) -> Result:
-    """Train with a promise to records at most: the server averages updates as they come."""
-    if settings.simulation.units_per_node > 1 or settings.selection.coins == "nodes":
+    """Train with a promise to records at most: the server averages the updates unclipped."""
+    if settings.simulation.units_at_node > 1 or settings.selection.coins == "nodes":
         raise ValueError(
             f"a node that sums its units clips them: privacy={settings.privacy.mode} has one "
             "client a node (simulation.units_per_node=1) and coins at the server"
@@ -119,19 +114,18 @@ def _train_without_plan(
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     strategy = _strategy(folder, settings, plan=None, ledger=None, record_plan=record_plan, rng=rng)
     if record_plan is None:
-        folder.write_no_promise(settings.rounds)
+        folder.write_statement(NoPromise(rounds=settings.rounds))
         return _start(strategy, folder, grid, settings)
     try:
         return _start(strategy, folder, grid, settings)
     finally:
         statement = _statement_of_records(strategy, record_plan, settings)
-        statement["rounds"] = strategy.rounds_completed
-        folder.write_statement(statement, record_statement_markdown(statement))
+        folder.write_statement(replace(statement, rounds=strategy.rounds_completed))
 
 
 def _statement_of_records(
     strategy: DPFedAvg, record_plan: RecordPlan, settings: Settings
-) -> dict[str, Any]:
+) -> RecordStatement:
     return record_statement(
         record_plan,
         participations=strategy.most_participations,
@@ -214,6 +208,7 @@ def _spent(strategy: DPFedAvg, server_round: int) -> dict[str, float]:
         return {"epsilon": strategy.ledger.running_epsilon() if server_round else 0.0}
     if strategy.record_plan is None:
         return {}
+    # No client tells what it spent: the server counts whom it asked, ledgers stop at the budget.
     most = strategy.most_participations
     budget = strategy.record_plan.budget.epsilon
     if most is None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from fl_dp.clients import NodeConfig, NodeUnits, TrainedRows, UnitReport, numpy_client_app
 from fl_dp.datasets import Dataset
 from fl_dp.models import get_arrays, set_arrays
-from fl_dp.plan import RecordPlan
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, UTILITY_QUERY_KEY
+from fl_dp.protocol.keys import INSTRUCTION_KEY, RECORD_PLAN_KEY, UTILITY_QUERY_KEY
 from fl_dp.training import UnitData, evaluate, train_locally, train_together
 
-from .private_training import Records, private_client, record_plan_of
 from .settings import SETTINGS_KEY, Settings
 from .workload import (
     data_of_unit,
@@ -32,6 +30,9 @@ from .workload import (
     public_form_of,
     records_of,
 )
+
+if TYPE_CHECKING:
+    from .private_training import Records
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -68,9 +69,8 @@ class TaskClient(NumPyClient):
 
         Returns the loss and the accuracy of `parameters`, before training, if the instruction asks.
         """
-        record_plan = record_plan_of(config)
-        if record_plan is not None:
-            return self._fit_privately(parameters, config, record_plan)
+        if RECORD_PLAN_KEY in config:
+            return self._fit_privately(parameters, config)
         settings, data = self._settings_and_data(config)
         if data is None:
             return parameters, _reported(0, config), {}
@@ -91,13 +91,16 @@ class TaskClient(NumPyClient):
         return list(get_arrays(model).values()), _reported(len(rows), config), metrics
 
     def _fit_privately(
-        self, parameters: NDArrays, config: dict[str, Scalar], record_plan: RecordPlan
+        self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
         """Train by DP-SGD.
 
         Nothing up to the charge reads a record of the node's own, so whatever goes wrong until then
         may show: the model goes back as it came.
         """
+        from .private_training import private_client, record_plan_of  # with Opacus and SciPy
+
+        plan = record_plan_of(config)
         try:
             settings = _settings(config)
             place, node_config = self._part(settings), self.context.node_config
@@ -107,7 +110,7 @@ class TaskClient(NumPyClient):
             client = private_client(
                 model_of(settings, public_form_of(settings, node_config)),
                 lambda: _records_of(settings, place, node_config),
-                plan=record_plan,
+                plan=plan,
                 settings=settings,
                 context=self.context,
                 config=config,
@@ -139,7 +142,7 @@ class TaskClient(NumPyClient):
         return settings, data_of_unit(settings, self._part(settings), self.context.node_config)
 
     def _part(self, settings: Settings) -> int:
-        return self.node * settings.simulation.units_per_node + self.unit
+        return self.node * settings.simulation.units_at_node + self.unit
 
 
 def client_fn(context: Context) -> NumPyClient:
@@ -168,14 +171,14 @@ def train_many(
     Raises:
         ValueError: If the node has no `partition-id` in its configuration.
     """
-    if record_plan_of(config) is not None:
+    if RECORD_PLAN_KEY in config:
         return  # DP-SGD is for one unit at a time
     settings = _settings(config)
     dataset, client, origin = dataset_of(settings), settings.client, model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
     parts = parts_of(settings)
-    first = _node_of(context) * settings.simulation.units_per_node
-    hosted = [unit for unit in units if first + unit < len(parts)]
+    first = _node_of(context) * settings.simulation.units_at_node
+    hosted = [unit for unit in units if first + unit < len(parts)]  # the last node has fewer
     for start in range(0, len(hosted), _UNITS_IN_MEMORY):
         some = hosted[start : start + _UNITS_IN_MEMORY]
         data = [
@@ -216,7 +219,7 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
     if own_data_path(context.node_config) is not None:
         return 1
     settings = _settings(config)
-    per_node = settings.simulation.units_per_node
+    per_node = settings.simulation.units_at_node
     before = _node_of(context) * per_node
     return min(per_node, max(settings.task.num_clients - before, 0))
 
@@ -228,7 +231,7 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
         ValueError: If the values have another name, or the unit has no data.
     """
     settings = _settings(config)
-    place = _node_of(context) * settings.simulation.units_per_node + unit
+    place = _node_of(context) * settings.simulation.units_at_node + unit
     data = data_of_unit(settings, place, context.node_config)
     if data is None:
         raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
@@ -246,6 +249,8 @@ def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) 
     Raises:
         ValueError: If it has none, or they are not one node's own and do not fit the settings.
     """
+    from .private_training import Records
+
     data = data_of_unit(settings, place, node_config, leave_out_unfit=True)
     if data is None:
         raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
@@ -271,6 +276,7 @@ def _settings(config: dict[str, Any]) -> Settings:
 
 
 def _reported(num_examples: int, config: dict[str, Scalar]) -> int:
+    # A plain reply carries its number to the server, where it would be an uncharged release.
     stays_on_the_node = INSTRUCTION_KEY in config or UTILITY_QUERY_KEY in config
     return num_examples if stays_on_the_node else 1
 
@@ -299,16 +305,17 @@ def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
 
 
 def _max_loss(settings: Settings) -> float | None:
-    """Return the bound on one example's loss: with records as units the mean rests on it."""
+    """Return the bound on one record's loss: with records as units the mean rests on it."""
     return settings.selection.utility_high if settings.privacy.unit == "record" else None
 
 
 def _has_enough(settings: Settings, num_examples: int) -> bool:
-    """Whether the unit has as many records as the charge for a selection by records supposes."""
+    """Tell whether the unit has the records that the charge for its selection supposes."""
     return num_examples >= (settings.selection.records_per_client or 0)
 
 
 def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) -> int:
+    # Apart for every part and round, and the same again when a round is repeated.
     entropy = (settings.seed, part, int(config.get("server-round", 0)))
     return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)
 

@@ -1,4 +1,4 @@
-"""What the settings name: the data, each unit's part of it, the model, and where it trains."""
+"""Work that the settings name: the data, each unit's part of it, the model and its device."""
 
 from __future__ import annotations
 
@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
-import torch
 from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
-from torch import Tensor, nn
 
 from fl_dp.clients.node_config import DATA_PATH_KEY, NodeConfig
 from fl_dp.datasets import (
@@ -25,11 +23,16 @@ from fl_dp.datasets import (
     form_of,
     load_dataset,
 )
-from fl_dp.models import build_model, get_arrays
-from fl_dp.training import DeviceData
+from fl_dp.models.fit import require_fit
 
 from .data_schema import pinned_format
 from .settings import Settings
+
+if TYPE_CHECKING:  # torch is loaded where something is built or trained
+    import torch
+    from torch import Tensor, nn
+
+    from fl_dp.training import DeviceData
 
 _T = TypeVar("_T")
 
@@ -193,11 +196,34 @@ def training_device() -> torch.device:
 
     A simulation's worker without a share of a GPU sees none.
     """
+    import torch
+
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def check_model(settings: Settings) -> None:
+    """Check that the run's model can be built for its data, without torch where that tells.
+
+    Raises:
+        ModuleNotFoundError: If the model needs a library that is not installed.
+        ValueError: If the model does not fit the data.
+    """
+    form = dataset_of(settings)
+    require_fit(
+        settings.model.name,
+        input_shape=form.input_shape,
+        num_classes=form.num_classes,
+        hidden=settings.model.hidden,
+        vocabulary_size=form.vocabulary_size,
+    )
+    if form.vocabulary_size is not None:
+        initial_arrays_of(settings)  # built on Opacus, which may be missing
 
 
 def initial_arrays_of(settings: Settings) -> ArrayRecord:
     """Return the first weights of the run's model."""
+    from fl_dp.models import get_arrays
+
     arrays = get_arrays(_built(settings, dataset_of(settings)))
     return ArrayRecord({name: Array(values) for name, values in arrays.items()})
 
@@ -213,6 +239,8 @@ def model_of(settings: Settings, form: Dataset | Form | None = None) -> nn.Modul
 
 
 def _built(settings: Settings, form: Dataset | Form) -> nn.Module:
+    from fl_dp.models import build_model
+
     return build_model(
         settings.model.name,
         input_shape=form.input_shape,
@@ -226,6 +254,10 @@ def _built(settings: Settings, form: Dataset | Form) -> nn.Module:
 # One run's set; a process that goes on to another run's need not keep the first on the device.
 @lru_cache(maxsize=1)
 def _device_data(dataset: Dataset, device: torch.device) -> DeviceData:
+    import torch
+
+    from fl_dp.training import DeviceData
+
     free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     return DeviceData(dataset, device, free_memory=free_memory)
 

@@ -10,7 +10,6 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted, event_of
-from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import ClientScheme, SecureRandom, client_scheme
 from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import METRICS_KEY
@@ -121,6 +120,8 @@ def _charge(
             "the server names no budget, as its noise changes over the rounds, and the node's "
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
         )
+    from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+
     with NodeLedger.open(node.ledger) as ledger:
         ledger.charge(
             node.account(unit="client"),

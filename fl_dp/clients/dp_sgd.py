@@ -404,7 +404,8 @@ class _Noise:
             return
         steps = torch.cat([each.reshape(-1) for each in totals]).cpu().numpy()
         steps *= 1.0 / self._mechanism.grid
-        released = self._mechanism.release(np.trunc(steps, out=steps), self._random)
+        drawn = self._mechanism.noise(steps.size, self._random)
+        released = self._mechanism.release(np.trunc(steps, out=steps), drawn)
         # Nothing is divided before the noise is in: rounding would count.
         released *= 1.0 / self._size
         sizes = [each.numel() for each in self._parameters]

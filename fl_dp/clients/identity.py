@@ -12,18 +12,15 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from importlib import metadata
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
-from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyEvent
-from fl_dp.accounting.charges import event_of
-from fl_dp.ledger import NodeLedger
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget, event_of
 from fl_dp.mechanisms import client_scheme
-from fl_dp.plan import RecordPlan
 from fl_dp.protocol.identity import Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
@@ -31,6 +28,9 @@ from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy
 from .records import Config, config_of
+
+if TYPE_CHECKING:
+    from fl_dp.accounting import PrivacyEvent
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -102,6 +102,8 @@ def _is_exhausted(context: Context, config: Config) -> bool:
     asked = _asked(config, node)
     if node.ledger is None or asked is None:
         return False
+    from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+
     unit, event, count, budget, relation = asked
     try:
         with NodeLedger.read(node.ledger) as ledger:
@@ -118,6 +120,8 @@ def _asked(
 ) -> tuple[str, PrivacyEvent, int, PrivacyBudget, NeighboringRelation] | None:
     """Return the unit and charge of one round of this training at the node, if it has any."""
     if RECORD_PLAN_KEY in config:
+        from fl_dp.plan import RecordPlan  # with SciPy, for DP-SGD alone
+
         plan = RecordPlan.from_dict(json.loads(str(config[RECORD_PLAN_KEY])))
         return "record", plan.event, plan.steps, plan.budget, plan.neighboring_relation
     instruction = RoundInstruction.of(config)

@@ -66,7 +66,7 @@ class NodeConfig:
         max_epsilon: Cap over everything that is ever charged for the node's data; None: none.
         max_delta: The delta that goes with it.
         required: What each message has to offer: one of these alternatives, each a set of
-            `example` and `local` that must all be there. Empty: nothing is required.
+            `record` and `local` that must all be there. Empty: nothing is required.
         allow_unverified_apps: Whether a requirement holds although Flower verifies no app.
         tell_exhausted: Whether the node may say that its budget is spent.
         dataset_name: A name of the data that stays the same when they change.

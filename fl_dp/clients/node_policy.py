@@ -42,8 +42,8 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     """Refuse a message that asks for less privacy than the node's owner requires.
 
     The owner requires it by `require-privacy`, or by a cap (`max-epsilon`), which counts nothing
-    that is not private: then any kind of differential privacy will do. `example`: only training by
-    DP-SGD (an `RecordPlan` in the message). `local`: only training whose reply the client noises
+    that is not private: then any kind of differential privacy will do. `record`: only training by
+    DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
     itself. Evaluations, statistics and utilities are refused under either, the node's name is told.
     `numpy_client_app` has it built in, outside everything else.
 

@@ -14,15 +14,17 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from flwr.app import Context
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.files import private_folder
-from fl_dp.ledger import Account
 
 from .node_config import LEDGER_PATH_KEY, NodeConfig
+
+if TYPE_CHECKING:
+    from fl_dp.ledger import Account
 
 SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
 """Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
@@ -106,6 +108,8 @@ class NodePrivacy:
 
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
         """Return whose spending it is."""
+        from fl_dp.ledger import Account  # with SciPy, for a node that keeps a ledger alone
+
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
 
 

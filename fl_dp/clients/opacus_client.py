@@ -3,7 +3,7 @@
     >>> def client_fn(context: Context) -> NumPyClient:
     ...     model, _ = private_module(MyModel())
     ...     return OpacusClient.on_node(
-    ...         context, model, lambda: DataLoader(my_records()), plan=plan  # an RecordPlan
+    ...         context, model, lambda: DataLoader(my_records()), plan=plan  # a RecordPlan
     ...     )
     >>> app = numpy_client_app(client_fn)
 

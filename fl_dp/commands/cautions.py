@@ -15,7 +15,7 @@ def cautions(settings: Settings) -> list[str]:
     """Return what to think of before a promise to clients is relied on, a line each."""
     from fl_dp.app.planning import target_delta
 
-    if settings.privacy.mode in ("none", "dp_sgd"):
+    if not settings.protects_clients:
         return []
     clients, delta = settings.task.num_clients, target_delta(settings)
     said = []

@@ -84,6 +84,11 @@ def warn(text: str) -> None:
     err.print(f"warning: {text}", style="yellow", soft_wrap=True, markup=False)
 
 
+def note(text: str) -> None:
+    """Print what was decided where nobody said, on standard error."""
+    err.print(text, soft_wrap=True, markup=False)
+
+
 def fail(text: str, *, status: int) -> NoReturn:
     """Print one line that says what was wrong, and exit."""
     err.print(f"error: {text}", style="red", soft_wrap=True, markup=False)

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
-from .console import doing, warn, warnings_shown
+from .console import doing, note, warn, warnings_shown
 
 if TYPE_CHECKING:
     from fl_dp.app.run_folder import RunFolder
@@ -34,7 +34,7 @@ class Job:
         overrides: What it was asked for by.
         settings: What they compose to.
         path: Its folder, absolute.
-        resumed: Whether its folder holds a training that is to go on.
+        resumed: Whether its folder holds a training to continue.
         finished: Whether there is nothing left to train.
         budget: The epsilon that it may spend: infinite without privacy, and until it is planned.
     """
@@ -49,14 +49,14 @@ class Job:
 
     @property
     def folder(self) -> RunFolder:
-        """What the training writes."""
+        """The folder that the training writes."""
         from fl_dp.app.run_folder import RunFolder
 
         return RunFolder(self.path)
 
     @property
     def title(self) -> str:
-        """What tells it from its siblings."""
+        """A name that tells it from its siblings."""
         return f"{self.variant or self.settings.task.name}, seed {self.settings.seed}"
 
     @property
@@ -69,6 +69,8 @@ class Job:
             _quoted("output_dir", str(self.path.parent)),
             _quoted("run_name", self.path.name),
         ]
+        # Decided here, for the nodes that are started here.
+        sent.append(f"simulation.units_per_node={self.settings.simulation.units_per_node}")
         if self.settings.task.data_dir is not None:
             sent.append(_quoted("task.data_dir", _absolute(self.settings.task.data_dir)))
         return sent
@@ -92,7 +94,7 @@ class Jobs:
         return self.each[0].path if self.sweep is None else self.sweep
 
     def note(self) -> None:
-        """Write down what a sweep consists of, so that it can go on when it was stopped."""
+        """Write down what a sweep consists of, so that it can be continued when it was stopped."""
         if self.sweep is None:
             return
         self.sweep.mkdir(parents=True, exist_ok=True)
@@ -116,16 +118,16 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
     if any(one.startswith("resume=") for one in overrides):
         if len(overrides) > 1 or multirun:
             raise ValueError(
-                "a run goes on with the settings it was made with: write resume=FOLDER alone"
+                "a run continues with the settings it was made with: write resume=FOLDER alone"
             )
         path = Path(_absolute(compose_settings(overrides).resume or ""))
         return _jobs_of_sweep(path) if (path / _SWEEP).is_file() else Jobs(each=(_found(path),))
     cells = expand_sweep(overrides) if multirun else [list(overrides)]
-    composed = [compose_settings(cell) for cell in cells]
-    _check(composed)
+    composed = _checked([compose_settings(cell) for cell in cells])
     path = _place_for(composed[0])
     if not multirun:
         return Jobs(each=(_job(overrides, composed[0], path),))
+    # Titles of runs name what differs; every run would repeat the rest.
     shared = set.intersection(*(set(cell) for cell in cells))
     each = tuple(
         _job(cell, settings, path / f"run-{index}", variant=_variant(cell, shared))
@@ -144,19 +146,19 @@ def prepare(job: Job, place: str = "") -> Job:
     Raises:
         ValueError: If the data is corrupt, or its rounds do not fit the budget.
         OSError: If the data is missing.
-        LedgerCorrupted: If the ledger of a training that is to go on was altered.
+        LedgerCorrupted: If the ledger of a training to continue was altered.
     """
     if job.finished:
         return job
     settings = job.settings
     with doing(f"loading the data{place}: task={settings.task.name}", plainly=not place):
-        from fl_dp.app.workload import initial_arrays_of, parts_of
+        from fl_dp.app.workload import check_model, parts_of
 
         parts_of(settings)  # a data set that is missing or corrupt shows here
-        initial_arrays_of(settings)  # and a model that does not fit it
+        check_model(settings)  # and a model that does not fit it
     if job.resumed and job.folder.ledger.is_file():
         return replace(job, budget=job.folder.read_plan().budget.epsilon)
-    if settings.privacy.mode == "none":
+    if not (settings.protects_clients or settings.protects_records):
         return job
     with doing(f"calibrating the noise{place}: {_target(settings)}", plainly=True):
         from fl_dp.app.planning import check_layers, make_plan, make_record_plan
@@ -164,26 +166,31 @@ def prepare(job: Job, place: str = "") -> Job:
         check_layers(settings)
         with warnings_shown():
             record_plan = make_record_plan(settings)
-            if settings.privacy.mode != "dp_sgd":
+            if settings.protects_clients:
                 return replace(job, budget=make_plan(settings).budget.epsilon)
     return job if record_plan is None else replace(job, budget=record_plan.budget.epsilon)
 
 
 def _target(settings: Settings) -> str:
-    privacy = settings.privacy
-    if privacy.noise_multiplier is not None:
-        return f"noise multiplier {privacy.noise_multiplier:g}, {settings.rounds} rounds"
-    return f"epsilon {privacy.epsilon:g}, {settings.rounds} rounds"
+    asked = settings.privacy if settings.protects_clients else settings.dp_sgd
+    if asked.noise_multiplier is not None:
+        return f"noise multiplier {asked.noise_multiplier:g}, {settings.rounds} rounds"
+    return f"epsilon {asked.epsilon:g}, {settings.rounds} rounds"
 
 
-def _check(composed: Sequence[Settings]) -> None:
-    """Check settings against this machine."""
+def _checked(composed: Sequence[Settings]) -> list[Settings]:
+    """Check settings against this machine, and decide what is left to it."""
     from fl_dp.local.devices import Machine, check_devices
+    from fl_dp.local.hosting import hosted
 
     machine = Machine.here()
     said = [check_devices(settings, machine) for settings in composed]
     for text in dict.fromkeys(filter(None, said)):
         warn(text)
+    decided = [hosted(settings, machine) for settings in composed]
+    for text in dict.fromkeys(text for _, text in decided if text is not None):
+        note(text)
+    return [settings for settings, _ in decided]
 
 
 def _job(overrides: Sequence[str], settings: Settings, path: Path, *, variant: str = "") -> Job:
@@ -195,8 +202,7 @@ def _found(path: Path, *, variant: str = "", overrides: Sequence[str] = ()) -> J
     from fl_dp.app.run_folder import RunFolder
 
     folder = RunFolder(path)
-    settings = folder.read_settings()
-    _check([settings])
+    [settings] = _checked([folder.read_settings()])
     lines = folder.read_metrics()
     done = bool(lines) and lines[-1]["round"] >= settings.rounds and folder.statement.is_file()
     job = _job(overrides, settings, path, variant=variant)
@@ -204,7 +210,7 @@ def _found(path: Path, *, variant: str = "", overrides: Sequence[str] = ()) -> J
 
 
 def _jobs_of_sweep(path: Path) -> Jobs:
-    """Return a sweep that was stopped: what is finished, what goes on, and what is missing."""
+    """Return a sweep that was stopped: what is finished, what continues, and what is missing."""
     from fl_dp.app.compose import compose_settings
 
     try:
@@ -217,8 +223,7 @@ def _jobs_of_sweep(path: Path) -> Jobs:
         if place.exists():
             each.append(_found(place, variant=variant, overrides=overrides))
         else:
-            settings = compose_settings(overrides)
-            _check([settings])
+            [settings] = _checked([compose_settings(overrides)])
             each.append(_job(overrides, settings, place, variant=variant))
     return Jobs(each=tuple(each), sweep=path)
 
@@ -236,7 +241,7 @@ def _place_for(settings: Settings) -> Path:
     if path.exists():
         raise FileExistsError(
             f"{path} exists already: choose another run_name, or leave it out; if it was stopped, "
-            f"`fl-dp run resume={path}` goes on"
+            f"`fl-dp run resume={path}` continues it"
         )
     there = next(parent for parent in path.parents if parent.exists())
     try:

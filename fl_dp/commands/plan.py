@@ -43,6 +43,8 @@ def plan(
     `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
     """
     from fl_dp.app.compose import compose_settings
+    from fl_dp.local.devices import Machine
+    from fl_dp.local.hosting import hosted
 
     from .cautions import cautions
 
@@ -50,7 +52,8 @@ def plan(
         _check_picture(plot)
     with failures_told():
         settings = compose_settings(overrides or [])
-        if plot is not None and settings.privacy.mode == "dp_sgd":
+        settings, _ = hosted(settings, Machine.here())
+        if plot is not None and settings.protects_records_alone:
             fail("the noise of DP-SGD does not change: there is no picture", status=2)
         with doing("calibrating the noise and composing the rounds"), warnings_shown():
             from fl_dp.app.planning import make_plan, make_record_plan
@@ -63,7 +66,7 @@ def plan(
 
             record_plan = make_record_plan(settings, within_budget=False)
             view = None
-            if record_plan is None or settings.privacy.mode != "dp_sgd":
+            if not settings.protects_records_alone:
                 view = PlanView.of(make_plan(settings, within_budget=False))
     _warn_of_records(record_plan, settings)
     for text in cautions(settings):
@@ -107,8 +110,7 @@ def _show_promise(promise: Mapping[str, str]) -> None:
 
 
 def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None:
-    privacy, chosen = settings.privacy, settings.dp_sgd
-    budget = privacy.epsilon if privacy.mode == "dp_sgd" else chosen.epsilon
+    budget = settings.dp_sgd.epsilon
     if record_plan is not None and budget is not None and record_plan.budget.epsilon > budget:
         warn(
             f"a client's rounds spend epsilon {record_plan.budget.epsilon:.4g} of its records, "

@@ -55,8 +55,8 @@ def run(
     `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`. Ends
     with status 0 only if Flower's run did.
 
-    A run that was stopped or crashed goes on with `fl-dp run resume=runs/NAME`: same settings,
-    same ledger, from its last released round. Of a sweep, `resume=runs/SWEEP` does what is missing.
+    `fl-dp run resume=runs/NAME` continues a run that was stopped or crashed: same settings, same
+    ledger, from its last released round. Of a sweep, `resume=runs/SWEEP` does what is missing.
     """
     # As Ctrl-C: otherwise what Flower has started would train on, and spend on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -142,7 +142,7 @@ def _run_all(jobs: Jobs, console: Console) -> list[RunSummary]:
             stopped = jobs.each[len(runs)]
             _leave_valid(stopped)
             started = jobs.sweep is not None or stopped.folder.config.is_file()
-            goes_on = f"; `fl-dp run resume={jobs.path}` goes on" if started else ""
+            goes_on = f"; `fl-dp run resume={jobs.path}` continues it" if started else ""
             fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
     return runs
 
@@ -172,18 +172,25 @@ def _summary(job: Job) -> RunSummary:
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
     so_far = statement.get("epsilon_so_far", {}).values()
+    records = statement.get("records")
     return RunSummary(
         path=str(job.path),
         variant=job.variant,
         rounds=statement["rounds"],
         test_accuracy=last["test_accuracy"],
-        epsilon=statement["epsilon"].get(statement["quoted"], math.inf),
+        epsilon=_quoted(statement),
         epsilon_so_far=min(so_far) if so_far else None,
         delta=statement["delta"],
-        unit="one record" if job.settings.privacy.mode == "dp_sgd" else "one client",
+        unit="one record" if job.settings.protects_records_alone else "one client",
+        record_epsilon=None if records is None else _quoted(records),
+        record_delta=None if records is None else records["delta"],
         bytes_down=last.get("bytes_down"),
         bytes_up=last.get("bytes_up"),
     )
+
+
+def _quoted(statement: dict[str, Any]) -> float:
+    return float(statement["epsilon"].get(statement["quoted"], math.inf))
 
 
 def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
@@ -203,7 +210,9 @@ def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
         )
     console.print(summary_table(runs))
     first = jobs.each[0].folder
-    next_step = "fl-dp run -m privacy.epsilon=2,4,8 compares budgets"
+    alone = jobs.each[0].settings.protects_records_alone
+    budget = "privacy=dp_sgd dp_sgd.epsilon" if alone else "privacy.epsilon"
+    next_step = f"fl-dp run -m {budget}=2,4,8 compares budgets"
     lines = [
         epsilon_jump(runs),
         f"Everything is in {jobs.path}",

@@ -11,11 +11,16 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.ledger import LedgerCorrupted, NodeLedger, PrivacyLedger, read_statement
+from fl_dp.ledger import LedgerCorrupted, NodeLedger, PrivacyLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
 from fl_dp.report.node_ledger_view import node_ledger_json, node_ledger_table
-from fl_dp.statement import records_behind_statement, statement_differences, statement_page
+from fl_dp.statement import (
+    read_statement,
+    records_behind_statement,
+    statement_differences,
+    statement_page,
+)
 
 
 class LedgerCommandError(Exception):
@@ -33,7 +38,7 @@ class LedgerCommandError(Exception):
 
 @dataclass(frozen=True, kw_only=True)
 class ShownLedger:
-    """What the command has to say.
+    """Answer of the command.
 
     Attributes:
         document: For a program, plain JSON values.
@@ -195,8 +200,8 @@ def _sentences(findings: _Comparison) -> list[str]:
     lines = [f"Compared and in agreement: {escape(', '.join(findings.compared))}"]
     if findings.behind:
         lines.append(
-            f"The ledger went on beyond the statement, by {findings.behind} records: the run goes "
-            "on, or ended before its last statement"
+            f"The ledger is {findings.behind} records ahead of the statement: the run is under "
+            "way, or ended before its last statement"
         )
     return lines
 

@@ -6,10 +6,10 @@ Thirty measurements of cell nuclei; the label is 1 for a benign tumour and 0 for
 from __future__ import annotations
 
 import numpy as np
-from sklearn import datasets as sklearn_datasets
-from sklearn.model_selection import train_test_split
 
 from fl_dp.datasets.data import Dataset
+from fl_dp.datasets.held_out import stratified_split
+from fl_dp.datasets.shipped import shipped_table
 
 # Public and fixed, so that runs with different seeds are tested on the same rows.
 _SPLIT_SEED = 0
@@ -34,17 +34,15 @@ def load_breast_cancer() -> Dataset:
     Returns:
         455 training and 114 test rows, float32 `(n, 30)`, standardised by fixed constants.
     """
-    bunch = sklearn_datasets.load_breast_cancer()
-    rows = ((bunch.data - np.array(_CENTRE)) / np.array(_SCALE)).astype(np.float32)
-    labels = bunch.target.astype(np.int64)
-    train_x, test_x, train_y, test_y = train_test_split(
-        rows, labels, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=labels
-    )
+    table = shipped_table("breast_cancer.csv", skipped_rows=1)  # the measurements, and the label
+    rows = ((table[:, :-1] - np.array(_CENTRE)) / np.array(_SCALE)).astype(np.float32)
+    labels = table[:, -1].astype(np.int64)
+    train, test = stratified_split(labels, _TEST_FRACTION, _SPLIT_SEED)
     return Dataset(
         name="breast_cancer",
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
+        train_x=rows[train],
+        train_y=labels[train],
+        test_x=rows[test],
+        test_y=labels[test],
         num_classes=2,
     )

@@ -29,7 +29,7 @@ class Number:
 
 
 Columns = Mapping[str, Number | Sequence[str]]
-"""What a table's columns hold: numbers, or one of a list of categories, encoded one-hot."""
+"""Contents of a table's columns: numbers, or one of a list of categories, encoded one-hot."""
 
 
 def width(columns: Columns) -> int:

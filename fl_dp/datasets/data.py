@@ -50,7 +50,7 @@ EMBEDDED = ("digits", "breast_cancer")
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Dataset:
-    """Examples and labels of one data set: images, rows of a table, or sequences of tokens.
+    """Records and labels of one data set: images, rows of a table, or sequences of tokens.
 
     Attributes:
         name: The name that `load_dataset` knows it by.
@@ -112,7 +112,7 @@ class Dataset:
 
     @property
     def input_shape(self) -> tuple[int, ...]:
-        """Shape of one example: `(1, 8, 8)`, channels first; `(columns,)`; or `(length,)`."""
+        """Shape of one record: `(1, 8, 8)`, channels first; `(columns,)`; or `(length,)`."""
         return self.train_x.shape[1:]
 
     def features(
@@ -137,7 +137,7 @@ class Dataset:
             return chosen.astype(np.int64)
         scaled = chosen.astype(np.float32)
         if records.dtype == np.uint8:
-            # One number, or one a channel that lies along the first axis of an example.
+            # One number, or one a channel that lies along the first axis of a record.
             shape = (-1, *(1,) * (len(self.input_shape) - 1))
             mean, std = (np.reshape(values, shape) for values in (self.mean, self.std))
             scaled *= np.float32(1 / (255 * std))
@@ -172,7 +172,7 @@ class Dataset:
         if len(x) != len(y):
             raise ValueError(
                 f"{self.name}: {len(x)} {split} records but {len(y)} labels; "
-                "give one label an example"
+                "give one label a record"
             )
         if x.dtype not in (np.uint8, np.float32):
             raise ValueError(

@@ -1,4 +1,4 @@
-"""What is public about somebody's own files.
+"""Public facts about somebody's own files.
 
 A node sees its own rows only. What a model's shape depends on therefore can't come from the rows:
 the features, the classes and the numbers that scale the features are written down by whoever sets
@@ -13,7 +13,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True)
 class DataFormat:
-    """How to read somebody's own files. Nothing here may be computed from clients' private rows.
+    """Instructions for reading somebody's own files.
+
+    Nothing here may be computed from clients' private rows.
 
     Attributes:
         classes: Names of the classes, in the order of the labels 0, 1, ...; None takes integers

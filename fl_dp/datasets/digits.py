@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from sklearn import datasets as sklearn_datasets
-from sklearn.model_selection import train_test_split
 
 from fl_dp.datasets.data import Dataset
+from fl_dp.datasets.held_out import stratified_split
+from fl_dp.datasets.shipped import shipped_table
 
 # Public and fixed, so that runs with different seeds are tested on the same images.
 _SPLIT_SEED = 0
@@ -20,17 +20,15 @@ def load_digits() -> Dataset:
     Returns:
         1,437 training and 360 test images, float32 `(n, 1, 8, 8)` in [-0.3, 0.7], ten classes.
     """
-    bunch = sklearn_datasets.load_digits()
-    images = (bunch.images / 16 - _CENTRE).astype(np.float32)[:, np.newaxis]
-    labels = bunch.target.astype(np.int64)
-    train_x, test_x, train_y, test_y = train_test_split(
-        images, labels, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=labels
-    )
+    table = shipped_table("digits.csv.gz")  # 64 pixels from 0 to 16, and the digit
+    images = (table[:, :-1] / 16 - _CENTRE).astype(np.float32).reshape(-1, 1, 8, 8)
+    labels = table[:, -1].astype(np.int64)
+    train, test = stratified_split(labels, _TEST_FRACTION, _SPLIT_SEED)
     return Dataset(
         name="digits",
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
+        train_x=images[train],
+        train_y=labels[train],
+        test_x=images[test],
+        test_y=labels[test],
         num_classes=10,
     )

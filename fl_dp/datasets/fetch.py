@@ -51,7 +51,7 @@ class FetchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class Availability:
-    """Whether a data set is on this machine.
+    """Presence of a data set on this machine.
 
     Attributes:
         name: The task's name.

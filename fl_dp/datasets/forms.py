@@ -8,10 +8,10 @@ from fl_dp.datasets.data_format import DataFormat
 
 
 class Form(NamedTuple):
-    """What a model is built for.
+    """Shapes that a model is built for.
 
     Attributes:
-        input_shape: Shape of one example, as `Dataset.input_shape`.
+        input_shape: Shape of one record, as `Dataset.input_shape`.
         num_classes: Number of labels.
         vocabulary_size: Number of tokens, None if records are not sequences of tokens.
     """

@@ -15,11 +15,11 @@ import csv
 import io
 
 import numpy as np
-from sklearn.model_selection import train_test_split
 
 from fl_dp.datasets import sources
 from fl_dp.datasets.columns import Columns, Number, codes, encode
 from fl_dp.datasets.data import Dataset
+from fl_dp.datasets.held_out import stratified_split
 from fl_dp.datasets.sources import read_plain
 
 NUM_ROWS = 9857
@@ -106,16 +106,14 @@ def parse_lending_club(text: str, num_rows: int = NUM_ROWS) -> Dataset:
     rows = encode(table, COLUMNS)
     labels = codes("Class", [row.get("Class", "") for row in table], _CLASSES)
     clients = codes("addr_state", [row.get("addr_state", "") for row in table], STATES)
-    train_x, test_x, train_y, test_y, train_clients, _ = train_test_split(
-        rows, labels, clients, test_size=_TEST_FRACTION, random_state=_SPLIT_SEED, stratify=labels
-    )
+    train, test = stratified_split(labels, _TEST_FRACTION, _SPLIT_SEED)
     return Dataset(
         name="lending_club",
-        train_x=train_x,
-        train_y=train_y,
-        test_x=test_x,
-        test_y=test_y,
+        train_x=rows[train],
+        train_y=labels[train],
+        test_x=rows[test],
+        test_y=labels[test],
         num_classes=2,
-        train_clients=np.asarray(train_clients, np.int64),
+        train_clients=np.asarray(clients, np.int64)[train],
         client_names=STATES,
     )

@@ -1,4 +1,4 @@
-"""What tables and image folders of somebody's own share: their parts and their classes."""
+"""Parts and classes, which tables and image folders of somebody's own share."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def dataset_of_parts(
 
     Args:
         name: Of the data set.
-        x: Examples of each part that was read.
+        x: Records of each part that was read.
         y: Labels of each part that was read.
         num_classes: Number of labels.
         clients: The natural client of each training row and their names, if there are any.
@@ -146,7 +146,7 @@ def dataset_of_rows(
 
     Args:
         name: Of the data set.
-        x: Examples, zeros where a row did not fit.
+        x: Records, zeros where a row did not fit.
         y: Labels, likewise.
         fit: Which rows did.
         num_classes: Number of labels.

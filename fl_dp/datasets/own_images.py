@@ -109,7 +109,7 @@ def _fitting_images(root: Path, data_format: DataFormat) -> Dataset:
 
 
 def _is_image_of(path: Path, root: Path) -> bool:
-    """Whether a path is CLASS/IMAGE or CLIENT/CLASS/IMAGE, and not hidden."""
+    """Tell whether a path is CLASS/IMAGE or CLIENT/CLASS/IMAGE, and not hidden."""
     parts = path.relative_to(root).parts
     hidden = any(part.startswith(".") for part in parts)
     return len(parts) in (2, 3) and not hidden and path.is_file()

@@ -1,4 +1,4 @@
-"""Who holds which records: splits of a training set over simulated clients.
+"""Splits of a training set over simulated clients.
 
 A partition belongs to the simulation, not to the privacy mechanism: it is drawn from a seeded
 generator of its own, so that a run can be repeated, and touches no global random state.
@@ -192,7 +192,7 @@ def _natural(natural_clients: NDArray[np.int64] | None, num_clients: int) -> NDA
     if num_clients > len(found):
         raise ValueError(
             f"num_clients is {num_clients} but the data set names {len(found)} clients with "
-            f"examples; write at most {len(found)}"
+            f"records; write at most {len(found)}"
         )
     chosen = np.sort(np.argsort(-sizes, kind="stable")[:num_clients])
     number = np.full(len(found), num_clients, dtype=np.int64)

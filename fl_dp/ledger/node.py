@@ -19,7 +19,7 @@ then, each with its share of delta, and a release passes that satisfies one of t
 - all releases so far have the parameters of the first one; how many of them fit is counted by
   privacy-loss distributions (at 0.9 delta);
 - otherwise a Renyi filter whose order was fixed at the first release (at 0.1 delta), valid for
-  whatever is chosen on the way (Feldman and Zrnic 2021).
+  whatever is chosen adaptively (Feldman and Zrnic 2021).
 
 Together they keep (epsilon, delta): the outcomes in which only the first rule ever passed a release
 are among those of a process that stops where the first rule does, the others among those of one
@@ -53,7 +53,7 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences, renyi_epsilon
 
 from .chain import ChainedLedger
-from .entries import LedgerCorrupted, require_printable, require_schema, today
+from .entries import LedgerCorrupted, require_printable, today
 from .store import LedgerStore
 
 NODE_SCHEMA = 2  # before, a record was an `example`
@@ -142,7 +142,7 @@ class Spending:
     def epsilon(self) -> EpsilonBounds:
         """Return what was spent, at the account's delta.
 
-        With noise that changed on the way that is what the rules guarantee: the largest budget; and
+        With noise that changed, that is what the rules guarantee: the largest budget; and
         none, if accounts spent apart by different noise before they turned out to be one.
         """
         if self.budget is None:
@@ -481,7 +481,13 @@ class NodeLedger(ChainedLedger):
             raise ValueError("it is no node's ledger, which says so in its first record alone")
         match kind:
             case "node":
-                require_schema(fields["schema"], NODE_SCHEMA)
+                if fields["schema"] != NODE_SCHEMA:
+                    raise ValueError(
+                        f"the ledger is of schema {fields['schema']}, this version reads "
+                        f"{NODE_SCHEMA}: read what was spent with the version of fl-dp that wrote "
+                        "it, keep the file, and start a new ledger with a max-epsilon that is "
+                        "lower by that much"
+                    )
             case "charge":
                 self._replay_charge(sequence, fields)
             case "data":

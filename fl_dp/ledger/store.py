@@ -141,7 +141,7 @@ def _told_apart(location: str, error: BaseException | None) -> Exception:
         return LedgerCorrupted(f"{location} is no ledger that can be read: {said}")
     return LedgerUnavailable(
         f"the ledger {location} can't be read or written: {said}. Nothing is released without its "
-        f"charge: {_remedy(code, said)}, then go on with the same ledger"
+        f"charge: {_remedy(code, said)}, then continue with the same ledger"
     )
 
 

@@ -45,7 +45,6 @@ from .chain import ChainedLedger
 from .entries import (
     SCHEMA,
     LedgerCorrupted,
-    LedgerRecord,
     now_to_the_minute,
     require_printable,
     require_schema,
@@ -71,11 +70,14 @@ class Reservation:
         sequence: Its record in the ledger.
         what: `round 3`, or the name of another release.
         noise_multiplier: Of the release, where it has one.
+        index: Of a round: how many rounds were reserved in the ledger before it, by anybody. A
+            round that fails keeps its index. None for another release.
     """
 
     sequence: int
     what: str
     noise_multiplier: float | None
+    index: int | None
 
 
 class PrivacyLedger(ChainedLedger):
@@ -92,7 +94,7 @@ class PrivacyLedger(ChainedLedger):
         self._multipliers: list[float] = []
         self._attempts: Counter[int] = Counter()
         self._participations: Counter[str] = Counter()
-        self._reserved: dict[int, bool] = {}  # by record: whether it is a round
+        self._reserved: dict[int, Reservation] = {}  # by record
         self._committed: set[int] = set()
         self._rounds_committed = 0
         self._randomness: set[str] = set()
@@ -346,7 +348,7 @@ class PrivacyLedger(ChainedLedger):
             if units is not None:
                 fields["participants"] = units
             record = self._chain.append(connection, fields)
-        return _reservation(record)
+        return self._reserved[record.sequence]
 
     def reserve_release(self, what: str, event: PrivacyEvent) -> Reservation:
         """Write a release other than a round to disk as spent, before it is made.
@@ -379,7 +381,7 @@ class PrivacyLedger(ChainedLedger):
                     **event_to_dict(event),
                 },
             )
-        return _reservation(record)
+        return self._reserved[record.sequence]
 
     def commit(self, reservation: Reservation) -> None:
         """Note that the reserved release has happened.
@@ -388,10 +390,7 @@ class PrivacyLedger(ChainedLedger):
             ValueError: If it was committed before or is not a reservation of this ledger.
         """
         with self._chain.transaction() as connection:
-            if (
-                reservation.sequence not in self._reserved
-                or _reservation(self._chain.records[reservation.sequence - 1]) != reservation
-            ):
+            if self._reserved.get(reservation.sequence) != reservation:
                 raise ValueError(f"{reservation.what} was not reserved in this ledger")
             if reservation.sequence in self._committed:
                 raise ValueError(f"{reservation.what} was committed before")
@@ -452,13 +451,18 @@ class PrivacyLedger(ChainedLedger):
             case "run":
                 self._randomness.add(fields["randomness"])
             case "reserve":
+                self._reserved[sequence] = Reservation(
+                    sequence=sequence,
+                    what=f"round {fields['round']}" if "round" in fields else fields["what"],
+                    noise_multiplier=fields.get("noise_multiplier"),
+                    index=self.rounds_spent if "round" in fields else None,
+                )
                 self._replay_reservation(fields)
-                self._reserved[sequence] = "round" in fields
             case "commit":
                 reserved = fields["reserved"]
                 if reserved not in self._reserved or reserved in self._committed:
                     raise ValueError(f"record {reserved} is no reservation that waits for a commit")
-                self._rounds_committed += self._reserved[reserved]
+                self._rounds_committed += self._reserved[reserved].index is not None
                 self._committed.add(reserved)
             case _:
                 raise ValueError(f"a record of kind '{kind}' is unknown to this version")
@@ -492,15 +496,6 @@ class PrivacyLedger(ChainedLedger):
             "versions": library_versions(),
             "time": now_to_the_minute(),
         }
-
-
-def _reservation(record: LedgerRecord) -> Reservation:
-    fields = record.fields
-    return Reservation(
-        sequence=record.sequence,
-        what=f"round {fields['round']}" if "round" in fields else fields["what"],
-        noise_multiplier=fields.get("noise_multiplier"),
-    )
 
 
 def library_versions() -> dict[str, str]:

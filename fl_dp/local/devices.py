@@ -1,4 +1,4 @@
-"""What this machine gives a simulation: processors, memory, GPUs.
+"""Resources of this machine for a simulation: processors, memory, GPUs.
 
 Flower's engine tells nobody that its clients can't see the GPU, and tells too late that there is
 none. Both are looked at here, before anything starts and without importing a framework.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from fl_dp.app.settings import Settings
+from fl_dp.app.settings import Settings, SimulationSettings
 
 WORKER_MEMORY = 500_000_000
 """Bytes that one worker takes: 270 MB with PyTorch and Flower imported, and its clients' data."""
@@ -28,7 +28,7 @@ _MEMORY = Path("/proc/meminfo")
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What a simulation may use.
+    """Resources that a simulation may use.
 
     Attributes:
         cpus: Processors that this process may run on.
@@ -91,10 +91,27 @@ def num_workers(settings: Settings, machine: Machine) -> int:
     asked = simulation.workers or simulation.num_cpus
     if asked is not None:
         return asked
-    workers = min(machine.cpus + _SPARE_WORKERS, _MOST_WORKERS)
+    workers = _within_memory(machine.cpus + _SPARE_WORKERS, machine)
+    return min(workers, simulation.num_nodes(settings.task.num_clients))
+
+
+def busy_workers(simulation: SimulationSettings, machine: Machine) -> int:
+    """Return how many workers a machine keeps busy that are sent one message a round each.
+
+    Those that the settings ask for, or else one a processor, as far as memory and GPUs go.
+    """
+    asked = simulation.workers or simulation.num_cpus
+    workers = _within_memory(machine.cpus, machine) if asked is None else asked
+    if simulation.num_gpus > 0:
+        workers = min(workers, int(machine.gpus / simulation.num_gpus))
+    return max(1, workers)
+
+
+def _within_memory(workers: int, machine: Machine) -> int:
+    workers = min(workers, _MOST_WORKERS)
     if machine.free_memory is not None:
         workers = min(workers, machine.free_memory // 2 // WORKER_MEMORY)
-    return max(1, min(workers, simulation.num_nodes(settings.task.num_clients)))
+    return max(1, workers)
 
 
 def visible_gpus(

@@ -79,7 +79,7 @@ class LaunchError(RuntimeError):
 
 @dataclass(frozen=True, kw_only=True)
 class RunStatus:
-    """How a Flower run ended.
+    """End of a Flower run.
 
     Attributes:
         status: Flower's word for it, for example `finished:completed`.
@@ -120,6 +120,7 @@ class LocalSuperLink:
         self._log = home / "superlink.log"
         self._environment = os.environ | {
             "FLWR_HOME": str(home),
+            # The app points at what is installed; nothing is fetched for it.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",
@@ -136,6 +137,7 @@ class LocalSuperLink:
         with self._log.open("wb") as log:
             self._process = subprocess.Popen(
                 [
+                    # -P: a module that lies where the user stands is not imported for ours.
                     *(sys.executable, "-P", "-m", "fl_dp.local.superlink"),
                     *("--insecure", "--simulation"),
                     *("--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(port)),
@@ -145,7 +147,7 @@ class LocalSuperLink:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
-                start_new_session=True,
+                start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
             )
         try:
             self._wait_until_healthy(port)

@@ -24,6 +24,7 @@ from .gaussian import GaussianMechanism
 from .grid import least_noise_multiplier
 from .grid_exponential import GridExponentialMechanism
 from .laplace import LaplaceMechanism
+from .noise_stream import NoiseStream, WhiteStream
 from .randomness import SecureRandom
 from .schemes import ClientScheme, client_scheme
 
@@ -40,10 +41,12 @@ __all__ = [
     "GaussianMechanism",
     "GridExponentialMechanism",
     "LaplaceMechanism",
+    "NoiseStream",
     "Norm",
     "PerLayerClipping",
     "ScalarMetric",
     "SecureRandom",
+    "WhiteStream",
     "capped_denominator_sensitivity",
     "client_scheme",
     "clip_by_norm",

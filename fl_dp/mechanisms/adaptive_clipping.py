@@ -77,6 +77,7 @@ class AdaptiveClipping:
             noisy_bit_sum: The released sum of `bit`s, noise included.
             denominator: The public constant that sums are divided by: the expected cohort.
         """
+        # C exp(-eta (b - gamma)), algorithm 1; b is a share, so noise can't take it out of [0, 1].
         unclipped = min(1.0, max(0.0, noisy_bit_sum / denominator + 0.5))
         return clipping_norm * math.exp(-self.learning_rate * (unclipped - self.target_quantile))
 
@@ -93,7 +94,7 @@ def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> fl
     `2 sigma_b`.
 
     Args:
-        noise_multiplier: What the pair is charged as.
+        noise_multiplier: The multiplier that the pair is charged as.
         bit_noise_std: Standard deviation of the noise on the sum of bits.
 
     Raises:
@@ -106,4 +107,5 @@ def update_noise_multiplier(noise_multiplier: float, bit_noise_std: float) -> fl
             f"bit_noise_std must be above noise_multiplier / 2 = {noise_multiplier / 2:.4g}, got "
             f"{bit_noise_std}: the bits alone would cost more than the round"
         )
+    # Theorem 1: the joint release is one Gaussian whose squared inverse multipliers add up.
     return 1.0 / math.sqrt(noise_multiplier**-2 - (2.0 * bit_noise_std) ** -2)

@@ -93,7 +93,7 @@ class GaussianBundle:
     who sees them all.
 
     Attributes:
-        noise_multiplier: What the whole is charged as.
+        noise_multiplier: The multiplier that the whole is charged as.
         clipping_norms: L2 bound on one unit's whole update, or one bound an array (per-layer).
         unclipped_bit: Whether a bit about the update's norm is summed, too.
         metrics: Metrics of the clients that are summed, too.
@@ -125,12 +125,12 @@ class GaussianBundle:
 
     @property
     def scalars(self) -> int:
-        """How many scalars go with each update."""
+        """Number of scalars that go with each update."""
         return int(self.count_noise_std is not None) + self._centred
 
     @property
     def _centred(self) -> int:
-        """How many of them lie in [-1/2, 1/2]: the bit and the metrics."""
+        """Number of those in [-1/2, 1/2]: the bit and the metrics."""
         return int(self.unclipped_bit) + len(self.metrics)
 
     @cached_property
@@ -179,7 +179,7 @@ class GaussianBundle:
 
     @property
     def max_units(self) -> int:
-        """How many units can be summed exactly."""
+        """Most units that can be summed exactly."""
         return min(each.max_units for each in (self.updates, *self.scalar_mechanisms))
 
     def scalar_values(
@@ -214,17 +214,30 @@ class GaussianBundle:
         each = zip(self.scalar_mechanisms, values, strict=True)
         return np.array([float(mechanism.encode(value)) for mechanism, value in each])
 
-    def release_scalars(self, steps: NDArray[np.float64], rng: SecureRandom) -> list[float]:
+    def scalar_noise(self, rng: SecureRandom) -> NDArray[np.int64]:
+        """Draw fresh noise for one release of the scalars.
+
+        It never comes from the stream of the updates' noise: each scalar has a law and a grid of
+        its own, and what a stream with memory carries over is in steps of one grid.
+
+        Returns:
+            Integers in each scalar's grid steps, shape `(scalars,)`.
+        """
+        drawn = [int(mechanism.noise(1, rng)[0]) for mechanism in self.scalar_mechanisms]
+        return np.array(drawn, dtype=np.int64)
+
+    def release_scalars(self, steps: NDArray[np.float64], noise: NDArray[np.int64]) -> list[float]:
         """Return the sums of scalars with their noise, in the order of `scalar_values`.
 
         Args:
             steps: The sum of the units' `scalar_steps`, shape `(scalars,)`.
-            rng: Of the noise.
+            noise: From `scalar_noise`, for this release alone.
+
+        Raises:
+            ValueError: If there is not one integer of noise a scalar.
         """
-        return [
-            float(mechanism.release(steps[place : place + 1], rng)[0])
-            for place, mechanism in enumerate(self.scalar_mechanisms)
-        ]
+        each = zip(self.scalar_mechanisms, steps.reshape(-1, 1), noise.reshape(-1, 1), strict=True)
+        return [float(mechanism.release(step, drawn)[0]) for mechanism, step, drawn in each]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the bundle as plain JSON values."""

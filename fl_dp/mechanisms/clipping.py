@@ -19,7 +19,7 @@ _SMALLEST_FACTOR = 1e-290  # below it a factor would be subnormal and lose digit
 
 
 class Norm(StrEnum):
-    """Which norm bounds a contribution: `"l1"` for Laplace noise, `"l2"` for everything else."""
+    """The norm that bounds a contribution: `"l1"` for Laplace noise, `"l2"` for everything else."""
 
     L1 = "l1"
     L2 = "l2"
@@ -38,6 +38,7 @@ def l2_norm(vector: NDArray[np.float64]) -> float:
     norm = math.sqrt(_squared(flat))
     if math.isfinite(norm) and (norm > 1e-150 or not flat.any()):
         return norm
+    # Squares left the range of float64: scaled by the largest entry they stay inside.
     largest = float(np.max(np.abs(flat), initial=0.0))
     if not math.isfinite(largest):
         return largest
@@ -80,7 +81,7 @@ def clip_by_norm(
         return np.zeros_like(clipped)
     bound = clipping_norm * _ROUNDING_MARGIN
     if length > bound:
-        if bound / length < _SMALLEST_FACTOR:
+        if bound / length < _SMALLEST_FACTOR:  # in two steps, each with a normal factor
             clipped /= length
             length = measure(clipped)
         clipped *= bound / length

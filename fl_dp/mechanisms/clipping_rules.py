@@ -1,4 +1,4 @@
-"""Which norm bounds an update: fixed, one a layer, or following a quantile."""
+"""Rules for the norm that bounds an update: fixed, one a layer, or following a quantile."""
 
 from __future__ import annotations
 
@@ -64,6 +64,7 @@ class PerLayerClipping:
         Raises:
             ValueError: If the norm is not positive and finite, or there is no layer.
         """
+        # num_layers squares of norm / sqrt(num_layers) add up to norm^2.
         return cls(norms=(norm / num_layers**0.5,) * num_layers)
 
     @property
@@ -75,7 +76,7 @@ class PerLayerClipping:
 Clipping: TypeAlias = FixedClipping | PerLayerClipping | AdaptiveClipping
 
 DEFAULT_CLIPPING = AdaptiveClipping(initial_norm=0.1, target_quantile=0.5, learning_rate=1.0)
-"""What bounds an update when nothing was said: the updates' median norm, found on the way.
+"""The default bound on an update: the updates' median norm, found during training.
 
 It starts where Andrew et al. 2021 do, below most norms: a bound that is too small slows training
 down, one that is too large drowns the model in noise at once. It moves five times as fast as theirs

@@ -42,6 +42,7 @@ class DiscreteGaussian:
         if not _MIN_SCALE <= scale <= _MAX_SCALE:
             raise ValueError(f"scale must lie in [{_MIN_SCALE}, {_MAX_SCALE:.0f}], got {scale}")
         self.scale = scale
+        # 16 to 32 buckets a deviation: at most 803 in all, which fit into the table's 1024 slots.
         self._width_bits = max(0, math.floor(math.log2(scale)) - 4)
         width = 1 << self._width_bits
         reach = math.ceil(_TAIL * scale / width) + 1
@@ -51,10 +52,11 @@ class DiscreteGaussian:
         self._peak = np.where(low >= 0, low, high)  # where the bucket's density is largest
         foot = np.where(low >= 0, high, low)
         weights, ideal = _integer_weights(self._log_ratio(self._peak, np.zeros_like(low)))
-        self._cap = ideal / np.array(
-            weights, dtype=np.float64
-        )  # corrects the rounding of the weights
+        # Undoes the rounding of the weights.
+        self._cap = ideal / np.array(weights, dtype=np.float64)
         self._keep, self._alias = _alias_table(weights)
+        # Below the least ratio in its bucket a proposal is accepted without computing its own;
+        # the margin covers the rounding of that least ratio.
         surely = self._cap * np.exp(self._log_ratio(foot, self._peak)) * (1 - 1e-9)
         self._surely = (surely * 2.0**32).astype(np.uint64)
 
@@ -82,11 +84,12 @@ class DiscreteGaussian:
         bucket = np.where(kept, slot, self._alias[slot])
         inside = (second & np.uint64((1 << self._width_bits) - 1)).astype(np.int64)
         value = self._low[bucket] + inside
-        coin = second >> np.uint64(32)
+        coin = second >> np.uint64(32)  # fresh bits: the place took at most the lower 30
         accepted = coin < self._surely[bucket]
         unsure = np.flatnonzero(~accepted)
         where = bucket[unsure]
         ratio = self._cap[where] * np.exp(self._log_ratio(value[unsure], self._peak[where]))
+        # The same coin with 53 more bits: it was at least `surely`, and that has to count.
         fine = (coin[unsure].astype(np.float64) + rng.uniforms(unsure.size)) * 2.0**-32
         accepted[unsure] = fine < ratio
         return value[accepted]
@@ -96,6 +99,7 @@ def _integer_weights(log_density: NDArray[np.float64]) -> tuple[list[int], NDArr
     """Return integer weights that sum to 2^64 and the real ones, each at most its integer."""
     density = np.exp(log_density)
     ideal = density * (2.0**64 * (1 - 2.0**-20) / float(density.sum()))
+    # Rounded up, so that no acceptance ratio exceeds 1; the 2^-20 leaves room for it.
     weights = [int(weight) + 1 for weight in ideal]
     weights[len(weights) // 2] += (1 << 64) - sum(weights)
     return weights, ideal

@@ -39,6 +39,7 @@ class DiscreteLaplace:
         if not _MIN_SCALE <= scale <= _MAX_SCALE:
             raise ValueError(f"scale must lie in [{_MIN_SCALE}, {_MAX_SCALE:.0f}], got {scale}")
         self.scale = scale
+        # The density halves every s ln 2 steps: a block is the next power of two.
         self._width_bits = max(0, math.ceil(math.log2(scale * math.log(2.0))))
         # How much faster than by halves the density falls from block to block; not negative.
         self._excess = max(0.0, (1 << self._width_bits) / scale - math.log(2.0))
@@ -59,6 +60,7 @@ class DiscreteLaplace:
         block = rng.halvings(count)
         words = rng.words(count)
         inside = (words & np.uint64((1 << self._width_bits) - 1)).astype(np.int64)
+        # The place took at most the lower 34 bits: the sign's is fresh.
         sign = 1 - 2 * (words >> np.uint64(63)).astype(np.int64)
         magnitude = (block << self._width_bits) + inside
         odds = np.exp(-(inside / self.scale + block * self._excess))

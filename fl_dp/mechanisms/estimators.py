@@ -29,4 +29,5 @@ def capped_denominator_sensitivity(clipping_norm: float, least_denominator: floa
         least_denominator: `q W_min`, the public lower bound on the denominator.
     """
     require_positive(clipping_norm=clipping_norm, least_denominator=least_denominator)
+    # Once for the unit's own term, and once as the mean of the others is rescaled by its weight.
     return 2.0 * clipping_norm / least_denominator

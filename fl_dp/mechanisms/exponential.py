@@ -84,7 +84,7 @@ class ExponentialMechanism:
 
     @property
     def rate(self) -> float:
-        """What utilities are multiplied by: log-odds per unit of utility."""
+        """The factor on utilities: log-odds per unit of utility."""
         return self.epsilon / (self.sensitivity * (1.0 if self.one_coordinate else 2.0))
 
     @property

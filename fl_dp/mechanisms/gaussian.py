@@ -2,7 +2,8 @@
 
 >>> mechanism = GaussianMechanism(noise_multiplier=1.1, clipping_norm=1.0)
 >>> total = sum(mechanism.encode(update) for update in updates)
->>> released_sum = mechanism.release(total, SecureRandom())
+>>> noise = mechanism.noise(total.size, SecureRandom())
+>>> released_sum = mechanism.release(total, noise)
 """
 
 from __future__ import annotations
@@ -40,5 +41,6 @@ class GaussianMechanism(GridMechanism):
         return self.noise_scale
 
     @cached_property
-    def _law(self) -> DiscreteGaussian:
+    def law(self) -> DiscreteGaussian:
+        """The law of the noise on each coordinate of the sum, in grid steps."""
         return DiscreteGaussian(self.noise_scale / self.grid)

@@ -1,4 +1,4 @@
-"""Sums on a fixed integer grid: what the Gaussian and the Laplace mechanism have in common.
+"""Sums on a fixed integer grid, the common part of the Gaussian and the Laplace mechanism.
 
 Noise that is added to floating-point numbers shows through their spacing: a single coordinate can
 give away which of two values it hides (Mironov 2012; Haney et al. 2022, "Precision-based attacks
@@ -26,6 +26,11 @@ _EXACT_INTEGERS = 2.0**53
 
 class IntegerLaw(Protocol):
     """A law on the integers that can be drawn from."""
+
+    @property
+    def scale(self) -> float:
+        """The law's scale parameter, in grid steps."""
+        ...
 
     def sample(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Return `count` independent draws, shape `(count,)`."""
@@ -76,8 +81,8 @@ class GridMechanism(ABC):
 
     @property
     @abstractmethod
-    def _law(self) -> IntegerLaw:
-        """The law of the noise, in grid steps."""
+    def law(self) -> IntegerLaw:
+        """The law of the noise on each coordinate of the sum, in grid steps."""
 
     @property
     def noise_scale(self) -> float:
@@ -91,7 +96,8 @@ class GridMechanism(ABC):
 
     @property
     def max_units(self) -> int:
-        """How many vectors can be summed before float64 stops holding every integer."""
+        """Most vectors that can be summed before float64 stops holding every integer."""
+        # An encoded coordinate is at most clipping_norm / grid steps; float64 is exact to 2^53.
         return int(_EXACT_INTEGERS * self.grid / self.clipping_norm)
 
     def encode(self, update: ArrayLike) -> NDArray[np.float64]:
@@ -105,21 +111,47 @@ class GridMechanism(ABC):
             them are exact, whatever their order.
         """
         steps = clip_by_norm(update, self.clipping_norm, self.clipping)
-        steps *= 1.0 / self.grid
+        steps *= 1.0 / self.grid  # exact: the grid is a power of two
         return np.trunc(steps, out=steps)
 
-    def release(self, total: NDArray[np.float64], rng: SecureRandom) -> NDArray[np.float64]:
-        """Add the noise to a sum of encoded vectors, once.
+    def noise(self, size: int, rng: SecureRandom) -> NDArray[np.int64]:
+        """Draw fresh noise for one release of a sum of so many coordinates.
 
         Args:
-            total: Sum of `encode`d vectors, in grid steps.
+            size: How many coordinates the sum has.
             rng: Where the noise comes from.
 
         Returns:
-            The private sum in the units of the updates, float64, every entry a multiple of `grid`.
+            Independent draws of `law`, in grid steps, shape `(size,)`. They are secret, also after
+            the release: whoever knows them can take them away again.
         """
-        noise = self._law.sample(total.size, rng).reshape(total.shape)
-        return np.asarray((total + noise) * self.grid)
+        return self.law.sample(size, rng)
+
+    def release(self, total: NDArray[np.float64], noise: NDArray[np.int64]) -> NDArray[np.float64]:
+        """Add noise that was drawn for this sum alone.
+
+        Privacy: the class's, if `noise` is from `noise`, or from a `NoiseStream` that was charged
+        for, and is used for no other release: the difference of two releases with the same noise
+        has none.
+
+        Args:
+            total: Sum of `encode`d vectors, in grid steps.
+            noise: Integers in grid steps, one a coordinate, shape `(total.size,)`.
+
+        Returns:
+            The private sum in the units of the updates, float64, every entry a multiple of `grid`.
+
+        Raises:
+            ValueError: If the noise is not integers, or not as many as the sum has coordinates.
+        """
+        drawn = np.asarray(noise)
+        # Broadcasting would hide all coordinates behind the noise of one; fractions leave the grid.
+        if drawn.shape != (total.size,) or not np.issubdtype(drawn.dtype, np.integer):
+            raise ValueError(
+                f"a sum of {total.size} coordinates is released with as many integers of noise, "
+                f"got {drawn.dtype} of shape {drawn.shape}: draw them with noise(total.size, rng)"
+            )
+        return np.asarray((total + drawn.reshape(total.shape)) * self.grid)
 
     def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
         """Clip one unit's vector and release it on its own (local privacy).
@@ -131,19 +163,21 @@ class GridMechanism(ABC):
         Returns:
             The private vector in the units of the update, float64 of the same shape.
         """
-        return self.release(self.encode(update), rng)
+        steps = self.encode(update)
+        return self.release(steps, self.noise(steps.size, rng))
 
 
 def least_noise_multiplier(units: int, clipping_norm: float) -> float:
     """Return the smallest noise multiplier at which so many units are summed exactly.
 
     Args:
-        units: How many vectors a sum is made of, at least 1.
+        units: Number of vectors in a sum, at least 1.
         clipping_norm: Bound on each vector.
 
     Returns:
         A multiplier for `GridMechanism`, rounded up to three digits.
     """
+    # 2^53 grid / clipping_norm >= units, solved for the exponent of the grid.
     smallest_grid = math.ceil(math.log2(units * clipping_norm / _EXACT_INTEGERS))
     exact = 2.0 ** (smallest_grid + _NOISE_BITS) / clipping_norm
     digits = 2 - math.floor(math.log10(exact))

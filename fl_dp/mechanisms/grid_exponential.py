@@ -98,7 +98,7 @@ class GridExponentialMechanism:
 
     @property
     def rate(self) -> float:
-        """How fast log-probabilities fall with the distance, `1 / (multiplier * norm)`."""
+        """The fall of log-probabilities per unit of distance, `1 / (multiplier * norm)`."""
         return 1.0 / (self.noise_multiplier * self.clipping_norm)
 
     @property
@@ -204,6 +204,7 @@ class GridExponentialMechanism:
     @cached_property
     def _right_log_odds(self) -> NDArray[np.float64]:
         """Log of the right series' mass over the left one's, by the cell, both from their heads."""
+        # The mass of k terms is (1 - e^(-step k)) / (1 - e^-step); expm1 keeps small steps precise.
         log_mass = np.log(-np.expm1(-self._step * np.arange(1.0, self.levels)))
         log_odds: NDArray[np.float64] = log_mass[::-1] - log_mass
         return log_odds

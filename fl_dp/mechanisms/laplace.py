@@ -63,5 +63,6 @@ class LaplaceMechanism(GridMechanism):
         return math.sqrt(2.0) * self.noise_scale
 
     @cached_property
-    def _law(self) -> DiscreteLaplace:
+    def law(self) -> DiscreteLaplace:
+        """The law of the noise on each coordinate of the sum, in grid steps."""
         return DiscreteLaplace(self.noise_scale / self.grid)

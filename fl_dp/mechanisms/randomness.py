@@ -75,13 +75,14 @@ class SecureRandom:
 
     @property
     def kind(self) -> str:
-        """What keyed the stream, in words for the ledger; never the key or the seed."""
+        """The source of the stream's key, in words for the ledger; never the key or the seed."""
         return self.INSECURE_KIND if self._insecure else self.SECURE_KIND
 
     def words(self, count: int) -> NDArray[np.uint64]:
         """Return `count` independent uniform 64-bit words, shape `(count,)`."""
         with self._lock:
             stream = self._stream
+            # A forked process would otherwise draw the same words as its parent.
             if stream is None or (self._pid != os.getpid() and not self._insecure):
                 stream = self._stream = _stream(secrets.token_bytes(32))
                 self._pid = os.getpid()
@@ -145,7 +146,8 @@ class SecureRandom:
 
     def _runs(self, words: NDArray[np.uint64], bits: int) -> NDArray[np.int64]:
         """Count the zeros before the first one in the low `bits`, going on in fresh words."""
-        marked = words | np.uint64(1 << bits)
+        marked = words | np.uint64(1 << bits)  # ends every run
+        # ~x & (x - 1) has a one for each zero below the first one of x.
         runs = np.bitwise_count(~marked & (marked - np.uint64(1))).astype(np.int64)
         unfinished = np.flatnonzero(runs == bits)
         if unfinished.size:

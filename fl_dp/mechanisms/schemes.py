@@ -1,4 +1,4 @@
-"""The family of local noise schemes: what a client can do to its vector before it sends it."""
+"""The family of local noise schemes, which a client applies to its vector before sending it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class ClientScheme(Protocol):
 
     @property
     def clipping(self) -> Norm:
-        """Which norm that is."""
+        """The norm that `clipping_norm` bounds."""
         ...
 
     @property

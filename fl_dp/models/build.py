@@ -1,6 +1,6 @@
 """Models for images, tables and tokens, and their weights as lists of arrays.
 
-None of them has batch statistics: BatchNorm would mix records, so that one example's gradient is
+None of them has batch statistics: BatchNorm would mix records, so that one record's gradient is
 no longer its own and clipping would not bound its influence.
 """
 
@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
+from fl_dp.models.fit import require_fit
 from fl_dp.models.recurrent import Recurrent
 from fl_dp.models.resnet import ResNet18
 
@@ -34,7 +35,7 @@ def build_model(
         name: "logistic" (one linear layer, starting at zero), "mlp" (two hidden layers), "cnn"
             (two convolutions with GroupNorm and one hidden layer), "resnet18" (`ResNet18`), "gru"
             or "lstm" (`Recurrent`, for tokens).
-        input_shape: Shape of one example, channels first, e.g. `(1, 28, 28)`; for tokens
+        input_shape: Shape of one record, channels first, e.g. `(1, 28, 28)`; for tokens
             `(length,)`.
         num_classes: Number of outputs, at least 2.
         hidden: Width of the hidden layers of "mlp" and "cnn", channels of the first stage of
@@ -52,28 +53,15 @@ def build_model(
             not (channels, height, width) with sides of at least 8.
         ModuleNotFoundError: If "gru" or "lstm" is asked for without Opacus.
     """
-    if name not in MODELS:
-        raise ValueError(f"unknown model {name!r}; write one of {', '.join(MODELS)}")
-    if not input_shape or min(input_shape) < 1:
-        raise ValueError(
-            f"input_shape is {input_shape}; write sizes of at least 1, e.g. (1, 28, 28)"
-        )
-    if num_classes < 2:
-        raise ValueError(f"num_classes is {num_classes}; write at least 2")
-    if hidden < 1:
-        raise ValueError(f"hidden is {hidden}; write at least 1")
+    require_fit(
+        name,
+        input_shape=input_shape,
+        num_classes=num_classes,
+        hidden=hidden,
+        vocabulary_size=vocabulary_size,
+    )
     if seed < 0:
         raise ValueError(f"seed is {seed}; write at least 0")
-    if vocabulary_size is None and name in _FOR_TOKENS:
-        raise ValueError(
-            f"the model {name!r} reads tokens, and the records are numbers of shape "
-            f"{input_shape}; write one of {', '.join(_FOR_NUMBERS)}"
-        )
-    if vocabulary_size is not None and name in _FOR_NUMBERS:
-        raise ValueError(
-            f"the model {name!r} takes numbers, and the records are tokens; write one of "
-            f"{', '.join(_FOR_TOKENS)}"
-        )
     # torch.manual_seed would also reset the accelerators' generators, which are not forked here.
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         torch.default_generator.manual_seed(seed)
@@ -154,7 +142,7 @@ def _mlp(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Modu
 
 
 def _cnn(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Module:
-    channels, height, width = _image_shape("cnn", input_shape)
+    channels, height, width = input_shape
     return nn.Sequential(
         nn.Conv2d(channels, 16, kernel_size=3, padding=1),
         nn.GroupNorm(4, 16),
@@ -172,18 +160,8 @@ def _cnn(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Modu
 
 
 def _resnet18(input_shape: tuple[int, ...], num_classes: int, hidden: int) -> nn.Module:
-    channels, _, _ = _image_shape("resnet18", input_shape)
+    channels, _, _ = input_shape
     return ResNet18(channels, num_classes, hidden)
-
-
-def _image_shape(name: str, input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    if len(input_shape) != 3 or min(input_shape[1:]) < 8:
-        raise ValueError(
-            f"input_shape is {input_shape}; the model {name!r} needs (channels, height, width) "
-            "with sides of at least 8: write model 'mlp' for other shapes"
-        )
-    channels, height, width = input_shape
-    return channels, height, width
 
 
 _FOR_NUMBERS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
@@ -192,5 +170,3 @@ _FOR_NUMBERS: dict[str, Callable[[tuple[int, ...], int, int], nn.Module]] = {
     "cnn": _cnn,
     "resnet18": _resnet18,
 }
-_FOR_TOKENS = ("gru", "lstm")
-MODELS = (*_FOR_NUMBERS, *_FOR_TOKENS)

@@ -1,6 +1,6 @@
 """One recurrent layer over tokens, for the next one: GRU and LSTM.
 
-torch's own layers run all steps in one kernel, which gives no per-example gradients. Opacus' cells
+torch's own layers run all steps in one kernel, which gives no per-record gradients. Opacus' cells
 take the steps one by one. Their layers are left alone: inside another module their state has every
 weight twice, under two names.
 

@@ -1,8 +1,8 @@
-"""ResNet-18 for small images, made for clipping example by example.
+"""ResNet-18 for small images, made for clipping record by record.
 
 The network of CIFAR-10 experiments: a 3x3 stem without max-pooling, so that a 32x32 image reaches
 the last stage as 4x4, and GroupNorm in the place of BatchNorm. Nothing is overwritten in place: a
-per-example gradient is computed from the inputs of each layer.
+per-record gradient is computed from the inputs of each layer.
 
 References:
     He et al. 2016, "Deep Residual Learning for Image Recognition", sections 3.3 and 4.2.

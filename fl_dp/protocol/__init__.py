@@ -1,1 +1,1 @@
-"""What crosses the wire between server and client."""
+"""Messages that cross the wire between server and client: keys, records, actions."""

@@ -1,4 +1,4 @@
-"""What a node says of itself before anything is charged: its name, and what it will answer with.
+"""Introduction of a node before anything is charged: its name, and what it will answer with.
 
 It goes with the node's answer to the identity query, which touches no data: the server compares it
 with the model and refuses to start where it does not fit. Any app can answer such a query; what an

@@ -1,4 +1,4 @@
-"""What a round tells a client about its privacy: one JSON text in the train message's config.
+"""Instruction of a round to a client about its privacy: JSON text in a train message's config.
 
 Plain clients never see one: with one unit a node and noise at the server, any Flower client will
 do. An instruction travels only when a client has to do something for it.
@@ -42,7 +42,7 @@ class NoiseInstruction:
 
 @dataclass(frozen=True, kw_only=True)
 class RoundInstruction:
-    """What a client does in one round, besides training.
+    """Work of a client in one round, besides training.
 
     Attributes:
         server_round: The round's number.
@@ -53,7 +53,7 @@ class RoundInstruction:
         max_units: A node hosts at most so many units.
         bundle: How units are clipped and summed on the node; with `units` or `sampling_rate`, and
             to name the metrics that are asked for.
-        weight_cap: Examples of a unit that earn the full weight: a unit's weight is
+        weight_cap: Records of a unit that earn the full weight: a unit's weight is
             `min(records / weight_cap, 1)`. None: every unit weighs 1.
         report_weight: Leave the weight to the server and report it, instead of applying it to the
             update before it is clipped.

@@ -22,7 +22,7 @@ class UtilityQuery:
     utility becomes the null, `high / 2`), against anyone who sees it, the server included.
 
     Attributes:
-        utility: `loss`, `examples` (how many), or a metric that `evaluate` returns.
+        utility: `loss`, `records` (how many), or a metric that `evaluate` returns.
         high: Utilities are clipped to [0, high].
         noise_multiplier: Standard deviation of the noise, divided by `high / 2`.
         units: Indexes of the node's units; None: the node is one unit.
@@ -59,7 +59,8 @@ class UtilityQuery:
         ]
         # Encoded one by one: a vector of them would share one bound.
         steps = np.array([float(self.mechanism.encode(utility - null)) for utility in bounded])
-        return [float(noisy) + null for noisy in self.mechanism.release(steps, rng)]
+        noise = self.mechanism.noise(steps.size, rng)
+        return [float(noisy) + null for noisy in self.mechanism.release(steps, noise)]
 
     def to_json(self) -> str:
         """Return the query as JSON text."""

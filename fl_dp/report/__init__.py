@@ -1,1 +1,1 @@
-"""What a person looks at: progress, summaries and plots. Only numbers that are public anyway."""
+"""Views for a person: progress, summaries and plots, all of numbers that are public anyway."""

@@ -1,4 +1,4 @@
-"""What accountants are called on the terminal."""
+"""Names of the accountants on the terminal."""
 
 ACCOUNTANT_NAMES = {
     "pld": "epsilon by PLD",

@@ -1,4 +1,4 @@
-"""What a plan spends, shown before anything is trained: numbers, tables, a picture."""
+"""Spending of a plan, shown before anything is trained: numbers, tables, a picture."""
 
 from __future__ import annotations
 
@@ -57,14 +57,14 @@ class PlanView:
 
     @property
     def noise_saved(self) -> float | None:
-        """How many times the naive split's noise the plan's is, in the first round."""
+        """The plan's noise over that of the naive split, in the first round."""
         if not self.naive_multipliers:
             return None
         return self.naive_multipliers[0] / self.plan.noise_multipliers[0]
 
     @property
     def promise(self) -> dict[str, str]:
-        """What is promised, to whom and against whom, in words."""
+        """The promise in words: to whom, and against whom."""
         return promise_in_words(self.plan)
 
     def to_dict(self) -> dict[str, Any]:

@@ -56,7 +56,7 @@ class TimeLeft:
 
 @contextmanager
 def progress_line(console: Console, title: str, *, rounds: int, budget: float) -> Iterator[OnRound]:
-    """Show a run's rounds as they come: a live line on a terminal, a few plain ones elsewhere.
+    """Show a run's rounds while it runs: a live line on a terminal, a few plain ones elsewhere.
 
     Args:
         console: Where to write.

@@ -1,4 +1,4 @@
-"""What DP-SGD inside clients spends, shown before anything is trained."""
+"""Spending of DP-SGD inside clients, shown before anything is trained."""
 
 from __future__ import annotations
 
@@ -54,4 +54,6 @@ def record_plan_table(plan: RecordPlan) -> Table:
 def promise_to_records(plan: RecordPlan) -> dict[str, str]:
     """Return what is promised to whom, in words."""
     statement = record_statement(plan, participations=None, num_clients=1)
-    return {name: statement[name] for name in ("unit", "neighbours", "adversary", "trusted")}
+    return {
+        name: getattr(statement, name) for name in ("unit", "neighbours", "adversary", "trusted")
+    }

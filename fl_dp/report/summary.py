@@ -13,7 +13,7 @@ from rich.table import Table
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
-    """What one run came to; every number is public or covered by its epsilon.
+    """Result of one run; every number is public or covered by its epsilon.
 
     Attributes:
         path: The run's folder.
@@ -25,6 +25,8 @@ class RunSummary:
             without privacy.
         delta: The delta that goes with it.
         unit: What it protects, for instance `one client`.
+        record_epsilon: What protects each record besides; None where `unit` is all.
+        record_delta: The delta that goes with it.
         bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
         bytes_up: Bytes of the arrays in its reply.
     """
@@ -37,6 +39,8 @@ class RunSummary:
     delta: float
     unit: str = "one client"
     epsilon_so_far: float | None = None
+    record_epsilon: float | None = None
+    record_delta: float | None = None
     bytes_down: int | None = None
     bytes_up: int | None = None
 
@@ -46,8 +50,8 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
 
     Returns:
         For each variant: its name, the number of runs, mean and standard deviation of the test
-        accuracy (the latter None for one run), epsilon and delta (the largest of the runs'), and
-        the bytes of a message down and up.
+        accuracy (the latter None for one run), epsilon and delta (the largest of the runs'), also
+        those of one record where both are promised, and the bytes of a message down and up.
     """
     rows = []
     for variant in dict.fromkeys(run.variant for run in runs):
@@ -61,6 +65,8 @@ def by_variant(runs: Sequence[RunSummary]) -> list[dict[str, Any]]:
                 "test_accuracy_std": statistics.stdev(accuracies) if len(members) > 1 else None,
                 "epsilon": max(run.epsilon for run in members),
                 "delta": max(run.delta for run in members),
+                "record_epsilon": _largest([run.record_epsilon for run in members]),
+                "record_delta": _largest([run.record_delta for run in members]),
                 "bytes_down": members[0].bytes_down,
                 "bytes_up": members[0].bytes_up,
             }
@@ -77,19 +83,23 @@ def summary_table(runs: Sequence[RunSummary]) -> Table:
     """Return the variants as a table for the terminal."""
     units = " or ".join(dict.fromkeys(run.unit for run in runs))
     table = Table(title=f"Public test accuracy under differential privacy (unit: {units})")
-    for heading in ("setting", "runs", "accuracy", "epsilon", "delta", "bytes down, up"):
+    rows = by_variant(runs)
+    both = any(row["record_epsilon"] is not None for row in rows)
+    of_records = ("epsilon of a record", "delta of a record") if both else ()
+    headings = ("setting", "runs", "accuracy", "epsilon", "delta", *of_records, "bytes down, up")
+    for heading in headings:
         # Folded, not cut: it is what tells the rows apart.
         left = heading == "setting"
         table.add_column(heading, justify="left" if left else "right", overflow="fold")
-    for row in by_variant(runs):
+    for row in rows:
         spread = row["test_accuracy_std"]
         accuracy = f"{row['test_accuracy_mean']:.3f}"
         table.add_row(
             row["variant"] or "default",
             str(row["runs"]),
             accuracy if spread is None else f"{accuracy} ± {spread:.3f}",
-            f"{_rounded_up(row['epsilon']):.4g}",
-            f"{row['delta']:.3g}",
+            *_promised(row["epsilon"], row["delta"]),
+            *(_promised(row["record_epsilon"], row["record_delta"]) if both else ()),
             "-" if row["bytes_up"] is None else f"{row['bytes_down']:,}, {row['bytes_up']:,}",
         )
     return table
@@ -106,6 +116,16 @@ def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:
                 "hold only if nothing that was released had a part in stopping there"
             )
     return None
+
+
+def _largest(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
+
+
+def _promised(epsilon: float | None, delta: float | None) -> tuple[str, str]:
+    if epsilon is None or delta is None:
+        return "-", "-"
+    return f"{_rounded_up(epsilon):.4g}", f"{delta:.3g}"
 
 
 def _rounded_up(epsilon: float) -> float:

@@ -5,18 +5,29 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .check import records_behind_statement, statement_differences, statement_page
-    from .of_clients import describe_event, privacy_statement, promise_in_words, statement_markdown
-    from .of_records import record_statement, record_statement_markdown
+    from .check import (
+        read_statement,
+        records_behind_statement,
+        statement_differences,
+        statement_page,
+    )
+    from .markdown import statement_markdown
+    from .of_clients import privacy_statement, promise_in_words
+    from .of_records import record_statement
+    from .promise import NoPromise, PrivacyStatement, RecordStatement
+    from .words import describe_event
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
+    "NoPromise",
+    "PrivacyStatement",
+    "RecordStatement",
     "describe_event",
     "privacy_statement",
     "promise_in_words",
+    "read_statement",
     "record_statement",
-    "record_statement_markdown",
     "records_behind_statement",
     "statement_differences",
     "statement_markdown",

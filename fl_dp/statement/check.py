@@ -1,18 +1,23 @@
-"""A privacy statement against its ledger: the anchor, then every number and sentence anew."""
+"""Check of a privacy statement against its ledger: the anchor, then every number and sentence."""
 
 from __future__ import annotations
 
 import math
 import reprlib
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget
+from fl_dp.files import read_json_object
 from fl_dp.ledger import LedgerAnchor, PrivacyLedger
 from fl_dp.plan import RecordPlan
 
-from .of_clients import privacy_statement, statement_markdown
-from .of_records import record_statement, record_statement_markdown
+from .markdown import statement_markdown
+from .of_clients import privacy_statement
+from .of_records import record_statement
+from .promise import PrivacyStatement, RecordStatement
 
 _TOLERANCE = 1e-6  # relative: more than other versions of numpy and scipy round differently
 # The file's name may have changed, and versions are those of whoever computes.
@@ -26,7 +31,7 @@ def records_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]
 
     Args:
         ledger: As read now.
-        statement: As `privacy_statement` returned it, from JSON.
+        statement: From JSON.
 
     Returns:
         Records that were added since: of a run that is going on, or was stopped.
@@ -35,7 +40,7 @@ def records_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]
         LedgerCorrupted: If the ledger's end was cut off, or it is another one.
         ValueError: If the statement has no anchor.
     """
-    anchor = LedgerAnchor.of_statement(statement)
+    anchor = LedgerAnchor.stated_in(statement)
     if anchor is None:
         raise ValueError("the privacy statement was computed from no ledger")
     ledger.require_holds(anchor, of="the privacy statement")
@@ -63,8 +68,9 @@ def statement_differences(ledger: PrivacyLedger | None, statement: Mapping[str, 
         if ledger is None:
             return list(_differences(statement, _record_statement_anew(statement)))
         behind = records_behind_statement(ledger, statement)
+        # Rounds since then have spent more, which is no fault of the statement.
         earlier = ledger.as_of(len(ledger.records) - behind)
-        found = list(_differences(statement, privacy_statement(earlier)))
+        found = list(_differences(statement, privacy_statement(earlier).to_dict()))
         if "records" in statement:
             records = statement["records"]
             found += _differences(records, _record_statement_anew(records), "records.")
@@ -74,14 +80,27 @@ def statement_differences(ledger: PrivacyLedger | None, statement: Mapping[str, 
 
 
 def statement_page(statement: Mapping[str, Any]) -> str:
-    """Return the page that says what a statement says, with that of records where there is one."""
-    stated = dict(statement)
-    if "ledger_hash" not in stated:
-        return record_statement_markdown(stated)
-    page = statement_markdown(stated)
-    if "records" in stated:
-        page += "\n" + record_statement_markdown(stated["records"])
-    return page
+    """Return the page that says what a statement says.
+
+    Args:
+        statement: From JSON.
+
+    Raises:
+        ValueError: If it can't be read.
+    """
+    of_clients = LedgerAnchor.stated_in(statement) is not None
+    kind = PrivacyStatement if of_clients else RecordStatement
+    return statement_markdown(kind.from_dict(statement))
+
+
+def read_statement(file: Path) -> dict[str, Any]:
+    """Read a privacy statement, to be compared as it is.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is no JSON object.
+    """
+    return read_json_object(file, "privacy statement")
 
 
 def _record_statement_anew(stated: Mapping[str, Any]) -> dict[str, Any]:
@@ -101,7 +120,7 @@ def _record_statement_anew(stated: Mapping[str, Any]) -> dict[str, Any]:
         num_clients=stated["num_clients"],
         secure_randomness=not stated["insecure"],
     )
-    return anew | ({"rounds": stated["rounds"]} if "rounds" in stated else {})
+    return replace(anew, rounds=stated.get("rounds")).to_dict()
 
 
 def _differences(stated: Any, anew: Any, where: str = "") -> Iterator[str]:

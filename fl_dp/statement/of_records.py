@@ -1,8 +1,6 @@
-"""The privacy statement of DP-SGD inside clients: the largest epsilon of any client's records."""
+"""Privacy statement of DP-SGD inside clients: the largest epsilon of any client's records."""
 
 from __future__ import annotations
-
-from typing import Any
 
 from fl_dp.accounting import EpsilonBounds, NeighboringRelation
 from fl_dp.accounting.budget import DECLARED_SHARE
@@ -10,7 +8,7 @@ from fl_dp.ledger.training import library_versions
 from fl_dp.plan import RecordPlan
 from fl_dp.plan.noise import ANOTHER_APP
 
-from .of_clients import closing_sections, promise_row, rounded_up
+from .promise import RecordStatement
 
 _NEIGHBOURS = {
     NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
@@ -28,8 +26,8 @@ def record_statement(
     participations: int | None,
     num_clients: int,
     secure_randomness: bool = True,
-) -> dict[str, Any]:
-    """Return the statement as plain JSON values.
+) -> RecordStatement:
+    """Return the statement of a plan.
 
     It is the maximum over clients, and no client says what it has spent: every client's ledger
     refuses what would exceed the budget, and the server knows how often it asked whom.
@@ -44,6 +42,7 @@ def record_statement(
     at_budget = EpsilonBounds(filter=plan.budget.epsilon)
     promised = spent = at_budget
     if participations is not None:
+        # Stopping earlier may depend on what was released, so the planned rounds are quoted.
         promised = _within(plan, max(participations, plan.participations))
         spent = _within(plan, participations) if participations else EpsilonBounds(naive=0.0)
     not_covered = [
@@ -64,75 +63,44 @@ def record_statement(
             "WHOEVER CAN PREDICT TORCH'S GENERATOR: noise and coins came from it "
             "(`dp_sgd.secure_randomness=false`), which is for comparisons only",
         )
-    return {
-        "delta": plan.budget.delta,
-        "epsilon": promised.by_name,
-        "quoted": promised.best_name,
-        "epsilon_so_far": spent.by_name,
-        "budget": {"epsilon": plan.budget.epsilon, "delta": plan.budget.delta},
-        "unit": "one record of one client, over the whole training",
-        "neighboring_relation": str(plan.neighboring_relation),
-        "neighbours": _NEIGHBOURS[plan.neighboring_relation],
-        "adversary": (
+    return RecordStatement(
+        delta=plan.budget.delta,
+        epsilon=promised.by_name,
+        quoted=promised.best_name,
+        epsilon_so_far=spent.by_name,
+        budget=plan.budget,
+        unit="one record of one client, over the whole training",
+        neighboring_relation=plan.neighboring_relation,
+        neighbours=_NEIGHBOURS[plan.neighboring_relation],
+        adversary=(
             "sees every model that each client sends, the server included, and knows all other "
             "records"
         ),
-        "trusted": "each client's own software, with its records, its noise and its ledger",
-        "mechanism": (
+        trusted="each client's own software, with its records, its noise and its ledger",
+        mechanism=(
             f"DP-SGD at each client: Gaussian noise on the sum of the clipped gradients of a "
             f"Poisson sample of its records, {plan.steps} steps a round"
         ),
-        "composition": (
+        composition=(
             "the largest epsilon of any client, not their sum: records of different clients are "
             "different records; a client whose ledger is spent contributes nothing"
         ),
-        "rule": (
+        rule=(
             "each client's ledger, which counts earlier runs too: releases of one kind by "
             f"privacy-loss distributions at {DECLARED_SHARE:g} delta, others by a Renyi filter of "
             f"fixed order at {1 - DECLARED_SHARE:.1g} delta"
         ),
-        "noise_multiplier": plan.noise_multiplier,
-        "sampling_rate": plan.sampling_rate,
-        "clipping_norm": plan.clipping_norm,
-        "steps": plan.steps,
-        "participations": participations,
-        "participations_planned": plan.participations,
-        "num_clients": num_clients,
-        "insecure": not secure_randomness,
-        "not_covered": not_covered,
-        "versions": library_versions(),
-    }
-
-
-def record_statement_markdown(statement: dict[str, Any]) -> str:
-    """Return the statement as a page that a person can read and sign."""
-    known = statement["participations"]
-    spent = min(statement["epsilon_so_far"].values(), default=0.0)
-    rows = [
-        promise_row(statement),
-        ("spent in this run", f"at most {rounded_up(spent)} by any client"),
-        ("unit", statement["unit"]),
-        ("neighbours", f"{statement['neighboring_relation']}: {statement['neighbours']}"),
-        ("adversary", statement["adversary"]),
-        ("trusted", statement["trusted"]),
-        ("mechanism", statement["mechanism"]),
-        ("over clients", statement["composition"]),
-        ("rule", statement["rule"]),
-        ("noise multiplier", f"{statement['noise_multiplier']:.5g} of each step"),
-        ("sampling rate", f"{statement['sampling_rate']:g} of a client's records in each step"),
-        ("clipping norm", f"{statement['clipping_norm']:g}, of one record's gradient"),
-        (
-            "rounds of one client",
-            ("an unknown number" if known is None else f"{known} at most") + " in this run, "
-            f"{statement['participations_planned']} planned",
-        ),
-        ("clients", str(statement["num_clients"])),
-    ]
-    lines = ["# Privacy statement: records", ""]
-    if statement["insecure"]:
-        lines += [f"> **No privacy against everyone.** {statement['not_covered'][0]}.", ""]
-    lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
-    return "\n".join([*lines, *closing_sections(statement)])
+        noise_multiplier=plan.noise_multiplier,
+        sampling_rate=plan.sampling_rate,
+        clipping_norm=plan.clipping_norm,
+        steps=plan.steps,
+        participations=participations,
+        participations_planned=plan.participations,
+        num_clients=num_clients,
+        insecure=not secure_randomness,
+        not_covered=tuple(not_covered),
+        versions=library_versions(),
+    )
 
 
 def _within(plan: RecordPlan, participations: int) -> EpsilonBounds:

@@ -12,14 +12,21 @@ the adversary sees the answer; the server is trusted with the clients' vectors a
 Ranges, edges, categories and grids are public parameters and must not be read off the data.
 """
 
-from .charged import charged_release
-from .histograms import Frequencies, Histogram
-from .noise_choice import NoiseChoice, NoiseLaw, choose_noise
-from .quantiles import Quantiles
-from .query import Estimate, Query
-from .release import Answer, release_statistic
-from .sums import Count, Mean, Sum
-from .wire import query_from_dict, query_to_dict
+from typing import TYPE_CHECKING
+
+from fl_dp.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .charged import charged_release
+    from .histograms import Frequencies, Histogram
+    from .noise_choice import NoiseChoice, NoiseLaw, choose_noise
+    from .quantiles import Quantiles
+    from .query import Estimate, Query
+    from .release import Answer, release_statistic
+    from .sums import Count, Mean, Sum
+    from .wire import query_from_dict, query_to_dict
+else:
+    __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "Answer",

@@ -1,6 +1,6 @@
 """Histograms of numbers and frequencies of categories.
 
-An example falls into one bin, so a client's vector has the same bound in L1 and in L2, however many
+A record falls into one bin, so a client's vector has the same bound in L1 and in L2, however many
 bins there are: Laplace noise is smaller there than Gaussian noise at all but the smallest epsilon.
 """
 
@@ -22,9 +22,9 @@ Category: TypeAlias = str | int
 
 @dataclass(frozen=True, kw_only=True)
 class BinnedQuery(CountingQuery):
-    """How many records fall into each of several public bins.
+    """Numbers of records in each of several public bins.
 
-    Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_examples`.
+    Privacy: see `Query`; a client's vector has an L1 and an L2 norm of at most `max_records`.
 
     Attributes:
         nonnegative: Report negative noisy counts as 0. This makes small counts biased.
@@ -35,11 +35,11 @@ class BinnedQuery(CountingQuery):
     @property
     @abstractmethod
     def bins(self) -> int:
-        """How many bins there are."""
+        """Number of bins."""
 
     @abstractmethod
     def _bins_of(self, values: object) -> NDArray[np.intp]:
-        """Return the bin of each usable example, shape `(n,)`."""
+        """Return the bin of each usable record, shape `(n,)`."""
 
     @property
     def dimension(self) -> int:
@@ -58,7 +58,7 @@ class BinnedQuery(CountingQuery):
 
 @dataclass(frozen=True, kw_only=True)
 class Histogram(BinnedQuery):
-    """A histogram of one number an example.
+    """A histogram of one number a record.
 
     Attributes:
         edges: `bins + 1` increasing numbers. A bin holds its left edge, the last one both, as in
@@ -90,10 +90,10 @@ class Histogram(BinnedQuery):
 
 @dataclass(frozen=True, kw_only=True)
 class Frequencies(BinnedQuery):
-    """How often each category occurs: labels, device classes, languages.
+    """Counts of categories: labels, device classes, languages.
 
     Attributes:
-        categories: Strings or whole numbers. Public: never read them off the data. An example that
+        categories: Strings or whole numbers. Public: never read them off the data. A record that
             is none of them is left out; give a catch-all of your own if it should count.
     """
 

@@ -87,7 +87,7 @@ class NoiseChoice:
 
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
-        """What one release is charged as."""
+        """The event that one release is charged as."""
         return tuple(_event(mechanism) for mechanism in self.mechanisms)
 
 
@@ -144,6 +144,7 @@ def _choose_sum(query: SumQuery, epsilon: float, delta: float, law: NoiseLaw | N
         clipping_norm=query.l2_sensitivity,
     )
     if law is None:
+        # Both keep the promise, so the smaller deviation is the better answer.
         smaller = laplace.noise_std <= gaussian.noise_std
         law, reason = NoiseLaw.LAPLACE if smaller else NoiseLaw.GAUSSIAN, "the smaller"
     else:

@@ -21,10 +21,10 @@ _STEPS = 2.0**30  # mass is summed in whole steps, so that sums are exact in any
 
 @dataclass(frozen=True, kw_only=True)
 class Quantiles(Query):
-    """Quantiles of one number an example, each chosen from a public grid.
+    """Quantiles of one number a record, each chosen from a public grid.
 
-    A client sends how its mass of at most 1 is spread over the grid, each example at the nearest
-    point: with `max_examples=1`, quantiles are those of the average client's distribution. A point
+    A client sends how its mass of at most 1 is spread over the grid, each record at the nearest
+    point: with `max_records=1`, quantiles are those of the average client's distribution. A point
     is the better, the less mass would have to move past it to make it the quantile: its utility for
     probability `p` is minus the distance of `p W` from `[L, L + M]`, where `W` is the mass of all,
     `L` that left of the point and `M` that at it. (With one-sided ranks instead, a point that holds
@@ -35,7 +35,7 @@ class Quantiles(Query):
     Both lie in `[-p, 1 - p]`, so one client moves every utility by at most `max(p, 1 - p)`.
 
     Attributes:
-        max_examples: A client's mass is the number of its records over this, at most 1.
+        max_records: A client's mass is the number of its records over this, at most 1.
         probabilities: Which quantiles, increasing, each between 0 and 1. Epsilon is shared evenly.
         grid: The candidates, increasing; values beyond the ends count at the ends. Public: never
             read it off the data. Finer costs little: the error in rank grows with its logarithm.
@@ -84,15 +84,15 @@ class Quantiles(Query):
 
     @property
     def max_units(self) -> int:
-        """How many encoded vectors can be summed exactly."""
-        return int(2.0**53 / _STEPS)
+        """Number of encoded vectors that can be summed exactly."""
+        return int(2.0**53 / _STEPS)  # a client's mass of 1 is _STEPS whole steps
 
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         grid = np.array(self.grid)
         between = grid[:-1] + np.diff(grid) / 2.0
         places = np.searchsorted(between, records(values, 1)[:, 0], side="left")
         counts = np.bincount(places, minlength=grid.size).astype(np.float64)
-        return counts / self.max_examples, places.size
+        return counts / self.max_records, places.size
 
     def sensitivity(self, probability: float) -> float:
         """Return the most by which one client moves any utility for that probability."""

@@ -1,4 +1,4 @@
-"""What every query is: public parameters, a bounded contribution, and how a noisy sum is read.
+"""Parts of every query: public parameters, a bounded contribution, a reading of the noisy sum.
 
 A query is plain data that travels to the clients (`query_to_dict`). `contribution` runs on a client
 and sees its records; `estimates` runs on the server and sees nothing but the noisy sum.
@@ -46,25 +46,25 @@ class Query(ABC):
     the clear; the guarantee is against those who see what it releases.
 
     Attributes:
-        max_examples: A client with more records counts as this many average ones of its own, so
+        max_records: A client with more records counts as this many average ones of its own, so
             that no client weighs more. With 1, every client that has data weighs the same.
     """
 
     kind: ClassVar[str]
-    max_examples: int = 1
+    max_records: int = 1
 
     def __post_init__(self) -> None:
         """Validate.
 
         Raises:
-            ValueError: If `max_examples` is not a whole number from 1 to 2^53.
+            ValueError: If `max_records` is not a whole number from 1 to 2^53.
         """
-        most: object = self.max_examples  # it may have come from a message
+        most: object = self.max_records  # it may have come from a message
         if isinstance(most, bool) or not isinstance(most, int | np.integer) or most < 1:
-            raise ValueError(f"max_examples must be a whole number of at least 1, got {most!r}")
+            raise ValueError(f"max_records must be a whole number of at least 1, got {most!r}")
         if most > _MOST_RECORDS:
-            raise ValueError(f"max_examples must be at most {_MOST_RECORDS}, got {most}")
-        object.__setattr__(self, "max_examples", int(most))
+            raise ValueError(f"max_records must be at most {_MOST_RECORDS}, got {most}")
+        object.__setattr__(self, "max_records", int(most))
 
     @property
     @abstractmethod
@@ -90,16 +90,16 @@ class Query(ABC):
 
         Args:
             values: The records, an array or a list. Numbers out of range count as the nearest in
-                range, infinities included; an example with a NaN is left out; so is everything if
+                range, infinities included; a record with a NaN is left out; so is everything if
                 `values` has a wrong shape or holds no numbers.
 
         Returns:
-            Float64, shape `(dimension,)`, zero if there is no example. Its norms are within the
+            Float64, shape `(dimension,)`, zero if there is no record. Its norms are within the
             sensitivities up to rounding; the server clips once more.
         """
         total, count = self._total(values)
-        if count > self.max_examples:
-            total = total * self.max_examples / count
+        if count > self.max_records:
+            total = total * self.max_records / count
         return total
 
 
@@ -127,12 +127,12 @@ class CountingQuery(SumQuery):
     @property
     def l1_sensitivity(self) -> float:
         """All records of a client together."""
-        return float(self.max_examples)
+        return float(self.max_records)
 
     @property
     def l2_sensitivity(self) -> float:
         """All records of a client in one number."""
-        return float(self.max_examples)
+        return float(self.max_records)
 
 
 def as_numbers(name: str, values: object) -> tuple[float, ...]:

@@ -41,7 +41,7 @@ class Answer:
 
     @property
     def value(self) -> NDArray[np.float64]:
-        """What was asked for, float64; a 0-d array for a count."""
+        """The answer, float64; a 0-d array for a count."""
         return next(iter(self.estimates.values())).value
 
     @property
@@ -101,7 +101,8 @@ def release_statistic(
         # The choice has checked both; the type checker has not seen it.
         assert isinstance(query, SumQuery) and not isinstance(mechanism, ExponentialMechanism)
         total = _total(contributions, query.dimension, mechanism.encode, mechanism.max_units)
-        estimates = query.estimates(mechanism.release(total, rng), mechanism.noise_std)
+        released = mechanism.release(total, mechanism.noise(total.size, rng))
+        estimates = query.estimates(released, mechanism.noise_std)
     notes = dict.fromkeys(estimate.note for estimate in estimates.values() if estimate.note)
     return Answer(
         estimates=estimates,
@@ -139,7 +140,7 @@ def _total(
     Raises:
         ValueError: If there are more than `max_units`.
     """
-    total = np.zeros(dimension)
+    total = np.zeros(dimension)  # float64 holds every integer to 2^53, so the sum is exact
     for count, contribution in enumerate(contributions, start=1):
         if count > max_units:
             raise ValueError(

@@ -22,13 +22,13 @@ _SMALLEST_WIDTH = 1e-250  # below it float64 can't scale a range to one
 
 @dataclass(frozen=True, kw_only=True)
 class Count(CountingQuery):
-    """How many records there are, at most `max_examples` of each client.
+    """Number of records, at most `max_records` of each client.
 
-    With `max_examples=1` this is how many clients have data. Privacy: see `Query`; a client moves
-    the count by at most `max_examples`.
+    With `max_records=1` this is how many clients have data. Privacy: see `Query`; a client moves
+    the count by at most `max_records`.
 
     Attributes:
-        max_examples: Most that one client can add.
+        max_records: Most that one client can add.
         nonnegative: Report a negative noisy count as 0. This makes small counts biased; sums of
             many counts should be taken without it.
     """
@@ -85,7 +85,7 @@ class RangedQuery(Query):
 
     @property
     def features(self) -> int:
-        """How many numbers an example consists of."""
+        """Numbers that a record consists of."""
         return len(self.lows)
 
     def _clipped(self, values: object) -> NDArray[np.float64]:
@@ -95,11 +95,11 @@ class RangedQuery(Query):
 
 @dataclass(frozen=True, kw_only=True)
 class Sum(RangedQuery, SumQuery):
-    """The sum of each feature over all records, at most `max_examples` of each client.
+    """The sum of each feature over all records, at most `max_records` of each client.
 
     A feature is sent over the largest magnitude in its range, so that its noise is in proportion to
     that and not to another feature's. Privacy: see `Query`; a client's vector of `d` features has
-    an L1 norm of at most `d max_examples` and an L2 norm of at most `sqrt(d) max_examples`.
+    an L1 norm of at most `d max_records` and an L2 norm of at most `sqrt(d) max_records`.
     """
 
     kind: ClassVar[str] = "sum"
@@ -112,12 +112,12 @@ class Sum(RangedQuery, SumQuery):
     @property
     def l1_sensitivity(self) -> float:
         """Every feature at the end of its range."""
-        return float(self.max_examples * self.features)
+        return float(self.max_records * self.features)
 
     @property
     def l2_sensitivity(self) -> float:
         """Every feature at the end of its range."""
-        return self.max_examples * math.sqrt(self.features)
+        return self.max_records * math.sqrt(self.features)
 
     @property
     def _scales(self) -> NDArray[np.float64]:
@@ -136,13 +136,13 @@ class Sum(RangedQuery, SumQuery):
 class Mean(RangedQuery, SumQuery):
     """The mean and standard deviation of each feature: what features are normalised with.
 
-    Each feature is moved and scaled to `u` in [-1, 1]. An example adds `(u, 1 - u^2)` a feature,
+    Each feature is moved and scaled to `u` in [-1, 1]. A record adds `(u, 1 - u^2)` a feature,
     and a 1 for the count, so that neither the number of records nor that of clients need be
     public. Squares are counted down from 1 because `u^2 + (1 - u^2)^2 <= 1`: so they lengthen no
     vector in L2, and with Gaussian noise the standard deviations come for nothing.
 
     Privacy: see `Query`; a client's vector over `d` features has an L2 norm of at most
-    `sqrt(d + 1) max_examples`, and an L1 norm of at most `(5 d / 4 + 1) max_examples`, as
+    `sqrt(d + 1) max_records`, and an L1 norm of at most `(5 d / 4 + 1) max_records`, as
     `|u| + 1 - u^2` is largest at `|u| = 1/2`.
     """
 
@@ -156,12 +156,12 @@ class Mean(RangedQuery, SumQuery):
     @property
     def l1_sensitivity(self) -> float:
         """Every feature halfway between the middle and an end of its range."""
-        return self.max_examples * (1.25 * self.features + 1.0)
+        return self.max_records * (1.25 * self.features + 1.0)
 
     @property
     def l2_sensitivity(self) -> float:
         """Every feature at an end, or in the middle, of its range."""
-        return self.max_examples * math.sqrt(self.features + 1.0)
+        return self.max_records * math.sqrt(self.features + 1.0)
 
     @property
     def _middle(self) -> NDArray[np.float64]:

@@ -1,7 +1,7 @@
 """Reading what anyone may hold or send: nothing here raises over a value.
 
 A client that raises is a client that does not answer, and who does not answer is seen by everyone.
-So what can't be read is no example, and what can't be summed is the null contribution.
+So what can't be read is no record, and what can't be summed is the null contribution.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ def records(values: object, features: int) -> NDArray[np.float64]:
 
     Args:
         values: One number or many in any shape if `features` is 1. Otherwise the first axis counts
-            records and the others hold `features` numbers; a vector of that length is one example.
-        features: Numbers an example consists of.
+            records and the others hold `features` numbers; a vector of that length is one record.
+        features: Numbers a record consists of.
 
     Returns:
         Float64, shape `(n, features)`; infinities are kept. `n` is 0 for what has another shape or

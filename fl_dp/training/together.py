@@ -50,7 +50,7 @@ _MIXING = (nn.modules.batchnorm._NormBase,)
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class UnitData:
-    """What one unit is trained on.
+    """Data that one unit is trained on.
 
     Attributes:
         features: Float32 `(n, *input_shape)`; units of integers (tokens) are left out.
@@ -65,7 +65,7 @@ class UnitData:
 
 @dataclass(frozen=True, kw_only=True)
 class _Training:
-    """What is the same for all units; `epoch_order` decides about the rest."""
+    """Options that are the same for all units; `epoch_order` decides about the rest."""
 
     learning_rate: float
     epochs: int
@@ -246,7 +246,7 @@ def _probed(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
     """Return the number of classes, and bytes that a unit's step keeps for its gradient.
 
     Raises:
-        ValueError: If the model does not return one row of logits an example.
+        ValueError: If the model does not return one row of logits a record.
         Exception: Whatever it raises if it does not take such records.
     """
     device = _device(model)

@@ -1,9 +1,9 @@
-"""Summing the updates of a round as they come, in memory that does not grow with the cohort.
+"""Summing the updates of a round one by one, in memory that does not grow with the cohort.
 
     >>> total = ClippedSum(layout, origin, grid=mechanism.grid, clipping_norms=[1.0])
     >>> for reply in replies:
     ...     total.add(only_array_record(reply.content))
-    >>> released = mechanism.release(total.total, rng)
+    >>> released = mechanism.release(total.total, mechanism.noise(total.total.size, rng))
 
 An update is read twice: once for its norm, once to be scaled, rounded and added. Both passes go
 over blocks that several threads share; NumPy lets go of the interpreter inside them. What is

@@ -228,7 +228,7 @@ def test_a_ledger_of_a_vast_budget_neither_hangs_nor_overspends(
             ledger.reserve(round=30)
         assert ledger.epsilon().best <= ledger.promise().best <= 1e4
         assert ledger.running_epsilon() <= 1e4
-        assert privacy_statement(ledger)["epsilon"]
+        assert privacy_statement(ledger).to_dict()["epsilon"]
 
 
 def test_noise_falls_as_the_budget_grows_across_the_switch_to_closed_forms() -> None:

@@ -209,7 +209,7 @@ def test_statistics_are_about_the_node_s_own_rows(
 ) -> None:
     settings = settings_for(tmp_path, server, "task.partition=nodes")
     config = {
-        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(Count(max_examples=1000))),
+        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(Count(max_records=1000))),
         STATISTIC_VALUES_KEY: "records",
         SETTINGS_KEY: settings.to_json(),
     }
@@ -278,7 +278,7 @@ def test_training_is_on_the_gpu_where_torch_sees_one(monkeypatch: pytest.MonkeyP
         assert workload.training_device().type == device
 
 
-def test_model_and_examples_are_on_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_and_records_are_on_the_device_that_trains(monkeypatch: pytest.MonkeyPatch) -> None:
     settings = compose_settings([])
     dataset = dataset_of(settings)
     # A device that holds no values stands for a GPU: what is left on the CPU would show.

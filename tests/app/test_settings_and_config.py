@@ -55,7 +55,7 @@ EVERYTHING = [
     *("selection.utility=accuracy", "selection.utility_high=1", "selection.largest_rate=0.5"),
     *("selection.records_per_client=30", "selection.smallest_rate=0.01"),
     *("selection.refresh_every=7", "selection.utility_noise=3", "selection.sharpness=2"),
-    *("dp_sgd.epsilon=3", "dp_sgd.delta=1e-6", "dp_sgd.noise_multiplier=1.5"),
+    *("dp_sgd=on", "dp_sgd.epsilon=3", "dp_sgd.delta=1e-6", "dp_sgd.noise_multiplier=1.5"),
     *("dp_sgd.clipping_norm=0.5", "dp_sgd.sampling_rate=0.25", "dp_sgd.steps=4"),
     *("dp_sgd.participations=9", "dp_sgd.expected_batch_size=20"),
     *("dp_sgd.grad_sample_mode=ghost", "dp_sgd.physical_batch_size=16"),
@@ -370,6 +370,56 @@ def test_what_no_mode_has_is_said_with_what_to_write(overrides, said):
         make_plan(compose_settings(overrides.split()))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "mode", "enabled"),
+    [
+        ("", "central", False),
+        ("dp_sgd=on", "central", True),
+        ("privacy=local dp_sgd=on", "local", True),
+        ("privacy=none dp_sgd=on", "none", True),
+        ("privacy=dp_sgd", "none", True),
+        ("privacy=none", "none", False),
+    ],
+)
+def test_dp_sgd_is_a_layer_that_goes_with_every_mode(overrides, mode, enabled):
+    settings = compose_settings(overrides.split())
+    assert (settings.privacy.mode, settings.dp_sgd.enabled) == (mode, enabled)
+    assert settings.protects_records is enabled
+    assert settings.protects_clients is (mode != "none")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        ("privacy=dp_sgd privacy.epsilon=4", "alone are protected: write dp_sgd.epsilon=4"),
+        (
+            "privacy=none dp_sgd=on privacy.delta=1e-6",
+            "alone are protected: write dp_sgd.delta=1e-6",
+        ),
+        ("experiment=records privacy.epsilon=4", "alone are protected: write dp_sgd.epsilon=4"),
+        ("privacy=dp_sgd privacy.unit=record", "write privacy=central dp_sgd=on, or leave it out"),
+        ("dp_sgd.epsilon=4", "write dp_sgd=on too, or leave it out"),
+        ("dp_sgd.noise_multiplier=1", "write dp_sgd=on too, or leave it out"),
+        ("dp_sgd.delta=1e-5", "write dp_sgd=on too, or leave it out"),  # its default
+        ("privacy=none dp_sgd.epsilon=4", "write dp_sgd=on too, or leave it out"),
+        ("dp_sgd.enabled=true", "write dp_sgd=on, which brings a budget"),
+        ("dp_sgd=on dp_sgd.epsilon=null", "dp_sgd.epsilon and dp_sgd.noise_multiplier are both"),
+        ("privacy=dp_sgd dp_sgd=off", "exclude each other"),
+        ("privacy.mode=dp_sgd", "must be one of central, local, none"),
+    ],
+)
+def test_a_budget_that_nobody_would_keep_to_is_refused_in_one_line(overrides, said):
+    with pytest.raises(ConfigError, match=said) as refused:
+        compose_settings(overrides.split())
+    assert "\n" not in str(refused.value)
+
+
+def test_a_budget_of_records_without_dp_sgd_is_refused_wherever_it_was_written():
+    text = compose_settings(["dp_sgd=on"]).to_json().replace('"enabled": true', '"enabled": false')
+    with pytest.raises(ValueError, match="DP-SGD inside clients, which is off"):
+        Settings.from_json(text)
+
+
 def test_as_many_norms_as_arrays_are_asked_for():
     settings = compose_settings(["clipping=per_layer", "clipping.norms=[0.1,0.2,0.3]"])
     with pytest.raises(ValueError, match=r"has 3 norms and model=logistic has 2 .* write 2 norms"):
@@ -570,7 +620,7 @@ def test_a_client_returns_the_arrays_of_the_model_in_their_order(model):
     assert [(a.shape, a.dtype) for a in arrays] == [(a.shape, a.dtype) for a in expected]
 
 
-def test_a_client_tells_neither_its_number_of_examples_nor_any_metric():
+def test_a_client_tells_neither_its_number_of_records_nor_any_metric():
     _, num_examples, metrics = fit(compose_settings(SMALL))
     assert num_examples == 1
     assert metrics == {}

@@ -93,7 +93,7 @@ def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(
     done = fl_dp(
         "run",
         "--json",
-        *("privacy=dp_sgd_central", "privacy.epsilon=50", "dp_sgd.epsilon=6"),
+        *("privacy=central", "dp_sgd=on", "privacy.epsilon=50", "dp_sgd.epsilon=6"),
         *("task.num_clients=3", "rounds=2", "selection.sampling_rate=1", "dp_sgd.steps=5"),
         *("dp_sgd.participations=4", "run_name=both"),
         cwd=tmp_path,

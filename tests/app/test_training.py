@@ -28,7 +28,7 @@ def settings_for(folder: Path, *overrides: str) -> Settings:
 
 
 def grid_for(settings: Settings) -> LocalGrid:
-    nodes = math.ceil(settings.task.num_clients / settings.simulation.units_per_node)
+    nodes = settings.simulation.num_nodes(settings.task.num_clients)
     return LocalGrid(answer_with_app(client_app, nodes), nodes)
 
 
@@ -275,3 +275,12 @@ def test_the_checkpoint_holds_no_randomness(tmp_path: Path) -> None:
     assert b"12345678" not in stored
     assert b"seed" not in stored
     assert json.loads(folder.statement.read_text())["insecure"] is True
+
+
+def test_whoever_starts_nodes_without_saying_what_they_host_has_one_client_on_each(
+    tmp_path: Path,
+) -> None:
+    folder, _ = run(tmp_path, "rounds=1")
+    assert settings_for(tmp_path).simulation.units_per_node == "auto"
+    assert folder.read_settings().simulation.units_per_node == 1
+    assert folder.read_plan().units_per_node == 1

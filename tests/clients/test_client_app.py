@@ -100,7 +100,7 @@ def test_an_instruction_does_not_change_the_training(train):
     }
 
 
-def test_the_true_number_of_examples_is_known_on_the_node_alone(train):
+def test_the_true_number_of_records_is_known_on_the_node_alone(train):
     _, metrics = train(3, instruction(utility="records"))
     assert metrics == {"num-examples": 1, UTILITY_METRIC: float(len(part(3)[1]))}
 
@@ -121,9 +121,7 @@ def test_a_node_beyond_the_roster_returns_the_model_it_got(train):
     assert metrics == {"num-examples": 1}
 
 
-def test_a_plain_evaluation_says_the_loss_and_not_the_number_of_examples(
-    node, read_metrics, record
-):
+def test_a_plain_evaluation_says_the_loss_and_not_the_number_of_records(node, read_metrics, record):
     config = ConfigRecord({SETTINGS_KEY: SETTINGS.to_json()})
     content = {"arrays": record(MODEL), "config": config}
     metrics = read_metrics(node(app, {"partition-id": 3}).ask("evaluate", content))
@@ -201,19 +199,19 @@ def contribution(node, read_metrics):
     return ask
 
 
-def test_labels_and_examples_can_be_asked_about(contribution):
+def test_labels_and_records_can_be_asked_about(contribution):
     features, labels = part(3)
-    frequencies = Frequencies(categories=tuple(range(10)), max_examples=10_000)
+    frequencies = Frequencies(categories=tuple(range(10)), max_records=10_000)
     expected = np.bincount(labels, minlength=10)
     np.testing.assert_array_equal(contribution(frequencies, "labels", 3), expected)
-    assert contribution(Count(max_examples=10_000), "records", 3) == [len(labels)]
+    assert contribution(Count(max_records=10_000), "records", 3) == [len(labels)]
     size = features[0].size
     mean = Mean(lows=(0.0,) * size, highs=(1.0,) * size)
     assert len(contribution(mean, "records", 3)) == mean.dimension
 
 
 def test_each_hosted_unit_contributes_on_its_own(contribution):
-    query = Count(max_examples=10_000)
+    query = Count(max_records=10_000)
     expected = [len(part(index)[1]) for index in (8, 9)]
     assert contribution(query, "records", 2, units_per_node=4) == expected
     assert contribution(query, "records", 3, units_per_node=4) == []

@@ -190,7 +190,7 @@ def test_a_message_that_leaves_open_what_is_meant_is_an_error(kind, content):
 # What an evaluate message becomes.
 
 
-def test_evaluate_replies_with_loss_and_number_of_examples():
+def test_evaluate_replies_with_loss_and_number_of_records():
     reply = answer_to("evaluate", Client(loss=0.75, num_examples=4))
     assert metrics_in(reply) == {"loss": 0.75, "num-examples": 4}
 
@@ -242,7 +242,7 @@ def test_a_list_of_ints_and_floats_arrives_as_floats():
 
 
 @pytest.mark.parametrize("given", [np.int64(5), np.float32(5.0), 5])
-def test_the_number_of_examples_may_be_a_numpy_scalar(given):
+def test_the_number_of_records_may_be_a_numpy_scalar(given):
     assert metrics_in(answer_to("train", Client(num_examples=given)))["num-examples"] == 5
 
 
@@ -452,7 +452,7 @@ def test_fedavg_takes_the_exact_weighted_mean_in_each_round(trained_by_fedavg):
         np.testing.assert_array_equal(result.arrays[name].numpy(), values + 2 * mean_step)
 
 
-def test_fedavg_averages_train_metrics_by_the_number_of_examples(trained_by_fedavg):
+def test_fedavg_averages_train_metrics_by_the_number_of_records(trained_by_fedavg):
     _, result = trained_by_fedavg
     assert {r: dict(m) for r, m in result.train_metrics_clientapp.items()} == {
         1: {"step": 1.75},
@@ -460,7 +460,7 @@ def test_fedavg_averages_train_metrics_by_the_number_of_examples(trained_by_feda
     }
 
 
-def test_fedavg_averages_the_loss_of_evaluate_by_the_number_of_examples(trained_by_fedavg):
+def test_fedavg_averages_the_loss_of_evaluate_by_the_number_of_records(trained_by_fedavg):
     _, result = trained_by_fedavg
     losses = {r: m["loss"] for r, m in result.evaluate_metrics_clientapp.items()}
     assert losses == {1: 1.75 + 1.75, 2: 3.5 + 1.75}

@@ -80,7 +80,7 @@ def contribution(node, told):
     ("query", "name"),
     [
         (Mean(lows=(0.0,), highs=(100.0,)), "ages"),
-        (Count(max_examples=5), "ages"),
+        (Count(max_records=5), "ages"),
         (Frequencies(categories=("a", "b", "c")), "labels"),
     ],
 )

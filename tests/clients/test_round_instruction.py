@@ -46,7 +46,7 @@ def answer(node, read):
 
 
 @pytest.mark.parametrize("num_examples", [0, 1, 10, 10**9])
-def test_the_number_of_examples_stays_on_the_node(answer, told, num_examples):
+def test_the_number_of_records_stays_on_the_node(answer, told, num_examples):
     _, metrics = answer(told(STEP, num_examples=num_examples))
     assert metrics == {"num-examples": 1}
 
@@ -81,7 +81,7 @@ def test_a_weight_that_is_reported_is_not_applied(answer, told):
 
 
 @pytest.mark.parametrize("num_examples", [-1, float("nan"), "many", None])
-def test_no_weight_without_a_number_of_examples(node, told, num_examples):
+def test_no_weight_without_a_number_of_records(node, told, num_examples):
     app = numpy_client_app(lambda context: told(STEP, num_examples=num_examples))
     reply = node(app).train(MODEL, instruction(weight_cap=20.0))
     assert reply.error.reason == "ValueError"
@@ -119,7 +119,7 @@ def test_a_metric_of_numpy_arrives_as_a_float(answer, told, value):
 # The utility.
 
 
-def test_the_utility_examples_is_the_number_that_fit_returned(answer, told):
+def test_the_utility_records_is_the_number_that_fit_returned(answer, told):
     client = told(STEP, num_examples=12, metrics={"records": 99.0})
     assert answer(client, utility="records")[1] == {"num-examples": 1, UTILITY_METRIC: 12.0}
 

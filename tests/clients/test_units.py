@@ -487,7 +487,7 @@ def test_utilities_stand_in_the_order_of_the_units_asked(sums, told):
     np.testing.assert_array_equal(metrics[UTILITY_METRIC], expected)
 
 
-def test_the_utility_examples_needs_no_metric(sums, told):
+def test_the_utility_records_needs_no_metric(sums, told):
     _, metrics = sums([told(num_examples=3), told(num_examples=8)], utility="records")
     assert metrics[UTILITY_METRIC] == [3.0, 8.0]
 

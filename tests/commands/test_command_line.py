@@ -34,7 +34,7 @@ from fl_dp.ledger import PrivacyLedger
 from fl_dp.local.launch import LaunchError, RunStatus
 from fl_dp.plan import PrivacyPlan
 from fl_dp.report.progress import TimeLeft, progress_line
-from fl_dp.report.summary import RunSummary, epsilon_jump
+from fl_dp.report.summary import RunSummary, epsilon_jump, summary_table
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 DISCRETISATION = 1e-4
@@ -80,7 +80,7 @@ def test_the_command_line_imports_nothing_heavy_until_it_is_needed():
     code = """
 import json, sys
 from typer.testing import CliRunner
-from fl_dp.cli import app
+from fl_dp.commands.entry import app
 for line in (["--version"], ["run", "--help"], ["config"], ["rnu"], ["run", "rouds=3"]):
     CliRunner().invoke(app, line)
 print(json.dumps(sorted(sys.modules)))
@@ -100,6 +100,7 @@ print(json.dumps(sorted(sys.modules)))
                 "plan",
                 "ledger",
                 "statement",
+                "statistics",
                 "datasets",
                 "training",
                 "updates",
@@ -144,7 +145,7 @@ def interrupted(name, *rest):
         raise KeyboardInterrupt
     return real(name, *rest)
 builtins.__import__ = interrupted
-from fl_dp.cli import main
+from fl_dp.commands.entry import main
 main()
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
@@ -657,7 +658,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(monkeypatch, tmp_
         *("run", "-m", *SHORT, f"output_dir={tmp_path}", "run_name=s", "clipping.norm=0.5,1,2")
     )
     assert stopped.exit_code == 130
-    assert f"`fl-dp run resume={tmp_path / 's'}` goes on" in said_on_stderr(stopped)
+    assert f"`fl-dp run resume={tmp_path / 's'}` continues it" in said_on_stderr(stopped)
     first = (tmp_path / "s" / "run-0" / "ledger.db").read_bytes()
     assert not (tmp_path / "s" / "run-2").exists()
 
@@ -744,6 +745,21 @@ def test_the_summary_explains_an_epsilon_above_the_progress():
     )
     assert "Quote epsilon 7.9, not the 6.1" in epsilon_jump([run])
     assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
+
+
+def test_the_summary_has_a_column_for_records_where_both_are_protected():
+    run = RunSummary(
+        **{"path": "", "variant": "dp_sgd.epsilon=3", "rounds": 9, "test_accuracy": 0.9},
+        **{"epsilon": 7.9, "delta": 1e-4, "record_epsilon": 2.9, "record_delta": 1e-5},
+    )
+    headings = [str(column.header) for column in summary_table([run]).columns]
+    assert headings[3:7] == ["epsilon", "delta", "epsilon of a record", "delta of a record"]
+    [cells] = zip(*(column.cells for column in summary_table([run]).columns), strict=True)
+    assert cells[3:7] == ("7.9", "0.0001", "2.9", "1e-05")
+    alone = replace(run, record_epsilon=None, record_delta=None)
+    assert "epsilon of a record" not in [
+        str(each.header) for each in summary_table([alone]).columns
+    ]
 
 
 # fl-dp ledger

@@ -8,6 +8,7 @@ import shutil
 import sqlite3
 import stat
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from fl_dp.commands.entry import app
 from fl_dp.files import private_folder, write_text, written_whole
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.statement import NoPromise
 from fl_dp.strategies import Checkpoint
 
 OVERRIDES = ["task=digits", "task.num_clients=20", "rounds=4", "selection.sampling_rate=0.5"]
@@ -133,7 +135,7 @@ def test_an_edited_page_is_status_1(run: RunFolder) -> None:
 def test_a_run_that_goes_on_beyond_its_statement_is_said(run: RunFolder) -> None:
     spend(run, 3)
     shown = " ".join(call("ledger", run.path).stdout.split())
-    assert "The ledger went on beyond the statement, by 3 records" in shown
+    assert "The ledger is 3 records ahead of the statement" in shown
 
 
 def test_a_ledger_alone_says_that_nothing_was_compared(run: RunFolder, tmp_path: Path) -> None:
@@ -190,7 +192,7 @@ def test_a_checkpoint_of_an_older_version_is_refused_with_what_to_do(run: RunFol
     save_file({}, run.checkpoint, metadata={"fl-dp": json.dumps({"version": 1})})
     result = call("ledger", run.path)
     assert result.exit_code == 2
-    assert "go on with the one that wrote it" in " ".join(result.stderr.split())
+    assert "continue with the one that wrote it" in " ".join(result.stderr.split())
     run.checkpoint.write_bytes(b"")
     assert call("ledger", run.path).exit_code == 2
 
@@ -210,7 +212,7 @@ def test_a_statement_of_records_alone_is_checked_by_its_parameters(tmp_path: Pat
         ledger.charge(account, plan.event, count=5, budget=plan.budget, what="round 1")
     run.keep_record_plan(plan)
     statement = record_statement(plan, participations=1, num_clients=20)
-    run.write_statement(statement | {"rounds": 1}, "")
+    run.write_statement(replace(statement, rounds=1))
     run.statement_page.unlink()
     assert call("ledger", run.path).exit_code == 0
     edit(run.statement, epsilon={"pld": 0.1})
@@ -261,7 +263,7 @@ def test_a_disk_that_fills_up_leaves_the_statement_as_it_was(
 
     monkeypatch.setattr(os, "fsync", full)
     for write in (
-        lambda: run.write_statement({}, ""),
+        lambda: run.write_statement(NoPromise(rounds=1)),
         lambda: run.drop_metrics_after(-1),
         lambda: run.write_model(ArrayRecord()),
         lambda: save_checkpoint(

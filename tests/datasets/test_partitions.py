@@ -174,7 +174,7 @@ def test_fewer_natural_clients_are_those_with_the_most_rows():
     assert natural(owners, 3) == [[1, 2], [3, 4, 5], [6, 7]]
 
 
-def test_a_natural_client_without_examples_is_not_counted():
+def test_a_natural_client_without_records_is_not_counted():
     assert natural([0, 2, 2], 2) == [[0], [1, 2]]
     with pytest.raises(ValueError, match="names 2 clients with records"):
         natural([0, 2, 2], 3)

@@ -119,7 +119,7 @@ def assert_it_was_private(printed: str, ledgers: Path) -> None:
     (norms,) = re.findall(r"^Norms of the released models: (.*)$", printed, re.MULTILINE)
     assert len(norms.split()) == ROUNDS
     with PrivacyLedger.read(path) as ledger:
-        statement = privacy_statement(ledger)
+        statement = privacy_statement(ledger).to_dict()
         cohorts = [
             record.fields["participants"] for record in ledger.records if record.kind == "reserve"
         ]

@@ -249,6 +249,20 @@ def test_a_round_is_committed_once_and_only_where_it_was_reserved(place: Place) 
         assert ledger.rounds_committed == 1
 
 
+def test_a_round_has_an_index_of_its_own_whoever_reserves_it(place: Place) -> None:
+    # Noise with memory goes by it: a retried round, a restart and a second server get new ones.
+    with PrivacyLedger.open(place.location, PLAN) as ledger:
+        first = ledger.reserve(round=1)
+        assert (first.index, ledger.reserve(round=1).index) == (0, 1)
+        with PrivacyLedger.open(place.location, PLAN) as other:
+            assert other.reserve(round=1).index == 2
+        with pytest.raises(ValueError, match="was not reserved in this ledger"):
+            ledger.commit(replace(first, index=1))
+        ledger.commit(first)
+    with PrivacyLedger.open(place.location, PLAN) as ledger:
+        assert ledger.reserve(round=2).index == 3
+
+
 def test_two_processes_can_not_spend_the_same_budget_twice(place: Place) -> None:
     PrivacyLedger.open(place.location, LONG_PLAN).close()
     children = [

@@ -13,11 +13,12 @@ from typing import Any
 import pytest
 
 from fl_dp import PrivacyLedger, PrivacyPlan
-from fl_dp.ledger import LedgerAnchor, LedgerCorrupted, LedgerRecord, read_statement
+from fl_dp.ledger import LedgerAnchor, LedgerCorrupted, LedgerRecord
 from fl_dp.ledger.entries import next_record
 from fl_dp.plan import RecordPlan
 from fl_dp.statement import (
     privacy_statement,
+    read_statement,
     record_statement,
     records_behind_statement,
     statement_differences,
@@ -43,7 +44,7 @@ def place(tmp_path: Path) -> Path:
     path = tmp_path / "ledger.db"
     spend(path, 1, 2, 3)
     with PrivacyLedger.read(path) as ledger:
-        state(privacy_statement(ledger), path)
+        state(privacy_statement(ledger).to_dict(), path)
     return path
 
 
@@ -204,7 +205,9 @@ def test_the_statement_of_records_is_computed_from_its_own_parameters() -> None:
     plan = RecordPlan.from_noise_multiplier(
         1.0, delta=1e-5, sampling_rate=0.1, steps=5, participations=4, clipping_norm=1.0
     )
-    statement = json.loads(json.dumps(record_statement(plan, participations=3, num_clients=20)))
+    statement = json.loads(
+        json.dumps(record_statement(plan, participations=3, num_clients=20).to_dict())
+    )
     assert statement_differences(None, statement) == []
     statement["epsilon"]["pld"] /= 2
     assert [each.partition(" ")[0] for each in statement_differences(None, statement)] == [

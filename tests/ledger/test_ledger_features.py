@@ -163,7 +163,7 @@ def test_a_filter_is_quoted_at_its_budget(path: Path, plan: PrivacyPlan) -> None
         ledger.reserve(round=1, noise_multiplier=3.0 * plan.noise_multiplier)
         assert ledger.epsilon().by_name == {"filter": BUDGET.epsilon}
         assert ledger.running_epsilon() == BUDGET.epsilon
-        statement = privacy_statement(ledger)
+        statement = privacy_statement(ledger).to_dict()
     assert (statement["quoted"], statement["epsilon"]) == ("filter", {"filter": 4.0})
     assert "noise may depend on earlier releases" in statement["rule"]
     assert "reacted to" in statement["not_covered"][-1]
@@ -307,7 +307,7 @@ def test_until_the_last_round_the_whole_plan_is_promised(path: Path) -> None:
         for number in range(1, 6):
             ledger.commit(ledger.reserve(round=number))
             assert ledger.promise().best == pytest.approx(PLAN.epsilon().best, rel=1e-9)
-            statement = privacy_statement(ledger)
+            statement = privacy_statement(ledger).to_dict()
             so_far = any("epsilon_so_far" in text for text in statement["not_covered"])
             assert so_far == (number < 5)
             assert min(statement["epsilon_so_far"].values()) == ledger.epsilon().best
@@ -350,7 +350,9 @@ def test_only_the_opening_of_a_ledger_has_a_time(path: Path, tmp_path: Path) -> 
     with PrivacyLedger.read(path) as ledger:
         told = [record.fields for record in ledger.records]
         write_csv(ledger, tmp_path / "records.csv")
-        exported = json.dumps(ledger_json(ledger) | {"statement": privacy_statement(ledger)})
+        exported = json.dumps(
+            ledger_json(ledger) | {"statement": privacy_statement(ledger).to_dict()}
+        )
     assert [fields["kind"] for fields in told if clock_times(json.dumps(fields))] == ["run"]
     assert len(clock_times((tmp_path / "records.csv").read_text())) == 1
     assert len(clock_times(exported)) == 1
@@ -391,13 +393,13 @@ def test_every_kind_of_release_comes_back_as_it_was_charged(
 def test_insecure_randomness_taints_the_ledger_for_good(path: Path) -> None:
     with PrivacyLedger.open(path, PLAN, rng=SecureRandom()) as ledger:
         assert not ledger.insecure
-        assert not privacy_statement(ledger)["insecure"]
+        assert not privacy_statement(ledger).to_dict()["insecure"]
     with PrivacyLedger.open(path, PLAN, rng=SecureRandom(insecure_seed=7)) as ledger:
         assert ledger.insecure
     with PrivacyLedger.open(path, PLAN, rng=SecureRandom()) as ledger:
         assert ledger.insecure
         assert ledger.randomness == {SecureRandom.SECURE_KIND, SecureRandom.INSECURE_KIND}
-    statement = privacy_statement(PrivacyLedger.read(path))
+    statement = privacy_statement(PrivacyLedger.read(path)).to_dict()
     assert statement["insecure"]
     assert statement["not_covered"][0].startswith("ANYTHING")
     assert not any("7" in r.fields.get("randomness", "") for r in PrivacyLedger.read(path).records)

@@ -460,6 +460,20 @@ def test_a_ledger_that_is_put_back_while_it_is_open_is_not_spent_from(path: Path
             ledger.charge(WARD, STEP, budget=AMPLE, what="round 3")
 
 
+def test_a_ledger_of_the_older_schema_is_refused_with_what_to_do(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as before:
+        before.setattr("fl_dp.ledger.node.NODE_SCHEMA", 1)
+        NodeLedger.open(path).close()
+    for look in (NodeLedger.open, NodeLedger.read):
+        with pytest.raises(
+            LedgerCorrupted, match=r"schema 1, .* reads 2: .* keep the file"
+        ) as said:
+            look(path)
+        assert "start a new ledger with a max-epsilon that is lower" in str(said.value)
+
+
 def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
     plan = PrivacyPlan.from_noise_multiplier(
         1.0, delta=1e-3, rounds=5, sampling_rate=0.25, clipping_norm=1.0, num_clients=200

@@ -26,7 +26,8 @@ def follow(
         total = sum(rule.bit(float(one), norm) for one in norms)
         if bit_noise_std is not None:
             noise = GaussianMechanism(noise_multiplier=2 * bit_noise_std, clipping_norm=0.5)
-            total = float(noise.release(np.array([np.trunc(total / noise.grid)]), rng)[0])
+            steps = np.array([np.trunc(total / noise.grid)])
+            total = float(noise.release(steps, noise.noise(1, rng))[0])
         norm = rule.next_norm(norm, noisy_bit_sum=total, denominator=norms.size)
     return norm
 

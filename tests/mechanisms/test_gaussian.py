@@ -65,7 +65,7 @@ def test_a_scale_out_of_range_is_refused(scale: float) -> None:
 
 def standardised_release(mechanism: GaussianMechanism) -> np.ndarray:
     total = mechanism.encode(np.full(DRAWS, 1e-4))
-    released = mechanism.release(total, SecureRandom())
+    released = mechanism.release(total, mechanism.noise(DRAWS, SecureRandom()))
     return (released - total * mechanism.grid) / mechanism.noise_std
 
 
@@ -110,7 +110,8 @@ def test_no_released_value_is_off_the_grid_whatever_it_hides(true_value: float) 
     vector = np.zeros(DRAWS)
     vector[0] = true_value
     total = mechanism.encode(vector)
-    released = mechanism.release(np.full(DRAWS, total[0]), SecureRandom())
+    noise = mechanism.noise(DRAWS, SecureRandom())
+    released = mechanism.release(np.full(DRAWS, total[0]), noise)
     steps = released / mechanism.grid
     assert np.count_nonzero(steps != np.rint(steps)) == 0
 

@@ -74,7 +74,8 @@ def test_the_released_noise_is_laplace_with_the_charged_scale(
 ) -> None:
     mechanism = LaplaceMechanism(noise_multiplier=multiplier, clipping_norm=norm)
     total = mechanism.encode(np.full(DRAWS, 1e-4))
-    noise = mechanism.release(total, SecureRandom()) - total * mechanism.grid
+    drawn = mechanism.noise(total.size, SecureRandom())
+    noise = mechanism.release(total, drawn) - total * mechanism.grid
     assert mechanism.noise_scale == multiplier * norm
     assert mechanism.noise_std == pytest.approx(math.sqrt(2) * multiplier * norm)
     assert stats.kstest(noise / mechanism.noise_scale, "laplace").pvalue > ALARM
@@ -101,7 +102,7 @@ def test_the_measured_epsilon_is_the_charged_one() -> None:
     rates = []
     for value in (1.0, 0.0):
         total = np.full(DRAWS, mechanism.encode(value))
-        released = mechanism.release(total, SecureRandom())
+        released = mechanism.release(total, mechanism.noise(DRAWS, SecureRandom()))
         rates.append(np.mean(released >= 1.0))
     # Standard error of the log-ratio: below 0.0025; five of them.
     assert math.log(rates[0] / rates[1]) == pytest.approx(mechanism.epsilon, abs=0.0125)

@@ -1,4 +1,4 @@
-"""Opacus can train every model: per-example gradients are exact, and a step of DP-SGD is made."""
+"""Opacus can train every model: per-record gradients are exact, and a step of DP-SGD is made."""
 
 import numpy as np
 import pytest
@@ -50,7 +50,7 @@ def test_opacus_finds_nothing_to_object_to(name):
 
 @NAMES
 @pytest.mark.parametrize("mode", ["hooks", "functorch"])
-def test_per_example_gradients_are_those_of_single_examples(name, mode):
+def test_per_record_gradients_are_those_of_single_records(name, mode):
     model, x = made(name)
     expected = gradients_one_by_one(model, x)
     wrapped = wrap_model(model, grad_sample_mode=mode, loss_reduction="sum")
@@ -60,7 +60,7 @@ def test_per_example_gradients_are_those_of_single_examples(name, mode):
 
 
 @NAMES
-def test_ghost_norms_are_those_of_single_examples(name):
+def test_ghost_norms_are_those_of_single_records(name):
     model, x = made(name)
     squares = sum(g.flatten(1).square().sum(dim=1) for g in gradients_one_by_one(model, x))
     wrapped = wrap_model(model, grad_sample_mode="ghost", max_grad_norm=1.0, loss_reduction="sum")

@@ -47,7 +47,7 @@ def test_every_model_gives_one_logit_a_class(name, shape):
 
 
 @NAMES_AND_SHAPES
-def test_an_example_is_scored_alike_alone_and_in_a_batch(name, shape):
+def test_a_record_is_scored_alike_alone_and_in_a_batch(name, shape):
     x = records(name, 4, shape)
     model = build(name, shape)
     torch.testing.assert_close(model(x)[2:3], model(x[2:3]), atol=1e-5, rtol=1e-4)

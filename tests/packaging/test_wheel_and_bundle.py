@@ -29,7 +29,7 @@ STRATEGIES = {path.relative_to(ROOT).as_posix() for path in (ROOT / "strategies"
 IMPORTS = """
 import importlib, json, sys
 import fl_dp
-from fl_dp.config import compose_settings, config_folder
+from fl_dp.app.compose import compose_settings, config_folder
 from fl_dp.strategies import DPFedAvg
 
 print(json.dumps({
@@ -48,8 +48,8 @@ import json
 import fl_dp.client_app, fl_dp.server_app
 
 print(json.dumps({
-    "files": [fl_dp.app.task_client.__file__, fl_dp.server_app.__file__],
-    "types": [type(fl_dp.app.task_client.app).__name__, type(fl_dp.server_app.app).__name__],
+    "files": [fl_dp.client_app.__file__, fl_dp.server_app.__file__],
+    "types": [type(fl_dp.client_app.app).__name__, type(fl_dp.server_app.app).__name__],
 }))
 """
 

@@ -19,7 +19,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.ledger import Account, NodeLedger
 from fl_dp.plan import RecordPlan
-from fl_dp.statement import record_statement, record_statement_markdown
+from fl_dp.statement import record_statement, statement_page
 
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-5)
 TRAINING: dict[str, Any] = dict(sampling_rate=0.1, steps=10, participations=5, clipping_norm=1.0)
@@ -147,7 +147,7 @@ def test_a_field_out_of_range_is_refused_by_name(field: str, value: Any) -> None
 
 
 def statement(plan: RecordPlan = PLAN, **changes: Any) -> dict[str, Any]:
-    return record_statement(plan, **({"participations": 2, "num_clients": 10} | changes))
+    return record_statement(plan, **({"participations": 2, "num_clients": 10} | changes)).to_dict()
 
 
 def test_the_promise_is_what_was_planned_and_never_above_the_budget() -> None:
@@ -193,19 +193,19 @@ def test_each_relation_says_who_the_neighbours_are(relation: NeighboringRelation
     plan = given_noise(neighboring_relation=relation, noise_multiplier=3.0)
     made = statement(plan)
     assert made["neighboring_relation"] == str(relation)
-    assert made["neighbours"] in record_statement_markdown(made)
+    assert made["neighbours"] in statement_page(made)
 
 
 def test_predictable_randomness_is_said_first() -> None:
     made = statement(secure_randomness=False)
     assert made["insecure"]
     assert "secure_randomness=false" in made["not_covered"][0]
-    assert "**No privacy against everyone.**" in record_statement_markdown(made)
-    assert "No privacy" not in record_statement_markdown(statement())
+    assert "**No privacy against everyone.**" in statement_page(made)
+    assert "No privacy" not in statement_page(statement())
 
 
 def test_the_page_rounds_up() -> None:
-    page = record_statement_markdown(statement())
+    page = statement_page(statement())
     quoted = PLAN.epsilon(5).best
     [shown] = [
         float(line.split("**epsilon ")[1].split()[0])

@@ -38,7 +38,13 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import freeze
 from fl_dp.mechanisms import FixedClipping, SecureRandom
 from fl_dp.plan import CentralNoise, ClientNoise
-from fl_dp.statement import describe_event, privacy_statement, statement_markdown
+from fl_dp.statement import (
+    PrivacyStatement,
+    describe_event,
+    privacy_statement,
+    statement_markdown,
+    statement_page,
+)
 
 GUIDE = (Path(__file__).resolve().parents[2] / "docs/privacy.md").read_text(encoding="utf-8")
 (RECOMPUTE,) = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
@@ -79,6 +85,32 @@ CROWDED = replace(
 )
 
 
+STATEMENT: dict[str, Any] = {
+    "delta": 1e-5,
+    "epsilon": {"pld": 1.0},
+    "epsilon_so_far": {"pld": 1.0},
+    "quoted": "pld",
+    "budget": {"epsilon": 2.0, "delta": 1e-5},
+    "neighboring_relation": "zero-out",
+    "releases": [{"event": "gaussian", "noise_multiplier": 1.0, "count": 1}],
+    "not_covered": [],
+    "randomness": [],
+    "versions": {},
+    "insecure": False,
+    "participation_cap": None,
+    "capped_denominator": False,
+    "clipping": {"kind": "fixed", "norm": 1.0},
+    "noise_multipliers": [],
+    "metrics": [],
+    "sampling_rate": 0.25,
+    "ledger": "ledger.db",
+    "ledger_hash": "0" * 64,
+    **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "sampling", "rule"), "-"),
+    **dict.fromkeys(("clipping_norm", "num_clients", "denominator"), 1),
+    **dict.fromkeys(("rounds", "rounds_committed", "rounds_planned", "ledger_records"), 1),
+}
+
+
 @pytest.fixture
 def statement(tmp_path: Path) -> dict[str, Any]:
     means = LaplaceEvent(noise_multiplier=20.0)
@@ -89,12 +121,12 @@ def statement(tmp_path: Path) -> dict[str, Any]:
         for number in (1, 2, 3):
             reservation = ledger.reserve(round=number)
         ledger.commit(reservation)
-        return privacy_statement(ledger)
+        return privacy_statement(ledger).to_dict()
 
 
 def test_it_says_what_the_records_say(tmp_path: Path, statement: dict[str, Any]) -> None:
     ledger = PrivacyLedger.read(tmp_path / "ledger.db")
-    again = privacy_statement(ledger)
+    again = privacy_statement(ledger).to_dict()
     assert again == statement == json.loads(json.dumps(statement, allow_nan=False))
     assert statement["epsilon_so_far"] == ledger.epsilon().by_name
     assert statement["epsilon"] == ledger.promise().by_name == ledger.plan.epsilon().by_name
@@ -126,7 +158,7 @@ def test_it_says_what_the_records_say(tmp_path: Path, statement: dict[str, Any])
 
 
 def test_the_page_says_all_that_the_statement_says(statement: dict[str, Any]) -> None:
-    page = statement_markdown(statement)
+    page = statement_page(statement)
     assert re.findall(r"^#+ .*", page, re.MULTILINE) == [
         "# Privacy statement",
         "## What was released",
@@ -149,9 +181,34 @@ def test_the_page_says_all_that_the_statement_says(statement: dict[str, Any]) ->
     assert "No privacy" not in page
 
 
+@pytest.mark.parametrize("plan", [PLAN, CAPPED, LOCAL, SCHEDULED])
+def test_a_statement_comes_back_from_its_json_with_its_page(
+    tmp_path: Path, plan: PrivacyPlan
+) -> None:
+    named = {"participants": ["a"]} if plan.sampling.visible else {}
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        ledger.commit(ledger.reserve(round=1, **named))
+        made = privacy_statement(ledger)
+    document = json.loads(json.dumps(made.to_dict(), allow_nan=False))
+    assert PrivacyStatement.from_dict(document) == made
+    assert statement_page(document) == statement_markdown(made)
+
+
+@pytest.mark.parametrize("name", [*STATEMENT])
+def test_a_statement_that_lacks_a_part_is_refused(name: str) -> None:
+    rest = {key: value for key, value in STATEMENT.items() if key != name}
+    with pytest.raises(ValueError, match="statement"):
+        PrivacyStatement.from_dict(rest)
+
+
+def test_a_statement_with_a_part_of_its_own_is_refused() -> None:
+    with pytest.raises(ValueError, match="certified_by"):
+        PrivacyStatement.from_dict(STATEMENT | {"certified_by": "us"})
+
+
 def test_every_accountant_can_be_named_on_the_page(statement: dict[str, Any]) -> None:
     every = {field.name: 1.0 + place for place, field in enumerate(fields(EpsilonBounds))}
-    page = statement_markdown(statement | {"epsilon": every})
+    page = statement_page(statement | {"epsilon": every})
     for value in every.values():
         assert f"| {value:.4f} |" in page
 
@@ -162,35 +219,12 @@ def printed_epsilons(page: str) -> list[str]:
 
 @given(value=st.floats(1e-9, 1e9), delta=st.floats(1e-12, 0.99))
 def test_what_is_printed_is_never_less_than_what_is_known(value: float, delta: float) -> None:
-    page = statement_markdown(STATEMENT | {"epsilon": {"pld": value}, "delta": delta})
+    page = statement_page(STATEMENT | {"epsilon": {"pld": value}, "delta": delta})
     (promise,) = re.findall(r"epsilon (\S+) at delta ([^*]+)\*", page)
     printed_epsilon, printed_delta = map(Decimal, promise)
     assert printed_epsilon >= Decimal(repr(value))
     assert printed_epsilon <= Decimal(repr(value)) * Decimal("1.001") + Decimal("0.0001")
     assert Decimal(repr(delta)) <= printed_delta <= Decimal(repr(delta)) * Decimal("1.01")
-
-
-STATEMENT: dict[str, Any] = {
-    "delta": 1e-5,
-    "epsilon": {"pld": 1.0},
-    "epsilon_so_far": {"pld": 1.0},
-    "quoted": "pld",
-    "budget": {"epsilon": 2.0, "delta": 1e-5},
-    "neighboring_relation": "zero-out",
-    "releases": [{"event": "gaussian", "noise_multiplier": 1.0, "count": 1}],
-    "not_covered": [],
-    "randomness": [],
-    "versions": {},
-    "insecure": False,
-    "participation_cap": None,
-    "capped_denominator": False,
-    "clipping": {"kind": "fixed", "norm": 1.0},
-    **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "sampling", "rule"), "-"),
-    **dict.fromkeys(("clipping_norm", "num_clients", "denominator"), 1),
-    **dict.fromkeys(
-        ("rounds", "rounds_committed", "rounds_planned", "ledger_hash", "ledger_records"), 1
-    ),
-}
 
 
 @pytest.mark.parametrize(
@@ -205,7 +239,7 @@ STATEMENT: dict[str, Any] = {
     ],
 )
 def test_epsilon_is_rounded_up(value: float, printed: str) -> None:
-    page = statement_markdown(STATEMENT | {"epsilon": {"pld": value}})
+    page = statement_page(STATEMENT | {"epsilon": {"pld": value}})
     assert printed_epsilons(page) == [printed]
     assert f"| privacy-loss distributions (quoted) | {printed} |" in page
 
@@ -214,7 +248,7 @@ def test_a_promise_is_not_printed_above_its_budget(tmp_path: Path) -> None:
     with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
         for number in range(1, 6):
             ledger.reserve(round=number)
-        page = statement_markdown(privacy_statement(ledger))
+        page = statement_page(privacy_statement(ledger).to_dict())
     promise = re.search(r"\*\*epsilon (\S+) at delta 0\.001\*\*, of a budget of (\S+) ", page)
     assert promise is not None
     assert promise[1] == promise[2]
@@ -222,15 +256,15 @@ def test_a_promise_is_not_printed_above_its_budget(tmp_path: Path) -> None:
 
 def test_nothing_released_and_nothing_known_are_not_the_same() -> None:
     nothing = STATEMENT | {"releases": [], "epsilon": {"pld": 0.0}}
-    assert "**nothing was released**, of a budget of 2.0000" in statement_markdown(nothing)
+    assert "**nothing was released**, of a budget of 2.0000" in statement_page(nothing)
     unknown = STATEMENT | {"epsilon": {}, "quoted": "none"}
-    assert "**no finite epsilon is known**" in statement_markdown(unknown)
-    assert "nothing" not in statement_markdown(unknown)
+    assert "**no finite epsilon is known**" in statement_page(unknown)
+    assert "nothing" not in statement_page(unknown)
 
 
 def test_before_the_first_round_nothing_was_released(tmp_path: Path) -> None:
     with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:
-        page = statement_markdown(privacy_statement(ledger))
+        page = statement_page(privacy_statement(ledger).to_dict())
     assert "**nothing was released**" in page
     assert "- nothing\n" in page
 
@@ -241,8 +275,8 @@ def test_an_insecure_run_says_so_first_and_loudly(tmp_path: Path) -> None:
         ledger.reserve(round=1)
     with PrivacyLedger.open(tmp_path / "ledger.db", PLAN) as ledger:  # securely, but too late
         ledger.reserve(round=2)
-        statement = privacy_statement(ledger)
-    page = statement_markdown(statement)
+        statement = privacy_statement(ledger).to_dict()
+    page = statement_page(statement)
     assert page.splitlines()[2].startswith("> **No privacy at all.** ANYTHING AGAINST WHO KNOWS")
     assert statement["insecure"]
     assert SecureRandom.INSECURE_KIND in page
@@ -262,10 +296,10 @@ def test_it_says_whether_sampling_is_a_secret(
 ) -> None:
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.reserve(round=1, **names)
-        statement = privacy_statement(ledger)
+        statement = privacy_statement(ledger).to_dict()
     assert statement["sampling"].startswith(sampling)
     assert adversary in statement["adversary"]
-    assert ("at most 3 for one client" in statement_markdown(statement)) == (plan is CAPPED)
+    assert ("at most 3 for one client" in statement_page(statement)) == (plan is CAPPED)
 
 
 def test_a_plateau_is_promised_its_filter_and_nothing_smaller(tmp_path: Path) -> None:
@@ -278,17 +312,17 @@ def test_a_plateau_is_promised_its_filter_and_nothing_smaller(tmp_path: Path) ->
     )
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.reserve(round=1, noise_multiplier=10.0 * plan.noise_multiplier)
-        statement = privacy_statement(ledger)
-    page = statement_markdown(statement)
+        statement = privacy_statement(ledger).to_dict()
+    page = statement_page(statement)
     assert statement["noise_multipliers"] == [10.0 * plan.noise_multiplier]
     assert printed_epsilons(page) == ["4.0000"]
-    assert "what the privacy filter guarantees, whatever was chosen on the way (quoted)" in page
+    assert "what the privacy filter guarantees, with noise chosen adaptively (quoted)" in page
     assert "Renyi filter of the fixed order" in page
 
 
 @pytest.mark.parametrize("relation", list(NeighboringRelation))
 def test_every_relation_is_explained(relation: NeighboringRelation) -> None:
-    page = statement_markdown(STATEMENT | {"neighboring_relation": str(relation)})
+    page = statement_page(STATEMENT | {"neighboring_relation": str(relation)})
     assert re.search(rf"\| neighbours \| {relation}: \w+", page)
 
 
@@ -329,7 +363,7 @@ def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
             ledger.commit(ledger.reserve_release("statistics", event))
         for number in range(1, rounds + 1):
             ledger.commit(ledger.reserve(round=number, **named))
-        expected = privacy_statement(ledger)["epsilon_so_far"]["pld"]
+        expected = privacy_statement(ledger).to_dict()["epsilon_so_far"]["pld"]
     imports, lines = RECOMPUTE.strip().split("\n\n")
     assert "fl_dp" not in RECOMPUTE
     assert "import" in imports
@@ -372,11 +406,11 @@ def test_with_noise_at_the_clients_no_number_rests_on_the_noise_of_all_together(
     """Rounding a message to floating-point numbers can swallow its noise, and sums show it."""
     with PrivacyLedger.open(tmp_path / "ledger.db", LOCAL) as ledger:
         ledger.commit(ledger.reserve(round=1, participants=["north"]))
-        statement = privacy_statement(ledger)
+        statement = privacy_statement(ledger).to_dict()
         one_message = epsilon({GaussianEvent(noise_multiplier=4.0): 1}, LOCAL.budget.delta).by_name
     assert "of_the_sums" not in statement
     assert statement["epsilon_so_far"] == one_message
-    assert "against others" not in statement_markdown(statement)
+    assert "against others" not in statement_page(statement)
 
 
 def test_a_promise_against_the_server_says_that_it_rests_on_the_app_that_the_server_sends(
@@ -384,5 +418,5 @@ def test_a_promise_against_the_server_says_that_it_rests_on_the_app_that_the_ser
 ) -> None:
     for name, plan in {"local": LOCAL, "central": EVERYBODY}.items():
         with PrivacyLedger.open(tmp_path / f"{name}.db", plan) as ledger:
-            not_covered = " ".join(privacy_statement(ledger)["not_covered"])
+            not_covered = " ".join(privacy_statement(ledger).to_dict()["not_covered"])
         assert ("--trusted-entities" in not_covered) is (name == "local")

@@ -42,7 +42,9 @@ def test_declared_statistics_leave_room_for_every_round(tmp_path: Path) -> None:
         for number in (1, 2, 3):
             ledger.commit(ledger.reserve(round=number))
         assert ledger.epsilon().best <= BUDGET.epsilon
-        released = {each["event"]: each["count"] for each in privacy_statement(ledger)["releases"]}
+        released = {
+            each["event"]: each["count"] for each in privacy_statement(ledger).to_dict()["releases"]
+        }
         events = (*MEAN.events, *MEDIAN.events)
         assert sum(released.values()) == len(events) + 3
         assert released["exponential"] == len(MEDIAN.events)

@@ -28,16 +28,16 @@ from fl_dp.statistics import (
 
 QUERIES: list[Query] = [
     Count(),
-    Count(max_examples=7, nonnegative=True),
-    Sum(lows=(-3.0,), highs=(2.0,), max_examples=2),
+    Count(max_records=7, nonnegative=True),
+    Sum(lows=(-3.0,), highs=(2.0,), max_records=2),
     Sum(lows=(0.0, -1e300, 5.0), highs=(1e-3, 1e300, 6.0)),
-    Mean(lows=(-1.0,), highs=(1.0,), max_examples=3),
-    Mean(lows=(0.0, -1e307, 5.0, -2.0), highs=(1e-3, 7e307, 6.0, -1.0), max_examples=2),
-    Histogram(edges=(-1.0, 0.0, 0.5, 4.0), max_examples=4),
+    Mean(lows=(-1.0,), highs=(1.0,), max_records=3),
+    Mean(lows=(0.0, -1e307, 5.0, -2.0), highs=(1e-3, 7e307, 6.0, -1.0), max_records=2),
+    Histogram(edges=(-1.0, 0.0, 0.5, 4.0), max_records=4),
     Histogram(edges=(0.0, 1.0)),
-    Frequencies(categories=("cat", "dog", 3), max_examples=2),
+    Frequencies(categories=("cat", "dog", 3), max_records=2),
     Quantiles(probabilities=(0.1, 0.5), grid=(-1.0, 0.0, 2.0, 10.0)),
-    Quantiles(probabilities=(0.5,), grid=(0.0, 1.0), max_examples=5),
+    Quantiles(probabilities=(0.5,), grid=(0.0, 1.0), max_records=5),
 ]
 # A float64 rounding error or two; the server's own clipping, tested below, allows none.
 ROUNDING = 1 + 1e-12
@@ -87,12 +87,12 @@ def test_a_contribution_is_within_both_sensitivities(query: Query, values: objec
 @pytest.mark.parametrize(
     ("query", "values", "reached"),
     [
-        (Count(max_examples=4), np.zeros(9), "both"),
+        (Count(max_records=4), np.zeros(9), "both"),
         (Sum(lows=(-3.0, 0.0), highs=(2.0, 9.0)), [[-8.0, 9.0]], "both"),
-        (Mean(lows=(0.0, 0.0), highs=(2.0, 2.0), max_examples=3), np.full((5, 2), 2.0), "l2"),
+        (Mean(lows=(0.0, 0.0), highs=(2.0, 2.0), max_records=3), np.full((5, 2), 2.0), "l2"),
         (Mean(lows=(0.0, 0.0), highs=(2.0, 2.0)), [[1.0, 1.0]], "l2"),
         (Mean(lows=(0.0, 0.0), highs=(2.0, 2.0)), [[0.5, 1.5]], "l1"),
-        (Histogram(edges=(0.0, 1.0, 2.0), max_examples=3), np.ones(3), "both"),
+        (Histogram(edges=(0.0, 1.0, 2.0), max_records=3), np.ones(3), "both"),
         (Frequencies(categories=("a", "b")), ["a"] * 7, "both"),
         (Quantiles(probabilities=(0.5,), grid=(0.0, 1.0)), [1.0] * 7, "both"),
     ],
@@ -161,33 +161,33 @@ def test_a_client_without_data_contributes_zero(query: Query, nothing: object) -
     assert not query.contribution(nothing).any()
 
 
-def test_values_beyond_the_range_count_as_its_ends_and_nan_examples_are_left_out() -> None:
-    query = Sum(lows=(-1.0, 0.0), highs=(1.0, 10.0), max_examples=10)
+def test_values_beyond_the_range_count_as_its_ends_and_nan_records_are_left_out() -> None:
+    query = Sum(lows=(-1.0, 0.0), highs=(1.0, 10.0), max_records=10)
     rows = [[-math.inf, 1e308], [0.5, 5.0], [0.5, math.nan], [7.0, -1.0]]
     np.testing.assert_allclose(query.contribution(rows), [-1 + 0.5 + 1, (10 + 5 + 0) / 10])
-    histogram = Histogram(edges=(0.0, 1.0, 2.0), max_examples=10)
+    histogram = Histogram(edges=(0.0, 1.0, 2.0), max_records=10)
     values = [-math.inf, -5.0, 0.0, 0.999, 1.0, 2.0, 3.0, math.inf, math.nan]
     np.testing.assert_array_equal(histogram.contribution(values), [4.0, 4.0])
 
 
-def test_a_client_with_too_many_examples_counts_as_so_many_average_ones() -> None:
-    query = Mean(lows=(0.0,), highs=(2.0,), max_examples=2)
+def test_a_client_with_too_many_records_counts_as_so_many_average_ones() -> None:
+    query = Mean(lows=(0.0,), highs=(2.0,), max_records=2)
     few, many = query.contribution([0.0, 1.5]), query.contribution([0.0, 1.5] * 50)
     np.testing.assert_allclose(many, few, rtol=1e-12)
 
 
 def test_labels_match_whatever_collection_they_come_in() -> None:
-    words = Frequencies(categories=("cat", "dog"), max_examples=9)
+    words = Frequencies(categories=("cat", "dog"), max_records=9)
     for values in (["dog", "cat", "dog", "eel", None, []], np.array(["dog", "cat", "dog"])):
         np.testing.assert_array_equal(words.contribution(values), [1.0, 2.0])
     np.testing.assert_array_equal(words.contribution("dog"), [0.0, 1.0])
-    digits = Frequencies(categories=tuple(range(10)), max_examples=9)
+    digits = Frequencies(categories=tuple(range(10)), max_records=9)
     for values in ([3, 3, 7], np.array([3, 3, 7], np.int32), np.array([3.0, 3.0, 7.0])):
         np.testing.assert_array_equal(np.flatnonzero(digits.contribution(values)), [3, 7])
 
 
-def test_images_are_examples_of_as_many_features_as_pixels() -> None:
-    query = Sum(lows=(0.0,) * 4, highs=(1.0,) * 4, max_examples=5)
+def test_images_are_records_of_as_many_features_as_pixels() -> None:
+    query = Sum(lows=(0.0,) * 4, highs=(1.0,) * 4, max_records=5)
     images = np.arange(12.0).reshape(3, 2, 2) / 12
     np.testing.assert_allclose(query.contribution(images), images.sum(axis=0).reshape(-1))
 
@@ -201,8 +201,8 @@ def test_a_query_survives_the_way_through_json(query: Query) -> None:
 
 
 def test_fields_may_be_numpy_arrays() -> None:
-    query = Mean(lows=np.zeros(2), highs=np.ones(2, np.float32), max_examples=np.int64(3))  # type: ignore[arg-type]  # what users have
-    assert query == Mean(lows=(0.0, 0.0), highs=(1.0, 1.0), max_examples=3)
+    query = Mean(lows=np.zeros(2), highs=np.ones(2, np.float32), max_records=np.int64(3))  # type: ignore[arg-type]  # what users have
+    assert query == Mean(lows=(0.0, 0.0), highs=(1.0, 1.0), max_records=3)
     json.dumps(query_to_dict(query))
 
 
@@ -221,10 +221,10 @@ def test_fields_may_be_numpy_arrays() -> None:
         ({"query": "sum", "lows": [0], "highs": [1, 2]}, "1 lows and 2 highs"),
         ({"query": "mean", "lows": [1], "highs": [1]}, "feature 0 ranges from 1.0 to 1.0"),
         ({"query": "mean", "lows": [-1e308], "highs": [1e308]}, "feature 0 ranges"),
-        ({"query": "count", "max_examples": 0}, "whole number of at least 1, got 0"),
-        ({"query": "count", "max_examples": 1.5}, "whole number of at least 1, got 1.5"),
-        ({"query": "count", "max_examples": True}, "whole number"),
-        ({"query": "count", "max_examples": 2**60}, "at most"),
+        ({"query": "count", "max_records": 0}, "whole number of at least 1, got 0"),
+        ({"query": "count", "max_records": 1.5}, "whole number of at least 1, got 1.5"),
+        ({"query": "count", "max_records": True}, "whole number"),
+        ({"query": "count", "max_records": 2**60}, "at most"),
         ({"query": "histogram", "edges": [1]}, "edges needs at least 2"),
         ({"query": "histogram", "edges": [0, 2, 1]}, "increasing, got 2.0 before 1.0"),
         ({"query": "histogram", "edges": [-1.7e308, 1.7e308]}, "more than float64 holds"),
@@ -244,7 +244,7 @@ def test_a_query_that_makes_no_sense_is_refused(document: dict[str, object], mes
 
 def test_a_query_can_not_be_changed() -> None:
     with pytest.raises(FrozenInstanceError):
-        Count().max_examples = 3  # type: ignore[misc]  # that it can't be is the point
+        Count().max_records = 3  # type: ignore[misc]  # that it can't be is the point
 
 
 def test_the_exponential_mechanism_of_a_quantile_covers_what_a_client_moves() -> None:

@@ -61,7 +61,7 @@ def test_the_smaller_noise_is_chosen_on_both_sides_of_the_crossover(
 @pytest.mark.parametrize(
     "query",
     [
-        Count(max_examples=10),
+        Count(max_records=10),
         Histogram(edges=tuple(range(1001))),
         Frequencies(categories=("a", "b", "c")),
     ],
@@ -71,7 +71,7 @@ def test_counts_and_histograms_of_any_length_get_laplace_noise(
 ) -> None:
     choice = choose_noise(query, epsilon, DELTA)
     assert choice.events == (LaplaceEvent(noise_multiplier=1 / epsilon),)
-    assert noise_std(query, epsilon) == pytest.approx(math.sqrt(2) * query.max_examples / epsilon)
+    assert noise_std(query, epsilon) == pytest.approx(math.sqrt(2) * query.max_records / epsilon)
 
 
 def test_means_of_many_features_get_gaussian_noise_of_exactly_the_target() -> None:

@@ -57,12 +57,12 @@ def within_noise(estimate: np.ndarray, truth: np.ndarray, error: np.ndarray) -> 
 
 def test_without_noise_counts_and_sums_are_exact(federation: list[np.ndarray]) -> None:
     pooled = np.concatenate(federation)
-    count = ask(Count(max_examples=12), federation)
+    count = ask(Count(max_records=12), federation)
     assert within_noise(count.value, np.array(len(pooled)), count.error)
     assert count.error < 0.01
     with_data = ask(Count(), federation)
     assert round(float(with_data.value)) == sum(len(rows) > 0 for rows in federation)
-    total = ask(Sum(lows=LOWS, highs=HIGHS, max_examples=12), federation)
+    total = ask(Sum(lows=LOWS, highs=HIGHS, max_records=12), federation)
     assert within_noise(total.value, pooled.sum(axis=0), total.error)
     assert np.all(total.error < 1e-3 * np.abs(pooled).sum(axis=0))
 
@@ -71,7 +71,7 @@ def test_without_noise_means_and_standard_deviations_are_numpys(
     federation: list[np.ndarray],
 ) -> None:
     pooled = np.concatenate(federation)
-    answer = ask(Mean(lows=LOWS, highs=HIGHS, max_examples=12), federation)
+    answer = ask(Mean(lows=LOWS, highs=HIGHS, max_records=12), federation)
     np.testing.assert_allclose(answer.value, pooled.mean(axis=0), rtol=2e-3)
     np.testing.assert_allclose(answer["std"].value, pooled.std(axis=0), rtol=2e-2)
     assert within_noise(answer["count"].value, np.array(len(pooled)), answer["count"].error)
@@ -80,7 +80,7 @@ def test_without_noise_means_and_standard_deviations_are_numpys(
     assert np.all(np.abs(answer["std"].value - pooled.std(axis=0)) < 8 * answer["std"].error)
 
 
-def test_with_one_example_a_client_the_mean_is_over_clients(federation: list[np.ndarray]) -> None:
+def test_with_one_record_a_client_the_mean_is_over_clients(federation: list[np.ndarray]) -> None:
     answer = ask(Mean(lows=LOWS, highs=HIGHS), federation)
     averages = np.array([rows.mean(axis=0) for rows in federation if len(rows)])
     np.testing.assert_allclose(answer.value, averages.mean(axis=0), rtol=3e-3)
@@ -89,10 +89,10 @@ def test_with_one_example_a_client_the_mean_is_over_clients(federation: list[np.
 def test_without_noise_histograms_and_frequencies_are_numpys(federation: list[np.ndarray]) -> None:
     ages = [rows[:, 0] for rows in federation]
     edges = (0.0, 20.0, 30.0, 40.0, 60.0, 120.0)
-    answer = ask(Histogram(edges=edges, max_examples=12), ages)
+    answer = ask(Histogram(edges=edges, max_records=12), ages)
     np.testing.assert_allclose(answer.value, np.histogram(np.concatenate(ages), edges)[0], atol=0.1)
     words = [np.array(["old", "young"])[(age < 40).astype(int)] for age in ages]
-    answer = ask(Frequencies(categories=("young", "old"), max_examples=12), words)
+    answer = ask(Frequencies(categories=("young", "old"), max_records=12), words)
     young = sum(int(np.count_nonzero(word == "young")) for word in words)
     assert round(float(answer.value[0])) == young
 
@@ -185,7 +185,7 @@ def test_the_noise_of_a_histogram_is_what_the_choice_says_and_10_percent_less_is
 
 
 def test_errors_of_means_are_those_of_repeated_releases(federation: list[np.ndarray]) -> None:
-    query = Mean(lows=LOWS, highs=HIGHS, max_examples=12)
+    query = Mean(lows=LOWS, highs=HIGHS, max_records=12)
     choice = choose_noise(query, 1000.0, DELTA)
     contributions = [query.contribution(rows) for rows in federation]
     answers = [release_statistic(choice, contributions, RNG) for _ in range(250)]

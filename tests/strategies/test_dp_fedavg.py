@@ -77,7 +77,7 @@ def test_the_mean_update_is_the_clipped_sum_over_the_public_constant(open_ledger
     np.testing.assert_allclose(moved["w"], [0.25, 0, 0, 0], atol=TOLERANCE)
 
 
-def test_a_client_that_claims_many_examples_counts_once(open_ledger: Any) -> None:
+def test_a_client_that_claims_many_records_counts_once(open_ledger: Any) -> None:
     honest = answer_with_update(updates(N))
 
     def answer(message: Message, partition: int) -> Message:

@@ -62,7 +62,7 @@ def assert_same_model(ours: dict[str, Any], theirs: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("inner", INNER)
-def test_without_privacy_we_train_flowers_model_weighted_by_examples(inner: str) -> None:
+def test_without_privacy_we_train_flowers_model_weighted_by_records(inner: str) -> None:
     answer = descending(0.3, EXAMPLES)
     trained = train(
         None,

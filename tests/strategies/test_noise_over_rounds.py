@@ -77,7 +77,7 @@ def test_a_plateau_lowers_the_noise_and_its_filter_ends_the_training(
         assert noise == pytest.approx(halving[: len(noise)])
         assert strategy.budget_exhausted
         assert strategy.rounds_completed < 40
-        statement = privacy_statement(ledger)
+        statement = privacy_statement(ledger).to_dict()
     assert statement["quoted"] == "filter"
     assert statement["epsilon"] == {"filter": 4.0}
     assert "filter" in statement["rule"]
@@ -119,7 +119,7 @@ def insecure_run(folder: Path) -> np.ndarray:
     with PrivacyLedger.open(folder / "ledger.db", PLAN, rng=rng) as ledger:
         strategy = DPFedAvg(plan=PLAN, ledger=ledger, rng=rng)
         result = strategy.start(nobody_moves(), model(), num_rounds=2)
-        assert privacy_statement(ledger)["insecure"] is True
+        assert privacy_statement(ledger).to_dict()["insecure"] is True
     return result.arrays["w"].numpy()
 
 

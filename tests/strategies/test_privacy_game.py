@@ -337,7 +337,8 @@ def delta_stands(selection: Selection, plan: PrivacyPlan, *, below: float, claim
             drawn = selection.select(draw)
             one = any(unit.node == 0 for unit in drawn)
             sums[row] = (len(drawn) - one + own * one) * steps
-        counts.append(float((mechanism.release(sums, draw.rng) / CLIP < below).mean()))
+        released = mechanism.release(sums, mechanism.noise(rounds, draw.rng))
+        counts.append(float((released / CLIP < below).mean()))
     one, zero = counts
     found = one - np.exp(claim) * zero
     deviation = np.sqrt((one * (1 - one) + np.exp(2 * claim) * zero * (1 - zero)) / rounds)

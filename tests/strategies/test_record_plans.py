@@ -135,7 +135,7 @@ def strategy_of(open_ledger: Any, plan: Any = None, **options: Any) -> DPFedAvg:
 
 
 @pytest.mark.parametrize("central", [False, True])
-def test_a_weight_by_the_number_of_examples_is_refused(open_ledger: Any, central: bool) -> None:
+def test_a_weight_by_the_number_of_records_is_refused(open_ledger: Any, central: bool) -> None:
     with pytest.raises(ValueError, match="report nothing else about them: give no weight_cap"):
         strategy_of(open_ledger, plan_of(N) if central else None, weight_cap=10.0)
 
@@ -239,7 +239,7 @@ def test_clients_whose_budget_is_spent_drop_out_and_the_training_goes_on(tmp_pat
     assert accuracy(training.result.arrays) > 0.85
     statement = record_statement(
         RECORDS, participations=training.strategy.most_participations, num_clients=N
-    )
+    ).to_dict()
     assert statement["participations"] == 5
     assert statement["epsilon"] == {"filter": RECORDS.budget.epsilon}
 

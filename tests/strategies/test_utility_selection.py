@@ -444,7 +444,7 @@ def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_
     per_round = [len(fields["participants"]) for fields in rounds if "participants" in fields]
     assert sum(per_round) == 2 * N
     assert max(per_round) == 3
-    statement = privacy_statement(ledger)
+    statement = privacy_statement(ledger).to_dict()
     assert all(math.isfinite(value) for value in statement["epsilon"].values())
     assert min(statement["epsilon"].values()) <= 8.0
     # One unit is charged for its two rounds, and for every draw that it could have been in.

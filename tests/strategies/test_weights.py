@@ -49,7 +49,7 @@ def clients_of(sizes: Any, length: float, metrics: Any = None) -> Answer:
 MODEL = record(w=np.zeros(3))
 
 
-def test_a_clients_weight_is_its_examples_over_the_cap_and_never_above_one(tmp_path: Path) -> None:
+def test_a_clients_weight_is_its_records_over_the_cap_and_never_above_one(tmp_path: Path) -> None:
     plan = quiet_plan()
     trained = train(tmp_path, plan, clients_of(SIZES, 0.4), MODEL, weight_cap=CAP)
     expected = 0.4 * SHARES.sum() / N
@@ -72,7 +72,7 @@ def test_with_a_public_total_weight_the_mean_is_over_weights(tmp_path: Path) -> 
     np.testing.assert_allclose(trained.move, [0.4, 0, 0], atol=tolerance(plan))
 
 
-def test_no_number_of_examples_leaves_a_weighted_client(tmp_path: Path) -> None:
+def test_no_number_of_records_leaves_a_weighted_client(tmp_path: Path) -> None:
     answer = clients_of(SIZES, 0.4)
     seen: list[Message] = []
 
@@ -93,7 +93,7 @@ def test_no_number_of_examples_leaves_a_weighted_client(tmp_path: Path) -> None:
     "claim", [1e9, math.inf, math.nan, -5.0, 0, pytest.param(10**400, id="400 digits")]
 )
 @pytest.mark.parametrize("total_weight", [None, 4.0])
-def test_a_claim_of_examples_moves_the_mean_by_no_more_than_the_clipping_norm(
+def test_a_claim_of_records_moves_the_mean_by_no_more_than_the_clipping_norm(
     tmp_path: Path, claim: float, total_weight: float | None
 ) -> None:
     # Any Flower client that claims what it likes, with an update beyond all bounds.

@@ -11,6 +11,7 @@ from flwr.serverapp.strategy import Strategy
 from local_grid import FIRST_NODE, LocalGrid, reply
 
 from fl_dp import PrivacyPlan
+from fl_dp.accounting import ExponentialEvent, ZcdpEvent
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 
@@ -36,11 +37,13 @@ class PaperLedger:
         participants: Sequence[str | int] | None = None,
     ) -> Reservation:
         event = self.plan.event_of(round, noise_multiplier=noise_multiplier)
+        assert not isinstance(event, ExponentialEvent | ZcdpEvent)  # no round of updates is one
         self.charged.append(event)
         return Reservation(
             sequence=len(self.charged),
             what=f"round {round}",
             noise_multiplier=event.noise_multiplier,
+            index=len(self.charged) - 1,
         )
 
     def commit(self, reservation: Reservation) -> None: ...

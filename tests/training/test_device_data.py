@@ -34,7 +34,7 @@ def test_a_set_is_moved_if_it_takes_at_most_a_quarter_of_the_free_memory(dataset
 @pytest.mark.parametrize("dataset", [DIGITS, TOKENS], ids=["digits", "tokens"])
 @pytest.mark.parametrize("free_memory", [0, 10**9])
 @pytest.mark.parametrize("rows", [ROWS, ROWS[:0]], ids=["some", "none"])
-def test_examples_are_those_of_the_data_set(dataset, free_memory, rows):
+def test_records_are_those_of_the_data_set(dataset, free_memory, rows):
     features, labels = DeviceData(dataset, CPU, free_memory=free_memory).records(rows)
     expected = dataset.features(rows)
     assert features.numpy().dtype == expected.dtype
@@ -43,11 +43,11 @@ def test_examples_are_those_of_the_data_set(dataset, free_memory, rows):
 
 
 @pytest.mark.parametrize("free_memory", [0, 10**9])
-def test_examples_are_copies(free_memory):
+def test_records_are_copies(free_memory):
     data = DeviceData(DIGITS, CPU, free_memory=free_memory)
-    for values in data.examples(ROWS):
+    for values in data.records(ROWS):
         values.fill_(7)
-    features, labels = data.examples(ROWS)
+    features, labels = data.records(ROWS)
     np.testing.assert_array_equal(features.numpy(), DIGITS.features(ROWS))
     np.testing.assert_array_equal(labels.numpy(), DIGITS.labels(ROWS))
 
@@ -64,11 +64,11 @@ def test_everything_ends_up_on_the_device():
     meta = torch.device("meta")
     for free_memory in (0, 10**9):
         data = DeviceData(DIGITS, meta, free_memory=free_memory)
-        assert [values.device.type for values in data.examples(ROWS)] == ["meta", "meta"]
+        assert [values.device.type for values in data.records(ROWS)] == ["meta", "meta"]
 
 
 def test_training_and_evaluation_take_tensors_as_they_take_arrays():
-    features, labels = DeviceData(DIGITS, CPU, free_memory=10**9).examples(np.arange(50))
+    features, labels = DeviceData(DIGITS, CPU, free_memory=10**9).records(np.arange(50))
     models = [
         build_model("logistic", input_shape=(1, 8, 8), num_classes=10, seed=0) for _ in range(2)
     ]

@@ -1,5 +1,7 @@
 """A hospital: plain Flower, nothing of fl-dp is imported."""
 
+from typing import Any
+
 from flwr.app import ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
@@ -11,9 +13,10 @@ app = ClientApp()
 @app.train()
 def train(message: Message, context: Context) -> Message:
     """Train the model on this hospital's patients."""
-    config, patients = message.content["config"], _patients(context)
+    config: dict[str, Any] = dict(message.content.config_records["config"])
+    patients = _patients(context)
     weights = task.train(
-        message.content["arrays"].to_numpy_ndarrays(),
+        message.content.array_records["arrays"].to_numpy_ndarrays(),
         patients,
         learning_rate=config["learning-rate"],
         steps=config["local-steps"],
@@ -27,7 +30,7 @@ def train(message: Message, context: Context) -> Message:
 def evaluate(message: Message, context: Context) -> Message:
     """Measure the model on this hospital's patients; the private server never asks."""
     patients = _patients(context)
-    accuracy = task.accuracy(message.content["arrays"].to_numpy_ndarrays(), patients)
+    accuracy = task.accuracy(message.content.array_records["arrays"].to_numpy_ndarrays(), patients)
     metrics = MetricRecord({"accuracy": accuracy, "num-examples": len(patients[1])})
     return Message(RecordDict({"metrics": metrics}), reply_to=message)
 

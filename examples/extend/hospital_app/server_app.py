@@ -1,6 +1,7 @@
 """The server: Flower's FedAdam, made private in one line."""
 
 from pathlib import Path
+from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Context, MetricRecord
 from flwr.serverapp import Grid, ServerApp
@@ -16,7 +17,7 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Train, and say how good the model is and what it cost."""
-    config = context.run_config
+    config: dict[str, Any] = context.run_config
     strategy = FedAdam(eta=config["server-learning-rate"])
     strategy = LoggingDPFedAvg.with_budget(
         strategy,
@@ -47,6 +48,6 @@ def evaluate(server_round: int, arrays: ArrayRecord) -> MetricRecord:
 
 def _ledger(context: Context) -> Path:
     # Absolute: where Flower starts a ServerApp is not where its user stands.
-    folder = Path(context.run_config["ledger-folder"]).expanduser()
+    folder = Path(str(context.run_config["ledger-folder"])).expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     return folder / f"{context.run_id}.db"

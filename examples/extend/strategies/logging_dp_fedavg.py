@@ -36,10 +36,10 @@ class LoggingDPFedAvg(DPFedAvg):
 
     def report(self) -> str:
         """Return what was spent, as the ledger says, and the norms."""
+        assert self.ledger is not None  # `with_budget` was given one
         statement = privacy_statement(self.ledger)
-        epsilon = statement["epsilon"][statement["quoted"]]
         return (
-            f"Spent: epsilon {epsilon:.3f} at delta {statement['delta']:.3g}\n"
+            f"Spent: epsilon {statement.best_epsilon:.3f} at delta {statement.delta:.3g}\n"
             f"Ledger: {self.ledger.location}\n"
             f"Norms of the released models: {' '.join(f'{norm:.2f}' for norm in self.norms)}"
         )

@@ -1,0 +1,38 @@
+"""Settings of the Flower app, typed and checked. The keys are those of `conf/`.
+
+A setting that is out of range raises a ValueError that says what to write instead. The server sends
+the resolved settings to the clients as JSON inside each train message, so that nothing depends on a
+process's working directory or environment.
+"""
+
+from .choices import CHOICES, UTILITIES_OF_EVERYBODY
+from .data import ModelSettings, TaskSettings
+from .optimizers import ClientSettings, ServerOptimizerSettings
+from .promises import DPSGDSettings, PrivacySettings
+from .released import ClippingSettings, CompressionSettings, MetricsSettings, WeightSettings
+from .rounds import ScheduleSettings, SelectionSettings
+from .run import Settings
+from .simulation import SimulationSettings
+
+SETTINGS_KEY = "fl-dp-settings"
+"""Key of the settings in a train message's ConfigRecord."""
+
+__all__ = [
+    "CHOICES",
+    "SETTINGS_KEY",
+    "UTILITIES_OF_EVERYBODY",
+    "ClientSettings",
+    "ClippingSettings",
+    "CompressionSettings",
+    "DPSGDSettings",
+    "MetricsSettings",
+    "ModelSettings",
+    "PrivacySettings",
+    "ScheduleSettings",
+    "SelectionSettings",
+    "ServerOptimizerSettings",
+    "Settings",
+    "SimulationSettings",
+    "TaskSettings",
+    "WeightSettings",
+]

@@ -1,0 +1,48 @@
+"""Checks that several settings share; each error names the key, the value and what to write."""
+
+from __future__ import annotations
+
+import math
+from difflib import get_close_matches
+
+from .choices import CHOICES
+
+
+def positive(key: str, value: float) -> None:
+    """Check that a number is positive and finite."""
+    if not (math.isfinite(value) and value > 0):
+        raise ValueError(f"{key} must be positive and finite, got {value}")
+
+
+def at_least(key: str, value: int, least: int) -> None:
+    """Check that a whole number is not too small."""
+    if value < least:
+        raise ValueError(f"{key} must be at least {least}, got {value}")
+
+
+def fraction(key: str, value: float, meaning: str) -> None:
+    """Check that a number lies in (0, 1]; `meaning` says what it is."""
+    if not 0.0 < value <= 1.0:
+        raise ValueError(f"{key} must lie in (0, 1], got {value}: {meaning}")
+
+
+def ordered_pair(key: str, values: list[float] | None) -> None:
+    """Check that a list is null or two finite numbers, the lower first."""
+    if values is None:
+        return
+    if len(values) != 2 or not all(map(math.isfinite, values)) or not values[0] < values[1]:
+        raise ValueError(f"{key} must be two numbers, the lower first, like [0, 5], got {values}")
+
+
+def distinct(key: str, values: list[str] | None, *, least: int) -> None:
+    """Check that a list is null or holds `least` names or more, no two alike."""
+    if values is not None and (len(values) < least or len(set(values)) < len(values)):
+        raise ValueError(f"{key} must be at least {least} different names, got {values}")
+
+
+def one_of(key: str, value: str) -> None:
+    """Check that a text is one of the key's choices; the error names the nearest."""
+    known = CHOICES[key]
+    if value not in known:
+        nearest = "".join(f": did you mean {near}?" for near in get_close_matches(value, known, 1))
+        raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'{nearest}")

@@ -1,0 +1,36 @@
+"""Names that a key can take, of the keys that take one of a few."""
+
+from __future__ import annotations
+
+from fl_dp.datasets import DATASETS
+from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS
+
+CHOICES = {
+    "task.name": DATASETS,
+    "task.partition": ("iid", "dirichlet", "shards", "natural", "nodes"),
+    "model.name": ("logistic", "mlp", "cnn", "resnet18", "gru", "lstm"),
+    "privacy.mode": ("central", "local", "none"),
+    "privacy.scheme": ("gaussian", "laplace", "exponential"),
+    "privacy.unit": ("client", "record"),
+    "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
+    "dp_sgd.grad_sample_mode": ("hooks", "functorch", "ghost"),
+    "clipping.name": ("fixed", "adaptive", "per_layer"),
+    "selection.name": (
+        *("poisson", "truncated_poisson", "fixed", "exponential", "dp_utility", "public"),
+    ),
+    "selection.coins": ("server", "nodes"),
+    "selection.utility": ("loss", "accuracy", "records", "update_norm", "staleness"),
+    "schedule.name": (
+        *("constant", "seed_rule", "linear", "exponential", "step", "cosine", "custom"),
+        "plateau",
+    ),
+    "schedule.spend": ("early", "late"),
+    "schedule.metric": ("accuracy", "loss"),
+    "server_optimizer.name": ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+    "compression.up": UPLINKS,
+    "compression.down": DOWNLINKS,
+}
+"""The values of each key that takes one of a few names."""
+
+UTILITIES_OF_EVERYBODY = CHOICES["selection.utility"][:3]
+"""Utilities that the server can ask everybody for; others it sees of participants alone."""

@@ -1,0 +1,128 @@
+"""Settings of the data that is learned from and of the model that learns."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fl_dp.datasets import OWN_DATA
+
+from .checks import at_least, distinct, one_of, positive
+
+_OWN_DATA_KEYS = (
+    *("classes", "label_column", "client_column", "columns", "image_shape", "mean", "std"),
+    "test_fraction",
+)
+
+
+@dataclass(kw_only=True)
+class TaskSettings:
+    """Data that is learned from, and its split over the clients.
+
+    Attributes:
+        name: `digits`, `breast_cancer`, `fashion_mnist`, `mnist`, `cifar10`, `adult`,
+            `lending_club` or `shakespeare`; `csv`, `parquet` or
+            `folder` for your own data.
+        num_clients: Clients of the roster, each one privacy unit. A simulated node hosts
+            `simulation.units_per_node` of them, a real node hosts one.
+        partition: `iid`, `dirichlet` (label skew by `alpha`), `shards` (by label), `natural` (the
+            clients that the data set names; with fewer `num_clients` those with the most records)
+            or `nodes` (no split: every SuperNode brings its own data).
+        alpha: Dirichlet concentration; small values are far from iid.
+        shards_per_client: Label shards that each client gets.
+        data_dir: Folder of the data set; null is where packages and `fl-dp data` put it.
+        classes: Your own data: names of the classes in the order of their labels; null takes the
+            integers from 0, or the folders' names, that occur.
+        label_column: Your own tables: column of the label.
+        client_column: Your own tables: column that names each row's client, for
+            `task.partition=natural`.
+        columns: Your own tables: columns that are features; null takes all others.
+        image_shape: Your own images: `[channels, height, width]`, with 1 or 3 channels; null takes
+            that of the first image.
+        mean: Your own data: public numbers to subtract, one per column, or one per channel of
+            the pixels over 255; null changes nothing.
+        std: Your own data: public numbers to divide by then, as many as in `mean`.
+        test_fraction: Your own data: share of the training rows to hold out where there is no test
+            part, the same rows in every run.
+    """
+
+    name: str = "digits"
+    num_clients: int = 200
+    partition: str = "iid"
+    alpha: float = 0.5
+    shards_per_client: int = 2
+    data_dir: str | None = None
+    classes: list[str] | None = None
+    label_column: str = "label"
+    client_column: str | None = None
+    columns: list[str] | None = None
+    image_shape: list[int] | None = None
+    mean: list[float] | None = None
+    std: list[float] | None = None
+    test_fraction: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        one_of("task.name", self.name)
+        at_least("task.num_clients", self.num_clients, 1)
+        one_of("task.partition", self.partition)
+        positive("task.alpha", self.alpha)
+        at_least("task.shards_per_client", self.shards_per_client, 1)
+        self._check_own_data()
+
+    def _check_own_data(self) -> None:
+        for key in _OWN_DATA_KEYS:
+            default = self.__dataclass_fields__[key].default
+            if self.name not in OWN_DATA and getattr(self, key) != default:
+                raise ValueError(
+                    f"task.{key} is for your own data (task=csv, task=parquet or task=folder): "
+                    f"leave it out of task={self.name}"
+                )
+        distinct("task.classes", self.classes, least=2)
+        distinct("task.columns", self.columns, least=1)
+        for key, column in (("label", self.label_column), ("client", self.client_column)):
+            if column in (self.columns or ()):
+                raise ValueError(
+                    f"task.columns has '{column}', which is task.{key}_column: it can't be a "
+                    "feature, leave it out of one of them"
+                )
+        if self.client_column == self.label_column:
+            raise ValueError(f"task.client_column and task.label_column are both '{column}'")
+        shape = [1, 1, 1] if self.image_shape is None else self.image_shape
+        if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
+            raise ValueError(
+                "task.image_shape must be [channels, height, width] with 1 or 3 channels, "
+                f"got {self.image_shape}"
+            )
+        if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
+            raise ValueError(
+                "task.mean and task.std belong together: write as many numbers in both, got "
+                f"{self.mean} and {self.std}"
+            )
+        for std in self.std or ():
+            positive("task.std", std)
+        if not all(map(math.isfinite, self.mean or ())):
+            raise ValueError(f"task.mean must be finite, got {self.mean}")
+        if self.test_fraction is not None and not 0.0 < self.test_fraction < 1.0:
+            raise ValueError(f"task.test_fraction must lie in (0, 1), got {self.test_fraction}")
+
+
+@dataclass(kw_only=True)
+class ModelSettings:
+    """The model that is trained.
+
+    Attributes:
+        name: `logistic`, `mlp`, `cnn` or `resnet18` (GroupNorm, no max-pooling: 11.2 million
+            parameters on CIFAR-10, 45 MB a message); for tokens `gru` or `lstm` (one layer; both
+            need Opacus, which comes with `fl-dp[torch]`).
+        hidden: Width of the hidden layers; of `resnet18` the channels of its first stage, which the
+            next three double; of `gru` and `lstm` the hidden state.
+    """
+
+    name: str = "logistic"
+    hidden: int = 64
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        one_of("model.name", self.name)
+        at_least("model.hidden", self.hidden, 1)

@@ -1,0 +1,145 @@
+"""Settings of what is promised: to each client, and to each of its records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .checks import at_least, fraction, one_of, positive
+
+
+@dataclass(kw_only=True)
+class PrivacySettings:
+    """Promise to each client: where the noise is added, and how much may leak.
+
+    Attributes:
+        mode: `central`: the server clips, sums and adds the noise. `local`: each client clips and
+            adds noise itself, and sends nothing else. `none`: nothing is promised to clients; with
+            `dp_sgd=on` their records are protected alone, without it nothing is private.
+        scheme: The clients' noise in `local` mode: `gaussian`, `laplace` or `exponential`.
+        unit: `client`, or `record`: one record; needs `replace-one`.
+        epsilon: The budget of each client over the whole training; null only with a noise
+            multiplier.
+        delta: The probability with which epsilon may fail; null means `num_clients ** -1.1`.
+        noise_multiplier: Noise standard deviation on the sum over the clipping norm, in the rounds
+            with the least noise; null means calibrated to spend the budget.
+        neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
+            (about twice the noise).
+        contribution_check: End a run to which nobody contributes. Each round also releases a noisy
+            count of contributions, for at most 1 % more noise on updates (5 % with few clients or
+            rounds).
+        insecure_seed: For tests and simulations only: draw noise and coins from this number, which
+            ledger and statement then report for good; null means secret randomness.
+    """
+
+    mode: str = "central"
+    scheme: str = "gaussian"
+    unit: str = "client"
+    epsilon: float | None = 8.0
+    delta: float | None = None
+    noise_multiplier: float | None = None
+    neighboring_relation: str = "zero-out"
+    contribution_check: bool = True
+    insecure_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        one_of("privacy.mode", self.mode)
+        one_of("privacy.scheme", self.scheme)
+        one_of("privacy.unit", self.unit)
+        one_of("privacy.neighboring_relation", self.neighboring_relation)
+        if self.insecure_seed is not None:
+            at_least("privacy.insecure_seed", self.insecure_seed, 0)
+        if self.epsilon is None and self.noise_multiplier is None:
+            raise ValueError(
+                "privacy.epsilon and privacy.noise_multiplier are both null: write a budget, for "
+                "example privacy.epsilon=2"
+            )
+        if self.epsilon is not None:
+            positive("privacy.epsilon", self.epsilon)
+        if self.noise_multiplier is not None:
+            positive("privacy.noise_multiplier", self.noise_multiplier)
+        if self.delta is not None and not 0.0 < self.delta < 1.0:
+            raise ValueError(f"privacy.delta must lie in (0, 1), got {self.delta}")
+
+
+@dataclass(kw_only=True)
+class DPSGDSettings:
+    """DP-SGD inside each client, which protects its records under every `privacy.mode`.
+
+    Attributes:
+        enabled: Whether clients train by DP-SGD; `dp_sgd=on` turns it on.
+        epsilon: The budget of each client's records over everything that its node ever releases;
+            `dp_sgd=on` brings 8, null only with a noise multiplier.
+        delta: The delta that goes with it; below one over a client's records.
+        noise_multiplier: Noise standard deviation on a step's sum of gradients over the clipping
+            norm; null means calibrated.
+        clipping_norm: L2 bound on the gradient of one record.
+        sampling_rate: Probability of each record in each step, in (0, 1]; the same for all clients.
+        steps: Steps of one round; null means `client.epochs / sampling_rate`.
+        participations: Rounds of one client that the noise is calibrated for, after which it
+            contributes nothing; null means a number that almost all clients stay below, given
+            `selection.sampling_rate`.
+        expected_batch_size: Public constant that divides the sum of a step; null means
+            `sampling_rate` times the client's number of records, which is then public.
+        grad_sample_mode: How Opacus gets each record's gradient: `hooks` (fastest for most),
+            `functorch` (any layer) or `ghost` (never in memory: for large models).
+        physical_batch_size: Most records in memory at once; null means no limit.
+        secure_randomness: Draw noise and coins from the operating system; false takes torch's
+            generator, as plain Opacus does, for comparisons only.
+        ledger_dir: Absolute folder of the simulated nodes' ledgers, which several runs can charge;
+            null means inside the run's folder. Real nodes name their own.
+    """
+
+    enabled: bool = False
+    epsilon: float | None = None
+    delta: float = 1e-5
+    noise_multiplier: float | None = None
+    clipping_norm: float = 1.0
+    sampling_rate: float = 0.1
+    steps: int | None = None
+    participations: int | None = None
+    expected_batch_size: float | None = None
+    grad_sample_mode: str = "hooks"
+    physical_batch_size: int | None = None
+    secure_randomness: bool = True
+    ledger_dir: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.enabled and self.epsilon is None and self.noise_multiplier is None:
+            raise ValueError(
+                "dp_sgd.epsilon and dp_sgd.noise_multiplier are both null: write dp_sgd=on, which "
+                "brings a budget, or one of your own, for example dp_sgd.epsilon=2"
+            )
+        positive("dp_sgd.clipping_norm", self.clipping_norm)
+        for key in ("epsilon", "noise_multiplier", "expected_batch_size"):
+            if getattr(self, key) is not None:
+                positive(f"dp_sgd.{key}", getattr(self, key))
+        for key in ("steps", "participations", "physical_batch_size"):
+            if getattr(self, key) is not None:
+                at_least(f"dp_sgd.{key}", getattr(self, key), 1)
+        if not 0.0 < self.delta < 1.0:
+            raise ValueError(f"dp_sgd.delta must lie in (0, 1), got {self.delta}")
+        fraction(
+            "dp_sgd.sampling_rate",
+            self.sampling_rate,
+            "it is a probability, for example 0.1 for a tenth of a client's records a step",
+        )
+        one_of("dp_sgd.grad_sample_mode", self.grad_sample_mode)
+        if self.ledger_dir is not None and not Path(self.ledger_dir).is_absolute():
+            raise ValueError(f"dp_sgd.ledger_dir must be absolute, got '{self.ledger_dir}'")
+        self._check_off()
+
+    def _check_off(self) -> None:
+        # Closed by default: a budget that nothing keeps would look like protection.
+        given = [
+            f"dp_sgd.{key}={getattr(self, key)}"
+            for key, field_of in self.__dataclass_fields__.items()
+            if not self.enabled and getattr(self, key) != field_of.default
+        ]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} is for DP-SGD inside clients, which is off: write dp_sgd=on "
+                "too, or leave it out"
+            )

@@ -1,0 +1,136 @@
+"""Settings of what a client sends and a round releases: bounds, weights, metrics, bytes."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
+
+from fl_dp.updates.compression_options import CompressionOptions
+
+if TYPE_CHECKING:
+    from fl_dp.updates import Compression
+
+from fl_dp.accounting.incompatible import IncompatibleOptions
+
+from .checks import one_of, ordered_pair, positive
+
+
+@dataclass(kw_only=True)
+class ClippingSettings:
+    """Bound on one client's update.
+
+    Attributes:
+        name: `fixed`, `adaptive` (follows a quantile of the updates' norms) or `per_layer`.
+        norm: L2 bound on one client's whole update (L1 under `privacy.scheme=laplace`); under
+            `adaptive`, in the first round.
+        norms: One bound per floating-point array, for `per_layer`; null shares `norm` evenly.
+        target_quantile: Share of updates that `adaptive` leaves unclipped, in (0, 1).
+        learning_rate: Largest change of the norm's logarithm in one round, for `adaptive`.
+    """
+
+    name: str = "fixed"
+    norm: float = 0.5
+    norms: list[float] | None = None
+    target_quantile: float = 0.5
+    learning_rate: float = 0.2
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        one_of("clipping.name", self.name)
+        positive("clipping.norm", self.norm)
+        positive("clipping.learning_rate", self.learning_rate)
+        if not 0.0 < self.target_quantile < 1.0:
+            raise ValueError(
+                f"clipping.target_quantile must lie in (0, 1), got {self.target_quantile}"
+            )
+        for norm in self.norms or ():
+            positive("clipping.norms", norm)
+        if self.norms is not None and self.name != "per_layer":
+            raise ValueError("clipping.norms is for clipping=per_layer: leave it out")
+
+
+@dataclass(kw_only=True)
+class WeightSettings:
+    """Weight of each client in the mean.
+
+    Attributes:
+        cap: Records that earn the full weight: a client weighs `min(records / cap, 1)`. Null:
+            every client weighs 1.
+        total: Public sum of all clients' weights, from which the denominator is computed; null
+            takes the number of clients. With `capped_denominator`, a lower bound on it.
+        capped_denominator: Divide by the cohort's own weight, but at least by its expected part of
+            `total`: less bias, for twice the noise.
+    """
+
+    cap: float | None = None
+    total: float | None = None
+    capped_denominator: bool = False
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.cap is not None:
+            positive("weights.cap", self.cap)
+        if self.total is not None:
+            positive("weights.total", self.total)
+        if self.cap is None and (self.total is not None or self.capped_denominator):
+            raise IncompatibleOptions(
+                "weights.total and weights.capped_denominator are about weights: give weights.cap, "
+                "the records that earn the full weight"
+            )
+
+
+@dataclass(kw_only=True)
+class MetricsSettings:
+    """Clients' metrics that each round releases with the model, at no charge of their own.
+
+    Attributes:
+        loss: Range `[low, high]` to which each client's loss is clipped; null releases none.
+        accuracy: The same for its accuracy, usually `[0, 1]`.
+        noise_std: Noise on each sum of metrics, and of the bits of adaptive clipping, both scaled
+            to [-1/2, 1/2]; null is 0.05 times the expected cohort, or more, so that they add at
+            most 5 % to the noise on updates.
+    """
+
+    loss: list[float] | None = None
+    accuracy: list[float] | None = None
+    noise_std: float | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        ordered_pair("metrics.loss", self.loss)
+        ordered_pair("metrics.accuracy", self.accuracy)
+        if self.noise_std is not None:
+            positive("metrics.noise_std", self.noise_std)
+
+
+@dataclass(kw_only=True)
+class CompressionSettings:
+    """Fewer bytes on the wire. It costs no privacy; docs/privacy.md says why.
+
+    Attributes:
+        up: Of a client's update: `none`, `float16`, `bfloat16`, `quantize` (rounded at random to
+            `bits` bits, without bias) or `top_k` (the largest magnitudes alone, quantised; the
+            others are lost).
+        bits: Bits of each number that is sent, for `quantize` and `top_k`, 1 to 16.
+        fraction: Share of the coordinates that `top_k` sends, in (0, 1].
+        down: Of the model: `none`, `float16` (values are cut at 65,504) or `bfloat16`.
+    """
+
+    up: str = "none"
+    bits: int = 8
+    fraction: float = 0.1
+    down: str = "none"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        try:
+            CompressionOptions(**asdict(self))  # they check themselves
+        except ValueError as error:
+            raise ValueError(f"compression.{error}") from error
+
+    @property
+    def compression(self) -> Compression:
+        """The same, as the strategy takes it."""
+        from fl_dp.updates import Compression  # brings Flower, which a check of settings needs not
+
+        return Compression(**asdict(self))

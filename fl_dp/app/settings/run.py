@@ -1,0 +1,117 @@
+"""Settings of a run: all groups together, and the run's own keys."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from typing import Any
+
+from fl_dp.accounting.incompatible import IncompatibleOptions
+
+from .checks import at_least, positive
+from .data import ModelSettings, TaskSettings
+from .optimizers import ClientSettings, ServerOptimizerSettings
+from .promises import DPSGDSettings, PrivacySettings
+from .released import ClippingSettings, CompressionSettings, MetricsSettings, WeightSettings
+from .rounds import ScheduleSettings, SelectionSettings
+from .simulation import SimulationSettings
+
+
+@dataclass(kw_only=True)
+class Settings:
+    """One run.
+
+    Attributes:
+        seed: Seeds the partition, the first weights and the clients' shuffling; never the noise or
+            the sampling coins, which come from the operating system.
+        rounds: Planned rounds, each of which releases one model.
+        round_timeout: Seconds until a silent client counts as a zero update.
+        roster_timeout: Seconds until missing nodes are an error.
+        roster_may_grow: Let more clients take part than `task.num_clients`. Epsilon stays; the
+            denominator stays too, so that the mean grows. Otherwise more nodes are an error.
+        output_dir: Absolute folder in which the run makes its own; null is `runs/` where `fl-dp
+            run` is called, and `~/.fl-dp/runs` under a bare `flwr run`.
+        run_name: Name of the run's folder; null makes one up.
+        resume: Folder of a run to continue, with its own settings and its own ledger; leave out
+            every other setting.
+    """
+
+    seed: int = 0
+    rounds: int = 100
+    round_timeout: float = 3600.0
+    roster_timeout: float = 60.0
+    roster_may_grow: bool = False
+    output_dir: str | None = None
+    run_name: str | None = None
+    resume: str | None = None
+    task: TaskSettings = field(default_factory=TaskSettings)
+    model: ModelSettings = field(default_factory=ModelSettings)
+    privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    dp_sgd: DPSGDSettings = field(default_factory=DPSGDSettings)
+    clipping: ClippingSettings = field(default_factory=ClippingSettings)
+    weights: WeightSettings = field(default_factory=WeightSettings)
+    metrics: MetricsSettings = field(default_factory=MetricsSettings)
+    selection: SelectionSettings = field(default_factory=SelectionSettings)
+    schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
+    server_optimizer: ServerOptimizerSettings = field(default_factory=ServerOptimizerSettings)
+    client: ClientSettings = field(default_factory=ClientSettings)
+    compression: CompressionSettings = field(default_factory=CompressionSettings)
+    simulation: SimulationSettings = field(default_factory=SimulationSettings)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not 0 <= self.seed < 2**63:
+            raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
+        at_least("rounds", self.rounds, 1)
+        positive("round_timeout", self.round_timeout)
+        positive("roster_timeout", self.roster_timeout)
+        several = self.simulation.units_at_node > 1 or self.selection.coins == "nodes"
+        if several and not self.protects_clients:
+            raise IncompatibleOptions(
+                f"a node that sums its units clips them, which privacy.mode={self.privacy.mode} "
+                "does not: write simulation.units_per_node=1 and selection.coins=server"
+            )
+        if self.task.partition == "nodes" and self.simulation.units_at_node > 1:
+            raise IncompatibleOptions(
+                "a node with its own data is one unit: task.partition=nodes needs "
+                f"simulation.units_per_node=1, got {self.simulation.units_per_node}"
+            )
+        if self.run_name is not None and (
+            not self.run_name or set(self.run_name) & set("/\\") or self.run_name in (".", "..")
+        ):
+            raise ValueError(f"run_name must be a plain folder name, got '{self.run_name}'")
+
+    @property
+    def protects_clients(self) -> bool:
+        """Whether something is promised to each client as a whole."""
+        return self.privacy.mode != "none"
+
+    @property
+    def protects_records(self) -> bool:
+        """Whether clients train by DP-SGD."""
+        return self.dp_sgd.enabled
+
+    @property
+    def protects_records_alone(self) -> bool:
+        """Whether records are protected, and clients as a whole are not."""
+        return self.protects_records and not self.protects_clients
+
+    def hosting(self, units_per_node: int) -> Settings:
+        """Return the same run with so many clients a node."""
+        simulation = replace(self.simulation, units_per_node=units_per_node)
+        return replace(self, simulation=simulation)
+
+    def to_json(self) -> str:
+        """Return the settings as JSON text."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Settings:
+        """Return the settings that `to_json` wrote."""
+        values: dict[str, Any] = json.loads(text)
+        groups: dict[str, Any] = {
+            each.name: each.default_factory
+            for each in fields(cls)
+            if each.default_factory is not MISSING
+        }
+        return cls(**values | {key: group(**values[key]) for key, group in groups.items()})

@@ -1,0 +1,59 @@
+"""Settings of this machine, for runs in Flower's simulation engine."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from .checks import at_least
+
+
+@dataclass(kw_only=True)
+class SimulationSettings:
+    """Flower's simulation engine; not used on real nodes.
+
+    Attributes:
+        num_cpus: CPUs that Ray may use, one worker each; null means what suits this machine.
+        num_gpus: Share of a GPU for each worker, or a whole number of them; 0 trains on the CPU.
+            `simulation=gpu` is a quarter.
+        workers: Processes that train clients, instead of one for each of `num_cpus`; null means,
+            without `num_cpus`, two more than this machine has CPUs, as far as its memory goes.
+        units_per_node: Clients that one virtual node hosts; it answers with the sum of their
+            clipped updates. `auto` makes as few nodes as keep this machine's processors busy, and
+            one a client where something needs each reply; without `fl-dp run` it is 1.
+    """
+
+    num_cpus: int | None = None
+    num_gpus: float = 0.0
+    workers: int | None = None
+    units_per_node: int | str = "auto"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.num_cpus is not None:
+            at_least("simulation.num_cpus", self.num_cpus, 1)
+        if self.workers is not None:
+            at_least("simulation.workers", self.workers, 1)
+        if isinstance(self.units_per_node, int):
+            at_least("simulation.units_per_node", self.units_per_node, 1)
+        elif self.units_per_node != "auto":
+            raise ValueError(
+                "simulation.units_per_node must be a whole number or auto, got "
+                f"'{self.units_per_node}'"
+            )
+        if not (math.isfinite(self.num_gpus) and self.num_gpus >= 0):
+            raise ValueError(f"simulation.num_gpus must not be negative, got {self.num_gpus}")
+        if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
+            raise ValueError(
+                "simulation.num_gpus must be a share up to 1 or a whole number, "
+                f"got {self.num_gpus}"
+            )
+
+    @property
+    def units_at_node(self) -> int:
+        """Clients that one node hosts at most: 1 until `auto` is decided, as on real nodes."""
+        return self.units_per_node if isinstance(self.units_per_node, int) else 1
+
+    def num_nodes(self, num_clients: int) -> int:
+        """Return how many virtual nodes host these clients; the last one may host fewer."""
+        return math.ceil(num_clients / self.units_at_node)

@@ -1,0 +1,46 @@
+"""Tables of keys for docs/configuration.md, written from the docstrings of the settings.
+
+    python -m fl_dp.app.settings_guide
+
+A table stands between two comments of the page, and everything between them is written anew. The
+docstrings are the one source: `fl-dp config` shows the same sentences.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from .keys import all_keys, groups
+
+_PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+_TABLE = re.compile(r"<!-- keys of (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+_THE_RUN = "run"  # the keys that stand in no group
+
+
+def table_of(group: str) -> str:
+    """Return the Markdown table of a group's keys.
+
+    Args:
+        group: For example `privacy`; `run` for the run's own keys.
+
+    Raises:
+        ValueError: If there is no such group.
+    """
+    if group not in (_THE_RUN, *groups()):
+        raise ValueError(f"there is no group '{group}': the groups are {', '.join(groups())}")
+    inside = "" if group == _THE_RUN else group
+    keys = [key for key in all_keys().values() if key.group == inside]
+    rows = [f"| `{key.name}` | `{key.default_text}` | {key.help} |" for key in keys]
+    return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+
+
+def with_tables(page: str) -> str:
+    """Return a page in which each marked table is as the settings are now."""
+    return _TABLE.sub(
+        lambda found: f"<!-- keys of {found[1]} -->\n{table_of(found[1])}\n<!-- end -->", page
+    )
+
+
+if __name__ == "__main__":
+    _PAGE.write_text(with_tables(_PAGE.read_text(encoding="utf-8")), encoding="utf-8")

@@ -1,0 +1,53 @@
+"""Held-out rows of a table: the same share of each label, the same rows in every run.
+
+The rows are those of scikit-learn's `train_test_split(..., stratify=labels)`, which itself brings
+SciPy's statistics, a second of every worker's start.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+
+
+def stratified_split(
+    labels: NDArray[np.int64], test_fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows to train on and those to test on.
+
+    Args:
+        labels: Shape `(n,)`, with at least two rows of each label.
+        test_fraction: In (0, 1); the number of test rows is rounded up.
+        seed: Of the shuffling.
+    """
+    generator = np.random.RandomState(seed)  # the generator that the published splits were made by
+    _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    rows_of = np.split(np.argsort(classes, kind="stable"), np.cumsum(counts)[:-1])
+    num_test = math.ceil(test_fraction * len(labels))
+    train_counts = _shares(counts, len(labels) - num_test, generator)
+    test_counts = _shares(counts - train_counts, num_test, generator)
+    train, test = [], []
+    for rows, for_training, for_test in zip(rows_of, train_counts, test_counts, strict=True):
+        shuffled = rows[generator.permutation(len(rows))]
+        train.append(shuffled[:for_training])
+        test.append(shuffled[for_training : for_training + for_test])
+    return generator.permutation(np.concatenate(train)), generator.permutation(np.concatenate(test))
+
+
+def _shares(
+    counts: NDArray[np.int64], draws: int, generator: np.random.RandomState
+) -> NDArray[np.int64]:
+    """Return how many of `draws` rows each label gets: largest remainders, ties by chance."""
+    exact = counts / counts.sum() * draws
+    shares = np.floor(exact)
+    remainders, missing = exact - shares, int(draws - shares.sum())
+    for remainder in np.unique(remainders)[::-1]:
+        if not missing:
+            break
+        (tied,) = np.where(remainders == remainder)
+        chosen = generator.choice(tied, size=min(len(tied), missing), replace=False)
+        shares[chosen] += 1
+        missing -= len(chosen)
+    return np.asarray(shares, np.int64)

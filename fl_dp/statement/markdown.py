@@ -1,0 +1,134 @@
+"""Pages that say in Markdown what a statement says, for a person to read and sign."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from functools import singledispatch
+
+from .promise import NoPromise, PrivacyStatement, Promise, RecordStatement
+from .words import ACCOUNTANTS, ceiling, describe_event, neighbours_in_words, rounded_up
+
+Row = tuple[str, str]
+
+
+@singledispatch
+def statement_markdown(statement: PrivacyStatement | RecordStatement | NoPromise) -> str:
+    """Return the page of a statement, with that of its records where it promises them something."""
+    raise TypeError(f"a {type(statement).__name__} is no statement")
+
+
+@statement_markdown.register
+def _of_nothing(statement: NoPromise) -> str:
+    return (
+        "# Privacy statement\n\nNothing is promised: this run had `privacy.mode=none`. "
+        "Its model and its metrics may show any client's data.\n"
+    )
+
+
+@statement_markdown.register
+def _of_clients(statement: PrivacyStatement) -> str:
+    relation, cap = statement.neighboring_relation, statement.participation_cap
+    rows = [
+        _promise(statement, nothing="" if statement.releases else "nothing was released"),
+        *_so_far(statement),
+        ("unit", statement.unit),
+        ("neighbours", f"{relation}: {neighbours_in_words(statement.unit, relation)}"),
+        ("adversary", statement.adversary),
+        ("trusted", statement.trusted),
+        ("mechanism", statement.mechanism),
+        ("sampling", statement.sampling),
+        ("rule", statement.rule),
+        ("clipping norm", _norm(statement)),
+        ("clients", f"{statement.num_clients}, {_denominator(statement)}"),
+        (
+            "rounds",
+            f"{statement.rounds} charged and {statement.rounds_committed} released, "
+            f"of {statement.rounds_planned} planned"
+            + (f"; at most {cap} for one client" if cap is not None else ""),
+        ),
+        ("randomness", "; ".join(statement.randomness)),
+    ]
+    released = [f"- {count} x {describe_event(event)}" for event, count in statement.releases]
+    versions = ", ".join(f"{name} {number}" for name, number in statement.versions.items())
+    lines = [
+        *_opening("# Privacy statement", statement, "No privacy at all.", rows),
+        *("## What was released", "", *(released or ["- nothing"]), ""),
+        *_closing(statement),
+        f"Computed from the {statement.anchor.records} records of the ledger that end in "
+        f"`{statement.anchor.hash}`, with {versions}.",
+        "",
+    ]
+    page = "\n".join(lines)
+    return page if statement.records is None else f"{page}\n{_of_records(statement.records)}"
+
+
+@statement_markdown.register
+def _of_records(statement: RecordStatement) -> str:
+    known, planned = statement.participations, statement.participations_planned
+    asked = "an unknown number" if known is None else f"{known} at most"
+    spent = min(statement.epsilon_so_far.values(), default=0.0)
+    rows = [
+        _promise(statement),
+        ("spent in this run", f"at most {rounded_up(spent)} by any client"),
+        ("unit", statement.unit),
+        ("neighbours", f"{statement.neighboring_relation}: {statement.neighbours}"),
+        ("adversary", statement.adversary),
+        ("trusted", statement.trusted),
+        ("mechanism", statement.mechanism),
+        ("over clients", statement.composition),
+        ("rule", statement.rule),
+        ("noise multiplier", f"{statement.noise_multiplier:.5g} of each step"),
+        ("sampling rate", f"{statement.sampling_rate:g} of a client's records in each step"),
+        ("clipping norm", f"{statement.clipping_norm:g}, of one record's gradient"),
+        ("rounds of one client", f"{asked} in this run, {planned} planned"),
+        ("clients", str(statement.num_clients)),
+    ]
+    title = "# Privacy statement: records"
+    lines = _opening(title, statement, "No privacy against everyone.", rows)
+    return "\n".join([*lines, *_closing(statement)])
+
+
+def _opening(title: str, statement: Promise, warning: str, rows: Iterable[Row]) -> list[str]:
+    lines = [title, ""]
+    if statement.insecure:
+        lines += [f"> **{warning}** {statement.not_covered[0]}.", ""]
+    return [*lines, "| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in rows), ""]
+
+
+def _closing(statement: Promise) -> list[str]:
+    """Return what every page ends with: each epsilon, and what is not covered."""
+    lines = ["## Epsilon by each accountant", "", "| accountant | epsilon |", "|---|---|"]
+    for name, value in statement.epsilon.items():
+        quoted = " (quoted)" if name == statement.quoted else ""
+        lines.append(f"| {ACCOUNTANTS[name]}{quoted} | {rounded_up(value)} |")
+    lines += ["", "Each is an upper bound on its own; the smallest is quoted.", ""]
+    return [*lines, "## What is not covered", "", *(f"- {x}" for x in statement.not_covered), ""]
+
+
+def _promise(statement: Promise, *, nothing: str = "") -> Row:
+    """Return the row of the promise, rounded up; `nothing` takes the number's place."""
+    promise = nothing or "no finite epsilon is known"
+    if not nothing and statement.quoted in statement.epsilon:
+        delta = ceiling(statement.delta, 3)
+        promise = f"epsilon {rounded_up(statement.best_epsilon)} at delta {delta}"
+    return "promise", f"**{promise}**, of a budget of {rounded_up(statement.budget.epsilon)}"
+
+
+def _so_far(statement: PrivacyStatement) -> list[Row]:
+    """Return the row that tells what was spent, where that is less than the promise."""
+    spent = statement.epsilon_so_far
+    if not statement.releases or spent == statement.epsilon or not spent:
+        return []
+    best = rounded_up(min(spent.values()))
+    return [("spent so far", f"{best}; a promise only if no release had a part in stopping there")]
+
+
+def _denominator(statement: PrivacyStatement) -> str:
+    if statement.capped_denominator:
+        return f"divided by what the cohort weighs, at least {statement.denominator:g}"
+    return f"public denominator {statement.denominator:g}"
+
+
+def _norm(statement: PrivacyStatement) -> str:
+    norm = f"{statement.clipping_norm:g}"
+    return f"{norm} at first" if statement.clipping.kind == "adaptive" else norm

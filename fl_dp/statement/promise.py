@@ -1,0 +1,227 @@
+"""Promises as frozen objects, of which JSON, Markdown and every other form are made."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Self
+
+from fl_dp.accounting import (
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyEvent,
+    event_from_dict,
+    event_to_dict,
+)
+from fl_dp.ledger import LedgerAnchor
+from fl_dp.mechanisms import Clipping, clipping_from_dict, clipping_to_dict
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """Parts that every statement has, whatever its unit.
+
+    Attributes:
+        delta: The delta of the promise.
+        epsilon: Valid upper bounds by accountant.
+        quoted: The accountant whose bound is smallest; `none` if no bound is known.
+        epsilon_so_far: The same for what was released so far.
+        budget: Agreed on before training.
+        unit: What is protected, in words.
+        neighboring_relation: Which data are neighbours.
+        adversary: What the adversary sees and knows.
+        trusted: Who is trusted, with what.
+        mechanism: Where the noise is, on what.
+        rule: How the budget is kept.
+        insecure: Whether noise or coins came from a source that can be predicted.
+        not_covered: What is not promised, one sentence each, the gravest first.
+        versions: Of the libraries that computed the numbers.
+    """
+
+    delta: float
+    epsilon: Mapping[str, float]
+    quoted: str
+    epsilon_so_far: Mapping[str, float]
+    budget: PrivacyBudget
+    unit: str
+    neighboring_relation: NeighboringRelation
+    adversary: str
+    trusted: str
+    mechanism: str
+    rule: str
+    insecure: bool
+    not_covered: tuple[str, ...]
+    versions: Mapping[str, str]
+
+    @property
+    def best_epsilon(self) -> float:
+        """The bound to quote; infinite if none is known."""
+        return self.epsilon.get(self.quoted, math.inf)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; None of an optional part leaves it out."""
+        optional = {each.name for each in fields(self) if each.default is None}
+        values = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {
+            name: _plain(value)
+            for name, value in values.items()
+            if value is not None or name not in optional
+        }
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> Self:
+        """Return the statement that `to_dict` wrote.
+
+        Raises:
+            ValueError: If something is missing or is no part of a statement.
+        """
+        try:
+            return cls(**cls._read(document))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"the privacy statement can't be read: {error!r}") from error
+
+    @classmethod
+    def _read(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            **document,
+            "budget": PrivacyBudget(**document["budget"]),
+            "neighboring_relation": NeighboringRelation(document["neighboring_relation"]),
+            "not_covered": tuple(document["not_covered"]),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class RecordStatement(Promise):
+    """Promise of DP-SGD inside clients to each record of each client.
+
+    Attributes:
+        neighbours: Neighbouring data in words.
+        composition: Why clients do not add up.
+        noise_multiplier: Of each step.
+        sampling_rate: Of a client's records in each step.
+        clipping_norm: Of one record's gradient.
+        steps: In one round of a client.
+        participations: The most rounds that any client was asked for; None if that is not known.
+        participations_planned: Rounds of one client that the noise is calibrated for.
+        num_clients: Clients of the roster.
+        rounds: Rounds that were released; None where the statement of clients says so.
+    """
+
+    neighbours: str
+    composition: str
+    noise_multiplier: float
+    sampling_rate: float
+    clipping_norm: float
+    steps: int
+    participations: int | None
+    participations_planned: int
+    num_clients: int
+    rounds: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PrivacyStatement(Promise):
+    """Promise of a training to each of its clients, computed from its ledger alone.
+
+    Attributes:
+        sampling: How cohorts are sampled, in words.
+        sampling_rate: Expected share of the clients in a round.
+        rounds: Rounds that were charged.
+        rounds_planned: Rounds of the plan.
+        rounds_committed: Rounds whose model was released.
+        noise_multipliers: Of each charged round.
+        participation_cap: Most rounds of one client; None: every round is charged.
+        metrics: Clients' metrics that were released with the model.
+        releases: Everything that was charged, each event with its count.
+        clipping: What bounds an update.
+        clipping_norm: Bound on one unit's whole update, at first.
+        denominator: Public number that sums are divided by.
+        capped_denominator: Whether the cohort's weight can raise it.
+        num_clients: Clients of the roster.
+        randomness: Sources of noise and coins.
+        ledger: The ledger's name.
+        anchor: The ledger's last record that was read.
+        records: Promise to records besides; None if clients train without DP-SGD.
+    """
+
+    sampling: str
+    sampling_rate: float | None
+    rounds: int
+    rounds_planned: int
+    rounds_committed: int
+    noise_multipliers: tuple[float, ...]
+    participation_cap: int | None
+    metrics: tuple[str, ...]
+    releases: tuple[tuple[PrivacyEvent, int], ...]
+    clipping: Clipping
+    clipping_norm: float
+    denominator: float
+    capped_denominator: bool
+    num_clients: int
+    randomness: tuple[str, ...]
+    ledger: str
+    anchor: LedgerAnchor
+    records: RecordStatement | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values; the anchor in the form that its ledger looks for."""
+        document = super().to_dict() | {
+            "releases": [
+                {**event_to_dict(event), "count": count} for event, count in self.releases
+            ],
+            "clipping": clipping_to_dict(self.clipping),
+        }
+        del document["anchor"]
+        return document | self.anchor.as_stated(self.ledger)
+
+    @classmethod
+    def _read(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        anchor = LedgerAnchor.stated_in(document)
+        if anchor is None:
+            raise ValueError("the privacy statement was computed from no ledger")
+        records = document.get("records")
+        beside = anchor.as_stated(document["ledger"]).keys() - {"ledger"}
+        rest = {name: value for name, value in document.items() if name not in beside}
+        return super()._read(rest) | {
+            "noise_multipliers": tuple(document["noise_multipliers"]),
+            "metrics": tuple(document["metrics"]),
+            "releases": tuple(
+                (event_from_dict(each), each["count"]) for each in document["releases"]
+            ),
+            "clipping": clipping_from_dict(document["clipping"]),
+            "randomness": tuple(document["randomness"]),
+            "anchor": anchor,
+            "records": None if records is None else RecordStatement.from_dict(records),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoPromise:
+    """Statement of a run without privacy.
+
+    Attributes:
+        rounds: Planned rounds.
+    """
+
+    rounds: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"quoted": "none", "epsilon": {}, "delta": 0.0, "rounds": self.rounds}
+
+
+def _plain(value: Any) -> Any:
+    match value:
+        case NeighboringRelation():
+            return str(value)
+        case PrivacyBudget():
+            return {"epsilon": value.epsilon, "delta": value.delta}
+        case Promise():
+            return value.to_dict()
+        case tuple():
+            return list(value)
+        case Mapping():
+            return dict(value)
+        case _:
+            return value

@@ -1,0 +1,90 @@
+"""Words and figures that statements share."""
+
+from __future__ import annotations
+
+from decimal import ROUND_CEILING, Context, Decimal
+
+from fl_dp.accounting import (
+    ExponentialEvent,
+    FixedSizeGaussianEvent,
+    GaussianEvent,
+    LaplaceEvent,
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PrivacyEvent,
+    TruncatedPoissonGaussianEvent,
+    ZcdpEvent,
+)
+
+ACCOUNTANTS = {
+    "pld": "privacy-loss distributions",
+    "rdp": "Renyi DP",
+    "gdp": "Gaussian DP, exact without sampling",
+    "zcdp": "zero-concentrated DP",
+    "gumbel": "privacy-loss distributions of all noisy scores",
+    "filter": "what the privacy filter guarantees, with noise chosen adaptively",
+    "naive": "basic composition, for comparison",
+}
+
+_RELATIONS = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "a client is in the population or it is not",
+    NeighboringRelation.ZERO_OUT: (
+        "a client of the public roster contributes, or contributes zero throughout"
+    ),
+    NeighboringRelation.REPLACE_ONE: "a client's data is replaced by any other data",
+}
+UNITS = {
+    "client": "one client's whole contribution over the whole training",
+    "record": "one record of one client, over the whole training",
+}
+
+
+def neighbours_in_words(unit: str, relation: NeighboringRelation) -> str:
+    """Return which data are neighbours.
+
+    Args:
+        unit: What is protected, in words.
+        relation: How neighbours differ.
+    """
+    if unit == UNITS["record"]:
+        return "one record of a client is replaced by any other"
+    return _RELATIONS[relation]
+
+
+def describe_event(event: PrivacyEvent) -> str:
+    """Return one line that tells a person what was released."""
+    match event:
+        case GaussianEvent(noise_multiplier=z):
+            return f"Gaussian, noise multiplier {z:.5g}"
+        case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate):
+            return f"Gaussian, noise multiplier {z:.5g}, Poisson sample at rate {rate:g}"
+        case TruncatedPoissonGaussianEvent():
+            return (
+                f"Gaussian, noise multiplier {event.noise_multiplier:.5g}, Poisson sample at rate "
+                f"{event.sampling_rate:g} of {event.num_units}, cut at {event.max_cohort}"
+            )
+        case FixedSizeGaussianEvent():
+            return (
+                f"Gaussian, noise multiplier {event.noise_multiplier:.5g}, {event.cohort} of "
+                f"{event.num_units} units"
+            )
+        case LaplaceEvent(noise_multiplier=scale):
+            return f"Laplace, scale {scale:.5g} of the L1 sensitivity"
+        case ExponentialEvent(epsilon=epsilon, draws=draws):
+            return f"exponential mechanism, {draws} drawn at bounded range {epsilon:.5g}"
+        case ZcdpEvent(rho=rho):
+            return f"{rho:.5g}-zCDP"
+
+
+def rounded_up(epsilon: float) -> str:
+    """Write an upper bound so that what is printed is one too, to four decimals."""
+    # Through the shortest decimal that is this float: formatting would round to nearest.
+    if epsilon >= 1e6:
+        return ceiling(epsilon, 4)
+    return str(Decimal(repr(float(epsilon))).quantize(Decimal("0.0001"), rounding=ROUND_CEILING))
+
+
+def ceiling(number: float, digits: int) -> str:
+    """Write a number rounded up to so many significant digits."""
+    rounded = Context(prec=digits, rounding=ROUND_CEILING).create_decimal(repr(float(number)))
+    return f"{float(rounded):.{digits}g}"

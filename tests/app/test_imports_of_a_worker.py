@@ -1,0 +1,103 @@
+"""A worker of a simulation imports what its run uses, and no accountant that it has no use for."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import local_grid
+import pytest
+
+from fl_dp.mechanisms import GaussianBundle
+from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
+
+ACCOUNTING = {"dp_accounting", "scipy", "sqlalchemy"}
+OPACUS = {"opacus"}
+COMMAND_LINE = {"hydra", "sklearn"}
+BUNDLE = GaussianBundle(noise_multiplier=1.0, clipping_norms=(0.5,))
+NOISE = ClientNoise(scheme="gaussian", noise_multiplier=1.0, clipping_norm=1.0)
+
+# The parameters come as JSON; what is loaded after the training goes back as JSON.
+CLIENT = """
+import json, sys
+asked = json.loads(sys.argv[1])
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from fl_dp.client_app import app
+from fl_dp.app.settings import SETTINGS_KEY, Settings
+from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.app.workload import initial_arrays_of
+from local_grid import FIRST_NODE, LocalGrid
+
+settings = Settings()
+config = {
+    SETTINGS_KEY: settings.to_json(), INSTRUCTION_KEY: asked["instruction"], "server-round": 1
+}
+content = RecordDict({"arrays": initial_arrays_of(settings), "config": ConfigRecord(config)})
+context = Context(1, FIRST_NODE, {"partition-id": 3}, RecordDict(), {})
+grid = LocalGrid(lambda message, _: app(message, context), 1, introduces=True)
+message = Message(content, dst_node_id=FIRST_NODE, message_type=asked["kind"])
+[reply] = grid.send_and_receive([message])
+assert not reply.has_error(), reply.error
+print(json.dumps(sorted(sys.modules)))
+"""
+
+
+def loaded_by(code: str, *arguments: str) -> set[str]:
+    """Return the modules that a fresh process has loaded at the end of `code`."""
+    folders = os.pathsep.join([*sys.path, str(Path(local_grid.__file__).parent)])
+    done = subprocess.run(
+        [sys.executable, "-c", code, *arguments],
+        env=os.environ | {"PYTHONPATH": folders},
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+    )
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+@pytest.mark.parametrize(
+    "instruction",
+    [
+        RoundInstruction(server_round=1),
+        RoundInstruction(server_round=1, units=(0,), bundle=BUNDLE),
+        RoundInstruction(server_round=1, client_noise=NOISE),
+    ],
+    ids=["central", "central, several units", "local, without a ledger"],
+)
+def test_a_client_without_dp_sgd_loads_neither_opacus_nor_an_accountant(
+    instruction: RoundInstruction,
+) -> None:
+    asked = {"kind": "train", "instruction": instruction.to_json()}
+    loaded = loaded_by(CLIENT, json.dumps(asked))
+    assert (ACCOUNTING | OPACUS | COMMAND_LINE) & loaded == set()
+    assert {"torch", "fl_dp.datasets.digits"} <= loaded  # it did train
+
+
+def test_the_rehearsal_loads_no_accountant() -> None:
+    instruction = RoundInstruction(server_round=1, units=(0,), bundle=BUNDLE)
+    asked = {"kind": "query.fl_dp_identity", "instruction": instruction.to_json()}
+    loaded = loaded_by(CLIENT, json.dumps(asked))
+    assert (ACCOUNTING | OPACUS) & loaded == set()
+
+
+@pytest.mark.parametrize(
+    "module", ["fl_dp", "fl_dp.clients", "fl_dp.mechanisms", "fl_dp.statistics", "fl_dp.updates"]
+)
+def test_what_a_node_imports_costs_no_scipy(module: str) -> None:
+    loaded = loaded_by(f"import json, sys, {module}; print(json.dumps(list(sys.modules)))")
+    assert (ACCOUNTING | OPACUS | {"torch"}) & loaded == set()
+
+
+def test_what_is_checked_before_a_run_starts_loads_no_torch(tmp_path: Path) -> None:
+    code = """
+import json, sys
+from fl_dp.commands.jobs import find_jobs, prepare
+for job in find_jobs(sys.argv[1:], multirun=False).each:
+    prepare(job)
+print(json.dumps(list(sys.modules)))
+"""
+    loaded = loaded_by(code, f"output_dir={tmp_path}", "rounds=2")
+    assert (OPACUS | {"ray", "sklearn", "torch"}) & loaded == set()
+    assert "fl_dp.app.planning" in loaded  # it was prepared

@@ -1,0 +1,53 @@
+"""Every link in the repository's pages leads to a file, and to a heading in it."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted(
+    path.relative_to(ROOT).as_posix()
+    for folder in (".", ".github", "docs", "examples")
+    for path in (ROOT / folder).glob("*.md" if folder == "." else "**/*.md")
+)
+CODE = re.compile(r"```.*?```|`[^`\n]*`", re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)\s]+)\)")
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and GitLab write them."""
+    text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    headings = re.findall(r"^#+ (.*?)\s*$", text, re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def broken_links(page: Path) -> list[str]:
+    broken = []
+    for link in LINK.findall(CODE.sub("", page.read_text(encoding="utf-8"))):
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in anchors(target)):
+            broken.append(link)
+    return broken
+
+
+def test_the_pages_are_those_that_a_reader_meets_first_and_more() -> None:
+    assert {"README.md", "CONTRIBUTING.md", "SECURITY.md", "docs/privacy.md"} < set(PAGES)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_lead_to_a_file_and_to_a_heading_in_it(page: str) -> None:
+    assert broken_links(ROOT / page) == []
+
+
+def test_a_missing_file_and_a_missing_heading_are_found(tmp_path: Path) -> None:
+    (tmp_path / "there.md").write_text("# A `heading`, with marks\n", encoding="utf-8")
+    page = tmp_path / "page.md"
+    page.write_text(
+        "[1](there.md#a-heading-with-marks) [2](there.md#none) [3](gone.md) `[4](code.md)` [5](#x)",
+        encoding="utf-8",
+    )
+    assert broken_links(page) == ["there.md#none", "gone.md", "#x"]

@@ -1,0 +1,200 @@
+"""Noise of one release after another: what any stream promises, with memory or without."""
+
+from __future__ import annotations
+
+import copy
+import os
+import pickle
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from banded_stream import BandedStream, covariance, covariance_p
+
+from fl_dp.mechanisms import (
+    GaussianBundle,
+    GaussianMechanism,
+    LaplaceMechanism,
+    NoiseStream,
+    SecureRandom,
+    WhiteStream,
+)
+
+ALARM = 1e-6
+SIZE = 20_000
+MECHANISM = GaussianMechanism(noise_multiplier=1.1, clipping_norm=0.7)
+BANDED = (4, 2, 1)
+
+each_stream = pytest.mark.parametrize("stream_of", [WhiteStream, BandedStream])
+
+
+def drawn(stream: NoiseStream, indices: range | list[int], rng: SecureRandom) -> np.ndarray:
+    """Noise in standard deviations of the fresh one."""
+    law = MECHANISM.law
+    rows = [stream.next(law, SIZE, rng, index=index) / law.scale for index in indices]
+    return np.array(rows)
+
+
+# --- The law --------------------------------------------------------------------------------------
+
+
+def test_white_noise_is_the_mechanisms_own_bit_for_bit() -> None:
+    seeded, again = (SecureRandom(insecure_seed=5) for _ in range(2))
+    stream = WhiteStream()
+    for index in range(3):
+        noise = stream.next(MECHANISM.law, SIZE, seeded, index=index)
+        assert (noise == MECHANISM.noise(SIZE, again)).all()
+
+
+def test_one_band_is_white_noise_bit_for_bit() -> None:
+    white = drawn(WhiteStream(), range(4), SecureRandom(insecure_seed=5))
+    assert (drawn(BandedStream((4,)), range(4), SecureRandom(insecure_seed=5)) == white).all()
+
+
+def test_noise_is_correlated_as_designed_and_the_test_sees_it() -> None:
+    banded = drawn(BandedStream(BANDED), range(6), SecureRandom())
+    white = drawn(WhiteStream(), range(6), SecureRandom())
+    designed = covariance(BANDED, range(6))
+    assert designed[1, 0] == -0.5
+    assert covariance_p(banded, designed) > ALARM
+    assert covariance_p(white, np.eye(6)) > ALARM
+    assert covariance_p(white, designed) < ALARM
+    assert covariance_p(banded, np.eye(6)) < ALARM
+    assert covariance_p(1.1 * banded, designed) < ALARM
+
+
+# --- Memory is cut --------------------------------------------------------------------------------
+
+
+def test_noise_after_a_cut_does_not_depend_on_what_was_before() -> None:
+    stream, rng = BandedStream(BANDED), SecureRandom()
+    before = drawn(stream, range(3), rng)
+    held = list(stream.memory)
+    stream.cut()
+    assert all((noise == 0).all() for noise in held)  # overwritten, not left to the allocator
+    noise = np.concatenate([before, drawn(stream, range(3, 6), rng)])
+    apart = covariance(BANDED, [0, 1, 2, 13, 14, 15])
+    assert covariance_p(noise, apart) > ALARM
+    assert covariance_p(noise, covariance(BANDED, range(6))) < ALARM
+
+
+def test_a_gap_between_indices_cuts() -> None:
+    # Index 3 went to another process, or to a round that failed.
+    noise = drawn(BandedStream(BANDED), [0, 1, 2, 4, 5], SecureRandom())
+    assert covariance_p(noise, covariance(BANDED, [0, 1, 2, 4, 5])) > ALARM
+    assert covariance_p(noise, covariance(BANDED, range(5))) < ALARM
+
+
+def test_a_forked_process_does_not_go_on_with_the_memory() -> None:
+    stream, rng = BandedStream(BANDED), SecureRandom()
+    drawn(stream, range(2), rng)
+    cuts = stream.cuts
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            stream.next(MECHANISM.law, SIZE, rng, index=2)
+            code = 0 if stream.cuts == cuts + 1 else 1
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    stream.next(MECHANISM.law, SIZE, rng, index=2)
+    assert stream.cuts == cuts
+
+
+# --- Once, and here only --------------------------------------------------------------------------
+
+
+@each_stream
+@pytest.mark.parametrize("index", [0, 4, 5])
+def test_no_index_is_drawn_twice(stream_of: Callable[[], NoiseStream], index: int) -> None:
+    stream, rng = stream_of(), SecureRandom()
+    assert stream.index == -1
+    stream.next(MECHANISM.law, 3, rng, index=5)
+    stream.cut()  # does not give an index back
+    with pytest.raises(ValueError, match=f"release {index} was asked for after release 5"):
+        stream.next(MECHANISM.law, 3, rng, index=index)
+    assert stream.index == 5
+
+
+def test_an_index_whose_draw_fails_is_spent() -> None:
+    stream, rng = BandedStream(BANDED), SecureRandom()
+    stream.next(MECHANISM.law, 3, rng, index=0)
+    with pytest.raises(ValueError, match="one law and one size"):
+        stream.next(MECHANISM.law, 4, rng, index=1)
+    with pytest.raises(ValueError, match="gets its noise once"):
+        stream.next(MECHANISM.law, 3, rng, index=1)
+
+
+@each_stream
+@pytest.mark.parametrize("copied", [pickle.dumps, copy.copy, copy.deepcopy])
+def test_a_stream_can_not_be_copied(
+    stream_of: Callable[[], NoiseStream], copied: Callable[[object], object]
+) -> None:
+    stream = stream_of()
+    stream.next(MECHANISM.law, 3, SecureRandom(), index=0)
+    for hidden in (stream, [stream], {"of a strategy": (stream,)}):
+        if copied is copy.copy and hidden is not stream:
+            continue  # a shallow copy of a container shares the stream
+        with pytest.raises(TypeError, match="can't be pickled or copied"):
+            copied(hidden)
+
+
+def test_no_noise_is_shown() -> None:
+    stream = BandedStream(BANDED)
+    noise = stream.next(MECHANISM.law, 3, SecureRandom(), index=7)
+    assert repr(stream) == "BandedStream(index=7)"
+    assert str(noise[0]) not in f"{stream} {stream!r}"
+
+
+# --- A release is handed its noise ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", [GaussianMechanism, LaplaceMechanism])
+def test_a_release_is_the_sum_and_the_noise_it_was_handed(
+    kind: type[GaussianMechanism] | type[LaplaceMechanism],
+) -> None:
+    mechanism = kind(noise_multiplier=1.0, clipping_norm=1.0)
+    total = mechanism.encode(np.full((2, 3), 0.1))
+    noise = mechanism.noise(6, SecureRandom())
+    released = mechanism.release(total, noise)
+    assert released.shape == (2, 3)
+    assert (released / mechanism.grid == total + noise.reshape(2, 3)).all()
+
+
+@pytest.mark.parametrize(
+    "noise",
+    [
+        np.ones(1, dtype=np.int64),  # would be broadcast: one draw to hide six coordinates
+        np.ones((2, 3), dtype=np.int64),
+        np.ones(7, dtype=np.int64),
+        np.int64(1),
+        np.full(6, 0.5),
+        np.ones(6),  # floats may leave the grid
+        np.ones(6, dtype=bool),
+        None,
+        SecureRandom(),  # where noise comes from is no noise
+    ],
+    ids=str,
+)
+def test_a_release_without_an_integer_for_each_coordinate_is_refused(noise: object) -> None:
+    with pytest.raises(ValueError, match=r"sum of 6 coordinates .* noise\(total.size, rng\)"):
+        MECHANISM.release(np.zeros((2, 3)), noise)  # type: ignore[arg-type]
+
+
+def test_scalars_get_fresh_noise_each_in_its_own_steps() -> None:
+    bundle = GaussianBundle(
+        noise_multiplier=1.0,
+        clipping_norms=(0.5,),
+        unclipped_bit=True,
+        scalar_noise_std=5.0,
+        count_noise_std=7.0,
+    )
+    noise = bundle.scalar_noise(SecureRandom())
+    released = bundle.release_scalars(np.zeros(2), noise)
+    grids = [mechanism.grid for mechanism in bundle.scalar_mechanisms]
+    assert released == [float(step) * grid for step, grid in zip(noise, grids, strict=True)]
+    with pytest.raises(ValueError):
+        bundle.release_scalars(np.zeros(2), noise[:1])
+    bare = GaussianBundle(noise_multiplier=1.0, clipping_norms=(0.5,))
+    assert bare.release_scalars(np.zeros(0), bare.scalar_noise(SecureRandom())) == []
