@@ -112,7 +112,14 @@ class Noise(ABC):
         """Return what one unit is charged for a round of that multiplier."""
 
     @abstractmethod
-    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+    def check(
+        self,
+        *,
+        sampling: Sampling,
+        release: Release,
+        hosting: Hosting,
+        relation: NeighboringRelation,
+    ) -> None:
         """Refuse what does not go with this noise.
 
         Raises:
@@ -213,7 +220,14 @@ class CentralNoise(Noise):
         """Return a Gaussian, amplified as the sampling allows."""
         return sampling.event(multiplier, num_clients)
 
-    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+    def check(
+        self,
+        *,
+        sampling: Sampling,
+        release: Release,
+        hosting: Hosting,
+        relation: NeighboringRelation,
+    ) -> None:
         """Refuse nothing: the server that adds this noise may see everything else."""
 
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
@@ -275,7 +289,14 @@ class ClientNoise(Noise):
         """Return the event of one message, in full: the server sees who sent it."""
         return event_of(self.scheme_of(multiplier, release.clipping_norm))
 
-    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+    def check(
+        self,
+        *,
+        sampling: Sampling,
+        release: Release,
+        hosting: Hosting,
+        relation: NeighboringRelation,
+    ) -> None:
         """Refuse what needs the server to see updates, and secret cohorts.
 
         Raises:
