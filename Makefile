@@ -26,6 +26,7 @@ BENCH_compression := --json
 BENCH_noise := --json
 BENCH_rounds := --json
 BENCH_selection := --json
+BENCH_startup := --json
 BENCH_stock_flower :=
 BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
 
@@ -58,7 +59,8 @@ format: $(STAMP) ## Mend what can be mended
 	$(BIN)/ruff format .
 
 docs: $(STAMP) ## Write the generated tables, follow every link, run the examples of the pages
-	@# Each command that writes a table into a page stands here, before the check of what it wrote.
+	$(BIN)/python docs/tables.py
+	$(BIN)/python docs/draw_rooms.py
 	$(BIN)/python -m pytest -q tests/docs
 
 bench: $(BENCHES:%=bench-%) ## Time and train against the peers, for hours: results/

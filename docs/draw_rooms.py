@@ -112,7 +112,8 @@ def _draw_room(
     title = axes.text(left + 0.13, top, room.name, fontsize=13, weight="bold", va="center")
     words = textwrap.fill(room.sentence, int(width * 11.5), max_lines=2, placeholder=" ...")
     axes.text(left + 0.13, top - 0.19, words, fontsize=10, va="top")
-    drawn = title.get_window_extent(FigureCanvasAgg(figure).get_renderer())
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]  # matplotlib
+    drawn = title.get_window_extent(renderer)
     right = axes.transData.inverted().transform(drawn.corners())[-1][0] + 0.28
     for steps, colour in ((UPDATE, COLOURS[0]), (CHARGE, COLOURS[1])):
         for number, name in enumerate(steps, start=1):

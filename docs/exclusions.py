@@ -1,23 +1,16 @@
-"""The table of settings that can't go together, in the words of the errors themselves.
+"""Settings that can't go together, in the words of the errors themselves.
 
-    python docs/exclusions.py
-
-writes it anew into `configuration.md`, between two markers. Nothing is checked here: whoever knows
-a reason raises `IncompatibleOptions`, and this only asks for what is refused.
+Nothing is checked here: whoever knows a reason raises `IncompatibleOptions`, and this only asks for
+what is refused. `docs/tables.py` writes the table into docs/configuration.md.
 """
 
 from __future__ import annotations
 
 import warnings
 from functools import cache
-from pathlib import Path
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan, make_record_plan
-
-PAGE = Path(__file__).with_name("configuration.md")
-BEGIN = "<!-- exclusions: written by `python docs/exclusions.py` -->"
-END = "<!-- end of exclusions -->"
 
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
 
@@ -147,20 +140,3 @@ def _in_words(row: tuple[str, ...]) -> str:
     if len(row) == 1 or not common:
         return " or ".join(f"`{each}`" for each in row)
     return f"`{' '.join(common)}` with {' or '.join(f'`{rest}`' for rest in rests)}"
-
-
-def with_table(page: str, table: str) -> str:
-    """Return the page with `table` between the markers.
-
-    Raises:
-        ValueError: If the page has no markers.
-    """
-    before, begin, rest = page.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end):
-        raise ValueError(f"the page has no table to be written: put {BEGIN} and {END} into it")
-    return f"{before}{BEGIN}\n\n{table}\n\n{END}{after}"
-
-
-if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text("utf-8"), table()), encoding="utf-8")

@@ -10,13 +10,13 @@ import local_grid
 import pytest
 
 from fl_dp.mechanisms import GaussianBundle
-from fl_dp.protocol.instruction import ClientNoise, RoundInstruction
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 
 ACCOUNTING = {"dp_accounting", "scipy", "sqlalchemy"}
 OPACUS = {"opacus"}
 COMMAND_LINE = {"hydra", "sklearn"}
 BUNDLE = GaussianBundle(noise_multiplier=1.0, clipping_norms=(0.5,))
-NOISE = ClientNoise(scheme="gaussian", noise_multiplier=1.0, clipping_norm=1.0)
+NOISE = NoiseInstruction(scheme="gaussian", noise_multiplier=1.0, clipping_norm=1.0)
 
 # The parameters come as JSON; what is loaded after the training goes back as JSON.
 CLIENT = """

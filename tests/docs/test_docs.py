@@ -12,18 +12,18 @@ from typing import Any
 
 import pytest
 from local_grid import LocalGrid, answer_with_app
+from tables import with_tables
 
 import fl_dp
 from fl_dp import PrivacyLedger
 from fl_dp.accounting import calibrate_client_scheme
 from fl_dp.app.keys import all_keys
-from fl_dp.app.settings_guide import with_tables
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def test_the_tables_of_the_configuration_guide_are_as_the_settings_write_them() -> None:
-    """Otherwise: `python -m fl_dp.app.settings_guide`, which `make docs` runs."""
+    """Otherwise: `python docs/tables.py`, which `make docs` runs."""
     guide = (ROOT / "docs/configuration.md").read_text()
     assert with_tables(guide) == guide
     assert with_tables(guide.replace("| `8.0` |", "| `9.0` |")) == guide

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import ast
-import runpy
 import traceback
 from functools import cache
 from pathlib import Path
 
 import pytest
+from exclusions import EXCLUSIONS, refusal
 
 from fl_dp.accounting import IncompatibleOptions
 
 ROOT = Path(__file__).resolve().parents[2]
-_TOOL = runpy.run_path(str(ROOT / "docs/exclusions.py"))
-PAGE, BEGIN, END, EXCLUSIONS = (_TOOL[name] for name in ("PAGE", "BEGIN", "END", "EXCLUSIONS"))
-refusal, table, with_table = (_TOOL[name] for name in ("refusal", "table", "with_table"))
 Place = tuple[str, int]
 
 
@@ -44,11 +41,6 @@ def raising_places() -> set[tuple[str, range]]:
     return found
 
 
-def test_the_guide_s_table_is_what_the_errors_say() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert with_table(page, table()) == page, f"write it anew: {BEGIN}"
-
-
 @pytest.mark.parametrize("row", EXCLUSIONS, ids=lambda row: row[0].replace(" ", ","))
 def test_all_settings_of_a_row_are_refused_in_one_place(row: tuple[str, ...]) -> None:
     assert len({refused_at(overrides) for overrides in row}) == 1
@@ -67,9 +59,3 @@ def test_every_place_that_refuses_a_combination_has_a_row() -> None:
 def test_what_goes_together_is_not_refused() -> None:
     assert refusal("privacy.noise_multiplier=2 privacy.epsilon=null rounds=1") is None
     assert refusal("privacy=none") is None
-
-
-def test_a_page_without_a_place_for_the_table_is_left_alone() -> None:
-    for page in ("", BEGIN, f"{END}{BEGIN}"):
-        with pytest.raises(ValueError, match="has no table to be written"):
-            with_table(page, "| a |")

@@ -1,6 +1,6 @@
-"""Tables of keys for docs/configuration.md, written from the docstrings of the settings.
+"""The tables of docs/configuration.md, written from the code: keys from docstrings, and exclusions.
 
-    python -m fl_dp.app.settings_guide
+    python docs/tables.py
 
 A table stands between two comments of the page, and everything between them is written anew. The
 docstrings are the one source: `fl-dp config` shows the same sentences.
@@ -11,10 +11,12 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from .keys import all_keys, groups
+import exclusions
 
-_PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
-_TABLE = re.compile(r"<!-- keys of (\w+) -->\n.*?<!-- end -->", re.DOTALL)
+from fl_dp.app.keys import all_keys, groups
+
+PAGE = Path(__file__).resolve().parent / "configuration.md"
+_TABLE = re.compile(r"<!-- (keys of (\w+)|exclusions) -->\n.*?<!-- end -->", re.DOTALL)
 _THE_RUN = "run"  # the keys that stand in no group
 
 
@@ -36,11 +38,14 @@ def table_of(group: str) -> str:
 
 
 def with_tables(page: str) -> str:
-    """Return a page in which each marked table is as the settings are now."""
-    return _TABLE.sub(
-        lambda found: f"<!-- keys of {found[1]} -->\n{table_of(found[1])}\n<!-- end -->", page
-    )
+    """Return a page in which each marked table is as the code is now."""
+    return _TABLE.sub(_written, page)
+
+
+def _written(found: re.Match[str]) -> str:
+    table = exclusions.table() if found[2] is None else table_of(found[2])
+    return f"<!-- {found[1]} -->\n{table}\n<!-- end -->"
 
 
 if __name__ == "__main__":
-    _PAGE.write_text(with_tables(_PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    PAGE.write_text(with_tables(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
