@@ -7,6 +7,7 @@ what is refused. `docs/tables.py` writes the table into docs/configuration.md.
 from __future__ import annotations
 
 import warnings
+from functools import cache
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan, make_record_plan
@@ -102,6 +103,7 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
 """Overrides that are refused; those of one row for one reason."""
 
 
+@cache
 def refusal(overrides: str) -> ValueError | None:
     """Return the error that settings end with before anything is started, None if there is none.
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from fl_dp.accounting import (
     DeclaredFilter,
@@ -68,12 +68,12 @@ class Noise(ABC):
     @property
     def adaptive(self) -> bool:
         """Whether rounds get noise that is chosen after earlier ones were released."""
-        return False
+        return self.controller() is not None
 
     @property
     def course(self) -> str:
         """The name of its course over the rounds: its schedule's, or `plateau`."""
-        return self.schedule.name
+        return "plateau" if self.adaptive else self.schedule.name
 
     @property
     def least_multiplier(self) -> float:
@@ -112,7 +112,14 @@ class Noise(ABC):
         """Return what one unit is charged for a round of that multiplier."""
 
     @abstractmethod
-    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+    def check(
+        self,
+        *,
+        sampling: Sampling,
+        release: Release,
+        hosting: Hosting,
+        relation: NeighboringRelation,
+    ) -> None:
         """Refuse what does not go with this noise.
 
         Raises:
@@ -143,11 +150,6 @@ class Noise(ABC):
         """Return the noise as plain JSON values."""
         return {"kind": self.kind, **asdict(self), "schedule": self.schedule.to_dict()}
 
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the noise that `to_dict` described, without its kind."""
-        return cls(**dict(fields) | {"schedule": NoiseSchedule.from_dict(fields["schedule"])})
-
 
 @dataclass(frozen=True, kw_only=True)
 class CentralNoise(Noise):
@@ -175,16 +177,6 @@ class CentralNoise(Noise):
             raise ValueError(
                 f"the noise can follow the plateau or the schedule '{self.schedule.name}', not both"
             )
-
-    @property
-    def adaptive(self) -> bool:
-        """Whether the noise reacts to a plateau."""
-        return self.plateau is not None
-
-    @property
-    def course(self) -> str:
-        """The name of its course over the rounds."""
-        return self.schedule.name if self.plateau is None else "plateau"
 
     @property
     def least_multiplier(self) -> float:
@@ -228,7 +220,14 @@ class CentralNoise(Noise):
         """Return a Gaussian, amplified as the sampling allows."""
         return sampling.event(multiplier, num_clients)
 
-    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+    def check(
+        self,
+        *,
+        sampling: Sampling,
+        release: Release,
+        hosting: Hosting,
+        relation: NeighboringRelation,
+    ) -> None:
         """Refuse nothing: the server that adds this noise may see everything else."""
 
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
@@ -257,13 +256,6 @@ class CentralNoise(Noise):
             names = ", ".join(metric.name for metric in release.metrics)
             text += f", released as one with the clients' metrics {names}"
         return text
-
-    @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the noise that `to_dict` described, without its kind."""
-        plateau = fields["plateau"]
-        made = None if plateau is None else PlateauSchedule(**plateau)
-        return super().from_dict(dict(fields) | {"plateau": made})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -297,7 +289,14 @@ class ClientNoise(Noise):
         """Return the event of one message, in full: the server sees who sent it."""
         return event_of(self.scheme_of(multiplier, release.clipping_norm))
 
-    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+    def check(
+        self,
+        *,
+        sampling: Sampling,
+        release: Release,
+        hosting: Hosting,
+        relation: NeighboringRelation,
+    ) -> None:
         """Refuse what needs the server to see updates, and secret cohorts.
 
         Raises:
@@ -367,10 +366,14 @@ def noise_from_dict(fields: Mapping[str, Any]) -> Noise:
     Raises:
         ValueError: If the kind is unknown to this version.
     """
-    kind = _KINDS.get(fields["kind"])
+    given = dict(fields)
+    kind = _KINDS.get(given.pop("kind"))
     if kind is None:
         raise ValueError(
             f"noise of kind '{fields['kind']}' is unknown to this version, which knows "
             f"{', '.join(_KINDS)}"
         )
-    return kind.from_dict({name: value for name, value in fields.items() if name != "kind"})
+    given["schedule"] = NoiseSchedule.from_dict(given["schedule"])
+    if given.get("plateau") is not None:
+        given["plateau"] = PlateauSchedule(**given["plateau"])
+    return kind(**given)

@@ -108,7 +108,12 @@ class PrivacyPlan:
             participation_cap=self.participation_cap,
             release=self.release,
         )
-        self.noise.check(sampling=self.sampling, release=self.release, hosting=self.hosting)
+        self.noise.check(
+            sampling=self.sampling,
+            release=self.release,
+            hosting=self.hosting,
+            relation=self.neighboring_relation,
+        )
         # Made for their own checks: charged and gated, before anything of the plan is released.
         _ = self.event_of(1), self.filter()
         _ = self.bundle(max(self.noise_multipliers))  # scalars fit every round, or no round starts
@@ -324,7 +329,7 @@ class PrivacyPlan:
             noise_multiplier,
             expected_cohort=self.expected_cohort,
             rounds=self.rounds,
-            counted=self.noise.of_sums,
+            counted=self.noise.of_sums,  # else the server sees each message, and counts them
             clipping_norms=clipping_norms,
         )
 

@@ -14,6 +14,7 @@ from fl_dp.accounting import (
     GaussianEvent,
     IncompatibleOptions,
     LaplaceEvent,
+    NeighboringRelation,
     PoissonSampling,
     PrivacyBudget,
     PrivacyEvent,
@@ -60,9 +61,18 @@ class NoiseInShares(Noise):
     ) -> PrivacyEvent:
         return GaussianEvent(noise_multiplier=multiplier * self.least**0.5)
 
-    def check(self, *, sampling: Sampling, release: Release, hosting: Hosting) -> None:
+    def check(
+        self,
+        *,
+        sampling: Sampling,
+        release: Release,
+        hosting: Hosting,
+        relation: NeighboringRelation,
+    ) -> None:
         if not sampling.visible:
             raise ValueError("the size of a sum shows a secret cohort")
+        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
+            raise ValueError("who leaves takes a share of the noise along")
 
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
         return "is the server, which sees sums alone"
@@ -89,6 +99,11 @@ def test_a_new_kind_of_noise_refuses_what_it_can_not_do() -> None:
     with pytest.raises(ValueError, match="shows a secret cohort"):
         plan_with(
             NoiseInShares(multiplier=2.0, least=16), sampling=PoissonSampling(sampling_rate=0.5)
+        )
+    with pytest.raises(ValueError, match="takes a share of the noise along"):
+        plan_with(
+            NoiseInShares(multiplier=2.0, least=16),
+            neighboring_relation=NeighboringRelation.ADD_OR_REMOVE_ONE,
         )
 
 

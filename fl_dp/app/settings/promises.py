@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from fl_dp.accounting.incompatible import IncompatibleOptions
+
 from .checks import at_least, fraction, one_of, positive
 
 
@@ -139,7 +141,7 @@ class DPSGDSettings:
             if not self.enabled and getattr(self, key) != field_of.default
         ]
         if given:
-            raise ValueError(
+            raise IncompatibleOptions(
                 f"{', '.join(given)} is for DP-SGD inside clients, which is off: write dp_sgd=on "
                 "too, or leave it out"
             )
