@@ -175,7 +175,10 @@ def test_a_release_is_the_sum_and_the_noise_it_was_handed(
         None,
         SecureRandom(),  # where noise comes from is no noise
     ],
-    ids=str,
+    ids=[
+        *("one draw", "two rows", "one too many", "0-d"),
+        *("halves", "floats", "booleans", "nothing", "a source of randomness"),
+    ],
 )
 def test_a_release_without_an_integer_for_each_coordinate_is_refused(noise: object) -> None:
     with pytest.raises(ValueError, match=r"sum of 6 coordinates .* noise\(total.size, rng\)"):
