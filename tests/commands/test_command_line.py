@@ -590,10 +590,9 @@ def train_here(overrides, on_progress):
     """Do in this process what the ServerApp does."""
     settings = compose_settings(overrides)
     resumed = None if settings.resume is None else RunFolder(Path(settings.resume))
-    num_clients = (settings if resumed is None else resumed.read_settings()).task.num_clients
-    train(
-        LocalGrid(answer_with_app(client_app.app, num_clients), num_clients), settings, run_id="1"
-    )
+    of_run = settings if resumed is None else resumed.read_settings()
+    nodes = of_run.simulation.num_nodes(of_run.task.num_clients)
+    train(LocalGrid(answer_with_app(client_app.app, nodes), nodes), settings, run_id="1")
     on_progress()
     return RunStatus(status="finished:completed", details="")
 
