@@ -39,6 +39,7 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
         *("privacy=dp_sgd simulation.units_per_node=50", "privacy=dp_sgd selection.coins=nodes"),
     ),
     ("dp_sgd.epsilon=4", "privacy=none dp_sgd.clipping_norm=2"),
+    ("dp_sgd.secure_randomness=true",),
     tuple(
         f"selection.participation_cap=9 selection={name}"
         for name in ("poisson", "truncated_poisson", "fixed", "dp_utility")
