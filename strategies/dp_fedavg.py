@@ -409,7 +409,7 @@ class DPFedAvg(RoundLoop):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the replies into one sum as they come, add the noise once, and release the model.
+        """Fold the replies into one sum one by one, add the noise once, and release the model.
 
         A reply that is missing, an error, malformed or not finite contributes zero.
 

@@ -78,7 +78,7 @@ class OpenRound:
         ]
 
     def collect(self, replies: Iterable[Message], selection: Selection, log: RunLog) -> None:
-        """Fold replies into the mode as they come, at most one for each node of the cohort.
+        """Fold replies into the mode one by one, at most one for each node of the cohort.
 
         A reply that is an error, unasked for, malformed or not finite contributes zero and never
         raises: one client must not be able to end a training.

@@ -34,7 +34,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 class UnprotectedFedAvg(RoundLoop):
-    """A Flower strategy that promises nothing to clients: updates are averaged as they come.
+    """A Flower strategy that promises nothing to clients: updates are averaged unclipped.
 
     Privacy: none for clients. With a `record_plan`, each record has what its own client's DP-SGD
     gives it, whatever the server does.
@@ -136,7 +136,7 @@ class UnprotectedFedAvg(RoundLoop):
         """Log that nothing is promised to clients, and what is promised to records."""
         logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
         if self.record_plan is None:
-            logger.warning("\t└── NO PRIVACY: updates are averaged as they come")
+            logger.warning("\t└── NO PRIVACY: updates are averaged unclipped")
         else:
             log_record_promise(self.record_plan, last=True)
 

@@ -43,7 +43,7 @@ at `reply.has_error()` and `reply.metadata.src_node_id`. Nodes that stay silent 
 class RoundFailed(RuntimeError):
     """A round that can't release anything.
 
-    The model stays as it is and the training goes on with the next round. What was charged stays
+    The model stays as it is and the training continues with the next round. What was charged stays
     spent: somebody may have seen a part of it. The text says why, without anything of the updates.
     """
 
