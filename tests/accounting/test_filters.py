@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -169,13 +170,15 @@ def test_an_order_without_room_is_refused() -> None:
 # Declared noise ------------------------------------------------------------------------------
 
 
-def test_declared_rounds_are_all_admitted_after_one_computation(monkeypatch) -> None:
+def test_declared_rounds_are_all_admitted_after_one_computation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     schedule = NoiseSchedule(name="linear", levels=6)
     history = schedule_history(schedule, 1.0, sampling_rate=0.1, rounds=60)
     budget = PrivacyBudget(epsilon=tight_epsilon(history, 1e-5), delta=1e-5)
     computed = []
 
-    def counted(*arguments, **named):
+    def counted(*arguments: Any, **named: Any) -> float:
         computed.append(1)
         return tight_epsilon(*arguments, **named)
 
