@@ -206,7 +206,7 @@ def test_a_vast_budget_is_calibrated_without_distributions(
     no_distributions: None, target: float
 ) -> None:
     noise = calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.5, rounds=30)
-    history = {sampled(noise, 0.5): 30}
+    history: dict[PrivacyEvent, int] = {sampled(noise, 0.5): 30}
     reported = epsilon(history, 1e-5)
     assert 0.999 * target <= reported.best <= target
     assert tight_epsilon(history, 1e-5) == reported.best
@@ -314,7 +314,7 @@ def test_a_calibration_is_not_searched_for_twice(
     assert calibrated() == first
     for other in ({"target": 3.01}, {"rounds": 26}):
         with pytest.raises(AssertionError, match="searched again"):
-            calibrated(**other)  # type: ignore[arg-type]  # from a dict
+            calibrated(**other)
 
 
 @pytest.mark.parametrize(
