@@ -157,7 +157,7 @@ def test_the_wheel_asks_for_torch_only_in_an_extra(wheel: Path) -> None:
     [name] = [name for name in names_in(wheel) if name.endswith(".dist-info/METADATA")]
     with zipfile.ZipFile(wheel) as opened:
         metadata = Parser().parsestr(opened.read(name).decode())
-    required = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
     always = {r.name for r in required if r.marker is None or r.marker.evaluate({"extra": ""})}
     in_extra = {r.name for r in required if r.marker and r.marker.evaluate({"extra": "torch"})}
     assert "flwr" in always
