@@ -488,7 +488,9 @@ def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path: P
     )
     assert result.exit_code == 2
     assert "40 rounds at noise multiplier 8 spend epsilon" in said_on_stderr(result)
-    fits = int(re.search(r"at most (\d+) rounds", said_on_stderr(result)).group(1))
+    stated = re.search(r"at most (\d+) rounds", said_on_stderr(result))
+    assert stated is not None
+    fits = int(stated.group(1))
     release, delta = (8.0, 1.0), 200**-1.1
     assert independent_epsilon({release: fits}, delta) <= 2
     assert independent_epsilon({release: fits + 1}, delta) > 2
@@ -535,9 +537,9 @@ def test_a_sweep_starts_nothing_if_one_of_its_runs_can_t_succeed(tmp_path: Path)
 class FakeSuperLink:
     """Stands for Flower; `how` says what becomes of a run."""
 
-    def __init__(self, how: type) -> None:
+    def __init__(self, how: Callable[..., Any]) -> None:
         self.how = how
-        self.given = []
+        self.given: list[tuple[Any, Any]] = []
 
     def __call__(self) -> FakeSuperLink:
         return self
@@ -548,7 +550,7 @@ class FakeSuperLink:
     def __exit__(self, *error: Any) -> None:
         pass
 
-    def run(self, settings: list[str], overrides: Any, on_progress: Any) -> Any:
+    def run(self, settings: Any, overrides: Any, on_progress: Any) -> Any:
         self.given.append((settings, overrides))
         return self.how(overrides, on_progress)
 
@@ -783,14 +785,20 @@ def test_the_summary_explains_an_epsilon_above_the_progress() -> None:
         delta=1e-5,
         epsilon_so_far=6.1,
     )
-    assert "Quote epsilon 7.9, not the 6.1" in epsilon_jump([run])
+    assert "Quote epsilon 7.9, not the 6.1" in (epsilon_jump([run]) or "")
     assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
 
 
 def test_the_summary_has_a_column_for_records_where_both_are_protected() -> None:
     run = RunSummary(
-        **{"path": "", "variant": "dp_sgd.epsilon=3", "rounds": 9, "test_accuracy": 0.9},
-        **{"epsilon": 7.9, "delta": 1e-4, "record_epsilon": 2.9, "record_delta": 1e-5},
+        path="",
+        variant="dp_sgd.epsilon=3",
+        rounds=9,
+        test_accuracy=0.9,
+        epsilon=7.9,
+        delta=1e-4,
+        record_epsilon=2.9,
+        record_delta=1e-5,
     )
     headings = [str(column.header) for column in summary_table([run]).columns]
     assert headings[3:7] == ["epsilon", "delta", "epsilon of a record", "delta of a record"]
