@@ -444,7 +444,7 @@ def test_every_file_in_the_configuration_composes_and_its_values_arrive(
     group: Any, option: str
 ) -> None:
     path = config_folder() / group / f"{option}.yaml"
-    written = OmegaConf.to_container(OmegaConf.load(path)) or {}
+    written: Any = OmegaConf.to_container(OmegaConf.load(path)) or {}
     written.pop("defaults", None)
     is_global = "# @package _global_" in path.read_text(encoding="utf-8")
     needed = {"custom": ["schedule.weights=[1,2]"]}.get(option, [])
@@ -621,7 +621,7 @@ def fit(
     settings: Settings, partition_id: int = 0, server_round: int = 1, parameters: Any = None
 ) -> tuple[Any, Any, Any]:
     parameters = initial_parameters(settings) if parameters is None else parameters
-    config = {SETTINGS_KEY: settings.to_json(), "server-round": server_round}
+    config: dict[str, Any] = {SETTINGS_KEY: settings.to_json(), "server-round": server_round}
     return TaskClient(node_context(partition_id)).fit(parameters, config)
 
 
@@ -735,7 +735,7 @@ def test_the_client_app_trains_the_part_that_the_node_s_configuration_names() ->
     settings = compose_settings(SMALL)
     reply = answer_of_the_client_app(settings.to_json(), {"partition-id": 4})
     expected, _, _ = fit(settings, partition_id=4)
-    assert same_arrays(reply.content["arrays"].to_numpy_ndarrays(), expected)
+    assert same_arrays(reply.content.array_records["arrays"].to_numpy_ndarrays(), expected)
 
 
 def test_a_node_without_a_partition_id_answers_with_an_error() -> None:

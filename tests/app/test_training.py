@@ -283,4 +283,4 @@ def test_whoever_starts_nodes_without_saying_what_they_host_has_one_client_on_ea
     folder, _ = run(tmp_path, "rounds=1")
     assert settings_for(tmp_path).simulation.units_per_node == "auto"
     assert folder.read_settings().simulation.units_per_node == 1
-    assert folder.read_plan().units_per_node == 1
+    assert folder.read_plan().hosting.units_per_node == 1
