@@ -9,7 +9,7 @@ import pytest
 
 from fl_dp.datasets.columns import Number, encode, width
 
-COLUMNS = {
+COLUMNS: dict[str, Number | tuple[str, ...]] = {
     "age": Number(centre=40, scale=10),
     "job": ("?", "clerk", "smith"),
     "income": Number(logarithm=True),

@@ -14,7 +14,7 @@ from fl_dp.datasets.sources import SOURCES
 
 
 def made(**changes: Any) -> Dataset:
-    parts = {
+    parts: dict[str, Any] = {
         "name": "made",
         "train_x": np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2),
         "train_y": np.array([0, 1, 0, 1, 0, 1]),
@@ -198,6 +198,7 @@ def test_each_channel_is_scaled_by_its_own_constants() -> None:
 def test_natural_clients_are_kept_with_their_names() -> None:
     clients = np.array([0, 2, 2, 0, 2, 2])
     dataset = made(train_clients=clients, client_names=("Ann", "nobody", "Cy"))
+    assert dataset.train_clients is not None
     assert dataset.client_names[dataset.train_clients[1]] == "Cy"
 
 

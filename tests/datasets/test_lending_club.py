@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -28,7 +28,7 @@ def row(number: int) -> dict[str, Any]:
 ROWS = [row(number) for number in range(NUM_ROWS)]
 
 
-def table(quoting: int = csv.QUOTE_MINIMAL, rows: list[Any] = ROWS) -> str:
+def table(quoting: Literal[0, 2] = csv.QUOTE_MINIMAL, rows: list[Any] = ROWS) -> str:
     text = io.StringIO()
     writer = csv.DictWriter(text, rows[0], quoting=quoting, lineterminator="\n")
     writer.writeheader()
@@ -42,6 +42,7 @@ def test_the_table_loads_with_its_states_as_clients() -> None:
     assert loans.test_x.shape == (20, 69)
     assert loans.client_names == STATES
     assert len(STATES) == 50
+    assert loans.train_clients is not None
     assert set(loans.train_clients) == set(range(7))
     assert np.bincount(loans.test_y).tolist() == [18, 2]
 
@@ -50,6 +51,7 @@ def test_the_state_is_no_input() -> None:
     moved = [row(number) | {"addr_state": "WY"} for number in range(NUM_ROWS)]
     loans, elsewhere = (parse_lending_club(text, NUM_ROWS) for text in (table(), table(rows=moved)))
     np.testing.assert_array_equal(loans.train_x, elsewhere.train_x)
+    assert elsewhere.train_clients is not None
     assert set(elsewhere.train_clients) == {STATES.index("WY")}
 
 

@@ -165,14 +165,16 @@ def test_parts_that_are_missing_or_empty_are_an_error(
 def test_a_model_s_shape_never_comes_from_one_node_s_images(
     load: Callable[..., Any], key: str
 ) -> None:
+    without: dict[str, Any] = {key: None}
     with pytest.raises(ValueError, match=rf"task\.{key} must be given where nodes bring"):
-        load(PLAIN, replace(NODE, **{key: None}))
+        load(PLAIN, replace(NODE, **without))
 
 
 @pytest.mark.parametrize("key", ["columns", "client_column"])
 def test_what_is_for_tables_is_refused_for_folders(load: Callable[..., Any], key: str) -> None:
+    given: dict[str, Any] = {key: ("x",)}
     with pytest.raises(ValueError, match=rf"task\.{key} is for tables"):
-        load(PLAIN, DataFormat(**{key: ("x",)}))
+        load(PLAIN, DataFormat(**given))
 
 
 def test_pillow_is_asked_for_where_it_is_missing(

@@ -15,7 +15,7 @@ from pyarrow import csv, parquet
 
 from fl_dp.datasets import DataFormat, Dataset, client_indices, data, load_dataset
 
-TRAIN = {
+TRAIN: dict[str, list[Any]] = {
     "age": [61, 35, 48, 52],
     "pressure": [140.5, 120.0, 131.25, 118.0],
     "smokes": [True, False, False, True],
@@ -64,8 +64,10 @@ def test_numbers_are_features_as_they_are_and_labels_are_numbered_by_the_public_
 ) -> None:
     dataset = load(kind, train=TRAIN, test=TEST)
     expected = [[61, 140.5, 1], [35, 120, 0], [48, 131.25, 0], [52, 118, 1]]
-    np.testing.assert_array_equal(dataset.features(slice(None)), np.float32(expected))
-    np.testing.assert_array_equal(dataset.features(slice(None), "test"), np.float32(expected[:2]))
+    np.testing.assert_array_equal(dataset.features(slice(None)), np.array(expected, np.float32))
+    np.testing.assert_array_equal(
+        dataset.features(slice(None), "test"), np.array(expected[:2], np.float32)
+    )
     assert dataset.labels(slice(None)).tolist() == [1, 0, 1, 0]
     assert dataset.labels(slice(None), "test").tolist() == [1, 0]
     assert (dataset.input_shape, dataset.num_classes, dataset.name) == ((3,), 2, kind)
@@ -82,8 +84,9 @@ def test_the_partition_natural_gives_each_client_its_rows(
     load: Callable[..., Any], tmp_path: Path
 ) -> None:
     load(train=TRAIN, test=TEST)
-    arguments = {"kind": "natural", "seed": 0, "data_dir": str(tmp_path), "data_format": FORMAT}
-    clients = client_indices("csv", num_clients=3, **arguments)
+    clients = client_indices(
+        "csv", num_clients=3, kind="natural", seed=0, data_dir=str(tmp_path), data_format=FORMAT
+    )
     assert [rows.tolist() for rows in clients] == [[3], [0, 2], [1]]
 
 
@@ -91,7 +94,7 @@ def test_the_partition_natural_gives_each_client_its_rows(
 def test_columns_choose_the_features_and_their_order(load: Callable[..., Any], kind: str) -> None:
     data_format = DataFormat(classes=CLASSES, columns=("pressure", "age"))
     dataset = load(kind, data_format, train=TRAIN, test=TEST)
-    np.testing.assert_array_equal(dataset.train_x[0], np.float32([140.5, 61]))
+    np.testing.assert_array_equal(dataset.train_x[0], np.array([140.5, 61], np.float32))
     assert dataset.train_clients is None
 
 
@@ -143,7 +146,11 @@ def test_no_row_of_an_order_decides_the_numbers_of_classes_and_clients(
 
 def test_a_test_fraction_holds_out_the_same_rows_each_time(load: Callable[..., Any]) -> None:
     rows = 40
-    columns = {"x": list(range(rows)), "who": ["a", "b"] * (rows // 2), "label": [0, 1, 1, 0] * 10}
+    columns: dict[str, list[Any]] = {
+        "x": list(range(rows)),
+        "who": ["a", "b"] * (rows // 2),
+        "label": [0, 1, 1, 0] * 10,
+    }
     data_format = DataFormat(client_column="who", test_fraction=0.25)
     dataset, again = (load(data_format=data_format, train=columns) for _ in range(2))
     assert (len(dataset.train_y), len(dataset.test_y)) == (30, 10)
@@ -193,8 +200,9 @@ def test_a_model_s_shape_never_comes_from_one_node_s_rows(load: Callable[..., An
     dataset = load(data_format=NODE, train=only_one_class)
     assert (dataset.input_shape, dataset.num_classes) == ((2,), 2)
     for missing in ("columns", "classes"):
+        left_out: dict[str, Any] = {missing: None}
         with pytest.raises(ValueError, match=rf"task\.{missing} must be given where nodes bring"):
-            load(data_format=replace(NODE, **{missing: None}), train=TRAIN)
+            load(data_format=replace(NODE, **left_out), train=TRAIN)
 
 
 # What is refused.

@@ -153,16 +153,20 @@ def test_dirichlet_allows_empty_clients() -> None:
     ],
 )
 def test_arguments_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
-    arguments = {"labels": LABELS, "num_clients": 10, "kind": "iid", "seed": 0} | changes
+    usual: dict[str, Any] = {"labels": LABELS, "num_clients": 10, "kind": "iid", "seed": 0}
+    arguments = usual | changes
     with pytest.raises(ValueError, match=message):
         partition(arguments.pop("labels"), **arguments)
 
 
 def natural(owners: list[int], num_clients: int) -> list[Any]:
-    owners = np.array(owners, dtype=np.int64)
     labels = np.zeros(len(owners), dtype=np.int64)
     clients = partition(
-        labels, num_clients=num_clients, kind="natural", seed=0, natural_clients=owners
+        labels,
+        num_clients=num_clients,
+        kind="natural",
+        seed=0,
+        natural_clients=np.array(owners, dtype=np.int64),
     )
     return [rows.tolist() for rows in clients]
 
@@ -185,7 +189,7 @@ def test_a_natural_client_without_records_is_not_counted() -> None:
 
 
 def test_client_indices_partition_the_training_part_once_per_process() -> None:
-    arguments = {"num_clients": 30, "kind": "dirichlet", "seed": 7, "alpha": 0.3}
+    arguments: dict[str, Any] = {"num_clients": 30, "kind": "dirichlet", "seed": 7, "alpha": 0.3}
     clients = client_indices("digits", **arguments)
     expected = partition(load_dataset("digits").train_y, **arguments)
     assert all(np.array_equal(a, b) for a, b in zip(clients, expected, strict=True))

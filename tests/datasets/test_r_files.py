@@ -61,7 +61,7 @@ def raw_lzma(raw: Any) -> bytes:
     return b"Z" + lzma.compress(raw, lzma.FORMAT_RAW, filters=[{"id": lzma.FILTER_LZMA2}])
 
 
-PACKINGS = {
+PACKINGS: dict[str, Callable[[bytes], bytes]] = {
     "zlib": zlib.compress,
     "bzip2": lambda raw: b"2" + bz2.compress(raw),
     "lzma": raw_lzma,

@@ -118,6 +118,7 @@ def test_clients_are_the_roles_that_speak_enough() -> None:
     }
     dataset = windows_of(plays)
     assert dataset.client_names == ("first: ANN", "second: ANN")
+    assert dataset.train_clients is not None
     windows = np.bincount(dataset.train_clients)
     assert windows.tolist() == [(850 - LENGTH - 1) // STRIDE + 1, (2550 - LENGTH - 1) // STRIDE + 1]
     assert len(dataset.train_clients) == len(dataset.train_x)
