@@ -25,7 +25,12 @@ NAMES_AND_SHAPES = pytest.mark.parametrize(
 
 
 def build(name: str = "mlp", shape: Any = None, **changes: Any) -> nn.Module:
-    arguments = {"num_classes": 10, "seed": 0, "hidden": 8, "input_shape": (1, 8, 8)}
+    arguments: dict[str, Any] = {
+        "num_classes": 10,
+        "seed": 0,
+        "hidden": 8,
+        "input_shape": (1, 8, 8),
+    }
     if name in ON_TOKENS:
         arguments |= {"input_shape": (12,), "vocabulary_size": VOCABULARY}
     if shape is not None:
@@ -109,7 +114,8 @@ def test_resnet18_is_the_published_network() -> None:
     # As many as with BatchNorm: its scales and shifts are GroupNorm's.
     assert sum(values.size for values in get_arrays(model).values()) == 11_173_962
     reached = []
-    model.blocks.register_forward_hook(lambda *args: reached.append(args[-1].shape))
+    blocks = model.get_submodule("blocks")
+    blocks.register_forward_hook(lambda *args: reached.append(args[-1].shape))
     model(torch.rand(1, 3, 32, 32))
     assert reached == [(1, 512, 4, 4)]
 
@@ -126,9 +132,10 @@ def test_no_group_of_resnet18_is_too_small_to_be_normalised(width: int) -> None:
 
 @pytest.mark.parametrize(("name", "layer"), [("gru", nn.GRU), ("lstm", nn.LSTM)])
 def test_a_recurrent_model_is_torch_s_own_layer_between_embedding_and_head(
-    name: str, layer: str
+    name: str, layer: type[nn.GRU] | type[nn.LSTM]
 ) -> None:
-    model, tokens = build(name), records(name, 4)
+    model: Any = build(name)  # its parts are called below
+    tokens = records(name, 4)
     reference = layer(8, 8, batch_first=True)
     state = {
         f"{kind}_{part}_l0": getattr(getattr(model.cell, part), kind).detach()
