@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -78,7 +80,7 @@ def test_training_and_evaluation_take_tensors_as_they_take_arrays() -> None:
     models = [
         build_model("logistic", input_shape=(1, 8, 8), num_classes=10, seed=0) for _ in range(2)
     ]
-    how = {"learning_rate": 0.1, "epochs": 2, "batch_size": 8, "seed": 3}
+    how: dict[str, Any] = {"learning_rate": 0.1, "epochs": 2, "batch_size": 8, "seed": 3}
     train_locally(models[0], features, labels, **how)
     train_locally(models[1], features.numpy(), labels.numpy(), **how)
     for one, other in zip(models[0].parameters(), models[1].parameters(), strict=True):

@@ -15,7 +15,7 @@ from fl_dp.datasets import client_indices, load_dataset
 from fl_dp.models import build_model, get_arrays
 from fl_dp.training import evaluate, train_locally
 
-SETTINGS = {"learning_rate": 0.1, "epochs": 2, "batch_size": 4, "seed": 0}
+SETTINGS: dict[str, Any] = {"learning_rate": 0.1, "epochs": 2, "batch_size": 4, "seed": 0}
 
 
 def digits(num_rows: int = 100) -> tuple[np.ndarray, np.ndarray]:
@@ -23,7 +23,8 @@ def digits(num_rows: int = 100) -> tuple[np.ndarray, np.ndarray]:
     return dataset.features(slice(0, num_rows)), dataset.labels(slice(0, num_rows))
 
 
-def build(name: str = "mlp", seed: int = 0) -> nn.Module:
+def build(name: str = "mlp", seed: int = 0) -> Any:
+    """Return a model of the tasks; tests reach into its layers by number."""
     return build_model(name, input_shape=(1, 8, 8), num_classes=10, seed=seed)
 
 
@@ -52,7 +53,8 @@ def test_one_batch_is_one_step_of_gradient_descent_an_epoch(batch_size: int) -> 
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
-        functional.cross_entropy(reference(torch.tensor(x)), torch.tensor(y)).backward()
+        loss = functional.cross_entropy(reference(torch.tensor(x)), torch.tensor(y))
+        torch.autograd.backward(loss)
         optimizer.step()
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
@@ -63,7 +65,7 @@ def test_each_epoch_visits_every_row_once_in_a_new_order_and_keeps_the_small_bat
         def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.zeros(1, 2))
-            self.batches = []
+            self.batches: list[list[float]] = []
 
         def forward(self, x: Any) -> Any:
             self.batches.append(x[:, 0].tolist())
@@ -80,7 +82,7 @@ def test_each_epoch_visits_every_row_once_in_a_new_order_and_keeps_the_small_bat
 
 def test_the_seed_decides_the_order() -> None:
     def trained(seed: int) -> nn.Module:
-        model = build()
+        model: nn.Module = build()
         train_locally(model, *digits(), **(SETTINGS | {"seed": seed}))
         return model
 
@@ -121,9 +123,10 @@ def test_a_frozen_or_unused_parameter_stays_as_it_is() -> None:
 @pytest.mark.filterwarnings("error")
 def test_read_only_data_is_taken_and_left_as_it_is() -> None:
     dataset = load_dataset("digits")
-    before = dataset.train_x[:50].copy()
-    train_locally(build(), dataset.train_x[:50], dataset.train_y[:50], **SETTINGS)
-    evaluate(build(), dataset.train_x[:50], dataset.train_y[:50])
+    features: Any = dataset.train_x[:50]  # those of digits are float32
+    before = features.copy()
+    train_locally(build(), features, dataset.train_y[:50], **SETTINGS)
+    evaluate(build(), features, dataset.train_y[:50])
     np.testing.assert_array_equal(dataset.train_x[:50], before)
 
 
