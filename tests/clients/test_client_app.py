@@ -154,6 +154,7 @@ def test_a_unit_of_a_node_trains_as_the_client_of_its_part_would(
     node_sum, metrics = train(1, together, units_per_node=4)
     alone = RoundInstruction(**vars(asked) | {"units": (0,)})
     parts = [train(4 + unit, alone) for unit in units]
+    assert asked.bundle is not None
     grid = asked.bundle.updates.grid
     for name in MODEL:  # together rounds otherwise
         expected = sum(arrays[name] for arrays, _ in parts)
@@ -197,7 +198,7 @@ def contribution(node: Any, read_metrics: Any) -> Callable[..., Any]:
     """Return one node's contribution to a statistic."""
 
     def ask(query: Any, name: str, partition: int, *, units_per_node: int = 1) -> Any:
-        config = {
+        config: dict[str, Any] = {
             STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
             STATISTIC_VALUES_KEY: name,
             SETTINGS_KEY: settings_of(units_per_node).to_json(),
@@ -232,7 +233,9 @@ def test_a_utility_query_measures_the_model_in_the_message(
 ) -> None:
     for utility, expected in (("loss", measured(7)[0]), ("records", len(part(7)[1]))):
         query = UtilityQuery(utility=utility, high=500.0, noise_multiplier=1e-6, units=(3,))
-        config = {UTILITY_QUERY_KEY: query.to_json(), SETTINGS_KEY: settings_of(4).to_json()}
-        content = {"model": record(MODEL), "config": ConfigRecord(config)}
+        config = ConfigRecord(
+            {UTILITY_QUERY_KEY: query.to_json(), SETTINGS_KEY: settings_of(4).to_json()}
+        )
+        content = {"model": record(MODEL), "config": config}
         reply = node(app, {"partition-id": 1}).ask(f"query.{UTILITY_ACTION}", content)
         assert read_metrics(reply)[UTILITY_METRIC] == pytest.approx([expected], abs=0.01)

@@ -23,6 +23,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from laws import ALARM, counts_p
 from scipy import stats
 
@@ -36,7 +37,7 @@ from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 SECRET = "patient 4711 has condition X"
 SIZE = 40_000
 LARGE = {"w": np.zeros(SIZE)}
-MODEL = {
+MODEL: dict[str, np.ndarray] = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
     "b": np.array(0.5, dtype=np.float16),
     "seen": np.array(7, dtype=np.int64),
@@ -195,10 +196,10 @@ def test_metrics_do_not_leave(sent: Callable[..., Any], told: Any) -> None:
 
 
 def test_noise_is_added_outside_all_mods(sent: Callable[..., Any], told: Any) -> None:
-    def leaking(message: Message, context: Context, call_next: Any) -> Message:
+    def leaking(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
-        reply.content["metrics"]["leak"] = 1.0
-        reply.content["model"]["w"] = Array(np.full(3, 1e6, np.float32))
+        reply.content.metric_records["metrics"]["leak"] = 1.0
+        reply.content.array_records["model"]["w"] = Array(np.full(3, 1e6, np.float32))
         return reply
 
     arrays, metrics = sent(told(), MODEL, noise(norm=1.0, multiplier=1e-5), [leaking])
@@ -209,8 +210,8 @@ def test_noise_is_added_outside_all_mods(sent: Callable[..., Any], told: Any) ->
 def test_a_mod_that_changes_the_message_does_not_change_where_the_update_starts(
     sent: Callable[..., Any], told: Any
 ) -> None:
-    def shifting(message: Message, context: Context, call_next: Any) -> Message:
-        message.content["model"]["w"] = Array(MODEL["w"] + 1000)
+    def shifting(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        message.content.array_records["model"]["w"] = Array(MODEL["w"] + 1000)
         return call_next(message, context)
 
     arrays, _ = sent(told(), MODEL, noise(norm=1.0, multiplier=1e-5), [shifting])
@@ -278,7 +279,7 @@ def foreign_app(answer: Callable[[Message], Message]) -> ClientApp:
 
 
 def plus_one(message: Message) -> Message:
-    model = {n: a.numpy() for n, a in message.content["model"].items()}
+    model = {n: a.numpy() for n, a in message.content.array_records["model"].items()}
     trained = ArrayRecord({n: Array(np.asarray(a + a.dtype.type(1))) for n, a in model.items()})
     metrics = MetricRecord({"num-examples": 57, "loss": 1.5})
     return Message(RecordDict({"theirs": trained, "scores": metrics}), reply_to=message)
@@ -316,7 +317,7 @@ def test_the_noise_of_a_foreign_app_has_the_right_scale(node: Any, read: Any, sc
 
 
 def in_place(message: Message) -> Message:
-    model = message.content["model"]
+    model = message.content.array_records["model"]
     for name, array in model.items():
         changed = Array(np.asarray(array.numpy() + array.numpy().dtype.type(1)))
         array.data = changed.data
@@ -406,7 +407,7 @@ def keeping(node: Any, tmp_path: Path) -> Any:
 def test_each_reply_is_charged_before_the_client_trains(keeping: Any, told: Any, read: Any) -> None:
     seen = []
 
-    class Watching(told):
+    class Watching(told):  # type: ignore[misc]  # a class that comes as a fixture
         def fit(self, parameters: Any, config: Any) -> Any:
             seen.append(keeping.spent())
             return super().fit(parameters, config)

@@ -23,7 +23,7 @@ SIZE = 40_000
 SIX_SIGMA = 6.0  # two in a billion draws lie further out
 NOISE = NoiseInstruction(scheme="gaussian", noise_multiplier=0.5, clipping_norm=2.0)  # scale 1
 Q16 = Compression(up="quantize", bits=16)
-MODEL = {
+MODEL: dict[str, np.ndarray] = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
     "b": np.array(0.5, dtype=np.float16),
     "wide": np.array([0.25, 3.0]),
@@ -36,19 +36,19 @@ def instruction(compression: Any, **fields: Any) -> RoundInstruction:
     return RoundInstruction(server_round=1, compression=compression, **fields)
 
 
-def update_of(reply: Any, compression: Any, size: int) -> ArrayRecord | np.ndarray:
+def update_of(reply: Any, compression: Any, size: int) -> np.ndarray:
     assert not reply.has_error(), reply.error.reason
     assert list(reply.content.array_records) == [ENCODED_UPDATE]
-    return update_in(reply.content, compression, size)
+    update = update_in(reply.content, compression, size)
+    assert isinstance(update, np.ndarray)
+    return update
 
 
 @pytest.fixture
 def update(node: Any, told: Any) -> Callable[..., Any]:
     """Return the update that the server decodes from a client's reply."""
 
-    def ask(
-        client: Any, model: Any, compression: Any, size: int, **fields: Any
-    ) -> ArrayRecord | np.ndarray:
+    def ask(client: Any, model: Any, compression: Any, size: int, **fields: Any) -> np.ndarray:
         app = numpy_client_app(lambda context: client)
         reply = node(app).train(model, instruction(compression, **fields))
         return update_of(reply, compression, size)
@@ -167,7 +167,7 @@ def test_an_instruction_with_a_compression_survives_its_json() -> None:
 def test_a_client_trains_a_narrow_model_in_its_own_dtypes(node: Any, told: Any, name: str) -> None:
     seen = []
 
-    class Watching(told):
+    class Watching(told):  # type: ignore[misc]  # a class that comes as a fixture
         def fit(self, parameters: Any, config: Any) -> Any:
             seen.extend(parameters)
             return super().fit(parameters, config)
@@ -201,7 +201,7 @@ def foreign_app(*mods: Callable[..., Any]) -> ClientApp:
 
     @app.train()
     def train(message: Message, context: Context) -> Message:
-        model = {n: a.numpy() for n, a in message.content["model"].items()}
+        model = {n: a.numpy() for n, a in message.content.array_records["model"].items()}
         trained = ArrayRecord({n: Array(np.asarray(a + a.dtype.type(1))) for n, a in model.items()})
         metrics = MetricRecord({"num-examples": 57})
         return Message(RecordDict({"theirs": trained, "scores": metrics}), reply_to=message)
@@ -218,7 +218,8 @@ def test_a_foreign_app_encodes_its_update(node: Any) -> None:
 def test_a_foreign_app_adds_its_noise_before_it_encodes(node: Any) -> None:
     here = node(foreign_app(compression_mod, client_noise_mod))
     reply = here.train({"w": np.zeros(SIZE)}, instruction(Q16, client_noise=NOISE))
-    noise = update_of(reply, Q16, SIZE) - 2.0 / math.sqrt(SIZE)  # its update, clipped to 2
+    its_own = 2.0 / math.sqrt(SIZE)  # its update, clipped to 2
+    noise: np.ndarray = update_of(reply, Q16, SIZE) - its_own
     assert noise.std() == pytest.approx(1.0, rel=SIX_SIGMA / math.sqrt(2 * SIZE) + 1e-3)
     assert dict(reply.content["metrics"]) == {"num-examples": 1}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
@@ -20,6 +20,7 @@ from flwr.app import (
     RecordDict,
 )
 from flwr.client import NumPyClient
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import FedAvg
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
@@ -27,7 +28,7 @@ from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 from fl_dp.clients import numpy_client_app
 
 SECRET = "patient 4711 has condition X"
-MODEL = {
+MODEL: dict[str, np.ndarray] = {
     "last.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
     "a.bias": np.array([1.5, -2.0], dtype=np.float64),
     "logit_scale": np.array(0.25, dtype=np.float32),
@@ -51,7 +52,7 @@ class Client(NumPyClient):
         self.num_examples = num_examples
         self.loss = loss
         self.error = error
-        self.seen = []
+        self.seen: list[tuple[Any, Any]] = []
 
     def _note(self, parameters: Any, config: Any) -> None:
         self.seen.append((parameters, config))
@@ -175,7 +176,7 @@ def test_without_a_config_record_the_client_gets_an_empty_config() -> None:
 
 def test_the_client_is_made_from_the_context_of_its_node() -> None:
     def client_fn(context: Context) -> Client:
-        return Client(num_examples=10 + context.node_config["partition-id"])
+        return Client(num_examples=10 + int(context.node_config["partition-id"]))
 
     grid = LocalGrid(answer_with_app(numpy_client_app(client_fn), 3), 3)
     content = RecordDict({"arrays": record_of(MODEL), "config": ConfigRecord()})
@@ -265,6 +266,7 @@ def test_a_number_or_a_list_of_numbers_is_converted_to_what_flower_holds(
     assert got == sent
     assert type(got) is type(sent)
     if isinstance(sent, list):
+        assert isinstance(got, list)
         assert [type(item) for item in got] == [type(item) for item in sent]
 
 
@@ -327,15 +329,15 @@ class PatientError(Exception):
     pass
 
 
-def failing(context: Context) -> None:
+def failing(context: Context) -> NoReturn:
     raise PatientError(SECRET)
 
 
-def failing_mod(message: Message, context: Context, call_next: Any) -> None:
+def failing_mod(message: Message, context: Context, call_next: ClientAppCallable) -> NoReturn:
     raise PatientError(SECRET)
 
 
-def failing_late_mod(message: Message, context: Context, call_next: Any) -> None:
+def failing_late_mod(message: Message, context: Context, call_next: ClientAppCallable) -> NoReturn:
     call_next(message, context)
     raise PatientError(SECRET)
 
@@ -372,7 +374,7 @@ def test_the_text_of_an_exception_is_nowhere_in_the_reply(kind: str, failure: An
 
 
 def test_the_search_for_the_text_would_find_it() -> None:
-    def leaking(message: Message, context: Context, call_next: Any) -> Message:
+    def leaking(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return Message(Error(ErrorCode.UNKNOWN, f"failed on {SECRET}"), reply_to=message)
 
     assert SECRET.encode() in pickle.dumps(answer_to("train", Client(), mods=[leaking]))
@@ -403,8 +405,8 @@ def test_an_error_reply_answers_the_message_that_caused_it() -> None:
 # Mods.
 
 
-def tracing(name: str, trace: list[Any]) -> Callable[..., Any]:
-    def mod(message: Message, context: Context, call_next: Any) -> Message:
+def tracing(name: str, trace: list[str]) -> Callable[..., Any]:
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         trace.append(f"{name} in")
         reply = call_next(message, context)
         trace.append(f"{name} out")
@@ -415,7 +417,7 @@ def tracing(name: str, trace: list[Any]) -> Callable[..., Any]:
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 def test_mods_run_outermost_first(kind: str) -> None:
-    trace = []
+    trace: list[str] = []
     mods = [tracing("outer", trace), tracing("middle", trace), tracing("inner", trace)]
     answer_to(kind, Client(), mods=mods)
     assert trace == ["outer in", "middle in", "inner in", "inner out", "middle out", "outer out"]
@@ -424,7 +426,7 @@ def test_mods_run_outermost_first(kind: str) -> None:
 def test_a_mod_runs_once_for_each_message_with_that_message() -> None:
     seen = []
 
-    def mod(message: Message, context: Context, call_next: Any) -> Message:
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         seen.append((message.metadata.message_type, message.metadata.message_id))
         return call_next(message, context)
 
@@ -436,7 +438,7 @@ def test_a_mod_runs_once_for_each_message_with_that_message() -> None:
 
 
 def test_a_mod_can_change_what_the_client_sees() -> None:
-    def doubling(message: Message, context: Context, call_next: Any) -> Message:
+    def doubling(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         doubled = {name: 2 * values for name, values in MODEL.items()}
         message.content["arrays"] = record_of(doubled)
         return call_next(message, context)
@@ -448,7 +450,7 @@ def test_a_mod_can_change_what_the_client_sees() -> None:
 
 
 def test_a_mod_can_change_the_reply() -> None:
-    def stamping(message: Message, context: Context, call_next: Any) -> Message:
+    def stamping(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
         reply.content["stamp"] = MetricRecord({"stamp": 1})
         return reply
@@ -462,7 +464,7 @@ def test_a_mod_can_change_the_reply() -> None:
 class Stepping(NumPyClient):
     """Adds its own constant; its numbers are exact in binary."""
 
-    def __init__(self, partition: bool | float | str) -> None:
+    def __init__(self, partition: int) -> None:
         self.step = partition + 1
         self.num_examples = (1, 3)[partition]
 
@@ -477,7 +479,7 @@ class Stepping(NumPyClient):
 
 @pytest.fixture(scope="module")
 def trained_by_fedavg() -> tuple[Any, Any]:
-    app = numpy_client_app(lambda context: Stepping(context.node_config["partition-id"]))
+    app = numpy_client_app(lambda context: Stepping(int(context.node_config["partition-id"])))
     grid = LocalGrid(answer_with_app(app, 2), 2)
     floats = {name: values for name, values in MODEL.items() if values.dtype.kind == "f"}
     result = FedAvg().start(grid=grid, initial_arrays=record_of(floats), num_rounds=2)
@@ -514,7 +516,7 @@ def test_fedavg_averages_the_loss_of_evaluate_by_the_number_of_records(
 
 def test_fedavg_goes_on_without_a_client_that_fails() -> None:
     def client_fn(context: Context) -> Stepping | Client:
-        partition = context.node_config["partition-id"]
+        partition = int(context.node_config["partition-id"])
         return Stepping(partition) if partition < 2 else Client(error=PatientError(SECRET))
 
     grid = LocalGrid(answer_with_app(numpy_client_app(client_fn), 3), 3)

@@ -185,7 +185,8 @@ def utilities(node: Any, read_metrics: Any) -> Callable[..., Any]:
 
 
 def precise(**fields: Any) -> UtilityQuery:
-    return UtilityQuery(**{"utility": "loss", "high": 4.0, "noise_multiplier": 1e-5} | fields)
+    usual: dict[str, Any] = {"utility": "loss", "high": 4.0, "noise_multiplier": 1e-5}
+    return UtilityQuery(**usual | fields)
 
 
 @pytest.mark.parametrize(

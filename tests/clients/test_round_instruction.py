@@ -15,7 +15,7 @@ from fl_dp.mechanisms import GaussianBundle, ScalarMetric
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY, UTILITY_METRIC, WEIGHT_METRIC
 
-MODEL = {
+MODEL: dict[str, np.ndarray] = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
     "b": np.array(0.5, dtype=np.float64),
     "seen": np.array(7, dtype=np.int64),
@@ -173,7 +173,7 @@ def test_bfloat16_in_16_bit_integers_keeps_its_name(
 ) -> None:
     sent = Array(np.array([0x3F80, 0x4000], dtype=np.uint16))
     sent.dtype = "bfloat16"
-    config = {} if asked is None else {INSTRUCTION_KEY: asked.to_json()}
+    config: dict[str, Any] = {} if asked is None else {INSTRUCTION_KEY: asked.to_json()}
     app = numpy_client_app(lambda context: told(1))
     content = {"model": ArrayRecord({"w": sent}), "config": ConfigRecord(config)}
     returned = node(app).ask("train", content).content["model"]["w"]

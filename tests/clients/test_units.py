@@ -14,6 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from laws import ALARM, counts_p
 from scipy import stats
 
@@ -26,7 +27,7 @@ from fl_dp.updates import ClippedSum, VectorLayout, only_array_record
 
 SECRET = "patient 4711 has condition X"
 NORM = 0.5
-MODEL = {
+MODEL: dict[str, np.ndarray] = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
     "b": np.array(0.5, dtype=np.float64),
     "seen": np.array(7, dtype=np.int64),
@@ -35,7 +36,10 @@ LOSS = ScalarMetric(name="loss", low=0.0, high=4.0)
 
 
 def bundle(
-    *, norms: tuple[Any, ...] = (NORM,), metrics: tuple[Any] = (LOSS,), bit: bool = True
+    *,
+    norms: tuple[float, ...] = (NORM,),
+    metrics: tuple[ScalarMetric, ...] = (LOSS,),
+    bit: bool = True,
 ) -> GaussianBundle:
     return GaussianBundle(
         noise_multiplier=1.0,
@@ -47,7 +51,12 @@ def bundle(
 
 
 def instruction(**fields: Any) -> RoundInstruction:
-    return RoundInstruction(**{"server_round": 1, "max_units": 8, "bundle": bundle()} | fields)
+    usual: dict[str, Any] = {"server_round": 1, "max_units": 8, "bundle": bundle()}
+    return RoundInstruction(**usual | fields)
+
+
+def app_alone(client: Any) -> ClientApp:
+    return numpy_client_app(lambda context: client)
 
 
 def app_of(clients: Any, **more: Any) -> ClientApp:
@@ -72,7 +81,7 @@ def sums(node: Any, read: Any) -> Callable[..., Any]:
     return ask
 
 
-def in_steps(update: float, weight: float = 1.0) -> np.ndarray:
+def in_steps(update: float | np.ndarray, weight: float = 1.0) -> np.ndarray:
     vector = weight * np.append(np.broadcast_to(update, 3).astype(np.float64), 0.0)
     return bundle().updates.encode(vector)
 
@@ -83,10 +92,11 @@ def in_steps(update: float, weight: float = 1.0) -> np.ndarray:
 def test_a_node_answers_with_the_sum_of_its_units_clipped_updates(
     sums: Callable[..., Any], told: Any
 ) -> None:
-    updates = (0.25, np.array([0.125, 0.0, -0.25]), 100.0)
+    updates: tuple[Any, ...] = (0.25, np.array([0.125, 0.0, -0.25]), 100.0)
     total, _ = sums([told(update) for update in updates])
     # Rounding to a grid step may go either way where the update was scaled.
-    np.testing.assert_allclose(total, sum(map(in_steps, updates)), atol=1)
+    expected = sum(in_steps(update) for update in updates)
+    np.testing.assert_allclose(total, expected, atol=1)
 
 
 def test_the_sum_travels_as_float64_in_the_shapes_of_the_released_arrays(
@@ -112,6 +122,7 @@ def test_the_server_gets_the_sum_that_it_would_have_made_of_single_units(
     asked = instruction(units=tuple(range(8)), bundle=bundle(norms=norms), weight_cap=cap)
     model = ArrayRecord({name: Array(values) for name, values in MODEL.items()})
     layout = VectorLayout.of(model)
+    assert asked.bundle is not None
     single, whole = (
         ClippedSum(
             layout,
@@ -122,7 +133,7 @@ def test_the_server_gets_the_sum_that_it_would_have_made_of_single_units(
         for _ in range(2)
     )
     for client in clients:
-        app = numpy_client_app(lambda context, client=client: client)
+        app = app_alone(client)
         reply = node(app).train(MODEL, RoundInstruction(server_round=1, weight_cap=cap))
         single.add(only_array_record(reply.content))
     reply = node(app_of(clients)).train(MODEL, asked)
@@ -641,7 +652,7 @@ def test_the_number_of_hosted_units_may_depend_on_the_config(node: Any, told: An
 def test_a_mod_sees_the_sum_and_no_single_unit(node: Any, read: Any, told: Any) -> None:
     seen = []
 
-    def mod(message: Message, context: Context, call_next: Any) -> Message:
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
         seen.append(read(reply)[0]["w"])
         return reply
