@@ -326,7 +326,7 @@ def test_a_training_to_which_nobody_contributes_ends_before_much_is_spent(
 )
 def test_every_mode_with_noise_at_the_server_counts(tmp_path: Path, options: Any) -> None:
     plan = counting(40, **options)
-    weights = {"weight_cap": 1.0} if plan.release.capped_denominator else {}
+    weights: dict[str, Any] = {"weight_cap": 1.0} if plan.release.capped_denominator else {}
     with pytest.raises(NobodyContributes):
         train(tmp_path, plan, fails, model(), **weights)
 
