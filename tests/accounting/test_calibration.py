@@ -7,7 +7,6 @@ import math
 import re
 import stat
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -113,7 +112,7 @@ def test_rounds_that_spend_next_to_nothing_are_calibrated(
         {ExponentialEvent(epsilon=0.2, draws=5): 2},
     ],
 )
-def test_what_is_spent_already_is_put_aside(spent: dict[Any, Any]) -> None:
+def test_what_is_spent_already_is_put_aside(spent: dict[PrivacyEvent, int]) -> None:
     alone = calibrate_noise_multiplier(4.0, 1e-5, sampling_rate=0.1, rounds=50)
     multiplier = calibrate_noise_multiplier(
         4.0, 1e-5, sampling_rate=0.1, rounds=50, already_spent=spent

@@ -343,7 +343,7 @@ def test_a_restored_controller_goes_on_as_if_never_stopped(before: Any, after: A
         ({"reductions": 0, "stalled": 0, "best": math.nan}, "best must be finite.* got nan"),
     ],
 )
-def test_a_state_of_another_schedule_is_refused(state: dict[Any, Any], message: str) -> None:
+def test_a_state_of_another_schedule_is_refused(state: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         controller().restore(state)
 

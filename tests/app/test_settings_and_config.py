@@ -451,7 +451,7 @@ def test_every_file_in_the_configuration_composes_and_its_values_arrive(
     written = {key: value for key, value in written.items() if key != "weights"}
     composed = asdict(compose_settings([f"{group}={option}", *needed]))
 
-    def assert_within(part: dict[Any, Any], whole: Any) -> None:
+    def assert_within(part: dict[str, Any], whole: Any) -> None:
         for key, value in part.items():
             if isinstance(value, dict):
                 assert_within(value, whole[key])
@@ -714,7 +714,7 @@ def test_a_client_does_not_depend_on_the_working_directory(
     assert same_arrays(fit(settings)[0], here)
 
 
-def answer_of_the_client_app(settings_json: str, node_config: dict[Any, Any]) -> Message:
+def answer_of_the_client_app(settings_json: str, node_config: dict[str, Any]) -> Message:
     """Send one train message through the app's own door."""
 
     def answer(message: Message, partition: int) -> Message:

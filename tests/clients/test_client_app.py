@@ -59,7 +59,7 @@ def part(index: int) -> tuple[np.ndarray, np.ndarray]:
     return dataset.features(rows), dataset.labels(rows)
 
 
-def measured(index: int) -> tuple[Any, Any]:
+def measured(index: int) -> tuple[float, float]:
     model = model_of(SETTINGS)
     set_arrays(model, list(MODEL.values()))
     return evaluate(model, *part(index))

@@ -28,7 +28,7 @@ from laws import ALARM, counts_p
 from scipy import stats
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import GaussianEvent, affordable_rounds
+from fl_dp.accounting import GaussianEvent, PrivacyEvent, affordable_rounds
 from fl_dp.clients import client_noise_mod, numpy_client_app
 from fl_dp.ledger import Account, NodeLedger
 from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism, ScalarMetric
@@ -395,7 +395,7 @@ def keeping(node: Any, tmp_path: Path) -> Any:
         def node(self, app: Any, **config: Any) -> Any:
             return node(app, {"ledger-path": str(self.path), "dataset-name": "ward"} | config)
 
-        def spent(self) -> dict[Any, Any]:
+        def spent(self) -> dict[PrivacyEvent, int]:
             if not self.path.exists():
                 return {}
             with NodeLedger.read(self.path) as ledger:

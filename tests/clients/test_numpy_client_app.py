@@ -92,12 +92,12 @@ def answer_to(
     return reply
 
 
-def arrays_in(reply: Message) -> dict[Any, Any]:
+def arrays_in(reply: Message) -> dict[str, np.ndarray]:
     [record] = reply.content.array_records.values()
     return {name: array.numpy() for name, array in record.items()}
 
 
-def metrics_in(reply: Message) -> dict[Any, Any]:
+def metrics_in(reply: Message) -> dict[str, Any]:
     assert not reply.has_error(), reply.error.reason
     [record] = reply.content.metric_records.values()
     return dict(record)

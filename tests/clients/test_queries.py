@@ -50,7 +50,7 @@ def units_of(clients: Any) -> NodeUnits:
         ({}, ""),
     ],
 )
-def test_a_node_says_its_name(node: Any, told: Any, node_config: dict[Any, Any], name: str) -> None:
+def test_a_node_says_its_name(node: Any, told: Any, node_config: dict[str, Any], name: str) -> None:
     app = numpy_client_app(lambda context: told())
     reply = node(app, node_config).ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
     [answer] = reply.content.config_records.values()

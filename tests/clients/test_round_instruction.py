@@ -153,7 +153,7 @@ def test_any_other_utility_is_a_metric_that_fit_returned(
 
 @pytest.mark.parametrize("metrics", [{}, {"loss": "high"}, {"loss": float("nan")}])
 def test_a_missing_utility_is_not_sent(
-    answer: Callable[..., Any], told: Any, metrics: dict[Any, Any]
+    answer: Callable[..., Any], told: Any, metrics: dict[str, Any]
 ) -> None:
     assert answer(told(STEP, metrics=metrics), utility="loss")[1] == {"num-examples": 1}
 

@@ -267,7 +267,7 @@ def test_a_client_that_can_not_be_made_contributes_zero(node: Any, read: Any, to
 
 @pytest.mark.parametrize("units", [(0, 2), (0, -1), (0, 10**6)])
 def test_a_unit_that_the_node_does_not_host_contributes_zero(
-    sums: Callable[..., Any], told: Any, units: tuple[int, Any]
+    sums: Callable[..., Any], told: Any, units: tuple[int, ...]
 ) -> None:
     clients = [told(0.1), told(0.2)]
     assert sums(clients, units=units) == sums(clients, units=(0,))

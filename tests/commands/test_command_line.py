@@ -65,7 +65,7 @@ def said_on_stderr(result: Result) -> str:
 
 
 def independent_epsilon(
-    releases: dict[tuple[float, float], int] | Counter[tuple[Any, Any]], delta: Any
+    releases: dict[tuple[float, float], int] | Counter[tuple[float, float]], delta: Any
 ) -> Any:
     """PLD epsilon of {(noise multiplier, sampling rate): count}, straight from dp-accounting."""
     accountant = PLDAccountant(ZERO_OUT, DISCRETISATION)
@@ -648,7 +648,7 @@ def test_a_run_that_completes_exits_0_with_what_it_spent(
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The folder of a sweep over two clipping norms and two seeds, and what it printed."""
     root = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -660,19 +660,19 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
     return root / "sweep", printed
 
 
-def test_a_sweep_gives_each_run_a_folder_of_its_own(sweep: tuple[Any, Any]) -> None:
+def test_a_sweep_gives_each_run_a_folder_of_its_own(sweep: tuple[Path, Any]) -> None:
     folder, printed = sweep
     paths = [str(folder / f"run-{index}") for index in range(4)]
     assert [run["path"] for run in printed["runs"]] == paths
 
 
-def test_a_sweep_writes_the_summary_that_it_prints(sweep: tuple[Any, Any]) -> None:
+def test_a_sweep_writes_the_summary_that_it_prints(sweep: tuple[Path, Any]) -> None:
     folder, printed = sweep
     assert json.loads((folder / "summary.json").read_text(encoding="utf-8")) == printed
 
 
 def test_a_sweep_sums_up_the_seeds_of_each_setting_under_what_tells_it_apart(
-    sweep: tuple[Any, Any],
+    sweep: tuple[Path, Any],
 ) -> None:
     _, printed = sweep
     variants = {row["variant"]: row["runs"] for row in printed["variants"]}
@@ -726,7 +726,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
     ],
 )
 def test_a_folder_that_is_no_run_is_one_line(
-    files: dict[Any, Any], said: str, status: int, tmp_path: Path
+    files: dict[str, Any], said: str, status: int, tmp_path: Path
 ) -> None:
     for name, content in files.items():
         content = content.encode() if isinstance(content, str) else content

@@ -41,7 +41,7 @@ def adaptive_plan(rounds: int, **changes: Any) -> PrivacyPlan:
 def norm_after(plan: PrivacyPlan, sigma: float, rounds: int) -> float:
     """Let the plan's nodes answer with lognormal(0, sigma) norms, whose median is 1."""
     replies = {n: reply_from(n, update) for n, update in enumerate(lognormal_updates(sigma))}
-    strategy = DPFedAvg(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]
+    strategy = DPFedAvg(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one
     play(strategy, replies, nodes=N, rounds=rounds, size=2)
     assert strategy.clipping_norms is not None
     return strategy.clipping_norms[0]

@@ -76,7 +76,7 @@ def test_no_metric_of_a_client_leaves_by_default(
 def test_nobody_is_asked_to_evaluate(tmp_path: Path) -> None:
     trained = train(tmp_path, plan_of(N), reporting([0.5] * N), MODEL)
     assert {message.metadata.message_type for message in trained.grid.sent} == {"train"}
-    assert not list(trained.strategy.configure_evaluate(1, MODEL, None, trained.grid))  # type: ignore[arg-type]
+    assert not list(trained.strategy.configure_evaluate(1, MODEL, None, trained.grid))  # type: ignore[arg-type]  # no config is read
 
 
 def test_a_declared_metric_is_released_and_nothing_else_is(
@@ -178,7 +178,7 @@ def released_over_rounds(plan: PrivacyPlan, rounds: int, size: int) -> tuple[Any
             seen.append([numbers[m.name] for m in plan.release.metrics])
             return model, metrics
 
-    strategy = Watched(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]
+    strategy = Watched(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one
     replies = {n: reply_from(n, {"w": np.zeros(size)}, loss=1.0, accuracy=0.5) for n in range(2)}
     models, _ = play(strategy, replies, nodes=N, rounds=rounds, size=size)
     return np.array(seen), models
@@ -241,7 +241,7 @@ def test_the_mean_of_a_released_metric_is_the_clients_mean() -> None:
 
     losses = [1.0 + 0.2 * node for node in range(10)]
     replies = {n: reply_from(n, {"w": np.zeros(2)}, loss=loss) for n, loss in enumerate(losses)}
-    strategy = Watched(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]
+    strategy = Watched(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one
     play(strategy, replies, nodes=10, rounds=rounds, size=2)
     tolerance = SIX_SIGMA * 4 * std / 10 / math.sqrt(rounds)
     assert np.mean(seen) == pytest.approx(np.mean(losses), abs=tolerance)

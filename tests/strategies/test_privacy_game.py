@@ -64,7 +64,7 @@ Maker = Callable[..., DPFedAvg]
 
 
 def make(plan: PrivacyPlan, kind: type[DPFedAvg] = DPFedAvg, **options: Any) -> DPFedAvg:
-    return kind(HandOver(), plan=plan, ledger=PaperLedger(plan), **options)  # type: ignore[arg-type]
+    return kind(HandOver(), plan=plan, ledger=PaperLedger(plan), **options)  # type: ignore[arg-type]  # plays one
 
 
 # --- copies that are broken ---------------------------------------------------------------------

@@ -247,7 +247,7 @@ def released_sums(
     strategy = DPFedAvg(
         HandOver(),
         plan=plan,
-        ledger=PaperLedger(plan),  # type: ignore[arg-type]
+        ledger=PaperLedger(plan),  # type: ignore[arg-type]  # plays one
     )
     grid = LocalGrid(answer, nodes)
     sums = []
@@ -297,7 +297,7 @@ def test_coins_at_the_nodes_go_with_poisson_samples_for_everybody_only(
         DPFedAvg(
             HandOver(),
             plan=made,
-            ledger=PaperLedger(made),  # type: ignore[arg-type]
+            ledger=PaperLedger(made),  # type: ignore[arg-type]  # plays one
             **options,
         )
 

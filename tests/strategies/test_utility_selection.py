@@ -494,7 +494,7 @@ def test_large_updates_are_chosen_again() -> None:
         firsts.append(chosen[0].node - FIRST_NODE)
         return chosen
 
-    selection.select = spy  # type: ignore[method-assign]
+    selection.select = spy  # type: ignore[method-assign]  # watched
     UnprotectedFedAvg(selection=selection).start(
         LocalGrid(answer_with_update(updates), N), model(), num_rounds=4
     )

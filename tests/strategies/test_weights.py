@@ -248,11 +248,11 @@ def test_a_capped_mean_has_the_noise_of_twice_the_sensitivity_whatever_it_weighs
 def test_a_capped_denominator_without_a_weight_cap_is_refused() -> None:
     plan = capped(4.0)
     with pytest.raises(ValueError, match="give weight_cap"):
-        DPFedAvg(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]
+        DPFedAvg(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one
 
 
 @pytest.mark.parametrize("cap", [0.0, -1.0, math.nan, math.inf])
 def test_a_weight_cap_that_is_not_positive_and_finite_is_refused(cap: float) -> None:
     plan = quiet_plan()
     with pytest.raises(ValueError, match="weight_cap"):
-        DPFedAvg(HandOver(), plan=plan, ledger=PaperLedger(plan), weight_cap=cap)  # type: ignore[arg-type]
+        DPFedAvg(HandOver(), plan=plan, ledger=PaperLedger(plan), weight_cap=cap)  # type: ignore[arg-type]  # plays one
