@@ -86,7 +86,7 @@ def test_the_long_run_of_the_tensorflow_privacy_tutorial() -> None:
 
 def test_the_discretisation_of_searches_costs_at_most_three_per_mille() -> None:
     for rate, rounds, multiplier in ((0.05, 100, 1.0), (0.01, 1000, 1.0), (0.001, 2000, 0.5)):
-        history = {sampled(multiplier, rate): rounds}
+        history: dict[PrivacyEvent, int] = {sampled(multiplier, rate): rounds}
         fine, coarse = pld_epsilon(history, 1e-5), pld_epsilon(history, 1e-5, interval=COARSE)
         assert fine * (1 - 1e-9) <= coarse <= fine * 1.003
 
@@ -98,7 +98,7 @@ def test_without_sampling_every_bound_is_above_the_closed_form(
 ) -> None:
     """Balle and Wang 2018: T rounds at z are one at z / sqrt(T)."""
     exact = get_epsilon_gaussian(multiplier / math.sqrt(rounds), delta)
-    history = {GaussianEvent(noise_multiplier=multiplier): rounds}
+    history: dict[PrivacyEvent, int] = {GaussianEvent(noise_multiplier=multiplier): rounds}
     bounds = epsilon(history, delta)
     assert bounds.gdp == pytest.approx(exact, rel=1e-9)
     # Asked for by name, as reports leave it out above 100.
@@ -248,7 +248,7 @@ def test_extreme_settings_neither_fail_nor_warn(
     multiplier: float, rate: float, rounds: int
 ) -> None:
     # Neither must they fill the memory: distributions that are too long are refused.
-    history = {sampled(multiplier, rate): rounds}
+    history: dict[PrivacyEvent, int] = {sampled(multiplier, rate): rounds}
     spent = tight_epsilon(history, 1e-12, interval=COARSE)
     assert 0.0 <= spent < math.inf
     if rate < 1.0:  # a sample is never worse than everybody

@@ -112,7 +112,7 @@ def test_rounds_that_spend_next_to_nothing_are_calibrated(
         {ExponentialEvent(epsilon=0.2, draws=5): 2},
     ],
 )
-def test_what_is_spent_already_is_put_aside(spent) -> None:
+def test_what_is_spent_already_is_put_aside(spent: dict[PrivacyEvent, int]) -> None:
     alone = calibrate_noise_multiplier(4.0, 1e-5, sampling_rate=0.1, rounds=50)
     multiplier = calibrate_noise_multiplier(
         4.0, 1e-5, sampling_rate=0.1, rounds=50, already_spent=spent
@@ -205,7 +205,7 @@ def test_a_vast_budget_is_calibrated_without_distributions(
     no_distributions: None, target: float
 ) -> None:
     noise = calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.5, rounds=30)
-    history = {sampled(noise, 0.5): 30}
+    history: dict[PrivacyEvent, int] = {sampled(noise, 0.5): 30}
     reported = epsilon(history, 1e-5)
     assert 0.999 * target <= reported.best <= target
     assert tight_epsilon(history, 1e-5) == reported.best
@@ -313,7 +313,7 @@ def test_a_calibration_is_not_searched_for_twice(
     assert calibrated() == first
     for other in ({"target": 3.01}, {"rounds": 26}):
         with pytest.raises(AssertionError, match="searched again"):
-            calibrated(**other)  # type: ignore[arg-type]  # from a dict
+            calibrated(**other)
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fl_dp.accounting import (
@@ -26,7 +28,7 @@ NAMES = ["gaussian", "laplace", "exponential"]
 
 
 def test_each_mechanism_is_charged_as_what_it_is() -> None:
-    sizes = dict(noise_multiplier=2.0, clipping_norm=0.5)
+    sizes: dict[str, Any] = dict(noise_multiplier=2.0, clipping_norm=0.5)
     assert event_of(GaussianMechanism(**sizes)) == GaussianEvent(noise_multiplier=2.0)
     assert event_of(LaplaceMechanism(**sizes)) == LaplaceEvent(noise_multiplier=2.0)
     assert event_of(GridExponentialMechanism(**sizes)) == ZcdpEvent(rho=0.125)

@@ -33,12 +33,12 @@ GUMBEL_STD = math.pi / math.sqrt(6.0)
 
 
 def hockey_stick(p: np.ndarray, q: np.ndarray, at: float) -> np.ndarray:
-    return np.maximum(p - math.exp(at) * q, 0.0).sum(axis=-1)
+    return np.asarray(np.maximum(p - math.exp(at) * q, 0.0).sum(axis=-1))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     weights = np.exp(logits - logits.max(axis=-1, keepdims=True))
-    return weights / weights.sum(axis=-1, keepdims=True)
+    return np.asarray(weights / weights.sum(axis=-1, keepdims=True))
 
 
 def two_points(spread: float, t: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -147,7 +147,7 @@ def test_all_scores_that_move_one_way_cost_less_than_any_mixture() -> None:
     """6.99: every score goes the same way in all hundred rounds."""
     epsilon_, interval = GUMBEL_STD / 10, 1e-3
     reach = math.ceil((40.0 * math.expm1(epsilon_) + epsilon_) / interval)
-    at = np.arange(-reach, reach + 1) * interval
+    at = np.arange(-reach, reach + 1, dtype=np.float64) * interval
     spent = []
     for deltas in additive_gumbel_delta(epsilon_, at):
         pmf = create_pmf_pessimistic_connect_dots_fixed_gap(

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 import pytest
@@ -36,6 +39,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.renyi import epsilon_at_order
 
+Event = TypeVar("Event", bound=PrivacyEvent)
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-5)
 noises = st.lists(st.floats(0.3, 30.0), min_size=1, max_size=80)
 
@@ -48,7 +52,7 @@ def sampled(multiplier: float, rate: float) -> PoissonGaussianEvent:
     return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=rate)
 
 
-def admit(gate: PrivacyFilter, events: list[PrivacyEvent]) -> list[PrivacyEvent]:
+def admit(gate: PrivacyFilter, events: Sequence[Event]) -> list[Event]:
     admitted = []
     for event in events:
         if not gate.would_exceed(event):
@@ -112,7 +116,7 @@ def test_the_best_order_and_what_it_allows() -> None:
     assert allowed == pytest.approx(4.7956, abs=1e-4)
     assert allowed / 3.9 * 2 == pytest.approx(2.4593, abs=1e-4)
     fits, breaks = gaussian(2.4592**-0.5), gaussian(2.4594**-0.5)
-    gate = RenyiFilter(BUDGET, order)
+    gate: PrivacyFilter = RenyiFilter(BUDGET, order)
     assert not gate.would_exceed(fits) and gate.would_exceed(breaks)
     gate = GaussianFilter(BUDGET)
     assert not gate.would_exceed(gaussian(2.7756**-0.5))
@@ -121,7 +125,11 @@ def test_the_best_order_and_what_it_allows() -> None:
 
 def test_filters_follow_the_neighbouring_relation() -> None:
     replaced = NeighboringRelation.REPLACE_ONE
-    for make in (GaussianFilter, lambda *a, **k: RenyiFilter(*a, 3.9, **k)):
+    makers: tuple[Callable[..., PrivacyFilter], ...] = (
+        GaussianFilter,
+        partial(RenyiFilter, order=3.9),
+    )
+    for make in makers:
         near, far = make(BUDGET), make(BUDGET, neighboring_relation=replaced)
         assert len(admit(near, [gaussian(8.0)] * 999)) // 4 == len(
             admit(far, [gaussian(8.0)] * 999)
@@ -169,13 +177,15 @@ def test_an_order_without_room_is_refused() -> None:
 # Declared noise ------------------------------------------------------------------------------
 
 
-def test_declared_rounds_are_all_admitted_after_one_computation(monkeypatch) -> None:
+def test_declared_rounds_are_all_admitted_after_one_computation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     schedule = NoiseSchedule(name="linear", levels=6)
     history = schedule_history(schedule, 1.0, sampling_rate=0.1, rounds=60)
     budget = PrivacyBudget(epsilon=tight_epsilon(history, 1e-5), delta=1e-5)
     computed = []
 
-    def counted(*arguments, **named):
+    def counted(*arguments: Any, **named: Any) -> float:
         computed.append(1)
         return tight_epsilon(*arguments, **named)
 
@@ -198,7 +208,7 @@ def test_repetitions_beyond_the_plan_are_gated_by_the_exact_number() -> None:
 
 def test_a_second_attempt_takes_from_the_rounds_that_are_left() -> None:
     early, late = sampled(2.0, 0.1), sampled(1.0, 0.1)
-    history = {early: 20, late: 20}
+    history: dict[PrivacyEvent, int] = {early: 20, late: 20}
     budget = PrivacyBudget(epsilon=tight_epsilon(history, 1e-5), delta=1e-5)
     gate = DeclaredFilter(budget, history)
     assert len(admit(gate, [early] * 23)) == 23
@@ -212,7 +222,7 @@ def test_a_second_attempt_takes_from_the_rounds_that_are_left() -> None:
 @settings(max_examples=8, deadline=None)
 @given(st.lists(st.sampled_from([0, 0, 0, 1, 2]), max_size=40))
 def test_no_order_of_attempts_breaks_a_declared_budget(turns: list[int]) -> None:
-    events = [sampled(1.2, 0.2), sampled(2.0, 0.2), gaussian(9.0)]
+    events: list[PrivacyEvent] = [sampled(1.2, 0.2), sampled(2.0, 0.2), gaussian(9.0)]
     history = {events[0]: 6, events[1]: 4, events[2]: 2}
     budget = PrivacyBudget(epsilon=3.0, delta=1e-5)
     admitted = admit(DeclaredFilter(budget, history), [events[turn] for turn in turns])
@@ -246,9 +256,14 @@ def test_each_rung_is_a_tail_bound_at_the_best_order() -> None:
 def test_the_odometer_only_rises_and_stays_above_the_plain_bound() -> None:
     odometer = RenyiOdometer(1e-5)
     assert odometer.epsilon == 0.0
+    kinds: list[PrivacyEvent] = [
+        gaussian(6.0),
+        sampled(1.0, 0.1),
+        LaplaceEvent(noise_multiplier=8.0),
+    ]
     seen, history = [], []
     for step in range(60):
-        event = [gaussian(6.0), sampled(1.0, 0.1), LaplaceEvent(noise_multiplier=8.0)][step % 3]
+        event = kinds[step % 3]
         odometer.spend(event)
         history.append((event, 1))
         seen.append(odometer.epsilon)

@@ -16,6 +16,7 @@ from fl_dp.accounting import (
     GaussianEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
+    PrivacyEvent,
     ZcdpEvent,
     pld_epsilon,
 )
@@ -89,7 +90,9 @@ def test_compositions_match_dp_accountings_own_distribution(
     theirs = library.from_gaussian_mechanism(
         z, value_discretization_interval=1e-3, sampling_prob=q
     ).self_compose(rounds)
-    history = {PoissonGaussianEvent(noise_multiplier=z, sampling_rate=q): rounds}
+    history: dict[PrivacyEvent, int] = {
+        PoissonGaussianEvent(noise_multiplier=z, sampling_rate=q): rounds
+    }
     ours = pld_epsilon(history, delta, interval=1e-3)
     # Both round pessimistically to the same grid; 1e-8 is what their cancellation leaves near 0.
     # Ours pays for the transform's rounding out of delta, which shows at small ones.
@@ -118,7 +121,7 @@ def test_a_distribution_that_is_too_long_is_refused_and_its_epsilon_infinite() -
 
 def test_zcdp_alone_has_no_distribution() -> None:
     assert pld_epsilon({ZcdpEvent(rho=0.1): 1}, 1e-5) == math.inf
-    mixed = {ZcdpEvent(rho=0.1): 1, GaussianEvent(noise_multiplier=5.0): 1}
+    mixed: dict[PrivacyEvent, int] = {ZcdpEvent(rho=0.1): 1, GaussianEvent(noise_multiplier=5.0): 1}
     assert pld_epsilon(mixed, 1e-5) == math.inf
 
 
@@ -130,6 +133,9 @@ def test_many_different_events_are_reported_at_the_coarse_interval() -> None:
 
 def test_unsampled_gaussians_of_any_noise_are_one() -> None:
     """1/3^2 + 1/4^2 = 1/2.4^2."""
-    two = {GaussianEvent(noise_multiplier=3.0): 1, GaussianEvent(noise_multiplier=4.0): 1}
-    one = {GaussianEvent(noise_multiplier=2.4): 1}
+    two: dict[PrivacyEvent, int] = {
+        GaussianEvent(noise_multiplier=3.0): 1,
+        GaussianEvent(noise_multiplier=4.0): 1,
+    }
+    one: dict[PrivacyEvent, int] = {GaussianEvent(noise_multiplier=2.4): 1}
     assert pld_epsilon(two, 1e-5) == pytest.approx(pld_epsilon(one, 1e-5), rel=1e-9)

@@ -51,7 +51,7 @@ def test_fifty_of_a_thousand_clients_a_hundred_times(
     everybody: float,
 ) -> None:
     """Delta 1e-5; recomputed with dp-accounting 0.6, fixed sizes as Wang et al. 2019."""
-    poisson_rounds = {sampled(multiplier, 0.05): 100}
+    poisson_rounds: dict[PrivacyEvent, int] = {sampled(multiplier, 0.05): 100}
     bounds = epsilon(poisson_rounds, 1e-5)
     assert bounds.pld == pytest.approx(poisson, abs=1e-3)
     assert bounds.rdp == pytest.approx(renyi, rel=2e-3)
@@ -111,7 +111,7 @@ def test_our_bounds_agree_where_dp_accountings_replace_one_means_two_things() ->
     assert library["RdpAccountant"] == pytest.approx(8.08, abs=0.01)
     assert library["PLDAccountant"] == pytest.approx(17.86, abs=0.01)
 
-    ten = {GaussianEvent(noise_multiplier=2.0): 10}
+    ten: dict[PrivacyEvent, int] = {GaussianEvent(noise_multiplier=2.0): 10}
     removed = epsilon(ten, 1e-5)
     replaced = epsilon(ten, 1e-5, neighboring_relation=REPLACE_ONE)
     assert removed.gdp == pytest.approx(7.51, abs=0.01)
@@ -134,13 +134,14 @@ def law(multiplier: float, **weights: float) -> np.ndarray:
         weight * np.exp(-((GRID - means[name]) ** 2) / (2 * multiplier**2))
         for name, weight in weights.items()
     )
-    return density * (GRID[1] - GRID[0]) / (multiplier * math.sqrt(2 * math.pi))
+    return np.asarray(density * (GRID[1] - GRID[0]) / (multiplier * math.sqrt(2 * math.pi)))
 
 
 def delta_between(p: np.ndarray, q: np.ndarray, at: float) -> float:
     """Hockey-stick divergence, the worse way round; the grid is good to 1e-7."""
     worth = math.exp(at)
-    return max(np.maximum(p - worth * q, 0.0).sum(), np.maximum(q - worth * p, 0.0).sum())
+    there, back = np.maximum(p - worth * q, 0.0), np.maximum(q - worth * p, 0.0)
+    return max(float(there.sum()), float(back.sum()))
 
 
 def charged_delta(event: PrivacyEvent, relation: NeighboringRelation, at: float) -> float:
@@ -222,7 +223,7 @@ def test_replacing_under_poisson_sampling_covers_both_opposite_units(rate: float
 
     def about(mean: float) -> np.ndarray:
         density = np.exp(-((GRID - mean) ** 2) / (2 * multiplier**2))
-        return density * (GRID[1] - GRID[0]) / (multiplier * math.sqrt(2 * math.pi))
+        return np.asarray(density * (GRID[1] - GRID[0]) / (multiplier * math.sqrt(2 * math.pi)))
 
     p = (1 - rate) * about(0.0) + rate * about(1.0)
     q = (1 - rate) * about(0.0) + rate * about(-1.0)

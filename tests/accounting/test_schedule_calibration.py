@@ -135,10 +135,7 @@ def test_splitting_epsilon_over_the_rounds_wastes_twelve_times_the_noise() -> No
         ROUNDS,
     )
     assert split == pytest.approx(classic, rel=1e-12)
-    assert (min(classic), max(classic)) == (
-        pytest.approx(62.3, abs=0.06),
-        pytest.approx(124.7, abs=0.06),
-    )
+    assert (min(classic), max(classic)) == pytest.approx((62.3, 124.7), abs=0.06)
     assert truth(classic) == pytest.approx(0.50, abs=2e-3)
     assert truth(analytic) == pytest.approx(0.72, abs=2e-3)
     assert min(classic) / 5.327942 == pytest.approx(11.7, abs=0.01)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,7 +43,9 @@ custom_weights = st.lists(st.floats(0.01, 100.0), min_size=1, max_size=80).map(t
         ("step", 62.5, 4.745227),
     ],
 )
-def test_golden_sums_and_full_participation_scales(name, sum_of_squares, scale):
+def test_golden_sums_and_full_participation_scales(
+    name: str, sum_of_squares: float, scale: float
+) -> None:
     """Closed forms at T = 100 and floor 0.5; scales spend exactly (8, 1e-5) at sampling rate 1."""
     schedule = NoiseSchedule(name=name, levels=None)
     assert schedule.sum_of_squares(100) == pytest.approx(sum_of_squares, abs=1e-6)
@@ -51,7 +54,7 @@ def test_golden_sums_and_full_participation_scales(name, sum_of_squares, scale):
     assert spent == pytest.approx(100 / 6.002291**2, rel=1e-6)
 
 
-def test_the_seed_rule_is_full_spend_then_a_line_to_the_floor():
+def test_the_seed_rule_is_full_spend_then_a_line_to_the_floor() -> None:
     weights = NoiseSchedule(name="seed_rule", levels=None).weights_of(100)
     assert weights[:50] == (1.0,) * 50
     assert weights[50:] == pytest.approx([k / 100 for k in range(99, 49, -1)])
@@ -60,24 +63,26 @@ def test_the_seed_rule_is_full_spend_then_a_line_to_the_floor():
     assert to_a_tenth[-1] == pytest.approx(0.1)
 
 
-def test_the_step_gives_the_odd_round_to_the_full_spend():
+def test_the_step_gives_the_odd_round_to_the_full_spend() -> None:
     assert NoiseSchedule(name="step", floor=0.25).weights_of(5) == (0.25, 0.25, 1.0, 1.0, 1.0)
 
 
 @pytest.mark.parametrize("name", ["linear", "exponential", "cosine", "step"])
-def test_shapes_run_from_the_floor_to_one(name):
+def test_shapes_run_from_the_floor_to_one(name: str) -> None:
     weights = NoiseSchedule(name=name, levels=None, floor=0.3).weights_of(50)
-    assert (weights[0], weights[-1]) == (pytest.approx(0.3), 1.0)
+    assert weights[0] == pytest.approx(0.3) and weights[-1] == 1.0
 
 
-def test_only_the_seed_rule_is_early_of_its_own():
+def test_only_the_seed_rule_is_early_of_its_own() -> None:
     assert [name for name in SHAPES if NoiseSchedule(name=name).spends_early] == ["seed_rule"]
     assert not NoiseSchedule(name="seed_rule", spend="late").spends_early
     assert NoiseSchedule(name="linear", spend="early").spends_early
 
 
 @given(shapes, floors, rounds_, st.none() | levels_)
-def test_early_is_late_in_reverse_and_costs_the_same(name, floor, rounds, levels):
+def test_early_is_late_in_reverse_and_costs_the_same(
+    name: str, floor: Any, rounds: Any, levels: Any
+) -> None:
     late = NoiseSchedule(name=name, spend="late", floor=floor, levels=levels)
     early = replace(late, spend="early")
     assert early.weights_of(rounds) == late.weights_of(rounds)[::-1]
@@ -85,7 +90,9 @@ def test_early_is_late_in_reverse_and_costs_the_same(name, floor, rounds, levels
 
 
 @given(shapes, spends, floors, rounds_, st.none() | levels_)
-def test_weights_are_monotone_between_the_floor_and_exactly_one(name, spend, floor, rounds, levels):
+def test_weights_are_monotone_between_the_floor_and_exactly_one(
+    name: str, spend: Any, floor: Any, rounds: Any, levels: Any
+) -> None:
     schedule = NoiseSchedule(name=name, spend=spend, floor=floor, levels=levels)
     weights = schedule.weights_of(rounds)
     assert len(weights) == rounds
@@ -95,12 +102,14 @@ def test_weights_are_monotone_between_the_floor_and_exactly_one(name, spend, flo
 
 
 @given(shapes)
-def test_a_single_round_spends_all(name):
+def test_a_single_round_spends_all(name: str) -> None:
     assert NoiseSchedule(name=name).weights_of(1) == (1.0,)
 
 
 @given(shapes, floors, rounds_, st.floats(0.1, 50.0))
-def test_multipliers_are_the_scale_over_the_weights(name, floor, rounds, scale):
+def test_multipliers_are_the_scale_over_the_weights(
+    name: str, floor: Any, rounds: Any, scale: Any
+) -> None:
     schedule = NoiseSchedule(name=name, floor=floor)
     multipliers = schedule.multipliers(scale, rounds)
     assert min(multipliers) == scale
@@ -111,13 +120,15 @@ def test_multipliers_are_the_scale_over_the_weights(name, floor, rounds, scale):
 
 
 @given(shapes, spends, floors, rounds_, levels_)
-def test_a_shape_has_at_most_so_many_levels(name, spend, floor, rounds, levels):
+def test_a_shape_has_at_most_so_many_levels(
+    name: str, spend: Any, floor: Any, rounds: Any, levels: Any
+) -> None:
     schedule = NoiseSchedule(name=name, spend=spend, floor=floor, levels=levels)
     assert len(set(schedule.multipliers(1.7, rounds))) <= levels
 
 
 @given(custom_weights, levels_)
-def test_each_level_is_the_root_mean_square_of_its_members(weights, levels):
+def test_each_level_is_the_root_mean_square_of_its_members(weights: Any, levels: Any) -> None:
     """Up to the one factor that makes the largest 1."""
     raw = np.array(
         NoiseSchedule(name="custom", weights=weights, levels=None).weights_of(len(weights))
@@ -136,7 +147,7 @@ def test_each_level_is_the_root_mean_square_of_its_members(weights, levels):
     assert np.all(np.diff(rounded[np.argsort(raw)]) >= -1e-12)
 
 
-def test_a_long_flat_stretch_stays_a_level_of_its_own():
+def test_a_long_flat_stretch_stays_a_level_of_its_own() -> None:
     seed_rule = NoiseSchedule(name="seed_rule", levels=16)
     weights = seed_rule.weights_of(100)
     assert weights[:50] == (1.0,) * 50
@@ -145,16 +156,16 @@ def test_a_long_flat_stretch_stays_a_level_of_its_own():
     assert seed_rule.sum_of_squares(100) == pytest.approx(78.7925)
 
 
-def test_blocks_without_flat_stretches_are_about_equally_long():
+def test_blocks_without_flat_stretches_are_about_equally_long() -> None:
     weights = NoiseSchedule(name="linear", levels=16).weights_of(100)
     assert {weights.count(weight) for weight in weights} == {6, 7}
 
 
-def test_one_level_is_the_constant_schedule():
+def test_one_level_is_the_constant_schedule() -> None:
     assert NoiseSchedule(name="cosine", levels=1).weights_of(9) == (1.0,) * 9
 
 
-def test_few_distinct_weights_are_left_alone():
+def test_few_distinct_weights_are_left_alone() -> None:
     weights = (1.0, 0.5) * 30
     assert NoiseSchedule(name="custom", weights=weights, levels=2).weights_of(60) == weights
 
@@ -162,14 +173,14 @@ def test_few_distinct_weights_are_left_alone():
 # Custom weights ------------------------------------------------------------------------------
 
 
-def test_custom_weights_are_in_any_unit():
+def test_custom_weights_are_in_any_unit() -> None:
     schedule = NoiseSchedule(name="custom", weights=(2.0, 8.0, 4.0))
     assert schedule.weights_of(3) == (0.25, 1.0, 0.5)
     huge = NoiseSchedule(name="custom", weights=(5e299, 1e300), levels=1)
     assert huge.weights_of(2) == (1.0, 1.0)
 
 
-def test_a_list_of_weights_still_hashes():
+def test_a_list_of_weights_still_hashes() -> None:
     schedule = NoiseSchedule(name="custom", weights=[1, 2])  # type: ignore[arg-type]  # as from YAML
     assert hash(schedule) == hash(NoiseSchedule(name="custom", weights=(1.0, 2.0)))
 
@@ -197,18 +208,18 @@ def test_a_list_of_weights_still_hashes():
         ({"name": "custom", "weights": (1.0, 1e-9)}, "1e-09, is below 1e-06 of the largest, 1:"),
     ],
 )
-def test_a_wrong_schedule_says_what_to_write(fields, message):
+def test_a_wrong_schedule_says_what_to_write(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         NoiseSchedule(**fields)
 
 
-def test_custom_weights_must_match_the_rounds():
+def test_custom_weights_must_match_the_rounds() -> None:
     schedule = NoiseSchedule(name="custom", weights=(1.0, 0.5, 0.2))
     with pytest.raises(ValueError, match="has 3 weights and the run 100 rounds: give one weight a"):
         schedule.weights_of(100)
 
 
-def test_rounds_and_scale_must_be_positive():
+def test_rounds_and_scale_must_be_positive() -> None:
     with pytest.raises(ValueError, match="rounds must be at least 1, got 0"):
         NoiseSchedule().weights_of(0)
     for scale in (0.0, -1.0, math.nan, math.inf):
@@ -224,18 +235,18 @@ def test_rounds_and_scale_must_be_positive():
         NoiseSchedule(name="custom", weights=(1.0, 0.1), levels=3),
     ],
 )
-def test_json_round_trip(schedule):
+def test_json_round_trip(schedule: NoiseSchedule) -> None:
     assert NoiseSchedule.from_dict(json.loads(json.dumps(schedule.to_dict()))) == schedule
 
 
 # Plateau -------------------------------------------------------------------------------------
 
 
-def controller(**fields):
+def controller(**fields: Any) -> PlateauController:
     return PlateauController(PlateauSchedule(**fields), base_multiplier=3.0)
 
 
-def test_noise_starts_high_and_stays_while_the_metric_improves():
+def test_noise_starts_high_and_stays_while_the_metric_improves() -> None:
     chosen = controller(patience=2)
     assert chosen.multiplier == 6.0
     for step in range(20):
@@ -243,7 +254,7 @@ def test_noise_starts_high_and_stays_while_the_metric_improves():
     assert chosen.multiplier == 6.0
 
 
-def test_noise_falls_after_so_many_stalled_rounds_and_patience_starts_over():
+def test_noise_falls_after_so_many_stalled_rounds_and_patience_starts_over() -> None:
     chosen = controller(patience=3, factor=0.5, first=4.0)
     seen = []
     for metric in [0.5] * 8:
@@ -252,21 +263,21 @@ def test_noise_falls_after_so_many_stalled_rounds_and_patience_starts_over():
     assert seen == [12.0] * 3 + [6.0] * 3 + [3.0] * 2
 
 
-def test_an_improvement_resets_patience():
+def test_an_improvement_resets_patience() -> None:
     chosen = controller(patience=2)
     for metric in (0.5, 0.5, 0.6, 0.6, 0.7, 0.7):
         chosen.observe(metric)
     assert chosen.multiplier == 6.0
 
 
-def test_a_gain_below_the_least_improvement_is_a_stall():
+def test_a_gain_below_the_least_improvement_is_a_stall() -> None:
     chosen = controller(patience=1, factor=0.5, min_improvement=0.01)
     chosen.observe(0.5)
     chosen.observe(0.505)
     assert chosen.multiplier == 3.0
 
 
-def test_a_loss_improves_downwards():
+def test_a_loss_improves_downwards() -> None:
     falling, rising = controller(patience=1, mode="min"), controller(patience=1, mode="min")
     for metric in (3.0, 2.0, 1.0):
         falling.observe(metric)
@@ -276,7 +287,7 @@ def test_a_loss_improves_downwards():
 
 @pytest.mark.parametrize("metric", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("mode", ["max", "min"])
-def test_a_metric_that_is_not_finite_is_no_improvement(metric, mode):
+def test_a_metric_that_is_not_finite_is_no_improvement(metric: float, mode: str) -> None:
     chosen = controller(patience=2, factor=0.5, mode=mode)
     for _ in range(2):
         chosen.observe(metric)
@@ -291,7 +302,9 @@ def test_a_metric_that_is_not_finite_is_no_improvement(metric, mode):
     st.floats(0.05, 0.95),
     st.sampled_from(["max", "min"]),
 )
-def test_noise_never_rises_and_never_leaves_its_range(metrics, patience, factor, mode):
+def test_noise_never_rises_and_never_leaves_its_range(
+    metrics: Any, patience: Any, factor: Any, mode: str
+) -> None:
     chosen = controller(patience=patience, factor=factor, mode=mode)
     last = chosen.multiplier
     for metric in metrics:
@@ -300,7 +313,7 @@ def test_noise_never_rises_and_never_leaves_its_range(metrics, patience, factor,
         last = chosen.multiplier
 
 
-def test_the_smallest_noise_is_reached_exactly_and_kept():
+def test_the_smallest_noise_is_reached_exactly_and_kept() -> None:
     chosen = controller(patience=1, factor=0.7)
     for _ in range(10_000):
         chosen.observe(0.5)
@@ -308,7 +321,7 @@ def test_the_smallest_noise_is_reached_exactly_and_kept():
 
 
 @given(st.lists(st.floats(), max_size=30), st.lists(st.floats(), max_size=30))
-def test_a_restored_controller_goes_on_as_if_never_stopped(before, after):
+def test_a_restored_controller_goes_on_as_if_never_stopped(before: Any, after: Any) -> None:
     running, resumed = controller(patience=2), controller(patience=2)
     for metric in before:
         running.observe(metric)
@@ -330,7 +343,7 @@ def test_a_restored_controller_goes_on_as_if_never_stopped(before, after):
         ({"reductions": 0, "stalled": 0, "best": math.nan}, "best must be finite.* got nan"),
     ],
 )
-def test_a_state_of_another_schedule_is_refused(state, message):
+def test_a_state_of_another_schedule_is_refused(state: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         controller().restore(state)
 
@@ -348,11 +361,11 @@ def test_a_state_of_another_schedule_is_refused(state, message):
         ({"mode": "best"}, "mode must be 'max' or 'min', got 'best'"),
     ],
 )
-def test_a_wrong_plateau_schedule_is_refused(fields, message):
+def test_a_wrong_plateau_schedule_is_refused(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PlateauSchedule(**fields)
 
 
-def test_the_base_multiplier_must_be_positive():
+def test_the_base_multiplier_must_be_positive() -> None:
     with pytest.raises(ValueError, match="base_multiplier must be positive and finite, got nan"):
         PlateauController(PlateauSchedule(), base_multiplier=math.nan)

@@ -208,7 +208,7 @@ def test_statistics_are_about_the_node_s_own_rows(
     tmp_path: Path, server: Path, clinics: list[Path]
 ) -> None:
     settings = settings_for(tmp_path, server, "task.partition=nodes")
-    config = {
+    config: dict[str, Any] = {
         STATISTIC_QUERY_KEY: json.dumps(query_to_dict(Count(max_records=1000))),
         STATISTIC_VALUES_KEY: "records",
         SETTINGS_KEY: settings.to_json(),

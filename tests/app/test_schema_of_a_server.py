@@ -52,13 +52,14 @@ class Hospital:
         rows = [f"{age},{100 + age},x{place},ill" for place, age in enumerate(AGES)]
         (self.data / "train.csv").write_text("\n".join(["age,pressure,note,label", *rows, ""]))
         self.ledger = folder / "ledger.db"
-        self.config = {
+        own: dict[str, Any] = {
             "data-path": str(self.data),
             "ledger-path": str(self.ledger),
             "require-privacy": "record",
             "max-epsilon": 0.15,
             "max-delta": 1e-5,
-        } | config
+        }
+        self.config = own | config
         context = Context(1, FIRST_NODE, self.config, RecordDict(), {})
         self._grid = LocalGrid(lambda message, _: app(message, context), 1)
 
@@ -67,7 +68,10 @@ class Hospital:
         settings = settings_of(*overrides)
         form = public_form_of(settings, self.config)
         arrays = RecordDict({"arrays": arrays_of(settings, form)})
-        config = {SETTINGS_KEY: settings.to_json(), RECORD_PLAN_KEY: json.dumps(PLAN.to_dict())}
+        config: dict[str, Any] = {
+            SETTINGS_KEY: settings.to_json(),
+            RECORD_PLAN_KEY: json.dumps(PLAN.to_dict()),
+        }
         arrays["config"] = ConfigRecord(config | {"server-round": 1})
         message = Message(arrays, dst_node_id=FIRST_NODE, message_type="train")
         sent = flat(message)

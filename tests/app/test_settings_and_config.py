@@ -1,9 +1,12 @@
 """Settings are typed and checked before anything starts, and reach the clients as they are."""
 
+from __future__ import annotations
+
 import re
 import threading
 from dataclasses import asdict
-from typing import get_type_hints
+from pathlib import Path
+from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
@@ -81,7 +84,7 @@ EVERYTHING = [
         ("privacy/mode=central", "privacy/mode"),
     ],
 )
-def test_an_unknown_key_is_refused_by_name(override, key):
+def test_an_unknown_key_is_refused_by_name(override: str, key: str) -> None:
     with pytest.raises(ConfigError, match=f"'?{key}'?"):
         compose_settings([override])
 
@@ -106,7 +109,7 @@ def test_an_unknown_key_is_refused_by_name(override, key):
         ("privacy.epsilon", "write KEY=VALUE"),
     ],
 )
-def test_an_error_says_what_may_have_been_meant_in_one_line(override, meant):
+def test_an_error_says_what_may_have_been_meant_in_one_line(override: str, meant: str) -> None:
     with pytest.raises(ConfigError) as refused:
         compose_settings([override])
     assert meant in str(refused.value)
@@ -124,7 +127,7 @@ def test_an_error_says_what_may_have_been_meant_in_one_line(override, meant):
         ("schedule.spend=never", "schedule.spend must be one of early, late, got 'never'"),
     ],
 )
-def test_a_wrong_value_is_said_with_what_is_allowed(override, said):
+def test_a_wrong_value_is_said_with_what_is_allowed(override: str, said: str) -> None:
     with pytest.raises(ConfigError) as refused:
         compose_settings([override])
     assert said in str(refused.value)
@@ -132,7 +135,7 @@ def test_a_wrong_value_is_said_with_what_is_allowed(override, said):
 
 
 @pytest.mark.parametrize("override", ["+epsilon=2", "+privacy.noise=3", "++client.lr=0.1"])
-def test_an_unknown_key_is_refused_even_if_it_is_appended(override):
+def test_an_unknown_key_is_refused_even_if_it_is_appended(override: str) -> None:
     with pytest.raises(ConfigError, match=override.strip("+").partition("=")[0].split(".")[-1]):
         compose_settings([override])
 
@@ -149,7 +152,7 @@ def test_an_unknown_key_is_refused_even_if_it_is_appended(override):
         ("selection.sampling_rate=10%", "10%"),
     ],
 )
-def test_a_value_of_the_wrong_type_is_refused_with_its_key(override, value):
+def test_a_value_of_the_wrong_type_is_refused_with_its_key(override: str, value: str) -> None:
     with pytest.raises(ConfigError) as refused:
         compose_settings([override])
     assert override.partition("=")[0] in str(refused.value)
@@ -157,13 +160,13 @@ def test_a_value_of_the_wrong_type_is_refused_with_its_key(override, value):
 
 
 @pytest.mark.parametrize("override", ["rounds=null", "client=null", "clipping.norm=null"])
-def test_a_setting_that_has_to_be_there_can_t_be_null(override):
+def test_a_setting_that_has_to_be_there_can_t_be_null(override: str) -> None:
     with pytest.raises(ConfigError, match=override.partition("=")[0]):
         compose_settings([override])
 
 
 @pytest.mark.parametrize("group", sorted({group for group, _ in GROUP_OPTIONS}))
-def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group):
+def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str) -> None:
     with pytest.raises(ConfigError, match=f"{group}=nonesuch") as refused:
         compose_settings([f"{group}=nonesuch"])
     for known in [option for of, option in GROUP_OPTIONS if of == group]:
@@ -238,7 +241,7 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group):
         ("simulation.num_gpus", "-0.5"),
     ],
 )
-def test_a_value_out_of_range_is_refused_with_its_key_and_value(key, value):
+def test_a_value_out_of_range_is_refused_with_its_key_and_value(key: str, value: str) -> None:
     with pytest.raises(ConfigError) as refused:
         compose_settings([f"{key}={value}"])
     assert f"{key} must" in str(refused.value)
@@ -265,34 +268,36 @@ def test_a_value_out_of_range_is_refused_with_its_key_and_value(key, value):
         (["task.partition=nodes", "simulation.units_per_node=2"], "with its own data is one unit"),
     ],
 )
-def test_a_description_of_own_data_that_makes_no_sense_is_refused(overrides, message):
+def test_a_description_of_own_data_that_makes_no_sense_is_refused(
+    overrides: list[str], message: str
+) -> None:
     with pytest.raises(ConfigError, match=message):
         compose_settings(["task=csv", *overrides])
 
 
 @pytest.mark.parametrize("key", ["classes", "columns", "mean"])
-def test_keys_of_own_data_are_refused_for_public_sets(key):
+def test_keys_of_own_data_are_refused_for_public_sets(key: str) -> None:
     with pytest.raises(ConfigError, match=rf"task\.{key} is for your own data.*task=digits"):
         compose_settings([f"task.{key}=[1,2]"])
 
 
-def test_a_seed_that_no_generator_takes_is_refused():
+def test_a_seed_that_no_generator_takes_is_refused() -> None:
     with pytest.raises(ConfigError, match="seed"):
         compose_settings([f"seed={2**64}"])
 
 
-def test_a_run_with_neither_a_budget_nor_a_noise_multiplier_is_refused():
+def test_a_run_with_neither_a_budget_nor_a_noise_multiplier_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"privacy\.epsilon and privacy\.noise_multiplier"):
         compose_settings(["privacy.epsilon=null"])
 
 
-def test_a_noise_multiplier_alone_is_enough():
+def test_a_noise_multiplier_alone_is_enough() -> None:
     privacy = compose_settings(["privacy.epsilon=null", "privacy.noise_multiplier=2"]).privacy
     assert (privacy.epsilon, privacy.noise_multiplier) == (None, 2.0)
 
 
 @pytest.mark.parametrize("override", ["privacy.epsilon", "a b=", "privacy.epsilon=2,8"])
-def test_an_override_that_is_none_is_refused(override):
+def test_an_override_that_is_none_is_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         compose_settings([override])
 
@@ -300,13 +305,13 @@ def test_an_override_that_is_none_is_refused(override):
 # What is known of each key.
 
 
-def test_every_key_is_known_with_its_default_and_a_sentence_of_help():
+def test_every_key_is_known_with_its_default_and_a_sentence_of_help() -> None:
     keys = all_keys()
     assert {name: key.default for name, key in keys.items()} == flat(Settings())
     assert [name for name, key in keys.items() if not key.help.endswith(".")] == []
 
 
-def test_the_choices_of_a_key_are_those_that_are_checked():
+def test_the_choices_of_a_key_are_those_that_are_checked() -> None:
     for name, choices in CHOICES.items():
         assert all_keys()[name].choices == choices
         with pytest.raises(ConfigError, match=f"{name} must be one of {', '.join(choices)}"):
@@ -325,7 +330,7 @@ def test_the_choices_of_a_key_are_those_that_are_checked():
         ("selection.sampling_rate is a key", "selection.sampling_rate is a key"),
     ],
 )
-def test_errors_of_a_plan_are_said_in_keys(said, in_words_of_keys):
+def test_errors_of_a_plan_are_said_in_keys(said: str, in_words_of_keys: str) -> None:
     assert in_words_of_keys in in_keys(said)
 
 
@@ -343,7 +348,7 @@ def test_errors_of_a_plan_are_said_in_keys(said, in_words_of_keys):
         "privacy.noise_multiplier=1e-9",
     ],
 )
-def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides):
+def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides: str) -> None:
     with pytest.raises(ValueError) as refused:
         make_plan(compose_settings(overrides.split()))
     arguments = {*get_type_hints(PlanArguments), "noise_multiplier", "sharpness"}
@@ -365,7 +370,7 @@ def test_no_error_of_a_plan_names_an_argument_or_a_class(overrides):
         ),
     ],
 )
-def test_what_no_mode_has_is_said_with_what_to_write(overrides, said):
+def test_what_no_mode_has_is_said_with_what_to_write(overrides: str, said: str) -> None:
     with pytest.raises(ValueError, match=said):
         make_plan(compose_settings(overrides.split()))
 
@@ -381,7 +386,9 @@ def test_what_no_mode_has_is_said_with_what_to_write(overrides, said):
         ("privacy=none", "none", False),
     ],
 )
-def test_dp_sgd_is_a_layer_that_goes_with_every_mode(overrides, mode, enabled):
+def test_dp_sgd_is_a_layer_that_goes_with_every_mode(
+    overrides: str, mode: str, enabled: bool
+) -> None:
     settings = compose_settings(overrides.split())
     assert (settings.privacy.mode, settings.dp_sgd.enabled) == (mode, enabled)
     assert settings.protects_records is enabled
@@ -408,19 +415,21 @@ def test_dp_sgd_is_a_layer_that_goes_with_every_mode(overrides, mode, enabled):
         ("privacy.mode=dp_sgd", "must be one of central, local, none"),
     ],
 )
-def test_a_budget_that_nobody_would_keep_to_is_refused_in_one_line(overrides, said):
+def test_a_budget_that_nobody_would_keep_to_is_refused_in_one_line(
+    overrides: str, said: str
+) -> None:
     with pytest.raises(ConfigError, match=said) as refused:
         compose_settings(overrides.split())
     assert "\n" not in str(refused.value)
 
 
-def test_a_budget_of_records_without_dp_sgd_is_refused_wherever_it_was_written():
+def test_a_budget_of_records_without_dp_sgd_is_refused_wherever_it_was_written() -> None:
     text = compose_settings(["dp_sgd=on"]).to_json().replace('"enabled": true', '"enabled": false')
     with pytest.raises(ValueError, match="DP-SGD inside clients, which is off"):
         Settings.from_json(text)
 
 
-def test_as_many_norms_as_arrays_are_asked_for():
+def test_as_many_norms_as_arrays_are_asked_for() -> None:
     settings = compose_settings(["clipping=per_layer", "clipping.norms=[0.1,0.2,0.3]"])
     with pytest.raises(ValueError, match=r"has 3 norms and model=logistic has 2 .* write 2 norms"):
         check_layers(settings)
@@ -431,16 +440,18 @@ def test_as_many_norms_as_arrays_are_asked_for():
 
 
 @pytest.mark.parametrize(("group", "option"), GROUP_OPTIONS)
-def test_every_file_in_the_configuration_composes_and_its_values_arrive(group, option):
+def test_every_file_in_the_configuration_composes_and_its_values_arrive(
+    group: Any, option: str
+) -> None:
     path = config_folder() / group / f"{option}.yaml"
-    written = OmegaConf.to_container(OmegaConf.load(path)) or {}
+    written: Any = OmegaConf.to_container(OmegaConf.load(path)) or {}
     written.pop("defaults", None)
     is_global = "# @package _global_" in path.read_text(encoding="utf-8")
     needed = {"custom": ["schedule.weights=[1,2]"]}.get(option, [])
     written = {key: value for key, value in written.items() if key != "weights"}
     composed = asdict(compose_settings([f"{group}={option}", *needed]))
 
-    def assert_within(part, whole):
+    def assert_within(part: dict[str, Any], whole: Any) -> None:
         for key, value in part.items():
             if isinstance(value, dict):
                 assert_within(value, whole[key])
@@ -450,11 +461,11 @@ def test_every_file_in_the_configuration_composes_and_its_values_arrive(group, o
     assert_within(written, composed if is_global else composed[group])
 
 
-def test_without_overrides_the_configuration_holds_the_defaults_of_the_settings():
+def test_without_overrides_the_configuration_holds_the_defaults_of_the_settings() -> None:
     assert compose_settings([]) == Settings()
 
 
-def flat(settings):
+def flat(settings: Settings) -> dict[str, Any]:
     """Every setting by its dotted key."""
     groups = asdict(settings)
     inside = {
@@ -466,30 +477,32 @@ def flat(settings):
     return inside | {key: value for key, value in groups.items() if not isinstance(value, dict)}
 
 
-def test_every_setting_can_be_overridden():
+def test_every_setting_can_be_overridden() -> None:
     default, changed = flat(Settings()), flat(compose_settings(EVERYTHING))
     # They go with `selection=poisson` and `schedule=custom` only.
     left_alone = {"selection.coins", "schedule.weights"}
     assert {key for key in default if changed[key] == default[key]} == left_alone
 
 
-def test_the_last_of_two_overrides_wins():
+def test_the_last_of_two_overrides_wins() -> None:
     assert compose_settings(["rounds=3", "rounds=4"]).rounds == 4
 
 
 @pytest.mark.parametrize("overrides", [[], EVERYTHING], ids=["defaults", "everything"])
-def test_json_brings_the_same_settings_back(overrides):
+def test_json_brings_the_same_settings_back(overrides: list[Any]) -> None:
     settings = compose_settings(overrides)
     assert Settings.from_json(settings.to_json()) == settings
 
 
-def test_json_of_values_out_of_range_is_refused():
+def test_json_of_values_out_of_range_is_refused() -> None:
     text = compose_settings([]).to_json().replace('"norm": 0.5', '"norm": -1.0')
     with pytest.raises(ValueError, match=r"clipping\.norm must be positive"):
         Settings.from_json(text)
 
 
-def test_composing_does_not_depend_on_the_working_directory(tmp_path, monkeypatch):
+def test_composing_does_not_depend_on_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "conf").mkdir()
     (tmp_path / "conf" / "config.yaml").write_text("rounds: 999\n", encoding="utf-8")
     here = compose_settings(EVERYTHING)
@@ -497,21 +510,21 @@ def test_composing_does_not_depend_on_the_working_directory(tmp_path, monkeypatc
     assert compose_settings(EVERYTHING) == here
 
 
-def test_composing_twice_carries_nothing_over():
+def test_composing_twice_carries_nothing_over() -> None:
     compose_settings(EVERYTHING)
     assert compose_settings([]) == Settings()
 
 
-def test_composing_works_after_a_refused_override():
+def test_composing_works_after_a_refused_override() -> None:
     with pytest.raises(ConfigError):
         compose_settings(["rounds=0"])
     assert compose_settings([]) == Settings()
 
 
-def test_threads_compose_at_the_same_time():
+def test_threads_compose_at_the_same_time() -> None:
     composed = {}
 
-    def compose_rounds(rounds):
+    def compose_rounds(rounds: Any) -> None:
         composed[rounds] = compose_settings([f"rounds={rounds}"]).rounds
 
     threads = [threading.Thread(target=compose_rounds, args=(n,)) for n in range(1, 5)]
@@ -522,7 +535,7 @@ def test_threads_compose_at_the_same_time():
     assert composed == {1: 1, 2: 2, 3: 3, 4: 4}
 
 
-def test_composing_leaves_another_hydra_of_the_process_as_it_was(tmp_path):
+def test_composing_leaves_another_hydra_of_the_process_as_it_was(tmp_path: Path) -> None:
     (tmp_path / "config.yaml").write_text("theirs: 1\n", encoding="utf-8")
     with initialize_config_dir(str(tmp_path), version_base="1.3"):
         compose_settings([])
@@ -553,11 +566,13 @@ def test_composing_leaves_another_hydra_of_the_process_as_it_was(tmp_path):
         (["task.data_dir='/a,b'"], [["task.data_dir='/a,b'"]]),
     ],
 )
-def test_a_sweep_is_every_combination_with_the_last_key_fastest(overrides, jobs):
+def test_a_sweep_is_every_combination_with_the_last_key_fastest(
+    overrides: list[Any], jobs: list[Any]
+) -> None:
     assert expand_sweep(overrides) == jobs
 
 
-def test_a_quoted_choice_of_a_sweep_keeps_its_characters():
+def test_a_quoted_choice_of_a_sweep_keeps_its_characters() -> None:
     jobs = expand_sweep(["task.data_dir='/with space','/with,comma'"])
     found = [compose_settings(job).task.data_dir for job in jobs]
     assert found == ["/with space", "/with,comma"]
@@ -566,7 +581,7 @@ def test_a_quoted_choice_of_a_sweep_keeps_its_characters():
 @pytest.mark.parametrize(
     "override", ["rounds", "seed=1,", "clipping.norm=interval(0,1)", "model=glob(*)"]
 )
-def test_a_sweep_that_has_no_list_of_values_is_refused(override):
+def test_a_sweep_that_has_no_list_of_values_is_refused(override: str) -> None:
     with pytest.raises(ConfigError):
         expand_sweep([override])
 
@@ -577,11 +592,11 @@ def test_a_sweep_that_has_no_list_of_values_is_refused(override):
 SMALL = ["task.num_clients=20", "client.batch_size=1000", "client.epochs=1"]
 
 
-def initial_parameters(settings):
+def initial_parameters(settings: Settings) -> list[np.ndarray]:
     return [*get_arrays(model_of(settings)).values()]
 
 
-def model_of(settings):
+def model_of(settings: Settings) -> Any:
     dataset = load_dataset(settings.task.name)
     return build_model(
         settings.model.name,
@@ -592,7 +607,7 @@ def model_of(settings):
     )
 
 
-def node_context(partition_id):
+def node_context(partition_id: int) -> Context:
     return Context(
         run_id=1,
         node_id=partition_id + 1,
@@ -602,25 +617,27 @@ def node_context(partition_id):
     )
 
 
-def fit(settings, partition_id=0, server_round=1, parameters=None):
+def fit(
+    settings: Settings, partition_id: int = 0, server_round: int = 1, parameters: Any = None
+) -> tuple[Any, Any, Any]:
     parameters = initial_parameters(settings) if parameters is None else parameters
-    config = {SETTINGS_KEY: settings.to_json(), "server-round": server_round}
+    config: dict[str, Any] = {SETTINGS_KEY: settings.to_json(), "server-round": server_round}
     return TaskClient(node_context(partition_id)).fit(parameters, config)
 
 
-def same_arrays(first, second):
+def same_arrays(first: Any, second: Any) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
-def test_a_client_returns_the_arrays_of_the_model_in_their_order(model):
+def test_a_client_returns_the_arrays_of_the_model_in_their_order(model: str) -> None:
     settings = compose_settings([*SMALL, f"model={model}", "model.hidden=8"])
     arrays, _, _ = fit(settings)
     expected = initial_parameters(settings)
     assert [(a.shape, a.dtype) for a in arrays] == [(a.shape, a.dtype) for a in expected]
 
 
-def test_a_client_tells_neither_its_number_of_records_nor_any_metric():
+def test_a_client_tells_neither_its_number_of_records_nor_any_metric() -> None:
     _, num_examples, metrics = fit(compose_settings(SMALL))
     assert num_examples == 1
     assert metrics == {}
@@ -637,7 +654,7 @@ def test_a_client_tells_neither_its_number_of_records_nor_any_metric():
     ],
     ids=" ".join,
 )
-def test_a_client_trains_as_the_settings_in_the_message_say(overrides):
+def test_a_client_trains_as_the_settings_in_the_message_say(overrides: list[str]) -> None:
     settings = compose_settings(SMALL + overrides)
     task, client = settings.task, settings.client
     dataset, model = load_dataset(task.name), model_of(settings)
@@ -667,20 +684,20 @@ def test_a_client_trains_as_the_settings_in_the_message_say(overrides):
         assert not np.array_equal(got, before)
 
 
-def test_a_client_trains_the_same_when_a_round_is_repeated():
+def test_a_client_trains_the_same_when_a_round_is_repeated() -> None:
     settings = compose_settings(["task.num_clients=20", "client.batch_size=4"])
     assert same_arrays(fit(settings, server_round=2)[0], fit(settings, server_round=2)[0])
 
 
 @pytest.mark.parametrize("change", [{"server_round": 3}, {"partition_id": 1}])
-def test_a_client_trains_differently_in_another_round_or_place(change):
+def test_a_client_trains_differently_in_another_round_or_place(change: dict[str, int]) -> None:
     settings = compose_settings(["task.num_clients=20", "client.batch_size=4"])
     here = {"server_round": 2, "partition_id": 0}
     assert not same_arrays(fit(settings, **here)[0], fit(settings, **here | change)[0])
 
 
 @pytest.mark.parametrize("partition_id", [20, 21, 1000])
-def test_a_client_beyond_the_roster_returns_the_parameters_unchanged(partition_id):
+def test_a_client_beyond_the_roster_returns_the_parameters_unchanged(partition_id: int) -> None:
     settings = compose_settings(SMALL)
     parameters = [values + 0.5 for values in initial_parameters(settings)]
     arrays, num_examples, metrics = fit(settings, partition_id, parameters=parameters)
@@ -688,17 +705,19 @@ def test_a_client_beyond_the_roster_returns_the_parameters_unchanged(partition_i
     assert (num_examples, metrics) == (1, {})
 
 
-def test_a_client_does_not_depend_on_the_working_directory(tmp_path, monkeypatch):
+def test_a_client_does_not_depend_on_the_working_directory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     settings = compose_settings(SMALL)
     here, _, _ = fit(settings)
     monkeypatch.chdir(tmp_path)
     assert same_arrays(fit(settings)[0], here)
 
 
-def answer_of_the_client_app(settings_json, node_config):
+def answer_of_the_client_app(settings_json: str, node_config: dict[str, Any]) -> Message:
     """Send one train message through the app's own door."""
 
-    def answer(message, partition):
+    def answer(message: Message, partition: int) -> Message:
         return client_app.app(message, Context(1, FIRST_NODE, node_config, RecordDict(), {}))
 
     grid = LocalGrid(answer, 1)
@@ -712,19 +731,19 @@ def answer_of_the_client_app(settings_json, node_config):
     return reply
 
 
-def test_the_client_app_trains_the_part_that_the_node_s_configuration_names():
+def test_the_client_app_trains_the_part_that_the_node_s_configuration_names() -> None:
     settings = compose_settings(SMALL)
     reply = answer_of_the_client_app(settings.to_json(), {"partition-id": 4})
     expected, _, _ = fit(settings, partition_id=4)
-    assert same_arrays(reply.content["arrays"].to_numpy_ndarrays(), expected)
+    assert same_arrays(reply.content.array_records["arrays"].to_numpy_ndarrays(), expected)
 
 
-def test_a_node_without_a_partition_id_answers_with_an_error():
+def test_a_node_without_a_partition_id_answers_with_an_error() -> None:
     reply = answer_of_the_client_app(compose_settings(SMALL).to_json(), {})
     assert reply.error.reason == "ValueError"
 
 
-def test_settings_that_a_client_refuses_are_an_error_without_their_text():
+def test_settings_that_a_client_refuses_are_an_error_without_their_text() -> None:
     broken = compose_settings(SMALL).to_json().replace('"epochs": 1', '"epochs": 0')
     reply = answer_of_the_client_app(broken, {"partition-id": 0})
     assert reply.error.reason == "ValueError"

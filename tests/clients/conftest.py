@@ -61,7 +61,7 @@ class Node:
     """Sends messages to an app on a node of its own."""
 
     def __init__(self, app: ClientApp, node_config: dict[str, Any] | None = None) -> None:
-        config = {"partition-id": 0} if node_config is None else node_config
+        config: dict[str, Any] = {"partition-id": 0} if node_config is None else node_config
         context = Context(1, FIRST_NODE, config, RecordDict(), {})
         self.grid = LocalGrid(lambda message, _: app(message, context), 1, introduces=True)
 

@@ -1,6 +1,10 @@
 """The task's own client: which part of the data each unit holds, and what it tells of it."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,7 +37,7 @@ METRICS = (
 )
 
 
-def settings_of(units_per_node=1):
+def settings_of(units_per_node: int = 1) -> Settings:
     return Settings(
         task=TaskSettings(name="digits", num_clients=CLIENTS),
         simulation=SimulationSettings(units_per_node=units_per_node),
@@ -44,49 +48,49 @@ SETTINGS = settings_of()
 MODEL = get_arrays(model_of(SETTINGS))
 
 
-def bundle(*metrics):
+def bundle(*metrics: Any) -> GaussianBundle:
     return GaussianBundle(
         noise_multiplier=1.0, clipping_norms=(0.5,), metrics=metrics, scalar_noise_std=10.0
     )
 
 
-def part(index):
+def part(index: int) -> tuple[np.ndarray, np.ndarray]:
     dataset, rows = dataset_of(SETTINGS), parts_of(SETTINGS)[index]
     return dataset.features(rows), dataset.labels(rows)
 
 
-def measured(index):
+def measured(index: int) -> tuple[float, float]:
     model = model_of(SETTINGS)
     set_arrays(model, list(MODEL.values()))
     return evaluate(model, *part(index))
 
 
 @pytest.fixture
-def train(node, read):
+def train(node: Any, read: Any) -> Callable[..., Any]:
     """Return arrays and metrics of one node's reply to a train message."""
 
-    def ask(partition, asked=None, *, units_per_node=1):
+    def ask(partition: int, asked: Any = None, *, units_per_node: int = 1) -> Any:
         config = {SETTINGS_KEY: settings_of(units_per_node).to_json(), "server-round": 1}
         return read(node(app, {"partition-id": partition}).train(MODEL, asked, **config))
 
     return ask
 
 
-def instruction(**fields):
+def instruction(**fields: Any) -> RoundInstruction:
     return RoundInstruction(server_round=1, **fields)
 
 
 # One unit a node.
 
 
-def test_a_plain_reply_says_nothing_but_the_model(train):
+def test_a_plain_reply_says_nothing_but_the_model(train: Callable[..., Any]) -> None:
     arrays, metrics = train(3)
     assert metrics == {"num-examples": 1}
     assert list(arrays) == list(MODEL)
     assert any((arrays[name] != values).any() for name, values in MODEL.items())
 
 
-def test_an_instruction_does_not_change_the_training(train):
+def test_an_instruction_does_not_change_the_training(train: Callable[..., Any]) -> None:
     plain, _ = train(3)
     told, metrics = train(3, instruction(bundle=bundle(*METRICS), utility="loss"))
     for name in MODEL:
@@ -100,12 +104,12 @@ def test_an_instruction_does_not_change_the_training(train):
     }
 
 
-def test_the_true_number_of_records_is_known_on_the_node_alone(train):
+def test_the_true_number_of_records_is_known_on_the_node_alone(train: Callable[..., Any]) -> None:
     _, metrics = train(3, instruction(utility="records"))
     assert metrics == {"num-examples": 1, UTILITY_METRIC: float(len(part(3)[1]))}
 
 
-def test_a_weight_scales_the_update(train):
+def test_a_weight_scales_the_update(train: Callable[..., Any]) -> None:
     records = len(part(3)[1])
     plain, _ = train(3)
     weighted, _ = train(3, instruction(weight_cap=4.0 * records))
@@ -114,21 +118,23 @@ def test_a_weight_scales_the_update(train):
         np.testing.assert_allclose(weighted[name], expected, atol=1e-7)
 
 
-def test_a_node_beyond_the_roster_returns_the_model_it_got(train):
+def test_a_node_beyond_the_roster_returns_the_model_it_got(train: Callable[..., Any]) -> None:
     arrays, metrics = train(CLIENTS, instruction(utility="loss"))
     for name, values in MODEL.items():
         np.testing.assert_array_equal(arrays[name], values)
     assert metrics == {"num-examples": 1}
 
 
-def test_a_plain_evaluation_says_the_loss_and_not_the_number_of_records(node, read_metrics, record):
+def test_a_plain_evaluation_says_the_loss_and_not_the_number_of_records(
+    node: Any, read_metrics: Any, record: Any
+) -> None:
     config = ConfigRecord({SETTINGS_KEY: SETTINGS.to_json()})
     content = {"arrays": record(MODEL), "config": config}
     metrics = read_metrics(node(app, {"partition-id": 3}).ask("evaluate", content))
     assert metrics == {"num-examples": 1, "loss": measured(3)[0]}
 
 
-def test_a_node_without_a_partition_is_an_error(node):
+def test_a_node_without_a_partition_is_an_error(node: Any) -> None:
     reply = node(app, {}).train(MODEL, None, **{SETTINGS_KEY: SETTINGS.to_json()})
     assert reply.error.reason == "ValueError"
 
@@ -138,7 +144,9 @@ def test_a_node_without_a_partition_is_an_error(node):
 
 @pytest.mark.parametrize("weight_cap", [None, 400.0])
 @pytest.mark.parametrize("units", [(0, 3), (0, 1, 2, 3)])
-def test_a_unit_of_a_node_trains_as_the_client_of_its_part_would(train, units, weight_cap):
+def test_a_unit_of_a_node_trains_as_the_client_of_its_part_would(
+    train: Callable[..., Any], units: tuple[int, ...], weight_cap: float | None
+) -> None:
     asked = instruction(
         bundle=bundle(*METRICS), max_units=4, weight_cap=weight_cap, utility="records"
     )
@@ -146,6 +154,7 @@ def test_a_unit_of_a_node_trains_as_the_client_of_its_part_would(train, units, w
     node_sum, metrics = train(1, together, units_per_node=4)
     alone = RoundInstruction(**vars(asked) | {"units": (0,)})
     parts = [train(4 + unit, alone) for unit in units]
+    assert asked.bundle is not None
     grid = asked.bundle.updates.grid
     for name in MODEL:  # together rounds otherwise
         expected = sum(arrays[name] for arrays, _ in parts)
@@ -156,14 +165,16 @@ def test_a_unit_of_a_node_trains_as_the_client_of_its_part_would(train, units, w
         np.testing.assert_array_equal(metrics[name], expected)
 
 
-def test_a_node_of_several_units_trains_them_together(train, monkeypatch):
+def test_a_node_of_several_units_trains_them_together(
+    train: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(TaskClient, "fit", None)
     asked = instruction(bundle=bundle(*METRICS), max_units=4, units=(0, 1, 2, 3))
     arrays, _ = train(1, asked, units_per_node=4)
     assert all(values.any() for values in arrays.values())
 
 
-def test_the_last_node_hosts_what_is_left_of_the_roster(train):
+def test_the_last_node_hosts_what_is_left_of_the_roster(train: Callable[..., Any]) -> None:
     asked = instruction(bundle=bundle(), max_units=4, units=(0, 1, 2, 3), utility="records")
     _, metrics = train(2, asked, units_per_node=4)
     expected = [len(part(8)[1]), len(part(9)[1]), np.nan, np.nan]
@@ -172,7 +183,7 @@ def test_the_last_node_hosts_what_is_left_of_the_roster(train):
     assert np.isnan(metrics[UTILITY_METRIC]).all()
 
 
-def test_without_named_units_a_node_of_several_is_its_first(train):
+def test_without_named_units_a_node_of_several_is_its_first(train: Callable[..., Any]) -> None:
     first, _ = train(1, units_per_node=4)
     alone, _ = train(4)
     for name in MODEL:
@@ -183,11 +194,11 @@ def test_without_named_units_a_node_of_several_is_its_first(train):
 
 
 @pytest.fixture
-def contribution(node, read_metrics):
+def contribution(node: Any, read_metrics: Any) -> Callable[..., Any]:
     """Return one node's contribution to a statistic."""
 
-    def ask(query, name, partition, *, units_per_node=1):
-        config = {
+    def ask(query: Any, name: str, partition: int, *, units_per_node: int = 1) -> Any:
+        config: dict[str, Any] = {
             STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
             STATISTIC_VALUES_KEY: name,
             SETTINGS_KEY: settings_of(units_per_node).to_json(),
@@ -199,7 +210,7 @@ def contribution(node, read_metrics):
     return ask
 
 
-def test_labels_and_records_can_be_asked_about(contribution):
+def test_labels_and_records_can_be_asked_about(contribution: Callable[..., Any]) -> None:
     features, labels = part(3)
     frequencies = Frequencies(categories=tuple(range(10)), max_records=10_000)
     expected = np.bincount(labels, minlength=10)
@@ -210,17 +221,21 @@ def test_labels_and_records_can_be_asked_about(contribution):
     assert len(contribution(mean, "records", 3)) == mean.dimension
 
 
-def test_each_hosted_unit_contributes_on_its_own(contribution):
+def test_each_hosted_unit_contributes_on_its_own(contribution: Callable[..., Any]) -> None:
     query = Count(max_records=10_000)
     expected = [len(part(index)[1]) for index in (8, 9)]
     assert contribution(query, "records", 2, units_per_node=4) == expected
     assert contribution(query, "records", 3, units_per_node=4) == []
 
 
-def test_a_utility_query_measures_the_model_in_the_message(node, read_metrics, record):
+def test_a_utility_query_measures_the_model_in_the_message(
+    node: Any, read_metrics: Any, record: Any
+) -> None:
     for utility, expected in (("loss", measured(7)[0]), ("records", len(part(7)[1]))):
         query = UtilityQuery(utility=utility, high=500.0, noise_multiplier=1e-6, units=(3,))
-        config = {UTILITY_QUERY_KEY: query.to_json(), SETTINGS_KEY: settings_of(4).to_json()}
-        content = {"model": record(MODEL), "config": ConfigRecord(config)}
+        config = ConfigRecord(
+            {UTILITY_QUERY_KEY: query.to_json(), SETTINGS_KEY: settings_of(4).to_json()}
+        )
+        content = {"model": record(MODEL), "config": config}
         reply = node(app, {"partition-id": 1}).ask(f"query.{UTILITY_ACTION}", content)
         assert read_metrics(reply)[UTILITY_METRIC] == pytest.approx([expected], abs=0.01)

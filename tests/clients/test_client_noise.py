@@ -1,19 +1,34 @@
 """Noise at the client: its law, and that nothing else leaves the node."""
 
+from __future__ import annotations
+
 import math
 import pickle
 import sys
+from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from laws import ALARM, counts_p
 from scipy import stats
 
 from fl_dp import PrivacyBudget
-from fl_dp.accounting import GaussianEvent, affordable_rounds
+from fl_dp.accounting import GaussianEvent, PrivacyEvent, affordable_rounds
 from fl_dp.clients import client_noise_mod, numpy_client_app
 from fl_dp.ledger import Account, NodeLedger
 from fl_dp.mechanisms import GaussianBundle, GridExponentialMechanism, ScalarMetric
@@ -22,26 +37,26 @@ from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 SECRET = "patient 4711 has condition X"
 SIZE = 40_000
 LARGE = {"w": np.zeros(SIZE)}
-MODEL = {
+MODEL: dict[str, np.ndarray] = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
     "b": np.array(0.5, dtype=np.float16),
     "seen": np.array(7, dtype=np.int64),
 }
 
 
-def noise(scheme="gaussian", multiplier=0.5, norm=2.0):
+def noise(scheme: str = "gaussian", multiplier: float = 0.5, norm: float = 2.0) -> NoiseInstruction:
     return NoiseInstruction(scheme=scheme, noise_multiplier=multiplier, clipping_norm=norm)
 
 
-def instruction(client_noise, **fields):
+def instruction(client_noise: Any, **fields: Any) -> RoundInstruction:
     return RoundInstruction(server_round=1, client_noise=client_noise, **fields)
 
 
 @pytest.fixture
-def sent(node, read):
+def sent(node: Any, read: Any) -> Callable[..., Any]:
     """Return the arrays and metrics that a client's reply holds."""
 
-    def ask(client, model, client_noise, mods=None):
+    def ask(client: Any, model: Any, client_noise: Any, mods: Any = None) -> Any:
         app = numpy_client_app(lambda context: client, mods)
         return read(node(app).train(model, instruction(client_noise)))
 
@@ -56,7 +71,9 @@ SPREADS = {"gaussian": (math.sqrt(2 / math.pi), 1 - 2 / math.pi), "laplace": (1.
 
 
 @pytest.mark.parametrize(("scheme", "law"), [("gaussian", stats.norm), ("laplace", stats.laplace)])
-def test_what_is_sent_for_a_zero_update_follows_the_scheme_s_law(sent, told, scale_p, scheme, law):
+def test_what_is_sent_for_a_zero_update_follows_the_scheme_s_law(
+    sent: Callable[..., Any], told: Any, scale_p: Any, scheme: str, law: Any
+) -> None:
     # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
     draws = sent(told(), LARGE, noise(scheme))[0]["w"]
     assert stats.kstest(draws, law(scale=1.0).cdf).pvalue > ALARM
@@ -65,7 +82,9 @@ def test_what_is_sent_for_a_zero_update_follows_the_scheme_s_law(sent, told, sca
         assert scale_p(draws / wrong, *SPREADS[scheme]) < ALARM
 
 
-def test_what_is_sent_for_a_zero_update_follows_the_exponential_scheme_s_law(sent, told, scale_p):
+def test_what_is_sent_for_a_zero_update_follows_the_exponential_scheme_s_law(
+    sent: Callable[..., Any], told: Any, scale_p: Any
+) -> None:
     draws = sent(told(), LARGE, noise("exponential"))[0]["w"]
     mechanism = GridExponentialMechanism(noise_multiplier=0.5, clipping_norm=2.0)
     places = np.abs(draws[:, None] * mechanism.gain - mechanism.points).argmin(axis=1)
@@ -80,7 +99,9 @@ def test_what_is_sent_for_a_zero_update_follows_the_exponential_scheme_s_law(sen
         assert (p > ALARM) == right
 
 
-def test_gaussian_noise_lies_on_the_grid_so_no_low_bit_tells_the_update(sent, told):
+def test_gaussian_noise_lies_on_the_grid_so_no_low_bit_tells_the_update(
+    sent: Callable[..., Any], told: Any
+) -> None:
     grid = 2.0**-30  # of a noise scale of 1
     for update in (0.0, 1e-3, np.pi):
         draws = sent(told(update), LARGE, noise())[0]["w"]
@@ -88,18 +109,20 @@ def test_gaussian_noise_lies_on_the_grid_so_no_low_bit_tells_the_update(sent, to
 
 
 @pytest.mark.parametrize(("scheme", "order"), [("gaussian", 2), ("laplace", 1)])
-def test_the_update_is_clipped_in_the_scheme_s_norm_before_the_noise(sent, told, scheme, order):
+def test_the_update_is_clipped_in_the_scheme_s_norm_before_the_noise(
+    sent: Callable[..., Any], told: Any, scheme: str, order: int
+) -> None:
     draws = sent(told(100.0), LARGE, noise(scheme, multiplier=1e-4))[0]["w"]
     expected = 2.0 / SIZE ** (1 / order)  # each of equal coordinates of a vector of norm 2
     assert abs(draws.mean() - expected) < 6 * draws.std() / np.sqrt(SIZE)
 
 
-def test_a_short_update_arrives_around_itself(sent, told):
+def test_a_short_update_arrives_around_itself(sent: Callable[..., Any], told: Any) -> None:
     draws = sent(told(1e-3), LARGE, noise(multiplier=1e-4))[0]["w"]
     assert abs(draws.mean() - 1e-3) < 6 * 2e-4 / np.sqrt(SIZE)
 
 
-def test_each_round_has_noise_of_its_own(node, read, told):
+def test_each_round_has_noise_of_its_own(node: Any, read: Any, told: Any) -> None:
     here = node(numpy_client_app(lambda context: told()))
     first, second = (read(here.train(LARGE, instruction(noise())))[0]["w"] for _ in range(2))
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / np.sqrt(SIZE)
@@ -120,7 +143,9 @@ FAILURES = {
 
 
 @pytest.mark.parametrize("told_to", FAILURES.values(), ids=FAILURES)
-def test_a_client_that_fails_sends_the_noised_zero(node, read, told, told_to):
+def test_a_client_that_fails_sends_the_noised_zero(
+    node: Any, read: Any, told: Any, told_to: Any
+) -> None:
     app = numpy_client_app(lambda context: told(**told_to))
     asked = instruction(noise(multiplier=1e-5), weight_cap=5.0)
     reply = node(app).train(MODEL, asked)
@@ -135,18 +160,20 @@ def test_a_client_that_fails_sends_the_noised_zero(node, read, told, told_to):
     assert "ToldClient" not in repr(reply)
 
 
-def test_a_client_that_does_not_fail_would_be_seen(node, read, told):
+def test_a_client_that_does_not_fail_would_be_seen(node: Any, read: Any, told: Any) -> None:
     app = numpy_client_app(lambda context: told(1.0))
     arrays, _ = read(node(app).train(MODEL, instruction(noise(multiplier=1e-5))))
     np.testing.assert_allclose(arrays["w"], MODEL["w"] + 1.0, atol=2e-4)
 
 
-def test_the_reason_stays_readable_on_the_node(sent, told, caplog):
+def test_the_reason_stays_readable_on_the_node(
+    sent: Callable[..., Any], told: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     sent(told(error=RuntimeError(SECRET)), MODEL, noise())
     assert SECRET in caplog.text
 
 
-def test_the_weight_comes_before_the_noise(node, read, told):
+def test_the_weight_comes_before_the_noise(node: Any, read: Any, told: Any) -> None:
     app = numpy_client_app(lambda context: told(1.0, num_examples=5))
     asked = instruction(noise(multiplier=1e-5), weight_cap=20.0)
     arrays, _ = read(node(app).train(MODEL, asked))
@@ -156,23 +183,23 @@ def test_the_weight_comes_before_the_noise(node, read, told):
 # What else is in the reply.
 
 
-def test_integer_arrays_go_back_as_they_came(sent, told):
+def test_integer_arrays_go_back_as_they_came(sent: Callable[..., Any], told: Any) -> None:
     returns = [MODEL["w"], MODEL["b"], np.array(4711)]
     arrays, _ = sent(told(returns=returns), MODEL, noise())
     assert arrays["seen"] == 7
     assert list(arrays) == list(MODEL)
 
 
-def test_metrics_do_not_leave(sent, told):
+def test_metrics_do_not_leave(sent: Callable[..., Any], told: Any) -> None:
     _, metrics = sent(told(1.0, metrics={"loss": 1.0}, num_examples=57), MODEL, noise())
     assert metrics == {"num-examples": 1}
 
 
-def test_noise_is_added_outside_all_mods(sent, told):
-    def leaking(message, context, call_next):
+def test_noise_is_added_outside_all_mods(sent: Callable[..., Any], told: Any) -> None:
+    def leaking(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
-        reply.content["metrics"]["leak"] = 1.0
-        reply.content["model"]["w"] = Array(np.full(3, 1e6, np.float32))
+        reply.content.metric_records["metrics"]["leak"] = 1.0
+        reply.content.array_records["model"]["w"] = Array(np.full(3, 1e6, np.float32))
         return reply
 
     arrays, metrics = sent(told(), MODEL, noise(norm=1.0, multiplier=1e-5), [leaking])
@@ -180,16 +207,18 @@ def test_noise_is_added_outside_all_mods(sent, told):
     assert np.linalg.norm(arrays["w"].astype(float) - MODEL["w"]) < 1.001
 
 
-def test_a_mod_that_changes_the_message_does_not_change_where_the_update_starts(sent, told):
-    def shifting(message, context, call_next):
-        message.content["model"]["w"] = Array(MODEL["w"] + 1000)
+def test_a_mod_that_changes_the_message_does_not_change_where_the_update_starts(
+    sent: Callable[..., Any], told: Any
+) -> None:
+    def shifting(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+        message.content.array_records["model"]["w"] = Array(MODEL["w"] + 1000)
         return call_next(message, context)
 
     arrays, _ = sent(told(), MODEL, noise(norm=1.0, multiplier=1e-5), [shifting])
     assert np.linalg.norm(arrays["w"].astype(float) - MODEL["w"]) < 1.001
 
 
-def bundle_with_metric():
+def bundle_with_metric() -> GaussianBundle:
     metric = ScalarMetric(name="loss", low=0.0, high=4.0)
     return GaussianBundle(
         noise_multiplier=1.0, clipping_norms=(1.0,), metrics=(metric,), scalar_noise_std=10.0
@@ -207,7 +236,9 @@ def bundle_with_metric():
     ],
     ids=lambda fields: next(iter(fields)),
 )
-def test_what_would_leave_without_noise_is_refused_before_training(node, told, fields):
+def test_what_would_leave_without_noise_is_refused_before_training(
+    node: Any, told: Any, fields: dict[str, Any]
+) -> None:
     client = told(1.0)
     app = numpy_client_app(lambda context: client)
     reply = node(app).train(MODEL, instruction(noise(), **fields))
@@ -216,14 +247,16 @@ def test_what_would_leave_without_noise_is_refused_before_training(node, told, f
 
 
 @pytest.mark.parametrize("wrong", [noise("none"), noise(multiplier=0.0), noise(norm=float("inf"))])
-def test_noise_that_is_none_is_an_error_before_training(node, told, wrong):
+def test_noise_that_is_none_is_an_error_before_training(
+    node: Any, told: Any, wrong: NoiseInstruction
+) -> None:
     client = told(1.0)
     app = numpy_client_app(lambda context: client)
     assert node(app).train(MODEL, instruction(wrong)).error.reason == "ValueError"
     assert client.calls == 0
 
 
-def test_an_app_that_has_the_mod_built_in_does_not_take_it_twice(told):
+def test_an_app_that_has_the_mod_built_in_does_not_take_it_twice(told: Any) -> None:
     with pytest.raises(ValueError, match="leave it out of mods"):
         numpy_client_app(lambda context: told(), [client_noise_mod])
 
@@ -231,42 +264,42 @@ def test_an_app_that_has_the_mod_built_in_does_not_take_it_twice(told):
 # In front of somebody else's ClientApp.
 
 
-def foreign_app(answer):
+def foreign_app(answer: Callable[[Message], Message]) -> ClientApp:
     app = ClientApp(mods=[client_noise_mod])
 
     @app.train()
-    def train(message, context):
+    def train(message: Message, context: Context) -> Any:
         return answer(message)
 
     @app.evaluate()
-    def evaluate(message, context):
+    def evaluate(message: Message, context: Context) -> Message:
         return Message(RecordDict({"m": MetricRecord({"loss": 1.0})}), reply_to=message)
 
     return app
 
 
-def plus_one(message):
-    model = {n: a.numpy() for n, a in message.content["model"].items()}
+def plus_one(message: Message) -> Message:
+    model = {n: a.numpy() for n, a in message.content.array_records["model"].items()}
     trained = ArrayRecord({n: Array(np.asarray(a + a.dtype.type(1))) for n, a in model.items()})
     metrics = MetricRecord({"num-examples": 57, "loss": 1.5})
     return Message(RecordDict({"theirs": trained, "scores": metrics}), reply_to=message)
 
 
-def raising(message):
+def raising(message: Message) -> None:
     raise RuntimeError(SECRET)
 
 
-def erring(message):
+def erring(message: Message) -> Message:
     return Message(Error(2, SECRET), reply_to=message)
 
 
-def two_records(message):
+def two_records(message: Message) -> Message:
     reply = plus_one(message)
     reply.content["second"] = reply.content["theirs"]
     return reply
 
 
-def test_a_foreign_app_sends_a_private_update_and_nothing_else(node, read):
+def test_a_foreign_app_sends_a_private_update_and_nothing_else(node: Any, read: Any) -> None:
     reply = node(foreign_app(plus_one)).train(MODEL, instruction(noise(multiplier=1e-5)))
     arrays, metrics = read(reply)
     assert list(reply.content) == ["model", "metrics"]
@@ -275,7 +308,7 @@ def test_a_foreign_app_sends_a_private_update_and_nothing_else(node, read):
     assert arrays["seen"] == 7
 
 
-def test_the_noise_of_a_foreign_app_has_the_right_scale(node, read, scale_p):
+def test_the_noise_of_a_foreign_app_has_the_right_scale(node: Any, read: Any, scale_p: Any) -> None:
     reply = node(foreign_app(plus_one)).train(LARGE, instruction(noise()))
     draws = read(reply)[0]["w"] - 2.0 / np.sqrt(SIZE)  # its update, clipped to 2
     assert stats.kstest(draws, stats.norm.cdf).pvalue > ALARM
@@ -283,8 +316,8 @@ def test_the_noise_of_a_foreign_app_has_the_right_scale(node, read, scale_p):
     assert scale_p(draws / 1.1, *SPREADS["gaussian"]) < ALARM
 
 
-def in_place(message):
-    model = message.content["model"]
+def in_place(message: Message) -> Message:
+    model = message.content.array_records["model"]
     for name, array in model.items():
         changed = Array(np.asarray(array.numpy() + array.numpy().dtype.type(1)))
         array.data = changed.data
@@ -292,7 +325,9 @@ def in_place(message):
     return Message(message.content, reply_to=message)
 
 
-def test_a_foreign_app_that_trains_inside_the_message_gives_nothing_away(node, read):
+def test_a_foreign_app_that_trains_inside_the_message_gives_nothing_away(
+    node: Any, read: Any
+) -> None:
     reply = node(foreign_app(in_place)).train(MODEL, instruction(noise(multiplier=1e-5)))
     arrays, _ = read(reply)
     assert arrays["seen"] == 7
@@ -301,7 +336,9 @@ def test_a_foreign_app_that_trains_inside_the_message_gives_nothing_away(node, r
 
 
 @pytest.mark.parametrize("answer", [raising, erring, two_records])
-def test_a_foreign_app_that_fails_sends_the_noised_zero(node, read, answer):
+def test_a_foreign_app_that_fails_sends_the_noised_zero(
+    node: Any, read: Any, answer: Callable[..., Any]
+) -> None:
     reply = node(foreign_app(answer)).train(MODEL, instruction(noise(multiplier=1e-5)))
     arrays, metrics = read(reply)
     np.testing.assert_allclose(arrays["w"], MODEL["w"], atol=2e-4)
@@ -309,21 +346,23 @@ def test_a_foreign_app_that_fails_sends_the_noised_zero(node, read, answer):
     assert SECRET.encode() not in pickle.dumps(reply)
 
 
-def test_without_client_noise_in_the_instruction_the_mod_lets_everything_pass(node, read):
+def test_without_client_noise_in_the_instruction_the_mod_lets_everything_pass(
+    node: Any, read: Any
+) -> None:
     here = node(foreign_app(plus_one))
     for asked in (None, RoundInstruction(server_round=1)):
         _, metrics = read(here.train(MODEL, asked))
         assert metrics == {"num-examples": 57, "loss": 1.5}
 
 
-def test_evaluate_messages_pass(node, read):
+def test_evaluate_messages_pass(node: Any, read: Any) -> None:
     reply = node(foreign_app(plus_one)).ask(
         "evaluate", {"config": ConfigRecord({"fl-dp-round": instruction(noise()).to_json()})}
     )
     assert reply.content["m"]["loss"] == 1.0
 
 
-def test_train_messages_with_an_action_do_not_pass(node, read):
+def test_train_messages_with_an_action_do_not_pass(node: Any, read: Any) -> None:
     app = ClientApp(mods=[client_noise_mod])
     app.train("fast")(lambda message, context: plus_one(message))
     config = ConfigRecord({"fl-dp-round": instruction(noise()).to_json()})
@@ -347,16 +386,16 @@ FITTING = affordable_rounds({}, RELEASE, BUDGET.epsilon, 0.9 * BUDGET.delta, at_
 
 
 @pytest.fixture
-def keeping(node, tmp_path):
+def keeping(node: Any, tmp_path: Path) -> Any:
     """Make a node that keeps a ledger, and a way to look into it."""
 
     class Keeping:
         path = tmp_path / "ledger.db"
 
-        def node(self, app, **config):
+        def node(self, app: Any, **config: Any) -> Any:
             return node(app, {"ledger-path": str(self.path), "dataset-name": "ward"} | config)
 
-        def spent(self):
+        def spent(self) -> dict[PrivacyEvent, int]:
             if not self.path.exists():
                 return {}
             with NodeLedger.read(self.path) as ledger:
@@ -365,11 +404,11 @@ def keeping(node, tmp_path):
     return Keeping()
 
 
-def test_each_reply_is_charged_before_the_client_trains(keeping, told, read):
+def test_each_reply_is_charged_before_the_client_trains(keeping: Any, told: Any, read: Any) -> None:
     seen = []
 
-    class Watching(told):
-        def fit(self, parameters, config):
+    class Watching(told):  # type: ignore[misc]  # a class that comes as a fixture
+        def fit(self, parameters: Any, config: Any) -> Any:
             seen.append(keeping.spent())
             return super().fit(parameters, config)
 
@@ -379,13 +418,15 @@ def test_each_reply_is_charged_before_the_client_trains(keeping, told, read):
     assert seen == [{RELEASE: 1}, {RELEASE: 2}]
 
 
-def test_a_client_that_fails_stays_charged(keeping, told, read):
+def test_a_client_that_fails_stays_charged(keeping: Any, told: Any, read: Any) -> None:
     client = told(error=RuntimeError(SECRET))
     read(keeping.node(numpy_client_app(lambda context: client)).train(MODEL, instruction(PAID)))
     assert keeping.spent() == {RELEASE: 1}
 
 
-def test_beyond_the_budget_the_handler_is_not_called_and_nothing_is_charged(keeping, told, read):
+def test_beyond_the_budget_the_handler_is_not_called_and_nothing_is_charged(
+    keeping: Any, told: Any, read: Any
+) -> None:
     client = told(100.0)
     here = keeping.node(numpy_client_app(lambda context: client))
     assert 1 <= FITTING < 10
@@ -395,12 +436,14 @@ def test_beyond_the_budget_the_handler_is_not_called_and_nothing_is_charged(keep
     assert keeping.spent() == {RELEASE: FITTING}
 
 
-def refused(keeping, app, **config):
+def refused(keeping: Any, app: ClientApp, **config: Any) -> Any:
     """A node whose owner allows less than one release costs."""
     return keeping.node(app, **({"max-epsilon": 0.01} | config))
 
 
-def test_what_is_sent_beyond_the_budget_has_the_law_of_every_reply(keeping, told, read, scale_p):
+def test_what_is_sent_beyond_the_budget_has_the_law_of_every_reply(
+    keeping: Any, told: Any, read: Any, scale_p: Any
+) -> None:
     # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
     client = told(100.0)
     here = refused(keeping, numpy_client_app(lambda context: client))
@@ -415,7 +458,9 @@ def test_what_is_sent_beyond_the_budget_has_the_law_of_every_reply(keeping, told
 
 
 @pytest.mark.parametrize("scheme", ["gaussian", "laplace", "exponential"])
-def test_a_reply_beyond_the_budget_looks_like_any_other(keeping, told, scheme):
+def test_a_reply_beyond_the_budget_looks_like_any_other(
+    keeping: Any, told: Any, scheme: str
+) -> None:
     asked = instruction(replace(PAID, scheme=scheme, noise_multiplier=30.0))
     app = numpy_client_app(lambda context: told(0.1, metrics={"loss": 1.0}))
     replies = [here.train(MODEL, asked) for here in (keeping.node(app), refused(keeping, app))]
@@ -436,7 +481,7 @@ def test_a_reply_beyond_the_budget_looks_like_any_other(keeping, told, scheme):
     assert sum(keeping.spent().values()) == 1
 
 
-def test_the_owner_s_cap_wins_over_the_server_s_budget(keeping, told, read):
+def test_the_owner_s_cap_wins_over_the_server_s_budget(keeping: Any, told: Any, read: Any) -> None:
     most = affordable_rounds({}, RELEASE, 3.0, 0.9 * BUDGET.delta, at_most=100)
     assert 1 <= most < FITTING
     client = told(1.0)
@@ -446,7 +491,9 @@ def test_the_owner_s_cap_wins_over_the_server_s_budget(keeping, told, read):
     assert client.calls == most
 
 
-def test_the_owner_s_cap_holds_where_the_server_names_no_budget(keeping, told, read):
+def test_the_owner_s_cap_holds_where_the_server_names_no_budget(
+    keeping: Any, told: Any, read: Any
+) -> None:
     client = told(1.0)
     caps = {"max-epsilon": BUDGET.epsilon, "max-delta": BUDGET.delta}
     here = keeping.node(numpy_client_app(lambda context: client), **caps)
@@ -455,7 +502,9 @@ def test_the_owner_s_cap_holds_where_the_server_names_no_budget(keeping, told, r
     assert client.calls == FITTING
 
 
-def test_another_run_goes_on_spending_from_where_the_last_one_ended(keeping, told, read):
+def test_another_run_goes_on_spending_from_where_the_last_one_ended(
+    keeping: Any, told: Any, read: Any
+) -> None:
     client = told(1.0)
     for _ in range(FITTING + 1):  # a node that is started anew each time
         here = keeping.node(numpy_client_app(lambda context: client))
@@ -464,7 +513,9 @@ def test_another_run_goes_on_spending_from_where_the_last_one_ended(keeping, tol
 
 
 @pytest.mark.parametrize("damage", ["corrupted", "no folder", "no cap's delta"])
-def test_a_ledger_that_can_not_be_charged_sends_the_noised_zero(keeping, told, read, damage):
+def test_a_ledger_that_can_not_be_charged_sends_the_noised_zero(
+    keeping: Any, told: Any, read: Any, damage: str
+) -> None:
     client = told(100.0)
     config, asked = {}, replace(PAID, clipping_norm=1e-4)
     match damage:
@@ -482,10 +533,12 @@ def test_a_ledger_that_can_not_be_charged_sends_the_noised_zero(keeping, told, r
     assert (arrays["w"] != MODEL["w"]).any()
 
 
-def test_a_foreign_app_is_charged_too_and_not_called_beyond_the_budget(keeping, read):
+def test_a_foreign_app_is_charged_too_and_not_called_beyond_the_budget(
+    keeping: Any, read: Any
+) -> None:
     calls = []
 
-    def counted(message):
+    def counted(message: Message) -> Message:
         calls.append(1)
         return plus_one(message)
 
@@ -495,7 +548,9 @@ def test_a_foreign_app_is_charged_too_and_not_called_beyond_the_budget(keeping, 
     assert (len(calls), keeping.spent()) == (FITTING, {RELEASE: FITTING})
 
 
-def test_evaluating_and_training_without_noise_at_the_client_cost_nothing(keeping, read):
+def test_evaluating_and_training_without_noise_at_the_client_cost_nothing(
+    keeping: Any, read: Any
+) -> None:
     here = keeping.node(foreign_app(plus_one))
     here.ask("evaluate", {"config": ConfigRecord({"fl-dp-round": instruction(PAID).to_json()})})
     for asked in (None, RoundInstruction(server_round=1)):
@@ -503,14 +558,18 @@ def test_evaluating_and_training_without_noise_at_the_client_cost_nothing(keepin
     assert keeping.spent() == {}
 
 
-def test_a_server_can_not_name_the_ledger_of_a_real_node(node, told, read, tmp_path, monkeypatch):
+def test_a_server_can_not_name_the_ledger_of_a_real_node(
+    node: Any, told: Any, read: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delitem(sys.modules, "ray", raising=False)
     app = numpy_client_app(lambda context: told(1.0))
     read(node(app).train(MODEL, instruction(PAID), **{"fl-dp-ledgers": str(tmp_path)}))
     assert not list(tmp_path.iterdir())
 
 
-def test_a_node_without_a_ledger_trains_as_often_as_it_is_asked(node, told, read):
+def test_a_node_without_a_ledger_trains_as_often_as_it_is_asked(
+    node: Any, told: Any, read: Any
+) -> None:
     client = told(1.0)
     here = node(numpy_client_app(lambda context: client))
     for _ in range(FITTING + 2):

@@ -1,10 +1,14 @@
 """Compression at the client: after the noise, and nothing else in the reply changes."""
 
+from __future__ import annotations
+
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 
 from fl_dp.clients import client_noise_mod, compression_mod, numpy_client_app
@@ -19,7 +23,7 @@ SIZE = 40_000
 SIX_SIGMA = 6.0  # two in a billion draws lie further out
 NOISE = NoiseInstruction(scheme="gaussian", noise_multiplier=0.5, clipping_norm=2.0)  # scale 1
 Q16 = Compression(up="quantize", bits=16)
-MODEL = {
+MODEL: dict[str, np.ndarray] = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
     "b": np.array(0.5, dtype=np.float16),
     "wide": np.array([0.25, 3.0]),
@@ -28,21 +32,23 @@ MODEL = {
 }
 
 
-def instruction(compression, **fields):
+def instruction(compression: Any, **fields: Any) -> RoundInstruction:
     return RoundInstruction(server_round=1, compression=compression, **fields)
 
 
-def update_of(reply, compression, size):
+def update_of(reply: Any, compression: Any, size: int) -> np.ndarray:
     assert not reply.has_error(), reply.error.reason
     assert list(reply.content.array_records) == [ENCODED_UPDATE]
-    return update_in(reply.content, compression, size)
+    update = update_in(reply.content, compression, size)
+    assert isinstance(update, np.ndarray)
+    return update
 
 
 @pytest.fixture
-def update(node, told):
+def update(node: Any, told: Any) -> Callable[..., Any]:
     """Return the update that the server decodes from a client's reply."""
 
-    def ask(client, model, compression, size, **fields):
+    def ask(client: Any, model: Any, compression: Any, size: int, **fields: Any) -> np.ndarray:
         app = numpy_client_app(lambda context: client)
         reply = node(app).train(model, instruction(compression, **fields))
         return update_of(reply, compression, size)
@@ -51,14 +57,16 @@ def update(node, told):
 
 
 @pytest.mark.parametrize("up", ["float16", "bfloat16", "quantize", "top_k"])
-def test_the_update_arrives_and_not_the_model(update, told, up):
+def test_the_update_arrives_and_not_the_model(
+    update: Callable[..., Any], told: Any, up: str
+) -> None:
     compression = Compression(up=up, bits=16, fraction=0.5)
     step = np.array([1.0, -2.0, 0.5])
     received = update(told(step), MODEL, compression, 6)  # w, b and wide, in one vector
     np.testing.assert_allclose(received, [*step, 0, 0, 0], atol=1e-3)
 
 
-def test_the_other_records_of_a_reply_stay_as_they_are(node, told):
+def test_the_other_records_of_a_reply_stay_as_they_are(node: Any, told: Any) -> None:
     client = told(1.0, num_examples=5, metrics={"loss": 0.5})
     app = numpy_client_app(lambda context: client)
     asked = {"weight_cap": 10.0, "report_weight": True}
@@ -68,12 +76,12 @@ def test_the_other_records_of_a_reply_stay_as_they_are(node, told):
     assert not encoded.config_records
 
 
-def test_the_weight_comes_before_the_encoding(update, told):
+def test_the_weight_comes_before_the_encoding(update: Callable[..., Any], told: Any) -> None:
     received = update(told(1.0, num_examples=5), MODEL, Q16, 6, weight_cap=20.0)
     np.testing.assert_allclose(received[:3], 0.25, atol=1e-3)
 
 
-def test_noise_comes_first_and_the_encoding_after_it(update, told):
+def test_noise_comes_first_and_the_encoding_after_it(update: Callable[..., Any], told: Any) -> None:
     # Of a zero update top_k would keep zeros: what arrives is the noise's own largest magnitudes,
     # all beyond the normal law's 95th percentile (1.96, to six sigma of an order statistic).
     compression = Compression(up="top_k", fraction=0.05, bits=16)
@@ -86,7 +94,9 @@ def test_noise_comes_first_and_the_encoding_after_it(update, told):
 
 
 @pytest.mark.parametrize("up", ["float16", "bfloat16", "quantize"])
-def test_an_encoded_update_has_the_noise_of_the_client_around_it(update, told, up):
+def test_an_encoded_update_has_the_noise_of_the_client_around_it(
+    update: Callable[..., Any], told: Any, up: str
+) -> None:
     compression = Compression(up=up, bits=10)
     received = update(told(), {"w": np.zeros(SIZE)}, compression, SIZE, client_noise=NOISE)
     assert received.std() == pytest.approx(1.0, rel=SIX_SIGMA / math.sqrt(2 * SIZE) + 1e-3)
@@ -94,7 +104,9 @@ def test_an_encoded_update_has_the_noise_of_the_client_around_it(update, told, u
 
 
 @pytest.mark.parametrize("bits", [1, 2, 4])
-def test_the_exponential_scheme_s_points_are_sent_without_loss(update, told, bits):
+def test_the_exponential_scheme_s_points_are_sent_without_loss(
+    update: Callable[..., Any], told: Any, bits: int
+) -> None:
     noise = NoiseInstruction(
         scheme="exponential", noise_multiplier=2.0, clipping_norm=1.0, levels=2**bits
     )
@@ -107,25 +119,25 @@ def test_the_exponential_scheme_s_points_are_sent_without_loss(update, told, bit
     assert np.unique(nearest).size == 2**bits
 
 
-def test_a_client_that_fails_still_sends_its_noise(update, told):
+def test_a_client_that_fails_still_sends_its_noise(update: Callable[..., Any], told: Any) -> None:
     client = told(error=RuntimeError("out of memory"))
     received = update(client, {"w": np.zeros(SIZE)}, Q16, SIZE, client_noise=NOISE)
     assert received.std() == pytest.approx(1.0, rel=SIX_SIGMA / math.sqrt(2 * SIZE) + 1e-3)
 
 
-def test_a_client_that_fails_without_noise_of_its_own_is_an_error(node, told):
+def test_a_client_that_fails_without_noise_of_its_own_is_an_error(node: Any, told: Any) -> None:
     app = numpy_client_app(lambda context: told(error=RuntimeError("patient 4711")))
     assert node(app).train(MODEL, instruction(Q16)).error.reason == "RuntimeError"
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_an_update_that_is_not_finite_is_an_error(node, told, bad):
+def test_an_update_that_is_not_finite_is_an_error(node: Any, told: Any, bad: float) -> None:
     app = numpy_client_app(lambda context: told(bad))
     assert node(app).train(MODEL, instruction(Q16)).error.reason == "ValueError"
 
 
 @pytest.mark.parametrize("fields", [{"units": (0,)}, {"sampling_rate": 0.5}])
-def test_a_sum_of_units_is_never_encoded(node, told, fields):
+def test_a_sum_of_units_is_never_encoded(node: Any, told: Any, fields: dict[str, Any]) -> None:
     client = told(1.0)
     bundle = GaussianBundle(noise_multiplier=1.0, clipping_norms=(1.0,))
     reply = node(numpy_client_app(lambda context: client)).train(
@@ -136,12 +148,14 @@ def test_a_sum_of_units_is_never_encoded(node, told, fields):
 
 
 @pytest.mark.parametrize("mod", [compression_mod, client_noise_mod])
-def test_an_app_that_has_a_mod_built_in_does_not_take_it_twice(told, mod):
+def test_an_app_that_has_a_mod_built_in_does_not_take_it_twice(
+    told: Any, mod: Callable[..., Any]
+) -> None:
     with pytest.raises(ValueError, match=f"adds {mod.__name__} itself"):
         numpy_client_app(lambda context: told(), [mod])
 
 
-def test_an_instruction_with_a_compression_survives_its_json():
+def test_an_instruction_with_a_compression_survives_its_json() -> None:
     asked = instruction(Compression(up="top_k", bits=3, fraction=0.25, down="float16"))
     assert RoundInstruction.from_json(asked.to_json()) == asked
 
@@ -150,11 +164,11 @@ def test_an_instruction_with_a_compression_survives_its_json():
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_a_client_trains_a_narrow_model_in_its_own_dtypes(node, told, name):
+def test_a_client_trains_a_narrow_model_in_its_own_dtypes(node: Any, told: Any, name: str) -> None:
     seen = []
 
-    class Watching(told):
-        def fit(self, parameters, config):
+    class Watching(told):  # type: ignore[misc]  # a class that comes as a fixture
+        def fit(self, parameters: Any, config: Any) -> Any:
             seen.extend(parameters)
             return super().fit(parameters, config)
 
@@ -168,7 +182,7 @@ def test_a_client_trains_a_narrow_model_in_its_own_dtypes(node, told, name):
 
 
 @pytest.mark.parametrize("name", ["float16", "bfloat16"])
-def test_noise_is_added_around_the_narrow_model_that_came(node, told, name):
+def test_noise_is_added_around_the_narrow_model_that_came(node: Any, told: Any, name: str) -> None:
     model = {"w": np.full(1000, 1.0 + 2.0**-12)}  # which is 1 in two bytes
     record = narrow(ArrayRecord({"w": Array(model["w"])}), name)
     quiet = NoiseInstruction(scheme="gaussian", noise_multiplier=1e-6, clipping_norm=2.0)
@@ -182,12 +196,12 @@ def test_noise_is_added_around_the_narrow_model_that_came(node, told, name):
 # In front of somebody else's ClientApp.
 
 
-def foreign_app(*mods):
+def foreign_app(*mods: Callable[..., Any]) -> ClientApp:
     app = ClientApp(mods=list(mods))
 
     @app.train()
-    def train(message, context):
-        model = {n: a.numpy() for n, a in message.content["model"].items()}
+    def train(message: Message, context: Context) -> Message:
+        model = {n: a.numpy() for n, a in message.content.array_records["model"].items()}
         trained = ArrayRecord({n: Array(np.asarray(a + a.dtype.type(1))) for n, a in model.items()})
         metrics = MetricRecord({"num-examples": 57})
         return Message(RecordDict({"theirs": trained, "scores": metrics}), reply_to=message)
@@ -195,21 +209,22 @@ def foreign_app(*mods):
     return app
 
 
-def test_a_foreign_app_encodes_its_update(node):
+def test_a_foreign_app_encodes_its_update(node: Any) -> None:
     reply = node(foreign_app(compression_mod)).train(MODEL, instruction(Q16))
     np.testing.assert_allclose(update_of(reply, Q16, 6), 1.0, atol=1e-3)
     assert reply.content["scores"]["num-examples"] == 57
 
 
-def test_a_foreign_app_adds_its_noise_before_it_encodes(node):
+def test_a_foreign_app_adds_its_noise_before_it_encodes(node: Any) -> None:
     here = node(foreign_app(compression_mod, client_noise_mod))
     reply = here.train({"w": np.zeros(SIZE)}, instruction(Q16, client_noise=NOISE))
-    noise = update_of(reply, Q16, SIZE) - 2.0 / math.sqrt(SIZE)  # its update, clipped to 2
+    its_own = 2.0 / math.sqrt(SIZE)  # its update, clipped to 2
+    noise: np.ndarray = update_of(reply, Q16, SIZE) - its_own
     assert noise.std() == pytest.approx(1.0, rel=SIX_SIGMA / math.sqrt(2 * SIZE) + 1e-3)
     assert dict(reply.content["metrics"]) == {"num-examples": 1}
 
 
-def test_mods_in_the_wrong_order_send_noise_alone(node, read):
+def test_mods_in_the_wrong_order_send_noise_alone(node: Any, read: Any) -> None:
     here = node(foreign_app(client_noise_mod, compression_mod))
     reply = here.train({"w": np.zeros(SIZE)}, instruction(Q16, client_noise=NOISE))
     sent = read(reply)[0]["w"]  # a model, around which there is nothing but noise
@@ -217,7 +232,7 @@ def test_mods_in_the_wrong_order_send_noise_alone(node, read):
     assert abs(sent.mean()) < SIX_SIGMA / math.sqrt(SIZE)
 
 
-def test_without_a_compression_the_mod_lets_everything_pass(node, read):
+def test_without_a_compression_the_mod_lets_everything_pass(node: Any, read: Any) -> None:
     here = node(foreign_app(compression_mod))
     for asked in (None, instruction(None)):
         arrays, metrics = read(here.train(MODEL, asked))

@@ -234,8 +234,8 @@ def test_each_step_adds_noise_of_its_own(scale_p: Any) -> None:
 def test_no_two_clients_have_the_same_noise_unless_a_test_seeds_it() -> None:
     first, second = noise_of(4), noise_of(4)
     assert abs(np.corrcoef(first, second)[0, 1]) < 6 / math.sqrt(WIDE)
-    seeded = [noise_of(4, rng=SecureRandom(insecure_seed=3)) for _ in range(2)]
-    np.testing.assert_array_equal(*seeded)
+    one, other = (noise_of(4, rng=SecureRandom(insecure_seed=3)) for _ in range(2))
+    np.testing.assert_array_equal(one, other)
 
 
 def test_torch_s_generator_is_neither_asked_nor_obeyed_for_noise() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -84,7 +85,9 @@ def test_columns_that_are_no_data_set_are_refused() -> None:
         fingerprint()
 
 
-def test_files_have_one_name_whatever_they_are_called_and_another_if_one_changes(tmp_path) -> None:
+def test_files_have_one_name_whatever_they_are_called_and_another_if_one_changes(
+    tmp_path: Path,
+) -> None:
     for folder in ("here", "there"):
         (tmp_path / folder / "below").mkdir(parents=True)
     (tmp_path / "here/a.csv").write_text("1")

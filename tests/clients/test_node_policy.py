@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ def ancestors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *command: str) ->
         (folder / "stat").write_text(f"{pid} (a (name) 3) S {pid - 1 if pid > 6 else 0} 1")
         (folder / "cmdline").write_text("\0".join(words) + "\0")
     monkeypatch.setattr(app_verification, "_PROCESSES", tmp_path)
-    monkeypatch.setattr(app_verification.os, "getppid", lambda: 7)
+    monkeypatch.setattr(os, "getppid", lambda: 7)
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,26 @@
 """Any NumPyClient speaks Flower's Message API, and no exception text leaves the node."""
 
+from __future__ import annotations
+
 import logging
 import pickle
+from collections.abc import Callable
+from typing import Any, NoReturn
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
+from flwr.app import (
+    Array,
+    ArrayRecord,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    MetricRecord,
+    RecordDict,
+)
 from flwr.client import NumPyClient
+from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.constant import ErrorCode
 from flwr.serverapp.strategy import FedAvg
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
@@ -14,7 +28,7 @@ from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 from fl_dp.clients import numpy_client_app
 
 SECRET = "patient 4711 has condition X"
-MODEL = {
+MODEL: dict[str, np.ndarray] = {
     "last.weight": np.arange(6, dtype=np.float32).reshape(2, 3),
     "a.bias": np.array([1.5, -2.0], dtype=np.float64),
     "logit_scale": np.array(0.25, dtype=np.float32),
@@ -25,38 +39,51 @@ MODEL = {
 class Client(NumPyClient):
     """Returns what it got, and says so as it is told."""
 
-    def __init__(self, metrics=None, parameters=None, num_examples=3, loss=0.5, error=None):
+    def __init__(
+        self,
+        metrics: dict[str, Any] | None = None,
+        parameters: Any = None,
+        num_examples: Any = 3,
+        loss: float = 0.5,
+        error: PatientError | None = None,
+    ) -> None:
         self.metrics = metrics if metrics is not None else {}
         self.parameters = parameters
         self.num_examples = num_examples
         self.loss = loss
         self.error = error
-        self.seen = []
+        self.seen: list[tuple[Any, Any]] = []
 
-    def _note(self, parameters, config):
+    def _note(self, parameters: Any, config: Any) -> None:
         self.seen.append((parameters, config))
         if self.error is not None:
             raise self.error
 
-    def fit(self, parameters, config):
+    def fit(self, parameters: Any, config: Any) -> tuple[Any, Any, Any]:
         self._note(parameters, config)
         trained = self.parameters if self.parameters is not None else parameters
         return trained, self.num_examples, self.metrics
 
-    def evaluate(self, parameters, config):
+    def evaluate(self, parameters: Any, config: Any) -> tuple[Any, Any, Any]:
         self._note(parameters, config)
         return self.loss, self.num_examples, self.metrics
 
 
-def record_of(arrays):
+def record_of(arrays: dict[str, Any]) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
 
 
-def message(kind, content):
+def message(kind: str, content: dict[str, Any]) -> Message:
     return Message(RecordDict(content), dst_node_id=FIRST_NODE, message_type=kind)
 
 
-def answer_to(kind, client, *, content=None, mods=None):
+def answer_to(
+    kind: str,
+    client: Client,
+    *,
+    content: dict[str, Any] | None = None,
+    mods: list[Any] | None = None,
+) -> Message:
     """Send one message to one node and return its reply."""
     client_fn = client if callable(client) else lambda context: client
     grid = LocalGrid(answer_with_app(numpy_client_app(client_fn, mods), 1), 1)
@@ -65,18 +92,18 @@ def answer_to(kind, client, *, content=None, mods=None):
     return reply
 
 
-def arrays_in(reply):
+def arrays_in(reply: Message) -> dict[str, np.ndarray]:
     [record] = reply.content.array_records.values()
     return {name: array.numpy() for name, array in record.items()}
 
 
-def metrics_in(reply):
+def metrics_in(reply: Message) -> dict[str, Any]:
     assert not reply.has_error(), reply.error.reason
     [record] = reply.content.metric_records.values()
     return dict(record)
 
 
-def assert_refused(reply, reason):
+def assert_refused(reply: Message, reason: str) -> None:
     assert reply.has_error()
     assert reply.error.code == ErrorCode.CLIENT_APP_RAISED_EXCEPTION
     assert reply.error.reason == reason
@@ -85,11 +112,11 @@ def assert_refused(reply, reason):
 # What a train message becomes.
 
 
-def test_array_names_keep_their_order():
+def test_array_names_keep_their_order() -> None:
     assert list(arrays_in(answer_to("train", Client()))) == list(MODEL)
 
 
-def test_arrays_reach_the_client_in_the_order_of_the_message():
+def test_arrays_reach_the_client_in_the_order_of_the_message() -> None:
     client = Client()
     answer_to("train", client)
     [(parameters, _)] = client.seen
@@ -97,24 +124,24 @@ def test_arrays_reach_the_client_in_the_order_of_the_message():
         np.testing.assert_array_equal(got, sent)
 
 
-def test_each_returned_array_goes_under_the_name_at_its_place():
+def test_each_returned_array_goes_under_the_name_at_its_place() -> None:
     changed = [values + 1 for values in MODEL.values()]
     reply = arrays_in(answer_to("train", Client(parameters=changed)))
     for name, values in MODEL.items():
         np.testing.assert_array_equal(reply[name], values + 1)
 
 
-def test_dtypes_survive():
+def test_dtypes_survive() -> None:
     reply = arrays_in(answer_to("train", Client()))
     assert [a.dtype for a in reply.values()] == [a.dtype for a in MODEL.values()]
 
 
-def test_shapes_survive_even_without_a_dimension():
+def test_shapes_survive_even_without_a_dimension() -> None:
     reply = arrays_in(answer_to("train", Client()))
     assert [a.shape for a in reply.values()] == [(2, 3), (2,), (), ()]
 
 
-def test_a_numpy_scalar_becomes_an_array_without_a_dimension():
+def test_a_numpy_scalar_becomes_an_array_without_a_dimension() -> None:
     parameters = [*list(MODEL.values())[:2], np.float32(0.5), np.int64(8)]
     reply = arrays_in(answer_to("train", Client(parameters=parameters)))
     assert reply["logit_scale"].shape == ()
@@ -123,16 +150,16 @@ def test_a_numpy_scalar_becomes_an_array_without_a_dimension():
 
 
 @pytest.mark.parametrize("key", ["arrays", "model", "fitins.parameters"])
-def test_the_reply_uses_the_array_record_key_of_the_message(key):
+def test_the_reply_uses_the_array_record_key_of_the_message(key: str) -> None:
     content = {key: record_of(MODEL), "config": ConfigRecord()}
     assert list(answer_to("train", Client(), content=content).content.array_records) == [key]
 
 
-def test_the_reply_has_one_metric_record_named_metrics():
+def test_the_reply_has_one_metric_record_named_metrics() -> None:
     assert list(answer_to("train", Client()).content.metric_records) == ["metrics"]
 
 
-def test_the_config_reaches_the_client_under_whatever_key():
+def test_the_config_reaches_the_client_under_whatever_key() -> None:
     client = Client()
     config = ConfigRecord({"lr": 0.1, "layers": [1, 2], "note": "x"})
     answer_to("train", client, content={"arrays": record_of(MODEL), "any": config})
@@ -140,16 +167,16 @@ def test_the_config_reaches_the_client_under_whatever_key():
     assert seen == {"lr": 0.1, "layers": [1, 2], "note": "x"}
 
 
-def test_without_a_config_record_the_client_gets_an_empty_config():
+def test_without_a_config_record_the_client_gets_an_empty_config() -> None:
     client = Client()
     answer_to("train", client, content={"arrays": record_of(MODEL)})
     [(_, seen)] = client.seen
     assert seen == {}
 
 
-def test_the_client_is_made_from_the_context_of_its_node():
-    def client_fn(context):
-        return Client(num_examples=10 + context.node_config["partition-id"])
+def test_the_client_is_made_from_the_context_of_its_node() -> None:
+    def client_fn(context: Context) -> Client:
+        return Client(num_examples=10 + int(context.node_config["partition-id"]))
 
     grid = LocalGrid(answer_with_app(numpy_client_app(client_fn), 3), 3)
     content = RecordDict({"arrays": record_of(MODEL), "config": ConfigRecord()})
@@ -160,13 +187,15 @@ def test_the_client_is_made_from_the_context_of_its_node():
 
 
 @pytest.mark.parametrize("count", [0, 3, 5])
-def test_a_wrong_number_of_returned_arrays_is_an_error(count, caplog):
+def test_a_wrong_number_of_returned_arrays_is_an_error(
+    count: int, caplog: pytest.LogCaptureFixture
+) -> None:
     parameters = [np.zeros(2, np.float32)] * count
     assert_refused(answer_to("train", Client(parameters=parameters)), "ValueError")
     assert f"fit returned {count} arrays, the model has 4" in caplog.text
 
 
-def test_an_array_of_python_objects_is_an_error():
+def test_an_array_of_python_objects_is_an_error() -> None:
     parameters = [*list(MODEL.values())[:3], np.array([{"key": SECRET}], dtype=object)]
     reply = answer_to("train", Client(parameters=parameters))
     assert reply.has_error()
@@ -183,24 +212,26 @@ def test_an_array_of_python_objects_is_an_error():
     ],
     ids=["no arrays", "two array records", "two config records"],
 )
-def test_a_message_that_leaves_open_what_is_meant_is_an_error(kind, content):
+def test_a_message_that_leaves_open_what_is_meant_is_an_error(
+    kind: str, content: dict[str, Any]
+) -> None:
     assert_refused(answer_to(kind, Client(), content=content), "ValueError")
 
 
 # What an evaluate message becomes.
 
 
-def test_evaluate_replies_with_loss_and_number_of_records():
+def test_evaluate_replies_with_loss_and_number_of_records() -> None:
     reply = answer_to("evaluate", Client(loss=0.75, num_examples=4))
     assert metrics_in(reply) == {"loss": 0.75, "num-examples": 4}
 
 
-def test_evaluate_replies_with_the_client_s_own_metrics():
+def test_evaluate_replies_with_the_client_s_own_metrics() -> None:
     reply = answer_to("evaluate", Client(metrics={"accuracy": 0.5}))
     assert metrics_in(reply)["accuracy"] == 0.5
 
 
-def test_evaluate_sends_no_arrays_back():
+def test_evaluate_sends_no_arrays_back() -> None:
     assert not answer_to("evaluate", Client()).content.array_records
 
 
@@ -228,21 +259,24 @@ def test_evaluate_sends_no_arrays_back():
         ([], []),
     ],
 )
-def test_a_number_or_a_list_of_numbers_is_converted_to_what_flower_holds(kind, given, sent):
+def test_a_number_or_a_list_of_numbers_is_converted_to_what_flower_holds(
+    kind: str, given: Any, sent: float | list[Any]
+) -> None:
     got = metrics_in(answer_to(kind, Client(metrics={"metric": given})))["metric"]
     assert got == sent
     assert type(got) is type(sent)
     if isinstance(sent, list):
+        assert isinstance(got, list)
         assert [type(item) for item in got] == [type(item) for item in sent]
 
 
-def test_a_list_of_ints_and_floats_arrives_as_floats():
+def test_a_list_of_ints_and_floats_arrives_as_floats() -> None:
     got = metrics_in(answer_to("train", Client(metrics={"metric": [1, 2.5]})))["metric"]
     assert got == [1.0, 2.5]
 
 
 @pytest.mark.parametrize("given", [np.int64(5), np.float32(5.0), 5])
-def test_the_number_of_records_may_be_a_numpy_scalar(given):
+def test_the_number_of_records_may_be_a_numpy_scalar(given: Any) -> None:
     assert metrics_in(answer_to("train", Client(num_examples=given)))["num-examples"] == 5
 
 
@@ -262,25 +296,29 @@ def test_the_number_of_records_may_be_a_numpy_scalar(given):
     ],
 )
 def test_a_metric_that_is_no_number_is_refused_and_named_in_the_node_s_log(
-    kind, value, named, caplog
-):
+    kind: str, value: Any, named: str, caplog: pytest.LogCaptureFixture
+) -> None:
     reply = answer_to(kind, Client(metrics={"accuracy": 1.0, "site": value}))
     assert_refused(reply, "TypeError")
     assert f"metric 'site' is a {named}" in caplog.text
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_a_metric_named_num_examples_is_refused_and_named_in_the_node_s_log(kind, caplog):
+def test_a_metric_named_num_examples_is_refused_and_named_in_the_node_s_log(
+    kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     assert_refused(answer_to(kind, Client(metrics={"num-examples": 1})), "ValueError")
     assert "metric 'num-examples' is reserved" in caplog.text
 
 
-def test_a_metric_named_loss_is_refused_when_evaluate_returns_the_loss_itself(caplog):
+def test_a_metric_named_loss_is_refused_when_evaluate_returns_the_loss_itself(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     assert_refused(answer_to("evaluate", Client(metrics={"loss": 1.0})), "ValueError")
     assert "metric 'loss' is reserved" in caplog.text
 
 
-def test_a_train_loss_may_be_reported():
+def test_a_train_loss_may_be_reported() -> None:
     assert metrics_in(answer_to("train", Client(metrics={"loss": 1.5})))["loss"] == 1.5
 
 
@@ -291,20 +329,20 @@ class PatientError(Exception):
     pass
 
 
-def failing(context):
+def failing(context: Context) -> NoReturn:
     raise PatientError(SECRET)
 
 
-def failing_mod(message, context, call_next):
+def failing_mod(message: Message, context: Context, call_next: ClientAppCallable) -> NoReturn:
     raise PatientError(SECRET)
 
 
-def failing_late_mod(message, context, call_next):
+def failing_late_mod(message: Message, context: Context, call_next: ClientAppCallable) -> NoReturn:
     call_next(message, context)
     raise PatientError(SECRET)
 
 
-def chained():
+def chained() -> PatientError:
     error = PatientError(SECRET)
     error.__cause__ = ValueError(SECRET)
     error.add_note(SECRET)
@@ -323,36 +361,40 @@ FAILURES = {
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_the_server_is_told_a_code_and_exactly_the_class_of_an_exception(kind, failure):
+def test_the_server_is_told_a_code_and_exactly_the_class_of_an_exception(
+    kind: str, failure: Any
+) -> None:
     assert_refused(answer_to(kind, **failure), "PatientError")
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
 @pytest.mark.parametrize("failure", FAILURES.values(), ids=FAILURES)
-def test_the_text_of_an_exception_is_nowhere_in_the_reply(kind, failure):
+def test_the_text_of_an_exception_is_nowhere_in_the_reply(kind: str, failure: Any) -> None:
     assert SECRET.encode() not in pickle.dumps(answer_to(kind, **failure))
 
 
-def test_the_search_for_the_text_would_find_it():
-    def leaking(message, context, call_next):
+def test_the_search_for_the_text_would_find_it() -> None:
+    def leaking(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         return Message(Error(ErrorCode.UNKNOWN, f"failed on {SECRET}"), reply_to=message)
 
     assert SECRET.encode() in pickle.dumps(answer_to("train", Client(), mods=[leaking]))
 
 
-def test_the_metric_that_was_refused_is_nowhere_in_the_reply():
+def test_the_metric_that_was_refused_is_nowhere_in_the_reply() -> None:
     reply = answer_to("train", Client(metrics={"diagnosis": SECRET}))
     assert SECRET.encode() not in pickle.dumps(reply)
     assert b"diagnosis" not in pickle.dumps(reply)
 
 
-def test_the_text_of_an_exception_stays_readable_on_the_node(caplog):
+def test_the_text_of_an_exception_stays_readable_on_the_node(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with caplog.at_level(logging.ERROR, logger="flwr.fl_dp.client"):
         answer_to("train", Client(error=PatientError(SECRET)))
     assert SECRET in caplog.text
 
 
-def test_an_error_reply_answers_the_message_that_caused_it():
+def test_an_error_reply_answers_the_message_that_caused_it() -> None:
     grid = LocalGrid(answer_with_app(numpy_client_app(failing), 1), 1)
     content = {"arrays": record_of(MODEL), "config": ConfigRecord()}
     [message_id] = grid.push_messages([message("train", content)])
@@ -363,8 +405,8 @@ def test_an_error_reply_answers_the_message_that_caused_it():
 # Mods.
 
 
-def tracing(name, trace):
-    def mod(message, context, call_next):
+def tracing(name: str, trace: list[str]) -> Callable[..., Any]:
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         trace.append(f"{name} in")
         reply = call_next(message, context)
         trace.append(f"{name} out")
@@ -374,17 +416,17 @@ def tracing(name, trace):
 
 
 @pytest.mark.parametrize("kind", ["train", "evaluate"])
-def test_mods_run_outermost_first(kind):
-    trace = []
+def test_mods_run_outermost_first(kind: str) -> None:
+    trace: list[str] = []
     mods = [tracing("outer", trace), tracing("middle", trace), tracing("inner", trace)]
     answer_to(kind, Client(), mods=mods)
     assert trace == ["outer in", "middle in", "inner in", "inner out", "middle out", "outer out"]
 
 
-def test_a_mod_runs_once_for_each_message_with_that_message():
+def test_a_mod_runs_once_for_each_message_with_that_message() -> None:
     seen = []
 
-    def mod(message, context, call_next):
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         seen.append((message.metadata.message_type, message.metadata.message_id))
         return call_next(message, context)
 
@@ -395,8 +437,8 @@ def test_a_mod_runs_once_for_each_message_with_that_message():
     assert seen == list(zip(("train", "evaluate", "train"), ids, strict=True))
 
 
-def test_a_mod_can_change_what_the_client_sees():
-    def doubling(message, context, call_next):
+def test_a_mod_can_change_what_the_client_sees() -> None:
+    def doubling(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         doubled = {name: 2 * values for name, values in MODEL.items()}
         message.content["arrays"] = record_of(doubled)
         return call_next(message, context)
@@ -407,8 +449,8 @@ def test_a_mod_can_change_what_the_client_sees():
     np.testing.assert_array_equal(parameters[0], 2 * MODEL["last.weight"])
 
 
-def test_a_mod_can_change_the_reply():
-    def stamping(message, context, call_next):
+def test_a_mod_can_change_the_reply() -> None:
+    def stamping(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
         reply.content["stamp"] = MetricRecord({"stamp": 1})
         return reply
@@ -422,29 +464,31 @@ def test_a_mod_can_change_the_reply():
 class Stepping(NumPyClient):
     """Adds its own constant; its numbers are exact in binary."""
 
-    def __init__(self, partition):
+    def __init__(self, partition: int) -> None:
         self.step = partition + 1
         self.num_examples = (1, 3)[partition]
 
-    def fit(self, parameters, config):
+    def fit(self, parameters: Any, config: Any) -> tuple[Any, Any, Any]:
         assert config["server-round"] in (1, 2)
         stepped = [(values + self.step).astype(values.dtype) for values in parameters]
         return stepped, self.num_examples, {"step": float(self.step)}
 
-    def evaluate(self, parameters, config):
+    def evaluate(self, parameters: Any, config: Any) -> tuple[Any, Any, Any]:
         return float(parameters[0][0, 0]) + self.step, self.num_examples, {}
 
 
 @pytest.fixture(scope="module")
-def trained_by_fedavg():
-    app = numpy_client_app(lambda context: Stepping(context.node_config["partition-id"]))
+def trained_by_fedavg() -> tuple[Any, Any]:
+    app = numpy_client_app(lambda context: Stepping(int(context.node_config["partition-id"])))
     grid = LocalGrid(answer_with_app(app, 2), 2)
     floats = {name: values for name, values in MODEL.items() if values.dtype.kind == "f"}
     result = FedAvg().start(grid=grid, initial_arrays=record_of(floats), num_rounds=2)
     return floats, result
 
 
-def test_fedavg_takes_the_exact_weighted_mean_in_each_round(trained_by_fedavg):
+def test_fedavg_takes_the_exact_weighted_mean_in_each_round(
+    trained_by_fedavg: tuple[Any, Any],
+) -> None:
     initial, result = trained_by_fedavg
     mean_step = (1 * 1 + 3 * 2) / 4
     assert list(result.arrays) == list(initial)
@@ -452,7 +496,9 @@ def test_fedavg_takes_the_exact_weighted_mean_in_each_round(trained_by_fedavg):
         np.testing.assert_array_equal(result.arrays[name].numpy(), values + 2 * mean_step)
 
 
-def test_fedavg_averages_train_metrics_by_the_number_of_records(trained_by_fedavg):
+def test_fedavg_averages_train_metrics_by_the_number_of_records(
+    trained_by_fedavg: tuple[Any, Any],
+) -> None:
     _, result = trained_by_fedavg
     assert {r: dict(m) for r, m in result.train_metrics_clientapp.items()} == {
         1: {"step": 1.75},
@@ -460,15 +506,17 @@ def test_fedavg_averages_train_metrics_by_the_number_of_records(trained_by_fedav
     }
 
 
-def test_fedavg_averages_the_loss_of_evaluate_by_the_number_of_records(trained_by_fedavg):
+def test_fedavg_averages_the_loss_of_evaluate_by_the_number_of_records(
+    trained_by_fedavg: tuple[Any, Any],
+) -> None:
     _, result = trained_by_fedavg
     losses = {r: m["loss"] for r, m in result.evaluate_metrics_clientapp.items()}
     assert losses == {1: 1.75 + 1.75, 2: 3.5 + 1.75}
 
 
-def test_fedavg_goes_on_without_a_client_that_fails():
-    def client_fn(context):
-        partition = context.node_config["partition-id"]
+def test_fedavg_goes_on_without_a_client_that_fails() -> None:
+    def client_fn(context: Context) -> Stepping | Client:
+        partition = int(context.node_config["partition-id"])
         return Stepping(partition) if partition < 2 else Client(error=PatientError(SECRET))
 
     grid = LocalGrid(answer_with_app(numpy_client_app(client_fn), 3), 3)

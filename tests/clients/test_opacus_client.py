@@ -6,6 +6,7 @@ import math
 import pickle
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -310,6 +311,8 @@ class Wide(nn.Module):
 class WideRunningMean(Wide):
     """And a buffer in which records meet."""
 
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(FEATURES))
@@ -447,6 +450,10 @@ def test_every_reply_has_the_same_names_shapes_and_metrics(
     assert b"4711" not in pickle.dumps(reply)
 
 
+def returned(made: NumPyClient, context: Context) -> NumPyClient:
+    return made
+
+
 def test_nothing_in_the_reply_depends_on_how_many_records_there_are(
     client: Client, node: Any
 ) -> None:
@@ -454,7 +461,7 @@ def test_nothing_in_the_reply_depends_on_how_many_records_there_are(
     replies = []
     for records in (0, 1, 271):
         made = client(data=data_of(records), dp_sgd=DPSGD(expected_batch_size=30.0))
-        reply = node(numpy_client_app(lambda context, made=made: made)).train(model, None)
+        reply = node(numpy_client_app(partial(returned, made))).train(model, None)
         replies.append(
             (
                 [(key, sorted(record)) for key, record in reply.content.items()],
@@ -511,7 +518,7 @@ class Images(Dataset[Any]):
         (Images("x", "y"), {"target_key": "y"}),
         (Images("x", "y", "name"), {"target_key": "y", "input_key": "x"}),
         (Images("features", "y"), {"target_key": "y", "input_key": ("features",)}),
-        ([[row, label] for row, label in data_of()], {}),
+        ([[row, label] for row, label in zip(*data_of().tensors, strict=True)], {}),
     ],
     ids=["image", "name", "targets", "named target", "both named", "several inputs", "pairs"],
 )
@@ -574,6 +581,8 @@ def test_a_simulated_client_has_a_ledger_of_its_run_and_a_real_one_needs_its_own
 class RunningMean(nn.Module):
     """Lets records meet in a buffer, without any parameter of its own."""
 
+    mean: Tensor
+
     def __init__(self) -> None:
         super().__init__()
         self.register_buffer("mean", torch.zeros(FEATURES))
@@ -582,7 +591,8 @@ class RunningMean(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.flatten(1)
         self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(dim=0)
-        return self.head(x - self.mean)
+        logits: Tensor = self.head(x - self.mean)
+        return logits
 
 
 @pytest.mark.parametrize(
@@ -601,9 +611,10 @@ def test_a_batch_norm_that_nothing_trains_mixes_records_all_the_same(
 def test_a_frozen_batch_norm_is_replaced_and_stays_frozen() -> None:
     layers = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4).requires_grad_(False))
     fixed, changes = private_module(layers)
-    assert isinstance(fixed[1], nn.GroupNorm)
-    assert not any(each.requires_grad for each in fixed[1].parameters())
-    assert all(each.requires_grad for each in fixed[0].parameters())
+    first, second = fixed.children()
+    assert isinstance(second, nn.GroupNorm)
+    assert not any(each.requires_grad for each in second.parameters())
+    assert all(each.requires_grad for each in first.parameters())
     assert len(changes) == 1
 
 
@@ -736,8 +747,9 @@ def test_a_private_training_learns(client: Client, mode: str) -> None:
     generator = torch.Generator().manual_seed(3)
     features = torch.randn(RECORDS, FEATURES, generator=generator)
     labels = (features[:, 0] > 0).long()
-    model = nn.Sequential(nn.Linear(FEATURES, 2))
-    nn.init.zeros_(model[0].weight)
+    layer = nn.Linear(FEATURES, 2)
+    nn.init.zeros_(layer.weight)
+    model = nn.Sequential(layer)
     plan = replace(
         PLAN, steps=40, noise_multiplier=0.8, budget=PrivacyBudget(epsilon=20, delta=1e-5)
     )

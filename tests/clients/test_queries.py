@@ -1,12 +1,16 @@
 """What a node answers to queries: its name, its part of a statistic, its noisy utility."""
 
+from __future__ import annotations
+
 import json
 import math
 import pickle
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context
 from laws import ALARM
 from scipy import stats
 
@@ -27,7 +31,7 @@ from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
 SECRET = "patient 4711 has condition X"
 
 
-def units_of(clients):
+def units_of(clients: Any) -> NodeUnits:
     return NodeUnits(
         client_fn=lambda context, unit: clients[unit], count=lambda context, config: len(clients)
     )
@@ -46,7 +50,7 @@ def units_of(clients):
         ({}, ""),
     ],
 )
-def test_a_node_says_its_name(node, told, node_config, name):
+def test_a_node_says_its_name(node: Any, told: Any, node_config: dict[str, Any], name: str) -> None:
     app = numpy_client_app(lambda context: told())
     reply = node(app, node_config).ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})
     [answer] = reply.content.config_records.values()
@@ -58,15 +62,22 @@ def test_a_node_says_its_name(node, told, node_config, name):
 VALUES = {"ages": [[30.0], [50.0]], "labels": ["a", "b", "b"]}
 
 
-def lookup(context, unit, config, name):
+def lookup(context: Context, unit: int, config: Any, name: str) -> Any:
     return VALUES[name]
 
 
 @pytest.fixture
-def contribution(node, told):
+def contribution(node: Any, told: Any) -> Callable[..., Any]:
     """Return the reply to a statistic query."""
 
-    def ask(query, statistics_fn, *, name="ages", clients=None, text=None):
+    def ask(
+        query: Any,
+        statistics_fn: Any,
+        *,
+        name: str = "ages",
+        clients: Any = None,
+        text: str | None = None,
+    ) -> Any:
         units = None if clients is None else units_of(clients)
         app = numpy_client_app(lambda context: told(), units=units, statistics_fn=statistics_fn)
         text = json.dumps(query_to_dict(query)) if text is None else text
@@ -84,13 +95,20 @@ def contribution(node, told):
         (Frequencies(categories=("a", "b", "c")), "labels"),
     ],
 )
-def test_a_node_answers_with_the_query_s_contribution(contribution, read_metrics, query, name):
+def test_a_node_answers_with_the_query_s_contribution(
+    contribution: Callable[..., Any],
+    read_metrics: Any,
+    query: Mean | Count | Frequencies,
+    name: str,
+) -> None:
     metrics = read_metrics(contribution(query, lookup, name=name))
     expected = query.contribution(VALUES[name]).tolist()
     assert metrics == {CONTRIBUTION_METRIC: expected}
 
 
-def test_a_node_of_several_units_contributes_each_one_s_vector(contribution, read_metrics, told):
+def test_a_node_of_several_units_contributes_each_one_s_vector(
+    contribution: Callable[..., Any], read_metrics: Any, told: Any
+) -> None:
     values = [[[10.0]], [[20.0], [30.0]], []]
     query = Mean(lows=(0.0,), highs=(100.0,))
     reply = contribution(query, lambda c, unit, *_: values[unit], clients=[told()] * 3)
@@ -99,8 +117,10 @@ def test_a_node_of_several_units_contributes_each_one_s_vector(contribution, rea
         np.testing.assert_array_equal(vector, query.contribution(of_unit))
 
 
-def test_a_unit_that_fails_does_not_silence_the_others(contribution, read_metrics, told, caplog):
-    def failing(context, unit, config, name):
+def test_a_unit_that_fails_does_not_silence_the_others(
+    contribution: Callable[..., Any], read_metrics: Any, told: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    def failing(context: Context, unit: int, config: Any, name: str) -> list[list[float]]:
         if unit == 1:
             raise RuntimeError(SECRET)
         return [[1.0]]
@@ -111,12 +131,14 @@ def test_a_unit_that_fails_does_not_silence_the_others(contribution, read_metric
     assert SECRET in caplog.text
 
 
-def test_a_node_without_units_contributes_nothing(contribution, read_metrics):
+def test_a_node_without_units_contributes_nothing(
+    contribution: Callable[..., Any], read_metrics: Any
+) -> None:
     reply = contribution(Count(), lookup, clients=[])
     assert read_metrics(reply) == {CONTRIBUTION_METRIC: []}
 
 
-def raising(context, unit, config, name):
+def raising(context: Context, unit: int, config: Any, name: str) -> None:
     raise RuntimeError(SECRET)
 
 
@@ -132,8 +154,11 @@ def raising(context, unit, config, name):
     ids=["no statistics", "raises", "unknown name", "unknown query", "no query"],
 )
 def test_no_answer_to_a_statistic_is_an_error_without_a_text(
-    contribution, statistics_fn, more, reason
-):
+    contribution: Callable[..., Any],
+    statistics_fn: Callable[..., Any] | None,
+    more: dict[str, Any],
+    reason: str,
+) -> None:
     reply = contribution(Count(), statistics_fn, **more)
     assert reply.error.reason == reason
     assert b"4711" not in pickle.dumps(reply)
@@ -143,10 +168,10 @@ def test_no_answer_to_a_statistic_is_an_error_without_a_text(
 
 
 @pytest.fixture
-def utilities(node, read_metrics):
+def utilities(node: Any, read_metrics: Any) -> Callable[..., Any]:
     """Return the noisy utilities of a node with these clients."""
 
-    def ask(clients, query):
+    def ask(clients: Any, query: Any) -> Any:
         app = numpy_client_app(lambda context: clients[0], units=units_of(clients))
         content = {
             "model": ArrayRecord({"w": Array(np.zeros(3, np.float32))}),
@@ -159,14 +184,17 @@ def utilities(node, read_metrics):
     return ask
 
 
-def precise(**fields):
-    return UtilityQuery(**{"utility": "loss", "high": 4.0, "noise_multiplier": 1e-5} | fields)
+def precise(**fields: Any) -> UtilityQuery:
+    usual: dict[str, Any] = {"utility": "loss", "high": 4.0, "noise_multiplier": 1e-5}
+    return UtilityQuery(**usual | fields)
 
 
 @pytest.mark.parametrize(
     ("utility", "expected"), [("loss", 1.5), ("records", 3.0), ("accuracy", 0.25), ("other", 2.0)]
 )
-def test_a_utility_comes_from_evaluate(utilities, told, utility, expected):
+def test_a_utility_comes_from_evaluate(
+    utilities: Callable[..., Any], told: Any, utility: str, expected: float
+) -> None:
     client = told(loss=1.5, num_examples=3, metrics={"accuracy": 0.25})
     [sent] = utilities([client], precise(utility=utility))
     assert sent == pytest.approx(expected, abs=1e-3)
@@ -177,18 +205,22 @@ def test_a_utility_comes_from_evaluate(utilities, told, utility, expected):
     ("loss", "expected"),
     [(9.0, 4.0), (-1.0, 0.0), (np.inf, 4.0), (-np.inf, 0.0), (np.nan, 2.0), ("high", 2.0)],
 )
-def test_a_utility_is_clipped_to_its_range_and_null_is_its_middle(utilities, told, loss, expected):
+def test_a_utility_is_clipped_to_its_range_and_null_is_its_middle(
+    utilities: Callable[..., Any], told: Any, loss: float | str, expected: float
+) -> None:
     [sent] = utilities([told(loss=loss)], precise())
     assert sent == pytest.approx(expected, abs=1e-3)
 
 
-def test_a_client_that_fails_answers_with_noise_around_the_null(utilities, told):
+def test_a_client_that_fails_answers_with_noise_around_the_null(
+    utilities: Callable[..., Any], told: Any
+) -> None:
     [sent] = utilities([told(error=RuntimeError(SECRET))], precise())
     assert sent == pytest.approx(2.0, abs=1e-3)
     assert sent != 2.0
 
 
-def test_each_unit_that_is_asked_answers_in_order(utilities, told):
+def test_each_unit_that_is_asked_answers_in_order(utilities: Callable[..., Any], told: Any) -> None:
     clients = [told(loss=float(unit)) for unit in range(4)]
     sent = utilities(clients, precise(units=(3, 0, 9, 1, -1)))
     np.testing.assert_allclose(sent, [3.0, 0.0, 2.0, 1.0, 2.0], atol=1e-3)
@@ -197,8 +229,8 @@ def test_each_unit_that_is_asked_answers_in_order(utilities, told):
 
 @pytest.mark.parametrize("loss", [3.5, float("nan")])
 def test_the_noise_on_utilities_has_its_scale_and_is_each_unit_s_own(
-    utilities, told, scale_p, loss
-):
+    utilities: Callable[..., Any], told: Any, scale_p: Any, loss: float
+) -> None:
     # Rejects a right scale once in 1e6 runs; a scale that is 10 % off must be rejected.
     units = 10_000
     query = UtilityQuery(utility="loss", high=4.0, noise_multiplier=1.5, units=tuple(range(units)))
@@ -214,18 +246,18 @@ def test_the_noise_on_utilities_has_its_scale_and_is_each_unit_s_own(
 @pytest.mark.parametrize(
     "fields", [{"high": 0.0}, {"high": np.inf}, {"noise_multiplier": 0.0}, {"units": (1, 1)}]
 )
-def test_a_utility_query_checks_itself(fields):
+def test_a_utility_query_checks_itself(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         precise(**fields)
 
 
 @pytest.mark.parametrize("units", [None, (), (3, 7)])
-def test_a_utility_query_survives_json(units):
+def test_a_utility_query_survives_json(units: tuple[Any, ...] | None) -> None:
     query = precise(units=units)
     assert UtilityQuery.from_json(query.to_json()) == query
 
 
-def test_a_query_that_is_no_utility_query_is_an_error_without_a_text(node, told):
+def test_a_query_that_is_no_utility_query_is_an_error_without_a_text(node: Any, told: Any) -> None:
     app = numpy_client_app(lambda context: told())
     model = ArrayRecord({"w": Array(np.zeros(3, np.float32))})
     text = json.dumps({"utility": SECRET, "high": -1.0, "noise_multiplier": 1.0, "units": None})

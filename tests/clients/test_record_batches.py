@@ -54,8 +54,11 @@ def padded_to_the_longest(records: Any) -> Any:
     return pad_sequence(list(sequences), batch_first=True), torch.stack(labels)
 
 
-def texts(lengths: list[int]) -> list[tuple[Tensor, Tensor]]:
-    """Sequences of which each is the same, whatever others there are."""
+def texts(lengths: list[int]) -> Any:
+    """Sequences of which each is the same, whatever others there are.
+
+    A list is a data set to PyTorch, and not to its annotations.
+    """
     made = []
     for place, length in enumerate(lengths):
         generator = torch.Generator().manual_seed(place)
@@ -102,7 +105,9 @@ def test_padding_to_the_longest_as_a_whole_batch_would_move_it_far() -> None:
 def test_a_promise_that_does_not_hold_shows_beforehand() -> None:
     for collate in (padded_to_the_longest, FixedLengthPadding(8)):
         check_training(MeanPooling(), DataLoader(texts(LENGTHS), collate_fn=collate))
-    loader = DataLoader(texts(LENGTHS), collate_fn=RecordWise(padded_to_the_longest))
+    loader: DataLoader[Any] = DataLoader(
+        texts(LENGTHS), collate_fn=RecordWise(padded_to_the_longest)
+    )
     with pytest.raises(MixesRecords, match="FixedLengthPadding"):
         check_training(MeanPooling(), loader)
 
@@ -136,7 +141,8 @@ def test_a_record_of_other_types_changes_nothing_of_the_others(odd: Any, collate
 
     usual: list[Any] = [(torch.full((WIDTH,), 1.0 + place), place % 3) for place in range(20)]
     sums = []
-    for records in (usual, [odd, *usual]):
+    both: Any = (usual, [odd, *usual])  # a list is a data set
+    for records in both:
         model = Sum()
         before = model.layer.weight.detach().clone()
         how = DPSGD(
@@ -162,15 +168,16 @@ class Centred(nn.Module):
 
 
 def test_a_model_that_mixes_records_shows_beforehand() -> None:
-    records = [(torch.randn(WIDTH), torch.tensor(0)) for _ in range(5)]
+    records: Any = [(torch.randn(WIDTH), torch.tensor(0)) for _ in range(5)]
     with pytest.raises(MixesRecords, match="the model mixes the records"):
         check_training(Centred(), DataLoader(records))
     check_training(nn.Sequential(nn.Linear(WIDTH, CLASSES), nn.Dropout(0.5)), DataLoader(records))
 
 
 def test_there_is_something_to_check() -> None:
+    nothing: Any = []
     with pytest.raises(ValueError, match="no records to look at"):
-        check_training(nn.Linear(WIDTH, CLASSES), DataLoader([]))
+        check_training(nn.Linear(WIDTH, CLASSES), DataLoader(nothing))
 
 
 @pytest.mark.parametrize("length", [2, 5, 9])
@@ -230,7 +237,9 @@ def test_a_record_that_would_be_several_is_none() -> None:
 
 @pytest.mark.parametrize("workers", [0, 1])
 def test_workers_of_a_loader_make_the_same_batches(workers: int) -> None:
-    loader = DataLoader(texts([3, 4, 3]), collate_fn=padded_to_the_longest, num_workers=workers)
+    loader: DataLoader[Any] = DataLoader(
+        texts([3, 4, 3]), collate_fn=padded_to_the_longest, num_workers=workers
+    )
     model = MeanPooling()
     before = [each.detach().clone() for each in model.parameters()]
     train_with_dp_sgd(model, loader, plan=PLAN, how=DPSGD(expected_batch_size=1.0))

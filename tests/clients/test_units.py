@@ -1,14 +1,20 @@
 """A node of several units: what one unit can move, and what a reply does not tell."""
 
+from __future__ import annotations
+
 import logging
 import math
 import pickle
 from collections import Counter
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, RecordDict
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.client import NumPyClient
+from flwr.clientapp import ClientApp
+from flwr.clientapp.typing import ClientAppCallable
 from laws import ALARM, counts_p
 from scipy import stats
 
@@ -21,7 +27,7 @@ from fl_dp.updates import ClippedSum, VectorLayout, only_array_record
 
 SECRET = "patient 4711 has condition X"
 NORM = 0.5
-MODEL = {
+MODEL: dict[str, np.ndarray] = {
     "w": np.array([1.0, -2.0, 4.0], dtype=np.float32),
     "b": np.array(0.5, dtype=np.float64),
     "seen": np.array(7, dtype=np.int64),
@@ -29,7 +35,12 @@ MODEL = {
 LOSS = ScalarMetric(name="loss", low=0.0, high=4.0)
 
 
-def bundle(*, norms=(NORM,), metrics=(LOSS,), bit=True):
+def bundle(
+    *,
+    norms: tuple[float, ...] = (NORM,),
+    metrics: tuple[ScalarMetric, ...] = (LOSS,),
+    bit: bool = True,
+) -> GaussianBundle:
     return GaussianBundle(
         noise_multiplier=1.0,
         clipping_norms=norms,
@@ -39,11 +50,16 @@ def bundle(*, norms=(NORM,), metrics=(LOSS,), bit=True):
     )
 
 
-def instruction(**fields):
-    return RoundInstruction(**{"server_round": 1, "max_units": 8, "bundle": bundle()} | fields)
+def instruction(**fields: Any) -> RoundInstruction:
+    usual: dict[str, Any] = {"server_round": 1, "max_units": 8, "bundle": bundle()}
+    return RoundInstruction(**usual | fields)
 
 
-def app_of(clients, **more):
+def app_alone(client: Any) -> ClientApp:
+    return numpy_client_app(lambda context: client)
+
+
+def app_of(clients: Any, **more: Any) -> ClientApp:
     """Return an app whose node hosts these clients, one a unit."""
     units = NodeUnits(
         client_fn=lambda context, unit: clients[unit], count=lambda context, config: len(clients)
@@ -52,10 +68,10 @@ def app_of(clients, **more):
 
 
 @pytest.fixture
-def sums(node, read):
+def sums(node: Any, read: Any) -> Callable[..., Any]:
     """Return a node's sum in grid steps, flat and as exact integers, and its metrics."""
 
-    def ask(clients, **fields):
+    def ask(clients: Any, **fields: Any) -> tuple[Any, Any]:
         fields = {"units": tuple(range(len(clients)))} | fields
         arrays, metrics = read(node(app_of(clients)).train(MODEL, instruction(**fields)))
         flat = np.concatenate([values.reshape(-1) for values in arrays.values()])
@@ -65,7 +81,7 @@ def sums(node, read):
     return ask
 
 
-def in_steps(update, weight=1.0):
+def in_steps(update: float | np.ndarray, weight: float = 1.0) -> np.ndarray:
     vector = weight * np.append(np.broadcast_to(update, 3).astype(np.float64), 0.0)
     return bundle().updates.encode(vector)
 
@@ -73,14 +89,19 @@ def in_steps(update, weight=1.0):
 # The sum.
 
 
-def test_a_node_answers_with_the_sum_of_its_units_clipped_updates(sums, told):
-    updates = (0.25, np.array([0.125, 0.0, -0.25]), 100.0)
+def test_a_node_answers_with_the_sum_of_its_units_clipped_updates(
+    sums: Callable[..., Any], told: Any
+) -> None:
+    updates: tuple[Any, ...] = (0.25, np.array([0.125, 0.0, -0.25]), 100.0)
     total, _ = sums([told(update) for update in updates])
     # Rounding to a grid step may go either way where the update was scaled.
-    np.testing.assert_allclose(total, sum(map(in_steps, updates)), atol=1)
+    expected = sum(in_steps(update) for update in updates)
+    np.testing.assert_allclose(total, expected, atol=1)
 
 
-def test_the_sum_travels_as_float64_in_the_shapes_of_the_released_arrays(node, read, told):
+def test_the_sum_travels_as_float64_in_the_shapes_of_the_released_arrays(
+    node: Any, read: Any, told: Any
+) -> None:
     reply = node(app_of([told(0.25)])).train(MODEL, instruction(units=(0,)))
     arrays, _ = read(reply)
     assert list(reply.content) == ["model", "metrics"]
@@ -92,13 +113,16 @@ def test_the_sum_travels_as_float64_in_the_shapes_of_the_released_arrays(node, r
 
 @pytest.mark.parametrize("norms", [(NORM,), (0.3, 0.2)])
 @pytest.mark.parametrize("cap", [None, 20.0])
-def test_the_server_gets_the_sum_that_it_would_have_made_of_single_units(node, told, norms, cap):
+def test_the_server_gets_the_sum_that_it_would_have_made_of_single_units(
+    node: Any, told: Any, norms: tuple[Any, ...], cap: float | None
+) -> None:
     # The same huge update eight times is as long as eight units can get.
     updates = [100.0] * 8 if cap is None else [0.1, 100.0, -0.7, 0.0, 1e9, 0.2, 0.3, -1e-6]
     clients = [told(update, num_examples=7) for update in updates]
     asked = instruction(units=tuple(range(8)), bundle=bundle(norms=norms), weight_cap=cap)
     model = ArrayRecord({name: Array(values) for name, values in MODEL.items()})
     layout = VectorLayout.of(model)
+    assert asked.bundle is not None
     single, whole = (
         ClippedSum(
             layout,
@@ -109,7 +133,7 @@ def test_the_server_gets_the_sum_that_it_would_have_made_of_single_units(node, t
         for _ in range(2)
     )
     for client in clients:
-        app = numpy_client_app(lambda context, client=client: client)
+        app = app_alone(client)
         reply = node(app).train(MODEL, RoundInstruction(server_round=1, weight_cap=cap))
         single.add(only_array_record(reply.content))
     reply = node(app_of(clients)).train(MODEL, asked)
@@ -118,21 +142,21 @@ def test_the_server_gets_the_sum_that_it_would_have_made_of_single_units(node, t
     assert whole.total.any()
 
 
-def test_only_the_units_that_are_named_take_part(sums, told):
+def test_only_the_units_that_are_named_take_part(sums: Callable[..., Any], told: Any) -> None:
     clients = [told(0.25) for _ in range(8)]
     total, _ = sums(clients, units=(3, 7))
     assert total == sums(clients[:2])[0]
     assert [client.calls for client in clients] == [1, 1, 0, 1, 0, 0, 0, 1]
 
 
-def test_the_order_of_units_does_not_matter(sums, told):
+def test_the_order_of_units_does_not_matter(sums: Callable[..., Any], told: Any) -> None:
     clients = [told(update) for update in (0.1, 0.3, -0.7, 1e9)]
     assert sums(clients, units=(0, 1, 2, 3)) == sums(clients, units=(2, 0, 3, 1))
 
 
-def test_units_train_on_arrays_and_a_config_of_their_own(node, read):
+def test_units_train_on_arrays_and_a_config_of_their_own(node: Any, read: Any) -> None:
     class Spoiling(NumPyClient):
-        def fit(self, parameters, config):
+        def fit(self, parameters: Any, config: Any) -> tuple[Any, int, Any]:
             assert config.pop("lr") == 0.1
             for values in parameters:
                 values += values.dtype.type(1)
@@ -148,18 +172,20 @@ def test_units_train_on_arrays_and_a_config_of_their_own(node, read):
     assert once["w"].all()
 
 
-def test_a_weight_is_applied_before_clipping(sums, told):
+def test_a_weight_is_applied_before_clipping(sums: Callable[..., Any], told: Any) -> None:
     total, _ = sums([told(0.25, num_examples=5), told(100.0, num_examples=5)], weight_cap=20.0)
     np.testing.assert_allclose(total, in_steps(0.25, 0.25) + in_steps(100.0), atol=1)
 
 
-def test_several_norms_clip_array_by_array(sums, told):
+def test_several_norms_clip_array_by_array(sums: Callable[..., Any], told: Any) -> None:
     total, _ = sums([told(100.0)], bundle=bundle(norms=(0.25, 0.5)))
     grid = bundle(norms=(0.25, 0.5)).updates.grid
     np.testing.assert_allclose(np.array(total) * grid, [*[0.25 / math.sqrt(3)] * 3, 0.0], rtol=1e-8)
 
 
-def test_a_node_without_units_of_its_own_hosts_one_unit_its_client(node, read, told):
+def test_a_node_without_units_of_its_own_hosts_one_unit_its_client(
+    node: Any, read: Any, told: Any
+) -> None:
     app = numpy_client_app(lambda context: told(0.25))
     arrays, _ = read(node(app).train(MODEL, instruction(units=(0,))))
     np.testing.assert_array_equal(arrays["w"], in_steps(0.25)[:3])
@@ -192,7 +218,9 @@ FAILING = {
 
 
 @pytest.mark.parametrize("told_to", [*HOSTILE.values(), *FAILING.values()], ids=HOSTILE | FAILING)
-def test_no_unit_moves_the_sum_by_more_than_the_clipping_norm(sums, told, told_to):
+def test_no_unit_moves_the_sum_by_more_than_the_clipping_norm(
+    sums: Callable[..., Any], told: Any, told_to: Any
+) -> None:
     others = [told(0.1), told(5.0), told(-0.02)]
     without, _ = sums(others, weight_cap=20.0)
     having, _ = sums([*others, told(**told_to)], weight_cap=20.0)
@@ -201,13 +229,17 @@ def test_no_unit_moves_the_sum_by_more_than_the_clipping_norm(sums, told, told_t
     assert moved <= bound**2
 
 
-def test_a_unit_can_move_the_sum_by_almost_the_clipping_norm(sums, told):
+def test_a_unit_can_move_the_sum_by_almost_the_clipping_norm(
+    sums: Callable[..., Any], told: Any
+) -> None:
     [moved, *_], _ = sums([told(np.array([1e6, 0.0, 0.0]))])
     assert moved > 0.999999 * NORM / bundle().updates.grid
 
 
 @pytest.mark.parametrize("told_to", FAILING.values(), ids=FAILING)
-def test_a_unit_that_fails_contributes_exactly_zero_to_every_sum(sums, told, told_to, caplog):
+def test_a_unit_that_fails_contributes_exactly_zero_to_every_sum(
+    sums: Callable[..., Any], told: Any, told_to: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     good = told(0.1, metrics={"loss": 1.0})
     bad = told(**told_to, metrics={"loss": 4.0})
     caplog.set_level(logging.WARNING, logger="flwr.fl_dp.client")
@@ -215,14 +247,14 @@ def test_a_unit_that_fails_contributes_exactly_zero_to_every_sum(sums, told, tol
     assert "unit 1" in caplog.text
 
 
-def test_what_a_unit_raises_is_nowhere_in_the_reply(node, told):
+def test_what_a_unit_raises_is_nowhere_in_the_reply(node: Any, told: Any) -> None:
     reply = node(app_of([told(error=RuntimeError(SECRET))])).train(MODEL, instruction(units=(0,)))
     assert not reply.has_error()
     assert SECRET.encode() not in pickle.dumps(reply)
 
 
-def test_a_client_that_can_not_be_made_contributes_zero(node, read, told):
-    def client_fn(context, unit):
+def test_a_client_that_can_not_be_made_contributes_zero(node: Any, read: Any, told: Any) -> None:
+    def client_fn(context: Context, unit: int) -> Any:
         if unit == 0:
             raise RuntimeError(SECRET)
         return told(0.25)
@@ -234,12 +266,14 @@ def test_a_client_that_can_not_be_made_contributes_zero(node, read, told):
 
 
 @pytest.mark.parametrize("units", [(0, 2), (0, -1), (0, 10**6)])
-def test_a_unit_that_the_node_does_not_host_contributes_zero(sums, told, units):
+def test_a_unit_that_the_node_does_not_host_contributes_zero(
+    sums: Callable[..., Any], told: Any, units: tuple[int, ...]
+) -> None:
     clients = [told(0.1), told(0.2)]
     assert sums(clients, units=units) == sums(clients, units=(0,))
 
 
-def test_units_beyond_the_promised_number_take_no_part(sums, told):
+def test_units_beyond_the_promised_number_take_no_part(sums: Callable[..., Any], told: Any) -> None:
     clients = [told(0.1), told(0.2), told(0.3)]
     assert sums(clients, units=(0, 1, 2), max_units=2) == sums(clients, units=(0, 1))
     assert sums(clients, units=None, sampling_rate=1.0, max_units=2) == sums(clients, units=(0, 1))
@@ -257,7 +291,7 @@ TOGETHER = [
 ]
 
 
-def rows_of(told_to, units, model):
+def rows_of(told_to: list[Any], units: Any, model: Any) -> TrainedRows:
     """Return what a node that trains together makes of told clients: one matrix."""
     layout = VectorLayout.of(model)
     vectors = np.repeat(layout.flatten(model)[np.newaxis], len(units), axis=0).astype(np.float32)
@@ -274,10 +308,10 @@ def rows_of(told_to, units, model):
 
 
 @pytest.fixture
-def both(node, read, told):
+def both(node: Any, read: Any, told: Any) -> Callable[..., Any]:
     """Return a node's reply when units are trained by `train_many`, and when one by one."""
 
-    def ask(told_to, train_many, *, client=None, **fields):
+    def ask(told_to: Any, train_many: Any, *, client: Any = None, **fields: Any) -> tuple[Any, Any]:
         fields = {"units": tuple(range(len(told_to)))} | fields
         clients = [told(**kwargs) for kwargs in told_to]
         replies = []
@@ -296,7 +330,7 @@ def both(node, read, told):
     return ask
 
 
-def assert_same(replies):
+def assert_same(replies: Any) -> None:
     (together, metrics), (alone, expected) = replies
     np.testing.assert_array_equal(together, alone)
     assert metrics.keys() == expected.keys()
@@ -307,8 +341,10 @@ def assert_same(replies):
 @pytest.mark.parametrize("utility", [None, "loss", "records"])
 @pytest.mark.parametrize("norms", [(NORM,), (0.3, 0.2)])
 @pytest.mark.parametrize("cap", [None, 20.0])
-def test_units_trained_together_give_the_sums_of_units_trained_alone(both, norms, cap, utility):
-    def train_many(context, units, model, config):
+def test_units_trained_together_give_the_sums_of_units_trained_alone(
+    both: Callable[..., Any], norms: tuple[Any, ...], cap: float | None, utility: str | None
+) -> None:
+    def train_many(context: Context, units: Any, model: Any, config: Any) -> Iterator[TrainedRows]:
         assert config["lr"] == 0.1
         yield rows_of(TOGETHER, units[:2], model)
         yield rows_of(TOGETHER, units[2:], model)
@@ -321,8 +357,8 @@ def test_units_trained_together_give_the_sums_of_units_trained_alone(both, norms
     assert calls == [1] * len(TOGETHER)  # one by one alone
 
 
-def test_units_that_are_left_out_are_trained_one_by_one(both):
-    def train_many(context, units, model, config):
+def test_units_that_are_left_out_are_trained_one_by_one(both: Callable[..., Any]) -> None:
+    def train_many(context: Context, units: Any, model: Any, config: Any) -> list[TrainedRows]:
         return [rows_of(TOGETHER, (3, 1), model)]
 
     replies, calls = both(TOGETHER, train_many, utility="loss")
@@ -330,10 +366,10 @@ def test_units_that_are_left_out_are_trained_one_by_one(both):
     assert calls == [2, 1, 2, 1, 2]
 
 
-def test_only_hosted_units_that_take_part_are_trained_together(both):
+def test_only_hosted_units_that_take_part_are_trained_together(both: Callable[..., Any]) -> None:
     asked = []
 
-    def train_many(context, units, model, config):
+    def train_many(context: Context, units: Any, model: Any, config: Any) -> list[TrainedRows]:
         asked.append(units)
         return [rows_of(TOGETHER, units, model)]
 
@@ -342,10 +378,10 @@ def test_only_hosted_units_that_take_part_are_trained_together(both):
     assert asked == [(4, 0)]
 
 
-def yields(*parts):
+def yields(*parts: tuple[int, int] | None) -> Callable[..., Any]:
     """Return a `train_many` that yields these parts of units, and then raises if one is None."""
 
-    def train_many(context, units, model, config):
+    def train_many(context: Context, units: Any, model: Any, config: Any) -> Iterator[TrainedRows]:
         for part in parts:
             if part is None:
                 raise RuntimeError(SECRET)
@@ -354,10 +390,10 @@ def yields(*parts):
     return train_many
 
 
-def changed(**changes):
+def changed(**changes: Any) -> Callable[..., Any]:
     """Return a `train_many` whose rows are no rows."""
 
-    def train_many(context, units, model, config):
+    def train_many(context: Context, units: Any, model: Any, config: Any) -> Iterator[TrainedRows]:
         rows = rows_of(TOGETHER, units, model)
         made = {name: change(getattr(rows, name)) for name, change in changes.items()}
         yield TrainedRows(**(vars(rows) | made))
@@ -384,7 +420,9 @@ BROKEN = {
 
 @pytest.mark.parametrize("cap", [None, 20.0])
 @pytest.mark.parametrize("kind", BROKEN)
-def test_when_training_together_fails_units_are_trained_one_by_one(both, kind, cap, caplog):
+def test_when_training_together_fails_units_are_trained_one_by_one(
+    both: Callable[..., Any], kind: str, cap: float | None, caplog: pytest.LogCaptureFixture
+) -> None:
     replies, _ = both(TOGETHER, BROKEN[kind], utility="records", weight_cap=cap)
     assert_same(replies)
     assert "together failed" in caplog.text
@@ -402,10 +440,12 @@ SPOILT = {
 
 
 @pytest.mark.parametrize("kind", SPOILT)
-def test_a_unit_that_is_spoilt_contributes_zero_and_the_others_stay(both, kind, caplog):
+def test_a_unit_that_is_spoilt_contributes_zero_and_the_others_stay(
+    both: Callable[..., Any], kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
     told_to = [*TOGETHER[:2], SPOILT[kind], *TOGETHER[2:]]
 
-    def train_many(context, units, model, config):
+    def train_many(context: Context, units: Any, model: Any, config: Any) -> list[TrainedRows]:
         return [rows_of(told_to, units, model)]
 
     caplog.set_level(logging.WARNING, logger="flwr.fl_dp.client")
@@ -417,10 +457,12 @@ def test_a_unit_that_is_spoilt_contributes_zero_and_the_others_stay(both, kind, 
 
 
 @pytest.mark.parametrize("kind", HOSTILE)
-def test_no_row_moves_the_sum_by_more_than_the_clipping_norm(both, kind):
+def test_no_row_moves_the_sum_by_more_than_the_clipping_norm(
+    both: Callable[..., Any], kind: str
+) -> None:
     told_to = [*TOGETHER, HOSTILE[kind]]
 
-    def train_many(context, units, model, config):
+    def train_many(context: Context, units: Any, model: Any, config: Any) -> list[TrainedRows]:
         return [rows_of(told_to, units, model)]
 
     sums = []
@@ -431,7 +473,7 @@ def test_no_row_moves_the_sum_by_more_than_the_clipping_norm(both, kind):
     assert 0 < moved <= int(NORM / bundle().updates.grid) ** 2
 
 
-def test_a_node_of_one_unit_trains_it_alone(both):
+def test_a_node_of_one_unit_trains_it_alone(both: Callable[..., Any]) -> None:
     replies, calls = both([WHOLE], yields(None))
     assert_same(replies)
     assert calls == [2]
@@ -440,7 +482,7 @@ def test_a_node_of_one_unit_trains_it_alone(both):
 # Scalars and utilities.
 
 
-def test_the_scalars_of_units_are_summed_in_grid_steps(sums, told):
+def test_the_scalars_of_units_are_summed_in_grid_steps(sums: Callable[..., Any], told: Any) -> None:
     clients = [told(0.1, metrics={"loss": 4.0}), told(9.0, metrics={"loss": 1.0}), told(0.1)]
     _, metrics = sums(clients)
     scalar = bundle().scalar_mechanisms[-1]
@@ -451,7 +493,7 @@ def test_the_scalars_of_units_are_summed_in_grid_steps(sums, told):
     assert metrics == {"num-examples": 1, SCALARS_METRIC: [bit, loss]}
 
 
-def test_each_scalar_has_the_whole_of_its_own_bound(sums, told):
+def test_each_scalar_has_the_whole_of_its_own_bound(sums: Callable[..., Any], told: Any) -> None:
     _, metrics = sums([told(0.1, metrics={"loss": 4.0})])
     half = 0.5 / bundle().scalar_mechanisms[-1].grid
     for value in metrics[SCALARS_METRIC]:
@@ -459,23 +501,27 @@ def test_each_scalar_has_the_whole_of_its_own_bound(sums, told):
 
 
 @pytest.mark.parametrize("loss", [1e30, -1e30, float("inf"), float("nan"), "high", None])
-def test_no_metric_moves_its_sum_by_more_than_a_half(sums, told, loss):
+def test_no_metric_moves_its_sum_by_more_than_a_half(
+    sums: Callable[..., Any], told: Any, loss: float | str | None
+) -> None:
     _, metrics = sums([told(0.1, metrics={"loss": loss})])
     assert abs(int(metrics[SCALARS_METRIC][1])) <= int(0.5 / bundle().scalar_mechanisms[-1].grid)
 
 
-def test_without_scalars_the_list_is_empty(sums, told):
+def test_without_scalars_the_list_is_empty(sums: Callable[..., Any], told: Any) -> None:
     _, metrics = sums([told(0.1)], bundle=bundle(metrics=(), bit=False))
     assert metrics == {"num-examples": 1, SCALARS_METRIC: []}
 
 
-def test_no_metric_of_a_unit_leaves_by_itself(sums, told):
+def test_no_metric_of_a_unit_leaves_by_itself(sums: Callable[..., Any], told: Any) -> None:
     _, metrics = sums([told(0.1, metrics={"loss": 1.5, "age": 42.0}, num_examples=57)])
     assert set(metrics) == {"num-examples", SCALARS_METRIC}
     assert metrics["num-examples"] == 1
 
 
-def test_utilities_stand_in_the_order_of_the_units_asked(sums, told):
+def test_utilities_stand_in_the_order_of_the_units_asked(
+    sums: Callable[..., Any], told: Any
+) -> None:
     clients = [
         told(0.1, metrics={"loss": 1.0}),
         told(error=RuntimeError(SECRET)),
@@ -487,7 +533,7 @@ def test_utilities_stand_in_the_order_of_the_units_asked(sums, told):
     np.testing.assert_array_equal(metrics[UTILITY_METRIC], expected)
 
 
-def test_the_utility_records_needs_no_metric(sums, told):
+def test_the_utility_records_needs_no_metric(sums: Callable[..., Any], told: Any) -> None:
     _, metrics = sums([told(num_examples=3), told(num_examples=8)], utility="records")
     assert metrics[UTILITY_METRIC] == [3.0, 8.0]
 
@@ -509,7 +555,9 @@ def test_the_utility_records_needs_no_metric(sums, told):
     ],
     ids=str,
 )
-def test_a_contradiction_is_an_error_before_any_training(node, told, fields):
+def test_a_contradiction_is_an_error_before_any_training(
+    node: Any, told: Any, fields: dict[str, Any]
+) -> None:
     client = told(0.1)
     reply = node(app_of([client])).train(MODEL, instruction(**{"units": (0,)} | fields))
     assert reply.error.reason == "ValueError"
@@ -519,7 +567,7 @@ def test_a_contradiction_is_an_error_before_any_training(node, told, fields):
 # The node's own coins.
 
 
-def test_how_many_units_take_part_is_binomial(told):
+def test_how_many_units_take_part_is_binomial(told: Any) -> None:
     # A right coin fails a test once in 1e6 runs; one that is 10 % off must fail.
     rounds, hosted = 1000, 20
     clients = [told() for _ in range(hosted)]
@@ -540,7 +588,7 @@ def test_how_many_units_take_part_is_binomial(told):
         assert stats.binomtest(client.calls, rounds, 0.3).pvalue > ALARM
 
 
-def shape_of(reply):
+def shape_of(reply: Any) -> tuple[Any, ...]:
     """Return all that a reply shows but its values."""
     arrays = {
         (key, name): (array.dtype, array.shape, len(array.data))
@@ -556,7 +604,7 @@ def shape_of(reply):
     return list(reply.content), kinds, arrays, metrics, reply.has_error()
 
 
-def test_a_reply_of_no_unit_looks_like_one_of_all(node, told):
+def test_a_reply_of_no_unit_looks_like_one_of_all(node: Any, told: Any) -> None:
     clients = [told(0.1, metrics={"loss": 1.0}) for _ in range(5)]
     clients[3] = told(error=RuntimeError(SECRET))
     none, everyone = (
@@ -567,7 +615,9 @@ def test_a_reply_of_no_unit_looks_like_one_of_all(node, told):
     assert shape_of(none) == shape_of(everyone)
 
 
-def test_the_log_does_not_tell_how_many_coins_came_up(node, told, caplog):
+def test_the_log_does_not_tell_how_many_coins_came_up(
+    node: Any, told: Any, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level(logging.DEBUG)
     clients = [told(0.1, metrics={"loss": 1.0}) for _ in range(5)]
     logs = []
@@ -578,7 +628,7 @@ def test_the_log_does_not_tell_how_many_coins_came_up(node, told, caplog):
     assert logs[0] == logs[1]
 
 
-def test_a_node_that_hosts_nobody_answers_like_any_other(node, read, told):
+def test_a_node_that_hosts_nobody_answers_like_any_other(node: Any, read: Any, told: Any) -> None:
     units = NodeUnits(client_fn=lambda context, unit: told(), count=lambda context, config: 0)
     app = numpy_client_app(lambda context: told(), units=units)
     arrays, metrics = read(node(app).train(MODEL, instruction(units=None, sampling_rate=0.3)))
@@ -586,10 +636,10 @@ def test_a_node_that_hosts_nobody_answers_like_any_other(node, read, told):
     assert metrics == {"num-examples": 1, SCALARS_METRIC: [0.0, 0.0]}
 
 
-def test_the_number_of_hosted_units_may_depend_on_the_config(node, told):
+def test_the_number_of_hosted_units_may_depend_on_the_config(node: Any, told: Any) -> None:
     seen = []
 
-    def count(context, config):
+    def count(context: Context, config: Any) -> int:
         seen.append((context.node_config["partition-id"], config["lr"]))
         return 1
 
@@ -599,10 +649,10 @@ def test_the_number_of_hosted_units_may_depend_on_the_config(node, told):
     assert seen == [(3, 0.1)]
 
 
-def test_a_mod_sees_the_sum_and_no_single_unit(node, read, told):
+def test_a_mod_sees_the_sum_and_no_single_unit(node: Any, read: Any, told: Any) -> None:
     seen = []
 
-    def mod(message, context, call_next):
+    def mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
         reply = call_next(message, context)
         seen.append(read(reply)[0]["w"])
         return reply
@@ -613,7 +663,9 @@ def test_a_mod_sees_the_sum_and_no_single_unit(node, read, told):
     np.testing.assert_array_equal(got, arrays["w"])
 
 
-def test_messages_without_an_instruction_go_to_the_node_s_client(node, read, told):
+def test_messages_without_an_instruction_go_to_the_node_s_client(
+    node: Any, read: Any, told: Any
+) -> None:
     app = app_of([told(0.25, num_examples=9), told(0.5)])
     content = {"config": ConfigRecord()}
     arrays, metrics = read(node(app).train(MODEL, None))

@@ -1,5 +1,7 @@
 """`fl-dp plan`, `run` and `ledger`: the numbers, the refusals and the exit statuses."""
 
+from __future__ import annotations
+
 import csv
 import io
 import json
@@ -9,13 +11,16 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import dp_accounting
 import pytest
+from click.testing import Result
 from dp_accounting.pld import PLDAccountant
 from local_grid import LocalGrid, answer_with_app
 from omegaconf import OmegaConf
@@ -40,7 +45,7 @@ ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 DISCRETISATION = 1e-4
 
 
-def call(*arguments):
+def call(*arguments: str) -> Result:
     """Call the command line in this process."""
     result = CliRunner().invoke(app, list(arguments))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
@@ -48,18 +53,20 @@ def call(*arguments):
     return result
 
 
-def json_of(*arguments):
+def json_of(*arguments: str) -> Any:
     """Return the one JSON document that a successful call prints."""
     result = call(*arguments)
     assert result.exit_code == 0, result.stderr
     return json.loads(result.stdout)
 
 
-def said_on_stderr(result):
+def said_on_stderr(result: Result) -> str:
     return " ".join(result.stderr.split())
 
 
-def independent_epsilon(releases, delta):
+def independent_epsilon(
+    releases: dict[tuple[float, float], int] | Counter[tuple[float, float]], delta: Any
+) -> Any:
     """PLD epsilon of {(noise multiplier, sampling rate): count}, straight from dp-accounting."""
     accountant = PLDAccountant(ZERO_OUT, DISCRETISATION)
     for (noise_multiplier, sampling_rate), count in releases.items():
@@ -70,11 +77,11 @@ def independent_epsilon(releases, delta):
     return accountant.get_epsilon(delta)
 
 
-def test_the_version_is_printed():
+def test_the_version_is_printed() -> None:
     assert call("--version").stdout.strip() == __version__
 
 
-def test_the_command_line_imports_nothing_heavy_until_it_is_needed():
+def test_the_command_line_imports_nothing_heavy_until_it_is_needed() -> None:
     """Neither for help nor for a list of keys: each of these takes a second or more."""
     heavy = {"torch", "scipy", "ray", "flwr", "hydra", "omegaconf", "dp_accounting", "sqlalchemy"}
     code = """
@@ -108,7 +115,7 @@ print(json.dumps(sorted(sys.modules)))
         ),
     ],
 )
-def test_every_name_of_a_package_is_imported_when_it_is_asked_for(package):
+def test_every_name_of_a_package_is_imported_when_it_is_asked_for(package: str) -> None:
     """No name is that of a module, which would take the name's place once it is imported."""
     module = import_module(package)
     lazily = set(module.__all__) - {"__version__"}
@@ -117,7 +124,7 @@ def test_every_name_of_a_package_is_imported_when_it_is_asked_for(package):
     assert lazily & modules == set()
 
 
-def test_a_misspelt_command_is_said_once_with_the_nearest():
+def test_a_misspelt_command_is_said_once_with_the_nearest() -> None:
     result = call("rnu")
     assert result.exit_code == 2
     assert result.stderr.count("rnu") == 1
@@ -126,8 +133,10 @@ def test_a_misspelt_command_is_said_once_with_the_nearest():
 
 
 @pytest.mark.parametrize("command", ["run", "plan"])
-def test_ctrl_c_while_something_is_computed_is_one_line(command, monkeypatch):
-    def interrupted(*_, **__):
+def test_ctrl_c_while_something_is_computed_is_one_line(
+    command: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("fl_dp.app.planning.make_plan", interrupted)
@@ -136,7 +145,7 @@ def test_ctrl_c_while_something_is_computed_is_one_line(command, monkeypatch):
     assert result.stderr.splitlines()[-1] == "error: stopped"
 
 
-def test_ctrl_c_while_the_command_line_is_imported_is_one_line():
+def test_ctrl_c_while_the_command_line_is_imported_is_one_line() -> None:
     code = """
 import builtins, sys
 real = builtins.__import__
@@ -155,7 +164,7 @@ main()
 # fl-dp config and fl-dp run --cfg
 
 
-def test_config_lists_every_key_with_its_default_and_help():
+def test_config_lists_every_key_with_its_default_and_help() -> None:
     listed = json_of("config", "--json")["keys"]
     assert [each["key"] for each in listed] == list(all_keys())
     shown = " ".join(call("config").stdout.split())
@@ -164,19 +173,19 @@ def test_config_lists_every_key_with_its_default_and_help():
         assert " ".join(key.help.split()) in shown
 
 
-def test_config_lists_one_group_with_the_names_that_it_loads():
+def test_config_lists_one_group_with_the_names_that_it_loads() -> None:
     told = json_of("config", "clipping", "--json")
     assert {each["key"].partition(".")[0] for each in told["keys"]} == {"clipping"}
     assert told["options"] == {"clipping": ["adaptive", "fixed", "per_layer"]}
 
 
-def test_config_of_a_group_that_is_none_names_the_nearest():
+def test_config_of_a_group_that_is_none_names_the_nearest() -> None:
     result = call("config", "cliping")
     assert result.exit_code == 2
     assert "did you mean clipping?" in result.stderr
 
 
-def test_cfg_prints_settings_that_compose_to_the_same():
+def test_cfg_prints_settings_that_compose_to_the_same() -> None:
     overrides = ["privacy=local", "selection=public", "clipping.norm=0.25", "run_name=x"]
     printed = OmegaConf.to_container(OmegaConf.create(call("run", "--cfg", *overrides).stdout))
     assert printed == asdict(compose_settings(overrides))
@@ -186,7 +195,7 @@ def test_cfg_prints_settings_that_compose_to_the_same():
 # fl-dp plan
 
 
-def plan_overrides(num_clients, sampling_rate, rounds):
+def plan_overrides(num_clients: int, sampling_rate: float, rounds: int) -> list[str]:
     return [
         f"task.num_clients={num_clients}",
         f"selection.sampling_rate={sampling_rate}",
@@ -208,8 +217,13 @@ def plan_overrides(num_clients, sampling_rate, rounds):
     ],
 )
 def test_plan_tells_the_golden_epsilon(
-    num_clients, sampling_rate, rounds, noise_multiplier, pld, rdp
-):
+    num_clients: int,
+    sampling_rate: float,
+    rounds: int,
+    noise_multiplier: float,
+    pld: float,
+    rdp: float,
+) -> None:
     """PLD within 0.5 %; RDP up to 1 % below, as ours integrates fractional orders exactly."""
     epsilon = json_of(
         *("plan", "--json", *plan_overrides(num_clients, sampling_rate, rounds)),
@@ -229,8 +243,8 @@ def test_plan_tells_the_golden_epsilon(
     ],
 )
 def test_plan_calibrates_to_the_golden_noise_multiplier(
-    num_clients, sampling_rate, rounds, target, noise_multiplier
-):
+    num_clients: int, sampling_rate: float, rounds: int, target: int, noise_multiplier: float
+) -> None:
     planned = json_of(
         *("plan", "--json", *plan_overrides(num_clients, sampling_rate, rounds)),
         f"privacy.epsilon={target}",
@@ -244,54 +258,54 @@ NO_SAMPLING = ["selection.sampling_rate=1"]  # composes faster
 
 
 @pytest.fixture(scope="module")
-def quick_plan():
+def quick_plan() -> Any:
     return json_of("plan", "--json", *QUICK)
 
 
-def test_plan_json_has_the_documented_keys(quick_plan):
+def test_plan_json_has_the_documented_keys(quick_plan: Any) -> None:
     assert {"delta", "epsilon", "noise_multipliers", "sampling_rate", "rounds"} <= set(quick_plan)
     assert set(quick_plan["epsilon"]) == {"pld", "rdp", "naive"}
 
 
-def test_plan_json_has_one_noise_multiplier_a_round(quick_plan):
+def test_plan_json_has_one_noise_multiplier_a_round(quick_plan: Any) -> None:
     assert quick_plan["noise_multipliers"] == [2.0] * 12
     assert quick_plan["rounds"] == 12
 
 
-def test_plan_json_repeats_the_sampling_rate(quick_plan):
+def test_plan_json_repeats_the_sampling_rate(quick_plan: Any) -> None:
     assert quick_plan["sampling_rate"] == 0.25
 
 
-def test_plan_assumes_a_delta_of_the_clients_to_the_power_of_minus_1_1(quick_plan):
+def test_plan_assumes_a_delta_of_the_clients_to_the_power_of_minus_1_1(quick_plan: Any) -> None:
     assert quick_plan["delta"] == pytest.approx(200**-1.1, rel=1e-12)
 
 
-def test_plan_takes_a_delta_of_ones_own():
+def test_plan_takes_a_delta_of_ones_own() -> None:
     planned = json_of("plan", "--json", *QUICK, *NO_SAMPLING, "privacy.delta=1e-5")
     assert planned["delta"] == 1e-5
 
 
-def test_plan_orders_its_three_bounds(quick_plan):
+def test_plan_orders_its_three_bounds(quick_plan: Any) -> None:
     epsilon = quick_plan["epsilon"]
     assert epsilon["pld"] < epsilon["rdp"] < epsilon["naive"]
 
 
-def test_plan_agrees_with_an_accountant_of_its_own(quick_plan):
+def test_plan_agrees_with_an_accountant_of_its_own(quick_plan: Any) -> None:
     expected = independent_epsilon({(2.0, 0.25): 12}, 200**-1.1)
     assert quick_plan["epsilon"]["pld"] == pytest.approx(expected, rel=1e-6)
 
 
-def test_plan_shows_a_person_the_same_epsilon_as_a_program(quick_plan):
+def test_plan_shows_a_person_the_same_epsilon_as_a_program(quick_plan: Any) -> None:
     table = call("plan", *QUICK).stdout
     assert f"{quick_plan['epsilon']['pld']:.4f}" in table
 
 
-def test_a_plan_within_the_budget_warns_of_nothing():
+def test_a_plan_within_the_budget_warns_of_nothing() -> None:
     overrides = [*QUICK, "privacy.epsilon=30", "privacy.delta=1e-5"]
     assert call("plan", "--json", *overrides).stderr == ""
 
 
-def test_a_plan_over_the_budget_warns_and_still_succeeds(quick_plan):
+def test_a_plan_over_the_budget_warns_and_still_succeeds(quick_plan: Any) -> None:
     result = call("plan", "--json", *QUICK, "privacy.epsilon=1")
     assert result.exit_code == 0
     assert "warning:" in result.stderr
@@ -300,7 +314,9 @@ def test_a_plan_over_the_budget_warns_and_still_succeeds(quick_plan):
 
 
 @pytest.mark.parametrize(("delta", "warns"), [(1 / 200, True), (0.0049, False)])
-def test_a_plan_warns_of_a_delta_that_is_not_below_one_over_the_clients(delta, warns):
+def test_a_plan_warns_of_a_delta_that_is_not_below_one_over_the_clients(
+    delta: float, warns: bool
+) -> None:
     result = call("plan", "--json", *QUICK, *NO_SAMPLING, f"privacy.delta={delta}")
     assert result.exit_code == 0
     assert ("is not below 1/num_clients" in said_on_stderr(result)) is warns
@@ -319,7 +335,7 @@ def test_a_plan_warns_of_a_delta_that_is_not_below_one_over_the_clients(delta, w
         ),
     ],
 )
-def test_a_plan_that_can_t_be_made_is_refused_with_status_2(overrides, said):
+def test_a_plan_that_can_t_be_made_is_refused_with_status_2(overrides: str, said: str) -> None:
     result = call("plan", *overrides.split())
     assert result.exit_code == 2
     assert said in said_on_stderr(result)
@@ -329,7 +345,7 @@ def test_a_plan_that_can_t_be_made_is_refused_with_status_2(overrides, said):
 SEED_RULE = ["schedule=seed_rule", "schedule.levels=null", "privacy.delta=1e-5", *NO_SAMPLING]
 
 
-def test_plan_compares_with_splitting_epsilon_over_the_rounds():
+def test_plan_compares_with_splitting_epsilon_over_the_rounds() -> None:
     """Closed form: 11.7 times the noise, for a true epsilon of 0.50."""
     planned = json_of("plan", "--json", "privacy.epsilon=8", "rounds=100", *SEED_RULE)
     naive = planned["naive_split"]
@@ -341,14 +357,14 @@ def test_plan_compares_with_splitting_epsilon_over_the_rounds():
     assert naive["epsilon"] == pytest.approx(0.50, abs=0.01)
 
 
-def test_plan_tells_epsilon_over_the_rounds(quick_plan):
+def test_plan_tells_epsilon_over_the_rounds(quick_plan: Any) -> None:
     curve = quick_plan["epsilon_over_rounds"]
     assert curve[0][0] == 1
     assert curve[-1] == [12, pytest.approx(quick_plan["epsilon"]["pld"], rel=1e-2)]
     assert [epsilon for _, epsilon in curve] == sorted(epsilon for _, epsilon in curve)
 
 
-def test_plan_draws_a_picture_and_tells_the_rounds_in_numbers(tmp_path):
+def test_plan_draws_a_picture_and_tells_the_rounds_in_numbers(tmp_path: Path) -> None:
     target = tmp_path / "plan.png"
     shown = call("plan", *QUICK, *NO_SAMPLING, "--plot", str(target))
     assert shown.exit_code == 0
@@ -356,7 +372,7 @@ def test_plan_draws_a_picture_and_tells_the_rounds_in_numbers(tmp_path):
     assert "epsilon spent after it" in shown.stdout
 
 
-def test_the_table_of_rounds_reads_what_the_curve_and_the_plan_say():
+def test_the_table_of_rounds_reads_what_the_curve_and_the_plan_say() -> None:
     shown = call("plan", *QUICK, *NO_SAMPLING).stdout
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in shown.splitlines()]
     read = {row[0]: row[1:] for row in rows if len(row) == 3 and row[0].isdigit()}
@@ -369,13 +385,13 @@ def test_the_table_of_rounds_reads_what_the_curve_and_the_plan_say():
     ("name", "said"),
     [("plan.jpg", "ends in .png"), ("nowhere/plan.png", "no folder"), (".", "ends in .png")],
 )
-def test_a_picture_that_can_t_be_written_is_status_2(name, said, tmp_path):
+def test_a_picture_that_can_t_be_written_is_status_2(name: str, said: str, tmp_path: Path) -> None:
     result = call("plan", *QUICK, *NO_SAMPLING, "--plot", str(tmp_path / name))
     assert result.exit_code == 2
     assert said in said_on_stderr(result)
 
 
-def test_a_plateau_plan_tells_what_its_filter_guarantees():
+def test_a_plateau_plan_tells_what_its_filter_guarantees() -> None:
     planned = json_of("plan", "--json", "schedule=plateau", "rounds=20", "privacy.epsilon=3")
     assert planned["epsilon"] == {"filter": 3.0}
     assert "Renyi filter" in planned["rule"]
@@ -392,12 +408,14 @@ def test_a_plateau_plan_tells_what_its_filter_guarantees():
         ("task.num_clients=50 privacy=none", []),
     ],
 )
-def test_few_clients_and_a_large_delta_are_cautioned_of(overrides, cautioned):
+def test_few_clients_and_a_large_delta_are_cautioned_of(
+    overrides: str, cautioned: list[Any]
+) -> None:
     said = cautions(compose_settings(overrides.split()))
     assert [text for text, start in zip(said, cautioned, strict=True) if start not in text] == []
 
 
-def test_plan_says_what_is_promised_to_whom():
+def test_plan_says_what_is_promised_to_whom() -> None:
     shown = " ".join(call("plan", *QUICK, *NO_SAMPLING).stdout.split())
     assert "unit: one client" in shown
     assert "trusted: the server" in shown
@@ -409,12 +427,12 @@ def test_plan_says_what_is_promised_to_whom():
 
 
 @pytest.fixture
-def nothing_may_start(monkeypatch):
+def nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class MustNotStart:
-        def __enter__(self):
+        def __enter__(self) -> None:
             raise AssertionError("Flower was started")
 
-        def __exit__(self, *error):
+        def __exit__(self, *error: Any) -> None:
             pass
 
     monkeypatch.setattr("fl_dp.local.launch.LocalSuperLink", MustNotStart)
@@ -444,7 +462,9 @@ CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients
         ),
     ],
 )
-def test_a_run_that_can_t_succeed_is_refused_with_status_2(overrides, said, tmp_path, monkeypatch):
+def test_a_run_that_can_t_succeed_is_refused_with_status_2(
+    overrides: list[str], said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
     result = call("run", *overrides)
     assert result.exit_code == 2
@@ -453,7 +473,7 @@ def test_a_run_that_can_t_succeed_is_refused_with_status_2(overrides, said, tmp_
 
 
 @pytest.mark.usefixtures("nothing_may_start")
-def test_a_run_without_its_data_names_the_folder_it_looked_in(tmp_path):
+def test_a_run_without_its_data_names_the_folder_it_looked_in(tmp_path: Path) -> None:
     folder = tmp_path / "nowhere"
     result = call("run", *CHEAP, "task=fashion_mnist", f"task.data_dir={folder}")
     assert result.exit_code == 2
@@ -461,14 +481,16 @@ def test_a_run_without_its_data_names_the_folder_it_looked_in(tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_may_start")
-def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path):
+def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path: Path) -> None:
     result = call(
         *("run", *plan_overrides(200, 1, 40), f"output_dir={tmp_path}"),
         *("privacy.epsilon=2", "privacy.noise_multiplier=8"),
     )
     assert result.exit_code == 2
     assert "40 rounds at noise multiplier 8 spend epsilon" in said_on_stderr(result)
-    fits = int(re.search(r"at most (\d+) rounds", said_on_stderr(result)).group(1))
+    stated = re.search(r"at most (\d+) rounds", said_on_stderr(result))
+    assert stated is not None
+    fits = int(stated.group(1))
     release, delta = (8.0, 1.0), 200**-1.1
     assert independent_epsilon({release: fits}, delta) <= 2
     assert independent_epsilon({release: fits + 1}, delta) > 2
@@ -476,7 +498,9 @@ def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path):
 
 
 @pytest.mark.usefixtures("nothing_may_start")
-def test_a_run_never_takes_the_folder_of_another(tmp_path, monkeypatch):
+def test_a_run_never_takes_the_folder_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fl_dp.app.planning.make_plan", lambda *_: pytest.fail("it was computed"))
     (tmp_path / "taken").mkdir()
     result = call("run", *CHEAP, f"output_dir={tmp_path}", "run_name=taken")
@@ -487,8 +511,8 @@ def test_a_run_never_takes_the_folder_of_another(tmp_path, monkeypatch):
 
 @pytest.mark.usefixtures("nothing_may_start")
 def test_a_folder_that_can_t_be_written_to_is_said_before_anything_is_computed(
-    tmp_path, monkeypatch
-):
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("fl_dp.app.planning.make_plan", lambda *_: pytest.fail("it was computed"))
     (tmp_path / "file").write_text("")
     result = call("run", f"output_dir={tmp_path / 'file' / 'runs'}")
@@ -497,7 +521,7 @@ def test_a_folder_that_can_t_be_written_to_is_said_before_anything_is_computed(
 
 
 @pytest.mark.usefixtures("nothing_may_start")
-def test_a_sweep_starts_nothing_if_one_of_its_runs_can_t_succeed(tmp_path):
+def test_a_sweep_starts_nothing_if_one_of_its_runs_can_t_succeed(tmp_path: Path) -> None:
     result = call(
         *("run", "-m", *plan_overrides(200, 1, 100), f"output_dir={tmp_path}"),
         *("privacy.epsilon=2", "privacy.noise_multiplier=20,8"),
@@ -513,52 +537,58 @@ def test_a_sweep_starts_nothing_if_one_of_its_runs_can_t_succeed(tmp_path):
 class FakeSuperLink:
     """Stands for Flower; `how` says what becomes of a run."""
 
-    def __init__(self, how):
+    def __init__(self, how: Callable[..., Any]) -> None:
         self.how = how
-        self.given = []
+        self.given: list[tuple[Any, Any]] = []
 
-    def __call__(self):
+    def __call__(self) -> FakeSuperLink:
         return self
 
-    def __enter__(self):
+    def __enter__(self) -> FakeSuperLink:
         return self
 
-    def __exit__(self, *error):
+    def __exit__(self, *error: Any) -> None:
         pass
 
-    def run(self, settings, overrides, on_progress):
+    def run(self, settings: Any, overrides: Any, on_progress: Any) -> Any:
         self.given.append((settings, overrides))
         return self.how(overrides, on_progress)
 
 
-def use(monkeypatch, how):
+def use(monkeypatch: pytest.MonkeyPatch, how: Callable[..., Any]) -> FakeSuperLink:
     link = FakeSuperLink(how)
     monkeypatch.setattr("fl_dp.local.launch.LocalSuperLink", link)
     return link
 
 
-def fail_with(error):
-    def how(overrides, on_progress):
+def fail_with(error: LaunchError | KeyboardInterrupt) -> Callable[..., Any]:
+    def how(overrides: Any, on_progress: Any) -> None:
         raise error
 
     return how
 
 
-def test_a_run_that_fails_in_flower_exits_1_with_flower_s_reason(monkeypatch, tmp_path):
+def test_a_run_that_fails_in_flower_exits_1_with_flower_s_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details="boom"))
     result = call("run", *CHEAP, f"output_dir={tmp_path}")
     assert result.exit_code == 1
     assert "the run ended as 'finished:failed': boom" in said_on_stderr(result)
 
 
-def test_a_run_that_flower_does_not_take_exits_1_with_the_reason(monkeypatch, tmp_path):
+def test_a_run_that_flower_does_not_take_exits_1_with_the_reason(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     use(monkeypatch, fail_with(LaunchError("no port is free")))
     result = call("run", *CHEAP, f"output_dir={tmp_path}")
     assert result.exit_code == 1
     assert "no port is free" in said_on_stderr(result)
 
 
-def test_a_run_that_is_interrupted_exits_130(monkeypatch, tmp_path):
+def test_a_run_that_is_interrupted_exits_130(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     use(monkeypatch, fail_with(KeyboardInterrupt()))
     result = call("run", *CHEAP, f"output_dir={tmp_path}")
     assert result.exit_code == 130
@@ -566,7 +596,9 @@ def test_a_run_that_is_interrupted_exits_130(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["plain", "a, b=[c] ü", 'quo"te', "it's", "back\\slash"])
-def test_flower_is_given_the_absolute_output_folder_whatever_its_name(name, monkeypatch, tmp_path):
+def test_flower_is_given_the_absolute_output_folder_whatever_its_name(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The ServerApp runs in another folder than the caller's."""
     link = use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details=""))
     (tmp_path / name).mkdir()
@@ -578,7 +610,9 @@ def test_flower_is_given_the_absolute_output_folder_whatever_its_name(name, monk
     assert composed.run_name == "first"
 
 
-def test_flower_is_given_the_absolute_data_folder(monkeypatch, tmp_path):
+def test_flower_is_given_the_absolute_data_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     link = use(monkeypatch, lambda *_: RunStatus(status="finished:failed", details=""))
     monkeypatch.chdir(tmp_path)
     call("run", *CHEAP, "task.data_dir=data")
@@ -586,7 +620,7 @@ def test_flower_is_given_the_absolute_data_folder(monkeypatch, tmp_path):
     assert compose_settings(overrides).task.data_dir == str(tmp_path / "data")
 
 
-def train_here(overrides, on_progress):
+def train_here(overrides: Any, on_progress: Any) -> RunStatus:
     """Do in this process what the ServerApp does."""
     settings = compose_settings(overrides)
     resumed = None if settings.resume is None else RunFolder(Path(settings.resume))
@@ -600,7 +634,9 @@ def train_here(overrides, on_progress):
 SHORT = [*CHEAP, "rounds=2", "client.epochs=1", "selection.sampling_rate=0.5"]
 
 
-def test_a_run_that_completes_exits_0_with_what_it_spent(monkeypatch, tmp_path):
+def test_a_run_that_completes_exits_0_with_what_it_spent(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     use(monkeypatch, train_here)
     [run] = json_of("run", "--json", *SHORT, f"output_dir={tmp_path}", "run_name=one")["runs"]
     assert run["path"] == str(tmp_path / "one")
@@ -611,7 +647,7 @@ def test_a_run_that_completes_exits_0_with_what_it_spent(monkeypatch, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def sweep(tmp_path_factory):
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     """The folder of a sweep over two clipping norms and two seeds, and what it printed."""
     root = tmp_path_factory.mktemp("sweep")
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -623,28 +659,32 @@ def sweep(tmp_path_factory):
     return root / "sweep", printed
 
 
-def test_a_sweep_gives_each_run_a_folder_of_its_own(sweep):
+def test_a_sweep_gives_each_run_a_folder_of_its_own(sweep: tuple[Path, Any]) -> None:
     folder, printed = sweep
     paths = [str(folder / f"run-{index}") for index in range(4)]
     assert [run["path"] for run in printed["runs"]] == paths
 
 
-def test_a_sweep_writes_the_summary_that_it_prints(sweep):
+def test_a_sweep_writes_the_summary_that_it_prints(sweep: tuple[Path, Any]) -> None:
     folder, printed = sweep
     assert json.loads((folder / "summary.json").read_text(encoding="utf-8")) == printed
 
 
-def test_a_sweep_sums_up_the_seeds_of_each_setting_under_what_tells_it_apart(sweep):
+def test_a_sweep_sums_up_the_seeds_of_each_setting_under_what_tells_it_apart(
+    sweep: tuple[Path, Any],
+) -> None:
     _, printed = sweep
     variants = {row["variant"]: row["runs"] for row in printed["variants"]}
     assert variants == {"clipping.norm=0.5": 2, "clipping.norm=1": 2}
 
 
-def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(monkeypatch, tmp_path):
+def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """The first run is kept as it is, the second goes on by its ledger, the third is new."""
     started = []
 
-    def stop_in_the_second(overrides, on_progress):
+    def stop_in_the_second(overrides: Any, on_progress: Any) -> RunStatus:
         started.append(overrides)
         if len(started) == 2:
             settings = compose_settings(overrides)
@@ -684,7 +724,9 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(monkeypatch, tmp_
         ({"config.yaml": "rounds: 3\n", "ledger.db": b"not a database " * 99}, "ledger", 1),
     ],
 )
-def test_a_folder_that_is_no_run_is_one_line(files, said, status, tmp_path):
+def test_a_folder_that_is_no_run_is_one_line(
+    files: dict[str, Any], said: str, status: int, tmp_path: Path
+) -> None:
     for name, content in files.items():
         content = content.encode() if isinstance(content, str) else content
         (tmp_path / name).write_bytes(content)
@@ -701,7 +743,7 @@ LINE = {"round": 999, "test_accuracy": 0.93721, "epsilon": 5.1234, "expected_coh
 
 
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_progress_shows_what_matters_at_any_width(width):
+def test_the_progress_shows_what_matters_at_any_width(width: int) -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=width, force_terminal=True, color_system=None)
     with progress_line(console, "[2/6] a=b c=d e=f, seed 0", rounds=1000, budget=8) as on_round:
@@ -713,7 +755,7 @@ def test_the_progress_shows_what_matters_at_any_width(width):
     assert len(shown.rstrip()) <= width
 
 
-def test_the_time_left_counts_neither_the_start_nor_rounds_of_long_ago():
+def test_the_time_left_counts_neither_the_start_nor_rounds_of_long_ago() -> None:
     left = TimeLeft()
     assert left.after(0, 100, now=0.0) is None
     assert left.after(1, 100, now=60.0) is None  # Ray started in it
@@ -725,14 +767,14 @@ def test_the_time_left_counts_neither_the_start_nor_rounds_of_long_ago():
     assert seconds == pytest.approx(5.0 * 40)
 
 
-def test_the_time_left_of_a_resumed_run_counts_new_rounds_alone():
+def test_the_time_left_of_a_resumed_run_counts_new_rounds_alone() -> None:
     left = TimeLeft()
     assert {left.after(done, 100, now=0.001 * done) for done in range(31)} == {None}
     assert left.after(31, 100, now=60.0) is None
     assert left.after(32, 100, now=62.0) == pytest.approx(2.0 * 68)
 
 
-def test_the_summary_explains_an_epsilon_above_the_progress():
+def test_the_summary_explains_an_epsilon_above_the_progress() -> None:
     run = RunSummary(
         path="",
         variant="",
@@ -742,14 +784,20 @@ def test_the_summary_explains_an_epsilon_above_the_progress():
         delta=1e-5,
         epsilon_so_far=6.1,
     )
-    assert "Quote epsilon 7.9, not the 6.1" in epsilon_jump([run])
+    assert "Quote epsilon 7.9, not the 6.1" in (epsilon_jump([run]) or "")
     assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
 
 
-def test_the_summary_has_a_column_for_records_where_both_are_protected():
+def test_the_summary_has_a_column_for_records_where_both_are_protected() -> None:
     run = RunSummary(
-        **{"path": "", "variant": "dp_sgd.epsilon=3", "rounds": 9, "test_accuracy": 0.9},
-        **{"epsilon": 7.9, "delta": 1e-4, "record_epsilon": 2.9, "record_delta": 1e-5},
+        path="",
+        variant="dp_sgd.epsilon=3",
+        rounds=9,
+        test_accuracy=0.9,
+        epsilon=7.9,
+        delta=1e-4,
+        record_epsilon=2.9,
+        record_delta=1e-5,
     )
     headings = [str(column.header) for column in summary_table([run]).columns]
     assert headings[3:7] == ["epsilon", "delta", "epsilon of a record", "delta of a record"]
@@ -768,7 +816,7 @@ DELTA = 1e-4
 
 
 @pytest.fixture
-def ledger_path(tmp_path):
+def ledger_path(tmp_path: Path) -> Path:
     """A ledger of six planned rounds: two released, one repeated, one of unknown fate."""
     plan = PrivacyPlan.from_noise_multiplier(
         1.2, delta=DELTA, rounds=6, sampling_rate=0.2, clipping_norm=1.0, num_clients=100
@@ -782,14 +830,14 @@ def ledger_path(tmp_path):
     return path
 
 
-def change(path, statement):
+def change(path: Path, statement: str) -> None:
     connection = sqlite3.connect(path)
     with connection:
         assert connection.execute(statement).rowcount == 1
     connection.close()
 
 
-def test_ledger_tells_an_epsilon_that_follows_from_its_records_alone(ledger_path):
+def test_ledger_tells_an_epsilon_that_follows_from_its_records_alone(ledger_path: Path) -> None:
     told = json_of("ledger", "--json", str(ledger_path))
     releases = Counter(
         (record["noise_multiplier"], record["sampling_rate"])
@@ -800,12 +848,12 @@ def test_ledger_tells_an_epsilon_that_follows_from_its_records_alone(ledger_path
     assert told["epsilon"]["pld"] == pytest.approx(independent_epsilon(releases, DELTA), rel=1e-6)
 
 
-def test_ledger_counts_every_reserved_round_as_spent(ledger_path):
+def test_ledger_counts_every_reserved_round_as_spent(ledger_path: Path) -> None:
     told = json_of("ledger", "--json", str(ledger_path))
     assert (told["rounds_spent"], told["rounds_committed"]) == (4, 2)
 
 
-def test_ledger_lists_its_records_in_order(ledger_path):
+def test_ledger_lists_its_records_in_order(ledger_path: Path) -> None:
     records = json_of("ledger", "--json", str(ledger_path))["records"]
     assert [record["sequence"] for record in records] == list(range(1, 9))
     assert [record["kind"] for record in records] == [
@@ -813,25 +861,25 @@ def test_ledger_lists_its_records_in_order(ledger_path):
     ]
 
 
-def test_ledger_shows_a_person_the_same_epsilon_as_a_program(ledger_path):
+def test_ledger_shows_a_person_the_same_epsilon_as_a_program(ledger_path: Path) -> None:
     epsilon = json_of("ledger", "--json", str(ledger_path))["epsilon"]["pld"]
     shown = " ".join(call("ledger", str(ledger_path)).stdout.split())
     assert f"epsilon {epsilon:.4f}" in shown
 
 
-def test_ledger_takes_the_folder_of_a_run(ledger_path):
+def test_ledger_takes_the_folder_of_a_run(ledger_path: Path) -> None:
     by_folder = json_of("ledger", "--json", str(ledger_path.parent))
     assert by_folder == json_of("ledger", "--json", str(ledger_path))
 
 
-def test_looking_at_a_ledger_changes_nothing(ledger_path):
+def test_looking_at_a_ledger_changes_nothing(ledger_path: Path) -> None:
     before = ledger_path.read_bytes()
     call("ledger", str(ledger_path))
     assert ledger_path.read_bytes() == before
 
 
 @pytest.mark.parametrize("what", ["nowhere.db", "nowhere/ledger.db", "."])
-def test_a_missing_ledger_is_status_2(what, tmp_path):
+def test_a_missing_ledger_is_status_2(what: str, tmp_path: Path) -> None:
     result = call("ledger", str(tmp_path / what))
     assert result.exit_code == 2
     assert "no ledger at" in said_on_stderr(result)
@@ -857,7 +905,9 @@ def test_a_missing_ledger_is_status_2(what, tmp_path):
     ids=["another round", "a cheaper round", "a round removed", "the plan removed"],
 )
 @pytest.mark.parametrize("command_line", [[], ["--json"]])
-def test_a_ledger_that_was_altered_is_status_1(command_line, statement, said, ledger_path):
+def test_a_ledger_that_was_altered_is_status_1(
+    command_line: list[Any], statement: str, said: str, ledger_path: Path
+) -> None:
     change(ledger_path, statement)
     result = call("ledger", *command_line, str(ledger_path))
     assert result.exit_code == 1
@@ -866,13 +916,13 @@ def test_a_ledger_that_was_altered_is_status_1(command_line, statement, said, le
 
 
 @pytest.mark.parametrize("content", [b"", b"not a database, but long enough to look at " * 9])
-def test_a_file_that_is_no_ledger_is_status_1(content, tmp_path):
+def test_a_file_that_is_no_ledger_is_status_1(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
     path.write_bytes(content)
     assert call("ledger", str(path)).exit_code == 1
 
 
-def test_the_records_are_exported_as_csv(ledger_path, tmp_path):
+def test_the_records_are_exported_as_csv(ledger_path: Path, tmp_path: Path) -> None:
     target = tmp_path / "records.csv"
     assert call("ledger", str(ledger_path), "--csv", str(target)).exit_code == 0
     with target.open(newline="") as stream:
@@ -884,7 +934,7 @@ def test_the_records_are_exported_as_csv(ledger_path, tmp_path):
     assert json.loads(rows[0]["more"])["plan"]["rounds"] == 6
 
 
-def test_a_database_that_no_ledger_lies_in_is_status_2():
+def test_a_database_that_no_ledger_lies_in_is_status_2() -> None:
     result = call("ledger", "mysql://somewhere/ledger")
     assert result.exit_code == 2
     assert "SQLite or PostgreSQL" in said_on_stderr(result)
@@ -898,12 +948,12 @@ def test_a_database_that_no_ledger_lies_in_is_status_2():
         ("ledger", "postgresql://user@host/database"),
     ],
 )
-def test_help_says_what_to_write(command, said):
+def test_help_says_what_to_write(command: str, said: str) -> None:
     assert said in " ".join(call(command, "--help").stdout.split())
 
 
 @pytest.mark.parametrize("name", ["ledger.db", "records.txt"])
-def test_the_export_never_overwrites_a_ledger(ledger_path, name):
+def test_the_export_never_overwrites_a_ledger(ledger_path: Path, name: str) -> None:
     before = ledger_path.read_bytes()
     result = call("ledger", str(ledger_path), "--csv", str(ledger_path.parent / name))
     assert result.exit_code == 2
@@ -911,14 +961,14 @@ def test_the_export_never_overwrites_a_ledger(ledger_path, name):
     assert ledger_path.read_bytes() == before
 
 
-def test_the_ledger_says_what_to_quote_while_rounds_are_missing(ledger_path):
+def test_the_ledger_says_what_to_quote_while_rounds_are_missing(ledger_path: Path) -> None:
     told = json_of("ledger", "--json", str(ledger_path))
     assert min(told["promised"].values()) > min(told["epsilon"].values())
     shown = " ".join(call("ledger", str(ledger_path)).stdout.split())
     assert f"Quote {min(told['promised'].values()):.4f}, the plan's" in shown
 
 
-def test_names_with_markup_and_formulas_are_shown_as_they_are(tmp_path):
+def test_names_with_markup_and_formulas_are_shown_as_they_are(tmp_path: Path) -> None:
     plan = PrivacyPlan.from_noise_multiplier(
         2.0, delta=1e-3, rounds=2, sampling_rate=1.0, clipping_norm=1.0, num_clients=20
     )
@@ -939,7 +989,7 @@ def test_names_with_markup_and_formulas_are_shown_as_they_are(tmp_path):
         ("postgresql+nope://u@h/d", "no driver"),
     ],
 )
-def test_a_url_that_leads_nowhere_is_status_2_with_one_that_would(url, said):
+def test_a_url_that_leads_nowhere_is_status_2_with_one_that_would(url: str, said: str) -> None:
     result = call("ledger", url)
     assert result.exit_code == 2
     assert said in said_on_stderr(result)
@@ -947,7 +997,7 @@ def test_a_url_that_leads_nowhere_is_status_2_with_one_that_would(url, said):
 
 
 @pytest.mark.parametrize("override", ["privacy.delta=1e-20", "privacy.epsilon=1e9"])
-def test_a_plan_far_from_anything_useful_is_still_shown(override):
+def test_a_plan_far_from_anything_useful_is_still_shown(override: str) -> None:
     overrides = [*plan_overrides(200, 0.25, 12), override]
     assert call("plan", *overrides).exit_code == 0
     assert json_of("plan", "--json", *overrides)["rounds"] == 12

@@ -7,6 +7,7 @@ import os
 import shutil
 import sqlite3
 import stat
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +22,7 @@ from fl_dp.app.checkpoints import save_checkpoint
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.commands.entry import app
+from fl_dp.commands.app import app
 from fl_dp.files import private_folder, write_text, written_whole
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.plan import PrivacyPlan, RecordPlan
@@ -262,7 +263,7 @@ def test_a_disk_that_fills_up_leaves_the_statement_as_it_was(
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
-    for write in (
+    writes: tuple[Callable[[], object], ...] = (
         lambda: run.write_statement(NoPromise(rounds=1)),
         lambda: run.drop_metrics_after(-1),
         lambda: run.write_model(ArrayRecord()),
@@ -277,7 +278,8 @@ def test_a_disk_that_fills_up_leaves_the_statement_as_it_was(
             ),
             run.checkpoint,
         ),
-    ):
+    )
+    for write in writes:
         with pytest.raises(OSError, match="No space left"):
             write()
     assert {file: file.read_bytes() for file in files} == before

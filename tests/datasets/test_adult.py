@@ -1,7 +1,10 @@
 """The Adult loader, on a few rows in the files' own format."""
 
+from __future__ import annotations
+
 import hashlib
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,7 +27,7 @@ TEST = (
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A folder with two tiny files, which are expected."""
     files = {"adult.data": TRAIN, "adult.test": TEST}
     for file, text in files.items():
@@ -34,12 +37,12 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def column(name):
+def column(name: str) -> int:
     """Return where a column's numbers begin."""
     return sum(width({key: COLUMNS[key]}) for key in list(COLUMNS)[: list(COLUMNS).index(name)])
 
 
-def test_both_files_load_with_their_own_split(folder):
+def test_both_files_load_with_their_own_split(folder: Path) -> None:
     adult = load_adult(str(folder))
     assert adult.input_shape == (92,)
     assert adult.train_y.tolist() == [0, 1]
@@ -47,7 +50,7 @@ def test_both_files_load_with_their_own_split(folder):
     assert adult.num_classes == 2
 
 
-def test_numbers_and_categories_stand_where_the_description_says():
+def test_numbers_and_categories_stand_where_the_description_says() -> None:
     rows, _ = parse_adult(TRAIN)
     np.testing.assert_allclose(rows[0, column("age")], -1 / 15, rtol=1e-5)
     np.testing.assert_allclose(rows[0, column("capital-gain")], 0.2174, rtol=1e-5)
@@ -57,17 +60,17 @@ def test_numbers_and_categories_stand_where_the_description_says():
     assert categories.sum(axis=1).tolist() == [7, 7]
 
 
-def width_one(name):
+def width_one(name: str) -> bool:
     return width({name: COLUMNS[name]}) == 1
 
 
-def test_an_unknown_value_is_a_category_of_its_own():
+def test_an_unknown_value_is_a_category_of_its_own() -> None:
     rows, _ = parse_adult(TRAIN)
     for name in ("workclass", "occupation", "native-country"):
         assert rows[:, column(name)].tolist() == [0, 1]
 
 
-def test_a_label_may_end_with_a_full_stop():
+def test_a_label_may_end_with_a_full_stop() -> None:
     assert parse_adult(TEST)[1].tolist() == [0]
     assert parse_adult(TEST.replace("<=50K.", ">50K."))[1].tolist() == [1]
 
@@ -81,12 +84,12 @@ def test_a_label_may_end_with_a_full_stop():
         (TRAIN.replace("77516", "many"), "'fnlwgt' must hold numbers"),
     ],
 )
-def test_a_row_that_can_not_be_read_is_refused(text, message):
+def test_a_row_that_can_not_be_read_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_adult(text)
 
 
-def test_another_file_is_refused(folder):
+def test_another_file_is_refused(folder: Path) -> None:
     (folder / "adult.test").write_text(TEST + TEST)
     with pytest.raises(ValueError, match=r"adult\.test is not the published file: found md5"):
         load_adult(str(folder))

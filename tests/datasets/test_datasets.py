@@ -1,7 +1,10 @@
 """The embedded sets, and what every data set promises."""
 
+from __future__ import annotations
+
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +13,8 @@ from fl_dp.datasets import DATASETS, EMBEDDED, Dataset, idx_files, load_dataset
 from fl_dp.datasets.sources import SOURCES
 
 
-def made(**changes):
-    parts = {
+def made(**changes: Any) -> Dataset:
+    parts: dict[str, Any] = {
         "name": "made",
         "train_x": np.arange(24, dtype=np.uint8).reshape(6, 1, 2, 2),
         "train_y": np.array([0, 1, 0, 1, 0, 1]),
@@ -24,12 +27,12 @@ def made(**changes):
     return Dataset(**(parts | changes))
 
 
-def test_unknown_name_is_refused_with_the_known_ones():
+def test_unknown_name_is_refused_with_the_known_ones() -> None:
     with pytest.raises(ValueError, match=r"'mnits'.*digits, fashion_mnist"):
         load_dataset("mnits")
 
 
-def test_digits_have_the_documented_shapes_and_range():
+def test_digits_have_the_documented_shapes_and_range() -> None:
     digits = load_dataset("digits")
     assert digits.train_x.shape == (1437, 1, 8, 8)
     assert digits.test_x.shape == (360, 1, 8, 8)
@@ -41,7 +44,7 @@ def test_digits_have_the_documented_shapes_and_range():
     assert digits.num_classes == 10
 
 
-def test_digits_test_part_is_stratified_and_disjoint_from_training():
+def test_digits_test_part_is_stratified_and_disjoint_from_training() -> None:
     digits = load_dataset("digits")
     ratio = np.bincount(digits.test_y) / (np.bincount(digits.train_y) + np.bincount(digits.test_y))
     np.testing.assert_allclose(ratio, 0.2, atol=0.005)
@@ -49,7 +52,7 @@ def test_digits_test_part_is_stratified_and_disjoint_from_training():
     assert not train & test
 
 
-def test_digits_split_ignores_the_global_seed():
+def test_digits_split_ignores_the_global_seed() -> None:
     from fl_dp.datasets.digits import load_digits
 
     np.random.seed(1)
@@ -60,7 +63,7 @@ def test_digits_split_ignores_the_global_seed():
     assert first.test_y[:10].tolist() == [7, 6, 3, 7, 7, 3, 2, 8, 9, 3]
 
 
-def test_digits_load_leaves_the_global_random_state_alone():
+def test_digits_load_leaves_the_global_random_state_alone() -> None:
     from fl_dp.datasets.digits import load_digits
 
     np.random.seed(5)
@@ -70,17 +73,17 @@ def test_digits_load_leaves_the_global_random_state_alone():
     assert np.random.random() == expected
 
 
-def test_a_set_is_loaded_once_per_process():
+def test_a_set_is_loaded_once_per_process() -> None:
     assert load_dataset("digits") is load_dataset("digits", data_dir=None)
     assert load_dataset("digits") is load_dataset("digits", data_dir="/unused")
 
 
-def test_shared_arrays_are_read_only():
+def test_shared_arrays_are_read_only() -> None:
     with pytest.raises(ValueError, match="read-only"):
         load_dataset("digits").train_x[0] = 0
 
 
-def test_features_scale_only_bytes():
+def test_features_scale_only_bytes() -> None:
     scaled = made().features(np.array([5, 0]))
     assert scaled.dtype == np.float32
     expected = (np.array([[20, 21, 22, 23], [0, 1, 2, 3]]) / 255 - 0.25) / 0.5
@@ -89,7 +92,7 @@ def test_features_scale_only_bytes():
     np.testing.assert_array_equal(digits.features(slice(3, 9)), digits.train_x[3:9])
 
 
-def test_features_and_labels_take_slices_splits_and_no_rows():
+def test_features_and_labels_take_slices_splits_and_no_rows() -> None:
     dataset = made()
     np.testing.assert_allclose(dataset.features(slice(None), "test"), 1.5, rtol=1e-6)
     assert dataset.labels(slice(None), "test").tolist() == [0, 1]
@@ -99,7 +102,7 @@ def test_features_and_labels_take_slices_splits_and_no_rows():
     assert dataset.labels(nobody).shape == (0,)
 
 
-def test_features_are_a_copy_of_their_own():
+def test_features_are_a_copy_of_their_own() -> None:
     digits = load_dataset("digits")
     digits.features(slice(0, 2))[:] = 7
     assert digits.train_x.max() < 1
@@ -107,7 +110,7 @@ def test_features_are_a_copy_of_their_own():
     assert digits.train_y.max() == 9
 
 
-def test_unknown_split_is_refused():
+def test_unknown_split_is_refused() -> None:
     with pytest.raises(ValueError, match="'validation'; write 'train' or 'test'"):
         made().features(slice(1), "validation")
 
@@ -136,12 +139,14 @@ def test_unknown_split_is_refused():
         ),
     ],
 )
-def test_parts_that_do_not_belong_together_are_refused(changes, message):
+def test_parts_that_do_not_belong_together_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         made(**changes)
 
 
-def tokens(**changes):
+def tokens(**changes: Any) -> Dataset:
     parts = {
         "train_x": np.arange(24, dtype=np.uint8).reshape(6, 4),
         "test_x": np.full((2, 4), 23, np.uint8),
@@ -150,7 +155,7 @@ def tokens(**changes):
     return made(**(parts | changes))
 
 
-def test_tokens_come_as_integers_without_scaling():
+def test_tokens_come_as_integers_without_scaling() -> None:
     chosen = tokens().features(np.array([5, 0]))
     assert chosen.dtype == np.int64
     assert chosen.tolist() == [[20, 21, 22, 23], [0, 1, 2, 3]]
@@ -165,12 +170,14 @@ def test_tokens_come_as_integers_without_scaling():
         ({"train_x": np.zeros((6, 4), np.float32)}, "train tokens are float32"),
     ],
 )
-def test_tokens_outside_the_vocabulary_or_not_bytes_are_refused(changes, message):
+def test_tokens_outside_the_vocabulary_or_not_bytes_are_refused(
+    changes: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ValueError, match=message):
         tokens(**changes)
 
 
-def test_rows_of_a_table_are_taken_as_they_are():
+def test_rows_of_a_table_are_taken_as_they_are() -> None:
     table = made(
         train_x=np.arange(18, dtype=np.float32).reshape(6, 3), test_x=np.zeros((2, 3), np.float32)
     )
@@ -178,7 +185,7 @@ def test_rows_of_a_table_are_taken_as_they_are():
     assert table.features(slice(1, 2)).tolist() == [[3.0, 4.0, 5.0]]
 
 
-def test_each_channel_is_scaled_by_its_own_constants():
+def test_each_channel_is_scaled_by_its_own_constants() -> None:
     images = np.full((6, 3, 2, 2), 255, np.uint8)
     dataset = made(train_x=images, test_x=images[:2], mean=(0.0, 0.5, 1.0), std=(1.0, 0.25, 2.0))
     scaled = dataset.features(slice(2, 4))
@@ -188,13 +195,14 @@ def test_each_channel_is_scaled_by_its_own_constants():
     np.testing.assert_allclose(scaled[:, 2], 0.0, atol=1e-6)
 
 
-def test_natural_clients_are_kept_with_their_names():
+def test_natural_clients_are_kept_with_their_names() -> None:
     clients = np.array([0, 2, 2, 0, 2, 2])
     dataset = made(train_clients=clients, client_names=("Ann", "nobody", "Cy"))
+    assert dataset.train_clients is not None
     assert dataset.client_names[dataset.train_clients[1]] == "Cy"
 
 
-def test_breast_cancer_is_standardised_by_constants_and_split_by_label():
+def test_breast_cancer_is_standardised_by_constants_and_split_by_label() -> None:
     biopsies = load_dataset("breast_cancer")
     assert biopsies.train_x.shape == (455, 30)
     assert biopsies.test_x.shape == (114, 30)
@@ -205,7 +213,7 @@ def test_breast_cancer_is_standardised_by_constants_and_split_by_label():
     assert np.bincount(biopsies.test_y).tolist() == [42, 72]
 
 
-def test_breast_cancer_split_is_fixed():
+def test_breast_cancer_split_is_fixed() -> None:
     from fl_dp.datasets.breast_cancer import load_breast_cancer
 
     np.random.seed(1)
@@ -214,12 +222,14 @@ def test_breast_cancer_split_is_fixed():
     np.testing.assert_array_equal(first.test_x, load_breast_cancer().test_x)
 
 
-def test_embedded_sets_ignore_the_folder():
+def test_embedded_sets_ignore_the_folder() -> None:
     assert load_dataset("breast_cancer", data_dir="/unused") is load_dataset("breast_cancer")
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
-def test_a_set_that_is_not_here_says_how_to_get_it(name, tmp_path, monkeypatch):
+def test_a_set_that_is_not_here_says_how_to_get_it(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], system_folder=None))
     monkeypatch.setattr(idx_files, "find_spec", lambda module: None)
@@ -230,14 +240,14 @@ def test_a_set_that_is_not_here_says_how_to_get_it(name, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("name", sorted(SOURCES))
-def test_a_folder_that_is_none_or_lacks_a_file_is_named(name, tmp_path):
+def test_a_folder_that_is_none_or_lacks_a_file_is_named(name: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=f"{tmp_path}/nowhere is not a folder"):
         load_dataset(name, data_dir=str(tmp_path / "nowhere"))
     with pytest.raises(FileNotFoundError, match=f"{tmp_path} holds neither"):
         load_dataset(name, data_dir=str(tmp_path))
 
 
-def test_every_set_is_either_embedded_or_has_a_source_and_a_configuration():
+def test_every_set_is_either_embedded_or_has_a_source_and_a_configuration() -> None:
     conf = Path(__file__).resolve().parents[2] / "conf" / "task"
     for name in (*EMBEDDED, *SOURCES):
         assert name in DATASETS

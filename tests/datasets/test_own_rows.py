@@ -19,7 +19,7 @@ TABLE = DataFormat(columns=COLUMNS, classes=CLASSES, splits=("train",), leave_ou
 IMAGES = DataFormat(classes=CLASSES, image_shape=(1, 4, 4), splits=("train",), leave_out_unfit=True)
 GOOD = [b"61,140.5,ill,x", b'35,120,"well","a, b"', b"48,true,ill,", b"52,118,well,z"]
 HEADER = b"age,pressure,label,note"
-FOUND = np.float32([[61, 140.5], [35, 120], [48, 1], [52, 118]])
+FOUND = np.array([[61, 140.5], [35, 120], [48, 1], [52, 118]], np.float32)
 
 
 @pytest.fixture(autouse=True)

@@ -1,5 +1,9 @@
 """Partitions: a disjoint cover, repeatable, with the heterogeneity that was asked for."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,13 +15,13 @@ LABELS = np.random.Generator(np.random.PCG64(0)).integers(0, 10, 1000)
 KINDS = pytest.mark.parametrize("kind", [kind for kind in PARTITIONS if kind != "natural"])
 
 
-def labels_of(size):
+def labels_of(size: int) -> Any:
     return st.lists(st.integers(0, 4), min_size=size, max_size=size).map(
         lambda values: np.array(values, dtype=np.int64)
     )
 
 
-def check_cover(clients, num_clients, num_rows):
+def check_cover(clients: list[np.ndarray], num_clients: int, num_rows: int) -> None:
     assert len(clients) == num_clients
     assert all(rows.dtype == np.int64 and np.all(np.diff(rows) > 0) for rows in clients)
     np.testing.assert_array_equal(np.sort(np.concatenate(clients)), np.arange(num_rows))
@@ -25,7 +29,7 @@ def check_cover(clients, num_clients, num_rows):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_iid_is_an_even_disjoint_cover(data):
+def test_iid_is_an_even_disjoint_cover(data: Any) -> None:
     num_rows = data.draw(st.integers(1, 60))
     num_clients = data.draw(st.integers(1, num_rows))
     labels = data.draw(labels_of(num_rows))
@@ -37,7 +41,7 @@ def test_iid_is_an_even_disjoint_cover(data):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_dirichlet_is_a_disjoint_cover(data):
+def test_dirichlet_is_a_disjoint_cover(data: Any) -> None:
     num_rows = data.draw(st.integers(0, 60))
     num_clients = data.draw(st.integers(1, 100))
     clients = partition(
@@ -52,7 +56,7 @@ def test_dirichlet_is_a_disjoint_cover(data):
 
 @settings(max_examples=60, deadline=None, derandomize=True)
 @given(data=st.data())
-def test_shards_is_a_disjoint_cover_without_empty_clients(data):
+def test_shards_is_a_disjoint_cover_without_empty_clients(data: Any) -> None:
     num_clients, shards = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 4)))
     num_rows = data.draw(st.integers(num_clients * shards, 60))
     clients = partition(
@@ -69,8 +73,8 @@ def test_shards_is_a_disjoint_cover_without_empty_clients(data):
 
 
 @KINDS
-def test_the_seed_decides(kind):
-    def draw(seed):
+def test_the_seed_decides(kind: str) -> None:
+    def draw(seed: int) -> list[np.ndarray]:
         return partition(LABELS, num_clients=20, kind=kind, seed=seed)
 
     assert all(np.array_equal(a, b) for a, b in zip(draw(3), draw(3), strict=True))
@@ -78,7 +82,7 @@ def test_the_seed_decides(kind):
 
 
 @KINDS
-def test_the_global_random_state_is_neither_used_nor_changed(kind):
+def test_the_global_random_state_is_neither_used_nor_changed(kind: str) -> None:
     np.random.seed(1)
     first = partition(LABELS, num_clients=20, kind=kind, seed=0)
     left = np.random.random()
@@ -88,14 +92,14 @@ def test_the_global_random_state_is_neither_used_nor_changed(kind):
     assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
 
 
-def test_shards_give_a_client_few_labels():
+def test_shards_give_a_client_few_labels() -> None:
     labels = np.repeat(np.arange(10), 100)
     clients = partition(labels, num_clients=50, kind="shards", shards_per_client=2, seed=0)
     assert max(len(np.unique(labels[rows])) for rows in clients) <= 2
 
 
-def test_dirichlet_alpha_sets_how_uneven_the_classes_are():
-    def top_class_share(alpha):
+def test_dirichlet_alpha_sets_how_uneven_the_classes_are() -> None:
+    def top_class_share(alpha: float) -> Any:
         clients = partition(LABELS, num_clients=10, kind="dirichlet", alpha=alpha, seed=0)
         return np.mean([np.bincount(LABELS[r]).max() / len(r) for r in clients if len(r)])
 
@@ -103,7 +107,7 @@ def test_dirichlet_alpha_sets_how_uneven_the_classes_are():
     assert top_class_share(1000.0) < 0.2
 
 
-def test_dirichlet_proportions_have_the_variance_of_the_law():
+def test_dirichlet_proportions_have_the_variance_of_the_law() -> None:
     # Dirichlet(alpha) over K clients: variance of a share is (K - 1) / (K^2 (K alpha + 1)).
     labels = np.zeros(10_000, dtype=np.int64)
     shares = np.array(
@@ -120,7 +124,7 @@ def test_dirichlet_proportions_have_the_variance_of_the_law():
     np.testing.assert_allclose(shares.mean(axis=0), 0.2, atol=0.04)
 
 
-def test_dirichlet_allows_empty_clients():
+def test_dirichlet_allows_empty_clients() -> None:
     clients = partition(LABELS, num_clients=3000, kind="dirichlet", alpha=0.1, seed=0)
     check_cover(clients, 3000, len(LABELS))
     assert min(len(rows) for rows in clients) == 0
@@ -148,40 +152,44 @@ def test_dirichlet_allows_empty_clients():
         ({"labels": LABELS.reshape(10, 100)}, r"shape \(10, 100\)"),
     ],
 )
-def test_arguments_out_of_range_are_refused(changes, message):
-    arguments = {"labels": LABELS, "num_clients": 10, "kind": "iid", "seed": 0} | changes
+def test_arguments_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
+    usual: dict[str, Any] = {"labels": LABELS, "num_clients": 10, "kind": "iid", "seed": 0}
+    arguments = usual | changes
     with pytest.raises(ValueError, match=message):
         partition(arguments.pop("labels"), **arguments)
 
 
-def natural(owners, num_clients):
-    owners = np.array(owners, dtype=np.int64)
+def natural(owners: list[int], num_clients: int) -> list[Any]:
     labels = np.zeros(len(owners), dtype=np.int64)
     clients = partition(
-        labels, num_clients=num_clients, kind="natural", seed=0, natural_clients=owners
+        labels,
+        num_clients=num_clients,
+        kind="natural",
+        seed=0,
+        natural_clients=np.array(owners, dtype=np.int64),
     )
     return [rows.tolist() for rows in clients]
 
 
-def test_natural_clients_keep_their_rows_in_the_order_of_their_numbers():
+def test_natural_clients_keep_their_rows_in_the_order_of_their_numbers() -> None:
     assert natural([2, 0, 2, 1, 0], 3) == [[1, 4], [3], [0, 2]]
 
 
-def test_fewer_natural_clients_are_those_with_the_most_rows():
+def test_fewer_natural_clients_are_those_with_the_most_rows() -> None:
     owners = [0, 1, 1, 2, 2, 2, 3, 3]
     assert natural(owners, 1) == [[3, 4, 5]]
     assert natural(owners, 2) == [[1, 2], [3, 4, 5]]  # 1 and 3 tie: the lower number
     assert natural(owners, 3) == [[1, 2], [3, 4, 5], [6, 7]]
 
 
-def test_a_natural_client_without_records_is_not_counted():
+def test_a_natural_client_without_records_is_not_counted() -> None:
     assert natural([0, 2, 2], 2) == [[0], [1, 2]]
     with pytest.raises(ValueError, match="names 2 clients with records"):
         natural([0, 2, 2], 3)
 
 
-def test_client_indices_partition_the_training_part_once_per_process():
-    arguments = {"num_clients": 30, "kind": "dirichlet", "seed": 7, "alpha": 0.3}
+def test_client_indices_partition_the_training_part_once_per_process() -> None:
+    arguments: dict[str, Any] = {"num_clients": 30, "kind": "dirichlet", "seed": 7, "alpha": 0.3}
     clients = client_indices("digits", **arguments)
     expected = partition(load_dataset("digits").train_y, **arguments)
     assert all(np.array_equal(a, b) for a, b in zip(clients, expected, strict=True))
@@ -189,7 +197,7 @@ def test_client_indices_partition_the_training_part_once_per_process():
     assert client_indices("digits", **(arguments | {"seed": 8})) is not clients
 
 
-def test_client_indices_are_read_only():
+def test_client_indices_are_read_only() -> None:
     rows = client_indices("digits", num_clients=30, kind="iid", seed=0)[0]
     with pytest.raises(ValueError, match="read-only"):
         rows[0] = 1

@@ -1,5 +1,9 @@
 """The Shakespeare loader, on a made play in the texts' format."""
 
+from __future__ import annotations
+
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -54,11 +58,11 @@ The end is not yet.
 """
 
 
-def decode(tokens):
+def decode(tokens: Any) -> str:
     return "".join(VOCABULARY[token] for token in tokens)
 
 
-def long_play(**lengths):
+def long_play(**lengths: Any) -> str:
     parts = ["ACT I.\n"]
     for role, length in lengths.items():
         line = (f"I am {role} and I speak on. " * length)[: length - 1]
@@ -66,7 +70,7 @@ def long_play(**lengths):
     return "".join(parts)
 
 
-def test_each_role_s_lines_are_put_together():
+def test_each_role_s_lines_are_put_together() -> None:
     assert speeches(PLAY) == {
         "ANN": "Who's there?\nSpeak  up.\nStand, ho!\nGo on.\n",
         "BOB": "Nay.\nThe end is not yet.\n",
@@ -74,19 +78,19 @@ def test_each_role_s_lines_are_put_together():
     }
 
 
-def test_lines_may_end_as_on_windows():
+def test_lines_may_end_as_on_windows() -> None:
     assert speeches(PLAY.replace("\n", "\r\n")) == speeches(PLAY)
 
 
-def test_a_text_without_acts_has_no_roles():
+def test_a_text_without_acts_has_no_roles() -> None:
     assert speeches("ANN.\nA sonnet.\n") == {}
 
 
-def test_a_bracket_that_is_never_closed_removes_nothing():
+def test_a_bracket_that_is_never_closed_removes_nothing() -> None:
     assert "BOB" in speeches(PLAY.replace("[A noise.]", "[A noise."))
 
 
-def test_a_window_is_eighty_characters_and_the_next_is_its_label():
+def test_a_window_is_eighty_characters_and_the_next_is_its_label() -> None:
     dataset = windows_of({"made": long_play(ann=2000)})
     spoken = speeches(long_play(ann=2000))["ANN"]
     assert dataset.input_shape == (LENGTH,)
@@ -96,7 +100,7 @@ def test_a_window_is_eighty_characters_and_the_next_is_its_label():
         assert VOCABULARY[dataset.train_y[number]] == spoken[start + LENGTH]
 
 
-def test_no_test_window_holds_what_was_trained_on():
+def test_no_test_window_holds_what_was_trained_on() -> None:
     text = "".join(chr(97 + (7 * i * i + i // 26) % 26) for i in range(4000))
     dataset = windows_of({"made": f"ACT I.\n\nANN.\n{text}\n"})
     cut = round(4001 * 0.85)
@@ -107,24 +111,25 @@ def test_no_test_window_holds_what_was_trained_on():
     assert VOCABULARY[dataset.train_y[-1]] == text[last]
 
 
-def test_clients_are_the_roles_that_speak_enough():
+def test_clients_are_the_roles_that_speak_enough() -> None:
     plays = {
         "first": long_play(ann=MIN_CHARACTERS, bob=MIN_CHARACTERS - 1),
         "second": long_play(ann=3000),
     }
     dataset = windows_of(plays)
     assert dataset.client_names == ("first: ANN", "second: ANN")
+    assert dataset.train_clients is not None
     windows = np.bincount(dataset.train_clients)
     assert windows.tolist() == [(850 - LENGTH - 1) // STRIDE + 1, (2550 - LENGTH - 1) // STRIDE + 1]
     assert len(dataset.train_clients) == len(dataset.train_x)
 
 
-def test_plays_without_a_long_role_are_refused():
+def test_plays_without_a_long_role_are_refused() -> None:
     with pytest.raises(ValueError, match="no role speaks 1000 characters"):
         windows_of({"made": PLAY})
 
 
-def test_the_vocabulary_is_fixed_and_foreign_characters_are_spaces():
+def test_the_vocabulary_is_fixed_and_foreign_characters_are_spaces() -> None:
     text = "é\t" + "x" * 2000
     dataset = windows_of({"made": f"ACT I.\n\nANN.\n{text}\n"})
     assert len(VOCABULARY) == dataset.vocabulary_size == dataset.num_classes == 96

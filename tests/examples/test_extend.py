@@ -162,6 +162,7 @@ def test_the_project_trains_privately_with_the_wheel_and_its_own_strategies(
 def test_the_strategy_is_wrapped_in_one_statement() -> None:
     tree = ast.parse((EXAMPLE / SERVER_APP).read_text())
     (main,) = [part for part in tree.body if getattr(part, "name", "") == "main"]
+    assert isinstance(main, ast.FunctionDef)
     wraps = [part for part in main.body if "with_budget" in ast.unparse(part)]
     assert [type(part) for part in wraps] == [ast.Assign]
     assert ast.unparse(wraps[0]).startswith("strategy = LoggingDPFedAvg.with_budget(strategy, ")

@@ -145,7 +145,7 @@ def test_an_anchor_that_was_kept_elsewhere_is_held_against_the_ledger(tmp_path: 
 @pytest.mark.parametrize("fields", [{"records": 0}, {"records": True}, {"hash": None}])
 def test_an_anchor_is_a_number_of_records_and_a_hash(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no anchor"):
-        LedgerAnchor(**{"records": 1, "hash": "0" * 64} | fields)
+        LedgerAnchor(**{"records": 1, "hash": "0" * 64, **fields})
 
 
 def test_a_statement_as_it_was_written_agrees_with_its_ledger(place: Path) -> None:

@@ -27,6 +27,7 @@ from fl_dp.accounting import (
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
+    affordable_rounds,
     bounds,
     epsilon,
     filters,
@@ -536,7 +537,7 @@ def test_an_extra_attempt_at_a_constant_plan_is_certified_in_stretches(
 ) -> None:
     """Beyond what was declared, too, a round costs no distribution of its own."""
     asked = []
-    find = filters.affordable_rounds
+    find = affordable_rounds
 
     def counted(*args: Any, **named: Any) -> int:
         asked.append(args)

@@ -628,7 +628,7 @@ def on_paper(charges: list[Asked], asked: Asked) -> bool:
     while min(spent(order, 2 * most) for order in DEFAULT_RDP_ORDERS) <= first_eps:
         most *= 2
     order = min(DEFAULT_RDP_ORDERS, key=lambda order: spent(order, most))
-    return order * mu**2 / 2 <= allowed_at(order, PrivacyBudget(epsilon=eps, delta=delta))
+    return bool(order * mu**2 / 2 <= allowed_at(order, PrivacyBudget(epsilon=eps, delta=delta)))
 
 
 @settings(max_examples=60, deadline=None)

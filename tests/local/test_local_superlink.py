@@ -92,7 +92,7 @@ def test_whose_connection_is_unknown_is_refused(connection: Any) -> None:
 @linux_only
 def test_another_user_is_refused(connection: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     client, server, _ = connection
-    monkeypatch.setattr(local_superlink.os, "getuid", lambda: SOMEBODY_ELSE)
+    monkeypatch.setattr(os, "getuid", lambda: SOMEBODY_ELSE)
     assert status_of(client, server) == 403
 
 

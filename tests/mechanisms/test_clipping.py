@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -131,7 +132,7 @@ def test_half_and_extended_precision_are_clipped_like_any_other() -> None:
         np.float64("nan"),
     ],
 )
-def test_an_update_that_is_not_finite_contributes_zero(hostile: object) -> None:
+def test_an_update_that_is_not_finite_contributes_zero(hostile: Any) -> None:
     assert not clip_by_norm(hostile, 1.0).any()
 
 
@@ -200,7 +201,7 @@ def test_no_layer_is_longer_than_its_bound_and_all_together_than_the_joint_one(
 def test_one_layer_that_is_not_finite_zeroes_the_whole_contribution(
     hostile: object, place: int
 ) -> None:
-    layers: list = [np.ones(2), np.float32(3.0), np.arange(4)]
+    layers: list[Any] = [np.ones(2), np.float32(3.0), np.arange(4)]
     layers[place] = hostile
     assert not any(layer.any() for layer in clip_per_layer(layers, [1.0, 2.0, 3.0]))
 

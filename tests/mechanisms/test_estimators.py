@@ -12,7 +12,7 @@ LEAST = 2.0
 
 def mean(weights: np.ndarray, updates: np.ndarray, *, capped: bool) -> np.ndarray:
     denominator = max(LEAST, float(weights.sum())) if capped else LEAST
-    return weights @ updates / denominator
+    return np.asarray(weights @ updates / denominator)
 
 
 def largest_change(*, capped: bool, trials: int = 20_000) -> float:

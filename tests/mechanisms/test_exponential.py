@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -197,7 +198,11 @@ def test_whatever_one_unit_reports_within_a_range_the_log_ratios_stay_within_eps
 @pytest.mark.parametrize("null_utility", [0.0, 0.5, 2.0])
 def test_a_sensitivity_below_what_the_range_allows_is_refused(null_utility: float) -> None:
     reach = max(2.0 - null_utility, null_utility)
-    settings = {"one_coordinate": True, "utility_range": (0.0, 2.0), "null_utility": null_utility}
+    settings: dict[str, Any] = {
+        "one_coordinate": True,
+        "utility_range": (0.0, 2.0),
+        "null_utility": null_utility,
+    }
     ExponentialMechanism(epsilon=1.0, sensitivity=reach, **settings)
     with pytest.raises(ValueError, match=f"write sensitivity={reach}"):
         ExponentialMechanism(epsilon=1.0, sensitivity=0.99 * reach, **settings)
@@ -217,13 +222,13 @@ def test_a_sensitivity_below_what_the_range_allows_is_refused(null_utility: floa
         ({"utility_range": (1.0, 2.0)}, "null_utility must lie in"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ExponentialMechanism(**({"epsilon": 1.0, "sensitivity": 1.0} | settings))
 
 
 @pytest.mark.parametrize("utilities", [[], 1.0, [[1.0, 2.0]]])
-def test_utilities_have_to_be_a_vector(utilities: object) -> None:
+def test_utilities_have_to_be_a_vector(utilities: Any) -> None:
     with pytest.raises(ValueError, match="utilities"):
         ExponentialMechanism(epsilon=1.0, sensitivity=1.0).select(utilities, SecureRandom())
 

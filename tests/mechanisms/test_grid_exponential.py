@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -35,7 +36,8 @@ def draw_counts(mechanism: GridExponentialMechanism, coordinate: float) -> np.nd
 
 
 def exact_log_law(coordinate: float, rate: float, levels: int) -> np.ndarray:
-    return log_softmax(-rate * np.abs(np.clip(coordinate, -1, 1) - np.linspace(-1, 1, levels)))
+    distances = np.abs(np.clip(coordinate, -1, 1) - np.linspace(-1, 1, levels))
+    return np.asarray(log_softmax(-rate * distances))
 
 
 @pytest.mark.parametrize("levels", LEVELS)
@@ -185,7 +187,7 @@ def test_any_update_is_taken_and_keeps_its_shape(update: np.ndarray) -> None:
 
 
 @pytest.mark.parametrize("update", [[1e300, 0.0], [7, 0], [np.float32(1e30), 0.0]])
-def test_an_update_is_clipped_before_it_is_drawn(update: object) -> None:
+def test_an_update_is_clipped_before_it_is_drawn(update: Any) -> None:
     # The first coordinate has the law of one at the bound, not of one beyond it.
     mechanism = GridExponentialMechanism(
         noise_multiplier=1.0, clipping_norm=1.0, half_width=2.0, levels=9
@@ -217,7 +219,7 @@ def test_an_update_that_is_not_finite_is_drawn_like_zero() -> None:
         ({"noise_multiplier": 0.01}, r"at least levels=401"),
     ],
 )
-def test_settings_out_of_range_are_refused(settings: dict, message: str) -> None:
+def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         GridExponentialMechanism(**({"noise_multiplier": 1.0, "clipping_norm": 1.0} | settings))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -125,6 +126,6 @@ def test_an_l1_bound_may_be_given_by_its_name() -> None:
 @pytest.mark.parametrize("field", ["noise_multiplier", "clipping_norm"])
 @pytest.mark.parametrize("value", [0.0, -1.0, float("nan"), float("inf")])
 def test_a_mechanism_without_noise_or_bound_is_refused(field: str, value: float) -> None:
-    values = {"noise_multiplier": 1.0, "clipping_norm": 1.0} | {field: value}
+    values: dict[str, Any] = {"noise_multiplier": 1.0, "clipping_norm": 1.0} | {field: value}
     with pytest.raises(ValueError, match=field):
         LaplaceMechanism(**values)

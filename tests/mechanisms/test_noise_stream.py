@@ -182,7 +182,7 @@ def test_a_release_is_the_sum_and_the_noise_it_was_handed(
 )
 def test_a_release_without_an_integer_for_each_coordinate_is_refused(noise: object) -> None:
     with pytest.raises(ValueError, match=r"sum of 6 coordinates .* noise\(total.size, rng\)"):
-        MECHANISM.release(np.zeros((2, 3)), noise)  # type: ignore[arg-type]
+        MECHANISM.release(np.zeros((2, 3)), noise)  # type: ignore[arg-type]  # refused
 
 
 def test_scalars_get_fresh_noise_each_in_its_own_steps() -> None:

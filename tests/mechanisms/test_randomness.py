@@ -7,7 +7,9 @@ import math
 import multiprocessing
 import subprocess
 from collections.abc import Callable
+from multiprocessing.queues import SimpleQueue
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -215,7 +217,7 @@ def _first_exponential(rng: SecureRandom) -> float:
     return float(rng.exponentials(1)[0])
 
 
-def _put(draw: Callable, rng: SecureRandom, into: multiprocessing.SimpleQueue) -> None:
+def _put(draw: Callable[[SecureRandom], Any], rng: SecureRandom, into: SimpleQueue[Any]) -> None:
     into.put(draw(rng))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 from laws import DRAWS
@@ -63,9 +66,7 @@ def test_a_scheme_without_noise_or_bound_is_refused(name: str, value: float) -> 
         [1e300, -1e300],
     ],
 )
-def test_any_update_is_taken_keeps_its_shape_and_comes_out_finite(
-    name: str, update: object
-) -> None:
+def test_any_update_is_taken_keeps_its_shape_and_comes_out_finite(name: str, update: Any) -> None:
     sent = scheme(name).privatize(update, SecureRandom())
     assert isinstance(sent, np.ndarray)
     assert sent.shape == np.shape(update)
@@ -73,7 +74,7 @@ def test_any_update_is_taken_keeps_its_shape_and_comes_out_finite(
     assert np.isfinite(sent).all()
 
 
-LAYOUTS = {
+LAYOUTS: dict[str, Callable[[], np.ndarray]] = {
     "flat": lambda: np.zeros(DRAWS),
     "column-major": lambda: np.zeros((1000, DRAWS // 1000), order="F"),
     "transposed": lambda: np.zeros((10, 100, DRAWS // 1000)).transpose(2, 0, 1),

@@ -14,7 +14,10 @@ dp = pytest.importorskip(
 
 THEIRS = 100_000  # they take ten microseconds a draw
 OURS = 1_000_000
-LAWS = {"gaussian": DiscreteGaussian, "laplace": DiscreteLaplace}
+LAWS: dict[str, type[DiscreteGaussian] | type[DiscreteLaplace]] = {
+    "gaussian": DiscreteGaussian,
+    "laplace": DiscreteLaplace,
+}
 
 
 def their_draws(law: str, scale: float) -> np.ndarray:

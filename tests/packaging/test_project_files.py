@@ -122,6 +122,17 @@ def test_a_workflow_s_python_is_one_of_the_supported() -> None:
         assert version in [*classified_versions(), "${{ matrix.python-version }}"]
 
 
+def test_types_are_checked_strictly_wherever_there_is_python() -> None:
+    mypy = PYPROJECT["tool"]["mypy"]
+    shipped = PYPROJECT["tool"]["hatch"]["build"]["targets"]["sdist"]["include"]
+    rooms = {name for name in shipped if any((ROOT / name).glob("**/*.py"))}
+    # `make wheel` checks examples/ as their reader has them.
+    assert set(mypy["files"]) == rooms - {"examples"}
+    assert mypy["strict"]
+    # Overrides excuse packages without types, and slacken nothing.
+    assert all(set(each) == {"module", "ignore_missing_imports"} for each in mypy["overrides"])
+
+
 # The Makefile.
 
 

@@ -1,5 +1,7 @@
 """The wheel and Flower's bundle hold what they need, and import the same way everywhere."""
 
+from __future__ import annotations
+
 import json
 import os
 import re
@@ -10,6 +12,7 @@ import tomllib
 import zipfile
 from email.parser import Parser
 from pathlib import Path
+from typing import Any
 
 import pytest
 from packaging.requirements import Requirement
@@ -54,7 +57,7 @@ print(json.dumps({
 """
 
 
-def call(command, *, cwd, **environment):
+def call(command: list[Any], *, cwd: Path, **environment: Any) -> str:
     """Run a command to its end, with Flower kept off the network."""
     quiet = {
         "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -74,14 +77,14 @@ def call(command, *, cwd, **environment):
     return done.stdout
 
 
-def python(code, *, cwd, path=None, **environment):
+def python(code: str, *, cwd: Path, path: Path | None = None, **environment: Any) -> Any:
     """Run code in a fresh interpreter whose first place to import from is `cwd`, then `path`."""
     found = {} if path is None else {"PYTHONPATH": str(path)}
     return json.loads(call([sys.executable, "-c", code], cwd=cwd, **found, **environment))
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory):
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("wheel")
     build = (sys.executable, "-m", "build", "--wheel", "--no-isolation")
     call([*build, "--outdir", folder, ROOT], cwd=folder)
@@ -90,7 +93,7 @@ def wheel(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def bundle(tmp_path_factory):
+def bundle(tmp_path_factory: pytest.TempPathFactory) -> Any:
     """What `flwr build` makes of the files that git knows or would add."""
     copy = tmp_path_factory.mktemp("bundle") / NAME
     listed = call(["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=ROOT)
@@ -106,12 +109,12 @@ def bundle(tmp_path_factory):
     return built
 
 
-def names_in(archive):
+def names_in(archive: Any) -> set[str]:
     with zipfile.ZipFile(archive) as opened:
         return {name for name in opened.namelist() if not name.endswith("/")}
 
 
-def unpacked(archive, target):
+def unpacked(archive: Any, target: Path) -> Path:
     with zipfile.ZipFile(archive) as opened:
         opened.extractall(target)
     return target
@@ -120,39 +123,41 @@ def unpacked(archive, target):
 # The wheel.
 
 
-def test_the_wheel_holds_the_strategies_inside_the_package(wheel):
+def test_the_wheel_holds_the_strategies_inside_the_package(wheel: Path) -> None:
     assert {f"fl_dp/{name}" for name in STRATEGIES} <= names_in(wheel)
     assert "fl_dp/strategies/dp_fedavg.py" in names_in(wheel)
 
 
-def test_the_wheel_holds_the_whole_configuration_inside_the_package(wheel):
+def test_the_wheel_holds_the_whole_configuration_inside_the_package(wheel: Path) -> None:
     conf = {name for name in names_in(wheel) if name.startswith("fl_dp/conf/")}
     assert conf == {f"fl_dp/{name}" for name in CONF}
     assert "fl_dp/conf/config.yaml" in conf
 
 
-def test_the_wheel_says_that_it_is_typed(wheel):
+def test_the_wheel_says_that_it_is_typed(wheel: Path) -> None:
     assert "fl_dp/py.typed" in names_in(wheel)
 
 
-def test_the_wheel_leaves_out_the_module_that_stands_for_the_folder_of_strategies(wheel):
+def test_the_wheel_leaves_out_the_module_that_stands_for_the_folder_of_strategies(
+    wheel: Path,
+) -> None:
     assert "fl_dp/strategies.py" not in names_in(wheel)
 
 
-def test_the_wheel_puts_nothing_but_the_package_at_the_top(wheel):
+def test_the_wheel_puts_nothing_but_the_package_at_the_top(wheel: Path) -> None:
     tops = {name.split("/")[0] for name in names_in(wheel)}
     assert tops == {"fl_dp", f"fl_dp-{fl_dp.__version__}.dist-info"}
 
 
-def test_the_wheel_holds_the_license(wheel):
+def test_the_wheel_holds_the_license(wheel: Path) -> None:
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names_in(wheel))
 
 
-def test_the_wheel_asks_for_torch_only_in_an_extra(wheel):
+def test_the_wheel_asks_for_torch_only_in_an_extra(wheel: Path) -> None:
     [name] = [name for name in names_in(wheel) if name.endswith(".dist-info/METADATA")]
     with zipfile.ZipFile(wheel) as opened:
         metadata = Parser().parsestr(opened.read(name).decode())
-    required = [Requirement(text) for text in metadata.get_all("Requires-Dist")]
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
     always = {r.name for r in required if r.marker is None or r.marker.evaluate({"extra": ""})}
     in_extra = {r.name for r in required if r.marker and r.marker.evaluate({"extra": "torch"})}
     assert "flwr" in always
@@ -163,26 +168,26 @@ def test_the_wheel_asks_for_torch_only_in_an_extra(wheel):
 # Flower's bundle.
 
 
-def test_the_bundle_holds_all_strategies_and_the_whole_configuration(bundle):
+def test_the_bundle_holds_all_strategies_and_the_whole_configuration(bundle: Any) -> None:
     assert names_in(bundle) >= STRATEGIES | CONF
 
 
-def test_the_bundle_holds_the_package(bundle):
+def test_the_bundle_holds_the_package(bundle: Any) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fl_dp").rglob("*.py")}
     assert names_in(bundle) >= modules
 
 
-def test_the_bundle_holds_the_license(bundle):
+def test_the_bundle_holds_the_license(bundle: Any) -> None:
     assert "LICENSE" in names_in(bundle)
 
 
-def test_the_bundle_holds_neither_tests_nor_docs(bundle):
+def test_the_bundle_holds_neither_tests_nor_docs(bundle: Any) -> None:
     assert not {
         name for name in names_in(bundle) if name.startswith(("tests/", "docs/", "examples/"))
     }
 
 
-def test_both_apps_load_from_the_bundle(bundle, tmp_path):
+def test_both_apps_load_from_the_bundle(bundle: Any, tmp_path: Path) -> None:
     where = unpacked(bundle, tmp_path / "bundle")
     told = python(APPS, cwd=tmp_path, path=where, FLWR_HOME=str(tmp_path))
     assert told["types"] == ["ClientApp", "ServerApp"]
@@ -196,7 +201,7 @@ def test_both_apps_load_from_the_bundle(bundle, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def foreign_project(tmp_path_factory):
+def foreign_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A project with its own `strategies/` and `conf/`, neither of which is ours to touch."""
     folder = tmp_path_factory.mktemp("foreign")
     (folder / "strategies").mkdir()
@@ -215,7 +220,9 @@ def foreign_project(tmp_path_factory):
         "checkout in its own folder",
     ],
 )
-def imported(request, tmp_path_factory):
+def imported(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> tuple[Path, Path, Any]:
     """Where it was imported from, where its `strategies` and `conf` lie, and what it told."""
     what, _, where = request.param.partition(" in ")
     if what == "checkout":
@@ -231,28 +238,28 @@ def imported(request, tmp_path_factory):
     return site, site / "fl_dp" if what == "wheel" else site, told
 
 
-def test_the_package_comes_from_where_it_is_meant_to(imported):
+def test_the_package_comes_from_where_it_is_meant_to(imported: tuple[Path, Path, Any]) -> None:
     site, _, told = imported
     assert told["package"] == str(site / "fl_dp" / "__init__.py")
 
 
-def test_the_strategies_come_from_the_same_place(imported):
+def test_the_strategies_come_from_the_same_place(imported: tuple[Path, Path, Any]) -> None:
     _, beside, told = imported
     assert told["strategies"] == str(beside / "strategies" / "dp_fedavg.py")
 
 
-def test_the_strategies_have_one_name(imported):
+def test_the_strategies_have_one_name(imported: tuple[Path, Path, Any]) -> None:
     _, _, told = imported
     assert told["module"] == "fl_dp.strategies.dp_fedavg"
     assert told["one_class"]
 
 
-def test_the_configuration_comes_from_the_same_place(imported):
+def test_the_configuration_comes_from_the_same_place(imported: tuple[Path, Path, Any]) -> None:
     _, beside, told = imported
     assert told["conf"] == str(beside / "conf")
 
 
-def test_the_same_settings_are_composed(imported):
+def test_the_same_settings_are_composed(imported: tuple[Path, Path, Any]) -> None:
     _, _, told = imported
     assert told["composed"] == json.loads(Settings().to_json())
 
@@ -260,26 +267,26 @@ def test_the_same_settings_are_composed(imported):
 # Versions.
 
 
-def pinned_versions():
+def pinned_versions() -> list[str]:
     lines = (ROOT / "requirements.lock").read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.strip() and not line.startswith("#")]
 
 
-def test_the_lock_file_pins_every_line_exactly():
+def test_the_lock_file_pins_every_line_exactly() -> None:
     exact = re.compile(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+")
     assert [line for line in pinned_versions() if not exact.fullmatch(line)] == []
 
 
-def test_the_lock_file_pins_torch_2_13_0():
+def test_the_lock_file_pins_torch_2_13_0() -> None:
     assert "torch==2.13.0" in pinned_versions()
 
 
-def test_the_lock_file_names_nothing_twice():
+def test_the_lock_file_names_nothing_twice() -> None:
     names = [canonicalize_name(line.split("==")[0]) for line in pinned_versions()]
     assert len(names) == len(set(names))
 
 
-def test_the_lock_file_satisfies_every_requirement_of_the_project_and_its_tests():
+def test_the_lock_file_satisfies_every_requirement_of_the_project_and_its_tests() -> None:
     pinned = dict(line.split("==") for line in pinned_versions())
     pinned = {canonicalize_name(name): version for name, version in pinned.items()}
     extras = PYPROJECT["project"]["optional-dependencies"]
@@ -299,5 +306,5 @@ def test_the_lock_file_satisfies_every_requirement_of_the_project_and_its_tests(
     assert unmet == []
 
 
-def test_the_version_is_said_the_same_everywhere():
+def test_the_version_is_said_the_same_everywhere() -> None:
     assert fl_dp.__version__ == PYPROJECT["project"]["version"]

@@ -22,6 +22,7 @@ from fl_dp.accounting import (
     PoissonGaussianEvent,
     PoissonSampling,
     PrivacyBudget,
+    PrivacyEvent,
     RenyiFilter,
     default_delta,
     epsilon,
@@ -29,11 +30,14 @@ from fl_dp.accounting import (
     tight_epsilon,
 )
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import CentralNoise, PrivacyPlan
 
 DELTA = 200**-1.1
 BUDGET = PrivacyBudget(epsilon=8.0, delta=DELTA)
-STATISTICS = {LaplaceEvent(noise_multiplier=4.0): 2, GaussianEvent(noise_multiplier=6.0): 1}
+STATISTICS: dict[PrivacyEvent, int] = {
+    LaplaceEvent(noise_multiplier=4.0): 2,
+    GaussianEvent(noise_multiplier=6.0): 1,
+}
 
 
 def plan(**changes: Any) -> PrivacyPlan:
@@ -112,7 +116,9 @@ def test_other_releases_are_put_aside_and_admitted() -> None:
     assert tight_epsilon(beside.history, DELTA) <= 8.0
     assert dict(beside.history).items() >= STATISTICS.items()
     gate = beside.filter()
-    everything = [beside.event_of(1)] * 20 + [e for e, n in STATISTICS.items() for _ in range(n)]
+    everything: list[PrivacyEvent] = [beside.event_of(1)] * 20 + [
+        e for e, n in STATISTICS.items() for _ in range(n)
+    ]
     for event in reversed(everything):
         assert not gate.would_exceed(event)
         gate.spend(event)
@@ -135,7 +141,7 @@ def test_a_plateau_without_sampling_fills_a_gaussian_filter() -> None:
     made = calibrated(sampling_rate=1.0, plateau=PlateauSchedule(first=2.0, smallest=0.5))
     sigma = gaussian_noise_multiplier(8.0, DELTA)
     assert made.noise_multiplier == pytest.approx(math.sqrt(20) * sigma, rel=1e-9)
-    assert made.noise.filter_order is None
+    assert isinstance(made.noise, CentralNoise) and made.noise.filter_order is None
     gate = made.filter()
     assert isinstance(gate, GaussianFilter) and gate.adaptive
     assert made.noise_multipliers == (2.0 * made.noise_multiplier,) * 20
@@ -152,10 +158,11 @@ def test_a_plateau_without_sampling_fills_a_gaussian_filter() -> None:
 
 def test_a_plateau_with_sampling_fills_a_renyi_filter() -> None:
     made = calibrated(plateau=PlateauSchedule(), other_releases=STATISTICS)
-    gate = made.filter()
-    assert isinstance(gate, RenyiFilter) and gate.order == made.noise.filter_order
+    gate, noise = made.filter(), made.noise
+    assert isinstance(gate, RenyiFilter) and isinstance(noise, CentralNoise)
+    assert gate.order == noise.filter_order
     base = made.event_of(1, noise_multiplier=made.noise_multiplier)
-    events = [e for e, n in STATISTICS.items() for _ in range(n)] + [base] * 20
+    events: list[PrivacyEvent] = [e for e, n in STATISTICS.items() for _ in range(n)] + [base] * 20
     for event in events:
         assert not gate.would_exceed(event)
         gate.spend(event)
@@ -281,6 +288,7 @@ def test_every_plan_survives_json(changes: dict[str, Any]) -> None:
     made = plan(**changes)
     assert from_json(made) == made
     if made.noise.adaptive:
+        assert isinstance(made.noise, CentralNoise)
         made = replace(made, noise=replace(made.noise, filter_order=4.2))
         assert from_json(made) == made
 
@@ -299,10 +307,11 @@ def test_a_delta_that_allows_publishing_a_client_is_warned_about() -> None:
 
 @pytest.mark.parametrize("field", ["rounds", "num_clients"])
 def test_a_plan_for_nobody_or_nothing_is_refused(field: str) -> None:
+    nothing: dict[str, Any] = {field: 0}
     with pytest.raises(ValueError, match=field):
-        replace(plan(), **{field: 0})
+        replace(plan(), **nothing)
     with pytest.raises(ValueError, match=field):
-        calibrated(**{field: 0})
+        calibrated(**nothing)
 
 
 @pytest.mark.parametrize(

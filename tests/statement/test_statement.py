@@ -185,7 +185,7 @@ def test_the_page_says_all_that_the_statement_says(statement: dict[str, Any]) ->
 def test_a_statement_comes_back_from_its_json_with_its_page(
     tmp_path: Path, plan: PrivacyPlan
 ) -> None:
-    named = {"participants": ["a"]} if plan.sampling.visible else {}
+    named: dict[str, Any] = {"participants": ["a"]} if plan.sampling.visible else {}
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1, **named))
         made = privacy_statement(ledger)
@@ -356,7 +356,7 @@ def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
     others: tuple[PrivacyEvent, ...],
     rounds: int,
 ) -> None:
-    named = {"participants": []} if plan.participation_cap is not None else {}
+    named: dict[str, Any] = {"participants": []} if plan.participation_cap is not None else {}
     plan = replace(plan, other_releases=freeze([(event, 1) for event in others]))
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         for event in others:

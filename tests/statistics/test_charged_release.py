@@ -12,7 +12,7 @@ from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.statement import privacy_statement
-from fl_dp.statistics import Mean, Quantiles, charged_release, choose_noise
+from fl_dp.statistics import Mean, NoiseChoice, Quantiles, charged_release, choose_noise
 
 CLIENTS = 50
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-3)
@@ -20,7 +20,7 @@ MEAN = choose_noise(Mean(lows=(0.0,), highs=(10.0,)), epsilon=1.0, delta=1e-4)
 MEDIAN = choose_noise(Quantiles(probabilities=(0.25, 0.5), grid=(0.0, 5.0, 10.0)), 1.0, 0.0)
 
 
-def plan(*choices: object) -> PrivacyPlan:
+def plan(*choices: NoiseChoice) -> PrivacyPlan:
     return PrivacyPlan.calibrate(
         BUDGET,
         rounds=3,
@@ -31,7 +31,7 @@ def plan(*choices: object) -> PrivacyPlan:
     )
 
 
-def vectors(choice: object) -> list[np.ndarray]:
+def vectors(choice: NoiseChoice) -> list[np.ndarray]:
     return [choice.query.contribution([float(client % 10)]) for client in range(CLIENTS)]
 
 

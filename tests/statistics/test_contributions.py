@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from dataclasses import FrozenInstanceError
+from typing import Any
 
 import numpy as np
 import pytest
@@ -178,8 +179,9 @@ def test_a_client_with_too_many_records_counts_as_so_many_average_ones() -> None
 
 def test_labels_match_whatever_collection_they_come_in() -> None:
     words = Frequencies(categories=("cat", "dog"), max_records=9)
-    for values in (["dog", "cat", "dog", "eel", None, []], np.array(["dog", "cat", "dog"])):
-        np.testing.assert_array_equal(words.contribution(values), [1.0, 2.0])
+    some: list[Any] = ["dog", "cat", "dog", "eel", None, []]
+    for animals in (some, np.array(["dog", "cat", "dog"])):
+        np.testing.assert_array_equal(words.contribution(animals), [1.0, 2.0])
     np.testing.assert_array_equal(words.contribution("dog"), [0.0, 1.0])
     digits = Frequencies(categories=tuple(range(10)), max_records=9)
     for values in ([3, 3, 7], np.array([3, 3, 7], np.int32), np.array([3.0, 3.0, 7.0])):

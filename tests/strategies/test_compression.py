@@ -124,7 +124,7 @@ def test_in_local_mode_the_server_gets_the_noised_vector_and_nothing_else(tmp_pa
     for answered in replies:
         assert set(answered.content) == {ENCODED_UPDATE, "metrics"}
         assert dict(answered.content["metrics"]) == {"num-examples": 1}
-        update = UPS["quantize"].decode(answered.content[ENCODED_UPDATE], SIZE)
+        update = UPS["quantize"].decode(answered.content.array_records[ENCODED_UPDATE], SIZE)
         assert np.std(update) == pytest.approx(2.0 * CLIP, rel=0.05)
 
 
@@ -356,7 +356,7 @@ def test_the_bytes_of_a_sum_of_units_are_those_of_its_steps(tmp_path: Path) -> N
     def watched(message: Message, node: int) -> Message | None:
         answered = clients_of(N, 1e-3)(message, node)
         if answered is not None:
-            sizes.add(array_bytes(answered.content["arrays"]))
+            sizes.add(array_bytes(answered.content.array_records["arrays"]))
         return answered
 
     model = record(w=np.zeros((10, 5), np.float32), b=np.zeros(5))

@@ -39,7 +39,7 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.strategies import FixedSelection, NobodyContributes, Unit
 from fl_dp.updates import VectorLayout
 
-README = dict(rounds=60, num_clients=200, sampling_rate=0.25, clipping_norm=1.0)
+README: dict[str, Any] = dict(rounds=60, num_clients=200, sampling_rate=0.25, clipping_norm=1.0)
 
 
 def model() -> Any:
@@ -111,8 +111,8 @@ def test_a_warning_comes_before_the_end_and_in_trainings_too_short_to_be_sure(
 
 def test_a_plan_counts_unless_told_otherwise_and_its_events_do_not_change() -> None:
     budget = PrivacyBudget(epsilon=2.0, delta=200**-1.1)
-    with_count = PrivacyPlan.calibrate(budget, **README)  # type: ignore[arg-type]
-    without = PrivacyPlan.calibrate(budget, **README, contribution_check=False)  # type: ignore[arg-type]
+    with_count = PrivacyPlan.calibrate(budget, **README)
+    without = PrivacyPlan.calibrate(budget, **README, contribution_check=False)
     assert with_count.bundle(1.0).count_noise_std is not None
     assert without.bundle(1.0).count_noise_std is None
     assert with_count.noise_multiplier == without.noise_multiplier
@@ -326,7 +326,7 @@ def test_a_training_to_which_nobody_contributes_ends_before_much_is_spent(
 )
 def test_every_mode_with_noise_at_the_server_counts(tmp_path: Path, options: Any) -> None:
     plan = counting(40, **options)
-    weights = {"weight_cap": 1.0} if plan.release.capped_denominator else {}
+    weights: dict[str, Any] = {"weight_cap": 1.0} if plan.release.capped_denominator else {}
     with pytest.raises(NobodyContributes):
         train(tmp_path, plan, fails, model(), **weights)
 

@@ -82,6 +82,7 @@ def test_a_client_that_claims_many_records_counts_once(open_ledger: Any) -> None
 
     def answer(message: Message, partition: int) -> Message:
         made = honest(message, partition)
+        assert made is not None
         made.content["metrics"] = MetricRecord({"num-examples": 1000 if partition == 0 else 1})
         return made
 
@@ -251,6 +252,7 @@ def test_no_cohort_size_and_no_client_metric_leaves_the_strategy(
 
     def answer(message: Message, partition: int) -> Message:
         made = honest(message, partition)
+        assert made is not None
         made.content["metrics"] = MetricRecord({"num-examples": 12345, "loss": 0.98765})
         return made
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,9 @@ from fl_dp.strategies import DPFedAvg
 
 N = 4
 SIZE = 20_000
-FIELDS = dict(sampling_rate=1.0, clipping_norm=1.0, num_clients=N, contribution_check=False)
+FIELDS: dict[str, Any] = dict(
+    sampling_rate=1.0, clipping_norm=1.0, num_clients=N, contribution_check=False
+)
 
 
 def nobody_moves() -> LocalGrid:

@@ -62,6 +62,7 @@ def plans_sent(training: Training) -> set[str]:
 
 @pytest.mark.parametrize("central", [False, True], ids=["alone", "under a plan for clients"])
 def test_every_train_message_carries_the_plan(tmp_path: Path, central: bool) -> None:
+    selected: dict[str, Any] = {} if central else {"selection": EVERYBODY}
     training = train(
         tmp_path,
         plan_of(N, rounds=2) if central else None,
@@ -70,7 +71,7 @@ def test_every_train_message_carries_the_plan(tmp_path: Path, central: bool) -> 
         nodes=N,
         rounds=2,
         record_plan=RECORDS,
-        **({} if central else {"selection": EVERYBODY}),
+        **selected,
     )
     assert len([m for m in training.grid.sent if m.metadata.message_type == "train"]) == 2 * N
     [sent] = plans_sent(training)
@@ -159,10 +160,10 @@ FEATURES = 4
 
 
 def model_of() -> nn.Module:
-    model = nn.Sequential(nn.Linear(FEATURES, 2))
-    nn.init.zeros_(model[0].weight)
-    nn.init.zeros_(model[0].bias)
-    return model
+    layer = nn.Linear(FEATURES, 2)
+    nn.init.zeros_(layer.weight)
+    nn.init.zeros_(layer.bias)
+    return nn.Sequential(layer)
 
 
 def records_of(node: int, count: int = 200) -> TensorDataset:

@@ -61,7 +61,7 @@ def start(open_ledger: Any) -> Callable[..., DPFedAvg]:
         plan = plan_of(N, noise_multiplier=0.1) if plan is None else plan
         ledger = options.pop("ledger", None) or open_ledger(plan)
         strategy = DPFedAvg(plan=plan, ledger=ledger, **{"roster_timeout": 20.0} | options)
-        grid.ledger = ledger  # type: ignore[attr-defined]
+        grid.ledger = ledger  # type: ignore[attr-defined]  # for the test to see
         strategy.start(grid, model(), num_rounds=plan.rounds)
         return strategy
 
@@ -161,7 +161,7 @@ def test_a_client_of_another_model_is_refused_before_anything_is_spent(
         start(grid)
     assert "node 'partition-0' (numpy_client_app of fl-dp)" in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]
+    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
     assert not grid.sent
 
 
@@ -236,7 +236,7 @@ def test_a_client_app_of_the_older_api_is_named_with_the_lines_to_write(start: A
     grid = grid_of(ClientApp(client_fn=lambda context: Client().to_client()))
     with pytest.raises(RehearsalFailed, match=r"app = numpy_client_app\(client_fn\)"):
         start(grid)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]
+    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_a_leftover_mod_is_named_before_anything_is_spent(start: Any, mod: Any) 
     grid = grid_of(app_of(mods=[mod]))
     with pytest.raises(RehearsalFailed, match=f"it has {mod.__name__}; leave it out"):
         start(grid)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]
+    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
 
 
 @pytest.mark.parametrize(
@@ -345,7 +345,7 @@ def test_a_node_that_stays_silent_ends_a_capped_run_before_anything_is_spent(sta
         start(grid, capped(), **IMPATIENT)
     assert f"({FIRST_NODE + 2})" in str(refused.value)
     assert "roster_timeout" in str(refused.value)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]
+    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
     assert not grid.sent
 
 

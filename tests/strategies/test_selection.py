@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -34,6 +34,7 @@ from fl_dp.accounting import (
     UtilityPoissonSampling,
     VisibleSampling,
 )
+from fl_dp.accounting.events import freeze
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import (
     DPFedAvg,
@@ -73,7 +74,7 @@ def cut_law(rate: float, places: int, cut: int, present: int) -> Law:
 
     Enumerated over all coins and all parts.
     """
-    law: Law = Counter()
+    law: Law = defaultdict(float)
     for coins in itertools.product((0, 1), repeat=places):
         heads = [place for place, coin in enumerate(coins) if coin]
         chance = rate ** len(heads) * (1 - rate) ** (places - len(heads))
@@ -84,7 +85,7 @@ def cut_law(rate: float, places: int, cut: int, present: int) -> Law:
 
 
 def fixed_law(places: int, cohort: int, present: int) -> Law:
-    law: Law = Counter()
+    law: Law = defaultdict(float)
     parts = list(itertools.combinations(range(places), cohort))
     for part in parts:
         law[frozenset(place for place in part if place < present)] += 1 / len(parts)
@@ -272,7 +273,7 @@ def test_a_selection_is_refused_by_every_plan_that_charges_for_another(
 
 
 def _frozen(selection: Selection, rounds: int) -> tuple[tuple[Any, int], ...]:
-    return tuple(dict(selection.releases(rounds)).items())
+    return freeze(selection.releases(rounds))
 
 
 def test_a_fixed_cohort_is_never_charged_as_a_poisson_sample(open_ledger: Any) -> None:
@@ -387,7 +388,13 @@ def test_when_nodes_leave_the_others_are_drawn_as_before(open_ledger: Any, name:
     plan = plan_for(selection.sampling)
     seen: list[Draw] = []
     select = selection.select
-    selection.select = lambda draw: seen.append(draw) or select(draw)  # type: ignore[method-assign]
+
+    def watched(draw: Draw) -> Sequence[Unit]:
+        seen.append(draw)
+        return select(draw)
+
+    selection.select = watched  # type: ignore[method-assign]  # watched
+
     grid = nobody_moves()
     ledger = open_ledger(plan)
 
@@ -446,16 +453,17 @@ def names_of(grid: LocalGrid, open_ledger: Any) -> dict[str, int]:
     plan = plan_for(VisibleSampling(cohort=N), participation_cap=2)
     ledger = open_ledger(plan)
     DPFedAvg(plan=plan, ledger=ledger).start(grid, model(), num_rounds=2)
-    return ledger.participations
+    counted: dict[str, int] = ledger.participations
+    return counted
 
 
 def calling_themselves(names: dict[int, str]) -> LocalGrid:
     train = answer_with_update([{}] * N)
 
-    def answer(message: Message, partition: int) -> Message:
+    def answer(message: Message, partition: int) -> Message | None:
         if message.metadata.message_type == "train":
             return train(message, partition)
-        told = {"name": names[partition]} if partition in names else {}
+        told: dict[str, Any] = {"name": names[partition]} if partition in names else {}
         return Message(RecordDict({"identity": ConfigRecord(told)}), reply_to=message)
 
     return LocalGrid(answer, N, introduces=True)

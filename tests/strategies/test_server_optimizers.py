@@ -183,7 +183,8 @@ def test_half_precision_is_computed_with_as_float32(name: str) -> None:
 def test_bfloat16_which_numpy_does_not_know_is_computed_with_as_float32(
     name: str, stored: Any
 ) -> None:
-    model, change = np.float32([1.0, -2.5]), np.float32([0.125, 0.5])
+    model = np.array([1.0, -2.5], np.float32)
+    change = np.array([0.125, 0.5], np.float32)
     form = ArrayForm(shape=(2,), declared="bfloat16", stored=np.dtype(stored), bfloat16=True)
     results = []
     for arrays in (ArrayRecord({"w": array_of(model, form)}), record(w=model)):
@@ -206,7 +207,8 @@ def test_fedavgm_steps_from_the_model_that_the_clients_got() -> None:
 
 @pytest.mark.parametrize("least", ["min_train_nodes", "min_available_nodes"])
 def test_the_inner_strategy_does_not_wait_for_nodes_that_a_small_roster_lacks(least: str) -> None:
-    optimizer = ServerOptimizer(FedAvg(**{least: 7}))
+    seven: dict[str, Any] = {least: 7}
+    optimizer = ServerOptimizer(FedAvg(**seven))
     done = threading.Thread(
         target=lambda: optimizer.instruct(1, record(w=np.zeros(2)), ConfigRecord(), [5]),
         daemon=True,
@@ -277,7 +279,7 @@ def test_fedprox_s_mu_reaches_the_clients(tmp_path: Path) -> None:
     )
     seen: list[Any] = []
 
-    def answer(message: Message, partition: int) -> Message:
+    def answer(message: Message, partition: int) -> Message | None:
         seen.append(message.content["config"]["proximal-mu"])
         return answer_with_update([{"w": np.full(2, 0.1)}])(message, partition)
 
@@ -572,7 +574,7 @@ def test_a_state_before_the_first_round_restores() -> None:
 
 # The format.
 
-PLAIN = [
+PLAIN: list[Any] = [
     None,
     True,
     -(2**80),

@@ -144,7 +144,7 @@ def test_what_arrives_twice_counts_once(tmp_path: Path) -> None:
     def one_repeats_another(message: Message, node: int) -> Message | None:
         if node != 4:
             return nodes(message, node)
-        number = int(message.content["config"]["number"])  # type: ignore[call-overload, index, arg-type]  # a record
+        number = int(message.content.config_records["config"]["number"])  # type: ignore[arg-type]  # one number
         masked = UPDATES[3].view(np.uint32) + nodes.masks[number, 3]
         return repeated(reply(message, {"words": masked}), 3)
 
@@ -223,13 +223,13 @@ def test_a_mode_may_ask_the_cohort_before_it_writes_the_messages(tmp_path: Path)
                 Message(hello, dst_node_id=node, message_type="query.word") for node in cohort
             ]
             self.words = {
-                each.metadata.src_node_id: str(each.content["config"]["word"])  # type: ignore[index, call-overload]  # a record
+                each.metadata.src_node_id: str(each.content.config_records["config"]["word"])
                 for each in ask(questions, self.timeout)
             }
 
         def content_for(self, node: int, content: RecordDict) -> RecordDict:
             content = super().content_for(node, content)
-            content["config"]["word"] = self.words[node]  # type: ignore[index, call-overload]  # a record
+            content.config_records["config"]["word"] = self.words[node]
             return content
 
     class Greeted(Masked):
@@ -243,7 +243,7 @@ def test_a_mode_may_ask_the_cohort_before_it_writes_the_messages(tmp_path: Path)
             word = ConfigRecord({"word": f"of {node}"})
             return Message(RecordDict({"config": word}), reply_to=message)
         if message.metadata.message_type == "train":
-            told[node] = message.content["config"]["word"]  # type: ignore[index, call-overload]  # a record
+            told[node] = message.content.config_records["config"]["word"]
         return nodes(message, node)
 
     run = Run(tmp_path, answer, 1, Greeted)

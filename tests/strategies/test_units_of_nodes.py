@@ -58,7 +58,7 @@ def evenly(units: int, per_node: int) -> list[range]:
     return [range(start, min(start + per_node, units)) for start in range(0, units, per_node)]
 
 
-QUIET = dict(noise_multiplier=1e-4, clipping=FixedClipping(norm=CLIP))
+QUIET: dict[str, Any] = dict(noise_multiplier=1e-4, clipping=FixedClipping(norm=CLIP))
 
 
 @pytest.mark.parametrize("weight_cap", [None, 20.0])
@@ -155,7 +155,7 @@ def test_a_node_whose_scalars_are_more_than_its_units_can_reach_contributes_noth
     tmp_path: Path, scalars: list[float]
 ) -> None:
     plan = plan_of(4, metrics=(LOSS,), scalar_noise_std=0.01, **QUIET)
-    unit = 0.5 / plan.bundle(1e-4).scalar_mechanisms[-1].grid  # type: ignore[union-attr]
+    unit = 0.5 / plan.bundle(1e-4).scalar_mechanisms[-1].grid
 
     def answer(message: Message, node: int) -> Message:
         told = [share * unit for share in scalars] if node == 0 else [unit]
@@ -247,7 +247,7 @@ def released_sums(
     strategy = DPFedAvg(
         HandOver(),
         plan=plan,
-        ledger=PaperLedger(plan),  # type: ignore[arg-type]
+        ledger=PaperLedger(plan),  # type: ignore[arg-type]  # plays one
     )
     grid = LocalGrid(answer, nodes)
     sums = []
@@ -297,7 +297,7 @@ def test_coins_at_the_nodes_go_with_poisson_samples_for_everybody_only(
         DPFedAvg(
             HandOver(),
             plan=made,
-            ledger=PaperLedger(made),  # type: ignore[arg-type]
+            ledger=PaperLedger(made),  # type: ignore[arg-type]  # plays one
             **options,
         )
 

@@ -494,7 +494,7 @@ def test_large_updates_are_chosen_again() -> None:
         firsts.append(chosen[0].node - FIRST_NODE)
         return chosen
 
-    selection.select = spy  # type: ignore[method-assign]
+    selection.select = spy  # type: ignore[method-assign]  # watched
     UnprotectedFedAvg(selection=selection).start(
         LocalGrid(answer_with_update(updates), N), model(), num_rounds=4
     )
@@ -924,19 +924,21 @@ def test_a_hundred_uniform_rounds(rate: float, noise: float) -> None:
 @pytest.mark.parametrize(("largest", "noise"), [(0.1, 0.954), (0.2, 1.484)])
 def test_five_refreshes_cost_two_to_three_percent_of_noise(largest: float, noise: float) -> None:
     selection = DPUtilitySelection(50, largest_rate=largest, noise_multiplier=5.0, refresh_every=20)
-    assert sum(selection.releases(100).values()) == 5
+    assert sum(count for _, count in freeze(selection.releases(100))) == 5
 
     def history(z: float) -> History:
         event = selection.sampling.event(z, 1000)
-        return [(event, 100), *selection.releases(100).items()]
+        return [(event, 100), *freeze(selection.releases(100))]
 
     around_eight(history, noise)
 
 
 def chosen(noise: float, epsilon: float | None) -> Any:
-    draws = [] if epsilon is None else ExponentialSelection(10, epsilon=epsilon).releases(100)
+    draws: History = (
+        [] if epsilon is None else ExponentialSelection(10, epsilon=epsilon).releases(100)
+    )
     rounds = VisibleSampling(cohort=10).event(noise, 1000)
-    return freeze([(rounds, 10), *dict(draws).items()])
+    return freeze([(rounds, 10), *freeze(draws)])
 
 
 @pytest.mark.parametrize(
@@ -970,7 +972,13 @@ def test_an_update_that_is_not_finite_does_not_silence_the_report(open_ledger: A
     app = numpy_client_app(lambda _: Diverging())
     told_of: list[Observation] = []
     observe = selection.observe
-    selection.observe = lambda seen: (told_of.append(seen), observe(seen))[1]  # type: ignore[method-assign]
+
+    def watched(observation: Observation) -> None:
+        told_of.append(observation)
+        observe(observation)
+
+    selection.observe = watched  # type: ignore[method-assign]  # watched
+
     strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
     strategy.start(LocalGrid(answer_with_app(app, N), N), model(), num_rounds=1)
     assert {seen.utility for seen in told_of} == {4.5}

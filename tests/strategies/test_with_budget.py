@@ -93,8 +93,9 @@ WRONG = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_value_of_the_wrong_type_is_one_line(name: str, tmp_path: Path) -> None:
     value, wanted = WRONG[name]
+    wrong: dict[str, Any] = {name: value}
     with pytest.raises(TypeError, match=f"^{name} must be .*{wanted}") as refused:
-        make(tmp_path, **{name: value})
+        make(tmp_path, **wrong)
     assert repr(value) in str(refused.value)
     assert not list(tmp_path.iterdir())
 

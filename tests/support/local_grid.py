@@ -101,7 +101,7 @@ def answer_with_app(app: ClientApp, num_nodes: int) -> Answer:
 
 def introducing(answer: Answer) -> Answer:
     """Let a grid hand identity queries to this answer, too."""
-    answer.introduces = True  # type: ignore[attr-defined]
+    answer.introduces = True  # type: ignore[attr-defined]  # read by the grid
     return answer
 
 

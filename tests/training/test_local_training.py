@@ -1,6 +1,9 @@
 """Local training is plain SGD; evaluation changes nothing."""
 
+from __future__ import annotations
+
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,19 +15,20 @@ from fl_dp.datasets import client_indices, load_dataset
 from fl_dp.models import build_model, get_arrays
 from fl_dp.training import evaluate, train_locally
 
-SETTINGS = {"learning_rate": 0.1, "epochs": 2, "batch_size": 4, "seed": 0}
+SETTINGS: dict[str, Any] = {"learning_rate": 0.1, "epochs": 2, "batch_size": 4, "seed": 0}
 
 
-def digits(num_rows=100):
+def digits(num_rows: int = 100) -> tuple[np.ndarray, np.ndarray]:
     dataset = load_dataset("digits")
     return dataset.features(slice(0, num_rows)), dataset.labels(slice(0, num_rows))
 
 
-def build(name="mlp", seed=0):
+def build(name: str = "mlp", seed: int = 0) -> Any:
+    """Return a model of the tasks; tests reach into its layers by number."""
     return build_model(name, input_shape=(1, 8, 8), num_classes=10, seed=seed)
 
 
-def same(first, second):
+def same(first: nn.Module, second: nn.Module) -> bool:
     return all(
         np.array_equal(a, b)
         for a, b in zip(get_arrays(first).values(), get_arrays(second).values(), strict=True)
@@ -32,7 +36,7 @@ def same(first, second):
 
 
 @pytest.mark.parametrize("name", ["logistic", "mlp", "cnn"])
-def test_training_reduces_the_loss(name):
+def test_training_reduces_the_loss(name: str) -> None:
     model, data = build(name), digits()
     before, _ = evaluate(model, *data)
     train_locally(model, *data, **(SETTINGS | {"epochs": 10}))
@@ -42,27 +46,28 @@ def test_training_reduces_the_loss(name):
 
 
 @pytest.mark.parametrize("batch_size", [7, 100])
-def test_one_batch_is_one_step_of_gradient_descent_an_epoch(batch_size):
+def test_one_batch_is_one_step_of_gradient_descent_an_epoch(batch_size: int) -> None:
     model, reference = build(), build()
     x, y = digits(7)
     train_locally(model, x, y, **(SETTINGS | {"epochs": 3, "batch_size": batch_size}))
     optimizer = torch.optim.SGD(reference.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()
-        functional.cross_entropy(reference(torch.tensor(x)), torch.tensor(y)).backward()
+        loss = functional.cross_entropy(reference(torch.tensor(x)), torch.tensor(y))
+        torch.autograd.backward(loss)
         optimizer.step()
     for ours, theirs in zip(model.parameters(), reference.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
 
 
-def test_each_epoch_visits_every_row_once_in_a_new_order_and_keeps_the_small_batch():
+def test_each_epoch_visits_every_row_once_in_a_new_order_and_keeps_the_small_batch() -> None:
     class Recorder(nn.Module):
-        def __init__(self):
+        def __init__(self) -> None:
             super().__init__()
             self.weight = nn.Parameter(torch.zeros(1, 2))
-            self.batches = []
+            self.batches: list[list[float]] = []
 
-        def forward(self, x):
+        def forward(self, x: Any) -> Any:
             self.batches.append(x[:, 0].tolist())
             return x @ self.weight
 
@@ -75,9 +80,9 @@ def test_each_epoch_visits_every_row_once_in_a_new_order_and_keeps_the_small_bat
     assert first != second
 
 
-def test_the_seed_decides_the_order():
-    def trained(seed):
-        model = build()
+def test_the_seed_decides_the_order() -> None:
+    def trained(seed: int) -> nn.Module:
+        model: nn.Module = build()
         train_locally(model, *digits(), **(SETTINGS | {"seed": seed}))
         return model
 
@@ -88,13 +93,13 @@ def test_the_seed_decides_the_order():
     assert not same(first, trained(6))
 
 
-def test_training_leaves_the_global_random_state_alone():
+def test_training_leaves_the_global_random_state_alone() -> None:
     before = torch.random.get_rng_state()
     train_locally(build(), *digits(), **SETTINGS)
     assert torch.equal(torch.random.get_rng_state(), before)
 
 
-def test_an_empty_client_leaves_the_model_unchanged():
+def test_an_empty_client_leaves_the_model_unchanged() -> None:
     dataset = load_dataset("digits")
     clients = client_indices("digits", num_clients=3000, kind="dirichlet", alpha=0.1, seed=0)
     rows = min(clients, key=len)
@@ -104,7 +109,7 @@ def test_an_empty_client_leaves_the_model_unchanged():
     assert same(model, build())
 
 
-def test_a_frozen_or_unused_parameter_stays_as_it_is():
+def test_a_frozen_or_unused_parameter_stays_as_it_is() -> None:
     model = build()
     model[1].weight.requires_grad_(False)
     model.register_parameter("unused", nn.Parameter(torch.ones(3)))
@@ -116,16 +121,17 @@ def test_a_frozen_or_unused_parameter_stays_as_it_is():
 
 
 @pytest.mark.filterwarnings("error")
-def test_read_only_data_is_taken_and_left_as_it_is():
+def test_read_only_data_is_taken_and_left_as_it_is() -> None:
     dataset = load_dataset("digits")
-    before = dataset.train_x[:50].copy()
-    train_locally(build(), dataset.train_x[:50], dataset.train_y[:50], **SETTINGS)
-    evaluate(build(), dataset.train_x[:50], dataset.train_y[:50])
+    features: Any = dataset.train_x[:50]  # those of digits are float32
+    before = features.copy()
+    train_locally(build(), features, dataset.train_y[:50], **SETTINGS)
+    evaluate(build(), features, dataset.train_y[:50])
     np.testing.assert_array_equal(dataset.train_x[:50], before)
 
 
 @pytest.mark.parametrize("training", [True, False])
-def test_the_mode_of_every_part_comes_back(training):
+def test_the_mode_of_every_part_comes_back(training: bool) -> None:
     model = build().train(training)
     model[2].train(not training)
     train_locally(model, *digits(), **SETTINGS)
@@ -134,14 +140,14 @@ def test_the_mode_of_every_part_comes_back(training):
     assert model[2].training != training
 
 
-def test_the_mode_comes_back_after_an_error():
+def test_the_mode_comes_back_after_an_error() -> None:
     model = build().eval()
     with pytest.raises(RuntimeError):
         train_locally(model, np.zeros((3, 5), np.float32), np.zeros(3, np.int64), **SETTINGS)
     assert not model.training
 
 
-def test_training_runs_in_train_mode_and_evaluation_in_eval_mode_without_gradients():
+def test_training_runs_in_train_mode_and_evaluation_in_eval_mode_without_gradients() -> None:
     seen = []
     model = build()
     model.register_forward_hook(
@@ -164,12 +170,12 @@ def test_training_runs_in_train_mode_and_evaluation_in_eval_mode_without_gradien
         ({"batch_size": 0}, "batch_size is 0; write at least 1"),
     ],
 )
-def test_settings_out_of_range_are_refused(changes, message):
+def test_settings_out_of_range_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         train_locally(build(), *digits(), **(SETTINGS | changes))
 
 
-def test_rows_and_labels_of_different_length_are_refused():
+def test_rows_and_labels_of_different_length_are_refused() -> None:
     x, y = digits()
     with pytest.raises(ValueError, match="100 rows of features but 99 labels"):
         train_locally(build(), x, y[:-1], **SETTINGS)
@@ -178,7 +184,7 @@ def test_rows_and_labels_of_different_length_are_refused():
 
 
 @pytest.mark.parametrize("batch_size", [1, 7, 100, 2048])
-def test_evaluation_is_the_mean_over_all_rows_whatever_the_batch(batch_size):
+def test_evaluation_is_the_mean_over_all_rows_whatever_the_batch(batch_size: int) -> None:
     model = build()
     x, y = digits()
     loss, accuracy = evaluate(model, x, y, batch_size=batch_size)
@@ -187,12 +193,12 @@ def test_evaluation_is_the_mean_over_all_rows_whatever_the_batch(batch_size):
     assert accuracy == (logits.argmax(1).numpy() == y).mean()
 
 
-def test_an_untrained_logistic_model_has_the_loss_of_guessing():
+def test_an_untrained_logistic_model_has_the_loss_of_guessing() -> None:
     loss, _ = evaluate(build("logistic"), *digits())
     assert loss == pytest.approx(math.log(10), rel=1e-6)
 
 
-def test_evaluating_nothing_gives_nan():
+def test_evaluating_nothing_gives_nan() -> None:
     loss, accuracy = evaluate(build(), *digits(0))
     assert math.isnan(loss)
     assert math.isnan(accuracy)
@@ -200,7 +206,7 @@ def test_evaluating_nothing_gives_nan():
         evaluate(build(), *digits(), batch_size=0)
 
 
-def test_tokens_reach_an_embedding_as_integers():
+def test_tokens_reach_an_embedding_as_integers() -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Embedding(3, 4), nn.Flatten(), nn.Linear(8, 2))
     tokens, labels = np.array([[0, 1], [2, 2], [1, 0], [2, 0]] * 5), np.array([0, 1, 0, 1] * 5)
