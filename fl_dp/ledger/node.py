@@ -53,7 +53,7 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences, renyi_epsilon
 
 from .chain import ChainedLedger
-from .entries import LedgerCorrupted, require_printable, today
+from .entries import require_printable, today
 from .store import LedgerStore
 
 NODE_SCHEMA = 2  # before, a record was an `example`
@@ -205,6 +205,8 @@ class Spending:
 class NodeLedger(ChainedLedger):
     """The charges of a node's data. Open it with `open` (to spend) or `read` (to look)."""
 
+    first_record = "node's charges"
+
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
         super().__init__(store)
@@ -227,32 +229,9 @@ class NodeLedger(ChainedLedger):
             LedgerUnavailable: If the disk or the database fails.
         """
         ledger = cls(LedgerStore.writable(location))
-        try:
-            with ledger._chain.transaction() as connection:
-                if not ledger._chain.records:
-                    ledger._chain.append(connection, {"kind": "node", "schema": NODE_SCHEMA})
-        except BaseException:
-            ledger.close()
-            raise
-        return ledger
-
-    @classmethod
-    def read(cls, location: str | Path) -> Self:
-        """Open a node's ledger to look at it; nothing can be spent or changed.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            LedgerCorrupted: If it is no node's ledger or a record does not match the chain.
-            LedgerUnavailable: If the disk or the database fails.
-        """
-        ledger = cls(LedgerStore.readable(location))
-        try:
-            with ledger._chain.transaction():
-                if not ledger._chain.records:
-                    raise LedgerCorrupted(f"{ledger.location} holds no node's charges")
-        except BaseException:
-            ledger.close()
-            raise
+        with ledger._first_transaction() as connection:
+            if not ledger._chain.records:
+                ledger._chain.append(connection, {"kind": "node", "schema": NODE_SCHEMA})
         return ledger
 
     @classmethod
@@ -270,11 +249,6 @@ class NodeLedger(ChainedLedger):
         finally:
             store.close()
         return bool(records) and records[0].fields.get("kind") == "node"
-
-    @property
-    def last_hash(self) -> str:
-        """Hash of the last record."""
-        return self._chain.records[-1].hash
 
     @property
     def spendings(self) -> tuple[Spending, ...]:

@@ -42,13 +42,7 @@ from fl_dp.plan import PrivacyPlan
 
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
 from .chain import ChainedLedger
-from .entries import (
-    SCHEMA,
-    LedgerCorrupted,
-    now_to_the_minute,
-    require_printable,
-    require_schema,
-)
+from .entries import SCHEMA, now_to_the_minute, require_printable, require_schema
 from .store import LedgerStore
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
@@ -83,6 +77,8 @@ class Reservation:
 class PrivacyLedger(ChainedLedger):
     """The spending of one plan. Open it with `open` (to train) or `read` (to look)."""
 
+    first_record = "plan"
+
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
         super().__init__(store)
@@ -96,7 +92,6 @@ class PrivacyLedger(ChainedLedger):
         self._participations: Counter[str] = Counter()
         self._reserved: dict[int, Reservation] = {}  # by record
         self._committed: set[int] = set()
-        self._rounds_committed = 0
         self._randomness: set[str] = set()
 
     @classmethod
@@ -139,40 +134,17 @@ class PrivacyLedger(ChainedLedger):
         if run_id is not None:
             ledger._run_id = run_id
         randomness = SecureRandom.SECURE_KIND if rng is None else rng.kind
-        try:
-            with ledger._chain.transaction() as connection:
-                if stated is not None:
-                    ledger.require_holds(stated, of=f"the {STATEMENT_NAME} beside it")
-                if anchor is not None:
-                    ledger.require_holds(anchor, of="the anchor")
-                if ledger._plan is None:
-                    opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
-                    ledger._chain.append(connection, opening)
-                else:
-                    _require_same_plan(ledger, plan)
-                ledger._chain.append(connection, ledger._run_fields(plan, randomness))
-        except Exception:
-            ledger.close()
-            raise
-        return ledger
-
-    @classmethod
-    def read(cls, location: str | Path) -> Self:
-        """Open a ledger to look at it; nothing can be spent or changed.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            LedgerCorrupted: If it is not a ledger or a record does not match the chain.
-            LedgerUnavailable: If the disk or the database fails.
-        """
-        ledger = cls(LedgerStore.readable(location))
-        try:
-            with ledger._chain.transaction():
-                if ledger._plan is None:
-                    raise LedgerCorrupted(f"{ledger.location} holds no plan")
-        except Exception:
-            ledger.close()
-            raise
+        with ledger._first_transaction() as connection:
+            if stated is not None:
+                ledger.require_holds(stated, of=f"the {STATEMENT_NAME} beside it")
+            if anchor is not None:
+                ledger.require_holds(anchor, of="the anchor")
+            if ledger._plan is None:
+                opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
+                ledger._chain.append(connection, opening)
+            else:
+                _require_same_plan(ledger, plan)
+            ledger._chain.append(connection, ledger._run_fields(plan, randomness))
         return ledger
 
     @property
@@ -189,7 +161,7 @@ class PrivacyLedger(ChainedLedger):
     @property
     def rounds_committed(self) -> int:
         """Rounds whose release is known to have happened."""
-        return self._rounds_committed
+        return sum(self._reserved[each].index is not None for each in self._committed)
 
     @property
     def other_releases_spent(self) -> int:
@@ -462,7 +434,6 @@ class PrivacyLedger(ChainedLedger):
                 reserved = fields["reserved"]
                 if reserved not in self._reserved or reserved in self._committed:
                     raise ValueError(f"record {reserved} is no reservation that waits for a commit")
-                self._rounds_committed += self._reserved[reserved].index is not None
                 self._committed.add(reserved)
             case _:
                 raise ValueError(f"a record of kind '{kind}' is unknown to this version")
