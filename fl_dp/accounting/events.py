@@ -11,7 +11,9 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_args
+
+from fl_dp.kinds import known_kind
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -166,18 +168,7 @@ PrivacyEvent: TypeAlias = (
     | ExponentialEvent
     | ZcdpEvent
 )
-_KINDS: dict[str, type[PrivacyEvent]] = {
-    kind.kind: kind
-    for kind in (
-        GaussianEvent,
-        PoissonGaussianEvent,
-        TruncatedPoissonGaussianEvent,
-        FixedSizeGaussianEvent,
-        LaplaceEvent,
-        ExponentialEvent,
-        ZcdpEvent,
-    )
-}
+_KINDS: dict[str, type[PrivacyEvent]] = {kind.kind: kind for kind in get_args(PrivacyEvent)}
 
 History: TypeAlias = (
     Mapping[PrivacyEvent, int] | Sequence[PrivacyEvent] | Sequence[tuple[PrivacyEvent, int]]
@@ -217,12 +208,7 @@ def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
     Raises:
         ValueError: If the kind is unknown: it may be a charge that this version can't read.
     """
-    kind = _KINDS.get(fields["event"])
-    if kind is None:
-        raise ValueError(
-            f"an event of kind '{fields['event']}' is unknown to this version, "
-            f"which knows {', '.join(_KINDS)}"
-        )
+    kind = known_kind(_KINDS, fields["event"], of="an event")
     return kind(**{field.name: fields[field.name] for field in dataclass_fields(kind)})
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from fl_dp.kinds import known_kind
+
 from .events import (
     FixedSizeGaussianEvent,
     GaussianEvent,
@@ -302,13 +304,8 @@ def sampling_from_dict(fields: Mapping[str, Any]) -> Sampling:
     Raises:
         ValueError: If the kind is unknown to this version.
     """
-    rule = _KINDS.get(fields["kind"])
-    if rule is None:
-        raise ValueError(
-            f"sampling of kind '{fields['kind']}' is unknown to this version, which knows "
-            f"{', '.join(_KINDS)}"
-        )
-    return rule(**{name: value for name, value in fields.items() if name != "kind"})
+    given = dict(fields)
+    return known_kind(_KINDS, given.pop("kind"), of="sampling")(**given)
 
 
 def _require_rate(name: str, rate: float) -> None:
