@@ -23,6 +23,8 @@ from dataclasses import dataclass, fields
 
 from scipy.optimize import minimize_scalar
 
+from fl_dp.mechanisms.checks import require_probability
+
 from .events import (
     ExponentialEvent,
     FixedSizeGaussianEvent,
@@ -103,7 +105,7 @@ def epsilon(
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
     """
-    _check_delta(delta)
+    require_probability(delta=delta)
     frozen = freeze(history)
     relation, interval = neighboring_relation, reporting_interval(frozen)
     rdp = renyi_epsilon(frozen, delta, relation)
@@ -136,7 +138,7 @@ def pld_epsilon(
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
     """
-    _check_delta(delta)
+    require_probability(delta=delta)
     frozen = freeze(history)
     return distribution_epsilon(
         frozen, delta, neighboring_relation, interval or reporting_interval(frozen)
@@ -160,7 +162,7 @@ def tight_epsilon(
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
     """
-    _check_delta(delta)
+    require_probability(delta=delta)
     frozen = freeze(history)
     if all(isinstance(event, GaussianEvent) for event, _ in frozen):
         return _gdp_epsilon(frozen, delta, neighboring_relation)  # exact, and no search
@@ -299,8 +301,3 @@ def _naive_epsilon(history: FrozenHistory, delta: float, relation: NeighboringRe
         )
         for event, count in history
     )
-
-
-def _check_delta(delta: float) -> None:
-    if not (math.isfinite(delta) and 0.0 < delta < 1.0):
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")

@@ -7,13 +7,13 @@ under the other relations; no event is ever rescaled by hand.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, TypeAlias, get_args
 
 from fl_dp.kinds import known_kind
+from fl_dp.mechanisms.checks import require_count, require_positive, require_rate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -28,13 +28,11 @@ class _Checked:
         """
         for name, value in asdict(self).items():
             if name in ("noise_multiplier", "epsilon", "rho"):
-                if not (math.isfinite(value) and value > 0):
-                    raise ValueError(f"{name} must be positive and finite, got {value}")
+                require_positive(**{name: value})
             elif name == "sampling_rate":
-                if not 0.0 < value <= 1.0:
-                    raise ValueError(f"{name} must lie in (0, 1], got {value}")
-            elif name != "one_coordinate" and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+                require_rate(sampling_rate=value)
+            elif name != "one_coordinate":
+                require_count(**{name: value})
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,8 @@ from typing import Protocol
 
 import numpy as np
 
+from fl_dp.mechanisms.checks import require_probability
+
 from .bounds import tight_epsilon
 from .budget import PrivacyBudget
 from .calibration import affordable_rounds
@@ -304,8 +306,7 @@ class RenyiOdometer:
         Raises:
             ValueError: If delta is out of range or the rungs don't increase from above zero.
         """
-        if not 0.0 < delta < 1.0:
-            raise ValueError(f"delta must lie in (0, 1), got {delta}")
+        require_probability(delta=delta)
         if not rungs or any(b <= a for a, b in zip((0.0, *rungs), rungs, strict=False)):
             raise ValueError(f"rungs must increase from above zero, got {list(rungs)}")
         self._relation = neighboring_relation

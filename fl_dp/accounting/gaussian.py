@@ -14,6 +14,8 @@ from dataclasses import dataclass
 import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
+from fl_dp.mechanisms.checks import require_positive, require_probability, require_rate
+
 from .relations import NeighboringRelation
 
 
@@ -43,7 +45,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     Raises:
         ValueError: If an argument is out of range.
     """
-    _check(1.0, delta)
+    require_probability(delta=delta)
     if not noise_multiplier > 0:
         raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
     if math.isinf(noise_multiplier):
@@ -112,8 +114,7 @@ def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds
         Wei et al. 2020, "User-Level Privacy-Preserving Federated Learning", arXiv 2003.00229.
     """
     _check(epsilon, delta)
-    if not 0.0 < participation_rate <= 1.0:
-        raise ValueError(f"participation_rate must lie in (0, 1], got {participation_rate}")
+    require_rate(participation_rate=participation_rate)
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     expected = participation_rate * rounds
@@ -128,7 +129,5 @@ def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds
 
 
 def _check(epsilon: float, delta: float) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    require_positive(epsilon=epsilon)
+    require_probability(delta=delta)

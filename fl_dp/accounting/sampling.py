@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from fl_dp.kinds import known_kind
+from fl_dp.mechanisms.checks import require_count, require_rate
 
 from .events import (
     FixedSizeGaussianEvent,
@@ -78,7 +79,7 @@ class PoissonSampling(Sampling):
         Raises:
             ValueError: If the rate is out of range.
         """
-        _require_rate("sampling_rate", self.sampling_rate)
+        require_rate(sampling_rate=self.sampling_rate)
 
     @property
     def visible(self) -> bool:
@@ -122,8 +123,8 @@ class TruncatedPoissonSampling(Sampling):
         Raises:
             ValueError: If a field is out of range.
         """
-        _require_rate("sampling_rate", self.sampling_rate)
-        _require_count("max_cohort", self.max_cohort)
+        require_rate(sampling_rate=self.sampling_rate)
+        require_count(max_cohort=self.max_cohort)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a truncated Poisson-sampled Gaussian."""
@@ -171,7 +172,7 @@ class UtilityPoissonSampling(Sampling):
         Raises:
             ValueError: If a field is out of range.
         """
-        _require_rate("largest_rate", self.largest_rate)
+        require_rate(largest_rate=self.largest_rate)
         if not self.cohort > 0.0:
             raise ValueError(f"cohort must be positive, got {self.cohort}")
 
@@ -220,7 +221,7 @@ class FixedSizeSampling(Sampling):
         Raises:
             ValueError: If the size is below 1.
         """
-        _require_count("cohort", self.cohort)
+        require_count(cohort=self.cohort)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian on a fixed-size sample."""
@@ -257,7 +258,7 @@ class VisibleSampling(Sampling):
         Raises:
             ValueError: If the size is below 1.
         """
-        _require_count("cohort", self.cohort)
+        require_count(cohort=self.cohort)
 
     @property
     def visible(self) -> bool:
@@ -306,16 +307,6 @@ def sampling_from_dict(fields: Mapping[str, Any]) -> Sampling:
     """
     given = dict(fields)
     return known_kind(_KINDS, given.pop("kind"), of="sampling")(**given)
-
-
-def _require_rate(name: str, rate: float) -> None:
-    if not 0.0 < rate <= 1.0:
-        raise ValueError(f"{name} must lie in (0, 1], got {rate}")
-
-
-def _require_count(name: str, count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {count}")
 
 
 def _require_roster(what: str, relation: NeighboringRelation) -> None:

@@ -30,6 +30,7 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.mechanisms.checks import require_count
 
 _SMALLEST_NORM = 1e-10
 
@@ -82,10 +83,7 @@ class RecordPlan:
             ValueError: If a field is out of range.
         """
         _ = self.event  # checks noise and rate
-        for name in ("steps", "participations"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+        require_count(steps=self.steps, participations=self.participations)
         if not _SMALLEST_NORM <= self.clipping_norm <= 1.0 / _SMALLEST_NORM:
             raise ValueError(
                 f"clipping_norm must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], where "
