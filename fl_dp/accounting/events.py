@@ -17,8 +17,8 @@ from fl_dp.mechanisms.checks import require_count, require_positive, require_rat
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Checked:
-    """Checks each field by its name, as it means the same in every event."""
+class Checked:
+    """Checks each field by its name, as it means the same in every event and every sampling."""
 
     def __post_init__(self) -> None:
         """Validate.
@@ -29,14 +29,14 @@ class _Checked:
         for name, value in asdict(self).items():
             if name in ("noise_multiplier", "epsilon", "rho"):
                 require_positive(**{name: value})
-            elif name == "sampling_rate":
-                require_rate(sampling_rate=value)
+            elif name in ("sampling_rate", "largest_rate"):
+                require_rate(**{name: value})
             elif name != "one_coordinate":
                 require_count(**{name: value})
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianEvent(_Checked):
+class GaussianEvent(Checked):
     """Gaussian noise on a sum over all units.
 
     Attributes:
@@ -48,7 +48,7 @@ class GaussianEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoissonGaussianEvent(_Checked):
+class PoissonGaussianEvent(Checked):
     """Gaussian noise on a sum over a Poisson sample of the units.
 
     Attributes:
@@ -63,7 +63,7 @@ class PoissonGaussianEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TruncatedPoissonGaussianEvent(_Checked):
+class TruncatedPoissonGaussianEvent(Checked):
     """As `PoissonGaussianEvent`, but a sample above `max_cohort` is cut to a random part of it.
 
     Attributes:
@@ -81,7 +81,7 @@ class TruncatedPoissonGaussianEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussianEvent(_Checked):
+class FixedSizeGaussianEvent(Checked):
     """Gaussian noise on a sum over exactly `cohort` of `num_units` units, drawn uniformly.
 
     When a unit enters such a sample another one leaves, so the Poisson bounds are false for it.
@@ -115,7 +115,7 @@ class FixedSizeGaussianEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceEvent(_Checked):
+class LaplaceEvent(Checked):
     """Laplace noise on a sum over all units.
 
     Attributes:
@@ -128,7 +128,7 @@ class LaplaceEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExponentialEvent(_Checked):
+class ExponentialEvent(Checked):
     """Draws of the exponential mechanism, or anything else of that bounded range.
 
     Attributes:
@@ -146,7 +146,7 @@ class ExponentialEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZcdpEvent(_Checked):
+class ZcdpEvent(Checked):
     """Any release that is known to be `rho`-zCDP (Bun and Steinke 2016), and nothing more.
 
     Attributes:

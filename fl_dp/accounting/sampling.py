@@ -13,9 +13,10 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from fl_dp.kinds import known_kind
-from fl_dp.mechanisms.checks import require_count, require_rate
+from fl_dp.mechanisms.checks import require_rate
 
 from .events import (
+    Checked,
     FixedSizeGaussianEvent,
     GaussianEvent,
     PoissonGaussianEvent,
@@ -27,7 +28,7 @@ from .relations import NeighboringRelation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(ABC):
+class Sampling(Checked, ABC):
     """A law of cohorts."""
 
     kind: ClassVar[str]
@@ -73,14 +74,6 @@ class PoissonSampling(Sampling):
     kind: ClassVar[str] = "poisson"
     sampling_rate: float
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If the rate is out of range.
-        """
-        require_rate(sampling_rate=self.sampling_rate)
-
     @property
     def visible(self) -> bool:
         """Whether everybody takes part."""
@@ -116,15 +109,6 @@ class TruncatedPoissonSampling(Sampling):
     kind: ClassVar[str] = "truncated-poisson"
     sampling_rate: float
     max_cohort: int
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a field is out of range.
-        """
-        require_rate(sampling_rate=self.sampling_rate)
-        require_count(max_cohort=self.max_cohort)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a truncated Poisson-sampled Gaussian."""
@@ -215,14 +199,6 @@ class FixedSizeSampling(Sampling):
     kind: ClassVar[str] = "fixed-size"
     cohort: int
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If the size is below 1.
-        """
-        require_count(cohort=self.cohort)
-
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian on a fixed-size sample."""
         return FixedSizeGaussianEvent(
@@ -251,14 +227,6 @@ class VisibleSampling(Sampling):
 
     kind: ClassVar[str] = "visible"
     cohort: int
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If the size is below 1.
-        """
-        require_count(cohort=self.cohort)
 
     @property
     def visible(self) -> bool:

@@ -29,7 +29,6 @@ from fl_dp.accounting import (
     PrivacyBudgetExhausted,
     PrivacyEvent,
     PrivacyFilter,
-    epsilon,
     event_from_dict,
     event_to_dict,
     freeze,
@@ -224,13 +223,7 @@ class PrivacyLedger(ChainedLedger):
 
         With noise chosen adaptively that is what the filter guarantees: the budget.
         """
-        if self._gate.adaptive:
-            return EpsilonBounds(filter=self.plan.budget.epsilon if self.history else 0.0)
-        return epsilon(
-            self.history,
-            self.plan.budget.delta,
-            neighboring_relation=self.plan.neighboring_relation,
-        )
+        return self.plan.epsilon(self.history)
 
     def promise(self) -> EpsilonBounds:
         """Return what holds at any moment at which somebody may have stopped.
@@ -246,11 +239,7 @@ class PrivacyLedger(ChainedLedger):
         union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
         if freeze(union) == self.history:
             return spent
-        planned = epsilon(
-            union,
-            self.plan.budget.delta,
-            neighboring_relation=self.plan.neighboring_relation,
-        )
+        planned = self.plan.epsilon(union)
         if planned.best <= self.plan.budget.epsilon:
             return planned
         return EpsilonBounds(filter=self.plan.budget.epsilon)
