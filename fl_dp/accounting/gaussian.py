@@ -16,6 +16,7 @@ from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 
 from fl_dp.mechanisms.checks import require_positive, require_probability, require_rate
 
+from .events import FixedSizeGaussianEvent, GaussianEvent
 from .relations import NeighboringRelation
 
 
@@ -61,6 +62,19 @@ def fixed_size_distance(neighboring_relation: NeighboringRelation) -> int:
     gives it to another: the sum moves as if the unit's data were replaced.
     """
     return 1 if neighboring_relation is NeighboringRelation.ZERO_OUT else 2
+
+
+def mu_squared(
+    event: GaussianEvent | FixedSizeGaussianEvent, neighboring_relation: NeighboringRelation
+) -> float:
+    """Return the squared mu of one release in Gaussian DP; those of several add up, exactly.
+
+    `(distance / noise_multiplier)^2`; a sample of fixed size is charged without amplification.
+    """
+    distance = neighboring_relation.distance
+    if isinstance(event, FixedSizeGaussianEvent):
+        distance = fixed_size_distance(neighboring_relation)
+    return (distance / event.noise_multiplier) ** 2
 
 
 def classic_noise_multiplier(epsilon: float, delta: float) -> float:

@@ -31,7 +31,7 @@ from .events import (
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
 )
-from .gaussian import fixed_size_distance
+from .gaussian import mu_squared
 from .relations import NeighboringRelation
 
 ORDERS: tuple[float, ...] = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
@@ -89,10 +89,8 @@ def _divergences(
     event: PrivacyEvent, relation: NeighboringRelation, orders: tuple[float, ...]
 ) -> Sequence[float] | NDArray[np.float64]:
     match event:
-        case GaussianEvent(noise_multiplier=z):
-            return np.array(orders) * (relation.distance / z) ** 2 / 2.0
-        case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=1.0):
-            return np.array(orders) * (relation.distance / z) ** 2 / 2.0
+        case GaussianEvent() | PoissonGaussianEvent(sampling_rate=1.0):
+            return np.array(orders) * (relation.distance / event.noise_multiplier) ** 2 / 2.0
         case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate):
             if relation is NeighboringRelation.REPLACE_ONE:
                 return [math.inf] * len(orders)
@@ -100,7 +98,7 @@ def _divergences(
         case TruncatedPoissonGaussianEvent():
             return [math.inf] * len(orders)
         case FixedSizeGaussianEvent(noise_multiplier=z, num_units=units, cohort=cohort):
-            everybody = np.array(orders) * (fixed_size_distance(relation) / z) ** 2 / 2.0
+            everybody = np.array(orders) * mu_squared(event, relation) / 2.0
             if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
                 return everybody
             # Contributing zero is one way to be replaced. The bound needs the distance 2 for it,
