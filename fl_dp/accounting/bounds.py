@@ -86,6 +86,10 @@ class EpsilonBounds:
         known = self.by_name
         return min(known, key=lambda name: known[name]) if known else "none"
 
+    def within(self, budget: float) -> EpsilonBounds:
+        """Return the bounds, or what a gate at `budget` guarantees where all of them are above."""
+        return self if self.best <= budget else EpsilonBounds(filter=budget)
+
     def __repr__(self) -> str:
         """Show the bounds that there are."""
         return f"EpsilonBounds({', '.join(f'{k}={v:.6g}' for k, v in self.by_name.items())})"

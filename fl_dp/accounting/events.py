@@ -210,5 +210,19 @@ def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
     return kind(**{field.name: fields[field.name] for field in dataclass_fields(kind)})
 
 
+def history_to_list(history: FrozenHistory) -> list[dict[str, Any]]:
+    """Return releases as plain JSON values: each event, and `count`."""
+    return [{**event_to_dict(event), "count": count} for event, count in history]
+
+
+def history_from_list(releases: Sequence[Mapping[str, Any]]) -> FrozenHistory:
+    """Return the releases that `history_to_list` described, in their order.
+
+    Raises:
+        ValueError: As for `event_from_dict`.
+    """
+    return tuple((event_from_dict(each), each["count"]) for each in releases)
+
+
 def _order(event: PrivacyEvent) -> tuple[str, tuple[float, ...]]:
     return event.kind, tuple(asdict(event).values())

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
+from numpy.typing import NDArray
 
 from fl_dp.mechanisms.checks import require_positive, require_probability, require_rate
 
@@ -75,6 +76,22 @@ def mu_squared(
     if isinstance(event, FixedSizeGaussianEvent):
         distance = fixed_size_distance(neighboring_relation)
     return (distance / event.noise_multiplier) ** 2
+
+
+def loss_of_mixture(x: NDArray[np.float64], z: float, q: float) -> NDArray[np.float64]:
+    """Return the privacy loss at `x` of `(1-q) N(0, z^2) + q N(1, z^2)` against `N(0, z^2)`.
+
+    `log(1 - q + q e^((2x-1)/(2 z^2)))`: that of a Gaussian on a Poisson sample of rate q.
+    """
+    loss: NDArray[np.float64] = np.logaddexp(
+        log1m(q), math.log(q) + (2.0 * x - 1.0) / (2.0 * z * z)
+    )
+    return loss
+
+
+def log1m(q: float) -> float:
+    """Return `log(1 - q)`, minus infinity at 1."""
+    return math.log1p(-q) if q < 1.0 else -math.inf
 
 
 def classic_noise_multiplier(epsilon: float, delta: float) -> float:

@@ -239,10 +239,7 @@ class PrivacyLedger(ChainedLedger):
         union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
         if freeze(union) == self.history:
             return spent
-        planned = self.plan.epsilon(union)
-        if planned.best <= self.plan.budget.epsilon:
-            return planned
-        return EpsilonBounds(filter=self.plan.budget.epsilon)
+        return self.plan.epsilon(union).within(self.plan.budget.epsilon)
 
     def running_epsilon(self) -> float:
         """Return a bound that is coarser and quick enough to ask for after every round.

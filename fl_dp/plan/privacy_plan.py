@@ -30,11 +30,9 @@ from fl_dp.accounting import (
     PrivacyFilter,
     Sampling,
     epsilon,
-    event_from_dict,
-    event_to_dict,
     freeze,
 )
-from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle, least_noise_multiplier
 
@@ -361,9 +359,7 @@ class PrivacyPlan:
             "noise": self.noise.to_dict(),
             "release": self.release.to_dict(),
             "neighboring_relation": str(self.neighboring_relation),
-            "other_releases": [
-                {**event_to_dict(event), "count": count} for event, count in self.other_releases
-            ],
+            "other_releases": history_to_list(self.other_releases),
         }
 
     @classmethod
@@ -378,8 +374,6 @@ class PrivacyPlan:
                 "release": Release.from_dict(fields["release"]),
                 "hosting": Hosting(**fields["hosting"]),
                 "neighboring_relation": NeighboringRelation(fields["neighboring_relation"]),
-                "other_releases": freeze(
-                    [(event_from_dict(each), each["count"]) for each in fields["other_releases"]]
-                ),
+                "other_releases": freeze(history_from_list(fields["other_releases"])),
             }
         )
