@@ -409,13 +409,7 @@ class PrivacyLedger(ChainedLedger):
             case "run":
                 self._randomness.add(fields["randomness"])
             case "reserve":
-                self._reserved[sequence] = Reservation(
-                    sequence=sequence,
-                    what=f"round {fields['round']}" if "round" in fields else fields["what"],
-                    noise_multiplier=fields.get("noise_multiplier"),
-                    index=self.rounds_spent if "round" in fields else None,
-                )
-                self._replay_reservation(fields)
+                self._replay_reservation(sequence, fields)
             case "commit":
                 reserved = fields["reserved"]
                 if reserved not in self._reserved or reserved in self._committed:
@@ -424,12 +418,19 @@ class PrivacyLedger(ChainedLedger):
             case _:
                 raise ValueError(f"a record of kind '{kind}' is unknown to this version")
 
-    def _replay_reservation(self, fields: dict[str, Any]) -> None:
+    def _replay_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)
+        is_round = "round" in fields
+        self._reserved[sequence] = Reservation(
+            sequence=sequence,
+            what=f"round {fields['round']}" if is_round else fields["what"],
+            noise_multiplier=fields.get("noise_multiplier"),
+            index=self.rounds_spent if is_round else None,
+        )
         # No unit takes part more often than the cap: rounds beyond it charge none of them more.
-        if "round" not in fields or self._charges_another_round():
+        if not is_round or self._charges_another_round():
             self._gate.spend(event)
-        if "round" not in fields:
+        if not is_round:
             self._others[event] += 1
             return
         self._rounds[event] += 1
