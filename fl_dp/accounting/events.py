@@ -18,7 +18,10 @@ from fl_dp.mechanisms.checks import require_count, require_positive, require_rat
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
-    """Checks each field by its name, as it means the same in every event and every sampling."""
+    """Checks each field by its name, as it means the same in every event and every sampling.
+
+    A field whose name is not listed is a count.
+    """
 
     def __post_init__(self) -> None:
         """Validate.

@@ -99,7 +99,7 @@ class ChainedLedger(ABC):
     """A ledger over a chain of records: it is replayed on opening, and closed at the end."""
 
     first_record: ClassVar[str]
-    """What its first record says, in words."""
+    """The content of its first record, in words."""
 
     def __init__(self, store: LedgerStore) -> None:
         """Follow a store."""

@@ -41,7 +41,7 @@ class DiscreteLaplace(IntegerLaw):
         self._excess = max(0.0, (1 << self._width_bits) / scale - math.log(2.0))
 
     def _tries(self, missing: int) -> int:
-        """Return how many proposals to make; more than half are accepted, but for tiny scales."""
+        """Return how many proposals to make: about half of them are accepted."""
         return 2 * missing + 8
 
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
