@@ -23,6 +23,8 @@ from dataclasses import dataclass, fields
 
 from scipy.optimize import minimize_scalar
 
+from fl_dp.mechanisms.checks import require_probability
+
 from .events import (
     ExponentialEvent,
     FixedSizeGaussianEvent,
@@ -36,7 +38,7 @@ from .events import (
     ZcdpEvent,
     freeze,
 )
-from .gaussian import fixed_size_distance, gaussian_epsilon
+from .gaussian import gaussian_epsilon, mu_squared
 from .loss_distributions import SEARCH_INTERVAL, distribution_epsilon, reporting_interval
 from .relations import NeighboringRelation
 from .renyi import epsilon_at_order, renyi_epsilon
@@ -84,6 +86,10 @@ class EpsilonBounds:
         known = self.by_name
         return min(known, key=lambda name: known[name]) if known else "none"
 
+    def within(self, budget: float) -> EpsilonBounds:
+        """Return the bounds, or what a gate at `budget` guarantees where all of them are above."""
+        return self if self.best <= budget else EpsilonBounds(filter=budget)
+
     def __repr__(self) -> str:
         """Show the bounds that there are."""
         return f"EpsilonBounds({', '.join(f'{k}={v:.6g}' for k, v in self.by_name.items())})"
@@ -103,7 +109,7 @@ def epsilon(
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
     """
-    _check_delta(delta)
+    require_probability(delta=delta)
     frozen = freeze(history)
     relation, interval = neighboring_relation, reporting_interval(frozen)
     rdp = renyi_epsilon(frozen, delta, relation)
@@ -136,7 +142,7 @@ def pld_epsilon(
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
     """
-    _check_delta(delta)
+    require_probability(delta=delta)
     frozen = freeze(history)
     return distribution_epsilon(
         frozen, delta, neighboring_relation, interval or reporting_interval(frozen)
@@ -160,13 +166,18 @@ def tight_epsilon(
     Raises:
         ValueError: If `delta` is not in (0, 1) or a count is negative.
     """
-    _check_delta(delta)
+    require_probability(delta=delta)
     frozen = freeze(history)
     if all(isinstance(event, GaussianEvent) for event, _ in frozen):
         return _gdp_epsilon(frozen, delta, neighboring_relation)  # exact, and no search
     rdp = renyi_epsilon(frozen, delta, neighboring_relation)
     if _is_vast(frozen, delta, rdp):
-        return min(rdp, _unamplified_epsilon(frozen, delta, neighboring_relation))
+        unsampled = _without_amplification(frozen)
+        return min(
+            rdp,
+            _gdp_epsilon(unsampled, delta, neighboring_relation),
+            zcdp_epsilon(_zcdp_rho(unsampled, neighboring_relation), delta),
+        )
     step = interval or reporting_interval(frozen)
     bounds = [distribution_epsilon(frozen, delta, neighboring_relation, step), rdp]
     if _top_of_many(frozen):
@@ -185,29 +196,14 @@ def _is_vast(history: FrozenHistory, delta: float, rdp: float) -> bool:
 
 
 def _as_poisson(history: FrozenHistory) -> FrozenHistory:
-    return freeze(
-        [
-            (
-                PoissonGaussianEvent(
-                    noise_multiplier=event.noise_multiplier, sampling_rate=event.sampling_rate
-                )
-                if isinstance(event, TruncatedPoissonGaussianEvent)
-                else event,
-                count,
-            )
-            for event, count in history
-        ]
-    )
-
-
-def _unamplified_epsilon(
-    history: FrozenHistory, delta: float, relation: NeighboringRelation
-) -> float:
-    unsampled = _without_amplification(history)
-    return min(
-        _gdp_epsilon(unsampled, delta, relation),
-        zcdp_epsilon(_zcdp_rho(unsampled, relation), delta),
-    )
+    """Leave out the cut of truncated samples."""
+    uncut: list[tuple[PrivacyEvent, int]] = []
+    for event, count in history:
+        match event:
+            case TruncatedPoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate):
+                event = PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate)
+        uncut.append((event, count))
+    return freeze(uncut)
 
 
 def _without_amplification(history: FrozenHistory) -> FrozenHistory:
@@ -256,16 +252,12 @@ def zcdp_epsilon(rho: float, delta: float) -> float:
 
 
 def _gdp_epsilon(history: FrozenHistory, delta: float, relation: NeighboringRelation) -> float:
-    precision = 0.0  # mu^2 = (distance / multiplier)^2 adds up, exactly
+    total = 0.0
     for event, count in history:
-        if isinstance(event, GaussianEvent):
-            distance = relation.distance
-        elif isinstance(event, FixedSizeGaussianEvent):
-            distance = fixed_size_distance(relation)
-        else:
+        if not isinstance(event, GaussianEvent | FixedSizeGaussianEvent):
             return math.inf
-        precision += count * (distance / event.noise_multiplier) ** 2
-    return gaussian_epsilon(1.0 / math.sqrt(precision), delta) if precision else 0.0
+        total += count * mu_squared(event, relation)
+    return gaussian_epsilon(1.0 / math.sqrt(total), delta) if total else 0.0
 
 
 def _zcdp_rho(history: FrozenHistory, relation: NeighboringRelation) -> float:
@@ -275,10 +267,8 @@ def _zcdp_rho(history: FrozenHistory, relation: NeighboringRelation) -> float:
 def _rho_of(event: PrivacyEvent, relation: NeighboringRelation) -> float:
     distance = relation.distance
     match event:
-        case GaussianEvent(noise_multiplier=z):
-            return (distance / z) ** 2 / 2.0
-        case FixedSizeGaussianEvent(noise_multiplier=z):
-            return (fixed_size_distance(relation) / z) ** 2 / 2.0
+        case GaussianEvent() | FixedSizeGaussianEvent():
+            return mu_squared(event, relation) / 2.0
         case LaplaceEvent(noise_multiplier=scale):
             return (distance / scale) ** 2 / 2.0  # epsilon-DP is epsilon^2 / 2-zCDP
         case ExponentialEvent(epsilon=spread, draws=draws):
@@ -299,8 +289,3 @@ def _naive_epsilon(history: FrozenHistory, delta: float, relation: NeighboringRe
         )
         for event, count in history
     )
-
-
-def _check_delta(delta: float) -> None:
-    if not (math.isfinite(delta) and 0.0 < delta < 1.0):
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")

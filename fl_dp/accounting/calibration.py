@@ -13,6 +13,8 @@ from collections.abc import Callable
 
 from scipy.optimize import brentq
 
+from fl_dp.mechanisms.checks import require_positive
+
 from .bounds import tight_epsilon
 from .calibration_cache import CachedCalibration
 from .events import FrozenHistory, History, PoissonGaussianEvent, PrivacyEvent, freeze
@@ -71,20 +73,11 @@ def calibrate_noise_multiplier(
     Raises:
         ValueError: If an argument is out of range, or no multiplier is large enough.
     """
-    if rounds < 1:
-        raise ValueError(f"rounds must be at least 1, got {rounds}")
-    before = already_spent or {}
-
-    def history(noise_multiplier: float) -> FrozenHistory:
-        return schedule_history(
-            schedule, noise_multiplier, sampling_rate=sampling_rate, rounds=rounds
-        )
-
     return calibrate_noise(
-        history,
+        lambda z: schedule_history(schedule, z, sampling_rate=sampling_rate, rounds=rounds),
         target_epsilon,
         target_delta,
-        already_spent=before,
+        already_spent=already_spent,
         neighboring_relation=neighboring_relation,
         what=f"in {rounds} rounds",
     )
@@ -115,7 +108,7 @@ def calibrate_noise(
     Raises:
         ValueError: If an argument is out of range, or no noise is large enough.
     """
-    _check_target(target_epsilon)
+    require_positive(epsilon=target_epsilon)
     before = freeze(already_spent or {})
 
     def total(noise: float) -> FrozenHistory:
@@ -147,6 +140,9 @@ def calibrate_noise(
     def coarse_excess(noise: float) -> float:
         return excess(noise, SEARCH_INTERVAL)
 
+    def fine_excess(noise: float) -> float:
+        return excess(noise, None)
+
     # Renyi DP is quick and an upper bound: its root brackets the real one, and keeps the search
     # away from small noise, whose privacy-loss distributions are long and slow. But its orders end
     # somewhere, and so they miss the smallest epsilons.
@@ -168,12 +164,12 @@ def calibrate_noise(
         low = float(brentq(renyi_excess, low, high, rtol=1e-4)) * (1.0 + 1e-3)
     low, high = _lowered(coarse_excess, low)
     root = float(brentq(coarse_excess, low, high, rtol=_RELATIVE_TOLERANCE))
-    at_root = excess(root, None)
+    at_root = fine_excess(root)
     if at_root < coarse_excess(root) - _FAR * target_epsilon:
         # Each release spends so little that the coarse discretisation is most of it.
-        low, high = _lowered(lambda noise: excess(noise, None), root)
-        root = float(brentq(lambda noise: excess(noise, None), low, high, rtol=1e-4))
-        at_root = excess(root, None)
+        low, high = _lowered(fine_excess, root)
+        root = float(brentq(fine_excess, low, high, rtol=1e-4))
+        at_root = fine_excess(root)
     # The fine discretisation spends a little less: follow the coarse curve's slope to it, once.
     step = 1e-3 * root
     slope = coarse_excess(root + step) - coarse_excess(root - step)
@@ -229,7 +225,7 @@ def calibrate_sampling_rate(
     Raises:
         ValueError: If an argument is out of range, or even a rate of 1e-8 spends too much.
     """
-    _check_target(target_epsilon)
+    require_positive(epsilon=target_epsilon)
     before = freeze(already_spent or {})
 
     def fits(sampling_rate: float) -> bool:
@@ -267,7 +263,7 @@ def affordable_rounds(
     neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
 ) -> int:
     """Return how many more times `event` fits after `history`, up to `at_most`."""
-    _check_target(target_epsilon)
+    require_positive(epsilon=target_epsilon)
     before = freeze(history)
 
     def fits(count: int) -> bool:
@@ -299,8 +295,3 @@ def _largest(fits: Callable[[int], bool], low: int, at_most: int) -> int:
         middle = (low + high) // 2
         low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _check_target(target_epsilon: float) -> None:
-    if not (math.isfinite(target_epsilon) and target_epsilon > 0):
-        raise ValueError(f"epsilon must be positive and finite, got {target_epsilon}")

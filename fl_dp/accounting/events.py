@@ -7,16 +7,21 @@ under the other relations; no event is ever rescaled by hand.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
-from typing import Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, get_args
+
+from fl_dp.kinds import known_kind
+from fl_dp.mechanisms.checks import require_count, require_positive, require_rate
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Checked:
-    """Checks each field by its name, as it means the same in every event."""
+class Checked:
+    """Checks each field by its name, as it means the same in every event and every sampling.
+
+    A field whose name is not listed is a count.
+    """
 
     def __post_init__(self) -> None:
         """Validate.
@@ -26,17 +31,15 @@ class _Checked:
         """
         for name, value in asdict(self).items():
             if name in ("noise_multiplier", "epsilon", "rho"):
-                if not (math.isfinite(value) and value > 0):
-                    raise ValueError(f"{name} must be positive and finite, got {value}")
-            elif name == "sampling_rate":
-                if not 0.0 < value <= 1.0:
-                    raise ValueError(f"{name} must lie in (0, 1], got {value}")
-            elif name != "one_coordinate" and (not isinstance(value, int) or value < 1):
-                raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+                require_positive(**{name: value})
+            elif name in ("sampling_rate", "largest_rate"):
+                require_rate(**{name: value})
+            elif name != "one_coordinate":
+                require_count(**{name: value})
 
 
 @dataclass(frozen=True, kw_only=True)
-class GaussianEvent(_Checked):
+class GaussianEvent(Checked):
     """Gaussian noise on a sum over all units.
 
     Attributes:
@@ -48,7 +51,7 @@ class GaussianEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PoissonGaussianEvent(_Checked):
+class PoissonGaussianEvent(Checked):
     """Gaussian noise on a sum over a Poisson sample of the units.
 
     Attributes:
@@ -63,7 +66,7 @@ class PoissonGaussianEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TruncatedPoissonGaussianEvent(_Checked):
+class TruncatedPoissonGaussianEvent(Checked):
     """As `PoissonGaussianEvent`, but a sample above `max_cohort` is cut to a random part of it.
 
     Attributes:
@@ -81,7 +84,7 @@ class TruncatedPoissonGaussianEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class FixedSizeGaussianEvent(_Checked):
+class FixedSizeGaussianEvent(Checked):
     """Gaussian noise on a sum over exactly `cohort` of `num_units` units, drawn uniformly.
 
     When a unit enters such a sample another one leaves, so the Poisson bounds are false for it.
@@ -115,7 +118,7 @@ class FixedSizeGaussianEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LaplaceEvent(_Checked):
+class LaplaceEvent(Checked):
     """Laplace noise on a sum over all units.
 
     Attributes:
@@ -128,7 +131,7 @@ class LaplaceEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ExponentialEvent(_Checked):
+class ExponentialEvent(Checked):
     """Draws of the exponential mechanism, or anything else of that bounded range.
 
     Attributes:
@@ -146,7 +149,7 @@ class ExponentialEvent(_Checked):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ZcdpEvent(_Checked):
+class ZcdpEvent(Checked):
     """Any release that is known to be `rho`-zCDP (Bun and Steinke 2016), and nothing more.
 
     Attributes:
@@ -166,18 +169,7 @@ PrivacyEvent: TypeAlias = (
     | ExponentialEvent
     | ZcdpEvent
 )
-_KINDS: dict[str, type[PrivacyEvent]] = {
-    kind.kind: kind
-    for kind in (
-        GaussianEvent,
-        PoissonGaussianEvent,
-        TruncatedPoissonGaussianEvent,
-        FixedSizeGaussianEvent,
-        LaplaceEvent,
-        ExponentialEvent,
-        ZcdpEvent,
-    )
-}
+_KINDS: dict[str, type[PrivacyEvent]] = {kind.kind: kind for kind in get_args(PrivacyEvent)}
 
 History: TypeAlias = (
     Mapping[PrivacyEvent, int] | Sequence[PrivacyEvent] | Sequence[tuple[PrivacyEvent, int]]
@@ -217,13 +209,22 @@ def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
     Raises:
         ValueError: If the kind is unknown: it may be a charge that this version can't read.
     """
-    kind = _KINDS.get(fields["event"])
-    if kind is None:
-        raise ValueError(
-            f"an event of kind '{fields['event']}' is unknown to this version, "
-            f"which knows {', '.join(_KINDS)}"
-        )
+    kind = known_kind(_KINDS, fields["event"], of="an event")
     return kind(**{field.name: fields[field.name] for field in dataclass_fields(kind)})
+
+
+def history_to_list(history: FrozenHistory) -> list[dict[str, Any]]:
+    """Return releases as plain JSON values: each event, and `count`."""
+    return [{**event_to_dict(event), "count": count} for event, count in history]
+
+
+def history_from_list(releases: Sequence[Mapping[str, Any]]) -> FrozenHistory:
+    """Return the releases that `history_to_list` described, in their order.
+
+    Raises:
+        ValueError: As for `event_from_dict`.
+    """
+    return tuple((event_from_dict(each), each["count"]) for each in releases)
 
 
 def _order(event: PrivacyEvent) -> tuple[str, tuple[float, ...]]:

@@ -27,6 +27,8 @@ from typing import Protocol
 
 import numpy as np
 
+from fl_dp.mechanisms.checks import require_probability
+
 from .bounds import tight_epsilon
 from .budget import PrivacyBudget
 from .calibration import affordable_rounds
@@ -38,7 +40,7 @@ from .events import (
     PrivacyEvent,
     freeze,
 )
-from .gaussian import fixed_size_distance, gaussian_noise_multiplier
+from .gaussian import gaussian_noise_multiplier, mu_squared
 from .relations import NeighboringRelation
 from .renyi import ORDERS, divergence_at_order, renyi_divergences
 
@@ -172,7 +174,7 @@ class GaussianFilter:
     ) -> None:
         """Gate at `budget`."""
         self._relation = neighboring_relation
-        # mu^2 = (distance / multiplier)^2 adds up, whenever each multiplier was chosen.
+        # The squares of mu add up, whenever each multiplier was chosen.
         self._allowed = gaussian_noise_multiplier(budget.epsilon, budget.delta) ** -2
         self._spent = 0.0
 
@@ -182,7 +184,7 @@ class GaussianFilter:
         Raises:
             ValueError: If it is no Gaussian without sampling.
         """
-        return self._spent + self._precision(event) > self._allowed * (1.0 + _SLACK)
+        return self._spent + self._mu_squared(event) > self._allowed * (1.0 + _SLACK)
 
     def spend(self, event: PrivacyEvent) -> None:
         """Take in that `event` happened.
@@ -190,19 +192,16 @@ class GaussianFilter:
         Raises:
             ValueError: If it is no Gaussian without sampling.
         """
-        self._spent += self._precision(event)
+        self._spent += self._mu_squared(event)
 
-    def _precision(self, event: PrivacyEvent) -> float:
+    def _mu_squared(self, event: PrivacyEvent) -> float:
         event = _canonical(event)
         if not isinstance(event, GaussianEvent | FixedSizeGaussianEvent):
             raise ValueError(
                 f"a Gaussian DP filter admits Gaussian releases without sampling only, got {event}:"
                 " use a RenyiFilter"
             )
-        distance = self._relation.distance
-        if isinstance(event, FixedSizeGaussianEvent):
-            distance = fixed_size_distance(self._relation)
-        return (distance / event.noise_multiplier) ** 2
+        return mu_squared(event, self._relation)
 
 
 class RenyiFilter:
@@ -304,37 +303,30 @@ class RenyiOdometer:
         Raises:
             ValueError: If delta is out of range or the rungs don't increase from above zero.
         """
-        if not 0.0 < delta < 1.0:
-            raise ValueError(f"delta must lie in (0, 1), got {delta}")
+        require_probability(delta=delta)
         if not rungs or any(b <= a for a, b in zip((0.0, *rungs), rungs, strict=False)):
             raise ValueError(f"rungs must increase from above zero, got {list(rungs)}")
         self._relation = neighboring_relation
         log_share = math.log(len(rungs) / delta)
-        self._ladder: list[tuple[float, float, float]] = []
-        for rung in rungs:
-            # A tail bound on the loss itself, P[loss > divergence + log(1/share) / (order - 1)] <=
-            # share (Mironov 2017, proposition 10), at the order with most room for zCDP releases.
-            order = 1.0 + (log_share + math.sqrt(log_share * (log_share + rung))) / rung
-            self._ladder.append((rung, order, rung - log_share / (order - 1.0)))
-        self._spent = [0.0] * len(self._ladder)
+        self._rungs = np.array(rungs)
+        # A tail bound on the loss itself, P[loss > divergence + log(1/share) / (order - 1)] <=
+        # share (Mironov 2017, proposition 10), at the order with most room for zCDP releases.
+        orders = 1.0 + (log_share + np.sqrt(log_share * (log_share + self._rungs))) / self._rungs
+        self._allowed = self._rungs - log_share / (orders - 1.0)
+        self._orders = tuple(orders.tolist())
+        self._spent = np.zeros(len(rungs))
 
     def spend(self, event: PrivacyEvent) -> None:
         """Take in that `event` happened."""
-        orders = tuple(order for _, order, _ in self._ladder)
-        for rung, divergence in enumerate(
-            renyi_divergences(_canonical(event), self._relation, orders)
-        ):
-            self._spent[rung] += float(divergence)
+        self._spent += renyi_divergences(_canonical(event), self._relation, self._orders)
 
     @property
     def epsilon(self) -> float:
         """The lowest rung that is not exceeded; infinite above the ladder, 0 before any release."""
-        if not any(self._spent):
+        if not self._spent.any():
             return 0.0
-        for (rung, _, allowed), spent in zip(self._ladder, self._spent, strict=True):
-            if spent <= allowed:
-                return rung
-        return math.inf
+        kept = self._rungs[self._spent <= self._allowed]
+        return float(kept.min(initial=math.inf))
 
 
 def _canonical(event: PrivacyEvent) -> PrivacyEvent:

@@ -13,7 +13,11 @@ from dataclasses import dataclass
 
 import numpy as np
 from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
+from numpy.typing import NDArray
 
+from fl_dp.mechanisms.checks import require_positive, require_probability, require_rate
+
+from .events import FixedSizeGaussianEvent, GaussianEvent
 from .relations import NeighboringRelation
 
 
@@ -43,7 +47,7 @@ def gaussian_epsilon(noise_multiplier: float, delta: float) -> float:
     Raises:
         ValueError: If an argument is out of range.
     """
-    _check(1.0, delta)
+    require_probability(delta=delta)
     if not noise_multiplier > 0:
         raise ValueError(f"noise_multiplier must be positive, got {noise_multiplier}")
     if math.isinf(noise_multiplier):
@@ -59,6 +63,35 @@ def fixed_size_distance(neighboring_relation: NeighboringRelation) -> int:
     gives it to another: the sum moves as if the unit's data were replaced.
     """
     return 1 if neighboring_relation is NeighboringRelation.ZERO_OUT else 2
+
+
+def mu_squared(
+    event: GaussianEvent | FixedSizeGaussianEvent, neighboring_relation: NeighboringRelation
+) -> float:
+    """Return the squared mu of one release in Gaussian DP; those of several add up, exactly.
+
+    `(distance / noise_multiplier)^2`; a sample of fixed size is charged without amplification.
+    """
+    distance = neighboring_relation.distance
+    if isinstance(event, FixedSizeGaussianEvent):
+        distance = fixed_size_distance(neighboring_relation)
+    return (distance / event.noise_multiplier) ** 2
+
+
+def loss_of_mixture(x: NDArray[np.float64], z: float, q: float) -> NDArray[np.float64]:
+    """Return the privacy loss at `x` of `(1-q) N(0, z^2) + q N(1, z^2)` against `N(0, z^2)`.
+
+    `log(1 - q + q e^((2x-1)/(2 z^2)))`: that of a Gaussian on a Poisson sample of rate q.
+    """
+    loss: NDArray[np.float64] = np.logaddexp(
+        log1m(q), math.log(q) + (2.0 * x - 1.0) / (2.0 * z * z)
+    )
+    return loss
+
+
+def log1m(q: float) -> float:
+    """Return `log(1 - q)`, minus infinity at 1."""
+    return math.log1p(-q) if q < 1.0 else -math.inf
 
 
 def classic_noise_multiplier(epsilon: float, delta: float) -> float:
@@ -112,8 +145,7 @@ def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds
         Wei et al. 2020, "User-Level Privacy-Preserving Federated Learning", arXiv 2003.00229.
     """
     _check(epsilon, delta)
-    if not 0.0 < participation_rate <= 1.0:
-        raise ValueError(f"participation_rate must lie in (0, 1], got {participation_rate}")
+    require_rate(participation_rate=participation_rate)
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got {rounds}")
     expected = participation_rate * rounds
@@ -128,7 +160,5 @@ def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds
 
 
 def _check(epsilon: float, delta: float) -> None:
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
-    if not 0.0 < delta < 1.0:
-        raise ValueError(f"delta must lie in (0, 1), got {delta}")
+    require_positive(epsilon=epsilon)
+    require_probability(delta=delta)

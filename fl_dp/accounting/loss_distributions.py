@@ -32,7 +32,7 @@ from .events import (
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
 )
-from .gaussian import fixed_size_distance
+from .gaussian import fixed_size_distance, loss_of_mixture
 from .relations import NeighboringRelation
 
 REPORTING_INTERVAL = 1e-4
@@ -171,7 +171,7 @@ def _distribution(
         case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate):
             if rate == 1.0 or relation is not NeighboringRelation.REPLACE_ONE:
                 return poisson_gaussian(z / relation.distance, rate, interval)
-            length = 2.0 * _loss(1.0 + _TAIL * z, z, 1.0) / interval
+            length = 2.0 * float(loss_of_mixture(np.array(1.0 + _TAIL * z), z, 1.0)) / interval
             _refuse_above(_LONGEST_BY_LIBRARY, length, str(event))
             # Here dp-accounting wants the multiplier relative to the clipping norm.
             return library.from_gaussian_mechanism(
@@ -226,7 +226,7 @@ def poisson_gaussian(
         NoDistribution: If the noise is so small that the distribution is too long to compute.
     """
     z, q = noise_multiplier, sampling_rate
-    lowest, highest = (_loss(x, z, q) for x in (-_TAIL * z, 1.0 + _TAIL * z))
+    lowest, highest = loss_of_mixture(np.array([-_TAIL * z, 1.0 + _TAIL * z]), z, q)
     _refuse_above(_LONGEST, (highest - lowest) / interval, f"noise_multiplier {z}")
     first = math.floor(lowest / interval)
     last = max(math.ceil(highest / interval), first + 1)
@@ -263,14 +263,6 @@ def _composed_length(probs: NDArray[np.float64], count: int) -> float:
 def _refuse_above(longest: float, length: float, what: str) -> None:
     if length > longest:
         raise NoDistribution(f"the privacy-loss distribution of {what} is too long to compute")
-
-
-def _loss(x: float, z: float, q: float) -> float:
-    return float(
-        np.logaddexp(
-            math.log1p(-q) if q < 1.0 else -math.inf, math.log(q) + (2.0 * x - 1.0) / (2.0 * z * z)
-        )
-    )
 
 
 def _where_loss_is(losses: NDArray[np.float64], z: float, q: float) -> NDArray[np.float64]:

@@ -31,7 +31,7 @@ from .events import (
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
 )
-from .gaussian import fixed_size_distance
+from .gaussian import log1m, loss_of_mixture, mu_squared
 from .relations import NeighboringRelation
 
 ORDERS: tuple[float, ...] = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
@@ -89,10 +89,8 @@ def _divergences(
     event: PrivacyEvent, relation: NeighboringRelation, orders: tuple[float, ...]
 ) -> Sequence[float] | NDArray[np.float64]:
     match event:
-        case GaussianEvent(noise_multiplier=z):
-            return np.array(orders) * (relation.distance / z) ** 2 / 2.0
-        case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=1.0):
-            return np.array(orders) * (relation.distance / z) ** 2 / 2.0
+        case GaussianEvent() | PoissonGaussianEvent(sampling_rate=1.0):
+            return np.array(orders) * (relation.distance / event.noise_multiplier) ** 2 / 2.0
         case PoissonGaussianEvent(noise_multiplier=z, sampling_rate=rate):
             if relation is NeighboringRelation.REPLACE_ONE:
                 return [math.inf] * len(orders)
@@ -100,7 +98,7 @@ def _divergences(
         case TruncatedPoissonGaussianEvent():
             return [math.inf] * len(orders)
         case FixedSizeGaussianEvent(noise_multiplier=z, num_units=units, cohort=cohort):
-            everybody = np.array(orders) * (fixed_size_distance(relation) / z) ** 2 / 2.0
+            everybody = np.array(orders) * mu_squared(event, relation) / 2.0
             if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
                 return everybody
             # Contributing zero is one way to be replaced. The bound needs the distance 2 for it,
@@ -138,7 +136,7 @@ def _poisson_gaussian(z: float, q: float, orders: Sequence[float]) -> NDArray[np
         divergences[~serial] = alpha / (2.0 * z * z)
         return divergences
     x = np.arange(-reach, float(alpha.max(initial=1.0)) + reach, z / _STEPS_A_SIGMA)
-    ratio = np.logaddexp(_log1m(q), math.log(q) + (2.0 * x - 1.0) / (2.0 * z * z))
+    ratio = loss_of_mixture(x, z, q)
     log_weight = -0.5 * (x / z) ** 2 - math.log(_STEPS_A_SIGMA * math.sqrt(2.0 * math.pi))
     divergences[~serial] = _log_sum_exp(alpha[:, None] * ratio + log_weight) / (alpha - 1.0)
     return np.maximum(divergences, 0.0) * (1.0 + _ROUNDING) + _ROUNDING
@@ -152,7 +150,7 @@ def _binomial_series(z: float, q: float, orders: NDArray[np.float64]) -> NDArray
         k = np.arange(float(orders[some].max(initial=0.0)) + 1.0)
         k, left = np.minimum(k, order), np.maximum(order - k, 0.0)
         log_binomial = gammaln(order + 1.0) - gammaln(k + 1.0) - gammaln(left + 1.0)
-        terms = log_binomial + k * math.log(q) + left * _log1m(q) + (k * k - k) / (2.0 * z * z)
+        terms = log_binomial + k * math.log(q) + left * log1m(q) + (k * k - k) / (2.0 * z * z)
         beyond = np.arange(terms.shape[1]) > order
         divergences[some] = _log_sum_exp(np.where(beyond, -np.inf, terms)) / (orders[some] - 1.0)
     return divergences
@@ -163,10 +161,6 @@ def _log_sum_exp(terms: NDArray[np.float64]) -> NDArray[np.float64]:
     largest = terms.max(axis=1)
     sums: NDArray[np.float64] = largest + np.log(np.exp(terms - largest[:, None]).sum(axis=1))
     return sums
-
-
-def _log1m(q: float) -> float:
-    return math.log1p(-q) if q < 1.0 else -math.inf
 
 
 def _library(

@@ -12,7 +12,11 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+from fl_dp.kinds import known_kind
+from fl_dp.mechanisms.checks import require_rate
+
 from .events import (
+    Checked,
     FixedSizeGaussianEvent,
     GaussianEvent,
     PoissonGaussianEvent,
@@ -24,7 +28,7 @@ from .relations import NeighboringRelation
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sampling(ABC):
+class Sampling(Checked, ABC):
     """A law of cohorts."""
 
     kind: ClassVar[str]
@@ -70,14 +74,6 @@ class PoissonSampling(Sampling):
     kind: ClassVar[str] = "poisson"
     sampling_rate: float
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If the rate is out of range.
-        """
-        _require_rate("sampling_rate", self.sampling_rate)
-
     @property
     def visible(self) -> bool:
         """Whether everybody takes part."""
@@ -113,15 +109,6 @@ class TruncatedPoissonSampling(Sampling):
     kind: ClassVar[str] = "truncated-poisson"
     sampling_rate: float
     max_cohort: int
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a field is out of range.
-        """
-        _require_rate("sampling_rate", self.sampling_rate)
-        _require_count("max_cohort", self.max_cohort)
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a truncated Poisson-sampled Gaussian."""
@@ -169,7 +156,7 @@ class UtilityPoissonSampling(Sampling):
         Raises:
             ValueError: If a field is out of range.
         """
-        _require_rate("largest_rate", self.largest_rate)
+        require_rate(largest_rate=self.largest_rate)
         if not self.cohort > 0.0:
             raise ValueError(f"cohort must be positive, got {self.cohort}")
 
@@ -212,14 +199,6 @@ class FixedSizeSampling(Sampling):
     kind: ClassVar[str] = "fixed-size"
     cohort: int
 
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If the size is below 1.
-        """
-        _require_count("cohort", self.cohort)
-
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian on a fixed-size sample."""
         return FixedSizeGaussianEvent(
@@ -248,14 +227,6 @@ class VisibleSampling(Sampling):
 
     kind: ClassVar[str] = "visible"
     cohort: int
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If the size is below 1.
-        """
-        _require_count("cohort", self.cohort)
 
     @property
     def visible(self) -> bool:
@@ -302,23 +273,8 @@ def sampling_from_dict(fields: Mapping[str, Any]) -> Sampling:
     Raises:
         ValueError: If the kind is unknown to this version.
     """
-    rule = _KINDS.get(fields["kind"])
-    if rule is None:
-        raise ValueError(
-            f"sampling of kind '{fields['kind']}' is unknown to this version, which knows "
-            f"{', '.join(_KINDS)}"
-        )
-    return rule(**{name: value for name, value in fields.items() if name != "kind"})
-
-
-def _require_rate(name: str, rate: float) -> None:
-    if not 0.0 < rate <= 1.0:
-        raise ValueError(f"{name} must lie in (0, 1], got {rate}")
-
-
-def _require_count(name: str, count: int) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
-        raise ValueError(f"{name} must be an integer of at least 1, got {count}")
+    given = dict(fields)
+    return known_kind(_KINDS, given.pop("kind"), of="sampling")(**given)
 
 
 def _require_roster(what: str, relation: NeighboringRelation) -> None:

@@ -36,6 +36,8 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.mechanisms.checks import require_positive, require_probability
+
 # Below this the squares of weights, and with them the noise, leave what float64 can hold safely.
 SMALLEST_WEIGHT = 1e-6
 
@@ -227,8 +229,7 @@ class NoiseSchedule:
             ValueError: If scale is not positive and finite, rounds is below 1, or rounds is not the
                 number of custom weights.
         """
-        if not (math.isfinite(scale) and scale > 0.0):
-            raise ValueError(f"scale must be positive and finite, got {scale}")
+        require_positive(scale=scale)
         return tuple(scale / weight for weight in self.weights_of(rounds))
 
     def sum_of_squares(self, rounds: int) -> float:
@@ -308,10 +309,8 @@ class PlateauSchedule:
         """
         if self.patience < 1:
             raise ValueError(f"patience must be at least 1 round, got {self.patience}")
-        if not 0.0 < self.factor < 1.0:
-            raise ValueError(f"factor must lie in (0, 1), got {self.factor}")
-        if not (math.isfinite(self.first) and self.first > 0.0):
-            raise ValueError(f"first must be positive and finite, got {self.first}")
+        require_probability(factor=self.factor)
+        require_positive(first=self.first)
         if not 0.0 < self.smallest <= self.first:
             raise ValueError(
                 f"smallest must lie in (0, first], got {self.smallest} with first {self.first}"
@@ -354,8 +353,7 @@ class PlateauController:
         Raises:
             ValueError: If base_multiplier is not positive and finite.
         """
-        if not (math.isfinite(base_multiplier) and base_multiplier > 0.0):
-            raise ValueError(f"base_multiplier must be positive and finite, got {base_multiplier}")
+        require_positive(base_multiplier=base_multiplier)
         self.schedule = schedule
         self.base_multiplier = base_multiplier
         self._reductions = 0

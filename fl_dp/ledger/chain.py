@@ -6,8 +6,8 @@ import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
+from pathlib import Path
+from typing import Any, ClassVar, Self
 
 import sqlalchemy as sa
 
@@ -98,10 +98,38 @@ class RecordChain:
 class ChainedLedger(ABC):
     """A ledger over a chain of records: it is replayed on opening, and closed at the end."""
 
+    first_record: ClassVar[str]
+    """The content of its first record, in words."""
+
     def __init__(self, store: LedgerStore) -> None:
         """Follow a store."""
         self._store = store
         self._chain = RecordChain(store, self._replay)
+
+    @classmethod
+    def read(cls, location: str | Path) -> Self:
+        """Open a ledger to look at it; nothing can be spent or changed.
+
+        Raises:
+            FileNotFoundError: If there is no such file.
+            LedgerCorrupted: If it is no such ledger or a record does not match the chain.
+            LedgerUnavailable: If the disk or the database fails.
+        """
+        ledger = cls(LedgerStore.readable(location))
+        with ledger._first_transaction():
+            if not ledger._chain.records:
+                raise LedgerCorrupted(f"{ledger.location} holds no {cls.first_record}")
+        return ledger
+
+    @contextmanager
+    def _first_transaction(self) -> Iterator[sa.Connection]:
+        """Replay every record, as `RecordChain.transaction`; what fails closes the ledger."""
+        try:
+            with self._chain.transaction() as connection:
+                yield connection
+        except BaseException:
+            self.close()
+            raise
 
     @abstractmethod
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
@@ -167,11 +195,6 @@ class ChainedLedger(ABC):
         """Return the ledger itself."""
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Close it; what was written as spent stays spent."""
         self.close()

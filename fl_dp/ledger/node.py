@@ -32,7 +32,7 @@ import math
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Required, Self, TypedDict, Unpack
 
 from fl_dp.accounting import (
     EpsilonBounds,
@@ -53,7 +53,7 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences, renyi_epsilon
 
 from .chain import ChainedLedger
-from .entries import LedgerCorrupted, require_printable, today
+from .entries import require_printable, today
 from .store import LedgerStore
 
 NODE_SCHEMA = 2  # before, a record was an `example`
@@ -64,6 +64,15 @@ _ROUNDING = 1e-12  # relative
 _AHEAD = 1.25  # times what is asked for: certified at once, so that few questions compute
 # By event, epsilon, delta and relation: so many releases of one kind are known to fit.
 _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
+
+
+class ChargeTerms(TypedDict, total=False):
+    """Keywords of a charge, besides whose data it is for and of what event."""
+
+    budget: Required[PrivacyBudget]
+    what: Required[str]
+    count: int
+    neighboring_relation: NeighboringRelation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -205,6 +214,8 @@ class Spending:
 class NodeLedger(ChainedLedger):
     """The charges of a node's data. Open it with `open` (to spend) or `read` (to look)."""
 
+    first_record = "node's charges"
+
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
         super().__init__(store)
@@ -227,32 +238,9 @@ class NodeLedger(ChainedLedger):
             LedgerUnavailable: If the disk or the database fails.
         """
         ledger = cls(LedgerStore.writable(location))
-        try:
-            with ledger._chain.transaction() as connection:
-                if not ledger._chain.records:
-                    ledger._chain.append(connection, {"kind": "node", "schema": NODE_SCHEMA})
-        except BaseException:
-            ledger.close()
-            raise
-        return ledger
-
-    @classmethod
-    def read(cls, location: str | Path) -> Self:
-        """Open a node's ledger to look at it; nothing can be spent or changed.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            LedgerCorrupted: If it is no node's ledger or a record does not match the chain.
-            LedgerUnavailable: If the disk or the database fails.
-        """
-        ledger = cls(LedgerStore.readable(location))
-        try:
-            with ledger._chain.transaction():
-                if not ledger._chain.records:
-                    raise LedgerCorrupted(f"{ledger.location} holds no node's charges")
-        except BaseException:
-            ledger.close()
-            raise
+        with ledger._first_transaction() as connection:
+            if not ledger._chain.records:
+                ledger._chain.append(connection, {"kind": "node", "schema": NODE_SCHEMA})
         return ledger
 
     @classmethod
@@ -270,11 +258,6 @@ class NodeLedger(ChainedLedger):
         finally:
             store.close()
         return bool(records) and records[0].fields.get("kind") == "node"
-
-    @property
-    def last_hash(self) -> str:
-        """Hash of the last record."""
-        return self._chain.records[-1].hash
 
     @property
     def spendings(self) -> tuple[Spending, ...]:
@@ -295,50 +278,25 @@ class NodeLedger(ChainedLedger):
         with self._chain.transaction():
             return self._of_source(account)
 
-    def charge(
-        self,
-        account: Account,
-        event: PrivacyEvent,
-        *,
-        budget: PrivacyBudget,
-        what: str,
-        count: int = 1,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-    ) -> None:
+    def charge(self, account: Account, event: PrivacyEvent, **terms: Unpack[ChargeTerms]) -> None:
         """Write releases to disk as spent, before they are made; whatever happens then, they are.
 
         Args:
             account: Whose data.
             event: What one release is charged as.
-            budget: Over everything that the account ever spends.
-            what: A name for the records, for instance the run and the round.
-            count: How many of them, at least 1.
-            neighboring_relation: Which data are neighbours.
+            **terms: `budget`, over everything that the account ever spends; `what`, a name for the
+                records, for instance the run and the round; `count`, how many releases, 1 unless
+                given; `neighboring_relation`, which data are neighbours, zero-out unless given.
 
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If an argument is out of range.
         """
-        self._charge(
-            account,
-            event,
-            budget=budget,
-            what=what,
-            count=count,
-            neighboring_relation=neighboring_relation,
-            unread=False,
-        )
+        self._charge(account, event, unread=False, **terms)
 
     def charge_unread(
-        self,
-        account: Account,
-        event: PrivacyEvent,
-        *,
-        budget: PrivacyBudget,
-        what: str,
-        count: int = 1,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+        self, account: Account, event: PrivacyEvent, **terms: Unpack[ChargeTerms]
     ) -> int:
         """Write releases to disk as spent before their data are read: the source alone decides.
 
@@ -347,11 +305,9 @@ class NodeLedger(ChainedLedger):
 
         Args:
             account: Whose data; its fingerprint is not looked at.
-            event: As in `charge`, like the other arguments.
-            budget: Over everything that was ever charged to this source.
-            what: A name for the records.
-            count: How many of them.
-            neighboring_relation: Which data are neighbours.
+            event: What one release is charged as.
+            **terms: As in `charge`; the budget is over everything that was ever charged to this
+                source.
 
         Returns:
             The charge's number, for `name_data`.
@@ -360,15 +316,8 @@ class NodeLedger(ChainedLedger):
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
             ValueError: If an argument is out of range.
         """
-        return self._charge(
-            Account(unit=account.unit, source=account.source),
-            event,
-            budget=budget,
-            what=what,
-            count=count,
-            neighboring_relation=neighboring_relation,
-            unread=True,
-        )
+        unnamed = Account(unit=account.unit, source=account.source)
+        return self._charge(unnamed, event, unread=True, **terms)
 
     def name_data(self, charge: int, fingerprint: str) -> bool:
         """Say which data a charge was for, and return whether they may be released.
@@ -417,11 +366,11 @@ class NodeLedger(ChainedLedger):
         account: Account,
         event: PrivacyEvent,
         *,
+        unread: bool,
         budget: PrivacyBudget,
         what: str,
-        count: int,
-        neighboring_relation: NeighboringRelation,
-        unread: bool,
+        count: int = 1,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
     ) -> int:
         require_printable(what)
         if count < 1:

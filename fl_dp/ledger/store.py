@@ -5,6 +5,7 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Self
 
@@ -116,11 +117,7 @@ class LedgerStore:
 
     def append(self, connection: sa.Connection, record: LedgerRecord) -> None:
         """Add a record."""
-        connection.execute(
-            sa.insert(_TABLE).values(
-                sequence=record.sequence, payload=record.payload, hash=record.hash
-            )
-        )
+        connection.execute(sa.insert(_TABLE).values(asdict(record)))
 
     def close(self) -> None:
         """Let go of the file or the connection; closing twice does no harm."""

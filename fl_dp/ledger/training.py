@@ -29,7 +29,6 @@ from fl_dp.accounting import (
     PrivacyBudgetExhausted,
     PrivacyEvent,
     PrivacyFilter,
-    epsilon,
     event_from_dict,
     event_to_dict,
     freeze,
@@ -42,13 +41,7 @@ from fl_dp.plan import PrivacyPlan
 
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
 from .chain import ChainedLedger
-from .entries import (
-    SCHEMA,
-    LedgerCorrupted,
-    now_to_the_minute,
-    require_printable,
-    require_schema,
-)
+from .entries import SCHEMA, now_to_the_minute, require_printable, require_schema
 from .store import LedgerStore
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
@@ -83,6 +76,8 @@ class Reservation:
 class PrivacyLedger(ChainedLedger):
     """The spending of one plan. Open it with `open` (to train) or `read` (to look)."""
 
+    first_record = "plan"
+
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
         super().__init__(store)
@@ -96,7 +91,6 @@ class PrivacyLedger(ChainedLedger):
         self._participations: Counter[str] = Counter()
         self._reserved: dict[int, Reservation] = {}  # by record
         self._committed: set[int] = set()
-        self._rounds_committed = 0
         self._randomness: set[str] = set()
 
     @classmethod
@@ -139,40 +133,17 @@ class PrivacyLedger(ChainedLedger):
         if run_id is not None:
             ledger._run_id = run_id
         randomness = SecureRandom.SECURE_KIND if rng is None else rng.kind
-        try:
-            with ledger._chain.transaction() as connection:
-                if stated is not None:
-                    ledger.require_holds(stated, of=f"the {STATEMENT_NAME} beside it")
-                if anchor is not None:
-                    ledger.require_holds(anchor, of="the anchor")
-                if ledger._plan is None:
-                    opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
-                    ledger._chain.append(connection, opening)
-                else:
-                    _require_same_plan(ledger, plan)
-                ledger._chain.append(connection, ledger._run_fields(plan, randomness))
-        except Exception:
-            ledger.close()
-            raise
-        return ledger
-
-    @classmethod
-    def read(cls, location: str | Path) -> Self:
-        """Open a ledger to look at it; nothing can be spent or changed.
-
-        Raises:
-            FileNotFoundError: If there is no such file.
-            LedgerCorrupted: If it is not a ledger or a record does not match the chain.
-            LedgerUnavailable: If the disk or the database fails.
-        """
-        ledger = cls(LedgerStore.readable(location))
-        try:
-            with ledger._chain.transaction():
-                if ledger._plan is None:
-                    raise LedgerCorrupted(f"{ledger.location} holds no plan")
-        except Exception:
-            ledger.close()
-            raise
+        with ledger._first_transaction() as connection:
+            if stated is not None:
+                ledger.require_holds(stated, of=f"the {STATEMENT_NAME} beside it")
+            if anchor is not None:
+                ledger.require_holds(anchor, of="the anchor")
+            if ledger._plan is None:
+                opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
+                ledger._chain.append(connection, opening)
+            else:
+                _require_same_plan(ledger, plan)
+            ledger._chain.append(connection, ledger._run_fields(plan, randomness))
         return ledger
 
     @property
@@ -189,7 +160,7 @@ class PrivacyLedger(ChainedLedger):
     @property
     def rounds_committed(self) -> int:
         """Rounds whose release is known to have happened."""
-        return self._rounds_committed
+        return sum(self._reserved[each].index is not None for each in self._committed)
 
     @property
     def other_releases_spent(self) -> int:
@@ -252,13 +223,7 @@ class PrivacyLedger(ChainedLedger):
 
         With noise chosen adaptively that is what the filter guarantees: the budget.
         """
-        if self._gate.adaptive:
-            return EpsilonBounds(filter=self.plan.budget.epsilon if self.history else 0.0)
-        return epsilon(
-            self.history,
-            self.plan.budget.delta,
-            neighboring_relation=self.plan.neighboring_relation,
-        )
+        return self.plan.epsilon(self.history)
 
     def promise(self) -> EpsilonBounds:
         """Return what holds at any moment at which somebody may have stopped.
@@ -274,14 +239,7 @@ class PrivacyLedger(ChainedLedger):
         union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
         if freeze(union) == self.history:
             return spent
-        planned = epsilon(
-            union,
-            self.plan.budget.delta,
-            neighboring_relation=self.plan.neighboring_relation,
-        )
-        if planned.best <= self.plan.budget.epsilon:
-            return planned
-        return EpsilonBounds(filter=self.plan.budget.epsilon)
+        return self.plan.epsilon(union).within(self.plan.budget.epsilon)
 
     def running_epsilon(self) -> float:
         """Return a bound that is coarser and quick enough to ask for after every round.
@@ -451,28 +409,28 @@ class PrivacyLedger(ChainedLedger):
             case "run":
                 self._randomness.add(fields["randomness"])
             case "reserve":
-                self._reserved[sequence] = Reservation(
-                    sequence=sequence,
-                    what=f"round {fields['round']}" if "round" in fields else fields["what"],
-                    noise_multiplier=fields.get("noise_multiplier"),
-                    index=self.rounds_spent if "round" in fields else None,
-                )
-                self._replay_reservation(fields)
+                self._replay_reservation(sequence, fields)
             case "commit":
                 reserved = fields["reserved"]
                 if reserved not in self._reserved or reserved in self._committed:
                     raise ValueError(f"record {reserved} is no reservation that waits for a commit")
-                self._rounds_committed += self._reserved[reserved].index is not None
                 self._committed.add(reserved)
             case _:
                 raise ValueError(f"a record of kind '{kind}' is unknown to this version")
 
-    def _replay_reservation(self, fields: dict[str, Any]) -> None:
+    def _replay_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)
+        is_round = "round" in fields
+        self._reserved[sequence] = Reservation(
+            sequence=sequence,
+            what=f"round {fields['round']}" if is_round else fields["what"],
+            noise_multiplier=fields.get("noise_multiplier"),
+            index=self.rounds_spent if is_round else None,
+        )
         # No unit takes part more often than the cap: rounds beyond it charge none of them more.
-        if "round" not in fields or self._charges_another_round():
+        if not is_round or self._charges_another_round():
             self._gate.spend(event)
-        if "round" not in fields:
+        if not is_round:
             self._others[event] += 1
             return
         self._rounds[event] += 1

@@ -16,7 +16,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
-from .checks import require_positive
+from .checks import require_positive, require_probability
 
 _LARGEST_STEP = 5.0
 
@@ -53,8 +53,7 @@ class AdaptiveClipping:
                 f"learning_rate must be at most {_LARGEST_STEP:g}, got {self.learning_rate}: it is "
                 "the largest change of the norm's logarithm in one round, usually 0.2"
             )
-        if not 0.0 < self.target_quantile < 1.0:
-            raise ValueError(f"target_quantile must lie in (0, 1), got {self.target_quantile}")
+        require_probability(target_quantile=self.target_quantile)
 
     @property
     def first_norms(self) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""The checks that every mechanism makes of its settings."""
+"""Checks that mechanisms, and what is built on them, make of their settings."""
 
 from __future__ import annotations
 
@@ -18,3 +18,36 @@ def require_positive(**settings: float) -> None:
             raise ValueError(f"{name} must be positive and finite, got {value}")
         if value < _SMALLEST:
             raise ValueError(f"{name} must be at least {_SMALLEST}, got {value}")
+
+
+def require_count(**settings: int) -> None:
+    """Refuse settings that are not integers from 1 on.
+
+    Raises:
+        ValueError: If one is not; the message has its name.
+    """
+    for name, value in settings.items():
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+
+
+def require_rate(**settings: float) -> None:
+    """Refuse settings that are not in (0, 1], where 1 means everybody.
+
+    Raises:
+        ValueError: If one is not; the message has its name.
+    """
+    for name, value in settings.items():
+        if not 0.0 < value <= 1.0:
+            raise ValueError(f"{name} must lie in (0, 1], got {value}")
+
+
+def require_probability(**settings: float) -> None:
+    """Refuse settings that are not in (0, 1), both ends excluded, such as a delta.
+
+    Raises:
+        ValueError: If one is not; the message has its name.
+    """
+    for name, value in settings.items():
+        if not 0.0 < value < 1.0:
+            raise ValueError(f"{name} must lie in (0, 1), got {value}")

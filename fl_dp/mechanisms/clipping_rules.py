@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias, get_args
 
+from fl_dp.kinds import known_kind
+
 from .adaptive_clipping import AdaptiveClipping
 from .checks import require_positive
 from .clipping import joint_clipping_norm
@@ -74,6 +76,7 @@ class PerLayerClipping:
 
 
 Clipping: TypeAlias = FixedClipping | PerLayerClipping | AdaptiveClipping
+_KINDS: dict[str, type[Clipping]] = {rule.kind: rule for rule in get_args(Clipping)}
 
 DEFAULT_CLIPPING = AdaptiveClipping(initial_norm=0.1, target_quantile=0.5, learning_rate=1.0)
 """The default bound on an update: the updates' median norm, found during training.
@@ -116,13 +119,8 @@ def clipping_from_dict(fields: Mapping[str, Any]) -> Clipping:
     Raises:
         ValueError: If the kind is unknown to this version.
     """
-    rest = {name: value for name, value in fields.items() if name != "kind"}
-    match fields["kind"]:
-        case FixedClipping.kind:
-            return FixedClipping(**rest)
-        case PerLayerClipping.kind:
-            return PerLayerClipping(norms=tuple(rest["norms"]))
-        case AdaptiveClipping.kind:
-            return AdaptiveClipping(**rest)
-        case kind:
-            raise ValueError(f"clipping of kind '{kind}' is unknown to this version")
+    given = dict(fields)
+    rule = known_kind(_KINDS, given.pop("kind"), of="clipping")
+    if rule is PerLayerClipping:
+        given["norms"] = tuple(given["norms"])  # JSON has lists
+    return rule(**given)

@@ -17,16 +17,15 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from .grid import IntegerLaw
 from .randomness import SecureRandom
 
 _TAIL = 12.5  # buckets reach this many standard deviations: the rest has mass below 2^-116
 _SLOT_BITS = 10
 _THRESHOLD_BITS = 64 - _SLOT_BITS
-_CHUNK = 1 << 15  # draws at a time: the work arrays stay in the cache
-_MIN_SCALE, _MAX_SCALE = 0.05, 2.0**34
 
 
-class DiscreteGaussian:
+class DiscreteGaussian(IntegerLaw):
     """The law N_Z(0, scale^2): integers, `scale` in units of the grid, not a noise multiplier."""
 
     def __init__(self, scale: float) -> None:
@@ -39,9 +38,7 @@ class DiscreteGaussian:
         Raises:
             ValueError: If `scale` is outside that range.
         """
-        if not _MIN_SCALE <= scale <= _MAX_SCALE:
-            raise ValueError(f"scale must lie in [{_MIN_SCALE}, {_MAX_SCALE:.0f}], got {scale}")
-        self.scale = scale
+        super().__init__(scale)
         # 16 to 32 buckets a deviation: at most 803 in all, which fit into the table's 1024 slots.
         self._width_bits = max(0, math.floor(math.log2(scale)) - 4)
         width = 1 << self._width_bits
@@ -64,16 +61,6 @@ class DiscreteGaussian:
         """Log of the density at `x` over that at `y`; as a product, so that nothing cancels."""
         apart = (x - y).astype(np.float64)
         return -(apart * (x + y).astype(np.float64)) / (2.0 * self.scale**2)
-
-    def sample(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Return `count` independent draws, shape `(count,)`."""
-        out = np.empty(count, dtype=np.int64)
-        filled = 0
-        while filled < count:
-            draws = self._propose(min(_CHUNK, count - filled), rng)
-            out[filled : filled + draws.size] = draws
-            filled += draws.size
-        return out
 
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Propose `count` values and return those that are accepted."""

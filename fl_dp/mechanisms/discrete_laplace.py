@@ -17,13 +17,11 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from .grid import IntegerLaw
 from .randomness import SecureRandom
 
-_CHUNK = 1 << 15  # draws at a time: the work arrays stay in the cache
-_MIN_SCALE, _MAX_SCALE = 0.05, 2.0**34
 
-
-class DiscreteLaplace:
+class DiscreteLaplace(IntegerLaw):
     """The law on the integers that falls by `exp(-1 / scale)` a step; `scale` in grid units."""
 
     def __init__(self, scale: float) -> None:
@@ -36,24 +34,15 @@ class DiscreteLaplace:
         Raises:
             ValueError: If `scale` is outside that range.
         """
-        if not _MIN_SCALE <= scale <= _MAX_SCALE:
-            raise ValueError(f"scale must lie in [{_MIN_SCALE}, {_MAX_SCALE:.0f}], got {scale}")
-        self.scale = scale
+        super().__init__(scale)
         # The density halves every s ln 2 steps: a block is the next power of two.
         self._width_bits = max(0, math.ceil(math.log2(scale * math.log(2.0))))
         # How much faster than by halves the density falls from block to block; not negative.
         self._excess = max(0.0, (1 << self._width_bits) / scale - math.log(2.0))
 
-    def sample(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
-        """Return `count` independent draws, shape `(count,)`."""
-        out = np.empty(count, dtype=np.int64)
-        filled = 0
-        while filled < count:
-            missing = count - filled
-            draws = self._propose(min(_CHUNK, 2 * missing + 8), rng)[:missing]
-            out[filled : filled + draws.size] = draws
-            filled += draws.size
-        return out
+    def _tries(self, missing: int) -> int:
+        """Return how many proposals to make: about half of them are accepted."""
+        return 2 * missing + 8
 
     def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Propose `count` values and return those that are accepted."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -22,19 +21,44 @@ from .randomness import SecureRandom
 
 _NOISE_BITS = 30  # the noise spans 2^30 to 2^31 grid steps: the grid is far below the noise
 _EXACT_INTEGERS = 2.0**53
+_MIN_SCALE, _MAX_SCALE = 0.05, 2.0**34  # of a law, in grid steps
+_CHUNK = 1 << 15  # draws at a time: the work arrays stay in the cache
 
 
-class IntegerLaw(Protocol):
-    """A law on the integers that can be drawn from."""
+class IntegerLaw(ABC):
+    """A law on the integers, drawn by proposing values and accepting some of them."""
 
-    @property
-    def scale(self) -> float:
-        """The law's scale parameter, in grid steps."""
-        ...
+    def __init__(self, scale: float) -> None:
+        """Check the scale.
+
+        Args:
+            scale: The law's parameter in grid steps, between 0.05 and 2^34.
+
+        Raises:
+            ValueError: If `scale` is outside that range.
+        """
+        if not _MIN_SCALE <= scale <= _MAX_SCALE:
+            raise ValueError(f"scale must lie in [{_MIN_SCALE}, {_MAX_SCALE:.0f}], got {scale}")
+        self.scale = scale
 
     def sample(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
         """Return `count` independent draws, shape `(count,)`."""
-        ...
+        out = np.empty(count, dtype=np.int64)
+        filled = 0
+        while filled < count:
+            missing = count - filled
+            draws = self._propose(min(_CHUNK, self._tries(missing)), rng)[:missing]
+            out[filled : filled + draws.size] = draws
+            filled += draws.size
+        return out
+
+    def _tries(self, missing: int) -> int:
+        """Return how many proposals to make for so many draws."""
+        return missing
+
+    @abstractmethod
+    def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
+        """Propose `count` values and return those that are accepted."""
 
 
 @dataclass(frozen=True, kw_only=True)

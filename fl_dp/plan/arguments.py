@@ -15,6 +15,15 @@ from difflib import get_close_matches
 from enum import Enum
 from typing import Any
 
+_UNIONS = (types.UnionType, typing.Union)  # of `X | Y`, and of `Optional[X]`
+_NAMES = {
+    int: "an integer",
+    float: "a number",
+    bool: "True or False",
+    str: "a text",
+    type(None): "None",
+}
+
 
 def keywords_of(kind: type) -> set[str]:
     """Return the names that a class's constructor takes, with those it passes on by `**`."""
@@ -66,41 +75,31 @@ def require_types(given: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return any(_fits(value, each) for each in typing.get_args(hint))
-    if hint is None or hint is type(None):
-        return value is None
-    if hint is Any:
-        return True
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    origin = typing.get_origin(hint)
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _UNIONS:
+        return any(_fits(value, each) for each in parts)
     if origin is tuple:
-        kind, *_ = typing.get_args(hint)
-        return isinstance(value, tuple) and all(_fits(each, kind) for each in value)
-    if origin is Callable or hint is Callable:
+        return isinstance(value, tuple) and all(_fits(each, parts[0]) for each in value)
+    if origin is Callable:
         return callable(value)
-    return isinstance(value, hint) if isinstance(hint, type) else True
+    if hint in (int, float) and isinstance(value, bool):
+        return False  # Python takes True for 1
+    if hint is float:
+        return isinstance(value, int | float)
+    return isinstance(value, hint) if isinstance(hint, type) and hint is not Any else True
 
 
 def _words(hint: Any) -> str:
-    if isinstance(hint, types.UnionType) or typing.get_origin(hint) is typing.Union:
-        return " or ".join(_words(each) for each in typing.get_args(hint))
-    origin = typing.get_origin(hint)
+    origin, parts = typing.get_origin(hint), typing.get_args(hint)
+    if origin in _UNIONS:
+        return " or ".join(_words(each) for each in parts)
     if origin is tuple:
-        return f"a tuple of {typing.get_args(hint)[0].__name__}"
+        return f"a tuple of {parts[0].__name__}"
     if origin is Callable:
         return "a function"
     if isinstance(hint, type) and issubclass(hint, Enum):
         return f"one of {', '.join(f'{hint.__name__}.{each.name}' for each in hint)}"
-    named = {int: "an integer", float: "a number", bool: "True or False", str: "a text"}
-    if hint is None or hint is type(None):
-        return "None"
-    return named.get(hint, getattr(hint, "__name__", str(hint)))
+    return _NAMES.get(hint, getattr(hint, "__name__", str(hint)))
 
 
 def _shown(value: Any) -> str:

@@ -19,6 +19,7 @@ from fl_dp.accounting import (
     tight_epsilon,
 )
 from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.gaussian import mu_squared
 from fl_dp.accounting.renyi import renyi_epsilon
 
 from .noise import CentralNoise, Noise
@@ -104,12 +105,12 @@ def _gaussian_noise(
 ) -> float:
     """Return the noise of `rounds` Gaussians that fill a Gaussian DP filter.
 
-    mu^2 of Gaussians add up: (distance / multiplier)^2 each, up to that of the whole budget.
+    The squares of mu add up, to that of the whole budget.
     """
     left = gaussian_noise_multiplier(budget.epsilon, budget.delta) ** -2
     for event, count in before:
         assert isinstance(event, GaussianEvent)  # the caller has checked
-        left -= count * (relation.distance / event.noise_multiplier) ** 2
+        left -= count * mu_squared(event, relation)
     if left <= 0.0:
         raise ValueError(f"the other releases spend all of epsilon {budget.epsilon}")
     return relation.distance * math.sqrt(rounds / left)

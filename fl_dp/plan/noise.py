@@ -28,6 +28,7 @@ from fl_dp.accounting import (
     event_of,
 )
 from fl_dp.accounting.events import FrozenHistory
+from fl_dp.kinds import known_kind
 from fl_dp.mechanisms import ClientScheme, client_scheme
 
 from .hosting import Hosting
@@ -367,12 +368,7 @@ def noise_from_dict(fields: Mapping[str, Any]) -> Noise:
         ValueError: If the kind is unknown to this version.
     """
     given = dict(fields)
-    kind = _KINDS.get(given.pop("kind"))
-    if kind is None:
-        raise ValueError(
-            f"noise of kind '{fields['kind']}' is unknown to this version, which knows "
-            f"{', '.join(_KINDS)}"
-        )
+    kind = known_kind(_KINDS, given.pop("kind"), of="noise")
     given["schedule"] = NoiseSchedule.from_dict(given["schedule"])
     if given.get("plateau") is not None:
         given["plateau"] = PlateauSchedule(**given["plateau"])

@@ -116,11 +116,11 @@ def _taken(options: dict[str, Any], owner: type) -> dict[str, Any]:
 def _noise(given: Mapping[str, Any], client_scheme: str | None) -> Noise:
     if client_scheme is None:
         return CentralNoise(**given)
-    known = {each.name for each in fields(ClientNoise)}
-    for name, value in given.items():
-        if name not in known and value is not None:
+    others = dict(given)
+    own = _taken(others, ClientNoise)
+    for name, value in others.items():
+        if value is not None:
             raise IncompatibleOptions(server_needed(name))
-    own = {name: value for name, value in given.items() if name in known}
     return ClientNoise(**own, scheme=client_scheme)
 
 

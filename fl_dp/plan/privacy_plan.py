@@ -22,6 +22,7 @@ from typing import Any, Self, Unpack
 
 from fl_dp.accounting import (
     EpsilonBounds,
+    History,
     IncompatibleOptions,
     NeighboringRelation,
     PrivacyBudget,
@@ -29,11 +30,9 @@ from fl_dp.accounting import (
     PrivacyFilter,
     Sampling,
     epsilon,
-    event_from_dict,
-    event_to_dict,
     freeze,
 )
-from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle, least_noise_multiplier
 
@@ -343,35 +342,24 @@ class PrivacyPlan:
         events = [(self.event_of(round), 1) for round in range(1, self.charged_rounds + 1)]
         return freeze([*events, *self.other_releases])
 
-    def epsilon(self) -> EpsilonBounds:
-        """Return what all planned releases spend together.
+    def epsilon(self, history: History | None = None) -> EpsilonBounds:
+        """Return what the releases of `history` spend together, by default all that are planned.
 
         Noise chosen adaptively is bounded by its filter alone: the budget.
         """
+        releases = self.history if history is None else freeze(history)
         if self.noise.adaptive:
-            return EpsilonBounds(filter=self.budget.epsilon)
-        return epsilon(
-            self.history,
-            self.budget.delta,
-            neighboring_relation=self.neighboring_relation,
-        )
+            return EpsilonBounds(filter=self.budget.epsilon if releases else 0.0)
+        return epsilon(releases, self.budget.delta, neighboring_relation=self.neighboring_relation)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""
-        return {
-            "budget": asdict(self.budget),
-            "rounds": self.rounds,
-            "num_clients": self.num_clients,
+        return asdict(self) | {
             "sampling": self.sampling.to_dict(),
             "noise": self.noise.to_dict(),
             "release": self.release.to_dict(),
-            "hosting": asdict(self.hosting),
             "neighboring_relation": str(self.neighboring_relation),
-            "participation_cap": self.participation_cap,
-            "other_releases": [
-                {**event_to_dict(event), "count": count} for event, count in self.other_releases
-            ],
-            "unit": self.unit,
+            "other_releases": history_to_list(self.other_releases),
         }
 
     @classmethod
@@ -386,8 +374,6 @@ class PrivacyPlan:
                 "release": Release.from_dict(fields["release"]),
                 "hosting": Hosting(**fields["hosting"]),
                 "neighboring_relation": NeighboringRelation(fields["neighboring_relation"]),
-                "other_releases": freeze(
-                    [(event_from_dict(each), each["count"]) for each in fields["other_releases"]]
-                ),
+                "other_releases": freeze(history_from_list(fields["other_releases"])),
             }
         )

@@ -18,8 +18,8 @@ References:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Self
+from dataclasses import asdict, dataclass, replace
+from typing import Any, NotRequired, Self, TypedDict, Unpack
 
 from fl_dp.accounting import (
     EpsilonBounds,
@@ -30,8 +30,19 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.mechanisms.checks import require_count
 
 _SMALLEST_NORM = 1e-10
+
+
+class RecordPlanArguments(TypedDict):
+    """Keywords of both ways to build a `RecordPlan`: its attributes but for budget and noise."""
+
+    sampling_rate: float
+    steps: int
+    participations: int
+    clipping_norm: float
+    neighboring_relation: NotRequired[NeighboringRelation]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,10 +83,7 @@ class RecordPlan:
             ValueError: If a field is out of range.
         """
         _ = self.event  # checks noise and rate
-        for name in ("steps", "participations"):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+        require_count(steps=self.steps, participations=self.participations)
         if not _SMALLEST_NORM <= self.clipping_norm <= 1.0 / _SMALLEST_NORM:
             raise ValueError(
                 f"clipping_norm must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], where "
@@ -83,38 +91,21 @@ class RecordPlan:
             )
 
     @classmethod
-    def calibrate(
-        cls,
-        budget: PrivacyBudget,
-        *,
-        sampling_rate: float,
-        steps: int,
-        participations: int,
-        clipping_norm: float,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-    ) -> Self:
+    def calibrate(cls, budget: PrivacyBudget, **given: Unpack[RecordPlanArguments]) -> Self:
         """Return the plan with the least noise at which all planned participations fit the budget.
 
         Raises:
             ValueError: If an argument is out of range, or no noise is large enough.
         """
+        draft = cls(budget=budget, noise_multiplier=1.0, **given)
         noise_multiplier = calibrate_noise_multiplier(
             budget.epsilon,
             DECLARED_SHARE * budget.delta,
-            sampling_rate=sampling_rate,
-            rounds=max(1, steps * participations),
-            neighboring_relation=neighboring_relation,
+            sampling_rate=draft.sampling_rate,
+            rounds=draft.steps * draft.participations,
+            neighboring_relation=draft.neighboring_relation,
         )
-        return cls.from_noise_multiplier(
-            noise_multiplier,
-            delta=budget.delta,
-            max_epsilon=budget.epsilon,
-            sampling_rate=sampling_rate,
-            steps=steps,
-            participations=participations,
-            clipping_norm=clipping_norm,
-            neighboring_relation=neighboring_relation,
-        )
+        return replace(draft, noise_multiplier=noise_multiplier)
 
     @classmethod
     def from_noise_multiplier(
@@ -122,34 +113,24 @@ class RecordPlan:
         noise_multiplier: float,
         *,
         delta: float,
-        sampling_rate: float,
-        steps: int,
-        participations: int,
-        clipping_norm: float,
         max_epsilon: float | None = None,
-        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+        **given: Unpack[RecordPlanArguments],
     ) -> Self:
         """Return the plan of a given noise, whose budget is `max_epsilon` or what it spends.
 
         Raises:
             ValueError: If an argument is out of range.
         """
-        event = PoissonGaussianEvent(noise_multiplier=noise_multiplier, sampling_rate=sampling_rate)
-        if max_epsilon is None:
-            max_epsilon = epsilon(
-                {event: max(1, steps * participations)},
-                DECLARED_SHARE * delta,
-                neighboring_relation=neighboring_relation,
-            ).best
-        return cls(
-            budget=PrivacyBudget(epsilon=max_epsilon, delta=delta),
-            noise_multiplier=noise_multiplier,
-            sampling_rate=sampling_rate,
-            steps=steps,
-            participations=participations,
-            clipping_norm=clipping_norm,
-            neighboring_relation=neighboring_relation,
+        budget = PrivacyBudget(epsilon=1.0 if max_epsilon is None else max_epsilon, delta=delta)
+        plan = cls(budget=budget, noise_multiplier=noise_multiplier, **given)
+        if max_epsilon is not None:
+            return plan
+        spent = epsilon(
+            {plan.event: plan.steps * plan.participations},
+            DECLARED_SHARE * delta,
+            neighboring_relation=plan.neighboring_relation,
         )
+        return replace(plan, budget=PrivacyBudget(epsilon=spent.best, delta=delta))
 
     @property
     def event(self) -> PoissonGaussianEvent:

@@ -19,7 +19,7 @@ def node_ledger_json(ledger: NodeLedger) -> dict[str, Any]:
     return {
         "location": ledger.location,
         "verified": True,
-        "last_hash": ledger.last_hash,
+        "last_hash": ledger.anchor.hash,
         "accounts": [_account_json(each) for each in ledger.spendings],
     }
 

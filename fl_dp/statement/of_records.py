@@ -43,8 +43,12 @@ def record_statement(
     promised = spent = at_budget
     if participations is not None:
         # Stopping earlier may depend on what was released, so the planned rounds are quoted.
-        promised = _within(plan, max(participations, plan.participations))
-        spent = _within(plan, participations) if participations else EpsilonBounds(naive=0.0)
+        # Where that is more than the budget, the ledgers stop them.
+        budget, most = plan.budget.epsilon, max(participations, plan.participations)
+        promised = plan.epsilon(most).within(budget)
+        spent = EpsilonBounds(naive=0.0)
+        if participations:
+            spent = plan.epsilon(participations).within(budget)
     not_covered = [
         "clients as a whole: what all records of one client say together (`privacy=central` and "
         "`privacy=local` protect that, alone or with this)",
@@ -101,11 +105,3 @@ def record_statement(
         not_covered=tuple(not_covered),
         versions=library_versions(),
     )
-
-
-def _within(plan: RecordPlan, participations: int) -> EpsilonBounds:
-    """Return what so many participations spend, or the budget where the ledgers stop them."""
-    bounds = plan.epsilon(participations)
-    if bounds.best <= plan.budget.epsilon:
-        return bounds
-    return EpsilonBounds(filter=plan.budget.epsilon)

@@ -7,13 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Self
 
-from fl_dp.accounting import (
-    NeighboringRelation,
-    PrivacyBudget,
-    PrivacyEvent,
-    event_from_dict,
-    event_to_dict,
-)
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget
+from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
 from fl_dp.ledger import LedgerAnchor
 from fl_dp.mechanisms import Clipping, clipping_from_dict, clipping_to_dict
 
@@ -153,7 +148,7 @@ class PrivacyStatement(Promise):
     noise_multipliers: tuple[float, ...]
     participation_cap: int | None
     metrics: tuple[str, ...]
-    releases: tuple[tuple[PrivacyEvent, int], ...]
+    releases: FrozenHistory
     clipping: Clipping
     clipping_norm: float
     denominator: float
@@ -167,9 +162,7 @@ class PrivacyStatement(Promise):
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; the anchor in the form that its ledger looks for."""
         document = super().to_dict() | {
-            "releases": [
-                {**event_to_dict(event), "count": count} for event, count in self.releases
-            ],
+            "releases": history_to_list(self.releases),
             "clipping": clipping_to_dict(self.clipping),
         }
         del document["anchor"]
@@ -186,9 +179,7 @@ class PrivacyStatement(Promise):
         return super()._read(rest) | {
             "noise_multipliers": tuple(document["noise_multipliers"]),
             "metrics": tuple(document["metrics"]),
-            "releases": tuple(
-                (event_from_dict(each), each["count"]) for each in document["releases"]
-            ),
+            "releases": history_from_list(document["releases"]),
             "clipping": clipping_from_dict(document["clipping"]),
             "randomness": tuple(document["randomness"]),
             "anchor": anchor,
