@@ -192,6 +192,41 @@ class RoundLoop(Strategy):
         self._log.finished(result, time.monotonic() - began)
         return result
 
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies into one sum as they come, and release the model that comes of it.
+
+        A reply that is missing, an error, malformed or not finite contributes zero.
+
+        Returns:
+            The next model, and the clients' metrics that are released, if any.
+
+        Raises:
+            RuntimeError: If the round was not configured before: it would not be charged.
+            RoundFailed: If there is nothing to release; the round stays charged.
+            NobodyContributes: If the counts so far say so; the round is released and committed.
+        """
+        current = self._open
+        if current is None or current.draft.draw.server_round != server_round:
+            raise RuntimeError(f"round {server_round} was not reserved: call configure_train first")
+        self._open = None
+        current.collect(replies, self.selection, self._log)
+        released = current.mode.release(self._rng, current.draft.ask)
+        # From here on everything is made of what was released.
+        model = current.next_model(released.mean, self.optimizer)
+        self._settle(released)
+        self.released_metrics = dict(released.metrics)
+        self.rounds_completed += 1
+        self._last = (server_round, model)
+        if self._contribution_check is not None and released.contributions is not None:
+            self._contribution_check.observe(
+                released.contributions,
+                noise_std=released.contributions_std,
+                asked=sum(map(len, current.cohort.values())),
+            )
+        return model, MetricRecord(dict(released.metrics)) if released.metrics else None
+
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
     ) -> Iterable[Message]:
@@ -246,6 +281,10 @@ class RoundLoop(Strategy):
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check, before the first model is evaluated or saved, that it can be trained at all."""
+        return
+
+    def _settle(self, released: Released) -> None:
+        """Take note of a release once its model is made; nothing by default."""
         return
 
     @property
@@ -350,38 +389,6 @@ class RoundLoop(Strategy):
         self.bytes_down = array_bytes(draft.sent)
         self.bytes_up = mode.reply_bytes(draft.draw.model)
         return self._open.messages(self._timeout)
-
-    def _collected(self, server_round: int, replies: Iterable[Message]) -> OpenRound:
-        """Fold the replies of the open round and return it; it is then no longer open.
-
-        Raises:
-            RuntimeError: If the round was not configured before.
-        """
-        current = self._open
-        if current is None or current.draft.draw.server_round != server_round:
-            raise RuntimeError(f"round {server_round} was not reserved: call configure_train first")
-        self._open = None
-        current.collect(replies, self.selection, self._log)
-        return current
-
-    def _close(
-        self, current: OpenRound, model: ArrayRecord, released: Released
-    ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Take note of a released round and return what `aggregate_train` does.
-
-        Raises:
-            NobodyContributes: If the counts so far say so.
-        """
-        self.released_metrics = dict(released.metrics)
-        self.rounds_completed += 1
-        self._last = (current.draft.draw.server_round, model)
-        if self._contribution_check is not None and released.contributions is not None:
-            self._contribution_check.observe(
-                released.contributions,
-                noise_std=released.contributions_std,
-                asked=sum(map(len, current.cohort.values())),
-            )
-        return model, MetricRecord(dict(released.metrics)) if released.metrics else None
 
     def _gives_up(self, failed: RoundFailed, failures: int) -> bool:
         """Log a failed round, and tell whether it was one too many in a row.
