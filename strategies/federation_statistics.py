@@ -28,7 +28,8 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.statistics import Answer, NoiseChoice, Quantiles, charged_release, query_to_dict
 
-from .exchange import default_window, exchange
+from .exchange import default_window, exchange, one_of_each
+from .modes.replies import numbers_of
 from .roster import wait_for_roster
 from .run_log import RunLog
 
@@ -123,38 +124,21 @@ def _contributions(
     replies: Iterator[Message], nodes: Sequence[int], dimension: int, units_per_node: int
 ) -> Iterator[list[float]]:
     """Yield one vector a unit, out of at most one reply a node; logs each kind of mishap once."""
-    left = set(nodes)
     log = RunLog()
-    for reply in replies:
-        node = reply.metadata.src_node_id
+    most = units_per_node * dimension
+    for reply in one_of_each(replies, set(nodes), log):
         if reply.has_error():
-            mishap = "a node failed and contributes zero"
-        elif node not in left:
-            mishap = "a reply came from a node that was not asked, or twice; it is ignored"
-        else:
-            left.discard(node)
-            numbers = _numbers(reply.content)
-            if numbers and len(numbers) % dimension == 0:
-                for unit in range(min(len(numbers) // dimension, units_per_node)):
-                    yield numbers[unit * dimension : (unit + 1) * dimension]
-                if len(numbers) <= units_per_node * dimension:
-                    continue
-                mishap = (
-                    f"a node answered for more than {units_per_node} units; the rest is ignored"
-                )
-            else:
-                mishap = "a reply is no contribution to this query and counts as zero"
-        log.warn_once(mishap)
-
-
-def _numbers(content: RecordDict) -> list[float]:
-    """Return the one contribution of a reply; nothing if there are several or none."""
-    found = [
-        record[CONTRIBUTION_METRIC]
-        for record in content.metric_records.values()
-        if CONTRIBUTION_METRIC in record
-    ]
-    if len(found) != 1:
-        return []
-    (sent,) = found
-    return [float(number) for number in (sent if isinstance(sent, list) else [sent])]
+            log.warn_once("a node failed and contributes zero")
+            continue
+        numbers = numbers_of(reply.content).get(CONTRIBUTION_METRIC, [])
+        # Of several records it can't be told which is meant.
+        if len(reply.content.metric_records) != 1 or len(numbers) % dimension:
+            numbers = []
+        if not numbers:
+            log.warn_once("a reply is no contribution to this query and counts as zero")
+        if len(numbers) > most:
+            log.warn_once(
+                f"a node answered for more than {units_per_node} units; the rest is ignored"
+            )
+        for start in range(0, min(len(numbers), most), dimension):
+            yield numbers[start : start + dimension]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -27,8 +28,10 @@ from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 
+from .exchange import one_of_each
 from .modes.replies import numbers_of
 from .roster import Unit, by_node
+from .run_log import RunLog
 from .selection import Draw, Observation, Selection
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -267,14 +270,12 @@ class DPUtilitySelection(Selection):
                 return
         asked = by_node(draw.roster)
         self._noisy = {}
-        answered: set[int] = set()
-        for reply in draw.ask(self._messages(draw, asked)):
-            node = reply.metadata.src_node_id
-            if reply.has_error() or node not in asked or node in answered:
+        for reply in one_of_each(draw.ask(self._messages(draw, asked)), asked, RunLog()):
+            if reply.has_error():
                 continue
-            answered.add(node)
+            units = asked[reply.metadata.src_node_id]
             noised = numbers_of(reply.content).get(UTILITY_METRIC, [])
-            for unit, noisy in zip(asked[node], noised, strict=False):
+            for unit, noisy in zip(units, noised, strict=False):
                 if math.isfinite(noisy):
                     self._noisy[unit] = noisy
         if draw.ledger is not None and reservation is not None:
@@ -284,12 +285,7 @@ class DPUtilitySelection(Selection):
         messages = []
         for node, units in asked.items():
             numbers = tuple(unit.number for unit in units)
-            query = UtilityQuery(
-                utility=self._query.utility,
-                high=self._query.high,
-                noise_multiplier=self._query.noise_multiplier,
-                units=None if numbers == (0,) else numbers,
-            )
+            query = replace(self._query, units=None if numbers == (0,) else numbers)
             config = ConfigRecord(dict(draw.config) | {UTILITY_METRIC: query.to_json()})
             messages.append(
                 Message(
