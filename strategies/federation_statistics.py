@@ -12,21 +12,20 @@ Nodes answer with `numpy_client_app(statistics_fn=...)`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
 )
-from fl_dp.statistics import Answer, NoiseChoice, Quantiles, charged_release, query_to_dict
+from fl_dp.statistics import Answer, NoiseChoice, charged_release, query_to_dict
 
 from .exchange import default_window, exchange, one_of_each
 from .modes.replies import numbers_of
@@ -82,12 +81,14 @@ def ask_federation(
     """
     if units_per_node < 1:
         raise ValueError(f"units_per_node must be at least 1, got {units_per_node}")
-    least = math.ceil(ledger.plan.num_clients / units_per_node)
-    nodes = wait_for_roster(grid, least, timeout=roster_timeout)
-    if len(nodes) * units_per_node > (most := _most_units(choice)):
+    nodes = wait_for_roster(
+        grid, ledger.plan.num_clients, timeout=roster_timeout, units_per_node=units_per_node
+    )
+    if len(nodes) * units_per_node > choice.max_units:
         raise ValueError(
-            f"{len(nodes)} nodes of up to {units_per_node} units are connected, and at most {most} "
-            "units can be summed exactly at this noise: choose a smaller epsilon"
+            f"{len(nodes)} nodes of up to {units_per_node} units are connected, and at most "
+            f"{choice.max_units} units can be summed exactly at this noise: choose a smaller "
+            "epsilon"
         )
     told = {
         STATISTIC_QUERY_KEY: json.dumps(query_to_dict(choice.query)),
@@ -109,15 +110,6 @@ def ask_federation(
     return charged_release(
         ledger, what, choice, vectors, rng if rng is not None else SecureRandom()
     )
-
-
-def _most_units(choice: NoiseChoice) -> int:
-    if isinstance(choice.query, Quantiles):
-        return choice.query.max_units
-    # The choice has checked that a sum has one mechanism, and which.
-    (mechanism,) = choice.mechanisms
-    assert not isinstance(mechanism, ExponentialMechanism)
-    return mechanism.max_units
 
 
 def _contributions(
