@@ -120,8 +120,8 @@ def _asked(
         from fl_dp.plan import RecordPlan  # with SciPy, for DP-SGD alone
 
         plan = RecordPlan.from_dict(json.loads(str(config[RECORD_PLAN_KEY])))
-        budget = node.budget(plan.budget)
-        return "record", plan.event, plan.steps, budget, plan.neighboring_relation
+        allowed = node.budget(plan.budget)
+        return "record", plan.event, plan.steps, allowed, plan.neighboring_relation
     instruction = RoundInstruction.of(config)
     noise = None if instruction is None else instruction.client_noise
     if noise is None:
