@@ -207,7 +207,7 @@ class DPFedAvg(RoundLoop):
             clipping: What bounds an update, for instance `AdaptiveClipping()`.
             selection: Who takes part; what it releases is planned for, too.
             **options: Other attributes of `PrivacyPlan` (`PlanOptions`), and arguments of this
-                class: those of `DPFedAvg` (`StrategyOptions`) and a subclass's own.
+                class: those of `DPFedAvg` and a subclass's own.
 
         Raises:
             TypeError: If an argument is misspelt or of the wrong type, or the strategy can't work
@@ -216,7 +216,7 @@ class DPFedAvg(RoundLoop):
         """
         for_plan, for_strategy = split_options(
             cls,
-            get_type_hints(DPFedAvg.with_budget),
+            get_type_hints(DPFedAvg.__init__) | get_type_hints(DPFedAvg.with_budget),
             {
                 "epsilon": epsilon,
                 "rounds": rounds,
