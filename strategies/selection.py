@@ -11,6 +11,7 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,6 +21,7 @@ from fl_dp.accounting import (
     FixedSizeSampling,
     History,
     PoissonSampling,
+    PrivacyEvent,
     Sampling,
     TruncatedPoissonSampling,
     VisibleSampling,
@@ -56,6 +58,22 @@ class Draw:
     config: ConfigRecord
     ledger: PrivacyLedger | None
     ask: Callable[[Iterable[Message]], Iterator[Message]]
+
+    @contextmanager
+    def charged(self, what: str, event: PrivacyEvent) -> Iterator[None]:
+        """Charge a release of the selection's own before it is made, and commit it afterwards.
+
+        Args:
+            what: A name for the records.
+            event: What it is charged as; nothing without privacy.
+
+        Raises:
+            PrivacyBudgetExhausted: If it would exceed the budget; then nothing may be released.
+        """
+        reservation = None if self.ledger is None else self.ledger.reserve_release(what, event)
+        yield
+        if self.ledger is not None and reservation is not None:
+            self.ledger.commit(reservation)
 
 
 @dataclass(frozen=True, kw_only=True)
