@@ -57,12 +57,13 @@ def exchange(
         grid: Flower's grid.
         messages: What to send, taken from the iterable when it is their turn. Each carries its own
             time to live; one that ends with `timeout` keeps slow nodes from working for nothing.
-        window: How many may be under way at once; None sends all of them at the start.
+        window: How many may be under way at once; None: what suits the grid (`default_window`).
         timeout: Seconds until what is still missing is given up, silently: a late reply is
             never looked at.
         remind: Asked after each third of `timeout` for what to send again; a reply to any of the
             messages will do.
     """
+    window = default_window(grid) if window is None else window
     deadline = time.monotonic() + timeout
     unsent = iter(messages)
     reminders = deque(deadline - timeout * left / ATTEMPTS for left in range(ATTEMPTS - 1, 0, -1))

@@ -27,7 +27,7 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.statistics import Answer, NoiseChoice, charged_release, query_to_dict
 
-from .exchange import default_window, exchange, one_of_each
+from .exchange import exchange, one_of_each
 from .modes.replies import numbers_of
 from .roster import wait_for_roster
 from .run_log import RunLog
@@ -100,12 +100,7 @@ def ask_federation(
         for node in nodes
     ]
     # A generator: its first message leaves when its first vector is asked for, after the charge.
-    replies = exchange(
-        grid,
-        messages,
-        window=default_window(grid) if window is None else window,
-        timeout=timeout,
-    )
+    replies = exchange(grid, messages, window=window, timeout=timeout)
     vectors = _contributions(replies, nodes, choice.query.dimension, units_per_node)
     return charged_release(
         ledger, what, choice, vectors, rng if rng is not None else SecureRandom()

@@ -32,17 +32,27 @@ class Unit(NamedTuple):
     number: int = 0
 
 
-def units_of(nodes: Iterable[int], units_per_node: int) -> list[Unit]:
-    """Return every unit of these nodes, in one fixed order."""
-    return [Unit(node, number) for node in sorted(nodes) for number in range(units_per_node)]
+class DeclaredNodes:
+    """The nodes that may take part when the roster may not grow: as many as were declared.
+
+    Who connected first goes first, and a node that is gone makes room: both are public, so that
+    leaving a node out never depends on data.
+    """
+
+    def __init__(self, most: int) -> None:
+        """Let at most `most` nodes take part at once."""
+        self._most = most
+        self._seen: dict[int, None] = {}
+
+    def among(self, nodes: Iterable[int]) -> list[int]:
+        """Return those of the connected nodes that may take part."""
+        there = set(nodes)
+        self._seen.update(dict.fromkeys(sorted(there)))
+        return sorted([node for node in self._seen if node in there][: self._most])
 
 
 class Roster:
-    """Those who may take part: the connected nodes, or as many of them as were declared.
-
-    Of more, who connected first goes first, and a node that is gone makes room: both are public, so
-    that leaving a node out never depends on data.
-    """
+    """Those who may take part: the connected nodes, or as many of them as were declared."""
 
     def __init__(
         self,
@@ -63,8 +73,9 @@ class Roster:
         self.timeout = timeout
         self._num_clients = num_clients
         self._units_per_node = units_per_node
-        self._may_grow = may_grow
-        self._seen: dict[int, None] = {}
+        self._declared: DeclaredNodes | None = None
+        if not may_grow:
+            self._declared = DeclaredNodes(declared_nodes(num_clients, units_per_node))
 
     def wait(self, grid: Grid) -> Sequence[int]:
         """Wait for the declared nodes. See `wait_for_roster`."""
@@ -73,23 +84,25 @@ class Roster:
             self._num_clients,
             timeout=self.timeout,
             units_per_node=self._units_per_node,
-            roster_may_grow=self._may_grow,
+            roster_may_grow=self._declared is None,
         )
 
     def units(self, grid: Grid, log: RunLog) -> list[Unit]:
-        """Return the units of the connected nodes that may take part; log if some may not."""
-        nodes = set(grid.get_node_ids())
-        if not self._may_grow:
-            self._seen.update(dict.fromkeys(sorted(nodes)))
-            there = [node for node in self._seen if node in nodes]
-            most = declared_nodes(self._num_clients, self._units_per_node)
-            if len(there) > most:
+        """Return the units of the connected nodes that may take part, in one fixed order.
+
+        Logs if some may not.
+        """
+        nodes = list(grid.get_node_ids())
+        if self._declared is not None:
+            declared = self._declared.among(nodes)
+            if len(declared) < len(nodes):
                 log.warn_once(
                     "more nodes are connected than the plan declares (num_clients): those who came "
                     "last take no part"
                 )
-            nodes = set(there[:most])
-        return units_of(nodes, self._units_per_node)
+            nodes = declared
+        numbers = range(self._units_per_node)
+        return [Unit(node, number) for node in sorted(nodes) for number in numbers]
 
 
 def by_node(units: Iterable[Unit]) -> dict[int, tuple[Unit, ...]]:

@@ -30,7 +30,7 @@ from fl_dp.updates import Compression, VectorLayout, array_bytes, widen
 
 from .checkpoint import Checkpoint
 from .contributions import ContributionCheck
-from .exchange import asking, default_window, exchange
+from .exchange import asking, exchange
 from .modes import Mode, Released, RoundFailed
 from .open_round import OpenRound, RoundDraft
 from .participations import Participations
@@ -149,8 +149,6 @@ class RoundLoop(Strategy):
         if evaluate_config:
             self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")
         self._timeout = timeout
-        if self._window is None:
-            self._window = default_window(grid)
         self.summary()
         nodes = self._roster.wait(grid)
         done = 0 if self._resumed is None else self._resumed.server_round
