@@ -2,35 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any, TypedDict, cast, get_type_hints
+from collections.abc import Mapping
+from typing import Any, cast, get_type_hints
 
 from flwr.serverapp.strategy import Strategy
 
-from fl_dp.mechanisms import SecureRandom
-from fl_dp.plan import PlanOptions, RecordPlan
+from fl_dp.plan import PlanOptions
 from fl_dp.plan.arguments import keywords_of, require_known, require_types
-from fl_dp.updates import Compression
-
-from .checkpoint import Checkpoint
-
-
-class StrategyOptions(TypedDict, total=False):
-    """Options of `DPFedAvg` beyond its plan; see there."""
-
-    weight_cap: float | None
-    window: int | None
-    roster_timeout: float
-    roster_may_grow: bool
-    rng: SecureRandom | None
-    plateau_metric: str
-    after_round: Callable[[Checkpoint], None] | None
-    record_plan: RecordPlan | None
-    compression: Compression | None
-
-
-class BudgetOptions(PlanOptions, StrategyOptions, total=False):
-    """Options of the plan and of the strategy together, for `DPFedAvg.with_budget`."""
 
 
 def split_options(
@@ -43,16 +21,16 @@ def split_options(
 
     Args:
         kind: The class that is to be made; its own arguments are options, too.
-        hints: Types of the named arguments of `with_budget`.
+        hints: Types of the arguments of `DPFedAvg`, and of the named ones of `with_budget`.
         arguments: Values of those that are checked.
         options: All other arguments.
 
     Raises:
         TypeError: If one is misspelt, of the wrong type, or both the plan's and the class's.
     """
-    hints = dict(hints) | get_type_hints(BudgetOptions)
-    of_plan, of_class = PlanOptions.__optional_keys__, keywords_of(kind) - {"plan"}
-    known = (hints.keys() | of_plan | of_class) - {"return", "options"}
+    hints = dict(hints) | get_type_hints(PlanOptions)
+    of_plan, of_class = PlanOptions.__optional_keys__, keywords_of(kind)
+    known = (hints.keys() | of_class) - {"return", "options", "plan"}
     require_known(options, known, of=f"{kind.__name__}.with_budget")
     if both := sorted(of_plan & of_class & options.keys()):
         raise TypeError(

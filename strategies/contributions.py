@@ -25,7 +25,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, xlog1py, xlogy
+from scipy.special import gammaln, logsumexp, xlog1py, xlogy
 
 from fl_dp.accounting import FixedSizeSampling, TruncatedPoissonSampling
 from fl_dp.plan import PrivacyPlan
@@ -157,6 +157,7 @@ class ContributionCheck:
             evidence.observe(count, law, noise_std=noise_std)
         self._counted += count
         self._expected += law.mean
+        estimate = "" if noise_std == 0.0 else " (a noisy estimate, paid for with the rounds)"
         if self._nobody.passes(FALSE_ALARM):
             raise NobodyContributes(_likely_causes(self._plan))
         if not self._suspected and self._nobody.passes(SUSPICION):
@@ -164,7 +165,7 @@ class ContributionCheck:
             logger.warning(
                 "It looks as if almost nobody contributes%s: look at the logs of the nodes. The "
                 "training ends once that is all but certain; ctrl-C stops it now (said once)",
-                "" if noise_std == 0.0 else " (a noisy estimate, paid for with the rounds)",
+                estimate,
             )
         if not self._warned and self._half.passes(FALSE_ALARM):
             self._warned = True
@@ -173,7 +174,7 @@ class ContributionCheck:
                 "About %.0f %% of the units that are drawn seem to contribute%s: the others count "
                 "as zero, and the noise stays the same. Look at the logs of the nodes (said once)",
                 100.0 * share,
-                "" if noise_std == 0.0 else " (a noisy estimate, paid for with the rounds)",
+                estimate,
             )
 
 
@@ -197,9 +198,7 @@ def _log_likelihood(count: float, law: CohortLaw, share: float, noise_std: float
         hit = log_probabilities[sizes == count]
         return float(hit[0]) if len(hit) else -math.inf
     exponents = (count * sizes - sizes * sizes / 2.0) / noise_std**2
-    terms = log_probabilities + exponents
-    largest = float(terms.max())
-    return largest + math.log(float(np.exp(terms - largest).sum()))
+    return float(logsumexp(log_probabilities + exponents))
 
 
 @lru_cache(maxsize=64)

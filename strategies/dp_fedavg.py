@@ -54,7 +54,7 @@ from .compatibility import (
     selection_for,
 )
 from .contributions import ContributionCheck
-from .modes import CentralMode, ClientNoiseMode, Mode, client_noise_of
+from .modes import CentralMode, ClientNoiseMode, Mode, Released, client_noise_of
 from .participations import Participations
 from .roster import Roster
 from .round_loop import EvaluateFn, RoundLoop
@@ -207,7 +207,7 @@ class DPFedAvg(RoundLoop):
             clipping: What bounds an update, for instance `AdaptiveClipping()`.
             selection: Who takes part; what it releases is planned for, too.
             **options: Other attributes of `PrivacyPlan` (`PlanOptions`), and arguments of this
-                class: those of `DPFedAvg` (`StrategyOptions`) and a subclass's own.
+                class: those of `DPFedAvg` and a subclass's own.
 
         Raises:
             TypeError: If an argument is misspelt or of the wrong type, or the strategy can't work
@@ -216,7 +216,7 @@ class DPFedAvg(RoundLoop):
         """
         for_plan, for_strategy = split_options(
             cls,
-            get_type_hints(DPFedAvg.with_budget),
+            get_type_hints(DPFedAvg.__init__) | get_type_hints(DPFedAvg.with_budget),
             {
                 "epsilon": epsilon,
                 "rounds": rounds,
@@ -406,30 +406,6 @@ class DPFedAvg(RoundLoop):
             index=reservation.index,
         )
 
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the replies into one sum one by one, add the noise once, and release the model.
-
-        A reply that is missing, an error, malformed or not finite contributes zero.
-
-        Returns:
-            The next model, and the clients' metrics that the plan releases, if any.
-
-        Raises:
-            RuntimeError: If the round was not configured before: it would not be charged.
-            RoundFailed: If there is nothing to release; the round stays charged.
-            NobodyContributes: If the counts so far say so; the round is released and committed.
-        """
-        current = self._collected(server_round, replies)
-        released = current.mode.release(self._rng, current.draft.ask)
-        # From here on everything is made of what is private.
-        model = current.next_model(released.mean, self.optimizer)
-        self.ledger.commit(self._reservation)
-        if released.clipping_norms is not None:
-            self._clipping_norms = released.clipping_norms
-        return self._close(current, model, released)
-
     @property
     def clipping_norms(self) -> tuple[float, ...]:
         """Clipping norms of the next round."""
@@ -467,6 +443,12 @@ class DPFedAvg(RoundLoop):
         """Log what will be released and at what price."""
         logger.info("DP-FedAvg over %s:", type(self.optimizer.strategy).__name__)
         log_promise(self.plan, self.ledger, self.record_plan)
+
+    def _settle(self, released: Released) -> None:
+        """Commit the round in the ledger, and keep the clipping norms of the next one."""
+        self.ledger.commit(self._reservation)
+        if released.clipping_norms is not None:
+            self._clipping_norms = released.clipping_norms
 
     def _spent(self) -> str:
         return f", epsilon so far {self.ledger.running_epsilon():.3f}"

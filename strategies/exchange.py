@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 from flwr.app import Message
 from flwr.serverapp import Grid
+
+from .run_log import RunLog
 
 _SIMULATION_WINDOW = 64
 _BATCH = 32
@@ -55,12 +57,13 @@ def exchange(
         grid: Flower's grid.
         messages: What to send, taken from the iterable when it is their turn. Each carries its own
             time to live; one that ends with `timeout` keeps slow nodes from working for nothing.
-        window: How many may be under way at once; None sends all of them at the start.
+        window: How many may be under way at once; None: what suits the grid (`default_window`).
         timeout: Seconds until what is still missing is given up, silently: a late reply is
             never looked at.
         remind: Asked after each third of `timeout` for what to send again; a reply to any of the
             messages will do.
     """
+    window = default_window(grid) if window is None else window
     deadline = time.monotonic() + timeout
     unsent = iter(messages)
     reminders = deque(deadline - timeout * left / ATTEMPTS for left in range(ATTEMPTS - 1, 0, -1))
@@ -116,6 +119,23 @@ def _was_under_way(message_id: str, under_way: set[str]) -> bool:
         return False
     under_way.discard(message_id)
     return True
+
+
+def one_of_each(
+    replies: Iterable[Message], nodes: Container[int], log: RunLog
+) -> Iterator[Message]:
+    """Yield every error reply, and at most one other of each node that was asked."""
+    answered: set[int] = set()
+    for reply in replies:
+        node = reply.metadata.src_node_id
+        if reply.has_error():
+            yield reply
+        # A second reply of one node would move a sum by more than was charged.
+        elif node not in nodes or node in answered:
+            log.warn_once("a reply came from a node that was not asked, or twice; it is ignored")
+        else:
+            answered.add(node)
+            yield reply
 
 
 def asking(

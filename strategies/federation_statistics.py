@@ -12,23 +12,23 @@ Nodes answer with `numpy_client_app(statistics_fn=...)`.
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterator, Sequence
 
 from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp import Grid
 
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
 )
-from fl_dp.statistics import Answer, NoiseChoice, Quantiles, charged_release, query_to_dict
+from fl_dp.statistics import Answer, NoiseChoice, charged_release, query_to_dict
 
-from .exchange import default_window, exchange
+from .exchange import exchange, one_of_each
+from .modes.replies import numbers_of
 from .roster import wait_for_roster
 from .run_log import RunLog
 
@@ -81,12 +81,14 @@ def ask_federation(
     """
     if units_per_node < 1:
         raise ValueError(f"units_per_node must be at least 1, got {units_per_node}")
-    least = math.ceil(ledger.plan.num_clients / units_per_node)
-    nodes = wait_for_roster(grid, least, timeout=roster_timeout)
-    if len(nodes) * units_per_node > (most := _most_units(choice)):
+    nodes = wait_for_roster(
+        grid, ledger.plan.num_clients, timeout=roster_timeout, units_per_node=units_per_node
+    )
+    if len(nodes) * units_per_node > choice.max_units:
         raise ValueError(
-            f"{len(nodes)} nodes of up to {units_per_node} units are connected, and at most {most} "
-            "units can be summed exactly at this noise: choose a smaller epsilon"
+            f"{len(nodes)} nodes of up to {units_per_node} units are connected, and at most "
+            f"{choice.max_units} units can be summed exactly at this noise: choose a smaller "
+            "epsilon"
         )
     told = {
         STATISTIC_QUERY_KEY: json.dumps(query_to_dict(choice.query)),
@@ -98,63 +100,32 @@ def ask_federation(
         for node in nodes
     ]
     # A generator: its first message leaves when its first vector is asked for, after the charge.
-    replies = exchange(
-        grid,
-        messages,
-        window=default_window(grid) if window is None else window,
-        timeout=timeout,
-    )
+    replies = exchange(grid, messages, window=window, timeout=timeout)
     vectors = _contributions(replies, nodes, choice.query.dimension, units_per_node)
     return charged_release(
         ledger, what, choice, vectors, rng if rng is not None else SecureRandom()
     )
 
 
-def _most_units(choice: NoiseChoice) -> int:
-    if isinstance(choice.query, Quantiles):
-        return choice.query.max_units
-    # The choice has checked that a sum has one mechanism, and which.
-    (mechanism,) = choice.mechanisms
-    assert not isinstance(mechanism, ExponentialMechanism)
-    return mechanism.max_units
-
-
 def _contributions(
     replies: Iterator[Message], nodes: Sequence[int], dimension: int, units_per_node: int
 ) -> Iterator[list[float]]:
     """Yield one vector a unit, out of at most one reply a node; logs each kind of mishap once."""
-    left = set(nodes)
     log = RunLog()
-    for reply in replies:
-        node = reply.metadata.src_node_id
+    most = units_per_node * dimension
+    for reply in one_of_each(replies, set(nodes), log):
         if reply.has_error():
-            mishap = "a node failed and contributes zero"
-        elif node not in left:
-            mishap = "a reply came from a node that was not asked, or twice; it is ignored"
-        else:
-            left.discard(node)
-            numbers = _numbers(reply.content)
-            if numbers and len(numbers) % dimension == 0:
-                for unit in range(min(len(numbers) // dimension, units_per_node)):
-                    yield numbers[unit * dimension : (unit + 1) * dimension]
-                if len(numbers) <= units_per_node * dimension:
-                    continue
-                mishap = (
-                    f"a node answered for more than {units_per_node} units; the rest is ignored"
-                )
-            else:
-                mishap = "a reply is no contribution to this query and counts as zero"
-        log.warn_once(mishap)
-
-
-def _numbers(content: RecordDict) -> list[float]:
-    """Return the one contribution of a reply; nothing if there are several or none."""
-    found = [
-        record[CONTRIBUTION_METRIC]
-        for record in content.metric_records.values()
-        if CONTRIBUTION_METRIC in record
-    ]
-    if len(found) != 1:
-        return []
-    (sent,) = found
-    return [float(number) for number in (sent if isinstance(sent, list) else [sent])]
+            log.warn_once("a node failed and contributes zero")
+            continue
+        numbers = numbers_of(reply.content).get(CONTRIBUTION_METRIC, [])
+        # Of several records it can't be told which is meant.
+        if len(reply.content.metric_records) != 1 or len(numbers) % dimension:
+            numbers = []
+        if not numbers:
+            log.warn_once("a reply is no contribution to this query and counts as zero")
+        if len(numbers) > most:
+            log.warn_once(
+                f"a node answered for more than {units_per_node} units; the rest is ignored"
+            )
+        for start in range(0, min(len(numbers), most), dimension):
+            yield numbers[start : start + dimension]

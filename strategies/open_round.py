@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.updates import RefusedUpdate, VectorLayout, with_sound_variances
 
+from .exchange import one_of_each
 from .modes import Ask, Cohort, Mode
 from .rehearsal import meaning_of
 from .roster import Unit
@@ -83,20 +84,13 @@ class OpenRound:
         A reply that is an error, unasked for, malformed or not finite contributes zero and never
         raises: one client must not be able to end a training.
         """
-        left = dict(self.cohort)
-        for reply in replies:
+        for reply in one_of_each(replies, self.cohort, log):
             if reply.has_error():
                 meaning = meaning_of(reply.error)
                 known = "" if meaning is None else f" ({meaning.text})"
                 log.warn_once(f"a client failed{known}; a failed client contributes zero")
                 continue
-            # A second reply of one node would move the sum by more than was charged.
-            units = left.pop(reply.metadata.src_node_id, None)
-            if units is None:
-                log.warn_once(
-                    "a reply came from a node that was not asked, or twice; it is ignored"
-                )
-                continue
+            units = self.cohort[reply.metadata.src_node_id]
             try:
                 seen = self.mode.fold(
                     reply.content, units, server_round=self.draft.draw.server_round

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import logging
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
 
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.ledger import PrivacyLedger
 
+from .exchange import ATTEMPTS
 from .rehearsal import Answers, named
-from .roster import Unit, lasting_names, require_countable, unit_name
+from .roster import RosterIncomplete, Unit
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_SOME = 5  # so many nodes are listed in a line
+_BY_ID = "node-"  # no lasting name starts like this
 
 
 class Participations:
@@ -36,7 +44,12 @@ class Participations:
         Raises:
             ValueError: If they were counted by ids of an earlier run.
         """
-        require_countable(self._taken)
+        if any(name.startswith(_BY_ID) for name in self._taken):
+            raise ValueError(
+                "the ledger has counted participations by Flower's node ids, which change from run "
+                "to run, so a cap can't go on: give each node a unit-name in its --node-config, "
+                "and start a new ledger with what is left of the budget"
+            )
 
     def needs_everyone(self, first: Answers) -> bool:
         """Tell, by the first answers of a rehearsal, whether every node has to say its name."""
@@ -80,4 +93,61 @@ class Participations:
         return {} if self._ledger is None else self._ledger.participations
 
     def _name(self, unit: Unit) -> str:
-        return unit_name(unit, self._names or {}, self._units_per_node)
+        node = (self._names or {}).get(unit.node, f"{_BY_ID}{unit.node}")
+        return node if self._units_per_node == 1 else f"{node}/{unit.number}"
+
+
+def lasting_names(
+    answers: Answers, nodes: Sequence[int], *, spoken_for: Collection[str]
+) -> dict[int, str]:
+    """Return the name of each node under which its participations are counted across runs.
+
+    Flower's node ids change from run to run, so nodes are asked for a lasting name. Failing closed:
+    whoever is not in the result can't be told from somebody who has used up its participations, and
+    must take no part. That is a node whose name another one claims, too, and, if anybody has taken
+    part before, one without a name. In a first run such a node goes by its id.
+
+    Args:
+        answers: Of the nodes to the identity query.
+        nodes: Those that are there.
+        spoken_for: Names under which the ledger has counted participations before.
+
+    Raises:
+        RosterIncomplete: If nodes did not answer, though others told their names or did before.
+            Counted by its id, a node would be unknown to the next run, which could not go on.
+    """
+    claims = {node: name for node, name in named(answers).items() if not name.startswith(_BY_ID)}
+    by_id = {node: f"{_BY_ID}{node}" for node in nodes}
+    missing = [node for node in answers.asked if node not in answers.identities]
+    if missing and (claims or spoken_for or answers.silent):
+        raise RosterIncomplete(
+            f"{len(missing)} of {len(nodes)} nodes did not tell their names within "
+            f"{answers.timeout:.0f} s though asked {ATTEMPTS} times ({_listed(missing)}), and a "
+            "participation cap counts by names: nothing is spent yet. Look at these nodes' logs, "
+            "give them more time (roster_timeout), and start again"
+        )
+    if not claims and not spoken_for:
+        logger.warning(
+            "Clients tell no names: their participations are counted by Flower's node ids, and no "
+            "other run can go on from this ledger. To change that, start each SuperNode with "
+            "--node-config 'unit-name=\"...\"'"
+        )
+        return by_id
+    claimants = Counter(claims.values())
+    told = {node: name for node, name in claims.items() if claimants[name] == 1}
+    if spoken_for:
+        return told
+    nameless = {node: name for node, name in by_id.items() if node not in claims}
+    if nameless:
+        logger.warning(
+            "%d nodes tell no name (%s) and are counted by Flower's node ids, so that no other run "
+            "can go on from this ledger: start them with --node-config 'unit-name=\"...\"'",
+            len(nameless),
+            _listed(list(nameless)),
+        )
+    return told | nameless
+
+
+def _listed(nodes: Sequence[int]) -> str:
+    more = ", ..." if len(nodes) > _SOME else ""
+    return ", ".join(map(str, nodes[:_SOME])) + more

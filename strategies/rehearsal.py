@@ -34,6 +34,7 @@ _MOD_ADVICE = (
     "leave it out of the client app's mods: fl-dp clips and adds the noise, and the mod fails in "
     "every round without Flower's own wrapper at the server"
 )
+_SAME_MODEL = "start from the arrays of the model that the clients train (initial_arrays)"
 LEFTOVER_MODS = ("secaggplus_mod", "secagg_mod", "fixedclipping_mod", "adaptiveclipping_mod")
 """Flower's mods that need a counterpart at the server which fl-dp replaces."""
 
@@ -118,7 +119,8 @@ class Answers:
     @property
     def silent(self) -> list[int]:
         """Nodes that did not answer at all."""
-        return [each for each in self.asked if each not in {*self.identities, *self.errors}]
+        answered = self.identities.keys() | self.errors.keys()
+        return [each for each in self.asked if each not in answered]
 
     @property
     def unable(self) -> list[int]:
@@ -251,21 +253,19 @@ def _require_fit(node: str, identity: NodeIdentity, layout: VectorLayout) -> Non
     for spec in layout.released:
         if spec.name not in identity.arrays:
             raise RehearsalFailed(
-                f"{node} will answer without the model's array '{spec.name}': start from the "
-                "arrays of the model that the clients train (initial_arrays)"
+                f"{node} will answer without the model's array '{spec.name}': {_SAME_MODEL}"
             )
         shape, dtype = identity.arrays[spec.name]
         if shape != spec.shape or not spec.accepts(dtype):
             raise RehearsalFailed(
                 f"{node} will answer with array '{spec.name}' as {dtype[:20]} of shape {shape}, "
-                f"and the model has {spec.form.declared} of shape {spec.shape}: start from the "
-                "arrays of the model that the clients train (initial_arrays)"
+                f"and the model has {spec.form.declared} of shape {spec.shape}: {_SAME_MODEL}"
             )
     foreign = identity.arrays.keys() - {spec.name for spec in layout.released} - layout.kept
     if foreign:
         raise RehearsalFailed(
-            f"{node} will answer with {len(foreign)} arrays that the model does not have: start "
-            "from the arrays of the model that the clients train (initial_arrays)"
+            f"{node} will answer with {len(foreign)} arrays that the model does not have: "
+            f"{_SAME_MODEL}"
         )
 
 

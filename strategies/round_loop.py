@@ -30,7 +30,7 @@ from fl_dp.updates import Compression, VectorLayout, array_bytes, widen
 
 from .checkpoint import Checkpoint
 from .contributions import ContributionCheck
-from .exchange import asking, default_window, exchange
+from .exchange import asking, exchange
 from .modes import Mode, Released, RoundFailed
 from .open_round import OpenRound, RoundDraft
 from .participations import Participations
@@ -149,8 +149,6 @@ class RoundLoop(Strategy):
         if evaluate_config:
             self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")
         self._timeout = timeout
-        if self._window is None:
-            self._window = default_window(grid)
         self.summary()
         nodes = self._roster.wait(grid)
         done = 0 if self._resumed is None else self._resumed.server_round
@@ -191,6 +189,41 @@ class RoundLoop(Strategy):
             self._finish_round(evaluate_fn, server_round, result)
         self._log.finished(result, time.monotonic() - began)
         return result
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Fold the replies into one sum as they come, and release the model that comes of it.
+
+        A reply that is missing, an error, malformed or not finite contributes zero.
+
+        Returns:
+            The next model, and the clients' metrics that are released, if any.
+
+        Raises:
+            RuntimeError: If the round was not configured before: it would not be charged.
+            RoundFailed: If there is nothing to release; the round stays charged.
+            NobodyContributes: If the counts so far say so; the round is released and committed.
+        """
+        current = self._open
+        if current is None or current.draft.draw.server_round != server_round:
+            raise RuntimeError(f"round {server_round} was not reserved: call configure_train first")
+        self._open = None
+        current.collect(replies, self.selection, self._log)
+        released = current.mode.release(self._rng, current.draft.ask)
+        # From here on everything is made of what was released.
+        model = current.next_model(released.mean, self.optimizer)
+        self._settle(released)
+        self.released_metrics = dict(released.metrics)
+        self.rounds_completed += 1
+        self._last = (server_round, model)
+        if self._contribution_check is not None and released.contributions is not None:
+            self._contribution_check.observe(
+                released.contributions,
+                noise_std=released.contributions_std,
+                asked=sum(map(len, current.cohort.values())),
+            )
+        return model, MetricRecord(dict(released.metrics)) if released.metrics else None
 
     def configure_evaluate(
         self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
@@ -246,6 +279,10 @@ class RoundLoop(Strategy):
 
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check, before the first model is evaluated or saved, that it can be trained at all."""
+        return
+
+    def _settle(self, released: Released) -> None:
+        """Take note of a release once its model is made; nothing by default."""
         return
 
     @property
@@ -350,38 +387,6 @@ class RoundLoop(Strategy):
         self.bytes_down = array_bytes(draft.sent)
         self.bytes_up = mode.reply_bytes(draft.draw.model)
         return self._open.messages(self._timeout)
-
-    def _collected(self, server_round: int, replies: Iterable[Message]) -> OpenRound:
-        """Fold the replies of the open round and return it; it is then no longer open.
-
-        Raises:
-            RuntimeError: If the round was not configured before.
-        """
-        current = self._open
-        if current is None or current.draft.draw.server_round != server_round:
-            raise RuntimeError(f"round {server_round} was not reserved: call configure_train first")
-        self._open = None
-        current.collect(replies, self.selection, self._log)
-        return current
-
-    def _close(
-        self, current: OpenRound, model: ArrayRecord, released: Released
-    ) -> tuple[ArrayRecord, MetricRecord | None]:
-        """Take note of a released round and return what `aggregate_train` does.
-
-        Raises:
-            NobodyContributes: If the counts so far say so.
-        """
-        self.released_metrics = dict(released.metrics)
-        self.rounds_completed += 1
-        self._last = (current.draft.draw.server_round, model)
-        if self._contribution_check is not None and released.contributions is not None:
-            self._contribution_check.observe(
-                released.contributions,
-                noise_std=released.contributions_std,
-                asked=sum(map(len, current.cohort.values())),
-            )
-        return model, MetricRecord(dict(released.metrics)) if released.metrics else None
 
     def _gives_up(self, failed: RoundFailed, failures: int) -> bool:
         """Log a failed round, and tell whether it was one too many in a row.

@@ -11,8 +11,8 @@ import logging
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
@@ -21,6 +21,7 @@ from fl_dp.accounting import (
     FixedSizeSampling,
     History,
     PoissonSampling,
+    PrivacyEvent,
     Sampling,
     TruncatedPoissonSampling,
     VisibleSampling,
@@ -31,8 +32,6 @@ from fl_dp.mechanisms import SecureRandom
 from .roster import Unit
 
 logger = logging.getLogger("flwr.fl_dp")
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,6 +58,22 @@ class Draw:
     config: ConfigRecord
     ledger: PrivacyLedger | None
     ask: Callable[[Iterable[Message]], Iterator[Message]]
+
+    @contextmanager
+    def charged(self, what: str, event: PrivacyEvent) -> Iterator[None]:
+        """Charge a release of the selection's own before it is made, and commit it afterwards.
+
+        Args:
+            what: A name for the records.
+            event: What it is charged as; nothing without privacy.
+
+        Raises:
+            PrivacyBudgetExhausted: If it would exceed the budget; then nothing may be released.
+        """
+        reservation = None if self.ledger is None else self.ledger.reserve_release(what, event)
+        yield
+        if self.ledger is not None and reservation is not None:
+            self.ledger.commit(reservation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,7 +208,7 @@ class TruncatedPoissonSelection(Selection):
         places = self._places.of(draw)
         coins = draw.rng.bernoulli(self.sampling.sampling_rate, len(places))
         drawn = [place for place, heads in zip(places, coins, strict=True) if heads]
-        return _present(_uniform_part(drawn, self.sampling.max_cohort, draw.rng))
+        return _uniform_part(drawn, self.sampling.max_cohort, draw.rng)
 
 
 class FixedSelection(Selection):
@@ -215,7 +230,7 @@ class FixedSelection(Selection):
 
     def select(self, draw: Draw) -> list[Unit]:
         """Return the cohort."""
-        return _present(_uniform_part(self._places.of(draw), self.sampling.cohort, draw.rng))
+        return _uniform_part(self._places.of(draw), self.sampling.cohort, draw.rng)
 
 
 class PublicSelection(Selection):
@@ -272,14 +287,10 @@ def selection_of(sampling: Sampling) -> Selection:
             raise ValueError(f"a plan with {sampling} needs its selection: pass it as selection=")
 
 
-def _present(places: Iterable[Unit | None]) -> list[Unit]:
-    return [place for place in places if place is not None]
-
-
-def _uniform_part(places: Sequence[_T], size: int, rng: SecureRandom) -> list[_T]:
-    """Return a uniformly random part of at most `size`."""
-    if len(places) <= size:
-        return list(places)
-    # 52-bit scores tie with probability below n^2 / 2^53.
-    order = np.argsort(rng.uniforms(len(places)), kind="stable")
-    return [places[place] for place in order[:size]]
+def _uniform_part(places: list[Unit | None], size: int, rng: SecureRandom) -> list[Unit]:
+    """Return who is in a uniformly random part of at most `size` places."""
+    if len(places) > size:
+        # 52-bit scores tie with probability below n^2 / 2^53.
+        order = np.argsort(rng.uniforms(len(places)), kind="stable")
+        places = [places[place] for place in order[:size]]
+    return [unit for unit in places if unit is not None]

@@ -321,29 +321,11 @@ class _StandInGrid(Grid):
     def get_node_ids(self) -> Iterable[int]:
         return self._nodes
 
-    def _refuse(self) -> NoReturn:
+    def _refuse(self, *args: object, **kwargs: object) -> NoReturn:
         raise RuntimeError("the inner strategy of DPFedAvg can't talk to clients by itself")
 
-    def set_run(self, run: object) -> None:
-        self._refuse()
-
-    @property
-    def run(self) -> NoReturn:
-        self._refuse()
-
-    def create_message(self, *args: object, **kwargs: object) -> NoReturn:
-        self._refuse()
-
-    def push_messages(self, messages: Iterable[Message]) -> NoReturn:
-        self._refuse()
-
-    def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
-        self._refuse()
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> NoReturn:
-        self._refuse()
+    run = property(_refuse)
+    set_run = create_message = push_messages = pull_messages = send_and_receive = _refuse
 
 
 @contextmanager

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-
+from fl_dp.mechanisms.checks import require_positive
 from fl_dp.plan import Hosting, PrivacyPlan, RecordPlan
 from fl_dp.updates import Compression
 
@@ -30,8 +29,8 @@ def check_together(
     Raises:
         ValueError: With what to write instead.
     """
-    if weight_cap is not None and not (math.isfinite(weight_cap) and weight_cap > 0.0):
-        raise ValueError(f"weight_cap must be positive and finite, got {weight_cap}")
+    if weight_cap is not None:
+        require_positive(weight_cap=weight_cap)
     hosting = Hosting() if plan is None else plan.hosting
     hosting.check_compression(compression.up)
     if selection.looks_at_norms:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable
 
-from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, Message
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
 
@@ -108,20 +108,6 @@ class UnprotectedFedAvg(RoundLoop):
             weighted_by=str(getattr(self.optimizer.strategy, "weighted_by_key", "num-examples")),
         )
         return self._ask_cohort(draft, mode, self.selection.select(draft.draw))
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Average the replies and return the next model.
-
-        Raises:
-            RuntimeError: If the round was not configured before.
-            NobodyContributes: If (almost) no client's update was ever added.
-        """
-        current = self._collected(server_round, replies)
-        released = current.mode.release(self._rng, current.draft.ask)
-        model = current.next_model(released.mean, self.optimizer)
-        return self._close(current, model, released)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue after the checkpoint's round when `start` is called.

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from flwr.app import ConfigRecord, Message, RecordDict
@@ -27,8 +28,10 @@ from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 
+from .exchange import one_of_each
 from .modes.replies import numbers_of
 from .roster import Unit, by_node
+from .run_log import RunLog
 from .selection import Draw, Observation, Selection
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -94,13 +97,12 @@ class ExponentialSelection(Selection):
         if records_per_client is not None and records_per_client < 1:
             raise ValueError(f"records_per_client must be at least 1, got {records_per_client}")
         # The null of a record is the middle of the range, as that of a client.
-        alone = records_per_client is None
         self.mechanism = ExponentialMechanism(
             epsilon=epsilon,
-            sensitivity=half if alone else half / (records_per_client or 1),
+            sensitivity=half / (records_per_client or 1),
             one_coordinate=True,
             null_utility=null,
-            utility_range=utility_range if alone else None,
+            utility_range=utility_range if records_per_client is None else None,
         )
         self._range = (low, high)
         if records_per_client is not None:
@@ -129,14 +131,10 @@ class ExponentialSelection(Selection):
         if not draw.roster:
             return []
         utilities = np.array([self._utility_of(unit, draw.server_round) for unit in draw.roster])
-        reservation = None
-        if draw.ledger is not None:
-            draws = event_of(self.mechanism, draws=self.sampling.cohort)
-            reservation = draw.ledger.reserve_release(f"selection {draw.server_round}", draws)
         count = min(self.sampling.cohort, len(draw.roster))
-        chosen = self.mechanism.select_top(utilities, count, draw.rng)
-        if draw.ledger is not None and reservation is not None:
-            draw.ledger.commit(reservation)
+        draws = event_of(self.mechanism, draws=self.sampling.cohort)
+        with draw.charged(f"selection {draw.server_round}", draws):
+            chosen = self.mechanism.select_top(utilities, count, draw.rng)
         return [draw.roster[place] for place in chosen]
 
     def observe(self, observation: Observation) -> None:
@@ -226,7 +224,12 @@ class DPUtilitySelection(Selection):
     def select(self, draw: Draw) -> list[Unit]:
         """Refresh the utilities if it is time, then flip one coin a unit at its own rate."""
         if (draw.server_round - 1) % self._refresh_every == 0:
-            self._refresh(draw)
+            try:
+                with draw.charged(f"utilities {draw.server_round}", self._event):
+                    self._refresh(draw)
+            except PrivacyBudgetExhausted:
+                # A crash has cost one refresh: what was released before will do.
+                logger.info("No budget is left for fresh utilities: the last ones stay in use")
         rates = self.rates(draw.roster, draw.rng)
         largest = self.sampling.largest_rate
         # Coins at the charged rate, thinned: rounding can't lift a rate above it.
@@ -256,40 +259,22 @@ class DPUtilitySelection(Selection):
         return GaussianEvent(noise_multiplier=self._query.noise_multiplier)
 
     def _refresh(self, draw: Draw) -> None:
-        reservation = None
-        if draw.ledger is not None:
-            what = f"utilities {draw.server_round}"
-            try:
-                reservation = draw.ledger.reserve_release(what, self._event)
-            except PrivacyBudgetExhausted:
-                # A crash has cost one refresh: what was released before will do.
-                logger.info("No budget is left for fresh utilities: the last ones stay in use")
-                return
         asked = by_node(draw.roster)
         self._noisy = {}
-        answered: set[int] = set()
-        for reply in draw.ask(self._messages(draw, asked)):
-            node = reply.metadata.src_node_id
-            if reply.has_error() or node not in asked or node in answered:
+        for reply in one_of_each(draw.ask(self._messages(draw, asked)), asked, RunLog()):
+            if reply.has_error():
                 continue
-            answered.add(node)
+            units = asked[reply.metadata.src_node_id]
             noised = numbers_of(reply.content).get(UTILITY_METRIC, [])
-            for unit, noisy in zip(asked[node], noised, strict=False):
+            for unit, noisy in zip(units, noised, strict=False):
                 if math.isfinite(noisy):
                     self._noisy[unit] = noisy
-        if draw.ledger is not None and reservation is not None:
-            draw.ledger.commit(reservation)
 
     def _messages(self, draw: Draw, asked: Mapping[int, tuple[Unit, ...]]) -> list[Message]:
         messages = []
         for node, units in asked.items():
             numbers = tuple(unit.number for unit in units)
-            query = UtilityQuery(
-                utility=self._query.utility,
-                high=self._query.high,
-                noise_multiplier=self._query.noise_multiplier,
-                units=None if numbers == (0,) else numbers,
-            )
+            query = replace(self._query, units=None if numbers == (0,) else numbers)
             config = ConfigRecord(dict(draw.config) | {UTILITY_METRIC: query.to_json()})
             messages.append(
                 Message(

@@ -6,13 +6,6 @@ What needs torch and Opacus is imported when it is first asked for.
 from typing import TYPE_CHECKING
 
 from fl_dp.lazy_exports import lazy_exports
-from fl_dp.protocol.keys import (
-    CONTRIBUTION_METRIC,
-    STATISTIC_QUERY_KEY,
-    STATISTIC_VALUES_KEY,
-    UTILITY_QUERY_KEY,
-)
-from fl_dp.protocol.utility import UtilityQuery
 
 from .client_noise import client_noise_mod
 from .compression import compression_mod
@@ -35,11 +28,7 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
-    "CONTRIBUTION_METRIC",
     "DPSGD",
-    "STATISTIC_QUERY_KEY",
-    "STATISTIC_VALUES_KEY",
-    "UTILITY_QUERY_KEY",
     "FixedLengthPadding",
     "NodeConfig",
     "NodeConfigError",
@@ -50,7 +39,6 @@ __all__ = [
     "RecordWise",
     "TrainedRows",
     "UnitReport",
-    "UtilityQuery",
     "check_training",
     "client_noise_mod",
     "compression_mod",

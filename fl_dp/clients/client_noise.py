@@ -9,8 +9,8 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted, event_of
-from fl_dp.mechanisms import ClientScheme, SecureRandom, client_scheme
+from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted, event_of
+from fl_dp.mechanisms import ClientScheme, SecureRandom
 from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import METRICS_KEY
 from fl_dp.updates import VectorLayout, only_array_record
@@ -50,12 +50,7 @@ def client_noise_mod(message: Message, context: Context, call_next: ClientAppCal
     noise = _noise_of(message)
     if noise is None:
         return call_next(message, context)
-    scheme = client_scheme(
-        noise.scheme,
-        noise_multiplier=noise.noise_multiplier,
-        clipping_norm=noise.clipping_norm,
-        levels=noise.levels,
-    )
+    scheme = noise.mechanism()
     key, received = only_record(message.content.array_records, "ArrayRecord")
     # A copy: a handler may train in place, inside the message, and what is kept goes back.
     model = ArrayRecord({name: copy(array) for name, array in received.items()})
@@ -113,11 +108,10 @@ def _charge(
     configs = message.content.config_records.values()
     config = {key: value for each in configs for key, value in each.items()}
     node = NodePrivacy.of(context, config)
-    epsilon = noise.epsilon if noise.epsilon is not None else node.max_epsilon
-    delta = noise.delta if noise.delta is not None else node.max_delta
     if node.ledger is None:
         return
-    if epsilon is None or delta is None:
+    budget = node.budget_of_noise(noise)
+    if budget is None:
         raise ValueError(
             "the server names no budget, as its noise changes over the rounds, and the node's "
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
@@ -128,7 +122,7 @@ def _charge(
         ledger.charge(
             node.account(unit="client"),
             event_of(scheme),
-            budget=node.budget(PrivacyBudget(epsilon=epsilon, delta=delta)),
+            budget=budget,
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(noise.neighboring_relation),
         )

@@ -23,9 +23,8 @@ import math
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import numpy as np
@@ -36,6 +35,7 @@ from torch.optim import SGD, Optimizer
 from torch.utils.data import DataLoader
 
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.mechanisms.checks import require_positive
 from fl_dp.plan import RecordPlan
 
 from .clipped_gradients import ClippedGradients, GhostGradients, MixesRecords
@@ -99,9 +99,8 @@ class DPSGD:
                 "the criterion must be a torch loss with reduction='mean', such as "
                 "torch.nn.CrossEntropyLoss()"
             )
-        size = self.expected_batch_size
-        if size is not None and not (math.isfinite(size) and size > 0):
-            raise ValueError(f"expected_batch_size must be positive and finite, got {size}")
+        if self.expected_batch_size is not None:
+            require_positive(expected_batch_size=self.expected_batch_size)
         if self.physical_batch_size is not None and self.physical_batch_size < 1:
             raise ValueError(
                 f"physical_batch_size must be at least 1, got {self.physical_batch_size}"
@@ -235,7 +234,9 @@ class Participation:
         samples = _poisson_samples(self.records, plan, random if how.secure_randomness else None)
         ends: deque[bool] = deque()
         self._gradients.start_again()
-        with _opacus_warnings_left_out():
+        with warnings.catch_warnings():
+            # PyTorch says it in every round of Opacus' hooks.
+            warnings.filterwarnings("ignore", message="Full backward hook is firing")
             for batches in self._batches(_split(samples, how, ends)):
                 for inputs, targets in batches:
                     self._add(inputs, targets)
@@ -305,14 +306,6 @@ def _require_untied(model: nn.Module, grad_sample_mode: str) -> None:
             "two layers of the model share a parameter, for which ghost clipping has no rule: "
             "write grad_sample_mode='hooks' or 'functorch'"
         )
-
-
-@contextmanager
-def _opacus_warnings_left_out() -> Iterator[None]:
-    """Leave out what PyTorch says in every round of Opacus' hooks."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="Full backward hook is firing")
-        yield
 
 
 def _poisson_samples(
@@ -388,13 +381,11 @@ class _Noise:
         self._random = random
         coordinates = sum(each.numel() for each in parameters)
         # Rounding the sum to the grid can move it by a step in each coordinate.
-        grid = GaussianMechanism(
+        planned = GaussianMechanism(
             noise_multiplier=plan.noise_multiplier, clipping_norm=plan.clipping_norm
-        ).grid
-        slack = 1.0 + grid * math.sqrt(coordinates) / plan.clipping_norm
-        self._mechanism = GaussianMechanism(
-            noise_multiplier=plan.noise_multiplier * slack, clipping_norm=plan.clipping_norm
         )
+        slack = 1.0 + planned.grid * math.sqrt(coordinates) / plan.clipping_norm
+        self._mechanism = replace(planned, noise_multiplier=plan.noise_multiplier * slack)
 
     def release(self, totals: Sequence[Tensor]) -> None:
         """Set the parameters' gradients to the private mean."""

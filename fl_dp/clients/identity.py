@@ -20,7 +20,6 @@ from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, event_of
-from fl_dp.mechanisms import client_scheme
 from fl_dp.protocol.identity import Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
@@ -110,9 +109,7 @@ def _is_exhausted(context: Context, config: Config) -> bool:
             spending = ledger.spending_of_source(node.account(unit=unit))
     except FileNotFoundError:
         return False
-    return spending.would_exceed(
-        event, count=count, budget=node.budget(budget), neighboring_relation=relation
-    )
+    return spending.would_exceed(event, count=count, budget=budget, neighboring_relation=relation)
 
 
 def _asked(
@@ -123,20 +120,14 @@ def _asked(
         from fl_dp.plan import RecordPlan  # with SciPy, for DP-SGD alone
 
         plan = RecordPlan.from_dict(json.loads(str(config[RECORD_PLAN_KEY])))
-        return "record", plan.event, plan.steps, plan.budget, plan.neighboring_relation
+        allowed = node.budget(plan.budget)
+        return "record", plan.event, plan.steps, allowed, plan.neighboring_relation
     instruction = RoundInstruction.of(config)
     noise = None if instruction is None else instruction.client_noise
     if noise is None:
         return None
-    epsilon = noise.epsilon if noise.epsilon is not None else node.max_epsilon
-    delta = noise.delta if noise.delta is not None else node.max_delta
-    if epsilon is None or delta is None:
+    budget = node.budget_of_noise(noise)
+    if budget is None:
         return None
-    scheme = client_scheme(
-        noise.scheme,
-        noise_multiplier=noise.noise_multiplier,
-        clipping_norm=noise.clipping_norm,
-        levels=noise.levels,
-    )
-    budget = PrivacyBudget(epsilon=epsilon, delta=delta)
-    return "client", event_of(scheme), 1, budget, NeighboringRelation(noise.neighboring_relation)
+    relation = NeighboringRelation(noise.neighboring_relation)
+    return "client", event_of(noise.mechanism()), 1, budget, relation

@@ -98,13 +98,7 @@ class NodeConfig:
                 range, a cap or a requirement has no ledger, or a requirement has no cap.
         """
         given = _by_hyphens(node_config)
-        ledger_path = _text(given, LEDGER_PATH_KEY)
-        if ledger_path is not None and "://" not in ledger_path:  # a database has no folder
-            _require_absolute(LEDGER_PATH_KEY, ledger_path)
-        data_path, data_schema = _text(given, DATA_PATH_KEY), _text(given, DATA_SCHEMA_KEY)
-        for key, path in ((DATA_PATH_KEY, data_path), (DATA_SCHEMA_KEY, data_schema)):
-            if path is not None:
-                _require_absolute(key, path)
+        ledger_path = _path(given, LEDGER_PATH_KEY)
         max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
         max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
         asked = given.get(REQUIRE_PRIVACY_KEY)
@@ -134,8 +128,8 @@ class NodeConfig:
             tell_exhausted=_flag(given, TELL_EXHAUSTED_KEY),
             dataset_name=_text(given, DATASET_NAME_KEY),
             unit_name=_text(given, UNIT_NAME_KEY),
-            data_path=data_path,
-            data_schema=data_schema,
+            data_path=_path(given, DATA_PATH_KEY),
+            data_schema=_path(given, DATA_SCHEMA_KEY),
             partition_id=_partition(given),
         )
 
@@ -207,12 +201,15 @@ def _text(given: Mapping[str, Any], key: str) -> str | None:
     return str(value)
 
 
-def _require_absolute(key: str, path: str) -> None:
-    if not Path(path).is_absolute():
+def _path(given: Mapping[str, Any], key: str) -> str | None:
+    path = _text(given, key)
+    is_database = key == LEDGER_PATH_KEY and path is not None and "://" in path  # has no folder
+    if path is not None and not is_database and not Path(path).is_absolute():
         raise _error(
             f"{key} must be absolute, got '{path}': a ClientApp does not run where you started the "
             "SuperNode"
         )
+    return path
 
 
 def _number(given: Mapping[str, Any], key: str, *, below: float) -> float | None:

@@ -20,6 +20,7 @@ from flwr.app import Context
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.files import private_folder
+from fl_dp.protocol.instruction import NoiseInstruction
 
 from .node_config import LEDGER_PATH_KEY, NodeConfig
 
@@ -67,7 +68,9 @@ class NodePrivacy:
         ledger, source, simulated = owner.ledger_path, owner.source, None
         if in_simulation():
             node = context.node_id if owner.partition_id is None else owner.partition_id
-            simulated = str(_simulated_ledgers(context) / f"node-{node}.db")
+            # A folder for each run, as a simulated node's data are new in each.
+            run = Path.home() / ".fl-dp" / "simulations" / f"run-{context.run_id}"
+            simulated = str(run / f"node-{node}.db")
             if ledger is None and SIMULATED_LEDGERS_KEY in config:
                 ledger = str(Path(str(config[SIMULATED_LEDGERS_KEY])) / f"node-{node}.db")
             # The server numbers a node's units, so only where nothing is real are they apart.
@@ -106,16 +109,19 @@ class NodePrivacy:
             delta = min(delta, self.max_delta)
         return PrivacyBudget(epsilon=epsilon, delta=delta)
 
+    def budget_of_noise(self, noise: NoiseInstruction) -> PrivacyBudget | None:
+        """Return what a run with noise at the client may spend in all; None: nobody says."""
+        epsilon = noise.epsilon if noise.epsilon is not None else self.max_epsilon
+        delta = noise.delta if noise.delta is not None else self.max_delta
+        if epsilon is None or delta is None:
+            return None
+        return self.budget(PrivacyBudget(epsilon=epsilon, delta=delta))
+
     def account(self, *, unit: str, fingerprint: str | None = None) -> Account:
         """Return whose spending it is."""
         from fl_dp.ledger import Account  # with SciPy, for a node that keeps a ledger alone
 
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
-
-
-def _simulated_ledgers(context: Context) -> Path:
-    """Return a folder for each run: a simulated node's data are new in each."""
-    return Path.home() / ".fl-dp" / "simulations" / f"run-{context.run_id}"
 
 
 def in_simulation() -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
 
@@ -254,13 +254,10 @@ class OpacusClient(NumPyClient):
     def _sent(self, received: NDArrays) -> NDArrays:
         return trained_arrays(self._model, received, trainable_only=self._trainable_only)
 
-    @contextmanager
-    def _opened(self) -> Iterator[NodeLedger]:
+    def _opened(self) -> AbstractContextManager[NodeLedger]:
         if isinstance(self._ledger, NodeLedger):
-            yield self._ledger
-        else:
-            with NodeLedger.open(self._ledger) as ledger:
-                yield ledger
+            return nullcontext(self._ledger)
+        return NodeLedger.open(self._ledger)
 
     def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Yield what training must not change: floating-point buffers and frozen parameters."""

@@ -26,9 +26,10 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.statistics import Query, query_from_dict
+from fl_dp.statistics import query_from_dict
+from fl_dp.statistics.values import real_number
 
-from .records import Config, config_of, only_record, real_number
+from .records import Config, config_of, only_record
 from .trained_unit import RECORDS_UTILITY
 from .units import NodeUnits
 
@@ -60,7 +61,7 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
         hosted = range(units.count(context, config))
         for unit in hosted:
             try:
-                sent += _contribution(query, statistics_fn(context, unit, config, name))
+                sent += query.contribution(statistics_fn(context, unit, config, name)).tolist()
             except Exception as failure:
                 logger.exception("unit %d has no values '%s' and contributes zero", unit, name)
                 failures.append(failure)
@@ -108,10 +109,6 @@ def utility_handler(
         return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
 
     return answer
-
-
-def _contribution(query: Query, values: object) -> list[float]:
-    return [float(number) for number in query.contribution(values)]
 
 
 def _hosted(units: NodeUnits, context: Context, unit: int, hosted: int) -> NumPyClient:

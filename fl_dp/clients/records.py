@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any, TypeAlias, TypeVar
 
@@ -68,16 +67,6 @@ def metric_record(required: Mapping[str, Any], metrics: Mapping[str, Any]) -> Me
     for key, value in required.items():
         record[key] = _number(key, value)
     return record
-
-
-def real_number(value: object) -> float:
-    """Return a number as a float, infinities included; NaN for whatever is none."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.item() if value.size == 1 else None
-    try:
-        return float(value) if isinstance(value, int | float) else math.nan
-    except OverflowError:  # an int of hundreds of digits
-        return math.nan
 
 
 def _number(key: str, value: Any) -> int | float | list[int] | list[float]:

@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.checks import require_positive
+from fl_dp.statistics.values import real_number
 from fl_dp.updates import VectorLayout
 
-from .records import Config, real_number
+from .records import Config
 
 RECORDS_UTILITY = "records"
 """The utility that needs no metric: how many records the unit has."""

@@ -16,7 +16,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -105,7 +105,7 @@ def sum_of_units(
     """
     bundle = _bundle_of(instruction)
     hosted = min(units.count(context, config), instruction.max_units)
-    node = _NodeSums.empty(instruction, bundle, model)
+    node = _NodeSums(instruction, bundle, model)
     chosen = _chosen(instruction, hosted)
     for unit in chosen:
         if 0 <= unit < hosted:
@@ -129,7 +129,6 @@ def sum_of_units(
     return node.sums.updates.steps(), metrics
 
 
-@dataclass(kw_only=True)
 class _NodeSums:
     """A node's sums over its units; a unit is in all of them or in none.
 
@@ -141,23 +140,16 @@ class _NodeSums:
         left: Units that take part and are in no sum yet.
     """
 
-    instruction: RoundInstruction
-    model: ArrayRecord
-    sums: BundleSum
-    utilities: dict[int, float] = field(default_factory=dict)
-    left: list[int] = field(default_factory=list)
-
-    @classmethod
-    def empty(
-        cls, instruction: RoundInstruction, bundle: GaussianBundle, model: ArrayRecord
-    ) -> _NodeSums:
+    def __init__(
+        self, instruction: RoundInstruction, bundle: GaussianBundle, model: ArrayRecord
+    ) -> None:
         """Start from zero."""
         layout = VectorLayout.of(model)
-        return cls(
-            instruction=instruction,
-            model=model,
-            sums=BundleSum(bundle, layout, layout.flatten(model)),
-        )
+        self.instruction = instruction
+        self.model = model
+        self.sums = BundleSum(bundle, layout, layout.flatten(model))
+        self.utilities: dict[int, float] = {}
+        self.left: list[int] = []
 
     def add(self, unit: int, trained: TrainedUnit) -> None:
         """Add one unit; if that raises, it contributes zero."""

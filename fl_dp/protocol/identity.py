@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord
@@ -28,7 +28,7 @@ def forms_of(arrays: ArrayRecord) -> dict[str, Form]:
 
 def forms_to_json(forms: Mapping[str, Form]) -> str:
     """Return array forms as JSON text, in their order."""
-    return json.dumps({name: [list(shape), dtype] for name, (shape, dtype) in forms.items()})
+    return json.dumps(dict(forms))
 
 
 def forms_from_json(text: str) -> dict[str, Form]:
@@ -65,15 +65,8 @@ class NodeIdentity:
 
     def to_config(self) -> ConfigRecord:
         """Return the answer as the one ConfigRecord of a reply."""
-        about = {
-            "app": self.app,
-            "versions": dict(self.versions),
-            "mods": list(self.mods),
-            "arrays": None if self.arrays is None else json.loads(forms_to_json(self.arrays)),
-            "failed": self.failed,
-            "exhausted": self.exhausted,
-        }
-        return ConfigRecord({_NAME_KEY: self.name, _ABOUT_KEY: json.dumps(about)})
+        about = asdict(self)
+        return ConfigRecord({_NAME_KEY: about.pop("name"), _ABOUT_KEY: json.dumps(about)})
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
@@ -94,14 +87,7 @@ class NodeIdentity:
                 failed=_text(about.get("failed")),
                 exhausted=about.get("exhausted") is True,
             )
-        except (
-            ArithmeticError,
-            LookupError,
-            RecursionError,
-            TypeError,
-            ValueError,
-            AttributeError,
-        ):
+        except Exception:  # whatever a hostile text makes Python raise
             return cls(name=name)
 
 

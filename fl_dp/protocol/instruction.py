@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from fl_dp.mechanisms import GaussianBundle
+from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression
 
@@ -38,6 +38,19 @@ class NoiseInstruction:
     delta: float | None = None
     neighboring_relation: str = "zero-out"
     levels: int | None = None
+
+    def mechanism(self) -> ClientScheme:
+        """Return what clips the update and adds the noise.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        return client_scheme(
+            self.scheme,
+            noise_multiplier=self.noise_multiplier,
+            clipping_norm=self.clipping_norm,
+            levels=self.levels,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)

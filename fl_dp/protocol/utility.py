@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -53,10 +52,8 @@ class UtilityQuery:
     def privatize(self, utilities: Sequence[float], rng: SecureRandom) -> list[float]:
         """Return one noisy utility for each unit's own; NaN counts as the null."""
         null = self.high / 2.0
-        bounded = [
-            null if math.isnan(utility) else min(max(utility, 0.0), self.high)
-            for utility in utilities
-        ]
+        measured = np.array(utilities, dtype=np.float64)
+        bounded = np.where(np.isnan(measured), null, np.clip(measured, 0.0, self.high))
         # Encoded one by one: a vector of them would share one bound.
         steps = np.array([float(self.mechanism.encode(utility - null)) for utility in bounded])
         noise = self.mechanism.noise(steps.size, rng)

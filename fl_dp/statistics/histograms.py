@@ -32,28 +32,18 @@ class BinnedQuery(CountingQuery):
 
     nonnegative: bool = False
 
-    @property
-    @abstractmethod
-    def bins(self) -> int:
-        """Number of bins."""
-
     @abstractmethod
     def _bins_of(self, values: object) -> NDArray[np.intp]:
         """Return the bin of each usable record, shape `(n,)`."""
 
-    @property
-    def dimension(self) -> int:
-        """One number a bin."""
-        return self.bins
-
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
         indices = self._bins_of(values)
-        return np.bincount(indices, minlength=self.bins).astype(np.float64), indices.size
+        return np.bincount(indices, minlength=self.dimension).astype(np.float64), indices.size
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
         """Return `counts`, shape `(bins,)`; see `SumQuery.estimates`."""
         value = np.maximum(total, 0.0) if self.nonnegative else total
-        return {"counts": Estimate(value=value, error=np.full(self.bins, noise_std))}
+        return {"counts": Estimate(value=value, error=np.full(self.dimension, noise_std))}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +69,8 @@ class Histogram(BinnedQuery):
         require_increasing("edges", self.edges, at_least=2)
 
     @property
-    def bins(self) -> int:
-        """One fewer than the edges."""
+    def dimension(self) -> int:
+        """One number a bin: one fewer than the edges."""
         return len(self.edges) - 1
 
     def _bins_of(self, values: object) -> NDArray[np.intp]:
@@ -124,8 +114,8 @@ class Frequencies(BinnedQuery):
             seen.add(category)
 
     @property
-    def bins(self) -> int:
-        """One a category."""
+    def dimension(self) -> int:
+        """One number a category."""
         return len(self.categories)
 
     def _bins_of(self, values: object) -> NDArray[np.intp]:

@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from fl_dp.accounting.events import ExponentialEvent, GaussianEvent, LaplaceEvent, PrivacyEvent
+from fl_dp.accounting.charges import event_of
+from fl_dp.accounting.events import PrivacyEvent
 from fl_dp.accounting.gaussian import gaussian_noise_multiplier
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
+from fl_dp.mechanisms.checks import require_positive
 
 from .quantiles import Quantiles
 from .query import Query, SumQuery
@@ -88,7 +90,21 @@ class NoiseChoice:
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
         """The event that one release is charged as."""
-        return tuple(_event(mechanism) for mechanism in self.mechanisms)
+        return tuple(event_of(mechanism) for mechanism in self.mechanisms)
+
+    @property
+    def max_units(self) -> int:
+        """Number of contributions that can be summed exactly."""
+        return self.summed_by.max_units
+
+    @property
+    def summed_by(self) -> Quantiles | SumMechanism:
+        """Query or mechanism that bounds each contribution and encodes it for an exact sum."""
+        if isinstance(self.query, Quantiles):
+            return self.query
+        (mechanism,) = self.mechanisms
+        assert isinstance(mechanism, SumMechanism)  # as was checked
+        return mechanism
 
 
 def choose_noise(
@@ -117,8 +133,7 @@ def choose_noise(
     Raises:
         ValueError: If an argument is out of range, or `law` can't give what is asked.
     """
-    if not (math.isfinite(epsilon) and epsilon > 0):
-        raise ValueError(f"epsilon must be positive and finite, got {epsilon}")
+    require_positive(epsilon=epsilon)
     if not 0.0 <= delta < 1.0:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
     if isinstance(query, Quantiles):
@@ -182,11 +197,3 @@ def rank_error(query: Quantiles, mechanism: ExponentialMechanism) -> float:
         Dwork and Roth 2014, theorem 3.11.
     """
     return math.log(query.dimension / (1.0 - _CONFIDENCE)) / mechanism.rate
-
-
-def _event(mechanism: Mechanism) -> PrivacyEvent:
-    if isinstance(mechanism, LaplaceMechanism):
-        return LaplaceEvent(noise_multiplier=mechanism.noise_multiplier)
-    if isinstance(mechanism, GaussianMechanism):
-        return GaussianEvent(noise_multiplier=mechanism.noise_multiplier)
-    return ExponentialEvent(epsilon=mechanism.epsilon)

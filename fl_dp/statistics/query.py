@@ -16,6 +16,8 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from .values import real_number
+
 _MOST_RECORDS = 2**53
 
 
@@ -145,14 +147,7 @@ def as_numbers(name: str, values: object) -> tuple[float, ...]:
         raise ValueError(f"{name} must be a list of numbers, got {values!r}")
     numbers: list[float] = []
     for index, value in enumerate(values):
-        try:
-            number = (
-                float(value)
-                if isinstance(value, int | float | np.integer | np.floating)
-                else math.nan
-            )
-        except OverflowError:  # an int of hundreds of digits
-            number = math.nan
+        number = real_number(value)
         if not math.isfinite(number):
             raise ValueError(f"{name}[{index}] must be a finite number, got {value!r}")
         numbers.append(number)

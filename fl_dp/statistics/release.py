@@ -7,9 +7,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,8 +21,6 @@ from .noise_choice import NoiseChoice, rank_error
 from .quantiles import Quantiles
 from .query import Estimate, SumQuery
 from .values import vector
-
-_Encode: TypeAlias = Callable[[NDArray[np.float64]], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -93,14 +91,12 @@ def release_statistic(
     Raises:
         ValueError: If there are more contributions than can be summed exactly.
     """
-    query = choice.query
-    if isinstance(query, Quantiles):
-        estimates = _draw_quantiles(query, choice, contributions, rng)
+    query, mechanism = choice.query, choice.summed_by
+    total = _total(choice, contributions)
+    if isinstance(mechanism, Quantiles):
+        estimates = _draw_quantiles(mechanism, choice, total, rng)
     else:
-        mechanism = choice.mechanisms[0]
-        # The choice has checked both; the type checker has not seen it.
-        assert isinstance(query, SumQuery) and not isinstance(mechanism, ExponentialMechanism)
-        total = _total(contributions, query.dimension, mechanism.encode, mechanism.max_units)
+        assert isinstance(query, SumQuery)  # as the choice has checked
         released = mechanism.release(total, mechanism.noise(total.size, rng))
         estimates = query.estimates(released, mechanism.noise_std)
     notes = dict.fromkeys(estimate.note for estimate in estimates.values() if estimate.note)
@@ -112,9 +108,8 @@ def release_statistic(
 
 
 def _draw_quantiles(
-    query: Quantiles, choice: NoiseChoice, contributions: Iterable[object], rng: SecureRandom
+    query: Quantiles, choice: NoiseChoice, total: NDArray[np.float64], rng: SecureRandom
 ) -> dict[str, Estimate]:
-    total = _total(contributions, query.dimension, query.encode, query.max_units)
     chosen: list[float] = []
     errors: list[float] = []
     for probability, mechanism in zip(query.probabilities, choice.mechanisms, strict=True):
@@ -132,19 +127,19 @@ def _draw_quantiles(
     }
 
 
-def _total(
-    contributions: Iterable[object], dimension: int, encode: _Encode, max_units: int
-) -> NDArray[np.float64]:
+def _total(choice: NoiseChoice, contributions: Iterable[object]) -> NDArray[np.float64]:
     """Sum encoded contributions exactly.
 
     Raises:
-        ValueError: If there are more than `max_units`.
+        ValueError: If there are more than `choice.max_units`.
     """
+    dimension, encode = choice.query.dimension, choice.summed_by.encode
+    most = choice.max_units
     total = np.zeros(dimension)  # float64 holds every integer to 2^53, so the sum is exact
     for count, contribution in enumerate(contributions, start=1):
-        if count > max_units:
+        if count > most:
             raise ValueError(
-                f"at this noise at most {max_units} contributions can be summed exactly: "
+                f"at this noise at most {most} contributions can be summed exactly: "
                 "choose a smaller epsilon, or ask a smaller roster"
             )
         total += encode(vector(contribution, dimension))

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 from flwr.app import Array
 from numpy.lib import format as npy
-from numpy.typing import NDArray
+from numpy.typing import DTypeLike, NDArray
 
 _STYPE = "numpy.ndarray"
 _BFLOAT16 = "bfloat16"
@@ -51,6 +51,12 @@ class ArrayForm:
     def dtype(self) -> np.dtype[Any]:
         """Dtype that NumPy computes with: float32 for bfloat16, else what is stored."""
         return np.dtype(np.float32) if self.bfloat16 else self.stored
+
+
+def form_of(dtype: DTypeLike, shape: tuple[int, ...]) -> ArrayForm:
+    """Return the form of numbers that NumPy stores as it computes with them."""
+    stored = np.dtype(dtype)
+    return ArrayForm(shape=shape, declared=stored.name, stored=stored, bfloat16=False)
 
 
 def read(array: Array) -> tuple[ArrayForm, NDArray[Any]]:

@@ -24,7 +24,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from .arrays import ArrayForm, read
+from .arrays import ArrayForm, form_of, read
 from .compression_options import NARROW_FORMATS, CompressionOptions
 from .layout import RefusedUpdate, VectorLayout, only_array_record
 from .narrow import narrow, narrow_form, narrow_values
@@ -80,20 +80,24 @@ class Compression(CompressionOptions):
         Raises:
             RefusedUpdate: If it is not what `encode` makes of a vector of this size.
         """
+        if self.up == "none":
+            raise RefusedUpdate("it is encoded, and nobody asked for that")
+        forms = self._forms(size)
+        if set(encoded.keys()) != set(forms):
+            raise RefusedUpdate("it is not encoded as it was asked for")
+        items = {name: _items(encoded, name, form) for name, form in forms.items()}
         if self.up in NARROW_FORMATS:
-            _require_names(encoded, "values")
-            form = narrow_form(self.up, (size,))
-            return _items(encoded, "values", form).astype(np.float64)
+            return items["values"].astype(np.float64)
+        kept = self._kept(size)
+        try:
+            numbers = dequantize(Quantized(items["scales"], items["codes"]), kept, self.bits)
+        except ValueError as error:
+            raise RefusedUpdate(str(error)) from None
         if self.up == "quantize":
-            _require_names(encoded, "scales", "codes")
-            return self._numbers(encoded, size)
-        if self.up == "top_k":
-            _require_names(encoded, "places", "scales", "codes")
-            places = _read_places(encoded, self._kept(size), size)
-            update = np.zeros(size)
-            update[places] = self._numbers(encoded, places.size)
-            return update
-        raise RefusedUpdate("it is encoded, and nobody asked for that")
+            return numbers
+        update = np.zeros(size)
+        update[_read_places(items["places"], kept, size)] = numbers
+        return update
 
     def narrow(self, model: ArrayRecord) -> ArrayRecord:
         """Return the model as it is sent; `widen` is its inverse but for the rounding."""
@@ -106,15 +110,18 @@ class Compression(CompressionOptions):
         """
         if self.up == "none":
             return array_bytes(model)
+        return sum(map(_file_bytes, self._forms(layout.size).values()))
+
+    def _forms(self, size: int) -> dict[str, ArrayForm]:
+        """Return the form of each array that `encode` makes of `size` coordinates."""
         if self.up in NARROW_FORMATS:
-            return _NPY_HEADER + 2 * layout.size
-        kept = self._kept(layout.size)
-        scales, codes = scales_shape(kept), codes_shape(kept, self.bits)
-        sent = _vector_bytes(np.dtype("<f8"), scales) + _vector_bytes(np.dtype("u1"), codes)
-        if self.up == "top_k":
-            form = _places_form(kept, layout.size)
-            sent += _vector_bytes(form.stored, form.shape)
-        return sent
+            return {"values": narrow_form(self.up, (size,))}
+        kept = self._kept(size)
+        levels = {
+            "scales": form_of("<f8", scales_shape(kept)),
+            "codes": form_of("u1", codes_shape(kept, self.bits)),
+        }
+        return levels if self.up == "quantize" else {"places": _places_form(kept, size)} | levels
 
     def _kept(self, size: int) -> int:
         """Return the number of coordinates that are sent, of `size`."""
@@ -126,14 +133,6 @@ class Compression(CompressionOptions):
             "scales": Array(quantized.scales.astype("<f8")),
             "codes": Array(quantized.codes),
         }
-
-    def _numbers(self, encoded: ArrayRecord, size: int) -> NDArray[np.float64]:
-        scales = _items(encoded, "scales", _form("<f8", scales_shape(size)))
-        codes = _items(encoded, "codes", _form("u1", codes_shape(size, self.bits)))
-        try:
-            return dequantize(Quantized(scales, codes), size, self.bits)
-        except ValueError as error:
-            raise RefusedUpdate(str(error)) from None
 
 
 def update_in(
@@ -154,7 +153,7 @@ def update_in(
 
 def sum_bytes(layout: VectorLayout) -> int:
     """Return how many bytes the arrays of a node's own sum have, which is in float64."""
-    return sum(_vector_bytes(np.dtype(np.float64), spec.shape) for spec in layout.released)
+    return sum(_file_bytes(spec.form) for spec in layout.in_float64().released)
 
 
 def array_bytes(arrays: ArrayRecord) -> int:
@@ -175,7 +174,8 @@ def _places_form(kept: int, size: int) -> ArrayForm:
     number = np.dtype("<u4" if size <= 1 << 32 else "<u8")
     bitmap = math.ceil(size / 8)
     # The shorter of the two; both ends compute the choice, so that it need not travel.
-    return _form("u1", (bitmap,)) if bitmap <= number.itemsize * kept else _form(number, (kept,))
+    in_bits = bitmap <= number.itemsize * kept
+    return form_of("u1", (bitmap,)) if in_bits else form_of(number, (kept,))
 
 
 def _written_places(places: NDArray[np.int64], size: int) -> NDArray[np.unsignedinteger]:
@@ -187,15 +187,13 @@ def _written_places(places: NDArray[np.int64], size: int) -> NDArray[np.unsigned
     return np.packbits(bitmap)
 
 
-def _read_places(encoded: ArrayRecord, kept: int, size: int) -> NDArray[np.int64]:
+def _read_places(written: NDArray[Any], kept: int, size: int) -> NDArray[np.int64]:
     """Return the places of the numbers that were sent, ascending.
 
     Raises:
         RefusedUpdate: If they are not so many different places of the vector.
     """
-    form = _places_form(kept, size)
-    written = _items(encoded, "places", form)
-    if form.stored == np.uint8:
+    if written.dtype == np.uint8:
         places = np.flatnonzero(np.unpackbits(written, count=size))
         if places.size != kept:
             raise RefusedUpdate("it has not as many coordinates as it was asked for")
@@ -203,16 +201,6 @@ def _read_places(encoded: ArrayRecord, kept: int, size: int) -> NDArray[np.int64
     if not ((written[1:] > written[:-1]).all() and (written < size).all()):
         raise RefusedUpdate("its coordinates are no different places of the vector in order")
     return written.astype(np.int64)
-
-
-def _require_names(encoded: ArrayRecord, *names: str) -> None:
-    if set(encoded.keys()) != set(names):
-        raise RefusedUpdate("it is not encoded as it was asked for")
-
-
-def _form(dtype: str | np.dtype[Any], shape: tuple[int, ...]) -> ArrayForm:
-    stored = np.dtype(dtype)
-    return ArrayForm(shape=shape, declared=stored.name, stored=stored, bfloat16=False)
 
 
 def _items(encoded: ArrayRecord, name: str, wanted: ArrayForm) -> NDArray[Any]:
@@ -230,5 +218,5 @@ def _items(encoded: ArrayRecord, name: str, wanted: ArrayForm) -> NDArray[Any]:
     return values
 
 
-def _vector_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> int:
-    return _NPY_HEADER + dtype.itemsize * math.prod(shape)
+def _file_bytes(form: ArrayForm) -> int:
+    return _NPY_HEADER + form.stored.itemsize * math.prod(form.shape)

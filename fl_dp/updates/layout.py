@@ -10,7 +10,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from .arrays import ArrayForm, array_of, read
+from .arrays import ArrayForm, array_of, form_of, read
 
 _USUAL = (np.dtype(np.float32), np.dtype(np.float64))  # what NumPy and PyTorch compute with
 
@@ -99,19 +99,8 @@ class VectorLayout:
 
     def in_float64(self) -> Self:
         """Return the layout of the same names and shapes with every array in float64."""
-        wide = np.dtype(np.float64)
-        return replace(
-            self,
-            released=tuple(
-                replace(
-                    spec,
-                    form=ArrayForm(
-                        shape=spec.shape, declared=wide.name, stored=wide, bfloat16=False
-                    ),
-                )
-                for spec in self.released
-            ),
-        )
+        wide = (replace(spec, form=form_of(np.float64, spec.shape)) for spec in self.released)
+        return replace(self, released=tuple(wide))
 
     def only_released(self, arrays: ArrayRecord) -> ArrayRecord:
         """Return a record of the released arrays alone, bfloat16 ones as float32."""

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from flwr.app import MetricRecord, RecordDict
 
+from fl_dp.statistics.values import real_number
+
 from ..roster import Unit
 from ..selection import Observation
 
@@ -15,7 +17,7 @@ def numbers_of(content: RecordDict) -> dict[str, list[float]]:
     """Return every metric of a reply as a list of numbers."""
     records: Sequence[MetricRecord] = list(content.metric_records.values())
     return {
-        str(name): [_real(each) for each in (value if isinstance(value, list) else [value])]
+        str(name): [real_number(each) for each in (value if isinstance(value, list) else [value])]
         for record in records
         for name, value in record.items()
     }
@@ -37,10 +39,3 @@ def observed(unit: Unit, server_round: int, norm: float, report: float) -> Obser
         update_norm=norm,
         utility=None if math.isnan(report) else report,
     )
-
-
-def _real(number: float) -> float:
-    try:
-        return float(number)
-    except OverflowError:  # an int of hundreds of digits, which only a simulation lets through
-        return math.nan
