@@ -14,18 +14,13 @@ from __future__ import annotations
 import csv
 import io
 
-import numpy as np
-
 from fl_dp.datasets import sources
 from fl_dp.datasets.columns import Columns, Number, codes, encode
 from fl_dp.datasets.data import Dataset
-from fl_dp.datasets.held_out import stratified_split
+from fl_dp.datasets.held_out import with_test_part
 from fl_dp.datasets.sources import read_plain
 
 NUM_ROWS = 9857
-# Public and fixed, so that runs with different seeds are tested on the same rows.
-_SPLIT_SEED = 0
-_TEST_FRACTION = 0.2
 
 # The constants are round numbers; nothing is fitted.
 COLUMNS: Columns = {
@@ -106,14 +101,6 @@ def parse_lending_club(text: str, num_rows: int = NUM_ROWS) -> Dataset:
     rows = encode(table, COLUMNS)
     labels = codes("Class", [row.get("Class", "") for row in table], _CLASSES)
     clients = codes("addr_state", [row.get("addr_state", "") for row in table], STATES)
-    train, test = stratified_split(labels, _TEST_FRACTION, _SPLIT_SEED)
-    return Dataset(
-        name="lending_club",
-        train_x=rows[train],
-        train_y=labels[train],
-        test_x=rows[test],
-        test_y=labels[test],
-        num_classes=2,
-        train_clients=np.asarray(clients, np.int64)[train],
-        client_names=STATES,
+    return with_test_part(
+        "lending_club", rows, labels, num_classes=2, clients=clients, client_names=STATES
     )
