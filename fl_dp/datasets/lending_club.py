@@ -18,7 +18,7 @@ from fl_dp.datasets import sources
 from fl_dp.datasets.columns import Columns, Number, codes, encode
 from fl_dp.datasets.data import Dataset
 from fl_dp.datasets.held_out import with_test_part
-from fl_dp.datasets.sources import read_plain
+from fl_dp.datasets.sources import SOURCES, read_plain
 
 NUM_ROWS = 9857
 
@@ -72,13 +72,9 @@ def load_lending_club(data_dir: str | None = None) -> Dataset:
         FileNotFoundError: If the folder or the file is missing.
         ValueError: If the file is not that table.
     """
-    folder = sources.folder_of("lending_club", data_dir)
-    if folder is None:
-        raise sources.missing(
-            "lending_club",
-            'in R `write.csv(modeldata::lending_club, "lending_club.csv", row.names = FALSE)`',
-        )
-    (file, md5) = next(iter(sources.SOURCES["lending_club"].md5.items()))
+    in_r = 'in R `write.csv(modeldata::lending_club, "lending_club.csv", row.names = FALSE)`'
+    folder = sources.require_folder("lending_club", data_dir, in_r)
+    ((file, md5),) = SOURCES["lending_club"].md5.items()
     return parse_lending_club(read_plain(sources.find(folder, file), md5).decode("utf-8"))
 
 
