@@ -152,8 +152,12 @@ def _compare(
     other_version = _other_version(statement)
     if wrong:
         raise LedgerCorrupted("\n".join(wrong) + other_version)
-    comparable = page is not None and page.is_file() and not other_version
-    if comparable and page.read_text(encoding="utf-8") != statement_page(statement):
+    if (
+        page is not None
+        and page.is_file()
+        and not other_version
+        and page.read_text(encoding="utf-8") != statement_page(statement)
+    ):
         raise LedgerCorrupted(
             f"{page}: it does not say what {statement_file.name} says: it was edited, or is of "
             "another moment"

@@ -248,15 +248,13 @@ def _coded(column: Any, file: Path, name: str) -> _Coded:
     if arrow.types.is_floating(column.type):
         column = column.cast(arrow.int64())  # 1.0 is a label, 1.5 is an error
     encoded = column.cast(arrow.string()).combine_chunks().dictionary_encode()
-    names = encoded.dictionary.to_pylist()
+    found = np.array(encoded.dictionary.to_pylist(), dtype=object)
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    if "" in names:
-        _refuse_missing(file, {name: int((codes == names.index("")).sum())})
     # In the order of the names, so that nothing depends on the order of the rows.
-    order = sorted(range(len(names)), key=names.__getitem__)
-    place = np.empty(len(names), dtype=np.int64)
-    place[order] = np.arange(len(names))
-    return _Coded([names[at] for at in order], place[codes])
+    names, place = np.unique(found, return_inverse=True)
+    if "" in names:  # the first in that order
+        _refuse_missing(file, {name: int((place[codes] == 0).sum())})
+    return _Coded(names.tolist(), place[codes])
 
 
 def _refuse_missing(file: Path, missing: dict[str, int]) -> None:
