@@ -113,11 +113,6 @@ def _train_without_plan(
     folder: RunFolder, grid: Grid, settings: Settings, record_plan: RecordPlan | None
 ) -> Result:
     """Train with a promise to records at most: the server averages the updates unclipped."""
-    if settings.simulation.units_at_node > 1 or settings.selection.coins == "nodes":
-        raise ValueError(
-            f"a node that sums its units clips them: privacy={settings.privacy.mode} has one "
-            "client a node (simulation.units_per_node=1) and coins at the server"
-        )
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     strategy = UnprotectedFedAvg(
