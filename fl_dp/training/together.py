@@ -23,7 +23,7 @@ import copy
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 
 import numpy as np
@@ -354,15 +354,7 @@ def _columns(model: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
 
 def _trained_alone(model: nn.Module, unit: UnitData, training: _Training) -> NDArray[np.floating]:
     alone = copy.deepcopy(model)
-    train_locally(
-        alone,
-        unit.features,
-        unit.labels,
-        learning_rate=training.learning_rate,
-        epochs=training.epochs,
-        batch_size=training.batch_size,
-        seed=unit.seed,
-    )
+    train_locally(alone, unit.features, unit.labels, seed=unit.seed, **asdict(training))
     vector: NDArray[np.floating] = _vector(alone).numpy()
     return vector
 
