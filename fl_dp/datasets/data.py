@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.datasets.data_format import DataFormat
-from fl_dp.datasets.forms import PUBLIC_FORMS
+from fl_dp.datasets.forms import PUBLIC_FORMS, Form
 
 # The module and the function of each own format; a public set has both by its name.
 _OWN_LOADERS = {
@@ -105,6 +105,11 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one record: `(1, 8, 8)`, channels first; `(columns,)`; or `(length,)`."""
         return self.train_x.shape[1:]
+
+    @property
+    def form(self) -> Form:
+        """Shapes that a model for this set is built for."""
+        return Form(self.input_shape, self.num_classes, self.vocabulary_size)
 
     def features(
         self, rows: NDArray[np.int64] | slice, split: str = "train"

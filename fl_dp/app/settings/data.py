@@ -9,10 +9,11 @@ from fl_dp.datasets import OWN_DATA
 
 from .checks import at_least, between_0_and_1, choices, distinct, positive
 
-_OWN_DATA_KEYS = (
+OWN_DATA_KEYS = (
     *("classes", "label_column", "client_column", "columns", "image_shape", "mean", "std"),
     "test_fraction",
 )
+"""Keys of `task` that are about somebody's own files, as `DataFormat` names them, too."""
 
 
 @dataclass(kw_only=True)
@@ -70,7 +71,7 @@ class TaskSettings:
         self._check_own_data()
 
     def _check_own_data(self) -> None:
-        for key in _OWN_DATA_KEYS:
+        for key in OWN_DATA_KEYS:
             default = self.__dataclass_fields__[key].default
             if self.name not in OWN_DATA and getattr(self, key) != default:
                 raise ValueError(
