@@ -34,6 +34,18 @@ from .checkpoints import checkpoint_anchor
 from .settings import Settings
 
 
+def statement_of_records(
+    plan: RecordPlan, settings: Settings, participations: int | None = None
+) -> RecordStatement:
+    """Return what a run promises to clients' records; see `record_statement`."""
+    return record_statement(
+        plan,
+        participations=participations,
+        num_clients=settings.task.num_clients,
+        secure_randomness=settings.dp_sgd.secure_randomness,
+    )
+
+
 class RunFolder:
     """Paths and writers of `runs/<name>/`.
 
@@ -161,13 +173,7 @@ class RunFolder:
                 of_clients = privacy_statement(ledger)
         record_plan = self.read_record_plan()
         if record_plan is not None:
-            settings = self.read_settings()
-            of_records = record_statement(
-                record_plan,
-                participations=None,
-                num_clients=settings.task.num_clients,
-                secure_randomness=settings.dp_sgd.secure_randomness,
-            )
+            of_records = statement_of_records(record_plan, self.read_settings())
         if of_clients is not None:
             self.write_statement(replace(of_clients, records=of_records))
         elif of_records is not None:
