@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
+from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 
 from .settings import CHOICES, Settings
@@ -132,7 +133,7 @@ def _attributes(settings: type) -> dict[str, str]:
     text = inspect.getdoc(settings) or ""
     _, _, listed = text.partition("Attributes:\n")
     found: dict[str, str] = {}
-    for line in _until_dedent(listed.splitlines()):
+    for line in takewhile(lambda line: line.startswith("    "), listed.splitlines()):
         entry = re.match(r" {4}(\w+): (.*)", line)
         if entry is not None:
             name = entry[1]
@@ -140,10 +141,3 @@ def _attributes(settings: type) -> dict[str, str]:
         elif found:
             found[name] += f" {line.strip()}"
     return found
-
-
-def _until_dedent(lines: Iterable[str]) -> Iterable[str]:
-    for line in lines:
-        if not line.startswith("    "):
-            return
-        yield line

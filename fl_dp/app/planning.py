@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 from fl_dp.accounting import (
     IncompatibleOptions,
@@ -218,35 +219,27 @@ def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
             "give dp_sgd.expected_batch_size, a public constant, for example "
             "dp_sgd.sampling_rate times a typical client's records"
         )
-    if multiplier is not None:
-        spends = RecordPlan.from_noise_multiplier(
-            multiplier,
-            delta=delta,
-            sampling_rate=chosen.sampling_rate,
-            steps=steps,
-            participations=participations,
-            clipping_norm=chosen.clipping_norm,
-            neighboring_relation=relation,
+    training: dict[str, Any] = {
+        "sampling_rate": chosen.sampling_rate,
+        "steps": steps,
+        "participations": participations,
+        "clipping_norm": chosen.clipping_norm,
+        "neighboring_relation": relation,
+    }
+    if multiplier is None:
+        assert epsilon is not None  # the settings refuse both being null
+        return RecordPlan.calibrate(PrivacyBudget(epsilon=epsilon, delta=delta), **training)
+    spends = RecordPlan.from_noise_multiplier(multiplier, delta=delta, **training)
+    if epsilon is None or not within_budget:
+        return spends
+    if spends.budget.epsilon > epsilon:
+        raise ValueError(
+            f"{participations} rounds of a client at noise multiplier {multiplier:g} spend "
+            f"epsilon {spends.budget.epsilon:.4g} of its records, more than the budget of "
+            f"{epsilon:g}: raise the budget, or leave the noise multiplier out and let it be "
+            "calibrated"
         )
-        if epsilon is None or not within_budget:
-            return spends
-        if spends.budget.epsilon > epsilon:
-            raise ValueError(
-                f"{participations} rounds of a client at noise multiplier {multiplier:g} spend "
-                f"epsilon {spends.budget.epsilon:.4g} of its records, more than the budget of "
-                f"{epsilon:g}: raise the budget, or leave the noise multiplier out and let it be "
-                "calibrated"
-            )
-        return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
-    assert epsilon is not None  # the settings refuse both being null
-    return RecordPlan.calibrate(
-        PrivacyBudget(epsilon=epsilon, delta=delta),
-        sampling_rate=chosen.sampling_rate,
-        steps=steps,
-        participations=participations,
-        clipping_norm=chosen.clipping_norm,
-        neighboring_relation=relation,
-    )
+    return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
 
 
 def _usual_participations(settings: Settings) -> int:

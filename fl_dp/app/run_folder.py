@@ -7,7 +7,7 @@ permissions of a file that is meant for others; ledger, checkpoint, settings and
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,65 +34,48 @@ from .checkpoints import checkpoint_anchor
 from .settings import Settings
 
 
-@dataclass(frozen=True)
+def statement_of_records(
+    plan: RecordPlan, settings: Settings, participations: int | None = None
+) -> RecordStatement:
+    """Return what a run promises to clients' records; see `record_statement`."""
+    return record_statement(
+        plan,
+        participations=participations,
+        num_clients=settings.task.num_clients,
+        secure_randomness=settings.dp_sgd.secure_randomness,
+    )
+
+
 class RunFolder:
     """Paths and writers of `runs/<name>/`.
 
     Attributes:
         path: The folder itself, absolute.
+        config: The resolved settings, YAML.
+        metrics: One JSON line a round.
+        ledger: The privacy ledger.
+        record_plan: The plan of DP-SGD inside clients, JSON; where there is one.
+        node_ledgers: The ledgers of simulated nodes.
+        statement: The privacy statement, JSON.
+        statement_page: The privacy statement, Markdown.
+        model: The last private model.
+        checkpoint: State from which `resume` continues.
+        log: The operator's log; not part of what is released.
     """
 
-    path: Path
-
-    @property
-    def config(self) -> Path:
-        """The resolved settings, YAML."""
-        return self.path / "config.yaml"
-
-    @property
-    def metrics(self) -> Path:
-        """One JSON line a round."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def ledger(self) -> Path:
-        """The privacy ledger."""
-        return self.path / "ledger.db"
-
-    @property
-    def record_plan(self) -> Path:
-        """The plan of DP-SGD inside clients, JSON; where there is one."""
-        return self.path / "record_plan.json"
-
-    @property
-    def node_ledgers(self) -> Path:
-        """The ledgers of simulated nodes."""
-        return self.path / "nodes"
-
-    @property
-    def statement(self) -> Path:
-        """The privacy statement, JSON."""
-        return self.path / "privacy.json"
-
-    @property
-    def statement_page(self) -> Path:
-        """The privacy statement, Markdown."""
-        return self.path / "privacy.md"
-
-    @property
-    def model(self) -> Path:
-        """The last private model."""
-        return self.path / "model.safetensors"
-
-    @property
-    def checkpoint(self) -> Path:
-        """State from which `resume` continues."""
-        return self.path / "checkpoint.safetensors"
-
-    @property
-    def log(self) -> Path:
-        """The operator's log; not part of what is released."""
-        return self.path / "run.log"
+    def __init__(self, path: Path) -> None:
+        """Name the files in a folder, which need not be there yet."""
+        self.path = path
+        self.config = path / "config.yaml"
+        self.metrics = path / "metrics.jsonl"
+        self.ledger = path / "ledger.db"
+        self.record_plan = path / "record_plan.json"
+        self.node_ledgers = path / "nodes"
+        self.statement = path / "privacy.json"
+        self.statement_page = path / "privacy.md"
+        self.model = path / "model.safetensors"
+        self.checkpoint = path / "checkpoint.safetensors"
+        self.log = path / "run.log"
 
     def require_new(self) -> None:
         """Check that no other run has this folder.
@@ -188,14 +171,9 @@ class RunFolder:
         if self.ledger.is_file():
             with self.read_ledger() as ledger:
                 of_clients = privacy_statement(ledger)
-        if self.record_plan.is_file():
-            settings = self.read_settings()
-            of_records = record_statement(
-                RecordPlan.from_dict(json.loads(self.record_plan.read_text(encoding="utf-8"))),
-                participations=None,
-                num_clients=settings.task.num_clients,
-                secure_randomness=settings.dp_sgd.secure_randomness,
-            )
+        record_plan = self.read_record_plan()
+        if record_plan is not None:
+            of_records = statement_of_records(record_plan, self.read_settings())
         if of_clients is not None:
             self.write_statement(replace(of_clients, records=of_records))
         elif of_records is not None:
@@ -207,10 +185,16 @@ class RunFolder:
         """Write the plan of DP-SGD, or return the one that is there: a resumed run goes by it."""
         if plan is None:
             return None
-        if self.record_plan.is_file():
-            return RecordPlan.from_dict(json.loads(self.record_plan.read_text(encoding="utf-8")))
-        write_text(self.record_plan, json.dumps(plan.to_dict(), indent=2) + "\n", public=True)
-        return plan
+        known = self.read_record_plan()
+        if known is None:
+            write_text(self.record_plan, json.dumps(plan.to_dict(), indent=2) + "\n", public=True)
+        return known or plan
+
+    def read_record_plan(self) -> RecordPlan | None:
+        """Return the plan of DP-SGD inside clients that the run goes by, if it has one."""
+        if not self.record_plan.is_file():
+            return None
+        return RecordPlan.from_dict(json.loads(self.record_plan.read_text(encoding="utf-8")))
 
     def drop_metrics_after(self, server_round: int) -> None:
         """Forget the lines of rounds that will be done again."""

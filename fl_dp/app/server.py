@@ -19,13 +19,13 @@ from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.models import set_arrays
 from fl_dp.plan import RecordPlan
-from fl_dp.statement import NoPromise, RecordStatement, privacy_statement, record_statement
+from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg, wait_for_roster
 from fl_dp.training import evaluate
 
 from .checkpoints import load_checkpoint, save_checkpoint
 from .planning import make_plan, make_record_plan, make_selection
-from .run_folder import RunFolder
+from .run_folder import RunFolder, statement_of_records
 from .server_optimizers import make_server_optimizer
 from .settings import SETTINGS_KEY, Settings
 from .wording import said_in_keys
@@ -96,7 +96,8 @@ def _train_by_plan(
             # Also after a failure: what was reserved is spent, and somebody has to say so.
             statement = privacy_statement(ledger)
             if record_plan is not None:
-                records = _statement_of_records(strategy, record_plan, settings)
+                asked = strategy.most_participations
+                records = statement_of_records(record_plan, settings, asked)
                 statement = replace(statement, records=records)
             folder.write_statement(statement)
     logger.info(
@@ -113,11 +114,6 @@ def _train_without_plan(
     folder: RunFolder, grid: Grid, settings: Settings, record_plan: RecordPlan | None
 ) -> Result:
     """Train with a promise to records at most: the server averages the updates unclipped."""
-    if settings.simulation.units_at_node > 1 or settings.selection.coins == "nodes":
-        raise ValueError(
-            f"a node that sums its units clips them: privacy={settings.privacy.mode} has one "
-            "client a node (simulation.units_per_node=1) and coins at the server"
-        )
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     strategy = UnprotectedFedAvg(
@@ -131,19 +127,9 @@ def _train_without_plan(
     try:
         return _start(strategy, folder, grid, settings)
     finally:
-        statement = _statement_of_records(strategy, record_plan, settings)
+        asked = strategy.most_participations
+        statement = statement_of_records(record_plan, settings, asked)
         folder.write_statement(replace(statement, rounds=strategy.rounds_completed))
-
-
-def _statement_of_records(
-    strategy: Training, record_plan: RecordPlan, settings: Settings
-) -> RecordStatement:
-    return record_statement(
-        record_plan,
-        participations=strategy.most_participations,
-        num_clients=settings.task.num_clients,
-        secure_randomness=settings.dp_sgd.secure_randomness,
-    )
 
 
 def _options(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -74,8 +75,8 @@ class TaskClient(NumPyClient):
         settings, data = self._settings_and_data(config)
         if data is None:
             return parameters, _reported(0, config), {}
-        (dataset, rows), client = data, settings.client
-        model = model_of(settings, dataset)
+        dataset, rows = data
+        model = model_of(settings, dataset.form)
         features, labels = records_of(dataset, rows)
         set_arrays(model, parameters)
         metrics = _metrics(model, features, labels, settings, config)
@@ -83,10 +84,8 @@ class TaskClient(NumPyClient):
             model,
             features,
             labels,
-            learning_rate=client.learning_rate,
-            epochs=client.epochs,
-            batch_size=client.batch_size,
             seed=_shuffling_seed(settings, self._part(settings), config),
+            **asdict(settings.client),
         )
         return list(get_arrays(model).values()), _reported(len(rows), config), metrics
 
@@ -129,7 +128,7 @@ class TaskClient(NumPyClient):
         if data is None:
             return float("nan"), _reported(0, config), {}
         dataset, rows = data
-        model = model_of(settings, dataset)
+        model = model_of(settings, dataset.form)
         set_arrays(model, parameters)
         loss, accuracy = evaluate(model, *records_of(dataset, rows))
         asked = UTILITY_QUERY_KEY in config  # a plain evaluation says no more than it has to
@@ -145,24 +144,6 @@ class TaskClient(NumPyClient):
         return self.node * settings.simulation.units_at_node + self.unit
 
 
-def client_fn(context: Context) -> NumPyClient:
-    """Return the client of this node's first unit.
-
-    Raises:
-        ValueError: If the node has neither a `partition-id` nor a `data-path`.
-    """
-    return TaskClient(context)
-
-
-def unit_client_fn(context: Context, unit: int) -> NumPyClient:
-    """Return the client of one of this node's units.
-
-    Raises:
-        ValueError: If the node has neither a `partition-id` nor a `data-path`.
-    """
-    return TaskClient(context, unit)
-
-
 def train_many(
     context: Context, units: Sequence[int], model: ArrayRecord, config: dict[str, Any]
 ) -> Iterator[TrainedRows]:
@@ -174,7 +155,7 @@ def train_many(
     if RECORD_PLAN_KEY in config:
         return  # DP-SGD is for one unit at a time
     settings = _settings(config)
-    dataset, client, origin = dataset_of(settings), settings.client, model_of(settings)
+    dataset, origin = dataset_of(settings), model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
     parts = parts_of(settings)
     first = _node_of(context) * settings.simulation.units_at_node
@@ -189,13 +170,7 @@ def train_many(
             )
             for unit in some
         ]
-        for places, vectors in train_together(
-            origin,
-            data,
-            learning_rate=client.learning_rate,
-            epochs=client.epochs,
-            batch_size=client.batch_size,
-        ):
+        for places, vectors in train_together(origin, data, **asdict(settings.client)):
             reports = [
                 UnitReport(
                     num_examples=_reported(len(unit.labels), config),
@@ -321,7 +296,7 @@ def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) ->
 
 
 app = numpy_client_app(
-    client_fn,
-    units=NodeUnits(client_fn=unit_client_fn, count=hosted_units, train_many=train_many),
+    TaskClient,
+    units=NodeUnits(client_fn=TaskClient, count=hosted_units, train_many=train_many),
     statistics_fn=statistics_fn,
 )

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from flwr.app import Array, ArrayRecord
@@ -27,14 +27,13 @@ from fl_dp.models.fit import require_fit
 
 from .data_schema import pinned_format
 from .settings import Settings
+from .settings.data import OWN_DATA_KEYS
 
 if TYPE_CHECKING:  # torch is loaded where something is built or trained
     import torch
     from torch import Tensor, nn
 
     from fl_dp.training import DeviceData
-
-_T = TypeVar("_T")
 
 
 def dataset_of(
@@ -208,14 +207,8 @@ def check_model(settings: Settings) -> None:
         ModuleNotFoundError: If the model needs a library that is not installed.
         ValueError: If the model does not fit the data.
     """
-    form = dataset_of(settings)
-    require_fit(
-        settings.model.name,
-        input_shape=form.input_shape,
-        num_classes=form.num_classes,
-        hidden=settings.model.hidden,
-        vocabulary_size=form.vocabulary_size,
-    )
+    form = dataset_of(settings).form
+    require_fit(**asdict(settings.model), **form._asdict())
     if form.vocabulary_size is not None:
         initial_arrays_of(settings)  # built on Opacus, which may be missing
 
@@ -224,31 +217,24 @@ def initial_arrays_of(settings: Settings) -> ArrayRecord:
     """Return the first weights of the run's model."""
     from fl_dp.models import get_arrays
 
-    arrays = get_arrays(_built(settings, dataset_of(settings)))
+    arrays = get_arrays(_built(settings, dataset_of(settings).form))
     return ArrayRecord({name: Array(values) for name, values in arrays.items()})
 
 
-def model_of(settings: Settings, form: Dataset | Form | None = None) -> nn.Module:
+def model_of(settings: Settings, form: Form | None = None) -> nn.Module:
     """Return the run's model with its first weights, on the device that trains.
 
     Args:
         settings: Name the model.
         form: What it is for; None is the server's data set, `dataset_of(settings)`.
     """
-    return _built(settings, form or dataset_of(settings)).to(training_device())
+    return _built(settings, form or dataset_of(settings).form).to(training_device())
 
 
-def _built(settings: Settings, form: Dataset | Form) -> nn.Module:
+def _built(settings: Settings, form: Form) -> nn.Module:
     from fl_dp.models import build_model
 
-    return build_model(
-        settings.model.name,
-        input_shape=form.input_shape,
-        num_classes=form.num_classes,
-        hidden=settings.model.hidden,
-        vocabulary_size=form.vocabulary_size,
-        seed=settings.seed,
-    )
+    return build_model(**asdict(settings.model), **form._asdict(), seed=settings.seed)
 
 
 # One run's set; a process that goes on to another run's need not keep the first on the device.
@@ -281,22 +267,8 @@ def _format_of(settings: Settings, data_path: str | None) -> DataFormat | None:
         splits = ("test",)
     else:
         splits = ("train", "test")
-    image_shape = None
-    if task.image_shape is not None:
-        channels, height, width = task.image_shape
-        image_shape = (channels, height, width)
-    return DataFormat(
-        classes=_tuple(task.classes),
-        label_column=task.label_column,
-        client_column=task.client_column,
-        columns=_tuple(task.columns),
-        image_shape=image_shape,
-        mean=_tuple(task.mean),
-        std=_tuple(task.std),
-        test_fraction=task.test_fraction,
-        splits=splits,
-    )
-
-
-def _tuple(values: list[_T] | None) -> tuple[_T, ...] | None:
-    return None if values is None else tuple(values)
+    written = {key: getattr(task, key) for key in OWN_DATA_KEYS}
+    hashable = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in written.items()
+    }
+    return DataFormat(**hashable, splits=splits)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -67,16 +66,9 @@ def warnings_shown() -> Iterator[None]:
 
 def print_json(document: dict[str, Any]) -> None:
     """Print the one document of `--json`."""
-    typer.echo(json.dumps(_finite(document), indent=2, allow_nan=False))
-
-
-def _finite(value: Any) -> Any:
-    """Return a document in which null stands for what JSON has no number for."""
-    if isinstance(value, dict):
-        return {key: _finite(each) for key, each in value.items()}
-    if isinstance(value, list):
-        return [_finite(each) for each in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    # Null stands for what JSON has no number for.
+    finite = json.loads(json.dumps(document), parse_constant=lambda _: None)
+    typer.echo(json.dumps(finite, indent=2, allow_nan=False))
 
 
 def warn(text: str) -> None:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, fail, out, print_json
+from .console import AsJson, failures_told, out, print_json
 
 
 def ledger(
@@ -36,12 +36,10 @@ def ledger(
     A record that was altered, removed or reordered, an end that was cut off and a statement that
     was edited are errors with status 1.
     """
-    from .shown_ledger import LedgerCommandError, show_ledger
+    from .shown_ledger import show_ledger
 
-    try:
+    with failures_told():
         shown = show_ledger(location, csv=csv, check=check)
-    except LedgerCommandError as error:
-        fail(str(error), status=error.status)
     if as_json:
         print_json(shown.document)
         return

@@ -23,19 +23,6 @@ from fl_dp.statement import (
 )
 
 
-class LedgerCommandError(Exception):
-    """A ledger that can't be shown, or that something disagrees with.
-
-    Attributes:
-        status: The command's exit status: 1 for what was found wrong, 2 for a call that is.
-    """
-
-    def __init__(self, text: str, *, status: int) -> None:
-        """Say what is wrong, one line a finding."""
-        super().__init__(text)
-        self.status = status
-
-
 @dataclass(frozen=True, kw_only=True)
 class ShownLedger:
     """Answer of the command.
@@ -56,12 +43,10 @@ class _Comparison:
     Attributes:
         compared: Files that agree with the ledger.
         behind: Records after the statement's last one; None without a statement.
-        wrong: One line for each disagreement.
     """
 
     compared: list[str] = field(default_factory=list)
     behind: int | None = None
-    wrong: list[str] = field(default_factory=list)
 
 
 def show_ledger(location: str, *, csv: Path | None, check: Path | None) -> ShownLedger:
@@ -73,23 +58,18 @@ def show_ledger(location: str, *, csv: Path | None, check: Path | None) -> Shown
         check: A privacy statement; None: the one in the ledger's folder, if there is one.
 
     Raises:
-        LedgerCommandError: If the ledger can't be read, or something disagrees with it.
+        LedgerCorrupted: If the ledger was altered, or something disagrees with it, one line each.
+        OSError: If the ledger can't be read.
+        ValueError: As `OSError`, or if the call is wrong.
     """
-    try:
-        shown = _show_node_ledgers(location, csv=csv, check=check)
-        return shown or _show_server_ledger(location, csv=csv, check=check)
-    except LedgerCorrupted as error:
-        raise LedgerCommandError(str(error), status=1) from error
-    except (OSError, ValueError) as error:
-        raise LedgerCommandError(str(error), status=2) from error
+    shown = _show_node_ledgers(location, csv=csv, check=check)
+    return shown or _show_server_ledger(location, csv=csv, check=check)
 
 
 def _show_server_ledger(location: str, *, csv: Path | None, check: Path | None) -> ShownLedger:
     folder = _folder_of(location)
     with PrivacyLedger.read(location if folder is None else folder.ledger) as ledger:
         findings = _compare(ledger, folder, check)
-        if findings.wrong:
-            raise LedgerCommandError("\n".join(findings.wrong), status=1)
         if csv is not None:
             write_csv(ledger, csv)
         lines: list[RenderableType] = [ledger_table(ledger), ledger_summary(ledger)]
@@ -112,12 +92,8 @@ def _show_node_ledgers(
     except (OSError, ValueError):
         return None  # the other reader says what is wrong
     if csv is not None:
-        raise LedgerCommandError(
-            "a node's ledger is shown by account: leave out --csv, or write --json", status=2
-        )
+        raise ValueError("a node's ledger is shown by account: leave out --csv, or write --json")
     findings = _compare(None, RunFolder(folder) if folder.is_dir() else None, check)
-    if findings.wrong:
-        raise LedgerCommandError("\n".join(findings.wrong), status=1)
     with ExitStack() as stack:
         opened = [stack.enter_context(NodeLedger.read(place)) for place in places]
         each = [node_ledger_json(ledger) for ledger in opened]
@@ -153,6 +129,9 @@ def _compare(
     """Compare a ledger with a statement that is named, or with all that lies beside it.
 
     `ledger` is None where the nodes keep the ledgers.
+
+    Raises:
+        LedgerCorrupted: If something disagrees with the ledger, one line for each disagreement.
     """
     findings = _Comparison()
     if folder is not None and ledger is not None and check is None:
@@ -167,18 +146,22 @@ def _compare(
     statement = read_statement(statement_file)
     if ledger is not None:
         findings.behind = records_behind_statement(ledger, statement)
-    findings.wrong += [
+    wrong = [
         f"{statement_file}: {difference}" for difference in statement_differences(ledger, statement)
     ]
-    if findings.wrong:
-        findings.wrong[-1] += _other_version(statement)
-    elif page is not None and page.is_file():
-        same_version = not _other_version(statement)
-        if same_version and page.read_text(encoding="utf-8") != statement_page(statement):
-            findings.wrong.append(
-                f"{page}: it does not say what {statement_file.name} says: it was edited, or is of "
-                "another moment"
-            )
+    other_version = _other_version(statement)
+    if wrong:
+        raise LedgerCorrupted("\n".join(wrong) + other_version)
+    if (
+        page is not None
+        and page.is_file()
+        and not other_version
+        and page.read_text(encoding="utf-8") != statement_page(statement)
+    ):
+        raise LedgerCorrupted(
+            f"{page}: it does not say what {statement_file.name} says: it was edited, or is of "
+            "another moment"
+        )
     if statement_file.name not in findings.compared:
         findings.compared.append(statement_file.name)
     return findings

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from fl_dp.datasets import sources
 from fl_dp.datasets.columns import Columns, Number, codes, encode
 from fl_dp.datasets.data import Dataset
-from fl_dp.datasets.sources import SOURCES
 
 _NAMES = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",
@@ -75,12 +74,9 @@ def load_adult(data_dir: str | None = None) -> Dataset:
         FileNotFoundError: If the folder or one of its files is missing.
         ValueError: If a file is not the published one.
     """
-    folder = sources.folder_of("adult", data_dir)
-    if folder is None:
-        raise sources.missing("adult")
+    files = sources.published_files("adult", sources.require_folder("adult", data_dir))
     (train_x, train_y), (test_x, test_y) = (
-        parse_adult(sources.read_published(sources.find(folder, file), md5).decode("ascii"))
-        for file, md5 in SOURCES["adult"].md5.items()
+        parse_adult(raw.decode("ascii")) for raw in files.values()
     )
     return Dataset(
         name="adult",

@@ -8,12 +8,9 @@ from __future__ import annotations
 import numpy as np
 
 from fl_dp.datasets.data import Dataset
-from fl_dp.datasets.held_out import stratified_split
+from fl_dp.datasets.held_out import with_test_part
 from fl_dp.datasets.shipped import shipped_table
 
-# Public and fixed, so that runs with different seeds are tested on the same rows.
-_SPLIT_SEED = 0
-_TEST_FRACTION = 0.2
 # Mean and standard deviation of the published set, rounded to three digits: public constants, so
 # that no run looks at its clients' rows for them. Mean, error and worst of ten measurements.
 _CENTRE = (
@@ -37,12 +34,4 @@ def load_breast_cancer() -> Dataset:
     table = shipped_table("breast_cancer.csv", skipped_rows=1)  # the measurements, and the label
     rows = ((table[:, :-1] - np.array(_CENTRE)) / np.array(_SCALE)).astype(np.float32)
     labels = table[:, -1].astype(np.int64)
-    train, test = stratified_split(labels, _TEST_FRACTION, _SPLIT_SEED)
-    return Dataset(
-        name="breast_cancer",
-        train_x=rows[train],
-        train_y=labels[train],
-        test_x=rows[test],
-        test_y=labels[test],
-        num_classes=2,
-    )
+    return with_test_part("breast_cancer", rows, labels, num_classes=2)

@@ -44,9 +44,7 @@ def load_cifar10(data_dir: str | None = None) -> Dataset:
         ImportError: If Pillow is missing.
         ValueError: If a file is not the published one.
     """
-    folder = sources.folder_of("cifar10", data_dir)
-    if folder is None:
-        raise sources.missing("cifar10")
+    folder = sources.require_folder("cifar10", data_dir)
     trust_cache = data_dir is None
     return Dataset(
         name="cifar10",

@@ -22,24 +22,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.datasets.data_format import DataFormat
+from fl_dp.datasets.forms import PUBLIC_FORMS, Form
 
-# Name -> module and function. Imported late: what one set needs, a run on another should not pay.
-_LOADERS = {
-    "digits": ("fl_dp.datasets.digits", "load_digits"),
-    "fashion_mnist": ("fl_dp.datasets.fashion_mnist", "load_fashion_mnist"),
-    "breast_cancer": ("fl_dp.datasets.breast_cancer", "load_breast_cancer"),
-    "mnist": ("fl_dp.datasets.mnist", "load_mnist"),
-    "cifar10": ("fl_dp.datasets.cifar10", "load_cifar10"),
-    "adult": ("fl_dp.datasets.adult", "load_adult"),
-    "lending_club": ("fl_dp.datasets.lending_club", "load_lending_club"),
-    "shakespeare": ("fl_dp.datasets.shakespeare", "load_shakespeare"),
-}
+# The module and the function of each own format; a public set has both by its name.
 _OWN_LOADERS = {
-    "csv": ("fl_dp.datasets.own_tables", "load_csv"),
-    "parquet": ("fl_dp.datasets.own_tables", "load_parquet"),
-    "folder": ("fl_dp.datasets.own_images", "load_image_folder"),
+    "csv": ("own_tables", "load_csv"),
+    "parquet": ("own_tables", "load_parquet"),
+    "folder": ("own_images", "load_image_folder"),
 }
-DATASETS = (*_LOADERS, *_OWN_LOADERS)
+DATASETS = (*PUBLIC_FORMS, *_OWN_LOADERS)
 
 OWN_DATA = tuple(_OWN_LOADERS)
 """Somebody's own files, which are read by a `DataFormat`."""
@@ -114,6 +105,11 @@ class Dataset:
     def input_shape(self) -> tuple[int, ...]:
         """Shape of one record: `(1, 8, 8)`, channels first; `(columns,)`; or `(length,)`."""
         return self.train_x.shape[1:]
+
+    @property
+    def form(self) -> Form:
+        """Shapes that a model for this set is built for."""
+        return Form(self.input_shape, self.num_classes, self.vocabulary_size)
 
     def features(
         self, rows: NDArray[np.int64] | slice, split: str = "train"
@@ -243,21 +239,16 @@ def load_dataset(
 
 @cache
 def _load_once(name: str, data_dir: str | None, data_format: DataFormat | None) -> Dataset:
-    module, function = _LOADERS[name] if name in _LOADERS else _OWN_LOADERS[name]
-    load = cast(Callable[..., Dataset], getattr(import_module(module), function))
+    # Imported late: what one set needs, a run on another should not pay.
+    module, function = _OWN_LOADERS.get(name, (name, f"load_{name}"))
+    loader = getattr(import_module(f"fl_dp.datasets.{module}"), function)
+    load = cast(Callable[..., Dataset], loader)
     if data_format is not None:
         dataset = load(data_dir, data_format)
     else:
         dataset = load() if name in EMBEDDED else load(data_dir)
     # All clients of this process share these arrays.
-    shared = (
-        dataset.train_x,
-        dataset.train_y,
-        dataset.test_x,
-        dataset.test_y,
-        dataset.train_clients,
-    )
-    for array in shared:
-        if array is not None:
-            array.setflags(write=False)
+    for value in vars(dataset).values():
+        if isinstance(value, np.ndarray):
+            value.setflags(write=False)
     return dataset

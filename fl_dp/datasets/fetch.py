@@ -106,7 +106,7 @@ def fetch(name: str, folder: Path | None, say: Callable[[str], None]) -> Path | 
     if target is None:
         raise FetchError("there is no home folder to write to; write --to FOLDER")
     present = sources.folder_of(name) if folder is None else folder
-    if present is not None and _complete(present, source):
+    if present is not None and _complete(name, present):
         say(f"{source.title} is in {present} already: digests verified, nothing fetched")
         return present
     with TemporaryDirectory(prefix="fl-dp-") as work:
@@ -128,10 +128,9 @@ def fetch(name: str, folder: Path | None, say: Callable[[str], None]) -> Path | 
     return target
 
 
-def _complete(folder: Path, source: Source) -> bool:
+def _complete(name: str, folder: Path) -> bool:
     try:
-        for file, md5 in source.md5.items():
-            sources.read_published(sources.find(folder, file), md5)
+        sources.published_files(name, folder)
     except (OSError, ValueError):
         return False
     return True

@@ -23,8 +23,8 @@ class Form(NamedTuple):
 
 PUBLIC_FORMS = {
     "digits": Form((1, 8, 8), 10),
-    "breast_cancer": Form((30,), 2),
     "fashion_mnist": Form((1, 28, 28), 10),
+    "breast_cancer": Form((30,), 2),
     "mnist": Form((1, 28, 28), 10),
     "cifar10": Form((3, 32, 32), 10),
     "adult": Form((92,), 2),

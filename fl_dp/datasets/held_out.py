@@ -11,6 +11,44 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.datasets.data import Dataset
+
+# Public and fixed, so that runs with different seeds are tested on the same rows.
+_SPLIT_SEED = 0
+_TEST_FRACTION = 0.2
+
+
+def with_test_part(
+    name: str,
+    x: NDArray[np.float32],
+    y: NDArray[np.int64],
+    *,
+    num_classes: int,
+    clients: NDArray[np.int64] | None = None,
+    client_names: tuple[str, ...] = (),
+) -> Dataset:
+    """Return a set whose published form has no split, with a fixed, stratified 20 % test part.
+
+    Args:
+        name: Of the data set.
+        x: All records, `(n, *input_shape)`.
+        y: Their labels, `(n,)`.
+        num_classes: Number of labels.
+        clients: The natural client of each record, `(n,)`, if there are any.
+        client_names: Their names.
+    """
+    train, test = stratified_split(y, _TEST_FRACTION, _SPLIT_SEED)
+    return Dataset(
+        name=name,
+        train_x=x[train],
+        train_y=y[train],
+        test_x=x[test],
+        test_y=y[test],
+        num_classes=num_classes,
+        train_clients=None if clients is None else clients[train],
+        client_names=client_names,
+    )
+
 
 def stratified_split(
     labels: NDArray[np.int64], test_fraction: float, seed: int

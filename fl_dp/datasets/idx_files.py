@@ -22,19 +22,13 @@ from fl_dp.datasets.cache import cached_array
 from fl_dp.datasets.data import Dataset
 from fl_dp.datasets.sources import SOURCES
 
-FILES = (
-    "train-images-idx3-ubyte",
-    "train-labels-idx1-ubyte",
-    "t10k-images-idx3-ubyte",
-    "t10k-labels-idx1-ubyte",
-)
-_HUB_COLUMNS = dict(
-    zip(
-        FILES,
-        [("train", "image"), ("train", "label"), ("test", "image"), ("test", "label")],
-        strict=True,
-    )
-)
+_HUB_COLUMNS = {
+    "train-images-idx3-ubyte": ("train", "image"),
+    "train-labels-idx1-ubyte": ("train", "label"),
+    "t10k-images-idx3-ubyte": ("test", "image"),
+    "t10k-labels-idx1-ubyte": ("test", "label"),
+}
+FILES = tuple(_HUB_COLUMNS)
 
 
 def load_idx(name: str, data_dir: str | None, *, hub: str, mean: float, std: float) -> Dataset:

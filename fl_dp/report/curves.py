@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from .numbers import span
 from .pictures import COLOURS, new_picture, save_picture
 
 _FAR_APART = 10.0  # curves of epsilons further apart than that squash each other on a linear axis
@@ -48,23 +49,19 @@ def plot_curves(
                 last.append(spent[-1])
     accuracy.set(xlabel="round", ylabel="public test accuracy", title="Accuracy, one line a run")
     epsilon.set(
-        xlabel="round", ylabel="epsilon", title=f"Privacy spent of {unit}, delta {_span(deltas)}"
+        xlabel="round",
+        ylabel="epsilon",
+        title=f"Privacy spent of {unit}, delta {span(deltas, '.2g')}",
     )
     for axes in (accuracy, epsilon):
         axes.set_xlim(left=0)
     accuracy.set_ylim(bottom=0)
     if last and max(last) > _FAR_APART * min(last):
-        epsilon.set_yscale(
-            "log", nonpositive="mask"
-        )  # nothing is spent before round 1, which it leaves out
+        # Nothing is spent before round 1, which it leaves out.
+        epsilon.set_yscale("log", nonpositive="mask")
     else:
         epsilon.set_ylim(bottom=0)
     if not last:
         epsilon.set_title("No privacy: nothing is promised")
     save_picture(figure, target)
     return True
-
-
-def _span(deltas: Sequence[float]) -> str:
-    low, high = min(deltas), max(deltas)
-    return f"{low:.2g}" if low == high else f"{low:.2g} to {high:.2g}"

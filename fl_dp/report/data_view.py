@@ -40,11 +40,5 @@ def _entry(one: Availability) -> dict[str, Any]:
     }
     if source is None:
         return entry | {"client": None}
-    return entry | {
-        "client": source.client,
-        "package": source.package,
-        "version": source.version,
-        "megabytes": source.megabytes,
-        "sha256": source.sha256,
-        "license": source.license,
-    }
+    told = ("client", "package", "version", "megabytes", "sha256", "license")
+    return entry | {name: getattr(source, name) for name in told}

@@ -71,9 +71,7 @@ def write_csv(ledger: PrivacyLedger, target: Path) -> None:
 
 def ledger_table(ledger: PrivacyLedger) -> Table:
     """Return the records as a table for the terminal."""
-    table = Table(title=escape(ledger.location))
-    for heading in ("record", "kind", "what", "hash"):
-        table.add_column(heading)
+    table = Table("record", "kind", "what", "hash", title=escape(ledger.location))
     for record in ledger.records:
         what = escape(_describe(record.fields))
         table.add_row(str(record.sequence), record.kind, what, record.hash[:12])

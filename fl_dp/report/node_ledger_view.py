@@ -26,9 +26,8 @@ def node_ledger_json(ledger: NodeLedger) -> dict[str, Any]:
 
 def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
     """Return the accounts of one or more ledgers as a table for the terminal."""
-    table = Table(title=escape(title))
-    for heading in ("data", "unit", "releases", "epsilon", "of at most", "delta"):
-        table.add_column(heading)
+    headings = ("data", "unit", "releases", "epsilon", "of at most", "delta")
+    table = Table(*headings, title=escape(title))
     for spending in (each for ledger in ledgers for each in ledger.spendings):
         assert spending.budget is not None  # whoever spent had one
         bounds = spending.epsilon()

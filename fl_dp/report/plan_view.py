@@ -15,7 +15,7 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.plan import PrivacyPlan
 from fl_dp.statement import promise_in_words
 
-from .names import ACCOUNTANT_NAMES
+from .numbers import bound_rows, numbers_table, span
 from .pictures import COLOURS, PALE, new_picture, save_picture
 
 _POINTS = 24  # of the curve: each is a composition of its own
@@ -98,43 +98,28 @@ class PlanView:
         """Return the numbers as a table for the terminal."""
         plan = self.plan
         rate = f"{plan.sampling.kind} cohorts of {plan.expected_cohort:g} expected"
-        table = Table(title=f"{plan.rounds} rounds, {plan.num_clients} clients, {rate}")
-        table.add_column("what")
-        table.add_column("value", justify="right")
         mean_noise = [z * plan.clipping_norm / plan.denominator for z in plan.noise_multipliers]
         rows = [
             (
                 "noise multiplier (noise std on the sum / clipping norm)"
                 if plan.noise.of_sums
                 else "noise multiplier of each client's own noise",
-                _span(plan.noise_multipliers, "{:.5f}"),
+                span(plan.noise_multipliers, ".5f"),
             ),
-            ("noise std on each coordinate of the mean", _span(mean_noise, "{:.3g}")),
+            ("noise std on each coordinate of the mean", span(mean_noise, ".3g")),
             ("denominator: what a cohort weighs", f"{plan.denominator:g}"),
             ("delta", f"{plan.budget.delta:.4g}"),
+            *bound_rows(self.bounds),
         ]
-        for name, bound in self.bounds.by_name.items():
-            quote = ": the number to quote" if name == self.bounds.best_name else ""
-            digits = "{:.4g}" if name == "naive" else "{:.4f}"
-            rows.append((ACCOUNTANT_NAMES[name] + quote, digits.format(bound)))
         if plan.noise.adaptive:
             rows.append(("least noise multiplier of a round", f"{plan.noise.least_multiplier:.5f}"))
         if self.naive_epsilon is not None:
-            rows.append(
-                (
-                    "noise multiplier if epsilon were split over the rounds",
-                    _span(self.naive_multipliers, "{:.3f}"),
-                )
-            )
-            rows.append(
-                (
-                    f"  {self.noise_saved:.1f} times the noise, for a true epsilon of",
-                    f"{self.naive_epsilon:.4f}",
-                )
-            )
-        for what, value in rows:
-            table.add_row(what, value)
-        return table
+            split = "noise multiplier if epsilon were split over the rounds"
+            truly = f"  {self.noise_saved:.1f} times the noise, for a true epsilon of"
+            rows.append((split, span(self.naive_multipliers, ".3f")))
+            rows.append((truly, f"{self.naive_epsilon:.4f}"))
+        title = f"{plan.rounds} rounds, {plan.num_clients} clients, {rate}"
+        return numbers_table(title, rows)
 
     def rounds_table(self) -> Table | None:
         """Return noise and epsilon at some rounds, for the terminal; None with a plateau."""
@@ -175,7 +160,7 @@ class PlanView:
             title="Noise multiplier of each round",
         )
         if self.curve:
-            epsilon.plot(*_columns(self.curve), color=_INK, label="spent, by PLD")
+            epsilon.plot(*zip(*self.curve, strict=True), color=_INK, label="spent, by PLD")
         epsilon.axhline(plan.budget.epsilon, color=PALE, linewidth=1, label="budget")
         epsilon.set(
             xlabel="round",
@@ -211,12 +196,3 @@ def _spent(plan: PrivacyPlan, multipliers: tuple[float, ...]) -> float:
         neighboring_relation=plan.neighboring_relation,
         interval=SEARCH_INTERVAL,
     )
-
-
-def _columns(points: tuple[tuple[int, float], ...]) -> tuple[list[int], list[float]]:
-    return [x for x, _ in points], [y for _, y in points]
-
-
-def _span(values: tuple[float, ...] | list[float], form: str) -> str:
-    low, high = min(values), max(values)
-    return form.format(low) if low == high else f"{form.format(low)} to {form.format(high)}"

@@ -5,26 +5,21 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
+# Takes one line of `metrics.jsonl`, and shows it.
+OnRound: TypeAlias = Callable[[dict[str, Any]], None]
+
 _QUIET_SHARE = 0.1  # without a terminal, a line for each tenth of the rounds
 _RECENT = 10  # rounds that the time left is estimated from
 _AT_ONCE = 0.1  # seconds: lines that were there already come together
 _LINE, _BAR = 78, 16  # columns of what is said of a round, and of the bar
-
-
-class OnRound(Protocol):
-    """Takes one line of `metrics.jsonl`."""
-
-    def __call__(self, line: dict[str, Any]) -> None:
-        """Show it."""
-        ...
 
 
 class TimeLeft:

@@ -9,7 +9,7 @@ from rich.table import Table
 from fl_dp.plan import RecordPlan
 from fl_dp.statement import record_statement
 
-from .names import ACCOUNTANT_NAMES
+from .numbers import bound_rows, numbers_table
 
 
 def record_plan_json(plan: RecordPlan) -> dict[str, Any]:
@@ -31,24 +31,19 @@ def record_plan_json(plan: RecordPlan) -> dict[str, Any]:
 
 def record_plan_table(plan: RecordPlan) -> Table:
     """Return the numbers as a table for the terminal."""
-    table = Table(
-        title=f"Records of each client: {plan.participations} rounds of {plan.steps} steps, "
-        f"Poisson samples at rate {plan.sampling_rate:g}"
+    return numbers_table(
+        f"Records of each client: {plan.participations} rounds of {plan.steps} steps, "
+        f"Poisson samples at rate {plan.sampling_rate:g}",
+        [
+            (
+                "noise multiplier (noise std on a step's sum / clipping norm)",
+                f"{plan.noise_multiplier:.5f}",
+            ),
+            ("clipping norm of one record's gradient", f"{plan.clipping_norm:g}"),
+            ("delta", f"{plan.budget.delta:.4g}"),
+            *bound_rows(plan.epsilon()),
+        ],
     )
-    table.add_column("what")
-    table.add_column("value", justify="right")
-    table.add_row(
-        "noise multiplier (noise std on a step's sum / clipping norm)",
-        f"{plan.noise_multiplier:.5f}",
-    )
-    table.add_row("clipping norm of one record's gradient", f"{plan.clipping_norm:g}")
-    table.add_row("delta", f"{plan.budget.delta:.4g}")
-    bounds = plan.epsilon()
-    for name, bound in bounds.by_name.items():
-        quote = ": the number to quote" if name == bounds.best_name else ""
-        digits = "{:.4g}" if name == "naive" else "{:.4f}"
-        table.add_row(ACCOUNTANT_NAMES[name] + quote, digits.format(bound))
-    return table
 
 
 def promise_to_records(plan: RecordPlan) -> dict[str, str]:

@@ -55,9 +55,8 @@ def train_locally(
     generator = torch.Generator().manual_seed(seed)
     with _mode(model, training=True):
         for _ in range(epochs):
-            for rows in _batches(
-                epoch_order(num_rows, batch_size, generator), batch_size, x.device
-            ):
+            order = epoch_order(num_rows, batch_size, generator)
+            for rows in _batches(order, batch_size, x.device):
                 loss = functional.cross_entropy(model(x[rows]), y[rows])
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 with torch.no_grad():
@@ -131,6 +130,11 @@ def epoch_order(num_rows: int, batch_size: int, generator: torch.Generator) -> T
     return None if num_rows <= batch_size else torch.randperm(num_rows, generator=generator)
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model's parameters lie; the CPU for a model without any."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
 def _check_batches(
     features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor, batch_size: int
 ) -> None:
@@ -145,7 +149,7 @@ def _check_batches(
 def _tensors(
     model: nn.Module, features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor
 ) -> tuple[Tensor, Tensor]:
-    device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+    device = device_of(model)
     return _tensor(features).to(device), _tensor(labels).to(device)
 
 

@@ -23,7 +23,7 @@ import copy
 import logging
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 
 import numpy as np
@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn import functional
 
-from fl_dp.training.local import check_training, epoch_order, train_locally
+from fl_dp.training.local import check_training, device_of, epoch_order, train_locally
 from fl_dp.training.units_as_channels import UnitsAsChannels, side_by_side
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -249,7 +249,7 @@ def _probed(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
         ValueError: If the model does not return one row of logits a record.
         Exception: Whatever it raises if it does not take such records.
     """
-    device = _device(model)
+    device = device_of(model)
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -271,7 +271,7 @@ def _trained_at_once(
     model: nn.Module, chunk: Sequence[_Unit], width: int, training: _Training
 ) -> NDArray[np.floating]:
     """Return the trained rows of a chunk; its units stand in the order of falling steps."""
-    device = _device(model)
+    device = device_of(model)
     rows = _vector(model).to(device).repeat(_filled_up(len(chunk)), 1)
     x = torch.cat([unit.x for unit in chunk]).to(device)
     y = torch.cat([unit.y for unit in chunk]).to(device)
@@ -354,15 +354,7 @@ def _columns(model: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
 
 def _trained_alone(model: nn.Module, unit: UnitData, training: _Training) -> NDArray[np.floating]:
     alone = copy.deepcopy(model)
-    train_locally(
-        alone,
-        unit.features,
-        unit.labels,
-        learning_rate=training.learning_rate,
-        epochs=training.epochs,
-        batch_size=training.batch_size,
-        seed=unit.seed,
-    )
+    train_locally(alone, unit.features, unit.labels, seed=unit.seed, **asdict(training))
     vector: NDArray[np.floating] = _vector(alone).numpy()
     return vector
 
@@ -375,12 +367,8 @@ def _vector(model: nn.Module) -> Tensor:
     return torch.cat([tensor.detach().reshape(-1).to("cpu", dtype) for tensor in entries])
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
-
-
 def _free_bytes(model: nn.Module) -> int | None:
-    device = _device(model)
+    device = device_of(model)
     if device.type != "cuda":
         return None
     # What PyTorch keeps for later counts as taken, and is free for us.

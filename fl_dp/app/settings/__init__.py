@@ -5,12 +5,9 @@ the resolved settings to the clients as JSON inside each train message, so that 
 process's working directory or environment.
 """
 
-from .choices import CHOICES, UTILITIES_OF_EVERYBODY
-from .data import ModelSettings, TaskSettings
-from .optimizers import ClientSettings, ServerOptimizerSettings
-from .promises import DPSGDSettings, PrivacySettings
-from .released import ClippingSettings, CompressionSettings, MetricsSettings, WeightSettings
-from .rounds import ScheduleSettings, SelectionSettings
+from .choices import CHOICES
+from .data import TaskSettings
+from .optimizers import ServerOptimizerSettings
 from .run import Settings
 from .simulation import SimulationSettings
 
@@ -20,19 +17,8 @@ SETTINGS_KEY = "fl-dp-settings"
 __all__ = [
     "CHOICES",
     "SETTINGS_KEY",
-    "UTILITIES_OF_EVERYBODY",
-    "ClientSettings",
-    "ClippingSettings",
-    "CompressionSettings",
-    "DPSGDSettings",
-    "MetricsSettings",
-    "ModelSettings",
-    "PrivacySettings",
-    "ScheduleSettings",
-    "SelectionSettings",
     "ServerOptimizerSettings",
     "Settings",
     "SimulationSettings",
     "TaskSettings",
-    "WeightSettings",
 ]

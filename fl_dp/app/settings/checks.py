@@ -8,22 +8,28 @@ from difflib import get_close_matches
 from .choices import CHOICES
 
 
-def positive(key: str, value: float) -> None:
-    """Check that a number is positive and finite."""
-    if not (math.isfinite(value) and value > 0):
+def positive(key: str, value: float | None) -> None:
+    """Check that a number is null, or positive and finite."""
+    if value is not None and not (math.isfinite(value) and value > 0):
         raise ValueError(f"{key} must be positive and finite, got {value}")
 
 
-def at_least(key: str, value: int, least: int) -> None:
-    """Check that a whole number is not too small."""
-    if value < least:
+def at_least(key: str, value: int | None, least: int) -> None:
+    """Check that a whole number is null or not too small."""
+    if value is not None and value < least:
         raise ValueError(f"{key} must be at least {least}, got {value}")
 
 
-def fraction(key: str, value: float, meaning: str) -> None:
-    """Check that a number lies in (0, 1]; `meaning` says what it is."""
-    if not 0.0 < value <= 1.0:
+def fraction(key: str, value: float | None, meaning: str) -> None:
+    """Check that a number is null or lies in (0, 1]; `meaning` says what it is."""
+    if value is not None and not 0.0 < value <= 1.0:
         raise ValueError(f"{key} must lie in (0, 1], got {value}: {meaning}")
+
+
+def between_0_and_1(key: str, value: float | None) -> None:
+    """Check that a number is null or lies in (0, 1)."""
+    if value is not None and not 0.0 < value < 1.0:
+        raise ValueError(f"{key} must lie in (0, 1), got {value}")
 
 
 def ordered_pair(key: str, values: list[float] | None) -> None:
@@ -40,9 +46,11 @@ def distinct(key: str, values: list[str] | None, *, least: int) -> None:
         raise ValueError(f"{key} must be at least {least} different names, got {values}")
 
 
-def one_of(key: str, value: str) -> None:
-    """Check that a text is one of the key's choices; the error names the nearest."""
-    known = CHOICES[key]
-    if value not in known:
-        nearest = "".join(f": did you mean {near}?" for near in get_close_matches(value, known, 1))
-        raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'{nearest}")
+def choices(group: str, settings: object) -> None:
+    """Check that every key of a group that takes one of a few names is null or has one of them."""
+    for key, known in CHOICES.items():
+        of, _, name = key.partition(".")
+        value = getattr(settings, name) if of == group else None
+        if value is not None and value not in known:
+            nearest = "".join(f": did you mean {n}?" for n in get_close_matches(value, known, 1))
+            raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'{nearest}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from fl_dp.datasets import DATASETS
+from fl_dp.datasets import DATASETS, PARTITIONS
+from fl_dp.models import MODELS
 from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS
 
 CHOICES = {
     "task.name": DATASETS,
-    "task.partition": ("iid", "dirichlet", "shards", "natural", "nodes"),
-    "model.name": ("logistic", "mlp", "cnn", "resnet18", "gru", "lstm"),
+    "task.partition": (*PARTITIONS, "nodes"),
+    "model.name": MODELS,
     "privacy.mode": ("central", "local", "none"),
     "privacy.scheme": ("gaussian", "laplace", "exponential"),
     "privacy.unit": ("client", "record"),

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 from fl_dp.datasets import OWN_DATA
 
-from .checks import at_least, distinct, one_of, positive
+from .checks import at_least, between_0_and_1, choices, distinct, positive
 
-_OWN_DATA_KEYS = (
+OWN_DATA_KEYS = (
     *("classes", "label_column", "client_column", "columns", "image_shape", "mean", "std"),
     "test_fraction",
 )
+"""Keys of `task` that are about somebody's own files, as `DataFormat` names them, too."""
 
 
 @dataclass(kw_only=True)
@@ -63,15 +64,14 @@ class TaskSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        one_of("task.name", self.name)
+        choices("task", self)
         at_least("task.num_clients", self.num_clients, 1)
-        one_of("task.partition", self.partition)
         positive("task.alpha", self.alpha)
         at_least("task.shards_per_client", self.shards_per_client, 1)
         self._check_own_data()
 
     def _check_own_data(self) -> None:
-        for key in _OWN_DATA_KEYS:
+        for key in OWN_DATA_KEYS:
             default = self.__dataclass_fields__[key].default
             if self.name not in OWN_DATA and getattr(self, key) != default:
                 raise ValueError(
@@ -103,8 +103,7 @@ class TaskSettings:
             positive("task.std", std)
         if not all(map(math.isfinite, self.mean or ())):
             raise ValueError(f"task.mean must be finite, got {self.mean}")
-        if self.test_fraction is not None and not 0.0 < self.test_fraction < 1.0:
-            raise ValueError(f"task.test_fraction must lie in (0, 1), got {self.test_fraction}")
+        between_0_and_1("task.test_fraction", self.test_fraction)
 
 
 @dataclass(kw_only=True)
@@ -124,5 +123,5 @@ class ModelSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        one_of("model.name", self.name)
+        choices("model", self)
         at_least("model.hidden", self.hidden, 1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .checks import at_least, one_of, positive
+from .checks import at_least, choices, positive
 
 
 @dataclass(kw_only=True)
@@ -33,7 +33,7 @@ class ServerOptimizerSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        one_of("server_optimizer.name", self.name)
+        choices("server_optimizer", self)
         positive("server_optimizer.learning_rate", self.learning_rate)
         for key, value, usual in (
             ("momentum", self.momentum, 0.9),

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fl_dp.accounting.incompatible import IncompatibleOptions
 
-from .checks import at_least, fraction, one_of, positive
+from .checks import at_least, between_0_and_1, choices, fraction, positive
 
 
 @dataclass(kw_only=True)
@@ -46,23 +46,16 @@ class PrivacySettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        one_of("privacy.mode", self.mode)
-        one_of("privacy.scheme", self.scheme)
-        one_of("privacy.unit", self.unit)
-        one_of("privacy.neighboring_relation", self.neighboring_relation)
-        if self.insecure_seed is not None:
-            at_least("privacy.insecure_seed", self.insecure_seed, 0)
+        choices("privacy", self)
+        at_least("privacy.insecure_seed", self.insecure_seed, 0)
         if self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
                 "privacy.epsilon and privacy.noise_multiplier are both null: write a budget, for "
                 "example privacy.epsilon=2"
             )
-        if self.epsilon is not None:
-            positive("privacy.epsilon", self.epsilon)
-        if self.noise_multiplier is not None:
-            positive("privacy.noise_multiplier", self.noise_multiplier)
-        if self.delta is not None and not 0.0 < self.delta < 1.0:
-            raise ValueError(f"privacy.delta must lie in (0, 1), got {self.delta}")
+        positive("privacy.epsilon", self.epsilon)
+        positive("privacy.noise_multiplier", self.noise_multiplier)
+        between_0_and_1("privacy.delta", self.delta)
 
 
 @dataclass(kw_only=True)
@@ -114,21 +107,17 @@ class DPSGDSettings:
                 "dp_sgd.epsilon and dp_sgd.noise_multiplier are both null: write dp_sgd=on, which "
                 "brings a budget, or one of your own, for example dp_sgd.epsilon=2"
             )
-        positive("dp_sgd.clipping_norm", self.clipping_norm)
-        for key in ("epsilon", "noise_multiplier", "expected_batch_size"):
-            if getattr(self, key) is not None:
-                positive(f"dp_sgd.{key}", getattr(self, key))
+        for key in ("clipping_norm", "epsilon", "noise_multiplier", "expected_batch_size"):
+            positive(f"dp_sgd.{key}", getattr(self, key))
         for key in ("steps", "participations", "physical_batch_size"):
-            if getattr(self, key) is not None:
-                at_least(f"dp_sgd.{key}", getattr(self, key), 1)
-        if not 0.0 < self.delta < 1.0:
-            raise ValueError(f"dp_sgd.delta must lie in (0, 1), got {self.delta}")
+            at_least(f"dp_sgd.{key}", getattr(self, key), 1)
+        between_0_and_1("dp_sgd.delta", self.delta)
         fraction(
             "dp_sgd.sampling_rate",
             self.sampling_rate,
             "it is a probability, for example 0.1 for a tenth of a client's records a step",
         )
-        one_of("dp_sgd.grad_sample_mode", self.grad_sample_mode)
+        choices("dp_sgd", self)
         if self.ledger_dir is not None and not Path(self.ledger_dir).is_absolute():
             raise ValueError(f"dp_sgd.ledger_dir must be absolute, got '{self.ledger_dir}'")
         self._check_off()

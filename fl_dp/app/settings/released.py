@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 from fl_dp.accounting.incompatible import IncompatibleOptions
 
-from .checks import one_of, ordered_pair, positive
+from .checks import between_0_and_1, choices, ordered_pair, positive
 
 
 @dataclass(kw_only=True)
@@ -36,13 +36,10 @@ class ClippingSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        one_of("clipping.name", self.name)
+        choices("clipping", self)
         positive("clipping.norm", self.norm)
         positive("clipping.learning_rate", self.learning_rate)
-        if not 0.0 < self.target_quantile < 1.0:
-            raise ValueError(
-                f"clipping.target_quantile must lie in (0, 1), got {self.target_quantile}"
-            )
+        between_0_and_1("clipping.target_quantile", self.target_quantile)
         for norm in self.norms or ():
             positive("clipping.norms", norm)
         if self.norms is not None and self.name != "per_layer":
@@ -68,10 +65,8 @@ class WeightSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.cap is not None:
-            positive("weights.cap", self.cap)
-        if self.total is not None:
-            positive("weights.total", self.total)
+        positive("weights.cap", self.cap)
+        positive("weights.total", self.total)
         if self.cap is None and (self.total is not None or self.capped_denominator):
             raise IncompatibleOptions(
                 "weights.total and weights.capped_denominator are about weights: give weights.cap, "
@@ -99,8 +94,7 @@ class MetricsSettings:
         """Check the values."""
         ordered_pair("metrics.loss", self.loss)
         ordered_pair("metrics.accuracy", self.accuracy)
-        if self.noise_std is not None:
-            positive("metrics.noise_std", self.noise_std)
+        positive("metrics.noise_std", self.noise_std)
 
 
 @dataclass(kw_only=True)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from fl_dp.accounting.schedules import NoiseSchedule, PlateauSchedule
 
-from .checks import at_least, fraction, one_of, positive
+from .checks import at_least, choices, fraction, positive
 from .choices import UTILITIES_OF_EVERYBODY
 
 
@@ -53,26 +53,22 @@ class SelectionSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        one_of("selection.name", self.name)
-        one_of("selection.coins", self.coins)
+        choices("selection", self)
         fraction(
             "selection.sampling_rate",
             self.sampling_rate,
             "it is a probability, for example 0.1 for a tenth of the clients a round",
         )
-        one_of("selection.utility", self.utility)
         if self.name == "dp_utility" and self.utility not in UTILITIES_OF_EVERYBODY:
             raise ValueError(
                 f"selection.utility={self.utility} is what the server saw of participants: "
                 f"dp_utility asks everybody for one of {', '.join(UTILITIES_OF_EVERYBODY)}"
             )
         for key in ("max_cohort", "participation_cap", "records_per_client", "refresh_every"):
-            if getattr(self, key) is not None:
-                at_least(f"selection.{key}", getattr(self, key), 1)
+            at_least(f"selection.{key}", getattr(self, key), 1)
         for key in ("epsilon", "utility_high", "utility_noise"):
             positive(f"selection.{key}", getattr(self, key))
-        if self.largest_rate is not None:
-            fraction("selection.largest_rate", self.largest_rate, "it is a probability")
+        fraction("selection.largest_rate", self.largest_rate, "it is a probability")
         if not 0.0 <= self.smallest_rate <= 1.0:
             raise ValueError(
                 f"selection.smallest_rate must lie in [0, 1], got {self.smallest_rate}"
@@ -116,10 +112,7 @@ class ScheduleSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        one_of("schedule.name", self.name)
-        one_of("schedule.metric", self.metric)
-        if self.spend is not None:
-            one_of("schedule.spend", self.spend)
+        choices("schedule", self)
         try:
             # The schedules check the rest; they are plain shapes, and know nothing of settings.
             _ = self.noise_schedule, self.plateau_schedule

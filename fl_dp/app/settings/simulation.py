@@ -30,10 +30,8 @@ class SimulationSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        if self.num_cpus is not None:
-            at_least("simulation.num_cpus", self.num_cpus, 1)
-        if self.workers is not None:
-            at_least("simulation.workers", self.workers, 1)
+        at_least("simulation.num_cpus", self.num_cpus, 1)
+        at_least("simulation.workers", self.workers, 1)
         if isinstance(self.units_per_node, int):
             at_least("simulation.units_per_node", self.units_per_node, 1)
         elif self.units_per_node != "auto":

@@ -1,0 +1,43 @@
+"""Numbers on the terminal: a table of them, the bounds of the accountants, a span."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from rich.table import Column, Table
+
+from fl_dp.accounting import EpsilonBounds
+
+_ACCOUNTANTS = {
+    "pld": "epsilon by PLD",
+    "rdp": "epsilon by Renyi DP",
+    "gdp": "epsilon by Gaussian DP (exact)",
+    "zcdp": "epsilon by zCDP",
+    "gumbel": "epsilon by PLD of all noisy scores",
+    "filter": "epsilon, guaranteed by the privacy filter",
+    "naive": "epsilon by naive composition",
+}
+
+
+def numbers_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:
+    """Return a table of numbers, each beside what it is."""
+    table = Table("what", Column("value", justify="right"), title=title)
+    for row in rows:
+        table.add_row(*row)
+    return table
+
+
+def bound_rows(bounds: EpsilonBounds) -> list[tuple[str, str]]:
+    """Return epsilon by each accountant, for a table of numbers."""
+    rows = []
+    for name, bound in bounds.by_name.items():
+        quote = ": the number to quote" if name == bounds.best_name else ""
+        digits = ".4g" if name == "naive" else ".4f"
+        rows.append((_ACCOUNTANTS[name] + quote, f"{bound:{digits}}"))
+    return rows
+
+
+def span(values: Sequence[float], digits: str) -> str:
+    """Return `LOW to HIGH`, or the one number that all are, in a format such as `.3g`."""
+    low, high = min(values), max(values)
+    return f"{low:{digits}}" if low == high else f"{low:{digits}} to {high:{digits}}"
