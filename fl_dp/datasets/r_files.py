@@ -99,7 +99,7 @@ def read_object(raw: bytes) -> Any:
     """
     if raw[:2] != b"X\n":
         raise ValueError(f"no XDR serialisation of R: it starts with {raw[:2]!r}, not b'X\\n'")
-    reader = _Reader(raw, 2)
+    reader = _Reader(raw[2:])
     version = reader.integer()
     if version not in (2, 3):
         raise ValueError(f"R's serialisation has version {version}; 2 and 3 can be read")
@@ -138,16 +138,14 @@ def _plain(value: Any) -> Any:
 class _Reader:
     """Reads items one after the other; symbols that come again are references to the first."""
 
-    def __init__(self, raw: bytes, position: int) -> None:
-        self._raw = raw
-        self._position = position
+    def __init__(self, raw: bytes) -> None:
+        self._stream = io.BytesIO(raw)
         self._symbols: list[str] = []
 
     def take(self, count: int) -> bytes:
-        taken = self._raw[self._position : self._position + count]
+        taken = self._stream.read(count)
         if count < 0 or len(taken) != count:
             raise ValueError(f"cut short: {count} bytes expected, {len(taken)} left")
-        self._position += count
         return taken
 
     def integer(self) -> int:

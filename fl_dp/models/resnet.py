@@ -37,17 +37,12 @@ class ResNet18(nn.Module):
         self.stem = _convolution(channels, width, stride=1)
         self.stem_norm = _norm(width)
         self.activation = nn.ReLU()
-        blocks = []
+        blocks, channels_in = [], width
         for stage in range(4):
             for number in range(_BLOCKS_PER_STAGE):
-                halves = stage > 0 and number == 0
-                blocks.append(
-                    _Block(
-                        width * 2 ** (stage - 1 if halves else stage),
-                        width * 2**stage,
-                        stride=2 if halves else 1,
-                    )
-                )
+                stride = 2 if stage > 0 and number == 0 else 1
+                blocks.append(_Block(channels_in, width * 2**stage, stride=stride))
+                channels_in = width * 2**stage
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(width * 8, num_classes)
 
