@@ -193,7 +193,7 @@ class RoundLoop(Strategy):
     def aggregate_train(
         self, server_round: int, replies: Iterable[Message]
     ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Fold the replies into one sum as they come, and release the model that comes of it.
+        """Fold the replies into one sum as they arrive, and release the model made of it.
 
         A reply that is missing, an error, malformed or not finite contributes zero.
 
