@@ -268,7 +268,7 @@ def _format_of(settings: Settings, data_path: str | None) -> DataFormat | None:
     else:
         splits = ("train", "test")
     written = {key: getattr(task, key) for key in OWN_DATA_KEYS}
-    hashable = {
+    hashable: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in written.items()
     }
     return DataFormat(**hashable, splits=splits)

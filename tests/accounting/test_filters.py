@@ -243,7 +243,9 @@ def test_each_rung_is_a_tail_bound_at_the_best_order() -> None:
     """P[loss > allowed + log(1/share) / (order - 1)] <= share; the Gaussian's own tail obeys it."""
     rungs = (0.5, 2.0, 8.0)
     share = 1e-5 / len(rungs)
-    for rung, order, allowed in RenyiOdometer(1e-5, rungs=rungs)._ladder:
+    odometer = RenyiOdometer(1e-5, rungs=rungs)
+    ladder = zip(odometer._rungs, odometer._orders, odometer._allowed, strict=True)
+    for rung, order, allowed in ladder:
         assert allowed + math.log(1 / share) / (order - 1) == pytest.approx(rung)
         # The loss of Gaussians of total precision mu^2 is N(mu^2 / 2, mu^2).
         mu = math.sqrt(2 * allowed / order)
