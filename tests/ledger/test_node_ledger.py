@@ -33,8 +33,6 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.ledger import Account, LedgerCorrupted, NodeLedger
-from fl_dp.ledger.entries import next_record
-from fl_dp.ledger.node import NODE_SCHEMA
 
 DELTA = 1e-5
 STEP = PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1)
@@ -490,17 +488,6 @@ def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:
         PrivacyLedger.read(node)
 
 
-def test_a_ledger_of_an_older_schema_is_refused_with_what_to_do(path: Path) -> None:
-    record = next_record(None, {"kind": "node", "schema": NODE_SCHEMA - 1})
-    with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE records (sequence INTEGER PRIMARY KEY, payload, hash)")
-        connection.execute("INSERT INTO records VALUES (1, ?, ?)", (record.payload, record.hash))
-        connection.commit()
-    for opened in (NodeLedger.open, NodeLedger.read):
-        with pytest.raises(LedgerCorrupted, match="start a new ledger, whose spending adds up"):
-            opened(path)
-
-
 def test_a_ledger_that_is_not_there_is_only_made_to_spend_from(path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         NodeLedger.read(path)
@@ -518,9 +505,8 @@ def test_two_processes_can_not_spend_the_same_budget_twice(path: Path) -> None:
     children = [
         start_python(
             f"""
-            from fl_dp.accounting import (
-                Account, GaussianEvent, NodeLedger, PrivacyBudget, PrivacyBudgetExhausted,
-            )
+            from fl_dp.accounting import GaussianEvent, PrivacyBudget, PrivacyBudgetExhausted
+            from fl_dp.ledger import Account, NodeLedger
             account = Account(unit="record", source="ward")
             budget = PrivacyBudget(epsilon=2.0, delta=1e-3)
             with NodeLedger.open({str(path)!r}) as ledger:
