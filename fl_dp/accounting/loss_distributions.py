@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from functools import lru_cache
-from typing import TypeAlias
+from typing import TypeAlias, assert_never
 
 import dp_accounting as dpa
 import numpy as np
@@ -205,6 +205,8 @@ def _distribution(
             return once if draws == 1 else once.self_compose(draws)
         case ZcdpEvent():
             raise NoDistribution("zCDP alone does not determine a privacy-loss distribution")
+        case _:
+            assert_never(event)
 
 
 _LIBRARY_RELATION = {

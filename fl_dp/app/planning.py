@@ -113,8 +113,9 @@ def make_selection(settings: Settings) -> Selection:
                 utility_range=(0.0, chosen.utility_high),
                 sharpness=chosen.sharpness,
             )
-        case _:
+        case "public":
             return PublicSelection(cohort)
+    raise ValueError(f"there is no selection '{chosen.name}'")
 
 
 def make_clipping(settings: Settings) -> Clipping:

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from fl_dp.datasets import DATASETS, EMBEDDED, Dataset, idx_files, load_dataset
+from fl_dp.datasets.forms import PUBLIC_FORMS
 from fl_dp.datasets.sources import SOURCES
 
 
@@ -249,6 +250,7 @@ def test_a_folder_that_is_none_or_lacks_a_file_is_named(name: str, tmp_path: Pat
 
 def test_every_set_is_either_embedded_or_has_a_source_and_a_configuration() -> None:
     conf = Path(__file__).resolve().parents[2] / "conf" / "task"
-    for name in (*EMBEDDED, *SOURCES):
+    assert sorted((*EMBEDDED, *SOURCES)) == sorted(PUBLIC_FORMS)
+    for name in PUBLIC_FORMS:
         assert name in DATASETS
         assert f"name: {name}\n" in (conf / f"{name}.yaml").read_text()
