@@ -33,8 +33,13 @@ def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
     units = _units(settings, busy_workers(settings.simulation, machine))
     settings = settings.hosting(units)
     nodes = settings.simulation.num_nodes(settings.task.num_clients)
-    hosts = f"{nodes} nodes host the {settings.task.num_clients} clients"
-    return settings, f"{hosts}, up to {units} each, and are trusted to clip them"
+    clients = f"the {settings.task.num_clients} clients"
+    if nodes == 1:
+        return settings, f"one node hosts {clients} and is trusted to clip them"
+    return (
+        settings,
+        f"{nodes} nodes host {clients}, up to {units} each, and are trusted to clip them",
+    )
 
 
 def _units(settings: Settings, workers: int) -> int:

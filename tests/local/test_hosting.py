@@ -65,7 +65,7 @@ def test_a_cohort_of_declared_clients_has_nodes_of_one_size(
         ("privacy=none", "privacy.mode=none clips nothing"),
         ("privacy=local selection=public", "adds the noise at each client"),
         ("privacy=dp_sgd", "each trains by DP-SGD"),
-        ("dp_sgd.epsilon=4", "each trains by DP-SGD"),
+        ("dp_sgd=on", "each trains by DP-SGD"),
         ("compression.up=float16", "compression.up=float16 encodes each update"),
         (
             "weights.cap=9 weights.total=100 weights.capped_denominator=true",
@@ -105,7 +105,7 @@ def test_one_client_a_node_where_each_reply_is_needed(overrides: str, reason: st
         "compression.up=top_k",
         "compression.down=float16",
         "privacy=local selection=public",
-        "dp_sgd.noise_multiplier=5",
+        "dp_sgd=on dp_sgd.noise_multiplier=5",
     ],
 )
 def test_what_is_decided_can_be_planned(overrides: str) -> None:
