@@ -64,9 +64,9 @@ def alive(pid: int) -> bool:
 @pytest.mark.xdist_group("simulation")
 def test_a_run_that_is_stopped_by_ctrl_c_leaves_a_valid_folder_and_goes_on(tmp_path: Path) -> None:
     run = start(
-        *("task.num_clients=6", "rounds=16", "client.epochs=1", "run_name=it"),
-        *("output_dir=" + str(tmp_path), "simulation.workers=1"),
-        "simulation.units_per_node=1",  # rounds that take long enough to be stopped among them
+        # Rounds that take long enough to be stopped among them.
+        *("task.num_clients=6", "rounds=16", "client.epochs=200", "simulation.units_per_node=1"),
+        *("run_name=it", "output_dir=" + str(tmp_path), "simulation.workers=1"),
         cwd=tmp_path,
     )
     folder = RunFolder(tmp_path / "it")
