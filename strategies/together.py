@@ -22,7 +22,7 @@ def check_together(
     Args:
         plan: What is promised to clients; None: nothing.
         selection: Who takes part.
-        weight_cap: Examples that earn a client the full weight; None: every client weighs 1.
+        weight_cap: Records that earn a client the full weight; None: every client weighs 1.
         record_plan: What clients promise to their records; None: nothing.
         compression: How updates and models travel.
 

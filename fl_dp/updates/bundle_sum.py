@@ -2,7 +2,8 @@
 
     >>> sums = BundleSum(bundle, layout, origin)
     >>> norm = sums.add(only_array_record(reply.content), {"loss": 0.7})
-    >>> released = bundle.updates.release(sums.updates.total, rng)
+    >>> total = sums.updates.total
+    >>> released = bundle.updates.release(total, bundle.updates.noise(total.size, rng))
 
 The server adds units one by one, or the sums that nodes made of their own units: both ends use this
 class, so that a unit counts the same wherever it is clipped.
