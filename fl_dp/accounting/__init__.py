@@ -56,6 +56,7 @@ if TYPE_CHECKING:
         VisibleSampling,
     )
     from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
+    from .shared_noise import SharedNoise, shared_noise_multiplier, shared_noise_scale
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -83,6 +84,7 @@ __all__ = [
     "RenyiFilter",
     "RenyiOdometer",
     "Sampling",
+    "SharedNoise",
     "TruncatedPoissonGaussianEvent",
     "TruncatedPoissonSampling",
     "UdpNoise",
@@ -107,6 +109,8 @@ __all__ = [
     "naive_split",
     "pld_epsilon",
     "schedule_history",
+    "shared_noise_multiplier",
+    "shared_noise_scale",
     "tight_epsilon",
     "udp_sigma",
 ]

@@ -1,0 +1,120 @@
+"""The noise of a secure sum: how many shares of it an adversary can't take away.
+
+Each client of a sum adds a share of noise to its own values before they are masked. What is charged
+is the noise of the shares that are certain to be in the sum and unknown to the adversary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_dp.mechanisms.checks import require_positive
+
+_CHANNEL_VARIANCE = 2.25  # of the rounding channel that turns a Gaussian into a discrete one
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedNoise:
+    """Who takes part in a secure sum, and how many of them may be lost or collude.
+
+    All rules are in integers: in floats `1 <= (1 - 5/6) * 6` is false.
+
+    Attributes:
+        cohort: Clients of the sum, `n`.
+        least: Fewest repliers that the sum is opened with.
+        colluding: Nodes that may show what they added, and lie.
+        committee: Members who hold shares of every client's seeds, `L`.
+        threshold: Members who can open together, `t`.
+        cross_check: Whether members agree on one set of repliers before they open.
+    """
+
+    cohort: int
+    least: int
+    colluding: int
+    committee: int
+    threshold: int
+    cross_check: bool = False
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a number is out of range, or a server that lies to members could open the
+                values of a single client.
+        """
+        if not 2 <= self.least <= self.cohort:
+            raise ValueError(
+                f"least must lie in [2, cohort = {self.cohort}], got {self.least}: a sum over one "
+                "client hides nothing"
+            )
+        if self.colluding < 0:
+            raise ValueError(f"colluding must be at least 0, got {self.colluding}")
+        if not 1 <= self.committee <= 255:
+            raise ValueError(f"committee must lie in [1, 255], got {self.committee}")
+        # Never both masks of one client: two sets of honest members who answer have to meet.
+        low = (self.committee + self.colluding_members) // 2 + 1
+        if not low <= self.threshold <= self.committee:
+            raise ValueError(
+                f"threshold must lie in [{low}, committee = {self.committee}] where "
+                f"{self.colluding_members} members may collude, got {self.threshold}"
+            )
+        if self.guaranteed - self.colluding < 2:
+            raise ValueError(
+                f"a server that lies to members could open a sum of {self.guaranteed} clients, "
+                f"{self.colluding} of whom may collude: raise least ({self.least}) or threshold "
+                f"({self.threshold}), or write cross_check=True"
+            )
+
+    @property
+    def colluding_members(self) -> int:
+        """Members who may collude: whoever chose the committee, no more than collude at all."""
+        return min(self.colluding, self.committee)
+
+    @property
+    def honest_members(self) -> int:
+        """Members who do not collude, `H`."""
+        return self.committee - self.colluding_members
+
+    @property
+    def lies(self) -> int:
+        """Honest members who may be told of other repliers than the rest."""
+        return 0 if self.cross_check else self.committee - self.threshold
+
+    @property
+    def guaranteed(self) -> int:
+        """Fewest clients of any sum that a lying server can open, colluding ones included: `N`."""
+        told = self.least * self.honest_members - self.lies * self.cohort
+        return -(-told // (self.honest_members - self.lies))
+
+    def honest_shares(self, *, server_lies: bool) -> int:
+        """Return how many shares of noise nobody can take away from an opened sum.
+
+        Args:
+            server_lies: Whether the server may tell members different repliers; it needs nodes that
+                know each other's keys to promise anything then.
+        """
+        return (self.guaranteed if server_lies else self.least) - self.colluding
+
+
+def shared_noise_scale(noise_multiplier: float, sensitivity: float, shares: int) -> float:
+    """Return the scale of one share, in grid steps, at which so many of them are the multiplier.
+
+    Args:
+        noise_multiplier: What the sum is charged as: a Gaussian of this multiplier.
+        sensitivity: L2 distance, in grid steps, by which one unit moves the sum.
+        shares: That nobody can take away.
+    """
+    require_positive(noise_multiplier=noise_multiplier, sensitivity=sensitivity)
+    return float((((noise_multiplier * sensitivity) ** 2 + _CHANNEL_VARIANCE) / shares) ** 0.5)
+
+
+def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> float:
+    """Return the multiplier that shares of noise amount to: the inverse of `shared_noise_scale`.
+
+    Raises:
+        ValueError: If the shares are too small to be taken for a Gaussian.
+    """
+    left = shares * scale**2 - _CHANNEL_VARIANCE
+    if not left > 0.0:
+        raise ValueError(f"{shares} shares of scale {scale:.4g} are too little noise to account")
+    return float(left**0.5 / sensitivity)

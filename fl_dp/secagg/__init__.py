@@ -1,0 +1,1 @@
+"""Secure sums: a server learns what clients' vectors add up to, and nothing else."""
