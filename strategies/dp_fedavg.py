@@ -21,7 +21,7 @@ algorithm 1.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast, get_type_hints
@@ -41,9 +41,10 @@ from fl_dp.accounting import (
 )
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, NoiseStream, SecureRandom, WhiteStream
-from fl_dp.plan import ClientNoise, PrivacyPlan, RecordPlan
+from fl_dp.plan import ClientNoise, DistributedNoise, PrivacyPlan, RecordPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.secagg import Roster as SecureRoster
 from fl_dp.updates import Compression, VectorLayout
 
 from .budget_options import split_options
@@ -54,8 +55,18 @@ from .compatibility import (
     selection_for,
 )
 from .contributions import ContributionCheck
-from .modes import CentralMode, ClientNoiseMode, Mode, Released, client_noise_of
+from .exchange import asking
+from .modes import (
+    CentralMode,
+    ClientNoiseMode,
+    Mode,
+    Released,
+    SecureSumMode,
+    SecureSums,
+    client_noise_of,
+)
 from .participations import Participations
+from .rehearsal import RehearsalFailed
 from .roster import Roster
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
@@ -99,6 +110,7 @@ class DPFedAvg(RoundLoop):
         after_round: Callable[[Checkpoint], None] | None = None,
         record_plan: RecordPlan | None = None,
         compression: Compression | None = None,
+        secure_roster: SecureRoster | None = None,
     ) -> None:
         """Put a private path in front of `strategy`.
 
@@ -127,6 +139,8 @@ class DPFedAvg(RoundLoop):
             compression: How updates and models travel; None: as they are. A client that was sent a
                 narrow model, or that is to encode its update, needs `compression_mod`; one that
                 answers with its model all the same is read as ever.
+            secure_roster: The nodes of secure sums and their identities, as owners have them in a
+                file (`fl_dp.secagg.Roster.read`); given if and only if the plan supposes one.
 
         Raises:
             ValueError: If plan, ledger and selection do not belong together, or an option does not
@@ -170,6 +184,7 @@ class DPFedAvg(RoundLoop):
         self.ledger = ledger
         self._owns_ledger = False
         self._reservation: Reservation
+        self._secure_sums = _secure_sums_of(plan, secure_roster)
         self._clipping_norms = plan.release.clipping.first_norms
         self._plateau = plan.noise.controller()
         self._plateau_metric = plateau_metric
@@ -312,7 +327,7 @@ class DPFedAvg(RoundLoop):
                 )
             if self._plateau is not None:
                 evaluate_fn = _watched(evaluate_fn, self._plateau, self._plateau_metric)
-            return super().start(
+            result = super().start(
                 grid,
                 initial_arrays,
                 num_rounds,
@@ -321,6 +336,9 @@ class DPFedAvg(RoundLoop):
                 evaluate_config,
                 evaluate_fn,
             )
+            if self._secure_sums is not None:
+                self._secure_sums.forget(asking(grid, window=self._window))
+            return result
         except PrivacyBudgetExhausted as exhausted:
             if self._trained:
                 raise
@@ -393,6 +411,17 @@ class DPFedAvg(RoundLoop):
         # What the ledger has on disk decides, not what was planned.
         multiplier = reservation.noise_multiplier
         assert multiplier is not None and reservation.index is not None  # of every round
+        if self._secure_sums is not None:
+            return SecureSumMode(
+                self.plan,
+                multiplier,
+                layout,
+                origin,
+                instruction,
+                clipping_norms=self._clipping_norms,
+                sums=self._secure_sums,
+                number=reservation.sequence,
+            )
         if isinstance(self.plan.noise, ClientNoise):
             return ClientNoiseMode(self.plan, multiplier, layout, origin, instruction)
         return CentralMode(
@@ -453,6 +482,21 @@ class DPFedAvg(RoundLoop):
     def _spent(self) -> str:
         return f", epsilon so far {self.ledger.running_epsilon():.3f}"
 
+    def _rehearse(
+        self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
+    ) -> None:
+        """Let nodes say who they are, and make their keys. See `RoundLoop._rehearse`."""
+        super()._rehearse(grid, nodes, model, config)
+        if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
+            ask = asking(grid, window=self._window)
+            self._secure_sums.set_up(nodes, ask, timeout=min(self._timeout, self._roster.timeout))
+            known, least = len(self._secure_sums.places(nodes)), self.plan.noise.shares.least
+            if known < least:
+                raise RehearsalFailed(
+                    f"{known} of {len(nodes)} nodes have keys for secure sums, and a sum needs "
+                    f"{least}: their logs say why, and nothing was charged"
+                )
+
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add: an owner may not allow it."""
         if not isinstance(self.plan.noise, ClientNoise):
@@ -482,6 +526,24 @@ class DPFedAvg(RoundLoop):
                 "initial arrays: to go on from what was trained, resume(checkpoint)",
                 ledger.rounds_spent,
             )
+
+
+def _secure_sums_of(plan: PrivacyPlan, roster: SecureRoster | None) -> SecureSums | None:
+    """Return who keeps the keys of secure sums, None where the plan has none.
+
+    Raises:
+        ValueError: If a roster is given and the plan supposes none, or the other way round.
+    """
+    noise = plan.noise
+    supposed = isinstance(noise, DistributedNoise) and noise.secure_sum.roster
+    if supposed != (roster is not None):
+        has = "supposes" if supposed else "does not suppose"
+        raise ValueError(
+            f"the plan {has} that nodes know each other's keys from a roster "
+            f"(SecureSum(roster=...)), and secure_roster is "
+            f"{'left out' if roster is None else 'given'}: change one of them"
+        )
+    return SecureSums(roster) if isinstance(noise, DistributedNoise) else None
 
 
 def _watched(evaluate_fn: EvaluateFn | None, plateau: PlateauController, metric: str) -> EvaluateFn:

@@ -58,6 +58,16 @@ class Meaning(NamedTuple):
     lasting: bool = True
 
 
+_REFUSED_SUMS = {
+    "stale": "it has answered that sum, or a later one",
+    "terms": "its terms are not what the node was sent, or contradict themselves",
+    "directory": "it knows another directory of keys",
+    "policy": "its owner does not allow such a sum",
+    "view": "members were told of other repliers",
+    "thin": "too few neighbours replied",
+    "quorum": "too few members have seen the same repliers",
+    "budget": "its own budget is exhausted",
+}
 # A pattern of an error's reason and what it means: the reason itself may hold data and is not told.
 _KNOWN_REASONS = (
     (r"Invalid message type: query", Meaning(_OLD_API)),
@@ -66,6 +76,10 @@ _KNOWN_REASONS = (
     *((rf"^{mod} ", Meaning(f"it has {mod}; {_MOD_ADVICE}")) for mod in LEFTOVER_MODS),
     (r"^NodeConfigError$", Meaning("its owner's --node-config can't be meant, see its log")),
     (r"^PolicyRefusal$", Meaning("its owner does not allow what was asked", lasting=False)),
+    *(
+        (rf"^Refused {code}$", Meaning(f"it refused a secure sum: {text}", lasting=False))
+        for code, text in _REFUSED_SUMS.items()
+    ),
 )
 _KNOWN_CODES = {
     ErrorCode.LOAD_CLIENT_APP_EXCEPTION: Meaning("its client app can't be loaded, see its log"),

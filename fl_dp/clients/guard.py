@@ -8,6 +8,8 @@ from flwr.app import Context, Error, Message
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from flwr.common.constant import ErrorCode
 
+from fl_dp.secagg import Refused
+
 logger = logging.getLogger("flwr.fl_dp.client")
 
 
@@ -25,6 +27,8 @@ def guarded(handler: ClientAppCallable, mods: list[Mod] | None = None) -> Client
         except Exception as failure:
             logger.exception("the client failed; the server is told only the kind of error")
             reason = type(failure).__name__
+            if isinstance(failure, Refused):
+                reason += f" {failure.code}"  # one of a few words, none of them made of data
             return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
 
     return answer

@@ -28,6 +28,11 @@ DATASET_NAME_KEY = "dataset-name"
 UNIT_NAME_KEY = "unit-name"
 DATA_PATH_KEY = "data-path"
 DATA_SCHEMA_KEY = "data-schema"
+ROSTER_KEY = "secagg-roster"
+LEAST_SUM_KEY = "secagg-min-sum"
+COLLUDING_KEY = "secagg-colluding"
+RECEIPTS_KEY = "secagg-receipts"
+EXACT_KEY = "secagg-exact"
 """Keys of `--node-config` that are fl-dp's own."""
 
 PARTITION_ID_KEY = "partition-id"
@@ -36,17 +41,24 @@ PARTITION_ID_KEY = "partition-id"
 DEFAULT_MAX_DELTA = 1e-5
 """Delta of a `max-epsilon` that has no `max-delta`: else the server would choose it."""
 
-RECORD, LOCAL = "record", "local"
-"""Values of `require-privacy`: DP-SGD, and noise at the client."""
+RECORD, LOCAL, DISTRIBUTED = "record", "local", "distributed"
+"""Values of `require-privacy`: DP-SGD, noise at the client, and noise inside a secure sum."""
+
+LEAST_SUM, MISSED_RECEIPTS = 2, 3
+"""Defaults of `secagg-min-sum` and `secagg-receipts`."""
+
+EXACT_PURPOSE = "evaluate"
+"""Purpose of the only sums that an owner can allow without noise."""
 
 _OURS = (
     *(LEDGER_PATH_KEY, MAX_EPSILON_KEY, MAX_DELTA_KEY, REQUIRE_PRIVACY_KEY, UNVERIFIED_APPS_KEY),
     *(TELL_EXHAUSTED_KEY, DATASET_NAME_KEY, UNIT_NAME_KEY, DATA_PATH_KEY, DATA_SCHEMA_KEY),
+    *(ROSTER_KEY, LEAST_SUM_KEY, COLLUDING_KEY, RECEIPTS_KEY, EXACT_KEY),
 )
 _FLOWERS = (PARTITION_ID_KEY, "num-partitions")
 # No other project's key has them, so a key that does was meant for fl-dp.
 _OUR_WORDS = re.compile(
-    r"ledger|epsilon|privacy|exhausted|unverified|\b(max)?eps\b|\brequire|^fl-dp"
+    r"ledger|epsilon|privacy|exhausted|unverified|secagg|\b(max)?eps\b|\brequire|^fl-dp"
 )
 # One wrong, missing or swapped letter in any key of ours; `dataset-path`, which Flower's examples
 # use, is further from `data-path`.
@@ -66,7 +78,7 @@ class NodeConfig:
         max_epsilon: Cap over everything that is ever charged for the node's data; None: none.
         max_delta: The delta that goes with it.
         required: What each message has to offer: one of these alternatives, each a set of
-            `record` and `local` that must all be there. Empty: nothing is required.
+            `record`, `local` and `distributed` that must all be there. Empty: nothing is required.
         allow_unverified_apps: Whether a requirement holds although Flower verifies no app.
         tell_exhausted: Whether the node may say that its budget is spent.
         dataset_name: A name of the data that stays the same when they change.
@@ -75,6 +87,12 @@ class NodeConfig:
         data_schema: Absolute file in which the owner wrote down the columns and classes of that
             data; the server's are ignored then.
         partition_id: Which part of a simulated split the node holds.
+        roster: Absolute file with the identities of everybody who may take part in a secure sum;
+            without it a server could invent the other nodes.
+        least_sum: Fewest honest clients of any secure sum that the server could open.
+        colluding: Nodes that the owner supposes to collude; a server may suppose more.
+        missed_receipts: Secure sums without a receipt after which a node with a roster refuses.
+        exact: Whether secure sums for evaluation may go without noise.
     """
 
     ledger_path: str | None = None
@@ -88,6 +106,11 @@ class NodeConfig:
     data_path: str | None = None
     data_schema: str | None = None
     partition_id: int | None = None
+    roster: str | None = None
+    least_sum: int = LEAST_SUM
+    colluding: int = 0
+    missed_receipts: int = MISSED_RECEIPTS
+    exact: bool = False
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Self:
@@ -131,6 +154,11 @@ class NodeConfig:
             data_path=_path(given, DATA_PATH_KEY),
             data_schema=_path(given, DATA_SCHEMA_KEY),
             partition_id=_partition(given),
+            roster=_path(given, ROSTER_KEY),
+            least_sum=_count(given, LEAST_SUM_KEY, default=LEAST_SUM, least=2),
+            colluding=_count(given, COLLUDING_KEY, default=0, least=0),
+            missed_receipts=_count(given, RECEIPTS_KEY, default=MISSED_RECEIPTS, least=1),
+            exact=_exact(given),
         )
 
     @property
@@ -173,12 +201,13 @@ def _refuse_if_meant_for_us(key: str) -> None:
 
 
 def _required(asked: object, *, capped: bool) -> tuple[frozenset[str], ...]:
-    any_of_them = (frozenset({RECORD}), frozenset({LOCAL}))
+    any_of_them = (frozenset({RECORD}), frozenset({LOCAL}), frozenset({DISTRIBUTED}))
     known: dict[str, tuple[frozenset[str], ...]] = {
         "none": (),
         "any": any_of_them,
         RECORD: (frozenset({RECORD}),),
         LOCAL: (frozenset({LOCAL}),),
+        DISTRIBUTED: (frozenset({DISTRIBUTED}),),
         f"{RECORD}+{LOCAL}": (frozenset({RECORD, LOCAL}),),
         f"{LOCAL}+{RECORD}": (frozenset({RECORD, LOCAL}),),
     }
@@ -186,8 +215,8 @@ def _required(asked: object, *, capped: bool) -> tuple[frozenset[str], ...]:
         return any_of_them if capped else ()
     if not isinstance(asked, str) or asked not in known:
         raise _error(
-            f'{REQUIRE_PRIVACY_KEY} must be "record", "local", "record+local", "any" (of the '
-            f'two) or "none", got {asked!r}'
+            f'{REQUIRE_PRIVACY_KEY} must be "record", "local", "record+local", "distributed", '
+            f'"any" (of the three) or "none", got {asked!r}'
         )
     return known[asked]
 
@@ -227,6 +256,23 @@ def _flag(given: Mapping[str, Any], key: str) -> bool:
     if not isinstance(value, bool):
         raise _error(f"{key} must be true or false, without quotes, got {value!r}")
     return value
+
+
+def _count(given: Mapping[str, Any], key: str, *, default: int, least: int) -> int:
+    value = given.get(key, default)
+    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+        raise _error(f"{key} must be a whole number from {least} on, got {value!r}")
+    return value
+
+
+def _exact(given: Mapping[str, Any]) -> bool:
+    value = given.get(EXACT_KEY)
+    if value not in (None, EXACT_PURPOSE):
+        raise _error(
+            f'{EXACT_KEY} must be "{EXACT_PURPOSE}", which allows totals without noise, or be left out; '
+            f"got {value!r}"
+        )
+    return value is not None
 
 
 def _partition(given: Mapping[str, Any]) -> int | None:

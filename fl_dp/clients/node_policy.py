@@ -21,9 +21,10 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import IDENTITY_ACTION, RECORD_PLAN_KEY
+from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, terms_in
 
 from .app_verification import apps_are_verified
-from .node_config import LOCAL, RECORD, UNVERIFIED_APPS_KEY, NodeConfig
+from .node_config import DISTRIBUTED, LOCAL, RECORD, UNVERIFIED_APPS_KEY, NodeConfig
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -44,7 +45,9 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     The owner requires it by `require-privacy`, or by a cap (`max-epsilon`), which counts nothing
     that is not private: then any kind of differential privacy will do. `record`: only training by
     DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
-    itself. Evaluations, statistics and utilities are refused under either, the node's name is told.
+    itself. `distributed`: only what takes part in a secure sum, and the messages that such a sum
+    needs. Evaluations, statistics and utilities are refused under each unless they are in a secure
+    sum, the node's name is told.
     `numpy_client_app` has it built in, outside everything else.
 
     Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
@@ -63,12 +66,14 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
         return call_next(message, context)
     if not owner.allow_unverified_apps:
         _require_verified_apps()
-    if category != MessageType.TRAIN:
+    if category == MessageType.QUERY and action in SECURE_SUM_ACTIONS:
+        return call_next(message, context)  # nothing in them is made of data
+    offered = _offered(message)
+    if category != MessageType.TRAIN and DISTRIBUTED not in offered:
         raise PolicyRefusal(
             f"this node trains privately and answers no {category} message: its owner set "
             "require-privacy or max-epsilon"
         )
-    offered = _offered(message)
     if not any(required <= offered for required in owner.required):
         asked = " or ".join("privacy=" + "+".join(sorted(each)) for each in owner.required)
         raise PolicyRefusal(
@@ -84,6 +89,7 @@ def _offered(message: Message) -> frozenset[str]:
     offered = {
         RECORD: any(RECORD_PLAN_KEY in config for config in configs),
         LOCAL: any(each is not None and each.client_noise for each in instructions),
+        DISTRIBUTED: terms_in(message.content) is not None,
     }
     return frozenset(kind for kind, is_offered in offered.items() if is_offered)
 

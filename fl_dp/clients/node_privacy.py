@@ -20,7 +20,7 @@ from flwr.app import Context
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.files import private_folder
-from fl_dp.protocol.instruction import NoiseInstruction
+from fl_dp.protocol.instruction import NoiseInstruction, SumInstruction
 
 from .node_config import LEDGER_PATH_KEY, NodeConfig
 
@@ -109,10 +109,10 @@ class NodePrivacy:
             delta = min(delta, self.max_delta)
         return PrivacyBudget(epsilon=epsilon, delta=delta)
 
-    def budget_of_noise(self, noise: NoiseInstruction) -> PrivacyBudget | None:
-        """Return what a run with noise at the client may spend in all; None: nobody says."""
-        epsilon = noise.epsilon if noise.epsilon is not None else self.max_epsilon
-        delta = noise.delta if noise.delta is not None else self.max_delta
+    def budget_of_noise(self, asked: NoiseInstruction | SumInstruction) -> PrivacyBudget | None:
+        """Return what a run without a trusted server may spend in all; None: nobody says."""
+        epsilon = asked.epsilon if asked.epsilon is not None else self.max_epsilon
+        delta = asked.delta if asked.delta is not None else self.max_delta
         if epsilon is None or delta is None:
             return None
         return self.budget(PrivacyBudget(epsilon=epsilon, delta=delta))

@@ -34,6 +34,8 @@ from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
 from .queries import StatisticsFn, statistic_handler, utility_handler
 from .records import config_of, metric_record, only_record
+from .secure_node import secure_node_handlers
+from .secure_sum import secure_sum_mod
 from .trained_unit import TrainedUnit, numpy_client_of, train_unit
 from .units import NodeUnits, sum_of_units
 
@@ -60,6 +62,7 @@ def numpy_client_app(
       returned, for instance its `loss`; one that is missing or no number is not sent.
     - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node
       without `units`, `client_fn` makes the client of its only unit, number 0.
+    - Sums that go into a secure sum are noised and masked (`secure_sum_mod`).
     - Noise at the client is added outside all mods (`client_noise_mod`), and what is sent then is
       encoded (`compression_mod`).
 
@@ -126,11 +129,13 @@ def numpy_client_app(
         app="numpy_client_app of fl-dp", arrays_fn=arrays_fn, mods=mods or ()
     )
     owners: list[Mod] = [deadline_mod, node_policy_mod]
-    app.train()(guarded(train, [*owners, *_OUTERMOST, *(mods or [])]))
+    app.train()(guarded(train, [*owners, secure_sum_mod, *_OUTERMOST, *(mods or [])]))
     app.evaluate()(guarded(evaluate, [*owners, *(mods or [])]))
     app.query(IDENTITY_ACTION)(guarded(identity, owners))
     app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), owners))
     app.query(UTILITY_ACTION)(guarded(utility_handler(make_client, hosted), owners))
+    for action, handler in secure_node_handlers().items():
+        app.query(action)(guarded(handler, owners))
     return app
 
 

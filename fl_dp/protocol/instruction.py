@@ -54,6 +54,24 @@ class NoiseInstruction:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SumInstruction:
+    """The price of a secure sum to a client, besides its terms.
+
+    Attributes:
+        rounds: Sums that the training plans.
+        epsilon: What the training may spend of the client in all; None: only the node's owner caps
+            it.
+        delta: The delta that goes with it.
+        neighboring_relation: Which data of the client are neighbours.
+    """
+
+    rounds: int
+    epsilon: float | None = None
+    delta: float | None = None
+    neighboring_relation: str = "zero-out"
+
+
+@dataclass(frozen=True, kw_only=True)
 class RoundInstruction:
     """Work of a client in one round, besides training.
 
@@ -74,6 +92,7 @@ class RoundInstruction:
             client knows); None: nothing.
         client_noise: The noise that the client adds itself.
         compression: How the client encodes its update, after that noise; None: it sends its model.
+        secure_sum: What the client's sum may cost it, where it goes into a secure sum.
     """
 
     server_round: int
@@ -86,6 +105,7 @@ class RoundInstruction:
     utility: str | None = None
     client_noise: NoiseInstruction | None = None
     compression: Compression | None = None
+    secure_sum: SumInstruction | None = None
 
     @property
     def sums_units(self) -> bool:
@@ -112,6 +132,8 @@ class RoundInstruction:
             fields["client_noise"] = NoiseInstruction(**fields["client_noise"])
         if fields["compression"] is not None:
             fields["compression"] = Compression(**fields["compression"])
+        if fields["secure_sum"] is not None:
+            fields["secure_sum"] = SumInstruction(**fields["secure_sum"])
         return cls(**fields)
 
     @classmethod

@@ -3,6 +3,8 @@
 from .base import Ask, Cohort, Mode, Released, RoundFailed
 from .central import CentralMode
 from .client_noise import ClientNoiseMode, client_noise_of
+from .secure_setup import SecureSums
+from .secure_sum import SecureSumMode
 from .unprotected import UnprotectedMode
 
 __all__ = [
@@ -13,6 +15,8 @@ __all__ = [
     "Mode",
     "Released",
     "RoundFailed",
+    "SecureSumMode",
+    "SecureSums",
     "UnprotectedMode",
     "client_noise_of",
 ]

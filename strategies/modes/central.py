@@ -26,6 +26,7 @@ from ..roster import Unit
 from ..selection import Observation
 from .base import Ask, Cohort, Mode, Released
 from .replies import numbers_of, observed, one_of
+from .scalars import released_by
 
 _WEIGHT_STEPS = 2.0**20  # weights on a grid: their sum is exact in any order
 
@@ -141,28 +142,8 @@ class CentralMode(Mode):
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Add the noise to every sum. See `Mode.release`."""
         plan, bundle = self._plan, self._sums.bundle
-        # Popped in the order in which the bundle has its scalars: the count, the bit, the metrics.
-        sums = bundle.release_scalars(self._sums.scalars, bundle.scalar_noise(rng))
-        count = None if bundle.count_noise_std is None else sums.pop(0)
-        norms = None
-        if (clipping := plan.release.adaptive_clipping) is not None:
-            next_norm = clipping.next_norm(
-                bundle.clipping_norms[0],
-                noisy_bit_sum=sums.pop(0),
-                denominator=plan.expected_cohort,
-            )
-            norms = (next_norm,)
-        metrics = {
-            metric.name: metric.mean(total, plan.expected_cohort)
-            for metric, total in zip(bundle.metrics, sums, strict=True)
-        }
-        return Released(
-            mean=self._mean(rng),
-            metrics=metrics,
-            clipping_norms=norms,
-            contributions=count,
-            contributions_std=bundle.count_noise_std or 0.0,
-        )
+        scalars = bundle.release_scalars(self._sums.scalars, bundle.scalar_noise(rng))
+        return released_by(plan, bundle, self._mean(rng), scalars)
 
     def _mean(self, rng: SecureRandom) -> NDArray[np.float64]:
         plan, updates, total = self._plan, self._sums.bundle.updates, self._sums.updates.total

@@ -10,7 +10,6 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.mechanisms import GridExponentialMechanism, SecureRandom
 from fl_dp.plan import ClientNoise, PrivacyPlan
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
@@ -19,6 +18,7 @@ from fl_dp.updates import Compression, PlainSum, VectorLayout, update_in
 from ..roster import Unit
 from ..selection import Observation
 from .base import Ask, Mode, Released
+from .node_budget import budget_for_nodes
 from .replies import observed
 
 
@@ -71,15 +71,13 @@ def client_noise_of(
 ) -> NoiseInstruction:
     """Return the noise that clients have to add in a round of that noise multiplier."""
     assert isinstance(plan.noise, ClientNoise)  # no other noise is told to clients
-    budget = plan.budget
-    # A ledger that would have to admit several kinds of noise needs more room than the plan.
-    one_kind = len(set(plan.noise_multipliers)) == 1
+    budget = budget_for_nodes(plan)
     return NoiseInstruction(
         scheme=plan.noise.scheme,
         noise_multiplier=noise_multiplier,
         clipping_norm=plan.clipping_norm,
-        epsilon=budget.epsilon if one_kind else None,
-        delta=min(0.5, budget.delta / DECLARED_SHARE) if one_kind else None,
+        epsilon=None if budget is None else budget.epsilon,
+        delta=None if budget is None else budget.delta,
         neighboring_relation=str(plan.neighboring_relation),
         levels=_levels(plan.noise.scheme, noise_multiplier, plan.clipping_norm, compression),
     )

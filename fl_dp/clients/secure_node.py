@@ -1,0 +1,132 @@
+"""A node's keys and memory for secure sums, and the messages that are about them alone.
+
+On a real SuperNode both lie beside the node's ledger: `secagg-identity.pem`, which its owner backs
+up, and `secagg.db`, which nobody may restore from a backup. In Flower's simulation they lie in the
+node's `Context`: there nobody is protected from anybody.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+
+from fl_dp.files import private_folder
+from fl_dp.protocol.secure_sum import (
+    DIRECTORY_ACTION,
+    DONE_ACTION,
+    KEY_ACTION,
+    OPEN_ACTION,
+    VIEW_ACTION,
+    MemberQuestion,
+    opened_to_content,
+    signature_to_content,
+    text_of,
+    text_to_content,
+)
+from fl_dp.secagg import Directory, Identity, NodeStore, Roster, SecureNode, SQLiteStore
+
+from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
+from .node_privacy import in_simulation
+from .simulated_store import SimulatedStore, simulated_identity
+
+IDENTITY_FILE, STORE_FILE = "secagg-identity.pem", "secagg.db"
+_DAYS = 30.0  # after which keys of a run that never ended go
+
+
+@contextmanager
+def secure_node(context: Context) -> Iterator[SecureNode]:
+    """Open a node's keys and memory.
+
+    Raises:
+        ValueError: If a real node has no folder for them, or what lies there is no good.
+    """
+    owner = NodeConfig.of(context.node_config)
+    store: NodeStore
+    if in_simulation():
+        store, identity = SimulatedStore(context.state), simulated_identity(context.state)
+    else:
+        folder = secure_folder(owner)
+        store, identity = SQLiteStore(folder / STORE_FILE), Identity.load_or_create(
+            folder / IDENTITY_FILE
+        )
+    try:
+        yield SecureNode(
+            identity,
+            store,
+            name=owner.node_name or identity.public.hex()[:16],
+            roster=None if owner.roster is None else Roster.read(Path(owner.roster)),
+            least_sum=owner.least_sum,
+            colluding=owner.colluding,
+            receipts=0 if owner.roster is None else owner.missed_receipts,
+            exact=frozenset({EXACT_PURPOSE}) if owner.exact else frozenset(),
+        )
+    finally:
+        store.close()
+
+
+def secure_folder(owner: NodeConfig) -> Path:
+    """Return the folder of a real node's keys: that of its ledger.
+
+    Raises:
+        ValueError: If the node keeps no ledger in a file.
+    """
+    if owner.ledger_path is None or "://" in owner.ledger_path:
+        raise ValueError(
+            "a node keeps its keys for secure sums beside its ledger, which must be a file: start "
+            f"the SuperNode with --node-config '{LEDGER_PATH_KEY}=\"/data/ledger.db\"'"
+        )
+    folder = Path(owner.ledger_path).parent
+    private_folder(folder)
+    return folder
+
+
+def secure_node_handlers() -> dict[str, ClientAppCallable]:
+    """Return the handlers of QUERY messages that secure sums need, by action."""
+    return {
+        KEY_ACTION: _key,
+        DIRECTORY_ACTION: _directory,
+        VIEW_ACTION: _view,
+        OPEN_ACTION: _open,
+        DONE_ACTION: _done,
+    }
+
+
+def _key(message: Message, context: Context) -> Message:
+    asked = json.loads(text_of(message.content))
+    with secure_node(context) as node:
+        node.store.expire(_DAYS)
+        entry = node.entry(int(asked["run"]), epoch=int(asked["epoch"]))
+    return Message(text_to_content(json.dumps(entry.to_dict())), reply_to=message)
+
+
+def _directory(message: Message, context: Context) -> Message:
+    directory = Directory.from_json(text_of(message.content))
+    with secure_node(context) as node:
+        accepted = node.accept(directory)
+    return Message(text_to_content(accepted.hex()), reply_to=message)
+
+
+def _view(message: Message, context: Context) -> Message:
+    asked = MemberQuestion.of(message.content)
+    with secure_node(context) as node:
+        signature = node.view(asked.terms, asked.online, asked.labels)
+    return Message(signature_to_content(signature), reply_to=message)
+
+
+def _open(message: Message, context: Context) -> Message:
+    asked = MemberQuestion.of(message.content)
+    with secure_node(context) as node:
+        opened = node.open(asked.terms, asked.online, asked.labels, asked.bundles, asked.quorum)
+    return Message(opened_to_content(opened), reply_to=message)
+
+
+def _done(message: Message, context: Context) -> Message:
+    asked = json.loads(text_of(message.content))
+    with secure_node(context) as node:
+        node.forget(int(asked["run"]))
+    return Message(text_to_content("done"), reply_to=message)

@@ -1,0 +1,188 @@
+"""A client of a secure sum: its values leave the node masked, with a share of the noise in them.
+
+    deadline, policy -> secure_sum_mod -> whatever trains the node's units and sums them
+
+What trains never learns of it: it answers with the sum of the node's units in grid steps, as it
+would for a server that adds the noise (`sum_of_units`).
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from dataclasses import replace
+from typing import cast
+
+import numpy as np
+from flwr.app import Context, Message
+from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
+
+from fl_dp.accounting import (
+    GaussianEvent,
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+    shared_noise_multiplier,
+)
+from fl_dp.mechanisms import NoiseShare, SecureRandom
+from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
+from fl_dp.protocol.keys import SCALARS_METRIC
+from fl_dp.protocol.secure_sum import content_digest, masked_to_content, terms_in, without_terms
+from fl_dp.secagg import Refused, SumTerms
+from fl_dp.updates import BundleSum, VectorLayout, only_array_record, widen
+
+from .node_config import NodeConfig
+from .node_privacy import NodePrivacy
+from .records import config_of, instruction_of, only_record
+from .secure_node import secure_node
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+
+def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
+    """Answer a train message that has the terms of a secure sum with masked, noised values.
+
+    `numpy_client_app` has it built in, outside all mods but the deadline and the owner's policy.
+    Messages without terms pass.
+
+    Privacy: the reply alone is uniformly random, whatever the data are. What members open is the
+    sum over at least as many clients as the terms guarantee, which is as private as one Gaussian of
+    the multiplier that is charged here, computed from the terms and the owner's own assumption of
+    who colludes. The charge is written before training. Training that fails, a budget that is spent
+    and an answer that would be late all send the same noise around zero, which nobody can tell from
+    any other; that the node replied is not hidden.
+
+    Raises:
+        Refused: If the terms are not what the node was sent, contradict themselves, are less than
+            its owner asks for, or were answered before. It never depends on data.
+        ValueError: If the message is none that a sum can be made of.
+    """
+    text = terms_in(message.content)
+    if text is None:
+        return call_next(message, context)
+    began = time.monotonic()
+    terms, instruction = SumTerms.from_json(text), instruction_of(message)
+    if instruction is None or instruction.bundle is None or instruction.secure_sum is None:
+        raise Refused("terms", "the message does not say how units are clipped, and at what price")
+    asked = instruction.secure_sum
+    _, model = only_record(message.content.array_records, "ArrayRecord")
+    layout = VectorLayout.of(widen(model))
+    sums = BundleSum(instruction.bundle, layout, np.zeros(layout.size))
+    _require_matching(terms, instruction, sums)
+    with secure_node(context) as node:
+        part = node.begin(
+            text,
+            content=content_digest(message.content),
+            purpose=message.metadata.message_type,
+        )
+        message.content = without_terms(message.content)
+        share = NoiseShare(segments=terms.segments, noise_scale=terms.noise_scale)
+        nothing = [np.zeros(each.size) for each in terms.segments]
+        values = nothing
+        try:
+            _charge(terms, share, asked, message, context)
+            values = _values(call_next(message, context), sums, instruction)
+        except PrivacyBudgetExhausted as exhausted:
+            logger.info("%s; the sum gets the noise around zero", exhausted)
+        except Exception:
+            logger.exception("the client failed; the sum gets the noise around zero")
+        if terms.reply_after is not None and time.monotonic() - began > terms.reply_after:
+            logger.warning("trained for longer than %.0f s: contributes zero", terms.reply_after)
+            values = nothing
+        masked = part.message(share.encode(values, SecureRandom()))
+    if terms.reply_after is not None:
+        time.sleep(max(0.0, began + terms.reply_after - time.monotonic()))
+    return Message(masked_to_content(masked), reply_to=message)
+
+
+def _require_matching(terms: SumTerms, instruction: RoundInstruction, sums: BundleSum) -> None:
+    """Check that what units are clipped to is what the noise in the terms is for.
+
+    Raises:
+        Refused: If it is not.
+    """
+    if instruction.sampling_rate is None or instruction.utility is not None:
+        raise Refused("terms", "the units of a secure sum are told alike, and report nothing")
+    if instruction.client_noise is not None or instruction.compression is not None:
+        raise Refused("terms", "a secure sum has its own noise and its own encoding")
+    rate = 1.0 if terms.sampling_rate is None else terms.sampling_rate
+    if instruction.sampling_rate != rate:
+        raise Refused("terms", "the units are to be drawn at another rate than the terms charge")
+    bundle = sums.bundle
+    asked = [(sums.updates.total.size, bundle.updates.clipping_norm)]
+    asked += [(1, mechanism.clipping_norm) for mechanism in bundle.scalar_mechanisms]
+    if [(each.size, each.clipping_norm) for each in terms.segments] != asked:
+        raise Refused("terms", "its segments are not what the units are clipped to")
+
+
+def _charge(
+    terms: SumTerms,
+    share: NoiseShare,
+    asked: SumInstruction,
+    message: Message,
+    context: Context,
+) -> None:
+    """Write the sum to the node's ledger, if it keeps one, before anything is computed.
+
+    Raises:
+        PrivacyBudgetExhausted: If it would exceed what the server or the node's owner allows.
+        ValueError: If the node keeps a ledger and nobody says how much may be spent.
+    """
+    node = NodePrivacy.of(context, config_of(message))
+    if node.ledger is None:
+        return
+    budget = node.budget_of_noise(asked)
+    if budget is None:
+        raise ValueError(
+            "the server names no budget, as its noise changes over the rounds, and the node's "
+            "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
+        )
+    owner = NodeConfig.of(context.node_config)
+    shares = replace(terms.noise, colluding=max(owner.colluding, terms.colluding))
+    honest = shares.honest_shares(server_lies=owner.roster is not None)
+    multiplier = shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest)
+    account = node.account(unit="client")
+    from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+
+    with NodeLedger.open(node.ledger) as ledger:
+        # A power of two, beyond what is planned: a budget that changed with every sum would have to
+        # be certified anew each time.
+        sums = max(asked.rounds, 1 << ledger.spending(account).charges.bit_length())
+        slack = shares.slack(rounds=sums, size=terms.size, scale=terms.noise_scale)
+        ledger.charge(
+            account,
+            _event(multiplier, terms.sampling_rate),
+            budget=within_slack(budget, slack),
+            what=f"run {context.run_id}",
+            neighboring_relation=NeighboringRelation(asked.neighboring_relation),
+        )
+
+
+def _event(multiplier: float, sampling_rate: float | None) -> PrivacyEvent:
+    """Return what a sum costs one unit."""
+    if sampling_rate is None:
+        return GaussianEvent(noise_multiplier=multiplier)
+    return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=sampling_rate)
+
+
+def _values(
+    reply: Message, sums: BundleSum, instruction: RoundInstruction
+) -> list[NDArray[np.float64]]:
+    """Return a node's sums in the units of its updates and scalars, one array a segment.
+
+    Raises:
+        ValueError: If the handler replied with an error.
+        RefusedUpdate: If it replied with anything else than sums that its units can reach.
+    """
+    if reply.has_error():
+        raise ValueError("the handler replied with an error")
+    _, metrics = only_record(reply.content.metric_records, "MetricRecord")
+    scalars = cast(list[float], metrics.get(SCALARS_METRIC, []))
+    # Once more within its bounds: what is not clipped here would be bounded by nobody.
+    sums.add_node(only_array_record(reply.content), scalars, max_units=instruction.max_units)
+    each = zip(sums.scalars, sums.bundle.scalar_mechanisms, strict=True)
+    scalars_sums = [np.array([total * mechanism.grid]) for total, mechanism in each]
+    return [sums.updates.total * sums.bundle.updates.grid, *scalars_sums]

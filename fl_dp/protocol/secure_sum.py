@@ -1,0 +1,288 @@
+"""Messages of a secure sum, as Flower's records: the one place that knows how they travel.
+
+    query.fl_dp_secagg_key        a node's entry in the directory, with its key of the run
+    query.fl_dp_secagg_directory  everybody's entries; the node answers with their hash
+    train (any kind)              with the sum's terms; the node answers with its masked values
+    query.fl_dp_secagg_view       only with a cross-check: who replied, for a member to sign
+    query.fl_dp_secagg_open       who replied, for a member to open their seeds' shares
+    query.fl_dp_secagg_done       the run's keys may go
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
+
+from fl_dp.secagg import MaskedMessage, Opened
+from fl_dp.secagg.frames import digest
+from fl_dp.updates import RefusedUpdate
+
+SECURE_SUM_KEY = "fl-dp-secure-sum"
+"""Name of the ConfigRecord with the terms of a sum."""
+
+RECEIPT_KEY = "fl-dp-receipt"
+"""Name of the ConfigRecord with the receipt of the last sum; no part of a message's content."""
+
+KEY_ACTION = "fl_dp_secagg_key"
+DIRECTORY_ACTION = "fl_dp_secagg_directory"
+VIEW_ACTION = "fl_dp_secagg_view"
+OPEN_ACTION = "fl_dp_secagg_open"
+DONE_ACTION = "fl_dp_secagg_done"
+"""Actions of QUERY messages (`query.<action>`)."""
+
+SECURE_SUM_ACTIONS = (KEY_ACTION, DIRECTORY_ACTION, VIEW_ACTION, OPEN_ACTION, DONE_ACTION)
+
+_TERMS = "terms"
+_MASKED, _BUNDLES, _COMMITMENTS = "masked", "bundles", "commitments"
+_ONLINE, _LABELS = "online", "labels"
+_MEMBERS, _SIGNATURES, _SIGNATURE = "members", "signatures", "signature"
+_PLACES, _SHARES, _UNREADABLE = "places", "shares", "unreadable"
+
+
+def content_digest(content: RecordDict) -> str:
+    """Return a digest, in hexadecimal, of everything that a message says besides terms and receipt.
+
+    Whatever a client trains from is in it: a learning rate of 0 for all but one client singles it
+    out just as another model does (Pasquini et al. 2022, "Eluding Secure Aggregation").
+    """
+    parts: list[bytes] = []
+    for name in sorted(set(content) - {SECURE_SUM_KEY, RECEIPT_KEY}):
+        record = content[name]
+        parts += [name.encode(), type(record).__name__.encode()]
+        if isinstance(record, ArrayRecord):
+            parts.append(digest("arrays", *_of_arrays(record)))
+        else:
+            parts.append(digest("values", *_of_values(record)))
+    return digest("content", *parts).hex()
+
+
+def _of_arrays(record: ArrayRecord) -> Iterable[bytes]:
+    # In their order: a client reads them by it.
+    for name, array in record.items():
+        shape = json.dumps([int(side) for side in array.shape])
+        about = (name, str(array.dtype), str(array.stype), shape)
+        yield from (text.encode() for text in about)
+        yield hashlib.sha256(array.data).digest()
+
+
+def _of_values(record: Mapping[str, Any]) -> Iterable[bytes]:
+    # Sorted: Protocol Buffers keep no order of a map.
+    for key in sorted(record):
+        value = record[key]
+        many = value if isinstance(value, list) else [value]
+        yield from (key.encode(), b"list" if isinstance(value, list) else b"one")
+        yield digest("value", *(part for each in many for part in _of_value(each)))
+
+
+def _of_value(value: Any) -> tuple[bytes, bytes]:
+    if isinstance(value, bytes):
+        return b"bytes", value
+    text = value.hex() if isinstance(value, float) else str(value)
+    return type(value).__name__.encode(), text.encode()
+
+
+def with_terms(content: RecordDict, terms: str) -> RecordDict:
+    """Return a message's content with the terms of its sum."""
+    return RecordDict(dict(content) | {SECURE_SUM_KEY: ConfigRecord({_TERMS: terms})})
+
+
+def with_receipt(content: RecordDict, receipt: str) -> RecordDict:
+    """Return a message's content with the receipt of the last sum."""
+    return RecordDict(dict(content) | {RECEIPT_KEY: ConfigRecord({_TERMS: receipt})})
+
+
+def terms_in(content: RecordDict) -> str | None:
+    """Return the text of the terms in a message; None if it takes part in no sum.
+
+    Raises:
+        ValueError: If the record is there, and malformed: what protects is not overlooked.
+    """
+    if SECURE_SUM_KEY not in content:
+        return None
+    record = content[SECURE_SUM_KEY]
+    text = record.get(_TERMS) if isinstance(record, ConfigRecord) else None
+    if not isinstance(text, str):
+        raise ValueError(f"the record '{SECURE_SUM_KEY}' has no text of terms")
+    return text
+
+
+def receipt_in(content: RecordDict) -> str | None:
+    """Return the text of the receipt in a message, None if there is none."""
+    record = content.get(RECEIPT_KEY)
+    text = record.get(_TERMS) if isinstance(record, ConfigRecord) else None
+    return text if isinstance(text, str) else None
+
+
+def without_terms(content: RecordDict) -> RecordDict:
+    """Return a message's content as a client without secure sums would have got it."""
+    return RecordDict(
+        {name: content[name] for name in content if name not in (SECURE_SUM_KEY, RECEIPT_KEY)}
+    )
+
+
+def masked_to_content(message: MaskedMessage) -> RecordDict:
+    """Return a client's reply."""
+    # As an array: bytes in a ConfigRecord travel in one piece, an array in chunks.
+    masked = Array(np.frombuffer(message.masked, np.uint8))
+    rest = {_BUNDLES: list(message.bundles), _COMMITMENTS: message.commitments}
+    return RecordDict({_MASKED: ArrayRecord({_MASKED: masked}), _BUNDLES: ConfigRecord(rest)})
+
+
+def masked_of(content: RecordDict) -> MaskedMessage:
+    """Read a client's reply.
+
+    Raises:
+        RefusedUpdate: If it is none.
+    """
+    try:
+        masked = content.array_records[_MASKED][_MASKED].numpy()
+        rest = content.config_records[_BUNDLES]
+        bundles, commitments = rest[_BUNDLES], rest[_COMMITMENTS]
+    except Exception:
+        raise RefusedUpdate("it is no masked message") from None
+    is_list = isinstance(bundles, list) and all(isinstance(each, bytes) for each in bundles)
+    if not is_list or not isinstance(commitments, bytes):
+        raise RefusedUpdate("it is no masked message")
+    if masked.dtype != np.uint8 or masked.ndim != 1:
+        raise RefusedUpdate("its masked values are no bytes")
+    return MaskedMessage(masked=masked.tobytes(), bundles=bundles, commitments=commitments)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemberQuestion:
+    """The question to a member: to sign who replied, or to open their seeds' shares.
+
+    Attributes:
+        terms: Of the sum, as text.
+        online: Places of the clients whose messages are summed, in ascending order.
+        labels: Of their messages, by place.
+        bundles: Theirs for this member, by place; empty where it is only to sign.
+        quorum: Members' signatures of the same view, by place; empty without a cross-check.
+    """
+
+    terms: str
+    online: tuple[int, ...]
+    labels: Mapping[int, bytes]
+    bundles: Mapping[int, bytes]
+    quorum: Mapping[int, bytes]
+
+    def to_content(self) -> RecordDict:
+        """Return the question as a message's content."""
+        config = {
+            _TERMS: self.terms,
+            _ONLINE: list(self.online),
+            _LABELS: [self.labels[place] for place in self.online],
+            _BUNDLES: [self.bundles[place] for place in self.online if self.bundles],
+            _MEMBERS: list(self.quorum),
+            _SIGNATURES: list(self.quorum.values()),
+        }
+        return RecordDict({"config": ConfigRecord(config)})
+
+    @classmethod
+    def of(cls, content: RecordDict) -> Self:
+        """Read a question.
+
+        Raises:
+            ValueError: If it is none.
+        """
+        config = _only_config(content)
+        text = config.get(_TERMS)
+        if not isinstance(text, str):
+            raise ValueError("the question has no terms")
+        online, bundles = _integers(config, _ONLINE), _blobs(config, _BUNDLES)
+        quorum = zip(_integers(config, _MEMBERS), _blobs(config, _SIGNATURES), strict=True)
+        return cls(
+            terms=text,
+            online=online,
+            labels=dict(zip(online, _blobs(config, _LABELS), strict=True)),
+            bundles=dict(zip(online, bundles, strict=True)) if bundles else {},
+            quorum=dict(quorum),
+        )
+
+
+def signature_to_content(signature: bytes) -> RecordDict:
+    """Return a member's answer to a question for its signature."""
+    return RecordDict({"config": ConfigRecord({_SIGNATURE: signature})})
+
+
+def signature_of(content: RecordDict) -> bytes:
+    """Read a member's signature.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    signature = _only_config(content).get(_SIGNATURE)
+    if not isinstance(signature, bytes):
+        raise ValueError("the answer has no signature")
+    return signature
+
+
+def opened_to_content(opened: Opened) -> RecordDict:
+    """Return what a member has opened."""
+    config = {
+        _PLACES: list(opened.shares),
+        _SHARES: list(opened.shares.values()),
+        _SIGNATURE: opened.signature,
+        _UNREADABLE: list(opened.unreadable),
+    }
+    return RecordDict({"config": ConfigRecord(config)})
+
+
+def opened_of(content: RecordDict) -> Opened:
+    """Read what a member has opened.
+
+    Raises:
+        ValueError: If it is no such answer.
+    """
+    config = _only_config(content)
+    shares = zip(_integers(config, _PLACES), _blobs(config, _SHARES), strict=True)
+    return Opened(
+        shares=dict(shares),
+        signature=signature_of(content),
+        unreadable=_integers(config, _UNREADABLE),
+    )
+
+
+def text_to_content(text: str) -> RecordDict:
+    """Return one text, such as a directory, as a message's content."""
+    return RecordDict({"config": ConfigRecord({_TERMS: text})})
+
+
+def text_of(content: RecordDict) -> str:
+    """Read what `text_to_content` wrote.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    text = _only_config(content).get(_TERMS)
+    if not isinstance(text, str):
+        raise ValueError("the message has no text")
+    return text
+
+
+def _only_config(content: RecordDict) -> ConfigRecord:
+    records: Sequence[ConfigRecord] = list(content.config_records.values())
+    if len(records) != 1:
+        raise ValueError(f"expected exactly one ConfigRecord in the message, got {len(records)}")
+    return records[0]
+
+
+def _integers(config: Mapping[str, Any], key: str) -> tuple[int, ...]:
+    return tuple(_list(config, key, int))
+
+
+def _blobs(config: Mapping[str, Any], key: str) -> tuple[bytes, ...]:
+    return tuple(_list(config, key, bytes))
+
+
+def _list(config: Mapping[str, Any], key: str, kind: type) -> list[Any]:
+    values = config.get(key)
+    if not isinstance(values, list) or not all(type(each) is kind for each in values):
+        raise ValueError(f"'{key}' is no list of {kind.__name__}")
+    return values

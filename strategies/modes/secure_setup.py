@@ -1,0 +1,188 @@
+"""Keys of a training whose sums are secure: who may take part, and how nodes get to know it."""
+
+from __future__ import annotations
+
+import json
+import logging
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+
+from flwr.app import Message, MessageType, RecordDict
+
+from fl_dp.protocol.secure_sum import (
+    DIRECTORY_ACTION,
+    DONE_ACTION,
+    KEY_ACTION,
+    text_of,
+    text_to_content,
+)
+from fl_dp.secagg import Directory, Entry, OpenSum, Roster, SecureSumFailed
+
+from ..rehearsal import meaning_of
+from .base import Ask, RoundFailed
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_SECONDS = 60.0  # Flower reports a node that is gone after about as many
+_RUN_BITS = 62  # Flower's records hold signed integers of 64 bits
+
+
+class SecureSums:
+    """The directory of one training: which node has which keys, and stands at which place.
+
+    Privacy: nodes check the directory themselves; this end only collects and hands it out.
+
+    Attributes:
+        run: A random number that names the training to its nodes; keys are made for it.
+        directory: Everybody's entries; None before the first set-up.
+    """
+
+    def __init__(self, roster: Roster | None = None) -> None:
+        """Start a training.
+
+        Args:
+            roster: The nodes that their owners know of; None: whoever comes.
+        """
+        self.run = secrets.randbits(_RUN_BITS)
+        self.directory: Directory | None = None
+        self._roster = roster
+        self._place_of: dict[int, int] = {}
+        self._confirmed: set[int] = set()
+        self._left_out: set[int] = set()
+        self._receipts: dict[int, str] = {}
+
+    def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
+        """Let nodes that are not known yet make their keys, and everybody know them.
+
+        Two short messages a node, and none where everybody is known.
+
+        Args:
+            nodes: Flower's ids.
+            ask: For the exchange.
+            timeout: Seconds to wait for each of the two answers.
+        """
+        new = sorted(set(nodes) - set(self._place_of))
+        if not new:
+            return
+        epoch = 0 if self.directory is None else self.directory.epoch + 1
+        asked = json.dumps({"run": self.run, "epoch": epoch})
+        entries: dict[int, Entry] = {}
+        for node, content in self._ask(KEY_ACTION, new, asked, ask, timeout):
+            try:
+                entries[node] = Entry.from_dict(json.loads(text_of(content)))
+            except (ValueError, TypeError, KeyError):
+                logger.warning("A node's answer with its key can't be read: it takes no part")
+        self._take_in(entries)
+        self._hand_out(ask, timeout)
+
+    def forget(self, ask: Ask) -> None:
+        """Let nodes delete the keys of the training; who does not hear it deletes them later."""
+        nodes = sorted(self._place_of)
+        asked = json.dumps({"run": self.run})
+        for _ in self._ask(DONE_ACTION, nodes, asked, ask, _SECONDS):
+            pass
+
+    def places(self, nodes: Iterable[int]) -> dict[int, int]:
+        """Return the place of each node that has confirmed the directory and sent no rubbish."""
+        can = self._confirmed - {n for n, at in self._place_of.items() if at in self._left_out}
+        return {node: self._place_of[node] for node in nodes if node in can}
+
+    def node_at(self, place: int) -> int | None:
+        """Return the node at a place, None if it is gone."""
+        return next((node for node, at in self._place_of.items() if at == place), None)
+
+    def committee(self, size: int) -> tuple[int, ...]:
+        """Return the places of the committee, which every node finds for itself.
+
+        Raises:
+            RoundFailed: If nobody was set up.
+        """
+        return self.known.committee(size, self._roster)
+
+    def note(self, opened: OpenSum) -> None:
+        """Take note of a sum that was opened: who lied, and everybody's receipts."""
+        self.leave_out(opened)
+        self._receipts = {}
+        for place in opened.online:
+            try:
+                self._receipts[place] = opened.receipt_for(place).to_json()
+            except SecureSumFailed:  # too few signed one view: there are none
+                return
+
+    def leave_out(self, failed: OpenSum) -> None:
+        """Leave those out of later sums whose messages could not be opened."""
+        for place in failed.blamed_clients - self._left_out:
+            logger.warning("The node at place %d sent what can't be opened: it is left out", place)
+        for place in failed.blamed_members:
+            logger.warning("The committee member at place %d answered with wrong shares", place)
+        self._left_out |= failed.blamed_clients
+
+    def receipt_for(self, node: int) -> str | None:
+        """Return the proof that a node's last message was in the sum, None if there is none."""
+        place = self._place_of.get(node)
+        return None if place is None else self._receipts.get(place)
+
+    @property
+    def known(self) -> Directory:
+        """The directory.
+
+        Raises:
+            RoundFailed: If nobody was set up.
+        """
+        if self.directory is None:
+            raise RoundFailed("no node answered with a key for secure sums")
+        return self.directory
+
+    def _take_in(self, entries: Mapping[int, Entry]) -> None:
+        """Put new entries into the directory; who comes back with an old one has its place."""
+        known = () if self.directory is None else self.directory.entries
+        fresh = list(dict.fromkeys(each for each in entries.values() if each not in known))
+        if fresh and self.directory is None:
+            roster_hash = "" if self._roster is None else self._roster.hash
+            self.directory = Directory.first(self.run, fresh, roster_hash=roster_hash)
+        elif fresh and self.directory is not None:
+            self.directory = self.directory.extended(fresh)
+        if self.directory is None:
+            return
+        if fresh:
+            self._confirmed = set()
+        for node, entry in entries.items():
+            place = self.directory.entries.index(entry)
+            # A node that came back has another id at Flower.
+            self._place_of = {n: p for n, p in self._place_of.items() if p != place}
+            self._place_of[node] = place
+
+    def _hand_out(self, ask: Ask, timeout: float) -> None:
+        if self.directory is None:
+            return
+        told = self.directory.to_json()
+        missing = sorted(set(self._place_of) - self._confirmed)
+        for node, content in self._ask(DIRECTORY_ACTION, missing, told, ask, timeout):
+            try:
+                confirmed = text_of(content) == self.directory.hash.hex()
+            except ValueError:
+                confirmed = False
+            if confirmed:
+                self._confirmed.add(node)
+        if left := len(self._place_of) - len(self._confirmed):
+            logger.warning("%d nodes did not accept the directory of keys: see their logs", left)
+
+    def _ask(
+        self, action: str, nodes: Sequence[int], text: str, ask: Ask, timeout: float
+    ) -> Iterable[tuple[int, RecordDict]]:
+        """Send one text to nodes and yield each first answer that is no error."""
+        content = text_to_content(text)
+        kind = f"{MessageType.QUERY}.{action}"
+        messages = [Message(content, dst_node_id=node, message_type=kind) for node in nodes]
+        left = set(nodes)
+        for reply in ask(messages, timeout):
+            node = reply.metadata.src_node_id
+            if reply.has_error():
+                meaning = meaning_of(reply.error)
+                known = "see its log" if meaning is None else meaning.text
+                logger.warning("A node did not answer '%s': %s", action, known)
+            elif node in left:
+                left.discard(node)
+                yield node, reply.content
+            if not left:
+                return

@@ -1,0 +1,207 @@
+"""Trainings whose sums are secure, over real handlers, keys and ledgers; only the network is not."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from local_grid import FIRST_NODE, LocalGrid
+from numpy.typing import NDArray
+from secure_nodes import SecureNodes
+
+from fl_dp.accounting import PrivacyBudget
+from fl_dp.ledger import NodeLedger, PrivacyLedger
+from fl_dp.mechanisms import AdaptiveClipping
+from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.strategies import DPFedAvg, RoundFailed
+from fl_dp.strategies.rehearsal import RehearsalFailed
+
+NODES = 5
+SHAPES = ((3, 2), (4,))
+
+
+def updates_of(nodes: int, *, units: int = 1, norm: float = 0.5, seed: int = 0) -> list[list[Any]]:
+    """Updates of that L2 norm for each unit of each node."""
+    rng = np.random.default_rng(seed)
+
+    def one() -> list[NDArray[np.float64]]:
+        arrays = [rng.normal(size=shape) for shape in SHAPES]
+        length = np.sqrt(sum(float((each**2).sum()) for each in arrays))
+        return [each * norm / length for each in arrays]
+
+    return [[one() for _ in range(units)] for _ in range(nodes)]
+
+
+def model() -> ArrayRecord:
+    return ArrayRecord({f"layer{i}": Array(np.zeros(s)) for i, s in enumerate(SHAPES)})
+
+
+def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> PrivacyPlan:
+    """A plan with so little noise that the sum can be read off."""
+    options: dict[str, Any] = {
+        "rounds": rounds,
+        "num_clients": nodes,
+        "sampling_rate": 1.0,
+        "clipping_norm": 1.0,
+        "secure_sum": SecureSum(),
+        "contribution_check": False,
+    }
+    return PrivacyPlan.from_noise_multiplier(0.05, delta=1e-3, **options | given)
+
+
+def trained(
+    folder: Path, nodes: SecureNodes, plan: PrivacyPlan, *, rounds: int = 1, **options: Any
+) -> tuple[NDArray[np.float64], DPFedAvg]:
+    """The model after some rounds, flattened, and the strategy."""
+    with PrivacyLedger.open(folder / "server.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger, **options)
+        grid = LocalGrid(nodes, len(nodes.updates))
+        result = strategy.start(grid, model(), num_rounds=rounds, timeout=5.0)
+        arrays = result.arrays.to_numpy_ndarrays()
+        return np.concatenate([each.ravel() for each in arrays]), strategy
+
+
+def tolerance(plan: PrivacyPlan, nodes: int) -> float:
+    """Six standard deviations of the noise on one coordinate of the mean, over all shares."""
+    return 6.0 * 2.0 * plan.noise_multiplier * plan.clipping_norm / nodes
+
+
+def test_the_mean_over_everybody_is_released(tmp_path: Path) -> None:
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
+    released, strategy = trained(tmp_path, nodes, plan)
+    assert np.allclose(released, nodes.total() / NODES, atol=tolerance(plan, NODES))
+    assert not np.allclose(released, nodes.total() / NODES, atol=1e-9)  # there is noise
+    assert strategy.ledger.location
+
+
+def test_rounds_need_one_message_a_client_and_one_a_member(tmp_path: Path) -> None:
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
+    trained(tmp_path, nodes, plan, rounds=3)
+    kinds = [kind for kind, _ in nodes.seen]
+    assert kinds.count("secagg_key") == kinds.count("secagg_directory") == NODES  # once a run
+    assert kinds.count("train") == 3 * NODES
+    assert kinds.count("secagg_open") <= 3 * NODES
+    assert kinds.count("secagg_done") == NODES
+
+
+@pytest.mark.parametrize("cross_check", [False, True])
+def test_nodes_that_drop_out_leave_the_sum_of_the_rest(tmp_path: Path, cross_check: bool) -> None:
+    def loses(kind: str, times: int, node: int) -> bool:
+        return (kind == "train" and node == 1) or (kind.startswith("secagg_open") and node == 2)
+
+    options = SecureSum(least=4, threshold=4, cross_check=True) if cross_check else SecureSum(least=4)
+    nodes = SecureNodes(tmp_path, updates_of(10), loses=loses)
+    plan = plan_of(10, secure_sum=SecureSum(least=9, cross_check=cross_check))
+    released, _ = trained(tmp_path, nodes, plan)
+    left = [node for node in range(10) if node != 1]
+    assert np.allclose(released, nodes.total(left) / 10, atol=tolerance(plan, 10))
+    del options
+
+
+def test_too_few_repliers_fail_the_round_and_it_stays_charged(tmp_path: Path) -> None:
+    def loses(kind: str, times: int, node: int) -> bool:
+        return kind == "train" and times == 0 and node < 2
+
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES), loses=loses), plan_of()
+    released, strategy = trained(tmp_path, nodes, plan, rounds=2)
+    assert strategy.rounds_completed == 1
+    assert strategy.ledger.rounds_spent == 2
+    assert np.allclose(released, nodes.total() / NODES, atol=tolerance(plan, NODES))
+    for node in range(2, NODES):
+        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as ledger:
+            assert ledger.spendings[0].charges == 2
+
+
+def test_three_failures_in_a_row_end_the_training(tmp_path: Path) -> None:
+    nodes = SecureNodes(
+        tmp_path, updates_of(NODES), loses=lambda kind, times, node: kind == "secagg_open"
+    )
+    with pytest.raises(RoundFailed, match="3 rounds in a row failed"):
+        trained(tmp_path, nodes, plan_of(), rounds=3)
+
+
+def test_no_keys_no_charge(tmp_path: Path) -> None:
+    nodes = SecureNodes(
+        tmp_path, updates_of(NODES), loses=lambda kind, times, node: kind == "secagg_key"
+    )
+    with pytest.raises(RehearsalFailed, match="nothing was charged"):
+        trained(tmp_path, nodes, plan_of())
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        assert ledger.rounds_spent == 0
+
+
+def test_a_training_that_fails_adds_zero_and_noise(tmp_path: Path) -> None:
+    updates = updates_of(NODES)
+    updates[3] = [None]
+    nodes, plan = SecureNodes(tmp_path, updates), plan_of()
+    released, _ = trained(tmp_path, nodes, plan)
+    assert np.allclose(released, nodes.total() / NODES, atol=tolerance(plan, NODES))
+
+
+def test_hostile_updates_are_clipped_before_they_are_masked(tmp_path: Path) -> None:
+    updates = updates_of(NODES)
+    updates[0] = [[1e30 * each for each in updates[0][0]]]
+    updates[1] = [[np.full(shape, np.nan) for shape in SHAPES]]
+    updates[2] = [[np.full(shape, np.inf) for shape in SHAPES]]
+    nodes, plan = SecureNodes(tmp_path, updates), plan_of()
+    released, _ = trained(tmp_path, nodes, plan)
+    assert np.linalg.norm(released) * NODES < 1.0 + 2 * 0.5 + NODES * tolerance(plan, NODES) * 3.2
+
+
+def test_several_units_a_node(tmp_path: Path) -> None:
+    nodes = SecureNodes(tmp_path, updates_of(NODES, units=3))
+    plan = plan_of(3 * NODES, units_per_node=3)
+    released, _ = trained(tmp_path, nodes, plan)
+    assert np.allclose(released, nodes.total() / 15, atol=tolerance(plan, 15))
+
+
+def test_coins_at_the_nodes(tmp_path: Path) -> None:
+    nodes = SecureNodes(tmp_path, updates_of(NODES, units=4))
+    plan = plan_of(
+        4 * NODES,
+        units_per_node=4,
+        coins_at_nodes=True,
+        sampling_rate=0.5,
+        secure_sum=SecureSum(reply_after=0.05),
+    )
+    released, _ = trained(tmp_path, nodes, plan)
+    assert not np.allclose(released, nodes.total() / 10, atol=tolerance(plan, 10))  # not all of them
+    assert np.linalg.norm(released) < 2.0
+
+
+def test_adaptive_clipping_goes_through_the_same_sum(tmp_path: Path) -> None:
+    nodes = SecureNodes(tmp_path, updates_of(10, norm=0.01))
+    plan = plan_of(10, clipping_norm=None, clipping=AdaptiveClipping(initial_norm=1.0))
+    _, strategy = trained(tmp_path, nodes, plan)
+    assert strategy.clipping_norms[0] < 1.0  # nobody's update is longer: the norm goes down
+
+
+def test_everybody_is_charged_what_the_plan_says(tmp_path: Path) -> None:
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
+    trained(tmp_path, nodes, plan, rounds=3)
+    for node in range(NODES):
+        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as ledger:
+            ((event, count),) = ledger.spendings[0].history
+        assert count == 3
+        assert event.noise_multiplier == pytest.approx(plan.noise_multiplier, rel=1e-9)  # type: ignore[union-attr]
+
+
+def test_a_reply_shows_nothing_but_uniform_bytes(tmp_path: Path) -> None:
+    """Two trainings with very different updates: neither bytes nor form tell them apart."""
+    for name, norm in (("a", 0.0), ("b", 0.9)):
+        nodes = SecureNodes(tmp_path / name, updates_of(NODES, norm=norm))
+        (tmp_path / name / "server").mkdir(parents=True)
+        trained(tmp_path / name / "server", nodes, plan_of())
+        masked = [r for r in nodes.replies if r.metadata.message_type == "train"]
+        for reply in masked:
+            assert set(reply.content) == {"masked", "bundles"}
+            assert not list(reply.content.metric_records)
+
+
+def replies_of(nodes: SecureNodes, kind: str) -> list[Message]:
+    return [each for each in nodes.replies if each.metadata.message_type.endswith(kind)]
