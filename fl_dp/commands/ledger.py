@@ -16,7 +16,7 @@ def ledger(
         typer.Argument(metavar="PATH"),
     ],
     csv: Annotated[
-        Path | None, typer.Option("--csv", help="Write the records here, one line each.")
+        Path | None, typer.Option("--csv", help="Write the entries here, one line each.")
     ] = None,
     check: Annotated[
         Path | None,
@@ -24,16 +24,16 @@ def ledger(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what was spent, record by record, after verifying the chain.
+    """Tell what was spent, entry by entry, after verifying the chain.
 
     PATH is a `ledger.db`, the folder of a run, a URL such as
     `postgresql://user@host/database`, or the ledger that a node keeps of its own data.
 
-    Epsilon is computed from the records alone. The privacy statement and the checkpoint in the
+    Epsilon is computed from the entries alone. The privacy statement and the checkpoint in the
     ledger's folder are compared with it: every number and sentence of the statement is computed
     anew. An auditor who has the two files names the statement with `--check privacy.json`.
 
-    A record that was altered, removed or reordered, an end that was cut off and a statement that
+    An entry that was altered, removed or reordered, an end that was cut off and a statement that
     was edited are errors with status 1.
     """
     from .shown_ledger import show_ledger

@@ -16,8 +16,8 @@ from fl_dp.ledger.training import library_versions
 from fl_dp.report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
 from fl_dp.report.node_ledger_view import node_ledger_json, node_ledger_table
 from fl_dp.statement import (
+    entries_behind_statement,
     read_statement,
-    records_behind_statement,
     statement_differences,
     statement_page,
 )
@@ -42,7 +42,7 @@ class _Comparison:
 
     Attributes:
         compared: Files that agree with the ledger.
-        behind: Records after the statement's last one; None without a statement.
+        behind: Entries after the statement's last one; None without a statement.
     """
 
     compared: list[str] = field(default_factory=list)
@@ -54,7 +54,7 @@ def show_ledger(location: str, *, csv: Path | None, check: Path | None) -> Shown
 
     Args:
         location: A ledger's file or URL, or a run's folder.
-        csv: Where to write the records, one line each.
+        csv: Where to write the entries, one line each.
         check: A privacy statement; None: the one in the ledger's folder, if there is one.
 
     Raises:
@@ -75,7 +75,7 @@ def _show_server_ledger(location: str, *, csv: Path | None, check: Path | None) 
         lines: list[RenderableType] = [ledger_table(ledger), ledger_summary(ledger)]
         lines += _sentences(findings)
         if csv is not None:
-            lines.append(escape(f"Records: {csv}"))
+            lines.append(escape(f"Entries: {csv}"))
         document = ledger_json(ledger) | _comparison_json(findings)
     return ShownLedger(document=document, lines=lines)
 
@@ -145,7 +145,7 @@ def _compare(
         return findings
     statement = read_statement(statement_file)
     if ledger is not None:
-        findings.behind = records_behind_statement(ledger, statement)
+        findings.behind = entries_behind_statement(ledger, statement)
     wrong = [
         f"{statement_file}: {difference}" for difference in statement_differences(ledger, statement)
     ]
@@ -178,16 +178,16 @@ def _sentences(findings: _Comparison) -> list[str]:
     if not findings.compared:
         return [
             "Nothing was compared with the ledger's end: no statement lies beside it; name one "
-            "with --check, as records that are cut off the end show in no chain"
+            "with --check, as entries that are cut off the end show in no chain"
         ]
     lines = [f"Compared and in agreement: {escape(', '.join(findings.compared))}"]
     if findings.behind:
         lines.append(
-            f"The ledger is {findings.behind} records ahead of the statement: the run is under "
+            f"The ledger is {findings.behind} entries ahead of the statement: the run is under "
             "way, or ended before its last statement"
         )
     return lines
 
 
 def _comparison_json(findings: _Comparison) -> dict[str, Any]:
-    return {"compared": findings.compared, "records_after_statement": findings.behind}
+    return {"compared": findings.compared, "entries_after_statement": findings.behind}

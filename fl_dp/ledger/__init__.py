@@ -6,7 +6,7 @@ from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .anchors import LedgerAnchor
-    from .entries import LedgerCorrupted, LedgerRecord, LedgerUnavailable
+    from .entries import LedgerCorrupted, LedgerEntry, LedgerUnavailable
     from .node import Account, NodeLedger, Spending
     from .training import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
 else:
@@ -16,7 +16,7 @@ __all__ = [
     "Account",
     "LedgerAnchor",
     "LedgerCorrupted",
-    "LedgerRecord",
+    "LedgerEntry",
     "LedgerUnavailable",
     "NodeLedger",
     "ParticipationCapReached",

@@ -1,7 +1,7 @@
 """Anchors: how far a ledger had come, kept where who cuts its end off does not look.
 
-Records that are cut off the end of a hash chain leave a shorter chain that is as good as the long
-one. They show against the hash of a record that is gone, which privacy statements and checkpoints
+Entries that are cut off the end of a hash chain leave a shorter chain that is as good as the long
+one. They show against the hash of an entry that is gone, which privacy statements and checkpoints
 carry.
 """
 
@@ -17,7 +17,7 @@ from fl_dp.files import read_json_object
 STATEMENT_NAME = "privacy.json"
 """The name of a privacy statement beside its ledger."""
 
-_LEDGER, _RECORDS, _HASH = "ledger", "ledger_records", "ledger_hash"
+_LEDGER, _ENTRIES, _HASH = "ledger", "ledger_entries", "ledger_hash"
 # All that a ledger knows of a statement: where an anchor stands in it.
 
 
@@ -26,11 +26,11 @@ class LedgerAnchor:
     """A point that a ledger has reached: whatever it holds later, it holds this.
 
     Attributes:
-        records: How many records there were, at least 1.
+        entries: How many entries there were, at least 1.
         hash: The last one's hash.
     """
 
-    records: int
+    entries: int
     hash: str
 
     def __post_init__(self) -> None:
@@ -39,9 +39,9 @@ class LedgerAnchor:
         Raises:
             ValueError: If it is no anchor.
         """
-        whole = isinstance(self.records, int) and not isinstance(self.records, bool)
-        if not (whole and self.records >= 1 and isinstance(self.hash, str)):
-            raise ValueError(f"{self.records!r} records, the last {self.hash!r}, are no anchor")
+        whole = isinstance(self.entries, int) and not isinstance(self.entries, bool)
+        if not (whole and self.entries >= 1 and isinstance(self.hash, str)):
+            raise ValueError(f"{self.entries!r} entries, the last {self.hash!r}, are no anchor")
 
     @classmethod
     def stated_in(cls, statement: Mapping[str, Any]) -> Self | None:
@@ -52,12 +52,12 @@ class LedgerAnchor:
         """
         if _HASH not in statement:
             return None
-        if _RECORDS not in statement:
+        if _ENTRIES not in statement:
             raise ValueError(
-                "the privacy statement does not say how many records its ledger had: it was edited "
+                "the privacy statement does not say how many entries its ledger had: it was edited "
                 "or is of an older version of fl-dp, which has to check it"
             )
-        return cls(records=statement[_RECORDS], hash=statement[_HASH])
+        return cls(entries=statement[_ENTRIES], hash=statement[_HASH])
 
     def as_stated(self, ledger: str) -> dict[str, Any]:
         """Return the keys that a privacy statement carries so that its ledger finds the anchor.
@@ -65,7 +65,7 @@ class LedgerAnchor:
         Args:
             ledger: The ledger's name, as several can lie in one folder.
         """
-        return {_LEDGER: ledger, _RECORDS: self.records, _HASH: self.hash}
+        return {_LEDGER: ledger, _ENTRIES: self.entries, _HASH: self.hash}
 
     def to_dict(self) -> dict[str, Any]:
         """Return the anchor as plain JSON values."""

@@ -1,4 +1,4 @@
-"""A hash-chained file of records that several processes read and add to, one at a time."""
+"""A hash-chained file of entries that several processes read and add to, one at a time."""
 
 from __future__ import annotations
 
@@ -12,26 +12,26 @@ from typing import Any, ClassVar, Self
 import sqlalchemy as sa
 
 from .anchors import LedgerAnchor
-from .entries import LedgerCorrupted, LedgerRecord, next_record, verify_chain
+from .entries import LedgerCorrupted, LedgerEntry, next_entry, verify_chain
 from .store import LedgerStore
 
 
-class RecordChain:
-    """The records of one store, verified and replayed before anything is added to them."""
+class EntryChain:
+    """The entries of one store, verified and replayed before anything is added to them."""
 
     def __init__(self, store: LedgerStore, replay: Callable[[int, dict[str, Any]], None]) -> None:
         """Follow a store.
 
         Args:
-            store: Where the records lie.
-            replay: Takes in one record, by its sequence number and fields. What it can't read it
+            store: Where the entries lie.
+            replay: Takes in one entry, by its sequence number and fields. What it can't read it
                 refuses with a KeyError, TypeError or ValueError: it may be a charge.
         """
         self._store = store
         self._replay_fields = replay
         self._lock = threading.Lock()
-        self._unsaved: list[LedgerRecord] = []
-        self.records: list[LedgerRecord] = []
+        self._unsaved: list[LedgerEntry] = []
+        self.entries: list[LedgerEntry] = []
 
     @property
     def location(self) -> str:
@@ -40,10 +40,10 @@ class RecordChain:
 
     @contextmanager
     def transaction(self) -> Iterator[sa.Connection]:
-        """Hold the lock, with every record replayed; all that is appended is written, or nothing.
+        """Hold the lock, with every entry replayed; all that is appended is written, or nothing.
 
         Raises:
-            LedgerCorrupted: If a record does not match the chain or can't be read.
+            LedgerCorrupted: If an entry does not match the chain or can't be read.
             LedgerUnavailable: If the disk or the database fails.
         """
         with self._lock:
@@ -51,60 +51,60 @@ class RecordChain:
             with self._store.transaction() as connection:
                 self._catch_up(connection)
                 yield connection
-            for record in self._unsaved:  # only now is it on disk
-                self._replay(record)
+            for entry in self._unsaved:  # only now is it on disk
+                self._replay(entry)
 
-    def append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerRecord:
-        """Add a record within a transaction; it is replayed once it is on disk."""
-        written = self._unsaved or self.records  # the chain goes on behind this transaction's own
-        record = next_record(written[-1] if written else None, fields)
-        self._store.append(connection, record)
-        self._unsaved.append(record)
-        return record
+    def append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerEntry:
+        """Add an entry within a transaction; it is replayed once it is on disk."""
+        written = self._unsaved or self.entries  # the chain goes on behind this transaction's own
+        entry = next_entry(written[-1] if written else None, fields)
+        self._store.append(connection, entry)
+        self._unsaved.append(entry)
+        return entry
 
-    def replay_from(self, records: Iterable[LedgerRecord]) -> None:
-        """Take in records that another chain of the same store has verified."""
-        for record in records:
-            self._replay(record)
+    def replay_from(self, entries: Iterable[LedgerEntry]) -> None:
+        """Take in entries that another chain of the same store has verified."""
+        for entry in entries:
+            self._replay(entry)
 
     def close(self) -> None:
         """Close the file or the connection; closing twice does no harm."""
         self._store.close()
 
     def _catch_up(self, connection: sa.Connection) -> None:
-        """Read, verify and replay the records that were added since the last look."""
-        known = len(self.records)
-        fresh = self._store.records_from(connection, known)
-        # The last known record is read again: a file that was put back shows by it.
-        last = self.records[-1] if self.records else None
+        """Read, verify and replay the entries that were added since the last look."""
+        known = len(self.entries)
+        fresh = self._store.entries_from(connection, known)
+        # The last known entry is read again: a file that was put back shows by it.
+        last = self.entries[-1] if self.entries else None
         if last is not None and (not fresh or fresh.pop(0) != last):
             raise LedgerCorrupted(
-                f"record {known} is not the one that it was: the ledger was changed or put back to "
+                f"entry {known} is not the one that it was: the ledger was changed or put back to "
                 "an older state while it was open"
             )
         verify_chain(fresh, last)
-        for record in fresh:
-            self._replay(record)
+        for entry in fresh:
+            self._replay(entry)
 
-    def _replay(self, record: LedgerRecord) -> None:
+    def _replay(self, entry: LedgerEntry) -> None:
         try:
-            self._replay_fields(record.sequence, record.fields)
+            self._replay_fields(entry.sequence, entry.fields)
         except (KeyError, TypeError, ValueError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise LedgerCorrupted(f"record {record.sequence} can't be read: {why}") from error
-        self.records.append(record)
+            raise LedgerCorrupted(f"entry {entry.sequence} can't be read: {why}") from error
+        self.entries.append(entry)
 
 
 class ChainedLedger(ABC):
-    """A ledger over a chain of records: it is replayed on opening, and closed at the end."""
+    """A ledger over a chain of entries: it is replayed on opening, and closed at the end."""
 
-    first_record: ClassVar[str]
-    """The content of its first record, in words."""
+    first_entry: ClassVar[str]
+    """The content of its first entry, in words."""
 
     def __init__(self, store: LedgerStore) -> None:
         """Follow a store."""
         self._store = store
-        self._chain = RecordChain(store, self._replay)
+        self._chain = EntryChain(store, self._replay)
 
     @classmethod
     def read(cls, location: str | Path) -> Self:
@@ -112,18 +112,18 @@ class ChainedLedger(ABC):
 
         Raises:
             FileNotFoundError: If there is no such file.
-            LedgerCorrupted: If it is no such ledger or a record does not match the chain.
+            LedgerCorrupted: If it is no such ledger or an entry does not match the chain.
             LedgerUnavailable: If the disk or the database fails.
         """
         ledger = cls(LedgerStore.readable(location))
         with ledger._first_transaction():
-            if not ledger._chain.records:
-                raise LedgerCorrupted(f"{ledger.location} holds no {cls.first_record}")
+            if not ledger._chain.entries:
+                raise LedgerCorrupted(f"{ledger.location} holds no {cls.first_entry}")
         return ledger
 
     @contextmanager
     def _first_transaction(self) -> Iterator[sa.Connection]:
-        """Replay every record, as `RecordChain.transaction`; what fails closes the ledger."""
+        """Replay every entry, as `EntryChain.transaction`; what fails closes the ledger."""
         try:
             with self._chain.transaction() as connection:
                 yield connection
@@ -133,7 +133,7 @@ class ChainedLedger(ABC):
 
     @abstractmethod
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
-        """Take in one record, or refuse it as `RecordChain` says."""
+        """Take in one entry, or refuse it as `EntryChain` says."""
 
     @property
     def location(self) -> str:
@@ -146,20 +146,20 @@ class ChainedLedger(ABC):
         return self._store.name
 
     @property
-    def records(self) -> tuple[LedgerRecord, ...]:
-        """Every record, as last read."""
-        return tuple(self._chain.records)
+    def entries(self) -> tuple[LedgerEntry, ...]:
+        """Every entry, as last read."""
+        return tuple(self._chain.entries)
 
     @property
     def anchor(self) -> LedgerAnchor:
         """The point that it has reached, as last read: a later copy can be compared with it."""
-        last = self._chain.records[-1]
-        return LedgerAnchor(records=last.sequence, hash=last.hash)
+        last = self._chain.entries[-1]
+        return LedgerAnchor(entries=last.sequence, hash=last.hash)
 
-    def as_of(self, records: int) -> Self:
-        """Return the ledger as it was after so many of its records, to look at."""
+    def as_of(self, entries: int) -> Self:
+        """Return the ledger as it was after so many of its entries, to look at."""
         earlier = type(self)(self._store)
-        earlier._chain.replay_from(self._chain.records[:records])
+        earlier._chain.replay_from(self._chain.entries[:entries])
         return earlier
 
     def require_holds(self, anchor: LedgerAnchor, *, of: str) -> None:
@@ -170,19 +170,19 @@ class ChainedLedger(ABC):
             of: Names where the anchor stands, for the error.
 
         Raises:
-            LedgerCorrupted: If records were cut off, or the ledger is another one.
+            LedgerCorrupted: If entries were cut off, or the ledger is another one.
         """
-        records = self._chain.records
-        known = len(records)
-        if known < anchor.records:
+        entries = self._chain.entries
+        known = len(entries)
+        if known < anchor.entries:
             raise LedgerCorrupted(
-                f"{self.location} has {known} records and {of} knows of {anchor.records}: its end "
+                f"{self.location} has {known} entries and {of} knows of {anchor.entries}: its end "
                 "was cut off, or it is an older copy. What they charged stays spent: put the "
                 "complete ledger back"
             )
-        if records[anchor.records - 1].hash != anchor.hash:
+        if entries[anchor.entries - 1].hash != anchor.hash:
             raise LedgerCorrupted(
-                f"record {anchor.records} of {self.location} is not the one that {of} knows of: "
+                f"entry {anchor.entries} of {self.location} is not the one that {of} knows of: "
                 "the end was cut off and grew again, or it is another training's ledger. Put back "
                 "the one that belongs to it"
             )

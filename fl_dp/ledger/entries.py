@@ -9,29 +9,29 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-SCHEMA = 5
+SCHEMA = 6  # 5: an entry was a `record`, as one of data is
 GENESIS = "0" * 64
 
 
 class LedgerCorrupted(RuntimeError):
-    """A record was altered, removed or reordered after it was written."""
+    """An entry was altered, removed or reordered after it was written."""
 
 
 class LedgerUnavailable(OSError):
-    """The disk or the database did not do what was asked of it; the records are as they were.
+    """The disk or the database did not do what was asked of it; the entries are as they were.
 
     Nothing was released: a release happens after its charge is on disk.
     """
 
 
 @dataclass(frozen=True, kw_only=True)
-class LedgerRecord:
+class LedgerEntry:
     """One line: what it says, and the hash over it and the line before.
 
     Attributes:
         sequence: 1, 2, 3, ... without gaps.
         payload: The canonical JSON text that was hashed.
-        hash: SHA-256 over the previous record's hash, the sequence number and the payload.
+        hash: SHA-256 over the previous entry's hash, the sequence number and the payload.
     """
 
     sequence: int
@@ -40,7 +40,7 @@ class LedgerRecord:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """The record's fields."""
+        """The entry's fields."""
         fields: dict[str, Any] = json.loads(self.payload)
         return fields
 
@@ -50,48 +50,52 @@ class LedgerRecord:
         return str(self.fields["kind"])
 
 
-def next_record(previous: LedgerRecord | None, fields: dict[str, Any]) -> LedgerRecord:
-    """Return the record that says `fields` and follows `previous`."""
+def next_entry(previous: LedgerEntry | None, fields: dict[str, Any]) -> LedgerEntry:
+    """Return the entry that says `fields` and follows `previous`."""
     sequence = previous.sequence + 1 if previous else 1
     # One text for one meaning: what is hashed can be written anew from the fields.
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
-    return LedgerRecord(
+    return LedgerEntry(
         sequence=sequence, payload=payload, hash=_chain_hash(previous, sequence, payload)
     )
 
 
-def verify_chain(records: Iterable[LedgerRecord], previous: LedgerRecord | None = None) -> None:
-    """Check that `records` follow `previous` and one another unaltered.
+def verify_chain(entries: Iterable[LedgerEntry], previous: LedgerEntry | None = None) -> None:
+    """Check that `entries` follow `previous` and one another unaltered.
 
     Raises:
-        LedgerCorrupted: With the first record that does not fit.
+        LedgerCorrupted: With the first entry that does not fit.
     """
-    for record in records:
+    for entry in entries:
         expected = previous.sequence + 1 if previous else 1
-        if record.sequence != expected:
-            raise LedgerCorrupted(
-                f"record {expected} is missing: the next one is {record.sequence}"
-            )
-        if record.hash != _chain_hash(previous, record.sequence, record.payload):
-            raise LedgerCorrupted(f"record {record.sequence} does not match its hash")
-        previous = record
+        if entry.sequence != expected:
+            raise LedgerCorrupted(f"entry {expected} is missing: the next one is {entry.sequence}")
+        if entry.hash != _chain_hash(previous, entry.sequence, entry.payload):
+            raise LedgerCorrupted(f"entry {entry.sequence} does not match its hash")
+        previous = entry
+
+
+OTHER_SCHEMA = (
+    "read what was spent with the version of fl-dp that wrote it, keep the file, and start a new "
+    "ledger with a budget (at a node, a max-epsilon) that is lower by that much"
+)
+"""The remedy for a ledger that this version can't read: its spending adds up with a new one's."""
 
 
 def require_schema(written: object, read: int) -> None:
-    """Check the schema of a ledger's first record.
+    """Check the schema of a ledger's first entry.
 
     Raises:
         ValueError: If it is not the one that this version reads.
     """
     if written != read:
         raise ValueError(
-            f"the ledger is of schema {written}, this version reads {read}: use the version of "
-            "fl-dp that wrote it, or start a new ledger, whose spending adds up with this one's"
+            f"the ledger is of schema {written}, this version reads {read}: {OTHER_SCHEMA}"
         )
 
 
 def require_printable(name: str) -> None:
-    """Check a name that records are to carry.
+    """Check a name that entries are to carry.
 
     Raises:
         ValueError: If it is empty or can't be printed.
@@ -103,7 +107,7 @@ def require_printable(name: str) -> None:
 def now_to_the_minute() -> str:
     """Return the time at which a ledger is opened.
 
-    Records of releases have none: a gap between two shows how many took part, or a client that
+    Entries of releases have none: a gap between two shows how many took part, or a client that
     hung.
     """
     return datetime.now(UTC).isoformat(timespec="minutes")
@@ -114,6 +118,6 @@ def today() -> str:
     return datetime.now(UTC).date().isoformat()
 
 
-def _chain_hash(previous: LedgerRecord | None, sequence: int, payload: str) -> str:
+def _chain_hash(previous: LedgerEntry | None, sequence: int, payload: str) -> str:
     link = f"{previous.hash if previous else GENESIS}\n{sequence}\n{payload}"
     return hashlib.sha256(link.encode()).hexdigest()

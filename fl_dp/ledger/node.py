@@ -53,13 +53,13 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences, renyi_epsilon
 
 from .chain import ChainedLedger
-from .entries import require_printable, today
+from .entries import require_printable, require_schema, today
 from .store import LedgerStore
 
-NODE_SCHEMA = 2  # before, a record was an `example`
+NODE_SCHEMA = 3  # 1: a record was an `example`; 2: an entry was a `record`, too
 _UNITS = ("client", "record")
 _MOST_RELEASES = 10_000_000
-_MOST_RECORDS = 2**63
+_MOST_ENTRIES = 2**63
 _ROUNDING = 1e-12  # relative
 _AHEAD = 1.25  # times what is asked for: certified at once, so that few questions compute
 # By event, epsilon, delta and relation: so many releases of one kind are known to fit.
@@ -128,7 +128,7 @@ class Spending:
         filter_order: The Renyi order that was fixed at the first release; None: there is none.
         neighboring_relations: Of the runs that spent.
         charges: How many charges there were, each of one or more releases.
-        first: Record of the first one.
+        first: Entry of the first one.
         parts: How many accounts spent apart before they turned out to be one.
     """
 
@@ -140,7 +140,7 @@ class Spending:
     filter_order: float | None = None
     neighboring_relations: set[NeighboringRelation] = field(default_factory=set)
     charges: int = 0
-    first: int = _MOST_RECORDS
+    first: int = _MOST_ENTRIES
     parts: int = 0
 
     @property
@@ -214,7 +214,7 @@ class Spending:
 class NodeLedger(ChainedLedger):
     """The charges of a node's data. Open it with `open` (to spend) or `read` (to look)."""
 
-    first_record = "node's charges"
+    first_entry = "node's charges"
 
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
@@ -234,12 +234,12 @@ class NodeLedger(ChainedLedger):
 
         Raises:
             FileNotFoundError: If the file's folder does not exist.
-            LedgerCorrupted: If it is no node's ledger or a record does not match the chain.
+            LedgerCorrupted: If it is no node's ledger or an entry does not match the chain.
             LedgerUnavailable: If the disk or the database fails.
         """
         ledger = cls(LedgerStore.writable(location))
         with ledger._first_transaction() as connection:
-            if not ledger._chain.records:
+            if not ledger._chain.entries:
                 ledger._chain.append(connection, {"kind": "node", "schema": NODE_SCHEMA})
         return ledger
 
@@ -254,10 +254,10 @@ class NodeLedger(ChainedLedger):
         store = LedgerStore.readable(location)
         try:
             with store.transaction() as connection:
-                records = store.records_from(connection, 0)
+                entries = store.entries_from(connection, 0)
         finally:
             store.close()
-        return bool(records) and records[0].fields.get("kind") == "node"
+        return bool(entries) and entries[0].fields.get("kind") == "node"
 
     @property
     def spendings(self) -> tuple[Spending, ...]:
@@ -285,7 +285,7 @@ class NodeLedger(ChainedLedger):
             account: Whose data.
             event: What one release is charged as.
             **terms: `budget`, over everything that the account ever spends; `what`, a name for the
-                records, for instance the run and the round; `count`, how many releases, 1 unless
+                entries, for instance the run and the round; `count`, how many releases, 1 unless
                 given; `neighboring_relation`, which data are neighbours, zero-out unless given.
 
         Raises:
@@ -336,7 +336,7 @@ class NodeLedger(ChainedLedger):
         """
         with self._chain.transaction() as connection:
             if charge not in self._unread:
-                raise ValueError(f"record {charge} is no charge that waits for a name of its data")
+                raise ValueError(f"entry {charge} is no charge that waits for a name of its data")
             fields = self._unread[charge]
             event, count = event_from_dict(fields), int(fields["count"])
             spending = self._joined(
@@ -390,7 +390,7 @@ class NodeLedger(ChainedLedger):
                     f"for the data of '{account.source}', which have been charged "
                     f"{spending.charges} times"
                 )
-            record = self._chain.append(
+            entry = self._chain.append(
                 connection,
                 {
                     "kind": "charge",
@@ -407,7 +407,7 @@ class NodeLedger(ChainedLedger):
                     **({"unread": True} if unread else {}),
                 },
             )
-        return record.sequence
+        return entry.sequence
 
     def _of_source(self, account: Account) -> Spending:
         """Return what was charged under a source's name, as a copy."""
@@ -427,22 +427,16 @@ class NodeLedger(ChainedLedger):
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
         kind = fields["kind"]
         if (kind == "node") != (sequence == 1):
-            raise ValueError("it is no node's ledger, which says so in its first record alone")
+            raise ValueError("it is no node's ledger, which says so in its first entry alone")
         match kind:
             case "node":
-                if fields["schema"] != NODE_SCHEMA:
-                    raise ValueError(
-                        f"the ledger is of schema {fields['schema']}, this version reads "
-                        f"{NODE_SCHEMA}: read what was spent with the version of fl-dp that wrote "
-                        "it, keep the file, and start a new ledger with a max-epsilon that is "
-                        "lower by that much"
-                    )
+                require_schema(fields["schema"], NODE_SCHEMA)
             case "charge":
                 self._replay_charge(sequence, fields)
             case "data":
                 self._replay_name(fields)
             case _:
-                raise ValueError(f"a record of kind '{kind}' is unknown to this version")
+                raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 
     def _replay_charge(self, sequence: int, fields: dict[str, Any]) -> None:
         account = Account(

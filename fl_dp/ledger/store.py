@@ -1,4 +1,4 @@
-"""Storage of a ledger's records: an SQLite file or a PostgreSQL database, one writer at a time."""
+"""Storage of a ledger's entries: an SQLite file or a PostgreSQL database, one writer at a time."""
 
 from __future__ import annotations
 
@@ -13,18 +13,19 @@ import sqlalchemy as sa
 
 from fl_dp.files import private_file
 
-from .entries import LedgerCorrupted, LedgerRecord, LedgerUnavailable
+from .entries import OTHER_SCHEMA, LedgerCorrupted, LedgerEntry, LedgerUnavailable
 
 _METADATA = sa.MetaData()
 _TABLE = sa.Table(
-    "records",
+    "entries",
     _METADATA,
     sa.Column("sequence", sa.Integer, primary_key=True, autoincrement=False),
     sa.Column("payload", sa.Text, nullable=False),
     sa.Column("hash", sa.String(64), nullable=False),
 )
+_OLDER_TABLE = "records"  # an entry's name until schema 5 of trainings and 2 of nodes
 _LOCK = 0x666C2D6470  # "fl-dp": PostgreSQL's advisory locks are numbers
-# What says that the records themselves are wrong. Whatever else a database complains of (a full
+# What says that the entries themselves are wrong. Whatever else a database complains of (a full
 # disk, no connection, no permission, a lock) leaves them as they are.
 _SQLITE_SAYS_WRONG = (
     *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
@@ -39,21 +40,22 @@ _SECRETS = ("password", "sslpassword")  # which a URL may also carry behind its 
 
 
 class LedgerStore:
-    """A table of records that are added under a lock and never changed."""
+    """A table of entries that are added under a lock and never changed."""
 
     def __init__(
         self, engine: sa.Engine, location: str, *, writable: bool, file: Path | None = None
     ) -> None:
         """Use `writable` or `readable` instead."""
         self._engine = engine
-        self._has_table = not writable
+        self._looked = False
+        self._writable = writable
         self.location = location
         self.file = file
         self.name = file.name if file else location.partition("?")[0].rpartition("/")[2]
 
     @classmethod
     def writable(cls, location: str | Path) -> Self:
-        """Open an SQLite file or a database URL to add records, creating the table if need be.
+        """Open an SQLite file or a database URL to add entries, creating the table if need be.
 
         Raises:
             FileNotFoundError: If the file's folder does not exist.
@@ -76,7 +78,7 @@ class LedgerStore:
 
     @classmethod
     def readable(cls, location: str | Path) -> Self:
-        """Open an SQLite file or a database URL to look at the records.
+        """Open an SQLite file or a database URL to look at the entries.
 
         Raises:
             FileNotFoundError: If there is no such file.
@@ -94,30 +96,43 @@ class LedgerStore:
         """Hold the lock; all that is written inside is on disk afterwards, or none of it.
 
         Raises:
-            LedgerCorrupted: If what lies there is no table of records.
+            LedgerCorrupted: If what lies there is no table of entries, or one of an older version.
             LedgerUnavailable: If the disk is full, the database can't be reached or may not be
                 written, or another process holds the lock for too long.
         """
         try:
             with self._engine.begin() as connection:
-                if not self._has_table:
-                    _METADATA.create_all(connection)
+                if not self._looked:
+                    self._look(connection)
                 yield connection
-            self._has_table = True
+            self._looked = True
         except sa.exc.DBAPIError as error:
             raise _told_apart(self.location, error.orig) from error
 
-    def records_from(self, connection: sa.Connection, sequence: int) -> list[LedgerRecord]:
-        """Return that record and all behind it, unverified; from 0 everything that there is."""
+    def entries_from(self, connection: sa.Connection, sequence: int) -> list[LedgerEntry]:
+        """Return that entry and all behind it, unverified; from 0 everything that there is."""
         query = sa.select(_TABLE).order_by(_TABLE.c.sequence)
         if sequence > 0:
             query = query.where(_TABLE.c.sequence >= sequence)
         rows = connection.execute(query)
-        return [LedgerRecord(sequence=s, payload=p, hash=h) for s, p, h in rows]
+        return [LedgerEntry(sequence=s, payload=p, hash=h) for s, p, h in rows]
 
-    def append(self, connection: sa.Connection, record: LedgerRecord) -> None:
-        """Add a record."""
-        connection.execute(sa.insert(_TABLE).values(asdict(record)))
+    def append(self, connection: sa.Connection, entry: LedgerEntry) -> None:
+        """Add an entry."""
+        connection.execute(sa.insert(_TABLE).values(asdict(entry)))
+
+    def _look(self, connection: sa.Connection) -> None:
+        """See that no older ledger lies here, whose spending a table beside it would forget."""
+        there = sa.inspect(connection)
+        if there.has_table(_OLDER_TABLE):
+            columns = {column["name"] for column in there.get_columns(_OLDER_TABLE)}
+            if columns == set(_TABLE.c.keys()):  # and not the table of another program
+                raise LedgerCorrupted(
+                    f"{self.location} is of an older version of fl-dp, whose entries are called "
+                    f"'{_OLDER_TABLE}': {OTHER_SCHEMA}"
+                )
+        if self._writable:
+            _METADATA.create_all(connection)
 
     def close(self) -> None:
         """Let go of the file or the connection; closing twice does no harm."""
@@ -125,7 +140,7 @@ class LedgerStore:
 
 
 def _told_apart(location: str, error: BaseException | None) -> Exception:
-    """Return what a database's complaint means: wrong records, or none read or written."""
+    """Return what a database's complaint means: wrong entries, or none read or written."""
     code = getattr(error, "sqlite_errorcode", None)
     if isinstance(error, sqlite3.Error):
         # Without a code it is Python's own: a text that is no UTF-8.

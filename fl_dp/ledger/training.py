@@ -1,10 +1,10 @@
-"""The durable record of what was spent, written before it is spent.
+"""What a training spends, on disk before it is spent.
 
 One append-only, hash-chained table in SQLite or PostgreSQL. A round is *reserved* on disk before
 anyone is sampled and *committed* after its release. A crash in between leaves it spent: whether the
-model got out is then unknown, so the answer is yes. Records are only ever added, never changed;
+model got out is then unknown, so the answer is yes. Entries are only ever added, never changed;
 what is spent is replayed from them whenever the ledger is opened, and before every reservation, so
-that two processes with one ledger can't spend the same budget twice. The time stands in the record
+that two processes with one ledger can't spend the same budget twice. The time stands in the entry
 of an opening alone: a gap between two rounds would show a client that hung, and so who took part.
 
     >>> with PrivacyLedger.open("ledger.db", plan) as ledger:
@@ -60,7 +60,7 @@ class Reservation:
     """A release that is on disk as spent and may now be made, once.
 
     Attributes:
-        sequence: Its record in the ledger.
+        sequence: Its entry in the ledger.
         what: `round 3`, or the name of another release.
         noise_multiplier: Of the release, where it has one.
         index: Of a round: how many rounds were reserved in the ledger before it, by anybody. A
@@ -76,7 +76,7 @@ class Reservation:
 class PrivacyLedger(ChainedLedger):
     """The spending of one plan. Open it with `open` (to train) or `read` (to look)."""
 
-    first_record = "plan"
+    first_entry = "plan"
 
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
@@ -89,7 +89,7 @@ class PrivacyLedger(ChainedLedger):
         self._multipliers: list[float] = []
         self._attempts: Counter[int] = Counter()
         self._participations: Counter[str] = Counter()
-        self._reserved: dict[int, Reservation] = {}  # by record
+        self._reserved: dict[int, Reservation] = {}  # by entry
         self._committed: set[int] = set()
         self._randomness: set[str] = set()
 
@@ -112,7 +112,7 @@ class PrivacyLedger(ChainedLedger):
                 `postgresql+psycopg://user@host/database`, one ledger a database or schema. Keep it
                 as long as the promise is to hold.
             plan: What will be released; must equal the plan that the ledger was started with.
-            run_id: A name for this opening in the records; a random one by default.
+            run_id: A name for this opening in the entries; a random one by default.
             rng: Where the noise will come from; a secure source by default. An insecure one taints
                 the ledger for good.
             anchor: What the ledger has to hold already: the `anchor` that it had earlier, as kept
@@ -120,7 +120,7 @@ class PrivacyLedger(ChainedLedger):
 
         Raises:
             PlanMismatch: With every difference named.
-            LedgerCorrupted: If a record does not match the chain, or the ledger's end was cut off.
+            LedgerCorrupted: If an entry does not match the chain, or the ledger's end was cut off.
             LedgerUnavailable: If the disk or the database fails.
             FileNotFoundError: If the file's folder does not exist.
             ValueError: If the `privacy.json` beside it is no statement.
@@ -305,14 +305,14 @@ class PrivacyLedger(ChainedLedger):
             }
             if units is not None:
                 fields["participants"] = units
-            record = self._chain.append(connection, fields)
-        return self._reserved[record.sequence]
+            entry = self._chain.append(connection, fields)
+        return self._reserved[entry.sequence]
 
     def reserve_release(self, what: str, event: PrivacyEvent) -> Reservation:
         """Write a release other than a round to disk as spent, before it is made.
 
         Args:
-            what: A name for the records, for instance `feature means`.
+            what: A name for the entries, for instance `feature means`.
             event: What it is charged as; a plan that declared it has put budget aside for it.
 
         Raises:
@@ -330,7 +330,7 @@ class PrivacyLedger(ChainedLedger):
             )
         with self._chain.transaction() as connection:
             self._require_budget(event, f"'{what}'")
-            record = self._chain.append(
+            entry = self._chain.append(
                 connection,
                 {
                     "kind": "reserve",
@@ -339,7 +339,7 @@ class PrivacyLedger(ChainedLedger):
                     **event_to_dict(event),
                 },
             )
-        return self._reserved[record.sequence]
+        return self._reserved[entry.sequence]
 
     def commit(self, reservation: Reservation) -> None:
         """Note that the reserved release has happened.
@@ -413,10 +413,10 @@ class PrivacyLedger(ChainedLedger):
             case "commit":
                 reserved = fields["reserved"]
                 if reserved not in self._reserved or reserved in self._committed:
-                    raise ValueError(f"record {reserved} is no reservation that waits for a commit")
+                    raise ValueError(f"entry {reserved} is no reservation that waits for a commit")
                 self._committed.add(reserved)
             case _:
-                raise ValueError(f"a record of kind '{kind}' is unknown to this version")
+                raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 
     def _replay_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)

@@ -1,4 +1,4 @@
-"""A ledger as an auditor reads it: a table, JSON or CSV, always from the verified records.
+"""A ledger as an auditor reads it: a table, JSON or CSV, always from the verified entries.
 
 No export has more times than the ledger, which has one an opening.
 """
@@ -24,7 +24,7 @@ _COLUMNS = (
 
 
 def ledger_json(ledger: PrivacyLedger) -> dict[str, Any]:
-    """Return what was spent and every record as plain JSON values."""
+    """Return what was spent and every entry as plain JSON values."""
     spent = ledger.epsilon()
     return {
         "location": ledger.location,
@@ -40,27 +40,27 @@ def ledger_json(ledger: PrivacyLedger) -> dict[str, Any]:
         "rounds_committed": ledger.rounds_committed,
         "participations": ledger.participations,
         "plan": ledger.plan.to_dict(),
-        "records": [
-            {"sequence": record.sequence, "hash": record.hash, **record.fields}
-            for record in ledger.records
+        "entries": [
+            {"sequence": entry.sequence, "hash": entry.hash, **entry.fields}
+            for entry in ledger.entries
         ],
     }
 
 
 def write_csv(ledger: PrivacyLedger, target: Path) -> None:
-    """Write one line a record; what has no column of its own stands in `more` as JSON.
+    """Write one line an entry; what has no column of its own stands in `more` as JSON.
 
     Raises:
         ValueError: If the target's name does not end in `.csv`: it might be the ledger itself.
         OSError: If it can't be written.
     """
     if target.suffix.lower() != ".csv":
-        raise ValueError(f"the records are a CSV: write a name that ends in .csv, got '{target}'")
+        raise ValueError(f"the entries are a CSV: write a name that ends in .csv, got '{target}'")
     with target.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, [*_COLUMNS, "more"], lineterminator="\n")
         writer.writeheader()
-        for record in ledger.records:
-            fields = {"sequence": record.sequence, "hash": record.hash, **record.fields}
+        for entry in ledger.entries:
+            fields = {"sequence": entry.sequence, "hash": entry.hash, **entry.fields}
             if "participants" in fields:
                 fields["participants"] = " ".join(fields["participants"])
             more = {name: value for name, value in fields.items() if name not in _COLUMNS}
@@ -70,11 +70,11 @@ def write_csv(ledger: PrivacyLedger, target: Path) -> None:
 
 
 def ledger_table(ledger: PrivacyLedger) -> Table:
-    """Return the records as a table for the terminal."""
-    table = Table("record", "kind", "what", "hash", title=escape(ledger.location))
-    for record in ledger.records:
-        what = escape(_describe(record.fields))
-        table.add_row(str(record.sequence), record.kind, what, record.hash[:12])
+    """Return the entries as a table for the terminal."""
+    table = Table("entry", "kind", "what", "hash", title=escape(ledger.location))
+    for entry in ledger.entries:
+        what = escape(_describe(entry.fields))
+        table.add_row(str(entry.sequence), entry.kind, what, entry.hash[:12])
     return table
 
 
@@ -120,4 +120,4 @@ def _describe(fields: dict[str, Any]) -> str:
                 return f"{fields['what']}: {event}"
             return f"round {fields['round']}, attempt {fields['attempt']}: {event}"
         case _:
-            return f"of record {fields['reserved']}"
+            return f"of entry {fields['reserved']}"

@@ -20,7 +20,7 @@ class RunSummary:
         variant: The overrides that tell it from its siblings, without the seed.
         rounds: Rounds that were spent.
         test_accuracy: On the public test set, of the last model.
-        epsilon: The bound that the statement quotes, from the ledger's records.
+        epsilon: The bound that the statement quotes, from the ledger's entries.
         epsilon_so_far: What the rounds had spent that were done, which the progress showed; None
             without privacy.
         delta: The delta that goes with it.

@@ -6,8 +6,8 @@ from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .check import (
+        entries_behind_statement,
         read_statement,
-        records_behind_statement,
         statement_differences,
         statement_page,
     )
@@ -24,11 +24,11 @@ __all__ = [
     "PrivacyStatement",
     "RecordStatement",
     "describe_event",
+    "entries_behind_statement",
     "privacy_statement",
     "promise_in_words",
     "read_statement",
     "record_statement",
-    "records_behind_statement",
     "statement_differences",
     "statement_markdown",
     "statement_page",

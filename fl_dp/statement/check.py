@@ -26,7 +26,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = 60
 
 
-def records_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]) -> int:
+def entries_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]) -> int:
     """Check that a ledger holds what a statement was computed from, and count what came after.
 
     Args:
@@ -34,7 +34,7 @@ def records_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]
         statement: From JSON.
 
     Returns:
-        Records that were added since: of a run that is going on, or was stopped.
+        Entries that were added since: of a run that is going on, or was stopped.
 
     Raises:
         LedgerCorrupted: If the ledger's end was cut off, or it is another one.
@@ -44,7 +44,7 @@ def records_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]
     if anchor is None:
         raise ValueError("the privacy statement was computed from no ledger")
     ledger.require_holds(anchor, of="the privacy statement")
-    return len(ledger.records) - anchor.records
+    return len(ledger.entries) - anchor.entries
 
 
 def statement_differences(ledger: PrivacyLedger | None, statement: Mapping[str, Any]) -> list[str]:
@@ -67,9 +67,9 @@ def statement_differences(ledger: PrivacyLedger | None, statement: Mapping[str, 
     try:
         if ledger is None:
             return list(_differences(statement, _record_statement_anew(statement)))
-        behind = records_behind_statement(ledger, statement)
+        behind = entries_behind_statement(ledger, statement)
         # Rounds since then have spent more, which is no fault of the statement.
-        earlier = ledger.as_of(len(ledger.records) - behind)
+        earlier = ledger.as_of(len(ledger.entries) - behind)
         found = list(_differences(statement, privacy_statement(earlier).to_dict()))
         if "records" in statement:
             records = statement["records"]

@@ -54,7 +54,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
         *_opening("# Privacy statement", statement, "No privacy at all.", rows),
         *("## What was released", "", *(released or ["- nothing"]), ""),
         *_closing(statement),
-        f"Computed from the {statement.anchor.records} records of the ledger that end in "
+        f"Computed from the {statement.anchor.entries} entries of the ledger that end in "
         f"`{statement.anchor.hash}`, with {versions}.",
         "",
     ]

@@ -11,7 +11,7 @@ from .words import UNITS, neighbours_in_words
 
 
 def privacy_statement(ledger: PrivacyLedger) -> PrivacyStatement:
-    """Compute the statement from the ledger's records alone.
+    """Compute the statement from the ledger's entries alone.
 
     With noise at the clients it has one number, which holds against the server. That the noise of
     all clients adds up against who sees the models only is no second one: each message is rounded

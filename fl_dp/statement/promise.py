@@ -136,7 +136,7 @@ class PrivacyStatement(Promise):
         num_clients: Clients of the roster.
         randomness: Sources of noise and coins.
         ledger: The ledger's name.
-        anchor: The ledger's last record that was read.
+        anchor: The ledger's last entry that was read.
         records: Promise to records besides; None if clients train without DP-SGD.
     """
 

@@ -24,7 +24,7 @@ def charged_release(
 
     Args:
         ledger: Opened to spend from.
-        what: A name for the records, for instance `feature means`.
+        what: A name for the entries, for instance `feature means`.
         choice: The query and its noise.
         contributions: One vector a client, from `query.contribution`.
         rng: Where the noise comes from.

@@ -837,12 +837,12 @@ def change(path: Path, statement: str) -> None:
     connection.close()
 
 
-def test_ledger_tells_an_epsilon_that_follows_from_its_records_alone(ledger_path: Path) -> None:
+def test_ledger_tells_an_epsilon_that_follows_from_its_entries_alone(ledger_path: Path) -> None:
     told = json_of("ledger", "--json", str(ledger_path))
     releases = Counter(
-        (record["noise_multiplier"], record["sampling_rate"])
-        for record in told["records"]
-        if record["kind"] == "reserve"
+        (entry["noise_multiplier"], entry["sampling_rate"])
+        for entry in told["entries"]
+        if entry["kind"] == "reserve"
     )
     assert releases.total() == 4
     assert told["epsilon"]["pld"] == pytest.approx(independent_epsilon(releases, DELTA), rel=1e-6)
@@ -853,10 +853,10 @@ def test_ledger_counts_every_reserved_round_as_spent(ledger_path: Path) -> None:
     assert (told["rounds_spent"], told["rounds_committed"]) == (4, 2)
 
 
-def test_ledger_lists_its_records_in_order(ledger_path: Path) -> None:
-    records = json_of("ledger", "--json", str(ledger_path))["records"]
-    assert [record["sequence"] for record in records] == list(range(1, 9))
-    assert [record["kind"] for record in records] == [
+def test_ledger_lists_its_entries_in_order(ledger_path: Path) -> None:
+    entries = json_of("ledger", "--json", str(ledger_path))["entries"]
+    assert [entry["sequence"] for entry in entries] == list(range(1, 9))
+    assert [entry["kind"] for entry in entries] == [
         *("plan", "run", "reserve", "commit", "reserve", "reserve", "commit", "reserve")
     ]
 
@@ -890,17 +890,17 @@ def test_a_missing_ledger_is_status_2(what: str, tmp_path: Path) -> None:
     ("statement", "said"),
     [
         (
-            """UPDATE records SET payload = replace(payload, '"round":1', '"round":9')
+            """UPDATE entries SET payload = replace(payload, '"round":1', '"round":9')
                WHERE sequence = 3""",
-            "record 3 does not match its hash",
+            "entry 3 does not match its hash",
         ),
         (
-            """UPDATE records SET payload = replace(payload, '"sampling_rate":0.2',
+            """UPDATE entries SET payload = replace(payload, '"sampling_rate":0.2',
                '"sampling_rate":0.1') WHERE sequence = 5""",
-            "record 5 does not match its hash",
+            "entry 5 does not match its hash",
         ),
-        ("DELETE FROM records WHERE sequence = 6", "record 6 is missing"),
-        ("DELETE FROM records WHERE sequence = 1", "record 1 is missing"),
+        ("DELETE FROM entries WHERE sequence = 6", "entry 6 is missing"),
+        ("DELETE FROM entries WHERE sequence = 1", "entry 1 is missing"),
     ],
     ids=["another round", "a cheaper round", "a round removed", "the plan removed"],
 )
@@ -922,14 +922,14 @@ def test_a_file_that_is_no_ledger_is_status_1(content: bytes, tmp_path: Path) ->
     assert call("ledger", str(path)).exit_code == 1
 
 
-def test_the_records_are_exported_as_csv(ledger_path: Path, tmp_path: Path) -> None:
-    target = tmp_path / "records.csv"
+def test_the_entries_are_exported_as_csv(ledger_path: Path, tmp_path: Path) -> None:
+    target = tmp_path / "entries.csv"
     assert call("ledger", str(ledger_path), "--csv", str(target)).exit_code == 0
     with target.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
-    records = json_of("ledger", "--json", str(ledger_path))["records"]
-    assert [int(row["sequence"]) for row in rows] == [record["sequence"] for record in records]
-    assert [row["hash"] for row in rows] == [record["hash"] for record in records]
+    entries = json_of("ledger", "--json", str(ledger_path))["entries"]
+    assert [int(row["sequence"]) for row in rows] == [entry["sequence"] for entry in entries]
+    assert [row["hash"] for row in rows] == [entry["hash"] for entry in entries]
     assert [row["round"] for row in rows if row["kind"] == "reserve"] == ["1", "2", "2", "3"]
     assert json.loads(rows[0]["more"])["plan"]["rounds"] == 6
 

@@ -78,11 +78,11 @@ def run(tmp_path: Path) -> RunFolder:
     return folder
 
 
-def cut(run: RunFolder, records: int = 2) -> None:
+def cut(run: RunFolder, entries: int = 2) -> None:
     with closing(sqlite3.connect(run.ledger)) as connection:
         connection.execute(
-            "DELETE FROM records WHERE sequence > (SELECT max(sequence) FROM records) - ?",
-            (records,),
+            "DELETE FROM entries WHERE sequence > (SELECT max(sequence) FROM entries) - ?",
+            (entries,),
         )
         connection.commit()
 
@@ -98,7 +98,7 @@ def test_a_run_whose_files_agree_says_what_was_compared(run: RunFolder) -> None:
         assert "in agreement: checkpoint.safetensors, privacy.json" in shown
     told = json.loads(call("ledger", run.path, "--json").stdout)
     assert told["compared"] == ["checkpoint.safetensors", "privacy.json"]
-    assert told["records_after_statement"] == 0
+    assert told["entries_after_statement"] == 0
 
 
 @pytest.mark.parametrize("left", ["privacy.json", "checkpoint.safetensors"])
@@ -108,7 +108,7 @@ def test_an_end_that_was_cut_off_is_status_1_by_either_file(run: RunFolder, left
             file.unlink()
     cut(run)
     for options in ([], ["--json"]):
-        assert f"4 records and {left} beside it knows of 6" in found_wrong(
+        assert f"4 entries and {left} beside it knows of 6" in found_wrong(
             "ledger", *options, run.path
         )
 
@@ -136,7 +136,7 @@ def test_an_edited_page_is_status_1(run: RunFolder) -> None:
 def test_a_run_that_goes_on_beyond_its_statement_is_said(run: RunFolder) -> None:
     spend(run, 3)
     shown = " ".join(call("ledger", run.path).stdout.split())
-    assert "The ledger is 3 records ahead of the statement" in shown
+    assert "The ledger is 3 entries ahead of the statement" in shown
 
 
 def test_a_ledger_alone_says_that_nothing_was_compared(run: RunFolder, tmp_path: Path) -> None:

@@ -121,7 +121,7 @@ def assert_it_was_private(printed: str, ledgers: Path) -> None:
     with PrivacyLedger.read(path) as ledger:
         statement = privacy_statement(ledger).to_dict()
         cohorts = [
-            record.fields["participants"] for record in ledger.records if record.kind == "reserve"
+            entry.fields["participants"] for entry in ledger.entries if entry.kind == "reserve"
         ]
     epsilon = statement["epsilon"][statement["quoted"]]
     assert 0.0 < epsilon <= CONFIG["epsilon"]

@@ -52,7 +52,7 @@ class Place:
             return rows
 
     def rows(self) -> list[Any]:
-        return self.execute("SELECT sequence, payload, hash FROM records ORDER BY sequence")
+        return self.execute("SELECT sequence, payload, hash FROM entries ORDER BY sequence")
 
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=ON_POSTGRES)])
@@ -108,7 +108,7 @@ def test_what_was_reserved_stays_spent_after_a_restart(place: Place) -> None:
             ledger.reserve(round=number)
         with pytest.raises(PrivacyBudgetExhausted):
             ledger.reserve(round=5)
-        attempts = [r.fields["attempt"] for r in ledger.records if r.kind == "reserve"]
+        attempts = [r.fields["attempt"] for r in ledger.entries if r.kind == "reserve"]
         assert attempts == [1, 1, 2, 1, 1]
 
 
@@ -162,7 +162,7 @@ def test_replay_equals_live_accounting_and_plain_dp_accounting(place: Place) -> 
     assert ledger.epsilon() == live
 
     accountant = PLDAccountant(dp_accounting.NeighboringRelation.REPLACE_SPECIAL, 1e-4)
-    reserved = [record.fields for record in ledger.records if record.kind == "reserve"]
+    reserved = [entry.fields for entry in ledger.entries if entry.kind == "reserve"]
     charges = Counter((each["sampling_rate"], each["noise_multiplier"]) for each in reserved)
     for (rate, noise_multiplier), count in charges.items():
         gaussian = dp_accounting.GaussianDpEvent(noise_multiplier)
@@ -170,15 +170,15 @@ def test_replay_equals_live_accounting_and_plain_dp_accounting(place: Place) -> 
     assert live.pld == pytest.approx(accountant.get_epsilon(PLAN.budget.delta), rel=1e-6)
 
 
-def test_changing_any_character_of_any_record_is_detected(spent: Place) -> None:
+def test_changing_any_character_of_any_entry_is_detected(spent: Place) -> None:
     for sequence, payload, digest in spent.rows():
         for column, text in (("payload", payload), ("hash", digest)):
-            set_column = f"UPDATE records SET {column} = ? WHERE sequence = ?"
+            set_column = f"UPDATE entries SET {column} = ? WHERE sequence = ?"
             for place_in_text in range(sequence % 5, len(text), 97):
                 other = "0" if text[place_in_text] != "0" else "1"
                 changed = text[:place_in_text] + other + text[place_in_text + 1 :]
                 spent.execute(set_column, (changed, sequence))
-                with pytest.raises(LedgerCorrupted, match=f"record {sequence} "):
+                with pytest.raises(LedgerCorrupted, match=f"entry {sequence} "):
                     PrivacyLedger.read(spent.location)
             spent.execute(set_column, (text, sequence))
     assert PrivacyLedger.read(spent.location).rounds_spent == 3
@@ -187,13 +187,13 @@ def test_changing_any_character_of_any_record_is_detected(spent: Place) -> None:
 @pytest.mark.parametrize(
     "statement",
     [
-        "DELETE FROM records WHERE sequence = 3",
-        "UPDATE records SET sequence = sequence + 100 WHERE sequence > 4",
-        "UPDATE records SET sequence = 0 WHERE sequence = 8",  # the last one
-        "UPDATE records SET sequence = -1 WHERE sequence = 1",
+        "DELETE FROM entries WHERE sequence = 3",
+        "UPDATE entries SET sequence = sequence + 100 WHERE sequence > 4",
+        "UPDATE entries SET sequence = 0 WHERE sequence = 8",  # the last one
+        "UPDATE entries SET sequence = -1 WHERE sequence = 1",
     ],
 )
-def test_removed_and_moved_records_are_detected(spent: Place, statement: str) -> None:
+def test_removed_and_moved_entries_are_detected(spent: Place, statement: str) -> None:
     assert len(spent.rows()) == 8
     spent.execute(statement)
     with pytest.raises(LedgerCorrupted):
@@ -203,7 +203,7 @@ def test_removed_and_moved_records_are_detected(spent: Place, statement: str) ->
 
 
 def test_an_emptied_ledger_can_not_be_read(spent: Place) -> None:
-    spent.execute("DELETE FROM records")
+    spent.execute("DELETE FROM entries")
     with pytest.raises(LedgerCorrupted, match="holds no plan"):
         PrivacyLedger.read(spent.location)
 
@@ -211,8 +211,8 @@ def test_an_emptied_ledger_can_not_be_read(spent: Place) -> None:
 def test_a_ledger_that_is_put_back_while_it_is_open_is_not_spent_from(place: Place) -> None:
     with PrivacyLedger.open(place.location, PLAN) as ledger:
         ledger.reserve(round=1)
-        place.execute("DELETE FROM records WHERE sequence = 3")
-        with pytest.raises(LedgerCorrupted, match="record 3 is not the one that it was"):
+        place.execute("DELETE FROM entries WHERE sequence = 3")
+        with pytest.raises(LedgerCorrupted, match="entry 3 is not the one that it was"):
             ledger.reserve(round=2)
         assert ledger.rounds_spent == 1
         assert len(place.rows()) == 2
@@ -297,9 +297,9 @@ def test_two_processes_can_not_spend_the_same_budget_twice(place: Place) -> None
     with PrivacyLedger.read(place.location) as ledger:
         assert ledger.rounds_spent == ledger.rounds_committed == LONG_PLAN.rounds
         attempts = Counter(
-            (record.fields["round"], record.fields["attempt"])
-            for record in ledger.records
-            if record.kind == "reserve"
+            (entry.fields["round"], entry.fields["attempt"])
+            for entry in ledger.entries
+            if entry.kind == "reserve"
         )
     assert set(attempts.values()) == {1}  # each knew of the other's
 
@@ -331,11 +331,11 @@ def test_a_new_ledger_that_many_open_at_once_has_one_plan(place: Place) -> None:
     def open_it(_: int) -> int:
         start.wait(30)
         with PrivacyLedger.open(place.location, PLAN) as ledger:
-            return len(ledger.records)
+            return len(ledger.entries)
 
     with ThreadPoolExecutor(max_workers=4) as pool:
         assert sorted(pool.map(open_it, range(4))) == [2, 3, 4, 5]
-    kinds = [record.kind for record in PrivacyLedger.read(place.location).records]
+    kinds = [entry.kind for entry in PrivacyLedger.read(place.location).entries]
     assert kinds == ["plan", "run", "run", "run", "run"]
 
 
@@ -368,9 +368,9 @@ def test_what_a_killed_writer_had_half_done_is_undone_for_a_reader(tmp_path: Pat
     with closing(sqlite3.connect(tmp_path / "ledger.db", isolation_level=None)) as writer:
         writer.execute("PRAGMA cache_size = 1")  # so that it writes to the file before the end
         writer.execute("BEGIN IMMEDIATE")
-        writer.execute("UPDATE records SET payload = payload || 'half'")
+        writer.execute("UPDATE entries SET payload = payload || 'half'")
         for sequence in range(100, 200):
-            writer.execute("INSERT INTO records VALUES (?, ?, 'half')", (sequence, "x" * 4096))
+            writer.execute("INSERT INTO entries VALUES (?, ?, 'half')", (sequence, "x" * 4096))
         for file in tmp_path.glob("ledger.db*"):
             (killed / file.name).write_bytes(file.read_bytes())
     assert (killed / "ledger.db-journal").stat().st_size > 0
@@ -391,6 +391,20 @@ def test_reading_leaves_the_file_as_it_is_even_where_it_may_not_write(tmp_path: 
     assert path.read_bytes() == before
 
 
+def test_an_older_ledger_is_refused_and_not_begun_anew_beside_its_table(spent: Place) -> None:
+    spent.execute("ALTER TABLE entries RENAME TO records")
+    for look in (PrivacyLedger.read, lambda location: PrivacyLedger.open(location, PLAN)):
+        with pytest.raises(LedgerCorrupted, match=r"older version of fl-dp.*start a new ledger"):
+            look(spent.location)
+    spent.execute("CREATE TABLE entries (none_was_made INT)")
+
+
+def test_a_table_of_another_program_is_no_older_ledger(place: Place) -> None:
+    place.execute("CREATE TABLE records (title TEXT)")
+    spend(place.location, 1)
+    assert PrivacyLedger.read(place.location).rounds_spent == 1
+
+
 @ON_POSTGRES
 def test_a_password_is_shown_nowhere(postgres_server: PostgresServer) -> None:
     database = postgres_server.new_database()
@@ -400,7 +414,7 @@ def test_a_password_is_shown_nowhere(postgres_server: PostgresServer) -> None:
     with PrivacyLedger.open(location, PLAN) as ledger:
         assert ledger.location.startswith("postgresql+psycopg://postgres:***@")
         assert database in ledger.location
-        assert "hunter" not in ledger.location + "".join(r.payload for r in ledger.records)
+        assert "hunter" not in ledger.location + "".join(r.payload for r in ledger.entries)
     absent = postgres_server.url("absent", user="postgres:hunter2", query="&password=hunter3")
     with pytest.raises(LedgerUnavailable, match='database "absent" does not exist') as failure:
         PrivacyLedger.read(absent)

@@ -13,14 +13,14 @@ from typing import Any
 import pytest
 
 from fl_dp import PrivacyLedger, PrivacyPlan
-from fl_dp.ledger import LedgerAnchor, LedgerCorrupted, LedgerRecord
-from fl_dp.ledger.entries import next_record
+from fl_dp.ledger import LedgerAnchor, LedgerCorrupted, LedgerEntry
+from fl_dp.ledger.entries import next_entry
 from fl_dp.plan import RecordPlan
 from fl_dp.statement import (
+    entries_behind_statement,
     privacy_statement,
     read_statement,
     record_statement,
-    records_behind_statement,
     statement_differences,
 )
 
@@ -40,7 +40,7 @@ LOCAL = PrivacyPlan.from_noise_multiplier(
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """A ledger of three rounds, eight records, with its statement beside it."""
+    """A ledger of three rounds, eight entries, with its statement beside it."""
     path = tmp_path / "ledger.db"
     spend(path, 1, 2, 3)
     with PrivacyLedger.read(path) as ledger:
@@ -62,15 +62,15 @@ def stated(path: Path) -> dict[str, Any]:
     return read_statement(path.with_name("privacy.json"))
 
 
-def cut(path: Path, records: int) -> None:
+def cut(path: Path, entries: int) -> None:
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("DELETE FROM records WHERE sequence > ?", (records,))
+        connection.execute("DELETE FROM entries WHERE sequence > ?", (entries,))
         connection.commit()
 
 
-def grow_back(path: Path, records: int) -> None:
-    """Cut the end off and write other records of the same number in its place, as by a forger."""
-    cut(path, records)
+def grow_back(path: Path, entries: int) -> None:
+    """Cut the end off and write other entries of the same number in its place, as by a forger."""
+    cut(path, entries)
     path.with_name("privacy.json").rename(path.with_name("away.json"))
     spend(path, 4, 5)
     path.with_name("away.json").rename(path.with_name("privacy.json"))
@@ -79,23 +79,23 @@ def grow_back(path: Path, records: int) -> None:
 @pytest.mark.parametrize("left", [0, 1, 2, 4, 7])
 def test_an_end_that_was_cut_off_is_seen_beside_the_statement(place: Path, left: int) -> None:
     cut(place, left)
-    with pytest.raises(LedgerCorrupted, match=f"{left} records and the privacy.json .* knows of 8"):
+    with pytest.raises(LedgerCorrupted, match=f"{left} entries and the privacy.json .* knows of 8"):
         PrivacyLedger.open(place, PLAN)
 
 
 def test_a_deleted_ledger_is_not_begun_anew_beside_its_statement(place: Path) -> None:
     place.unlink()
-    with pytest.raises(LedgerCorrupted, match=r"0 records and the privacy\.json"):
+    with pytest.raises(LedgerCorrupted, match=r"0 entries and the privacy\.json"):
         PrivacyLedger.open(place, PLAN)
 
 
 def test_an_end_that_was_cut_off_and_grew_again_is_seen(place: Path) -> None:
     grow_back(place, 6)
     with PrivacyLedger.read(place) as ledger:
-        assert len(ledger.records) > 8
-        with pytest.raises(LedgerCorrupted, match=r"record 8 .* cut off and grew again"):
-            records_behind_statement(ledger, stated(place))
-    with pytest.raises(LedgerCorrupted, match="record 8"):
+        assert len(ledger.entries) > 8
+        with pytest.raises(LedgerCorrupted, match=r"entry 8 .* cut off and grew again"):
+            entries_behind_statement(ledger, stated(place))
+    with pytest.raises(LedgerCorrupted, match="entry 8"):
         PrivacyLedger.open(place, PLAN)
 
 
@@ -110,7 +110,7 @@ def test_nothing_is_written_to_a_ledger_that_was_cut(place: Path) -> None:
 def test_a_ledger_that_went_on_beyond_its_statement_is_opened(place: Path) -> None:
     spend(place, 4)
     with PrivacyLedger.read(place) as ledger:
-        assert records_behind_statement(ledger, stated(place)) == 3  # opening, reservation, commit
+        assert entries_behind_statement(ledger, stated(place)) == 3  # opening, reservation, commit
         assert statement_differences(ledger, stated(place)) == []
 
 
@@ -138,14 +138,14 @@ def test_an_anchor_that_was_kept_elsewhere_is_held_against_the_ledger(tmp_path: 
         anchor = ledger.anchor
     PrivacyLedger.open(path, PLAN, anchor=anchor).close()
     cut(path, 4)
-    with pytest.raises(LedgerCorrupted, match="4 records and the anchor knows of 6"):
+    with pytest.raises(LedgerCorrupted, match="4 entries and the anchor knows of 6"):
         PrivacyLedger.open(path, PLAN, anchor=anchor)
 
 
-@pytest.mark.parametrize("fields", [{"records": 0}, {"records": True}, {"hash": None}])
-def test_an_anchor_is_a_number_of_records_and_a_hash(fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize("fields", [{"entries": 0}, {"entries": True}, {"hash": None}])
+def test_an_anchor_is_a_number_of_entries_and_a_hash(fields: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="no anchor"):
-        LedgerAnchor(**{"records": 1, "hash": "0" * 64, **fields})
+        LedgerAnchor(**{"entries": 1, "hash": "0" * 64, **fields})
 
 
 def test_a_statement_as_it_was_written_agrees_with_its_ledger(place: Path) -> None:
@@ -215,7 +215,7 @@ def test_the_statement_of_records_is_computed_from_its_own_parameters() -> None:
     ]
 
 
-@pytest.mark.parametrize("change", [{"ledger_records": None}, {"ledger_hash": 3}, {"budget": None}])
+@pytest.mark.parametrize("change", [{"ledger_entries": None}, {"ledger_hash": 3}, {"budget": None}])
 def test_a_statement_that_says_nonsense_is_refused(place: Path, change: dict[str, Any]) -> None:
     with PrivacyLedger.read(place) as ledger:
         try:
@@ -227,20 +227,20 @@ def test_a_statement_that_says_nonsense_is_refused(place: Path, change: dict[str
 
 def test_a_forger_who_rewrites_the_whole_chain_is_seen_against_the_anchor(place: Path) -> None:
     with closing(sqlite3.connect(place)) as connection:
-        rows = connection.execute("SELECT payload FROM records ORDER BY sequence").fetchall()
-        connection.execute("DELETE FROM records")
-        last: LedgerRecord | None = None
+        rows = connection.execute("SELECT payload FROM entries ORDER BY sequence").fetchall()
+        connection.execute("DELETE FROM entries")
+        last: LedgerEntry | None = None
         for (payload,) in rows:
             fields = json.loads(payload)
             if fields.get("round") == 3:
                 fields["noise_multiplier"] = 50.0
-            last = next_record(last, fields)
+            last = next_entry(last, fields)
             connection.execute(
-                "INSERT INTO records VALUES (?, ?, ?)", (last.sequence, last.payload, last.hash)
+                "INSERT INTO entries VALUES (?, ?, ?)", (last.sequence, last.payload, last.hash)
             )
         connection.commit()
     with (
         PrivacyLedger.read(place) as ledger,  # the chain itself is sound
-        pytest.raises(LedgerCorrupted, match="record 8"),
+        pytest.raises(LedgerCorrupted, match="entry 8"),
     ):
         statement_differences(ledger, stated(place))

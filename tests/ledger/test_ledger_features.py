@@ -33,8 +33,8 @@ from fl_dp.accounting import (
     filters,
     gaussian_noise_multiplier,
 )
-from fl_dp.ledger import LedgerCorrupted, LedgerRecord, ParticipationCapReached
-from fl_dp.ledger.entries import SCHEMA, next_record
+from fl_dp.ledger import LedgerCorrupted, LedgerEntry, ParticipationCapReached
+from fl_dp.ledger.entries import SCHEMA, next_entry
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.report.ledger_view import ledger_json, write_csv
 from fl_dp.statement import privacy_statement
@@ -71,15 +71,15 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "ledger.db"
 
 
-def forge(path: Path, *records: dict[str, Any]) -> None:
-    """Add records whose chain is right, as whoever can write the file is able to."""
+def forge(path: Path, *entries: dict[str, Any]) -> None:
+    """Add entries whose chain is right, as whoever can write the file is able to."""
     with closing(sqlite3.connect(path)) as connection:
-        rows = connection.execute("SELECT sequence, payload, hash FROM records ORDER BY sequence")
-        last = [LedgerRecord(sequence=s, payload=p, hash=h) for s, p, h in rows][-1]
-        for fields in records:
-            last = next_record(last, fields)
+        rows = connection.execute("SELECT sequence, payload, hash FROM entries ORDER BY sequence")
+        last = [LedgerEntry(sequence=s, payload=p, hash=h) for s, p, h in rows][-1]
+        for fields in entries:
+            last = next_entry(last, fields)
             connection.execute(
-                "INSERT INTO records VALUES (?, ?, ?)", (last.sequence, last.payload, last.hash)
+                "INSERT INTO entries VALUES (?, ?, ?)", (last.sequence, last.payload, last.hash)
             )
         connection.commit()
 
@@ -108,12 +108,12 @@ def test_a_round_of_a_schedule_is_charged_for_what_it_is_not_when_it_is(path: Pa
 
 def test_noise_that_was_not_declared_is_refused(path: Path) -> None:
     with PrivacyLedger.open(path, SCHEDULED) as ledger:
-        before = ledger.records
+        before = ledger.entries
         with pytest.raises(ValueError, match="needs a plateau plan"):
             ledger.reserve(round=1, noise_multiplier=SCHEDULED.noise_multipliers[0] * 1.01)
         with pytest.raises(ValueError, match="round 0 is not in the plan"):
             ledger.reserve(round=0)
-        assert ledger.records == before
+        assert ledger.entries == before
         ledger.reserve(round=1, noise_multiplier=SCHEDULED.noise_multipliers[0])
 
 
@@ -126,7 +126,7 @@ def test_another_attempt_is_charged_again(path: Path) -> None:
         assert ledger.history == ((PLAN.event_of(1), 2),)
         ledger.commit(once)  # late, but it did happen
         assert ledger.rounds_committed == 2
-    assert [r.fields["attempt"] for r in PrivacyLedger.read(path).records[2:4]] == [1, 2]
+    assert [r.fields["attempt"] for r in PrivacyLedger.read(path).entries[2:4]] == [1, 2]
 
 
 @pytest.mark.parametrize("plan", [EVERYBODY, SAMPLED], ids=["gaussian-filter", "renyi-filter"])
@@ -142,10 +142,10 @@ def test_noise_that_is_chosen_on_the_way_is_gated_by_a_filter_across_restarts(
         with PrivacyLedger.open(path, plan) as ledger:  # a new process each round
             assert ledger.would_exceed(event) == unbroken.would_exceed(event)
             if unbroken.would_exceed(event):
-                before = ledger.records
+                before = ledger.entries
                 with pytest.raises(PrivacyBudgetExhausted, match="would exceed epsilon 4 "):
                     ledger.reserve(round=1 + number % 6, noise_multiplier=choice)
-                assert ledger.records == before
+                assert ledger.entries == before
             else:
                 ledger.reserve(round=1 + number % 6, noise_multiplier=choice)
                 unbroken.spend(event)
@@ -172,20 +172,20 @@ def test_a_filter_is_quoted_at_its_budget(path: Path, plan: PrivacyPlan) -> None
 
 def test_a_release_that_a_filter_can_not_charge_is_refused_before_it_is_written(path: Path) -> None:
     with PrivacyLedger.open(path, EVERYBODY) as ledger:
-        before = ledger.records
+        before = ledger.entries
         with pytest.raises(ValueError, match="use a RenyiFilter"):
             ledger.reserve_release("scores", LaplaceEvent(noise_multiplier=5.0))
-        assert ledger.records == before
+        assert ledger.entries == before
 
 
 def test_under_a_cap_each_unit_is_charged_for_its_own_rounds(path: Path) -> None:
     with PrivacyLedger.open(path, CAPPED) as ledger:
         ledger.reserve(round=1, participants=["a", "b"])
         ledger.reserve(round=2, participants=["b", 3])
-        before = ledger.records
+        before = ledger.entries
         with pytest.raises(ParticipationCapReached, match=r"1 of the participants .* first is b"):
             ledger.reserve(round=3, participants=["b", "c"])
-        assert ledger.records == before
+        assert ledger.entries == before
         for number in (3, 4, 5, 6):  # more rounds than the cap, each with others
             ledger.commit(ledger.reserve(round=number, participants=[f"{number}x", f"{number}y"]))
         assert ledger.participations["b"] == 2
@@ -233,12 +233,12 @@ def test_under_a_cap_what_else_is_released_is_charged_to_everybody(path: Path) -
 
 def test_under_a_cap_participants_must_be_named_once_each(path: Path) -> None:
     with PrivacyLedger.open(path, CAPPED) as ledger:
-        before = ledger.records
+        before = ledger.entries
         with pytest.raises(ValueError, match="has to name participants"):
             ledger.reserve(round=1)
         with pytest.raises(ValueError, match="participants repeat"):
             ledger.reserve(round=1, participants=[7, "7"])
-        assert ledger.records == before
+        assert ledger.entries == before
 
 
 def test_the_participants_of_a_poisson_sample_are_never_written(path: Path) -> None:
@@ -247,7 +247,7 @@ def test_the_participants_of_a_poisson_sample_are_never_written(path: Path) -> N
             ledger.reserve(round=1, participants=["a"])
         ledger.reserve(round=1)
         assert ledger.participations == {}
-    assert not any("participants" in record.fields for record in PrivacyLedger.read(path).records)
+    assert not any("participants" in entry.fields for entry in PrivacyLedger.read(path).entries)
 
 
 def test_declared_releases_leave_room_for_all_rounds(path: Path) -> None:
@@ -261,12 +261,12 @@ def test_declared_releases_leave_room_for_all_rounds(path: Path) -> None:
         assert ledger.rounds_committed == 4
         assert ledger.history == WITH_RELEASES.history
         assert ledger.epsilon().best <= BUDGET.epsilon
-        before = ledger.records
+        before = ledger.entries
         for event in DECLARED:
             assert ledger.would_exceed(event)
             with pytest.raises(PrivacyBudgetExhausted, match="'one more' would exceed epsilon 4"):
                 ledger.reserve_release("one more", event)
-        assert ledger.records == before
+        assert ledger.entries == before
         live = ledger.epsilon()
     assert PrivacyLedger.read(path).epsilon() == live
 
@@ -274,10 +274,10 @@ def test_declared_releases_leave_room_for_all_rounds(path: Path) -> None:
 def test_a_declared_plan_takes_no_release_that_was_chosen_on_the_way(path: Path) -> None:
     with PrivacyLedger.open(path, PLAN) as ledger:
         ledger.reserve(round=1)
-        before = ledger.records
+        before = ledger.entries
         with pytest.raises(ValueError, match="'means' is not among the plan's other_releases"):
             ledger.reserve_release("means", GaussianEvent(noise_multiplier=3.0))
-        assert ledger.records == before
+        assert ledger.entries == before
 
 
 MEANS = GaussianEvent(noise_multiplier=3.0)
@@ -349,13 +349,13 @@ def test_only_the_opening_of_a_ledger_has_a_time(path: Path, tmp_path: Path) -> 
         ledger.commit(ledger.reserve(round=1))
         ledger.commit(ledger.reserve_release("means", MEANS))
     with PrivacyLedger.read(path) as ledger:
-        told = [record.fields for record in ledger.records]
-        write_csv(ledger, tmp_path / "records.csv")
+        told = [entry.fields for entry in ledger.entries]
+        write_csv(ledger, tmp_path / "entries.csv")
         exported = json.dumps(
             ledger_json(ledger) | {"statement": privacy_statement(ledger).to_dict()}
         )
     assert [fields["kind"] for fields in told if clock_times(json.dumps(fields))] == ["run"]
-    assert len(clock_times((tmp_path / "records.csv").read_text())) == 1
+    assert len(clock_times((tmp_path / "entries.csv").read_text())) == 1
     assert len(clock_times(exported)) == 1
 
 
@@ -403,13 +403,13 @@ def test_insecure_randomness_taints_the_ledger_for_good(path: Path) -> None:
     statement = privacy_statement(PrivacyLedger.read(path)).to_dict()
     assert statement["insecure"]
     assert statement["not_covered"][0].startswith("ANYTHING")
-    assert not any("7" in r.fields.get("randomness", "") for r in PrivacyLedger.read(path).records)
+    assert not any("7" in r.fields.get("randomness", "") for r in PrivacyLedger.read(path).entries)
 
 
 def test_a_run_records_what_its_privacy_rests_on(path: Path) -> None:
     with PrivacyLedger.open(path, PLAN, run_id="tuesday") as ledger:
         ledger.reserve(round=1)
-    plan, run, reserve = (record.fields for record in PrivacyLedger.read(path).records)
+    plan, run, reserve = (entry.fields for entry in PrivacyLedger.read(path).entries)
     assert PrivacyPlan.from_dict(plan["plan"]) == PLAN
     assert run["run"] == reserve["run"] == "tuesday"
     assert (run["unit"], run["sampling"], run["sensitivity"]) == ("client", "poisson", 1.0)
@@ -435,7 +435,7 @@ def test_a_run_records_what_its_privacy_rests_on(path: Path) -> None:
         ({"no": "kind"}, "no 'kind'"),
     ],
 )
-def test_a_record_that_this_version_can_not_read_is_refused(
+def test_an_entry_that_this_version_can_not_read_is_refused(
     path: Path, fields: dict[str, Any], why: str
 ) -> None:
     """It may be a charge of a later version, and is on nobody's word nothing."""
@@ -454,7 +454,7 @@ def test_a_record_that_this_version_can_not_read_is_refused(
     ("fields", "why"),
     [
         ({"kind": "run", "randomness": SecureRandom.SECURE_KIND}, "starts with its plan"),
-        ({"kind": "plan", "schema": 4, "plan": PLAN.to_dict()}, "schema 4.*start a new ledger"),
+        ({"kind": "plan", "schema": 5, "plan": PLAN.to_dict()}, "schema 5.*start a new ledger"),
         ({"kind": "plan", "schema": SCHEMA, "plan": PLAN.to_dict() | {"x": 1}}, "can't be read"),
         ({"kind": "plan", "schema": SCHEMA, "plan": {}}, "can't be read"),
     ],
@@ -462,10 +462,10 @@ def test_a_record_that_this_version_can_not_read_is_refused(
 def test_a_ledger_that_starts_otherwise_is_refused(
     path: Path, fields: dict[str, Any], why: str
 ) -> None:
-    record = next_record(None, fields)
+    entry = next_entry(None, fields)
     with closing(sqlite3.connect(path)) as connection:
-        connection.execute("CREATE TABLE records (sequence INTEGER PRIMARY KEY, payload, hash)")
-        connection.execute("INSERT INTO records VALUES (1, ?, ?)", (record.payload, record.hash))
+        connection.execute("CREATE TABLE entries (sequence INTEGER PRIMARY KEY, payload, hash)")
+        connection.execute("INSERT INTO entries VALUES (1, ?, ?)", (entry.payload, entry.hash))
         connection.commit()
     with pytest.raises(LedgerCorrupted, match=why):
         PrivacyLedger.read(path)
@@ -500,7 +500,7 @@ def test_no_distribution_is_computed_at_round_ten_thousand(
     with PrivacyLedger.open(path, plan) as ledger:
         reserve = ledger.reserve(round=1)
         ledger.commit(reserve)
-        first, commit = (record.fields for record in ledger.records[-2:])
+        first, commit = (entry.fields for entry in ledger.entries[-2:])
     forge(
         path,
         *(

@@ -49,7 +49,7 @@ def test_a_journal_is_its_owners_alone(tmp_path: Path) -> None:
         PrivacyLedger.open(path, PLAN).close()
         with closing(sqlite3.connect(path, isolation_level=None)) as writer:
             writer.execute("BEGIN IMMEDIATE")
-            writer.execute("UPDATE records SET hash = 'x'")
+            writer.execute("UPDATE entries SET hash = 'x'")
             assert permissions(path.with_name("ledger.db-journal")) == 0o600
             writer.execute("ROLLBACK")
 

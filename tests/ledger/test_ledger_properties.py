@@ -70,13 +70,13 @@ def spent_ledger() -> Iterator[bytes]:
 
 @settings(max_examples=300, deadline=None)
 @given(data=st.data())
-def test_changing_any_byte_of_any_record_is_detected(
+def test_changing_any_byte_of_any_entry_is_detected(
     spent_ledger: bytes, data: st.DataObject
 ) -> None:
     with fresh_path() as path:
         path.write_bytes(spent_ledger)
         with closing(sqlite3.connect(path)) as connection:
-            rows = connection.execute("SELECT sequence, payload, hash FROM records").fetchall()
+            rows = connection.execute("SELECT sequence, payload, hash FROM entries").fetchall()
             assert len(rows) == 10
             sequence, payload, digest = data.draw(st.sampled_from(rows))
             column = data.draw(st.sampled_from(["payload", "hash", "sequence"]))
@@ -84,14 +84,14 @@ def test_changing_any_byte_of_any_record_is_detected(
                 taken = {row[0] for row in rows}
                 value = data.draw(st.integers(-(2**63), 2**63 - 1).filter(lambda n: n not in taken))
                 connection.execute(
-                    "UPDATE records SET sequence = ? WHERE sequence = ?", (value, sequence)
+                    "UPDATE entries SET sequence = ? WHERE sequence = ?", (value, sequence)
                 )
             else:
                 text = bytearray((payload if column == "payload" else digest).encode())
                 place = data.draw(st.integers(0, len(text) - 1))
                 text[place] = data.draw(st.integers(0, 255).filter(lambda b: b != text[place]))
                 connection.execute(
-                    f"UPDATE records SET {column} = CAST(? AS TEXT) WHERE sequence = ?",
+                    f"UPDATE entries SET {column} = CAST(? AS TEXT) WHERE sequence = ?",
                     (bytes(text), sequence),
                 )
             connection.commit()
@@ -122,7 +122,7 @@ def test_no_order_of_attempts_releases_and_crashes_overspends(
         for action, which in actions:
             event = PLAN.event_of(which) if action == "reserve" else RELEASES[which % len(RELEASES)]
             refused = ledger.would_exceed(event)
-            before = ledger.records
+            before = ledger.entries
             try:
                 if action == "reserve":
                     waiting.append(ledger.reserve(round=which))
@@ -130,7 +130,7 @@ def test_no_order_of_attempts_releases_and_crashes_overspends(
                     waiting.append(ledger.reserve_release("statistics", event))
             except PrivacyBudgetExhausted:
                 assert refused
-                assert ledger.records == before
+                assert ledger.entries == before
             else:
                 if action in ("reserve", "release"):
                     assert not refused
@@ -141,7 +141,7 @@ def test_no_order_of_attempts_releases_and_crashes_overspends(
             if action == "crash":
                 waiting = []
                 ledger = PrivacyLedger.open(path, PLAN)  # the old one is never closed
-            kinds = [record.kind for record in ledger.records]
+            kinds = [entry.kind for entry in ledger.entries]
             assert (kinds.count("reserve"), kinds.count("commit")) == (spent, committed)
             assert sum(count for _, count in ledger.history) == spent
             assert ledger.running_epsilon() <= BUDGET.epsilon

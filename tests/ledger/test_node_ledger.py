@@ -71,7 +71,7 @@ def history_of(location: Path, account: Account = WARD) -> dict[PrivacyEvent, in
 
 def rows(location: Path) -> list[Any]:
     with closing(sqlite3.connect(location)) as connection:
-        return connection.execute("SELECT * FROM records ORDER BY sequence").fetchall()
+        return connection.execute("SELECT * FROM entries ORDER BY sequence").fetchall()
 
 
 def execute(location: Path, statement: str, *values: Any) -> None:
@@ -412,11 +412,11 @@ def test_no_count_below_one_and_no_unprintable_name_is_charged(path: Path) -> No
 # Files that can't be trusted.
 
 
-def test_changing_any_character_of_any_record_is_detected(path: Path) -> None:
+def test_changing_any_character_of_any_entry_is_detected(path: Path) -> None:
     spend(path, rounds=2)
     for sequence, payload, digest in rows(path):
         for column, text in (("payload", payload), ("hash", digest)):
-            change = f"UPDATE records SET {column} = ? WHERE sequence = ?"
+            change = f"UPDATE entries SET {column} = ? WHERE sequence = ?"
             for place in range(sequence % 5, len(text), 29):
                 other = "0" if text[place] != "0" else "1"
                 execute(path, change, text[:place] + other + text[place + 1 :], sequence)
@@ -428,10 +428,10 @@ def test_changing_any_character_of_any_record_is_detected(path: Path) -> None:
 
 
 @pytest.mark.parametrize("sequence", [1, 2, 3, 4])
-def test_a_removed_record_is_detected(path: Path, sequence: int) -> None:
+def test_a_removed_entry_is_detected(path: Path, sequence: int) -> None:
     spend(path, rounds=4)
     assert len(rows(path)) == 5
-    execute(path, "DELETE FROM records WHERE sequence = ?", sequence)
+    execute(path, "DELETE FROM entries WHERE sequence = ?", sequence)
     with pytest.raises(LedgerCorrupted):
         NodeLedger.open(path)
 
@@ -462,14 +462,22 @@ def test_a_ledger_of_the_older_schema_is_refused_with_what_to_do(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as before:
-        before.setattr("fl_dp.ledger.node.NODE_SCHEMA", 1)
+        before.setattr("fl_dp.ledger.node.NODE_SCHEMA", 2)
         NodeLedger.open(path).close()
     for look in (NodeLedger.open, NodeLedger.read):
         with pytest.raises(
-            LedgerCorrupted, match=r"schema 1, .* reads 2: .* keep the file"
+            LedgerCorrupted, match=r"schema 2, .* reads 3: .* keep the file"
         ) as said:
             look(path)
-        assert "start a new ledger with a max-epsilon that is lower" in str(said.value)
+        assert "(at a node, a max-epsilon) that is lower by that much" in str(said.value)
+
+
+def test_an_older_table_of_charges_is_refused_with_what_to_do(path: Path) -> None:
+    spend(path)
+    execute(path, "ALTER TABLE entries RENAME TO records")
+    for look in (NodeLedger.open, NodeLedger.read):
+        with pytest.raises(LedgerCorrupted, match=r"older version.* a max-epsilon.* lower"):
+            look(path)
 
 
 def test_a_training_s_ledger_is_no_node_s(path: Path) -> None:

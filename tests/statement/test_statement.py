@@ -107,7 +107,7 @@ STATEMENT: dict[str, Any] = {
     "ledger_hash": "0" * 64,
     **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "sampling", "rule"), "-"),
     **dict.fromkeys(("clipping_norm", "num_clients", "denominator"), 1),
-    **dict.fromkeys(("rounds", "rounds_committed", "rounds_planned", "ledger_records"), 1),
+    **dict.fromkeys(("rounds", "rounds_committed", "rounds_planned", "ledger_entries"), 1),
 }
 
 
@@ -154,7 +154,7 @@ def test_it_says_what_the_records_say(tmp_path: Path, statement: dict[str, Any])
     assert (statement["randomness"], statement["insecure"]) == ([SecureRandom.SECURE_KIND], False)
     assert len(statement["not_covered"]) >= 5
     assert {"fl-dp", "dp-accounting", "numpy"} <= statement["versions"].keys()
-    assert statement["ledger_hash"] == ledger.records[-1].hash
+    assert statement["ledger_hash"] == ledger.entries[-1].hash
 
 
 def test_the_page_says_all_that_the_statement_says(statement: dict[str, Any]) -> None:

@@ -66,10 +66,10 @@ def test_a_statistic_does_not_fit_twice(tmp_path: Path) -> None:
         charged_release(ledger, "mean", MEAN, vectors(MEAN), SecureRandom())
         for number in (1, 2, 3):
             ledger.reserve(round=number)
-        before = ledger.records
+        before = ledger.entries
         with pytest.raises(PrivacyBudgetExhausted, match="'mean' would exceed"):
             charged_release(ledger, "mean", MEAN, vectors(MEAN), SecureRandom())
-        assert ledger.records == before
+        assert ledger.entries == before
 
 
 def test_insecure_noise_has_to_be_known_to_the_ledger(tmp_path: Path) -> None:
@@ -91,7 +91,7 @@ def test_a_statistic_is_on_disk_as_spent_before_anyone_is_looked_at(tmp_path: Pa
 
     with PrivacyLedger.open(path, plan(MEDIAN)) as ledger:
         charged_release(ledger, "quartiles", MEDIAN, contributions(), SecureRandom())
-        assert [record.kind for record in ledger.records[-2:]] == ["commit", "commit"]
+        assert [entry.kind for entry in ledger.entries[-2:]] == ["commit", "commit"]
 
 
 def test_a_statistic_that_fails_halfway_stays_spent(tmp_path: Path) -> None:

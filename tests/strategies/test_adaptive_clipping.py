@@ -126,7 +126,7 @@ def test_updates_and_bits_are_charged_as_one_gaussian_of_the_joint_multiplier(
     assert trained.ledger is not None
     event = PoissonGaussianEvent(noise_multiplier=0.7, sampling_rate=0.5)
     assert trained.ledger.history == ((event, 3),)
-    kinds = [entry.fields["kind"] for entry in trained.ledger.records]
+    kinds = [entry.fields["kind"] for entry in trained.ledger.entries]
     assert kinds.count("reserve") == 3
 
 

@@ -186,12 +186,12 @@ def test_the_charge_is_on_disk_before_any_message_leaves(open_ledger: Any) -> No
     def answer(message: Message, partition: int) -> Message | None:
         with PrivacyLedger.read(ledger.location) as there:
             on_disk.append(there.other_releases_spent)
-            assert there.records[-1].kind == "reserve"
+            assert there.entries[-1].kind == "reserve"
         return inner.answer(message, partition)
 
     ask_federation(LocalGrid(answer, N), ledger, "quartiles", choice, values="age")
     assert on_disk == [2] * N
-    assert [record.kind for record in ledger.records[-2:]] == ["commit", "commit"]
+    assert [entry.kind for entry in ledger.entries[-2:]] == ["commit", "commit"]
 
 
 def test_what_does_not_fit_asks_nobody(tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_grid_that_fails_leaves_the_charge_spent(open_ledger: Any) -> None:
     with pytest.raises(ConnectionError):
         total_of(Broken(lambda *_: None, N), ledger, SUM)
     assert ledger.other_releases_spent == 1
-    assert ledger.records[-1].kind == "reserve"
+    assert ledger.entries[-1].kind == "reserve"
 
 
 # --- What comes back ------------------------------------------------------------------------------
@@ -398,7 +398,7 @@ def test_no_reply_at_all_is_an_answer_of_noise(open_ledger: Any) -> None:
     ledger = open_ledger(SUM)
     answer = total_of(saying(lambda _: None), ledger, SUM, timeout=0.2)
     assert answer.value[0] == pytest.approx(0.0, abs=0.1)
-    assert ledger.records[-1].kind == "commit"
+    assert ledger.entries[-1].kind == "commit"
 
 
 def test_a_window_bounds_how_many_nodes_are_under_way(open_ledger: Any) -> None:

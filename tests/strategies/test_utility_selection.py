@@ -360,7 +360,7 @@ def test_draws_are_on_disk_before_they_are_made_and_committed_after(
 
     def spy(self: ExponentialMechanism, utilities: Any, k: int, rng: SecureRandom) -> Any:
         with PrivacyLedger.read(ledger.location) as there:
-            last = there.records[-1]
+            last = there.entries[-1]
             on_disk.append((there.other_releases_spent, there.rounds_spent, last.kind))
             drawn.append(event_of(self, draws=k))
             assert last.fields["epsilon"] == self.epsilon
@@ -374,7 +374,7 @@ def test_draws_are_on_disk_before_they_are_made_and_committed_after(
     history = dict(ledger.history)
     assert history == {drawn[0]: 4, GaussianEvent(noise_multiplier=1.0): 4}
     assert set(drawn) == {ExponentialEvent(epsilon=0.2, draws=3, one_coordinate=True)}
-    kinds = [record.kind for record in ledger.records]
+    kinds = [entry.kind for entry in ledger.entries]
     assert kinds.count("reserve") == kinds.count("commit") == 8
 
 
@@ -391,7 +391,7 @@ def test_a_draw_that_fails_stays_spent(open_ledger: Any, monkeypatch: pytest.Mon
             LocalGrid(answer_with_update([{}] * N), N), model(), num_rounds=1
         )
     assert (ledger.other_releases_spent, ledger.rounds_spent) == (1, 0)
-    assert ledger.records[-1].kind == "reserve"
+    assert ledger.entries[-1].kind == "reserve"
 
 
 def test_when_draws_no_longer_fit_training_ends_with_the_last_private_model(
@@ -441,7 +441,7 @@ def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_
     assert Counter(trained(grid)) == dict.fromkeys(range(N), 2)
     assert strategy.budget_exhausted
     assert ledger.participations == {f"partition-{node}": 2 for node in range(N)}
-    rounds = [record.fields for record in ledger.records if "round" in record.fields]
+    rounds = [entry.fields for entry in ledger.entries if "round" in entry.fields]
     per_round = [len(fields["participants"]) for fields in rounds if "participants" in fields]
     assert sum(per_round) == 2 * N
     assert max(per_round) == 3
@@ -796,7 +796,7 @@ def test_refreshes_ask_the_whole_roster_and_are_as_many_as_declared(
         PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.5): rounds,
     }
     assert ledger.history == plan.history
-    kinds = [record.kind for record in ledger.records]
+    kinds = [entry.kind for entry in ledger.entries]
     assert kinds.count("reserve") == kinds.count("commit") == refreshes + rounds
 
 
