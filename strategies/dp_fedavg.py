@@ -62,7 +62,6 @@ from .modes import (
     Mode,
     Released,
     SecureSumMode,
-    SecureSums,
     client_noise_of,
 )
 from .participations import Participations
@@ -70,6 +69,7 @@ from .rehearsal import RehearsalFailed
 from .roster import Roster
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
+from .secure import SecureSums
 from .selection import Selection
 from .server_optimizer import refuse_unfit
 from .together import check_together
@@ -416,7 +416,6 @@ class DPFedAvg(RoundLoop):
                 self.plan,
                 multiplier,
                 layout,
-                origin,
                 instruction,
                 clipping_norms=self._clipping_norms,
                 sums=self._secure_sums,

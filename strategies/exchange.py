@@ -11,11 +11,19 @@ import time
 from collections import deque
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from itertools import chain, islice
+from typing import TypeAlias
 
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from .run_log import RunLog
+
+Ask: TypeAlias = Callable[[Iterable[Message], float], Iterator[Message]]
+"""Another exchange within the round: messages and seconds to wait; yields at most one reply each.
+
+Nothing is sent before the first reply is taken. Replies may be errors, and come from whoever: look
+at `reply.has_error()` and `reply.metadata.src_node_id`. Nodes that stay silent are left out.
+"""
 
 _SIMULATION_WINDOW = 64
 _BATCH = 32
@@ -138,9 +146,7 @@ def one_of_each(
             yield reply
 
 
-def asking(
-    grid: Grid, *, window: int | None
-) -> Callable[[Iterable[Message], float], Iterator[Message]]:
+def asking(grid: Grid, *, window: int | None) -> Ask:
     """Return what sends messages on a grid and yields their replies until a time-out in seconds."""
 
     def ask(messages: Iterable[Message], timeout: float) -> Iterator[Message]:

@@ -1,9 +1,9 @@
 """Modes: what becomes of a round's replies, one class for each place where noise can be added."""
 
-from .base import Ask, Cohort, Mode, Released, RoundFailed
+from ..exchange import Ask
+from .base import Cohort, Mode, Released, RoundFailed
 from .central import CentralMode
 from .client_noise import ClientNoiseMode, client_noise_of
-from .secure_setup import SecureSums
 from .secure_sum import SecureSumMode
 from .unprotected import UnprotectedMode
 
@@ -16,7 +16,6 @@ __all__ = [
     "Released",
     "RoundFailed",
     "SecureSumMode",
-    "SecureSums",
     "UnprotectedMode",
     "client_noise_of",
 ]

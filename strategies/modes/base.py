@@ -13,12 +13,12 @@ ledger, and a new one needs no line in the strategy.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import SecureRandom
@@ -26,19 +26,12 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, VectorLayout
 
+from ..exchange import Ask
 from ..roster import Unit
 from ..selection import Observation
 
 Cohort: TypeAlias = Mapping[int, tuple[Unit, ...]]
 """The units that take part in a round, by the id of the node that hosts them."""
-
-Ask: TypeAlias = Callable[[Iterable[Message], float], Iterator[Message]]
-"""Another exchange within the round: messages and seconds to wait; yields at most one reply each.
-
-Nothing is sent before the first reply is taken. Replies may be errors, and come from whoever: look
-at `reply.has_error()` and `reply.metadata.src_node_id`. Nodes that stay silent are left out.
-"""
-
 
 class RoundFailed(RuntimeError):
     """A round that can't release anything.

@@ -22,9 +22,10 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC, WEIGHT_METRIC
 from fl_dp.updates import BundleSum, VectorLayout, only_array_record, sum_bytes, update_in
 
+from ..exchange import Ask
 from ..roster import Unit
 from ..selection import Observation
-from .base import Ask, Cohort, Mode, Released
+from .base import Cohort, Mode, Released
 from .replies import numbers_of, observed, one_of
 from .scalars import released_by
 

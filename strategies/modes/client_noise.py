@@ -15,9 +15,10 @@ from fl_dp.plan import ClientNoise, PrivacyPlan
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.updates import Compression, PlainSum, VectorLayout, update_in
 
+from ..exchange import Ask
 from ..roster import Unit
 from ..selection import Observation
-from .base import Ask, Mode, Released
+from .base import Mode, Released
 from .node_budget import budget_for_nodes
 from .replies import observed
 

@@ -14,9 +14,10 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import UTILITY_METRIC
 from fl_dp.updates import PlainSum, VectorLayout, update_in
 
+from ..exchange import Ask
 from ..roster import Unit
 from ..selection import Observation
-from .base import Ask, Mode, Released
+from .base import Mode, Released
 from .replies import numbers_of, observed, one_of
 
 

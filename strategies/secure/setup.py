@@ -18,8 +18,8 @@ from fl_dp.protocol.secure_sum import (
 )
 from fl_dp.secagg import Directory, Entry, OpenSum, Roster, SecureSumFailed
 
+from ..exchange import Ask
 from ..rehearsal import meaning_of
-from .base import Ask, RoundFailed
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -95,7 +95,7 @@ class SecureSums:
         """Return the places of the committee, which every node finds for itself.
 
         Raises:
-            RoundFailed: If nobody was set up.
+            SecureSumFailed: If nobody was set up.
         """
         return self.known.committee(size, self._roster)
 
@@ -127,10 +127,10 @@ class SecureSums:
         """The directory.
 
         Raises:
-            RoundFailed: If nobody was set up.
+            SecureSumFailed: If nobody was set up.
         """
         if self.directory is None:
-            raise RoundFailed("no node answered with a key for secure sums")
+            raise SecureSumFailed("no node answered with a key for secure sums")
         return self.directory
 
     def _take_in(self, entries: Mapping[int, Entry]) -> None:

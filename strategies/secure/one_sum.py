@@ -1,0 +1,237 @@
+"""One secure sum over some nodes, whatever it is about.
+
+    phase 1   a message a client: terms, then its masked, noised sum and shares of its seeds
+    phase 1b  with a cross-check only: members sign who replied
+    phase 2   a message a member: the shares that take the masks of the sum away, and no others
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from flwr.app import Message, MessageType, RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.mechanisms import NoiseShare
+from fl_dp.plan import DistributedNoise
+from fl_dp.protocol.secure_sum import (
+    OPEN_ACTION,
+    VIEW_ACTION,
+    MemberQuestion,
+    content_digest,
+    masked_of,
+    opened_of,
+    signature_of,
+    with_receipt,
+    with_terms,
+)
+from fl_dp.secagg import OpenSum, Refused, SecureSumFailed, SumTerms
+from fl_dp.updates import RefusedUpdate
+
+from ..exchange import Ask
+from .setup import SecureSums
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_SECONDS = 60.0  # for each of the later phases: members only compute for milliseconds
+_DEVIATIONS = 6.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summed:
+    """The content of a sum, which its terms declare.
+
+    Attributes:
+        purpose: Type of the messages that ask for it.
+        share: What each node adds to its values.
+        bits: Each coordinate is summed modulo 2^bits.
+        sampling_rate: With which each unit flips a coin at its node; None: all take part.
+        units_per_node: Units that a node hosts at most.
+    """
+
+    purpose: str
+    share: NoiseShare
+    bits: int
+    sampling_rate: float | None = None
+    units_per_node: int = 1
+
+
+class OneSum:
+    """A sum from its terms to its total.
+
+    Privacy: the server learns the noisy sum over at least as many nodes as the noise supposes, and
+    nothing else that depends on data.
+    """
+
+    def __init__(
+        self, sums: SecureSums, noise: DistributedNoise, summed: Summed, *, number: int
+    ) -> None:
+        """Prepare.
+
+        Args:
+            sums: Who has which keys.
+            noise: Who takes part, and how many may be lost or collude.
+            summed: What is summed.
+            number: Larger than that of any sum before it in this training.
+        """
+        self._sums, self._noise, self._summed, self._number = sums, noise, summed, number
+        self._places: dict[int, int] = {}
+        self._sum: OpenSum | None = None
+        self._told: tuple[RecordDict, RecordDict] | None = None
+
+    def open(self, nodes: Iterable[int], ask: Ask) -> None:
+        """Take note of who takes part, and let everybody know everybody's keys.
+
+        Raises:
+            SecureSumFailed: If too few have keys.
+        """
+        cohort = list(nodes)
+        self._sums.set_up(cohort, ask)
+        self._places = self._sums.places(cohort)
+        least = self._noise.shares.least
+        if len(self._places) < least:
+            raise SecureSumFailed(
+                f"{len(self._places)} of {len(cohort)} nodes have keys, and a sum needs {least}"
+            )
+
+    def content_for(self, node: int, content: RecordDict) -> RecordDict:
+        """Return what a node is sent: terms that bind everything else in it, and its last receipt.
+
+        Args:
+            node: Flower's id.
+            content: The same for every node.
+        """
+        if self._told is None or self._told[0] is not content:
+            terms = self._terms(content_digest(content))
+            self._sum = OpenSum(terms, self._sums.known)
+            self._told = content, with_terms(content, terms.to_json())
+        receipt = self._sums.receipt_for(node)
+        return self._told[1] if receipt is None else with_receipt(self._told[1], receipt)
+
+    def fold(self, node: int, content: RecordDict) -> None:
+        """Add one node's masked message.
+
+        Raises:
+            RefusedUpdate: If it is none; then nothing was added.
+        """
+        place = self._places.get(node)
+        if place is None or self._sum is None:
+            raise RefusedUpdate("its node has no keys")
+        try:
+            self._sum.fold(place, masked_of(content))
+        except Refused as refused:
+            raise RefusedUpdate(str(refused)) from None
+
+    def total(self, ask: Ask) -> list[NDArray[np.float64]]:
+        """Let the committee open the sum, once, and return one array a segment.
+
+        Args:
+            ask: For the exchanges with the committee.
+
+        Raises:
+            SecureSumFailed: If it can't be opened, or is longer than clipped values and noise can
+                be.
+        """
+        opened = self._sum
+        if opened is None:
+            raise SecureSumFailed("nobody was asked")
+        try:
+            opened.require_openable()
+            quorum = self._signed(opened, ask) if opened.terms.cross_check else {}
+            self._ask_to_open(opened, quorum, ask)
+            total = opened.release()
+        except SecureSumFailed:
+            self._sums.leave_out(opened)
+            raise
+        self._sums.note(opened)
+        values = self._summed.share.decode(total)
+        self._require_plausible(values, repliers=len(opened.online))
+        return values
+
+    def _terms(self, content: str) -> SumTerms:
+        shares, summed = self._noise.shares, self._summed
+        return SumTerms(
+            run=self._sums.run,
+            number=self._number,
+            purpose=summed.purpose,
+            directory=self._sums.known.hash.hex(),
+            content=content,
+            cohort=tuple(sorted(self._places.values())),
+            committee=self._sums.committee(shares.committee),
+            threshold=shares.threshold,
+            least=shares.least,
+            degree=self._noise.degree,
+            colluding=shares.colluding,
+            cross_check=shares.cross_check,
+            segments=summed.share.segments,
+            bits=summed.bits,
+            noise_scale=summed.share.noise_scale,
+            sampling_rate=summed.sampling_rate,
+            reply_after=self._noise.secure_sum.reply_after,
+        )
+
+    def _signed(self, opened: OpenSum, ask: Ask) -> dict[int, bytes]:
+        """Return signatures of as many members as have to agree on who replied."""
+        signatures: dict[int, bytes] = {}
+        for place, content in self._ask_members(VIEW_ACTION, opened, {}, ask):
+            try:
+                signatures[place] = signature_of(content)
+            except ValueError:
+                continue
+            if len(signatures) == opened.terms.threshold:
+                break
+        return signatures
+
+    def _ask_to_open(self, opened: OpenSum, quorum: Mapping[int, bytes], ask: Ask) -> None:
+        """Ask members until enough of them have opened the sum."""
+        for place, content in self._ask_members(OPEN_ACTION, opened, quorum, ask):
+            try:
+                opened.answer(place, opened_of(content))
+            except ValueError:
+                logger.warning("A committee member's answer can't be read: the others have to do")
+            if opened.enough:
+                return
+
+    def _ask_members(
+        self, action: str, opened: OpenSum, quorum: Mapping[int, bytes], ask: Ask
+    ) -> Iterator[tuple[int, RecordDict]]:
+        """Put a question to every member, and yield each first answer that is no error."""
+        place_of: dict[int, int] = {}
+        messages: list[Message] = []
+        text = opened.terms.to_json()
+        for place in opened.terms.committee:
+            node = self._sums.node_at(place)
+            if node is None:
+                continue
+            place_of[node] = place
+            question = opened.question(place)
+            sent = MemberQuestion(
+                terms=text,
+                online=question.online,
+                labels=question.labels,
+                bundles=question.bundles if action == OPEN_ACTION else {},
+                quorum=quorum,
+            )
+            kind = f"{MessageType.QUERY}.{action}"
+            messages.append(Message(sent.to_content(), dst_node_id=node, message_type=kind))
+        for reply in ask(messages, _SECONDS):
+            answered = place_of.pop(reply.metadata.src_node_id, None)
+            if answered is not None and not reply.has_error():
+                yield answered, reply.content
+
+    def _require_plausible(self, values: list[NDArray[np.float64]], *, repliers: int) -> None:
+        """Refuse a sum that no clipped values with such noise add up to: somebody sent rubbish.
+
+        Raises:
+            SecureSumFailed: If it is one.
+        """
+        share, units = self._summed.share, repliers * self._summed.units_per_node
+        for segment, total in zip(share.segments, values, strict=True):
+            std = share.noise_scale * math.sqrt(repliers) / segment.scale
+            noise = std * (math.sqrt(total.size) + _DEVIATIONS)
+            if not np.linalg.norm(total) <= units * segment.clipping_norm + noise:
+                raise SecureSumFailed("the sum is longer than clipped values and noise can be")
