@@ -56,7 +56,12 @@ if TYPE_CHECKING:
         VisibleSampling,
     )
     from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
-    from .shared_noise import SharedNoise, shared_noise_multiplier, shared_noise_scale
+    from .shared_noise import (
+        SharedNoise,
+        shared_noise_multiplier,
+        shared_noise_scale,
+        shared_noise_slack,
+    )
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -111,6 +116,7 @@ __all__ = [
     "schedule_history",
     "shared_noise_multiplier",
     "shared_noise_scale",
+    "shared_noise_slack",
     "tight_epsilon",
     "udp_sigma",
 ]

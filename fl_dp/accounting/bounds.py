@@ -86,6 +86,10 @@ class EpsilonBounds:
         known = self.by_name
         return min(known, key=lambda name: known[name]) if known else "none"
 
+    def plus(self, slack: float) -> EpsilonBounds:
+        """Return bounds that are each larger by so much."""
+        return EpsilonBounds(**{name: value + slack for name, value in self.by_name.items()})
+
     def within(self, budget: float) -> EpsilonBounds:
         """Return the bounds, or what a gate at `budget` guarantees where all of them are above."""
         return self if self.best <= budget else EpsilonBounds(filter=budget)

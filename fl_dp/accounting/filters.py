@@ -89,18 +89,30 @@ class DeclaredFilter:
         declared: History,
         *,
         neighboring_relation: NeighboringRelation = _ZERO_OUT,
+        most: int | None = None,
     ) -> None:
-        """Gate the releases of `declared`, and repetitions of them, at `budget`."""
+        """Gate the releases of `declared`, and repetitions of them, at `budget`.
+
+        Args:
+            budget: Never exceeded.
+            declared: Releases with parameters that were fixed beforehand.
+            neighboring_relation: Which populations are neighbours.
+            most: Releases in all, where each costs something besides its event that was counted
+                beforehand; None: as many as fit the budget.
+        """
         self._budget = budget
         self._relation = neighboring_relation
         self._declared = freeze(declared)
         self._certified: Counter[PrivacyEvent] = Counter()
         self._spent: Counter[PrivacyEvent] = Counter()
         self._inside = True
+        self._most = most
 
     def would_exceed(self, event: PrivacyEvent) -> bool:
         """Tell whether one more `event` would break the budget; O(1) inside what is certified."""
         event = _canonical(event)
+        if self._most is not None and self._spent.total() >= self._most:
+            return True
         # Inside what fits as a whole, any part of it fits: epsilon only grows with more releases.
         if self._inside and self._spent[event] < self._certified[event]:
             return False

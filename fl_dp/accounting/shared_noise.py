@@ -6,11 +6,17 @@ is the noise of the shares that are certain to be in the sum and unknown to the 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
-from fl_dp.mechanisms.checks import require_positive
+from fl_dp.mechanisms import LEAST_NOISE_SCALE
+from fl_dp.mechanisms.checks import require_count, require_positive
+
+MASKS_DELTA = 2.0**-100
+"""Probability with which masks, seeds and signatures are taken to fail: computational."""
 
 _CHANNEL_VARIANCE = 2.25  # of the rounding channel that turns a Gaussian into a discrete one
+_SAMPLER = 2.0**-48  # error of a log-ratio of one draw in float64
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,3 +124,36 @@ def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> fl
     if not left > 0.0:
         raise ValueError(f"{shares} shares of scale {scale:.4g} are too little noise to account")
     return float(left**0.5 / sensitivity)
+
+
+def shared_noise_slack(
+    releases: int, size: int, shares: int, *, noise_scale: float = LEAST_NOISE_SCALE
+) -> float:
+    """Return lambda: how far log-ratios of all sums may lie from those of Gaussians.
+
+    With it, (epsilon, delta) of Gaussians is (epsilon + 2 lambda, e^lambda delta) of the sums. It
+    has three parts a coordinate: that a sum of discrete Gaussians around real centres is one but
+    for `tau`, that this one is post-processed from a continuous Gaussian but for `eta` (Peikert
+    2010, "An Efficient and Parallel Gaussian Sampler for Lattices"), and the sampler's float64.
+
+    Args:
+        releases: Sums.
+        size: Coordinates of each.
+        shares: Of noise, in each.
+        noise_scale: Of one share, in grid steps.
+    """
+    require_count(releases=releases, size=size, shares=shares)
+    require_positive(noise_scale=noise_scale)
+    # h - 1 convolutions; each is a theta sum that Poisson summation makes constant but for this.
+    # From the 64th on, k / (k + 1) is so near 1 that the last one's neighbour bounds each.
+    first = min(shares - 1, 64)
+    tau = sum(_theta(noise_scale**2 * k / (k + 1)) for k in range(1, first + 1))
+    tau += (shares - 1 - first) * _theta(noise_scale**2 * first / (first + 1)) if first else 0.0
+    channel, whole = _theta(_CHANNEL_VARIANCE), _theta(shares * noise_scale**2)
+    eta = math.log1p(2.0 * whole) - math.log1p(-2.0 * channel)
+    return releases * size * (10.0 * tau + eta + shares * _SAMPLER)
+
+
+def _theta(variance: float) -> float:
+    """Return the sum over j from 1 on of `exp(-2 pi^2 variance j^2)`; variance above a tenth."""
+    return sum(math.exp(-2.0 * math.pi**2 * variance * j**2) for j in range(1, 8))

@@ -32,7 +32,6 @@ from fl_dp.accounting import (
     event_from_dict,
     event_to_dict,
     freeze,
-    tight_epsilon,
 )
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
@@ -248,12 +247,7 @@ class PrivacyLedger(ChainedLedger):
         """
         if self._gate.adaptive:
             return self.plan.budget.epsilon
-        coarse = tight_epsilon(
-            self.history,
-            self.plan.budget.delta,
-            neighboring_relation=self.plan.neighboring_relation,
-            interval=SEARCH_INTERVAL,
-        )
+        coarse = self.plan.tight_epsilon(self.history, interval=SEARCH_INTERVAL)
         return min(coarse, self.plan.budget.epsilon)
 
     def would_exceed(self, event: PrivacyEvent) -> bool:

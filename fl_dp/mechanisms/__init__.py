@@ -24,12 +24,14 @@ from .gaussian import GaussianMechanism
 from .grid import least_noise_multiplier
 from .grid_exponential import GridExponentialMechanism
 from .laplace import LaplaceMechanism
+from .noise_share import LEAST_NOISE_SCALE, NoiseShare, Segment
 from .noise_stream import NoiseStream, WhiteStream
 from .randomness import SecureRandom
 from .schemes import ClientScheme, client_scheme
 
 __all__ = [
     "DEFAULT_CLIPPING",
+    "LEAST_NOISE_SCALE",
     "AdaptiveClipping",
     "ClientScheme",
     "Clipping",
@@ -41,11 +43,13 @@ __all__ = [
     "GaussianMechanism",
     "GridExponentialMechanism",
     "LaplaceMechanism",
+    "NoiseShare",
     "NoiseStream",
     "Norm",
     "PerLayerClipping",
     "ScalarMetric",
     "SecureRandom",
+    "Segment",
     "WhiteStream",
     "capped_denominator_sensitivity",
     "client_scheme",

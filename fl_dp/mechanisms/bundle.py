@@ -178,6 +178,15 @@ class GaussianBundle:
         return tuple(made)
 
     @property
+    def scalar_names(self) -> tuple[str, ...]:
+        """Names of the sums of scalars, in the order of `scalar_values`."""
+        return (
+            ("count",) * (self.count_noise_std is not None)
+            + ("unclipped",) * self.unclipped_bit
+            + tuple(f"metric:{metric.name}" for metric in self.metrics)
+        )
+
+    @property
     def max_units(self) -> int:
         """Most units that can be summed exactly."""
         return min(each.max_units for each in (self.updates, *self.scalar_mechanisms))

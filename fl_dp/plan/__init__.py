@@ -5,18 +5,21 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from .distributed_noise import DistributedNoise, SecureSum
     from .hosting import Hosting
     from .noise import CentralNoise, ClientNoise, Noise
     from .options import PlanArguments, PlanOptions
     from .privacy_plan import PrivacyPlan
     from .record_plan import RecordPlan
     from .release import Release
+    from .shared_bundle import SharedBundle
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "CentralNoise",
     "ClientNoise",
+    "DistributedNoise",
     "Hosting",
     "Noise",
     "PlanArguments",
@@ -24,4 +27,6 @@ __all__ = [
     "PrivacyPlan",
     "RecordPlan",
     "Release",
+    "SecureSum",
+    "SharedBundle",
 ]

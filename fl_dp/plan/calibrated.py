@@ -16,7 +16,6 @@ from fl_dp.accounting import (
     calibrate_noise,
     freeze,
     gaussian_noise_multiplier,
-    tight_epsilon,
 )
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.gaussian import mu_squared
@@ -37,7 +36,7 @@ def calibrated_noise(draft: PrivacyPlan) -> Noise:
     Raises:
         ValueError: If the budget can't be reached.
     """
-    noise, before, budget = draft.noise, draft.other_releases, draft.budget
+    noise, before, budget = draft.noise, draft.other_releases, draft.event_budget
     relation = draft.neighboring_relation
     if not noise.adaptive:
         multiplier = calibrate_noise(
@@ -73,7 +72,7 @@ def budget_of(draft: PrivacyPlan, max_epsilon: float | None) -> PrivacyBudget:
             "plan to a budget"
         )
     delta = draft.budget.delta
-    spends = tight_epsilon(draft.history, delta, neighboring_relation=draft.neighboring_relation)
+    spends = draft.tight_epsilon(draft.history)
     if max_epsilon is not None and spends > max_epsilon:
         raise ValueError(_too_much(draft, spends, max_epsilon))
     # A margin above rounding: the same plan must fit on another machine too.
@@ -88,8 +87,8 @@ def _too_much(draft: PrivacyPlan, spends: float, allowed: float) -> str:
         fits = affordable_rounds(
             draft.other_releases,
             rounds[0][0],
-            allowed,
-            draft.budget.delta,
+            allowed - 2.0 * draft.noise.slack,
+            draft.event_budget.delta,
             at_most=draft.charged_rounds,
             neighboring_relation=draft.neighboring_relation,
         )

@@ -1,14 +1,13 @@
 """Kinds of noise: who adds it, how much in each round, and the charge for it.
 
 A kind of noise stands for a promise to somebody: `CentralNoise` trusts the server, `ClientNoise`
-trusts nobody. Each says what it excludes, and its words for the privacy statement. A new kind, for
-instance noise in shares under a secure sum, is one more class here.
+trusts nobody. Each says what it excludes, and its words for the privacy statement. Noise in shares
+under a secure sum has a file of its own (`distributed_noise`).
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
@@ -28,8 +27,7 @@ from fl_dp.accounting import (
     event_of,
 )
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.kinds import known_kind
-from fl_dp.mechanisms import ClientScheme, client_scheme
+from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
 
 from .hosting import Hosting
 from .release import Release
@@ -86,6 +84,18 @@ class Noise(ABC):
         """Sentences on what the promise leaves out because of who adds the noise."""
         return ()
 
+    @property
+    def slack(self) -> float:
+        """Lambda: a bound on how far log-ratios of all releases lie from those of their events.
+
+        A promise is larger than its events' by `2 lambda` in epsilon and `e^lambda` in delta.
+        """
+        return 0.0
+
+    def event_budget(self, budget: PrivacyBudget) -> PrivacyBudget:
+        """Return what is left of a budget for events."""
+        return budget
+
     def multipliers(self, rounds: int) -> tuple[float, ...]:
         """Return the planned multiplier of each round; where it is chosen later, the first one."""
         return self.schedule.multipliers(self.multiplier, rounds)
@@ -134,6 +144,30 @@ class Noise(ABC):
             ValueError: With what to write instead.
         """
         del utility
+
+    def check_compression(self, up: str) -> None:
+        """Refuse an encoding of what clients send; anything goes by default.
+
+        Args:
+            up: The encoding's name.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        del up
+
+    def check_sums(self, bundle: GaussianBundle, *, rounds: int, num_clients: int) -> None:
+        """Refuse sums that this noise can't be added to; anything goes by default.
+
+        Args:
+            bundle: Of the round with the least noise.
+            rounds: Of the plan.
+            num_clients: Units of the roster.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        del bundle, rounds, num_clients
 
     @abstractmethod
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
@@ -356,20 +390,3 @@ class ClientNoise(Noise):
 def server_needed(name: str) -> str:
     """Return why an option does not go with noise at the clients."""
     return f"{name} needs noise at the server: leave client_scheme out"
-
-
-_KINDS: dict[str, type[Noise]] = {each.kind: each for each in (CentralNoise, ClientNoise)}
-
-
-def noise_from_dict(fields: Mapping[str, Any]) -> Noise:
-    """Return the noise that `to_dict` described.
-
-    Raises:
-        ValueError: If the kind is unknown to this version.
-    """
-    given = dict(fields)
-    kind = known_kind(_KINDS, given.pop("kind"), of="noise")
-    given["schedule"] = NoiseSchedule.from_dict(given["schedule"])
-    if given.get("plateau") is not None:
-        given["plateau"] = PlateauSchedule(**given["plateau"])
-    return kind(**given)

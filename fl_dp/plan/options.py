@@ -14,11 +14,13 @@ from fl_dp.accounting import (
     PlateauSchedule,
     PoissonSampling,
     Sampling,
+    VisibleSampling,
     freeze,
 )
 from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, FixedClipping, ScalarMetric
 
 from .arguments import require_known, require_types
+from .distributed_noise import DistributedNoise, SecureSum
 from .hosting import Hosting
 from .noise import CentralNoise, ClientNoise, Noise, server_needed
 from .release import Release
@@ -27,8 +29,8 @@ from .release import Release
 class PlanOptions(TypedDict, total=False):
     """Options of a plan beyond budget, rounds, roster, sampling and clipping.
 
-    Each is an attribute of `PrivacyPlan`, `Release`, `Hosting` or the noise: `CentralNoise`, or
-    `ClientNoise` if `client_scheme` is given.
+    Each is an attribute of `PrivacyPlan`, `Release`, `Hosting` or the noise: `CentralNoise`,
+    `ClientNoise` if `client_scheme` is given, or `DistributedNoise` if `secure_sum` is.
     """
 
     neighboring_relation: NeighboringRelation
@@ -41,6 +43,7 @@ class PlanOptions(TypedDict, total=False):
     total_weight: float | None
     capped_denominator: bool
     client_scheme: str | None
+    secure_sum: SecureSum | None
     unit: str
     units_per_node: int
     coins_at_nodes: bool
@@ -66,6 +69,7 @@ def plan_fields(
     clipping_norm: float | None = None,
     clipping: Clipping | None = None,
     client_scheme: str | None = None,
+    secure_sum: SecureSum | None = None,
     **options: Any,
 ) -> dict[str, Any]:
     """Return the arguments of `PrivacyPlan` that flat keywords stand for.
@@ -77,6 +81,7 @@ def plan_fields(
         clipping_norm: Short for `clipping=FixedClipping(norm=...)`.
         clipping: What bounds an update; `DEFAULT_CLIPPING` if both are left out.
         client_scheme: Each client adds noise of this scheme itself; None: the server adds it.
+        secure_sum: Each node adds a share of the noise under masks; None: the server adds it.
         **options: Fields of a plan and of its parts.
 
     Raises:
@@ -86,11 +91,17 @@ def plan_fields(
     of_noise = _taken(options, CentralNoise) | {"multiplier": noise_multiplier}
     if "other_releases" in options:
         options["other_releases"] = freeze(options["other_releases"])
+    hosting = Hosting(**_taken(options, Hosting))
+    sampled = _one_sampling(sampling_rate, sampling)
+    if secure_sum is None:
+        noise = _noise(of_noise, client_scheme)
+    else:
+        noise = _shared_noise(of_noise, client_scheme, secure_sum, sampled, hosting, options)
     return {
         "release": Release(**_taken(options, Release)),
-        "hosting": Hosting(**_taken(options, Hosting)),
-        "noise": _noise(of_noise, client_scheme),
-        "sampling": _one_sampling(sampling_rate, sampling),
+        "hosting": hosting,
+        "noise": noise,
+        "sampling": sampled,
         **options,
     }
 
@@ -122,6 +133,37 @@ def _noise(given: Mapping[str, Any], client_scheme: str | None) -> Noise:
         if value is not None:
             raise IncompatibleOptions(server_needed(name))
     return ClientNoise(**own, scheme=client_scheme)
+
+
+def _shared_noise(
+    given: Mapping[str, Any],
+    client_scheme: str | None,
+    secure_sum: SecureSum,
+    sampling: Sampling,
+    hosting: Hosting,
+    options: Mapping[str, Any],
+) -> Noise:
+    if client_scheme is not None:
+        raise IncompatibleOptions(
+            "client_scheme and secure_sum are two answers to who adds the noise: leave one out"
+        )
+    others = dict(given)
+    own = _taken(others, Noise)
+    for name, value in others.items():
+        if value is not None:
+            raise IncompatibleOptions(
+                f"{name} chooses noise from what was released, and shares are fixed before: leave "
+                "secure_sum out"
+            )
+    visible = isinstance(sampling, VisibleSampling)
+    units = sampling.cohort if visible else options["num_clients"]
+    return DistributedNoise(
+        **own,
+        nodes=-(-units // hosting.units_per_node),
+        units_per_node=hosting.units_per_node,
+        rounds=options["rounds"],
+        secure_sum=secure_sum,
+    )
 
 
 def _one_sampling(rate: float | None, sampling: Sampling | None) -> Sampling:

@@ -32,15 +32,19 @@ from fl_dp.accounting import (
     epsilon,
     freeze,
 )
+from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle, least_noise_multiplier
 
 from .calibrated import budget_of, calibrated_noise
+from .distributed_noise import DistributedNoise
 from .hosting import Hosting
-from .noise import Noise, noise_from_dict
+from .noise import Noise
+from .noise_kinds import noise_from_dict
 from .options import PlanArguments, plan_fields, require_plan_arguments
 from .release import Release
+from .shared_bundle import SharedBundle
 
 _UNITS = ("client", "record")
 _ONE_A_NODE = Hosting()
@@ -116,6 +120,11 @@ class PrivacyPlan:
         # Made for their own checks: charged and gated, before anything of the plan is released.
         _ = self.event_of(1), self.filter()
         _ = self.bundle(max(self.noise_multipliers))  # scalars fit every round, or no round starts
+        self.noise.check_sums(
+            self.bundle(self.noise.least_multiplier),
+            rounds=self.rounds,
+            num_clients=self.num_clients,
+        )
         # The finer the noise, the finer the grid, and the fewer units it sums without a rounding.
         if self.bundle(self.noise.least_multiplier).max_units < self.num_clients:
             raise ValueError(
@@ -332,6 +341,36 @@ class PrivacyPlan:
             clipping_norms=clipping_norms,
         )
 
+    def shared_bundle(
+        self,
+        noise_multiplier: float,
+        *,
+        size: int,
+        clipping_norms: tuple[float, ...] | None = None,
+    ) -> SharedBundle:
+        """Return what makes a round private under a secure sum.
+
+        Args:
+            noise_multiplier: Of the round as a whole.
+            size: Coordinates of the model.
+            clipping_norms: Those of this round, where they change; the first round's by default.
+
+        Raises:
+            TypeError: If the plan's noise is not in shares.
+            ValueError: If the model is larger than was accounted.
+        """
+        if not isinstance(self.noise, DistributedNoise):
+            raise TypeError(
+                f"noise {self.noise.place} has no shares: give the plan secure_sum=SecureSum()"
+            )
+        bundle = self.bundle(noise_multiplier, clipping_norms=clipping_norms)
+        return self.noise.shared_bundle(bundle, size)
+
+    @property
+    def event_budget(self) -> PrivacyBudget:
+        """The part of the budget that events may spend; see `Noise.slack`."""
+        return self.noise.event_budget(self.budget)
+
     def filter(self) -> PrivacyFilter:
         """Return the gate that every release of the plan has to pass, with nothing spent."""
         return self.noise.filter(self.budget, self.history, self.neighboring_relation)
@@ -350,7 +389,27 @@ class PrivacyPlan:
         releases = self.history if history is None else freeze(history)
         if self.noise.adaptive:
             return EpsilonBounds(filter=self.budget.epsilon if releases else 0.0)
-        return epsilon(releases, self.budget.delta, neighboring_relation=self.neighboring_relation)
+        if not releases:
+            return epsilon((), self.budget.delta)
+        relation = self.neighboring_relation
+        bounds = epsilon(releases, self.event_budget.delta, neighboring_relation=relation)
+        return bounds.plus(2.0 * self.noise.slack)
+
+    def tight_epsilon(self, history: History, *, interval: float | None = None) -> float:
+        """Return the smallest of the bounds of `epsilon` that every kind of event has.
+
+        Args:
+            history: Releases.
+            interval: Discretisation of the privacy loss, that of reports by default.
+        """
+        releases = freeze(history)
+        bound = tight_epsilon(
+            releases,
+            self.event_budget.delta,
+            neighboring_relation=self.neighboring_relation,
+            interval=interval,
+        )
+        return bound + 2.0 * self.noise.slack if releases else 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan as plain JSON values."""

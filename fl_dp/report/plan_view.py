@@ -10,7 +10,7 @@ from typing import Any
 
 from rich.table import Table
 
-from fl_dp.accounting import EpsilonBounds, naive_split, tight_epsilon
+from fl_dp.accounting import EpsilonBounds, naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.plan import PrivacyPlan
 from fl_dp.statement import promise_in_words
@@ -190,9 +190,4 @@ def _curve(plan: PrivacyPlan) -> list[tuple[int, float]]:
 def _spent(plan: PrivacyPlan, multipliers: tuple[float, ...]) -> float:
     charged = multipliers[: plan.charged_rounds]
     rounds = [(plan.event_at(z), count) for z, count in Counter(charged).items()]
-    return tight_epsilon(
-        [*rounds, *plan.other_releases],
-        plan.budget.delta,
-        neighboring_relation=plan.neighboring_relation,
-        interval=SEARCH_INTERVAL,
-    )
+    return plan.tight_epsilon([*rounds, *plan.other_releases], interval=SEARCH_INTERVAL)

@@ -1,0 +1,165 @@
+"""One node's share of the noise of a secure sum, added to its own values before they are masked.
+
+    >>> updates = Segment("updates", size=10, scale=400.0, cap=400.0, clipping_norm=1.0)
+    >>> share = NoiseShare(segments=(updates,), noise_scale=612.0)
+    >>> steps = share.encode([sum_of_clipped_updates], rng)  # int64: mask and send them
+    >>> share.decode(total_of_all_nodes)  # [float64 array of shape (10,)]
+
+Values are put on the integers by drawing the discrete Gaussian *around* them: there is no rounding
+whose error would add up, and no norm that rounding would lengthen. That several shares amount to
+one Gaussian, and what that is charged as, is `fl_dp.accounting.shared_noise`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .checks import require_count, require_positive
+from .discrete_gaussian import DiscreteGaussian
+from .randomness import SecureRandom
+
+LEAST_NOISE_SCALE = 2.0
+"""In grid steps: below it, sums of discrete Gaussians are no longer one to 1e-16."""
+
+# Each product of a value and the scale is rounded once: in a sum of u units, that moves two
+# neighbours apart by u 2^-52 of the clipping norm at most. Enough for 2^22 units on a node.
+_ROUNDED = 1.0 + 2.0**-30
+_WRAPS = 8.0  # standard deviations of the whole noise that the words hold: 1e-15 a coordinate
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a secure sum's coordinates.
+
+    Attributes:
+        name: What it holds, for instance `updates`.
+        size: Coordinates.
+        scale: Grid steps a unit of value.
+        cap: Largest entry of one node, in steps; what is beyond is cut.
+        clipping_norm: L2 distance by which one privacy unit moves the segment, in units of value.
+    """
+
+    name: str
+    size: int
+    scale: float
+    cap: float
+    clipping_norm: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a number is not positive and finite.
+        """
+        require_count(size=self.size)
+        require_positive(scale=self.scale, cap=self.cap, clipping_norm=self.clipping_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseShare:
+    """What each node does to its values before they are masked, and the server to their sum.
+
+    Privacy: none that one share promises alone. A sum that holds `h` shares which an adversary does
+    not know is as private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`,
+    for one privacy unit that moves each segment by its clipping norm at most, zero-out neighbours.
+
+    Attributes:
+        segments: Of the coordinates, in order.
+        noise_scale: Of one node's noise, in grid steps of every segment.
+    """
+
+    segments: tuple[Segment, ...]
+    noise_scale: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If there is no segment, or so little noise that shares do not add up.
+        """
+        if not self.segments:
+            raise ValueError("a secure sum needs a segment: there is nothing to add up")
+        # "not >=" instead of "<": a NaN has to fail, too.
+        if not (self.noise_scale >= LEAST_NOISE_SCALE and math.isfinite(self.noise_scale)):
+            raise ValueError(
+                f"noise_scale must be at least {LEAST_NOISE_SCALE:g} grid steps, got "
+                f"{self.noise_scale:.4g}: a sum of less is no Gaussian; use more bits"
+            )
+
+    @property
+    def size(self) -> int:
+        """Coordinates of the sum."""
+        return sum(segment.size for segment in self.segments)
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 distance, in grid steps, by which one privacy unit moves what a node encodes."""
+        each = (segment.scale * segment.clipping_norm for segment in self.segments)
+        return math.hypot(*each) * _ROUNDED
+
+    @cached_property
+    def _law(self) -> DiscreteGaussian:
+        return DiscreteGaussian(self.noise_scale)
+
+    def encode(self, values: Sequence[ArrayLike], rng: SecureRandom) -> NDArray[np.int64]:
+        """Return a node's values with its share of the noise.
+
+        An entry beyond the cap is cut to it: a projection, which moves no two values apart.
+
+        Args:
+            values: One array a segment, its sum over the node's units: `size` real numbers each.
+            rng: Where the noise comes from.
+
+        Returns:
+            Integers in grid steps, shape `(size,)`; secret until they are masked.
+
+        Raises:
+            ValueError: If there is not one array of the right size a segment, or an entry is NaN.
+        """
+        centres = np.empty(self.size)
+        for segment, part, given in zip(self.segments, self._parts(centres), values, strict=True):
+            found = np.asarray(given, dtype=np.float64).reshape(-1)
+            if found.size != segment.size:  # one entry would be broadcast
+                raise ValueError(
+                    f"segment '{segment.name}' has {segment.size} coordinates, got {found.size}"
+                )
+            np.multiply(found, segment.scale, out=part)
+            np.clip(part, -segment.cap, segment.cap, out=part)
+        return self._law.sample_around(centres, rng)
+
+    def decode(self, total: NDArray[np.int64]) -> list[NDArray[np.float64]]:
+        """Return the sums that so many steps stand for, in units of value, one array a segment.
+
+        Args:
+            total: The sum of what nodes encoded, shape `(size,)`.
+
+        Raises:
+            ValueError: If it has another shape.
+        """
+        if total.shape != (self.size,):
+            raise ValueError(f"the sum has {self.size} coordinates, got shape {total.shape}")
+        parts = zip(self.segments, self._parts(total.astype(np.float64)), strict=True)
+        return [part / segment.scale for segment, part in parts]
+
+    def largest_sum(self, nodes: int) -> float:
+        """Return the largest entry, in steps, that a sum of so many nodes can have.
+
+        Beyond it lies only noise of more than 8 standard deviations.
+        """
+        values = nodes * max(segment.cap for segment in self.segments)
+        return values + _WRAPS * math.sqrt(nodes) * self.noise_scale
+
+    def fits(self, nodes: int, bits: int) -> bool:
+        """Tell whether sums of so many nodes fit words of so many bits: no entry wraps around."""
+        return self.largest_sum(nodes) <= 2.0 ** (bits - 1) - 1.0
+
+    def _parts(self, flat: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        """Return views of a flat vector, one a segment."""
+        ends = np.cumsum([segment.size for segment in self.segments])[:-1]
+        return list(np.split(flat, ends))

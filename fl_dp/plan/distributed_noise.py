@@ -1,0 +1,403 @@
+"""Noise in shares under a secure sum: no update and no noise is in anybody's hands alone."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from math import exp, inf, sqrt
+from typing import Any, ClassVar
+
+from fl_dp.accounting import (
+    DeclaredFilter,
+    IncompatibleOptions,
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyEvent,
+    PrivacyFilter,
+    Sampling,
+    SharedNoise,
+    VisibleSampling,
+    shared_noise_slack,
+)
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.shared_noise import MASKS_DELTA
+from fl_dp.mechanisms import GaussianBundle
+from fl_dp.mechanisms.checks import require_positive
+
+from .hosting import Hosting
+from .noise import ANOTHER_APP, Noise
+from .release import Release
+from .shared_bundle import SharedBundle, WordSize
+
+_LARGEST_SLACK = 1e-2
+_ATTEMPTS = 2  # of each round: what failed sums may repeat, counted beforehand
+_MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSum:
+    """Options of the secure sums of a training. None: the default for the number of nodes.
+
+    Attributes:
+        least: Fewest repliers that a sum is opened with; default: 90 % of the nodes.
+        colluding: Nodes that may tell the server what they added; default: 1 up to 10 nodes, 2 up
+            to 20, 5 up to 200, 10 above.
+        committee: Members who hold shares of every client's seeds; default: all nodes up to 20,
+            else 40, and 60 from 500 on.
+        threshold: Members who can open a sum together; default: 80 % of the committee, or more
+            where that many may collude.
+        degree: Neighbours that a client shares masks with, even; default: everybody up to 64
+            nodes, else 20 up to 200 and 40 above, twice as many where over 10 % may drop out.
+        bits: Each coordinate is summed modulo 2^bits; default: 16, or 20 where needed.
+        element_cap: Largest entry of one node's sum, in clipping norms; default: all that its
+            units can reach, or a quarter of it where that saves bits.
+        cross_check: Members agree on one set of repliers before they open: one more exchange, and
+            a lying server opens no sum below `least`.
+        roster: Owners' nodes know each other's identities from a file. Needed for the promise
+            against a server that lies.
+        reply_after: Seconds after which every node answers, so that its time does not tell what it
+            did; needed with coins at the nodes. None: as soon as it is ready.
+        max_parameters: Most coordinates of the model, which the accounting's own error is for.
+    """
+
+    least: int | None = None
+    colluding: int | None = None
+    committee: int | None = None
+    threshold: int | None = None
+    degree: int | None = None
+    bits: int | None = None
+    element_cap: float | None = None
+    cross_check: bool = False
+    roster: bool = False
+    reply_after: float | None = None
+    max_parameters: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        """Validate what does not depend on the number of nodes.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
+        if self.bits is not None and not 4 <= self.bits <= 32:
+            raise ValueError(f"bits must lie in [4, 32], got {self.bits}: 16 suit most federations")
+        if self.degree is not None and (self.degree < 2 or self.degree % 2):
+            raise ValueError(f"degree must be even and at least 2, got {self.degree}")
+        if self.max_parameters < 1:
+            raise ValueError(f"max_parameters must be at least 1, got {self.max_parameters}")
+        if self.element_cap is not None:
+            require_positive(element_cap=self.element_cap)
+        if self.reply_after is not None:
+            require_positive(reply_after=self.reply_after)
+
+    def noise(self, nodes: int) -> SharedNoise:
+        """Return who takes part in a sum of so many nodes.
+
+        Raises:
+            ValueError: If so few shares of noise would be certain that a sum hides nobody.
+        """
+        if nodes < 3:
+            raise ValueError(
+                f"a secure sum needs at least 3 nodes, got {nodes}: with two, each can take its "
+                "own values off and see the other's"
+            )
+        colluding = self.colluding
+        if colluding is None:
+            colluding = next(c for most, c in _COLLUDING if nodes <= most)
+        committee = self.committee or next(size for most, size in _COMMITTEE if nodes <= most)
+        committee = min(committee, nodes) if self.committee is None else committee
+        if committee > nodes:
+            raise ValueError(
+                f"committee = {committee} members are more than the {nodes} nodes: write at most "
+                "as many"
+            )
+        never_both = (committee + min(colluding, committee)) // 2 + 1
+        return SharedNoise(
+            cohort=nodes,
+            # Of integers: 0.9 * 10 is above 9 in no float, but that is no proof.
+            least=-(-9 * nodes // 10) if self.least is None else self.least,
+            colluding=colluding,
+            committee=committee,
+            threshold=self.threshold or max(never_both, -(-4 * committee // 5)),
+            cross_check=self.cross_check,
+        )
+
+    def neighbours(self, nodes: int) -> int:
+        """Return how many neighbours a client of so many nodes shares masks with."""
+        if self.degree is not None:
+            return self.degree
+        if nodes <= _MOST_EVERYBODY:
+            return nodes + nodes % 2  # even, and at least everybody else
+        least = -(-9 * nodes // 10) if self.least is None else self.least
+        usual = 20 if nodes <= 200 else 40
+        return usual if 10 * least >= 9 * nodes else 2 * usual
+
+
+_COLLUDING = ((10, 1), (20, 2), (200, 5), (inf, 10))
+_COMMITTEE = ((20, 20), (499, 40), (inf, 60))
+
+
+@dataclass(frozen=True, kw_only=True)
+class DistributedNoise(Noise):
+    """Gaussian noise in shares: each node adds one to its own values before they are masked.
+
+    `multiplier` is that of the shares which are certain to be in a sum and which nobody who is not
+    trusted knows: with a roster of the nodes' identities against a server that lies, without one
+    against a server that follows the protocol.
+
+    Attributes:
+        nodes: Of a sum.
+        units_per_node: Whose sum a node sends.
+        rounds: Planned; the accounting's own error is for twice as many.
+        secure_sum: Options of the sums.
+    """
+
+    kind: ClassVar[str] = "distributed"
+    place: ClassVar[str] = "in shares at the nodes"
+
+    nodes: int
+    units_per_node: int = 1
+    rounds: int
+    secure_sum: SecureSum
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If sums of these nodes would hide nobody, or the accounting's own error is
+                beyond what may be charged for it.
+        """
+        if self.slack > _LARGEST_SLACK:
+            raise ValueError(
+                f"max_parameters = {self.secure_sum.max_parameters} in {self.rounds} rounds of "
+                f"{self.nodes} nodes make float64's own error {self.slack:.2g}, above "
+                f"{_LARGEST_SLACK:g}: write SecureSum(max_parameters=...) with the model's own size"
+            )
+
+    @cached_property
+    def shares(self) -> SharedNoise:
+        """Who takes part in a sum, and how many shares of noise are certain."""
+        return self.secure_sum.noise(self.nodes)
+
+    @property
+    def honest_shares(self) -> int:
+        """Shares of noise that `multiplier` is made of."""
+        return self.shares.honest_shares(server_lies=self.secure_sum.roster)
+
+    @property
+    def releases(self) -> int:
+        """The number of sums that are accounted: planned rounds, and repetitions of failed ones."""
+        return _ATTEMPTS * self.rounds
+
+    @cached_property
+    def slack(self) -> float:
+        """Lambda; see `Noise.slack`."""
+        # Of all nodes' shares: the most that any claim counts.
+        return shared_noise_slack(self.releases, self.secure_sum.max_parameters, self.nodes)
+
+    def event_budget(self, budget: PrivacyBudget) -> PrivacyBudget:
+        """Return what is left of a budget for the Gaussians that sums are charged as.
+
+        Raises:
+            ValueError: If nothing is left.
+        """
+        left = budget.epsilon - 2.0 * self.slack
+        if left <= 0.0 or budget.delta <= MASKS_DELTA:
+            raise ValueError(
+                f"epsilon {budget.epsilon:.4g} at delta {budget.delta:.3g} is less than a secure "
+                f"sum's own error, epsilon {2.0 * self.slack:.2g}: write a larger budget"
+            )
+        return PrivacyBudget(epsilon=left, delta=(budget.delta - MASKS_DELTA) * exp(-self.slack))
+
+    def filter(
+        self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation
+    ) -> PrivacyFilter:
+        """Return the gate: of the declared releases, and of no more sums than are accounted."""
+        spare = self.releases - self.rounds
+        return DeclaredFilter(
+            self.event_budget(budget),
+            history,
+            neighboring_relation=relation,
+            most=sum(count for _, count in history) + spare,
+        )
+
+    def event(
+        self, multiplier: float, *, sampling: Sampling, num_clients: int, release: Release
+    ) -> PrivacyEvent:
+        """Return a Gaussian, amplified only by coins at the nodes."""
+        return sampling.event(multiplier, num_clients)
+
+    def shared_bundle(self, bundle: GaussianBundle, size: int) -> SharedBundle:
+        """Return a round's sums on the integers of a secure sum.
+
+        Args:
+            bundle: How units are clipped, and what is summed.
+            size: Of the updates.
+
+        Raises:
+            ValueError: If the model is larger than was accounted, or bits are too few.
+        """
+        if size > self.secure_sum.max_parameters:
+            raise ValueError(
+                f"the model has {size} coordinates, and the plan accounts for max_parameters = "
+                f"{self.secure_sum.max_parameters}: write SecureSum(max_parameters={size})"
+            )
+        words = WordSize(
+            noise=self.shares,
+            shares=self.honest_shares,
+            units_per_node=self.units_per_node,
+            bits=self.secure_sum.bits,
+            element_cap=self.secure_sum.element_cap,
+        )
+        return words.fit(bundle, size)
+
+    def check(
+        self,
+        *,
+        sampling: Sampling,
+        release: Release,
+        hosting: Hosting,
+        relation: NeighboringRelation,
+    ) -> None:
+        """Refuse what a sum under masks does not show, and cohorts that its noise would give away.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        _ = self.shares  # checks itself
+        if hosting.units_per_node != self.units_per_node:
+            raise ValueError(
+                f"the noise is for {self.units_per_node} units a node, and the plan has "
+                f"{hosting.units_per_node}: write secure_sum=SecureSum(...) and let the plan count"
+            )
+        if release.capped_denominator:
+            raise IncompatibleOptions(
+                "a capped denominator is made from weights that the server sees, which a secure "
+                "sum hides: use the fixed denominator"
+            )
+        if not sampling.visible and not hosting.coins_at_nodes:
+            raise IncompatibleOptions(
+                "a cohort that only the server knows is no secret under secure_sum: its noise is "
+                "one share a member, and many coordinates of it tell how many there were; write "
+                "coins_at_nodes=True, sampling_rate=1 or sampling=VisibleSampling(cohort=...), "
+                f"got {sampling}"
+            )
+        if isinstance(sampling, VisibleSampling) and sampling.cohort and hosting.units_per_node > 1:
+            raise IncompatibleOptions(
+                "a cohort of units would tell each node which of its own take part, and every "
+                "node of a secure sum is sent the same: write sampling_rate=1 or "
+                f"coins_at_nodes=True, or have one unit a node, got {sampling}"
+            )
+        one_a_node = hosting.units_per_node == 1
+        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and one_a_node:
+            raise IncompatibleOptions(
+                "a unit that is a node takes its share of the noise with it: with secure_sum use "
+                "zero-out neighbours, not add-or-remove-one"
+            )
+        if hosting.coins_at_nodes and self.secure_sum.reply_after is None:
+            raise IncompatibleOptions(
+                "a node whose coins drew nobody answers sooner, which shows its coins: with "
+                "secure_sum and coins_at_nodes write SecureSum(reply_after=...), in seconds"
+            )
+
+    def check_sums(self, bundle: GaussianBundle, *, rounds: int, num_clients: int) -> None:
+        """Refuse more rounds than are accounted, and bits that are too few for the least noise.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        if rounds > self.rounds or self.nodes > num_clients:
+            raise ValueError(
+                f"the noise is for {self.rounds} rounds of {self.nodes} nodes, and the plan has "
+                f"{rounds} of {num_clients} units: write secure_sum=SecureSum(...) and let the "
+                "plan count"
+            )
+        self.shared_bundle(bundle, 1)
+
+    def check_compression(self, up: str) -> None:
+        """Refuse any encoding of masked words, which no encoding makes shorter.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        if up != "none":
+            raise IncompatibleOptions(
+                f"compression=Compression(up='{up}') would change masked words, which then no "
+                "longer add up: with secure_sum leave it out, or write fewer bits"
+            )
+
+    def check_reports(self, utility: str | None) -> None:
+        """Refuse any report of a client in the clear.
+
+        Raises:
+            ValueError: If a selection asks for one.
+        """
+        if utility:
+            raise IncompatibleOptions(
+                f"clients of a secure sum do not report their {utility} in the clear: with "
+                "secure_sum write selection=PublicSelection(...)"
+            )
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Sentences on what no secure sum promises."""
+        told = (
+            "norms and honesty of malicious clients: each can spoil a sum, and none learns more",
+            "a sum that always opens: nodes that stay away, or lie, make it fail, and it stays "
+            "charged",
+            "who takes part, when it answers and how long it trains",
+            ANOTHER_APP,
+        )
+        if self.secure_sum.roster:
+            return told
+        return (
+            "a server that invents nodes, swaps keys or tells members different repliers: nodes "
+            "have no roster of identities (`SecureSum(roster=True)`)",
+            *told,
+        )
+
+    def adversary(self, *, unit: str, sampling: Sampling) -> str:
+        """Return that it holds against the server and colluding nodes."""
+        shares = self.shares
+        server = "the server, which may lie about models, cohorts and drop-outs"
+        if not self.secure_sum.roster:
+            server = "the server, which follows the protocol"
+        return (
+            f"is {server}, with {shares.colluding} of {shares.cohort} nodes: sees every message, "
+            "knows all other data and opens only sums"
+        )
+
+    def trusted(self, hosting: Hosting) -> str:
+        """Return who is trusted, and with what."""
+        units = "" if hosting.units_per_node == 1 else ", with the updates of its units,"
+        roster = (
+            " and the roster of nodes that their owners agreed on"
+            if (self.secure_sum.roster)
+            else ""
+        )
+        return (
+            f"each node's own software{units} to clip and to add its share of noise; at least "
+            f"{self.honest_shares} nodes of a sum not to collude{roster}"
+        )
+
+    def mechanism(self, release: Release) -> str:
+        """Return what each node does."""
+        shares = self.shares
+        least = shares.guaranteed if self.secure_sum.roster else shares.least
+        return (
+            f"discrete Gaussian in shares, one a node, on the masked sum of clipped updates; "
+            f"any opened sum has at least {least} nodes and {self.honest_shares} shares of noise "
+            "that nobody else knows"
+        )
+
+    def of_public_models(self, event: PrivacyEvent) -> PrivacyEvent:
+        """Return what a round costs against who sees its released model alone.
+
+        Then no share is known, and a server that follows the protocol opens no sum below `least`.
+        """
+        more = sqrt(self.shares.least / self.honest_shares)
+        multiplier: float = event.noise_multiplier  # type: ignore[union-attr]  # rounds are Gaussian
+        return replace(event, noise_multiplier=more * multiplier)  # type: ignore[call-arg]  # as above
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the noise as plain JSON values."""
+        return super().to_dict() | {"secure_sum": asdict(self.secure_sum)}

@@ -1,0 +1,180 @@
+"""The sums of a round under a secure sum: how nodes clip, and how they put values on integers.
+
+The words of a secure sum have few bits, which the sum's range and its noise share. A choice of
+bits and of the largest entry of one node fixes the grid: the finest at which no sum wraps around.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.accounting import SharedNoise, shared_noise_multiplier
+from fl_dp.mechanisms import (
+    LEAST_NOISE_SCALE,
+    GaussianBundle,
+    GaussianMechanism,
+    NoiseShare,
+    SecureRandom,
+    Segment,
+)
+
+_MOST_BITS = 32
+_SMALL_CAP = 0.25  # of what a node can reach: only an update of a few entries has one beyond
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedBundle:
+    """A `GaussianBundle` whose noise is shared among the nodes of a secure sum.
+
+    Privacy: releasing all sums is as private as one Gaussian of the bundle's `noise_multiplier`,
+    for one unit, zero-out neighbours, against anyone who knows all but the certain shares of noise
+    (`SharedNoise.honest_shares`).
+
+    Attributes:
+        bundle: How units are clipped, and what is summed; its own noise is not used.
+        share: What each node adds, and how the sum is read.
+        bits: Each coordinate is summed modulo 2^bits.
+    """
+
+    bundle: GaussianBundle
+    share: NoiseShare
+    bits: int
+
+    @property
+    def segments(self) -> tuple[Segment, ...]:
+        """Of the coordinates: the updates, then each scalar of the bundle in its order."""
+        return self.share.segments
+
+    @property
+    def noise_scale(self) -> float:
+        """Of one node's noise, in grid steps."""
+        return self.share.noise_scale
+
+    def encode(
+        self, updates: NDArray[np.float64], scalars: Sequence[float], rng: SecureRandom
+    ) -> NDArray[np.int64]:
+        """Return a node's sums with its share of the noise; see `NoiseShare.encode`.
+
+        Args:
+            updates: Sum of its units' clipped updates, in the updates' units, not in grid steps.
+            scalars: Sums of its units' scalars, in the order and units of `scalar_values`.
+            rng: Where the noise comes from.
+        """
+        return self.share.encode([updates, *scalars], rng)
+
+    def decode(self, total: NDArray[np.int64]) -> tuple[NDArray[np.float64], list[float]]:
+        """Return the noisy sum of updates and those of scalars, in the units of `encode`."""
+        updates, *scalars = self.share.decode(total)
+        return updates, [float(each[0]) for each in scalars]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WordSize:
+    """Public numbers that fix how a round is put on integers.
+
+    Attributes:
+        noise: Who takes part.
+        shares: Of noise, that nobody can take away.
+        units_per_node: Units whose sum a node sends.
+        bits: Of a word; None: 16, or 20 where those give too little noise.
+        element_cap: Largest entry of one node, in clipping norms; None: what its units can reach,
+            or a quarter of it.
+    """
+
+    noise: SharedNoise
+    shares: int
+    units_per_node: int
+    bits: int | None
+    element_cap: float | None
+
+    def fit(self, bundle: GaussianBundle, size: int) -> SharedBundle:
+        """Return the round on the finest grid at which no sum wraps around.
+
+        Args:
+            bundle: How units are clipped, and what is summed.
+            size: Of the updates.
+
+        Raises:
+            ValueError: If the grid would be so coarse that shares of noise are below two
+                steps, with the bits that are enough.
+        """
+        for bits in (16, 20) if self.bits is None else (self.bits,):
+            for cap in self._caps:
+                found = self._noise_scale(bundle, size, bits, cap)
+                if found >= LEAST_NOISE_SCALE:
+                    share = self._share(bundle, size, found, cap)
+                    return SharedBundle(bundle=bundle, share=share, bits=bits)
+        raise ValueError(self._too_few(bundle, size))
+
+    @property
+    def _caps(self) -> tuple[float, ...]:
+        """Largest entries of a node to try, in clipping norms."""
+        most = float(self.units_per_node)
+        return (most, _SMALL_CAP * most) if self.element_cap is None else (self.element_cap,)
+
+    def _noise_scale(self, bundle: GaussianBundle, size: int, bits: int, cap: float) -> float:
+        """Return the largest scale at which sums fit so many bits; 0 if none is accounted."""
+        low, high = LEAST_NOISE_SCALE, 2.0 ** (bits - 1)
+        if not self._fits(bundle, size, low, cap, bits):
+            return 0.0
+        # Both the noise and the values, in steps, grow with the scale.
+        while low < (middle := (low + high) / 2.0) < high:
+            low, high = (
+                (middle, high) if self._fits(bundle, size, middle, cap, bits) else (low, middle)
+            )
+        return low
+
+    def _fits(
+        self, bundle: GaussianBundle, size: int, noise_scale: float, cap: float, bits: int
+    ) -> bool:
+        return self._share(bundle, size, noise_scale, cap).fits(self.noise.cohort, bits)
+
+    def _share(
+        self, bundle: GaussianBundle, size: int, noise_scale: float, cap: float
+    ) -> NoiseShare:
+        """Return the share on the grid at which the whole has the bundle's multiplier.
+
+        Each sum has a grid of its own: with the same noise in steps, its multiplier is the
+        bundle's own for that sum, and the squares of their inverses add up as they do there.
+        """
+        one_step = self._of_steps(bundle, size, 1.0, noise_scale, cap)
+        multiplier = shared_noise_multiplier(noise_scale, one_step.sensitivity, self.shares)
+        steps = multiplier / bundle.noise_multiplier
+        return self._of_steps(bundle, size, steps, noise_scale, cap)
+
+    def _of_steps(
+        self, bundle: GaussianBundle, size: int, steps: float, noise_scale: float, cap: float
+    ) -> NoiseShare:
+        """Return the share on grids at which each sum's own noise is so many steps."""
+        scalars = zip(bundle.scalar_names, bundle.scalar_mechanisms, strict=True)
+        segments = [_segment("updates", size, bundle.updates, steps, cap)]
+        segments += [_segment(name, 1, each, steps, self.units_per_node) for name, each in scalars]
+        return NoiseShare(segments=tuple(segments), noise_scale=noise_scale)
+
+    def _too_few(self, bundle: GaussianBundle, size: int) -> str:
+        """Return what to write instead of too few bits."""
+        tried = self.bits or 20
+        cap = min(self._caps)
+        enough = (
+            bits
+            for bits in range(tried + 1, _MOST_BITS + 1)
+            if self._noise_scale(bundle, size, bits, cap)
+        )
+        write = next((f"bits={bits}" for bits in enough), "a larger noise multiplier")
+        return (
+            f"{tried} bits are too few for sums of {self.noise.cohort} nodes at noise multiplier "
+            f"{bundle.noise_multiplier:.4g}: a share of noise would be below "
+            f"{LEAST_NOISE_SCALE:g} grid steps; write {write} in secure_sum=SecureSum(...)"
+        )
+
+
+def _segment(
+    name: str, size: int, mechanism: GaussianMechanism, steps: float, cap: float
+) -> Segment:
+    """Return one sum's segment, on a grid of `steps` in its noise; the cap is in its norms."""
+    scale, norm = steps / mechanism.noise_std, mechanism.clipping_norm
+    return Segment(name, size, scale, cap * scale * norm, norm)
