@@ -61,6 +61,7 @@ if TYPE_CHECKING:
         shared_noise_multiplier,
         shared_noise_scale,
         shared_noise_slack,
+        within_slack,
     )
 else:
     __getattr__ = lazy_exports(__name__)
@@ -119,4 +120,5 @@ __all__ = [
     "shared_noise_slack",
     "tight_epsilon",
     "udp_sigma",
+    "within_slack",
 ]

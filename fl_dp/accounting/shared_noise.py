@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from fl_dp.mechanisms import LEAST_NOISE_SCALE
 from fl_dp.mechanisms.checks import require_count, require_positive
 
+from .budget import PrivacyBudget
+
 MASKS_DELTA = 2.0**-100
 """Probability with which masks, seeds and signatures are taken to fail: computational."""
 
@@ -157,3 +159,22 @@ def shared_noise_slack(
 def _theta(variance: float) -> float:
     """Return the sum over j from 1 on of `exp(-2 pi^2 variance j^2)`; variance above a tenth."""
     return sum(math.exp(-2.0 * math.pi**2 * variance * j**2) for j in range(1, 8))
+
+
+def within_slack(budget: PrivacyBudget, slack: float) -> PrivacyBudget:
+    """Return what is left of a budget for the Gaussians that secure sums are charged as.
+
+    Args:
+        budget: What may be spent in all.
+        slack: From `shared_noise_slack`.
+
+    Raises:
+        ValueError: If nothing is left.
+    """
+    left = budget.epsilon - 2.0 * slack
+    if left <= 0.0 or budget.delta <= MASKS_DELTA:
+        raise ValueError(
+            f"epsilon {budget.epsilon:.4g} at delta {budget.delta:.3g} is less than a secure "
+            f"sum's own error, epsilon {2.0 * slack:.2g}: write a larger budget"
+        )
+    return PrivacyBudget(epsilon=left, delta=(budget.delta - MASKS_DELTA) * math.exp(-slack))

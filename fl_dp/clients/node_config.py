@@ -269,8 +269,8 @@ def _exact(given: Mapping[str, Any]) -> bool:
     value = given.get(EXACT_KEY)
     if value not in (None, EXACT_PURPOSE):
         raise _error(
-            f'{EXACT_KEY} must be "{EXACT_PURPOSE}", which allows totals without noise, or be left out; '
-            f"got {value!r}"
+            f'{EXACT_KEY} must be "{EXACT_PURPOSE}", which allows totals without noise, or be '
+            f"left out; got {value!r}"
         )
     return value is not None
 

@@ -51,8 +51,9 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
         store, identity = SimulatedStore(context.state), simulated_identity(context.state)
     else:
         folder = secure_folder(owner)
-        store, identity = SQLiteStore(folder / STORE_FILE), Identity.load_or_create(
-            folder / IDENTITY_FILE
+        store, identity = (
+            SQLiteStore(folder / STORE_FILE),
+            Identity.load_or_create(folder / IDENTITY_FILE),
         )
     try:
         yield SecureNode(

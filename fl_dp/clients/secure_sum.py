@@ -9,15 +9,12 @@ would for a server that adds the noise (`sum_of_units`).
 from __future__ import annotations
 
 import logging
-import math
 import time
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
-from numpy.typing import NDArray
 
 from fl_dp.accounting import (
     GaussianEvent,
@@ -26,24 +23,31 @@ from fl_dp.accounting import (
     PrivacyBudgetExhausted,
     PrivacyEvent,
     shared_noise_multiplier,
+    shared_noise_slack,
+    within_slack,
 )
 from fl_dp.mechanisms import NoiseShare, SecureRandom
-from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import SCALARS_METRIC
-from fl_dp.protocol.secure_sum import content_digest, masked_to_content, terms_in, without_terms
+from fl_dp.protocol.instruction import SumInstruction
+from fl_dp.protocol.secure_sum import (
+    content_digest,
+    masked_to_content,
+    receipt_in,
+    terms_in,
+    without_terms,
+)
 from fl_dp.secagg import Refused, SumTerms
-from fl_dp.updates import BundleSum, VectorLayout, only_array_record, widen
 
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy
-from .records import config_of, instruction_of, only_record
+from .records import config_of
 from .secure_node import secure_node
+from .summed import Summed, summed_of
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 
 def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Answer a train message that has the terms of a secure sum with masked, noised values.
+    """Answer a message that has the terms of a secure sum with masked, noised values.
 
     `numpy_client_app` has it built in, outside all mods but the deadline and the owner's policy.
     Messages without terms pass.
@@ -64,33 +68,30 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     if text is None:
         return call_next(message, context)
     began = time.monotonic()
-    terms, instruction = SumTerms.from_json(text), instruction_of(message)
-    if instruction is None or instruction.bundle is None or instruction.secure_sum is None:
-        raise Refused("terms", "the message does not say how units are clipped, and at what price")
-    asked = instruction.secure_sum
-    _, model = only_record(message.content.array_records, "ArrayRecord")
-    layout = VectorLayout.of(widen(model))
-    sums = BundleSum(instruction.bundle, layout, np.zeros(layout.size))
-    _require_matching(terms, instruction, sums)
+    terms, content = SumTerms.from_json(text), content_digest(message.content)
+    receipt = receipt_in(message.content)
+    message.content = without_terms(message.content)
+    summed = summed_of(message)
+    _require_matching(terms, summed)
     with secure_node(context) as node:
-        part = node.begin(
-            text,
-            content=content_digest(message.content),
-            purpose=message.metadata.message_type,
-        )
-        message.content = without_terms(message.content)
+        if receipt is not None:
+            node.check_receipt(terms.run, receipt)
+        part = node.begin(text, content=content, purpose=message.metadata.message_type)
         share = NoiseShare(segments=terms.segments, noise_scale=terms.noise_scale)
         nothing = [np.zeros(each.size) for each in terms.segments]
         values = nothing
         try:
-            _charge(terms, share, asked, message, context)
-            values = _values(call_next(message, context), sums, instruction)
+            _charge(terms, share, summed.price, message, context)
+            reply = call_next(message, context)
+            if reply.has_error():
+                raise ValueError("the handler replied with an error")
+            values = summed.values(reply)
         except PrivacyBudgetExhausted as exhausted:
             logger.info("%s; the sum gets the noise around zero", exhausted)
         except Exception:
             logger.exception("the client failed; the sum gets the noise around zero")
         if terms.reply_after is not None and time.monotonic() - began > terms.reply_after:
-            logger.warning("trained for longer than %.0f s: contributes zero", terms.reply_after)
+            logger.warning("not done after %.3g s: contributes zero", terms.reply_after)
             values = nothing
         masked = part.message(share.encode(values, SecureRandom()))
     if terms.reply_after is not None:
@@ -98,23 +99,16 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     return Message(masked_to_content(masked), reply_to=message)
 
 
-def _require_matching(terms: SumTerms, instruction: RoundInstruction, sums: BundleSum) -> None:
-    """Check that what units are clipped to is what the noise in the terms is for.
+def _require_matching(terms: SumTerms, summed: Summed) -> None:
+    """Check that the noise in the terms is for what units are clipped to.
 
     Raises:
         Refused: If it is not.
     """
-    if instruction.sampling_rate is None or instruction.utility is not None:
-        raise Refused("terms", "the units of a secure sum are told alike, and report nothing")
-    if instruction.client_noise is not None or instruction.compression is not None:
-        raise Refused("terms", "a secure sum has its own noise and its own encoding")
     rate = 1.0 if terms.sampling_rate is None else terms.sampling_rate
-    if instruction.sampling_rate != rate:
+    if summed.sampling_rate != rate:
         raise Refused("terms", "the units are to be drawn at another rate than the terms charge")
-    bundle = sums.bundle
-    asked = [(sums.updates.total.size, bundle.updates.clipping_norm)]
-    asked += [(1, mechanism.clipping_norm) for mechanism in bundle.scalar_mechanisms]
-    if [(each.size, each.clipping_norm) for each in terms.segments] != asked:
+    if [(each.size, each.clipping_norm) for each in terms.segments] != summed.segments:
         raise Refused("terms", "its segments are not what the units are clipped to")
 
 
@@ -151,7 +145,7 @@ def _charge(
         # A power of two, beyond what is planned: a budget that changed with every sum would have to
         # be certified anew each time.
         sums = max(asked.rounds, 1 << ledger.spending(account).charges.bit_length())
-        slack = shares.slack(rounds=sums, size=terms.size, scale=terms.noise_scale)
+        slack = shared_noise_slack(sums, terms.size, shares.cohort)
         ledger.charge(
             account,
             _event(multiplier, terms.sampling_rate),
@@ -166,23 +160,3 @@ def _event(multiplier: float, sampling_rate: float | None) -> PrivacyEvent:
     if sampling_rate is None:
         return GaussianEvent(noise_multiplier=multiplier)
     return PoissonGaussianEvent(noise_multiplier=multiplier, sampling_rate=sampling_rate)
-
-
-def _values(
-    reply: Message, sums: BundleSum, instruction: RoundInstruction
-) -> list[NDArray[np.float64]]:
-    """Return a node's sums in the units of its updates and scalars, one array a segment.
-
-    Raises:
-        ValueError: If the handler replied with an error.
-        RefusedUpdate: If it replied with anything else than sums that its units can reach.
-    """
-    if reply.has_error():
-        raise ValueError("the handler replied with an error")
-    _, metrics = only_record(reply.content.metric_records, "MetricRecord")
-    scalars = cast(list[float], metrics.get(SCALARS_METRIC, []))
-    # Once more within its bounds: what is not clipped here would be bounded by nobody.
-    sums.add_node(only_array_record(reply.content), scalars, max_units=instruction.max_units)
-    each = zip(sums.scalars, sums.bundle.scalar_mechanisms, strict=True)
-    scalars_sums = [np.array([total * mechanism.grid]) for total, mechanism in each]
-    return [sums.updates.total * sums.bundle.updates.grid, *scalars_sums]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
-from math import exp, inf, sqrt
+from math import inf, sqrt
 from typing import Any, ClassVar
 
 from fl_dp.accounting import (
@@ -18,9 +18,9 @@ from fl_dp.accounting import (
     SharedNoise,
     VisibleSampling,
     shared_noise_slack,
+    within_slack,
 )
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.shared_noise import MASKS_DELTA
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.checks import require_positive
 
@@ -200,13 +200,7 @@ class DistributedNoise(Noise):
         Raises:
             ValueError: If nothing is left.
         """
-        left = budget.epsilon - 2.0 * self.slack
-        if left <= 0.0 or budget.delta <= MASKS_DELTA:
-            raise ValueError(
-                f"epsilon {budget.epsilon:.4g} at delta {budget.delta:.3g} is less than a secure "
-                f"sum's own error, epsilon {2.0 * self.slack:.2g}: write a larger budget"
-            )
-        return PrivacyBudget(epsilon=left, delta=(budget.delta - MASKS_DELTA) * exp(-self.slack))
+        return within_slack(budget, self.slack)
 
     def filter(
         self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation

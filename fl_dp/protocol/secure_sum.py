@@ -1,11 +1,11 @@
 """Messages of a secure sum, as Flower's records: the one place that knows how they travel.
 
-    query.fl_dp_secagg_key        a node's entry in the directory, with its key of the run
-    query.fl_dp_secagg_directory  everybody's entries; the node answers with their hash
-    train (any kind)              with the sum's terms; the node answers with its masked values
-    query.fl_dp_secagg_view       only with a cross-check: who replied, for a member to sign
-    query.fl_dp_secagg_open       who replied, for a member to open their seeds' shares
-    query.fl_dp_secagg_done       the run's keys may go
+query.fl_dp_secagg_key        a node's entry in the directory, with its key of the run
+query.fl_dp_secagg_directory  everybody's entries; the node answers with their hash
+train (any kind)              with the sum's terms; the node answers with its masked values
+query.fl_dp_secagg_view       only with a cross-check: who replied, for a member to sign
+query.fl_dp_secagg_open       who replied, for a member to open their seeds' shares
+query.fl_dp_secagg_done       the run's keys may go
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ from fl_dp.updates import RefusedUpdate
 
 SECURE_SUM_KEY = "fl-dp-secure-sum"
 """Name of the ConfigRecord with the terms of a sum."""
+
+SUM_KEY = "fl-dp-sum"
+"""Config key of a message that is no training: the JSON text of its `SumInstruction`."""
 
 RECEIPT_KEY = "fl-dp-receipt"
 """Name of the ConfigRecord with the receipt of the last sum; no part of a message's content."""

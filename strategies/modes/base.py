@@ -33,6 +33,7 @@ from ..selection import Observation
 Cohort: TypeAlias = Mapping[int, tuple[Unit, ...]]
 """The units that take part in a round, by the id of the node that hosts them."""
 
+
 class RoundFailed(RuntimeError):
     """A round that can't release anything.
 

@@ -1,4 +1,4 @@
-"""Sums that nobody sees the parts of: each node masks what it sends, and adds a share of the noise."""
+"""Sums whose parts nobody sees: each node masks what it sends, with a share of noise in it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
+from fl_dp.secagg.masks import packed_bytes
 from flwr.app import ArrayRecord, MessageType, RecordDict
 from numpy.typing import NDArray
 
@@ -14,7 +15,6 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
 from fl_dp.secagg import SecureSumFailed
-from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates import VectorLayout
 
 from ..exchange import Ask

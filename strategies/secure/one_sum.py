@@ -1,8 +1,8 @@
 """One secure sum over some nodes, whatever it is about.
 
-    phase 1   a message a client: terms, then its masked, noised sum and shares of its seeds
-    phase 1b  with a cross-check only: members sign who replied
-    phase 2   a message a member: the shares that take the masks of the sum away, and no others
+phase 1   a message a client: terms, then its masked, noised sum and shares of its seeds
+phase 1b  with a cross-check only: members sign who replied
+phase 2   a message a member: the shares that take the masks of the sum away, and no others
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ class OneSum:
             committee=self._sums.committee(shares.committee),
             threshold=shares.threshold,
             least=shares.least,
-            degree=self._noise.degree,
+            degree=self._noise.secure_sum.neighbours(self._noise.nodes),
             colluding=shares.colluding,
             cross_check=shares.cross_check,
             segments=summed.share.segments,

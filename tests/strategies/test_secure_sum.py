@@ -1,25 +1,22 @@
-"""Trainings whose sums are secure, over real handlers, keys and ledgers; only the network is not."""
+"""Trainings by secure sums, over real handlers, keys and ledgers; only the network is none."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from local_grid import FIRST_NODE, LocalGrid
+from fl_dp.strategies.rehearsal import RehearsalFailed
+from flwr.app import Array, ArrayRecord
+from local_grid import LocalGrid
 from numpy.typing import NDArray
 from secure_nodes import SecureNodes
 
-from fl_dp.accounting import PrivacyBudget
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping
 from fl_dp.plan import PrivacyPlan, SecureSum
 from fl_dp.strategies import DPFedAvg, RoundFailed
-from fl_dp.strategies.rehearsal import RehearsalFailed
 
 NODES = 5
 SHAPES = ((3, 2), (4,))
@@ -94,13 +91,11 @@ def test_nodes_that_drop_out_leave_the_sum_of_the_rest(tmp_path: Path, cross_che
     def loses(kind: str, times: int, node: int) -> bool:
         return (kind == "train" and node == 1) or (kind.startswith("secagg_open") and node == 2)
 
-    options = SecureSum(least=4, threshold=4, cross_check=True) if cross_check else SecureSum(least=4)
     nodes = SecureNodes(tmp_path, updates_of(10), loses=loses)
     plan = plan_of(10, secure_sum=SecureSum(least=9, cross_check=cross_check))
     released, _ = trained(tmp_path, nodes, plan)
     left = [node for node in range(10) if node != 1]
     assert np.allclose(released, nodes.total(left) / 10, atol=tolerance(plan, 10))
-    del options
 
 
 def test_too_few_repliers_fail_the_round_and_it_stays_charged(tmp_path: Path) -> None:
@@ -170,7 +165,7 @@ def test_coins_at_the_nodes(tmp_path: Path) -> None:
         secure_sum=SecureSum(reply_after=0.05),
     )
     released, _ = trained(tmp_path, nodes, plan)
-    assert not np.allclose(released, nodes.total() / 10, atol=tolerance(plan, 10))  # not all of them
+    assert not np.allclose(released, nodes.total() / 10, atol=tolerance(plan, 10))
     assert np.linalg.norm(released) < 2.0
 
 
@@ -201,7 +196,3 @@ def test_a_reply_shows_nothing_but_uniform_bytes(tmp_path: Path) -> None:
         for reply in masked:
             assert set(reply.content) == {"masked", "bundles"}
             assert not list(reply.content.metric_records)
-
-
-def replies_of(nodes: SecureNodes, kind: str) -> list[Message]:
-    return [each for each in nodes.replies if each.metadata.message_type.endswith(kind)]

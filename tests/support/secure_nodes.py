@@ -1,4 +1,4 @@
-"""Nodes of secure sums behind a `LocalGrid`: our own app, each with keys and a ledger of its own."""
+"""Nodes of secure sums behind a `LocalGrid`: our own app, each with its keys and ledger."""
 
 from __future__ import annotations
 
@@ -77,9 +77,7 @@ class SecureNodes:
     def app(self) -> ClientApp:
         """The app, as a node runs it."""
         units = NodeUnits(
-            client_fn=lambda context, unit: Adds(
-                self.updates[context.node_id - FIRST_NODE][unit]
-            ),
+            client_fn=lambda context, unit: Adds(self.updates[context.node_id - FIRST_NODE][unit]),
             count=lambda context, config: len(self.updates[context.node_id - FIRST_NODE]),
         )
         return numpy_client_app(lambda context: Adds(self.updates[0][0]), units=units)

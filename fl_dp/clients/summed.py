@@ -1,0 +1,118 @@
+"""Contents of a secure sum, as a node finds them in a message and reads them off its own reply."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import cast
+
+import numpy as np
+from flwr.app import Message, MessageType
+from numpy.typing import NDArray
+
+from fl_dp.mechanisms.clipping import clip_by_norm
+from fl_dp.protocol.instruction import SumInstruction
+from fl_dp.protocol.keys import (
+    CONTRIBUTION_METRIC,
+    SCALARS_METRIC,
+    STATISTIC_ACTION,
+    STATISTIC_QUERY_KEY,
+)
+from fl_dp.protocol.secure_sum import SUM_KEY
+from fl_dp.secagg import Refused
+from fl_dp.statistics import query_from_dict
+from fl_dp.updates import BundleSum, VectorLayout, only_array_record, widen
+
+from .records import config_of, instruction_of, only_record
+
+Values = list[NDArray[np.float64]]
+"""A node's sums in their own units, one array a segment."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Summed:
+    """Numbers that a message asks a node to add to a sum.
+
+    Attributes:
+        segments: Size of each, and the L2 norm that one unit of the node has in it at most.
+        sampling_rate: With which each unit takes part.
+        price: What the training may cost the node.
+        values: Reads them off the reply of the handler that made them, bounded once more.
+    """
+
+    segments: list[tuple[int, float]]
+    sampling_rate: float
+    price: SumInstruction
+    values: Callable[[Message], Values]
+
+
+def summed_of(message: Message) -> Summed:
+    """Return what a message asks for, without its terms.
+
+    Raises:
+        Refused: `terms`, if it is nothing that can be summed.
+        ValueError: If it contradicts itself.
+    """
+    kind = message.metadata.message_type
+    if kind.partition(".")[0] == MessageType.TRAIN:
+        return _of_training(message)
+    if kind == f"{MessageType.QUERY}.{STATISTIC_ACTION}":
+        return _of_statistic(message)
+    raise Refused("terms", f"there is nothing to sum in a message of type '{kind}'")
+
+
+def _of_training(message: Message) -> Summed:
+    instruction = instruction_of(message)
+    if instruction is None or instruction.bundle is None or instruction.secure_sum is None:
+        raise Refused("terms", "the message does not say how units are clipped, and at what price")
+    if instruction.sampling_rate is None or instruction.utility is not None:
+        raise Refused("terms", "the units of a secure sum are told alike, and report nothing")
+    if instruction.client_noise is not None or instruction.compression is not None:
+        raise Refused("terms", "a secure sum has its own noise and its own encoding")
+    _, model = only_record(message.content.array_records, "ArrayRecord")
+    layout = VectorLayout.of(widen(model))
+    bundle, most = instruction.bundle, instruction.max_units
+    norms = [mechanism.clipping_norm for mechanism in bundle.scalar_mechanisms]
+
+    def values(reply: Message) -> Values:
+        sums = BundleSum(bundle, layout, np.zeros(layout.size))
+        _, metrics = only_record(reply.content.metric_records, "MetricRecord")
+        scalars = cast(list[float], metrics.get(SCALARS_METRIC, []))
+        # Once more within its bounds: what is not clipped here would be bounded by nobody.
+        sums.add_node(only_array_record(reply.content), scalars, max_units=most)
+        each = zip(sums.scalars, bundle.scalar_mechanisms, strict=True)
+        return [
+            sums.updates.total * bundle.updates.grid,
+            *(np.array([total * mechanism.grid]) for total, mechanism in each),
+        ]
+
+    return Summed(
+        segments=[(layout.size, bundle.updates.clipping_norm), *((1, norm) for norm in norms)],
+        sampling_rate=instruction.sampling_rate,
+        price=instruction.secure_sum,
+        values=values,
+    )
+
+
+def _of_statistic(message: Message) -> Summed:
+    config = config_of(message)
+    query = query_from_dict(json.loads(str(config[STATISTIC_QUERY_KEY])))
+    size, norm = query.dimension, query.l2_sensitivity
+    if SUM_KEY not in config:
+        raise Refused("terms", "the message does not say what the statistic may cost")
+
+    def values(reply: Message) -> Values:
+        _, metrics = only_record(reply.content.metric_records, "MetricRecord")
+        sent = np.array(metrics[CONTRIBUTION_METRIC], dtype=np.float64).reshape(-1, size)
+        total = np.zeros(size)
+        for vector in sent:  # one a unit
+            total += clip_by_norm(vector, norm)
+        return [total]
+
+    return Summed(
+        segments=[(size, norm)],
+        sampling_rate=1.0,
+        price=SumInstruction(**json.loads(str(config[SUM_KEY]))),
+        values=values,
+    )
