@@ -93,7 +93,7 @@ class OpenSum:
         raise NotImplementedError
 
     def sign(self, member: int, signature: bytes) -> None:
-        """Take in a member's signature of the view, for the cross-check; a wrong one is left out."""
+        """Take in a member's signature of the view, for the cross-check, unless it is wrong."""
         raise NotImplementedError
 
     @property
