@@ -1,12 +1,14 @@
 """Secure sums: a server learns what clients' vectors add up to, and nothing else."""
 
 from .client import MaskedMessage, Participation
-from .keys import Directory, Entry, Identity, Member, Roster
+from .directory import Directory, Entry
+from .keys import Identity
 from .member import Opened
 from .node import SecureNode
 from .opening import OpenSum, Question, SecureSumFailed
 from .receipts import Receipt
-from .refused import REFUSAL_CODES, Refused
+from .refused import REFUSAL_CODES, RefusalCode, Refused
+from .roster import Member, Roster
 from .store import Mark, MemoryStore, NodeStore, SQLiteStore
 from .terms import Segment, SumTerms
 
@@ -25,6 +27,7 @@ __all__ = [
     "Participation",
     "Question",
     "Receipt",
+    "RefusalCode",
     "Refused",
     "Roster",
     "SQLiteStore",
