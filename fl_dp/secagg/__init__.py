@@ -1,1 +1,38 @@
 """Secure sums: a server learns what clients' vectors add up to, and nothing else."""
+
+from .client import MaskedMessage, Participation
+from .directory import Directory, Entry
+from .keys import Identity
+from .member import Opened
+from .node import SecureNode
+from .opening import OpenSum, Question, SecureSumFailed
+from .receipts import Receipt
+from .refused import REFUSAL_CODES, RefusalCode, Refused
+from .roster import Member, Roster
+from .store import Mark, MemoryStore, NodeStore, SQLiteStore
+from .terms import Segment, SumTerms
+
+__all__ = [
+    "REFUSAL_CODES",
+    "Directory",
+    "Entry",
+    "Identity",
+    "Mark",
+    "MaskedMessage",
+    "Member",
+    "MemoryStore",
+    "NodeStore",
+    "OpenSum",
+    "Opened",
+    "Participation",
+    "Question",
+    "Receipt",
+    "RefusalCode",
+    "Refused",
+    "Roster",
+    "SQLiteStore",
+    "SecureNode",
+    "SecureSumFailed",
+    "Segment",
+    "SumTerms",
+]

@@ -1,0 +1,136 @@
+"""A client's one message to a sum: masked values, and shares of its seeds for the committee."""
+
+from __future__ import annotations
+
+import hashlib
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+from numpy.typing import NDArray
+
+from .frames import digest, prf
+from .masks import SEED_BYTES, add_mask, pack, packed_bytes, word_dtype
+from .shares import split
+from .terms import SumTerms
+
+COMMITMENT_BYTES = 16
+NONCE_BYTES = 12
+TAG_BYTES = 16
+
+
+@dataclass(frozen=True)
+class MaskedMessage:
+    """All that a client sends for a sum.
+
+    Attributes:
+        masked: Packed values, masked; `packed_bytes(bits, size)` bytes.
+        bundles: For each member in order, shares of the seeds, encrypted.
+        commitments: To the self seed and each pair seed, 16 bytes each.
+    """
+
+    masked: bytes
+    bundles: list[bytes]
+    commitments: bytes
+
+    @property
+    def label(self) -> bytes:
+        """Hash of the masked values, 32 bytes, which bundles are bound to."""
+        return digest("masked", hashlib.sha256(self.masked).digest())
+
+    def fits(self, terms: SumTerms, place: int) -> bool:
+        """Tell whether it has the form that a place's message must have."""
+        seeds = 1 + len(terms.neighbours[place])
+        bundle = NONCE_BYTES + SEED_BYTES * seeds + TAG_BYTES
+        return (
+            len(self.masked) == packed_bytes(terms.bits, terms.size)
+            and [len(each) for each in self.bundles] == [bundle] * len(terms.committee)
+            and len(self.commitments) == COMMITMENT_BYTES * seeds
+        )
+
+
+def commitment(seed: bytes) -> bytes:
+    """Return what tells a seed that was put together from shares from a wrong one, 16 bytes."""
+    return prf(seed, "commit")[:COMMITMENT_BYTES]
+
+
+def sign_of(place: int, other: int) -> int:
+    """Return the sign with which a place adds the mask that it shares with another."""
+    return 1 if place < other else -1
+
+
+def bundle_cipher(root: bytes, terms: SumTerms, place: int, member: int) -> AESGCM:
+    """Return the cipher between a client's place and a member's, for one sum and direction."""
+    return AESGCM(prf(root, "bundle", terms.hash, place, member))
+
+
+class Participation:
+    """A client's part in one sum, from its mark to its message. Usable once.
+
+    Attributes:
+        terms: Of the sum.
+        place: The client's.
+    """
+
+    def __init__(
+        self,
+        terms: SumTerms,
+        place: int,
+        root: Callable[[int], bytes],
+        sent: Callable[[bytes], None],
+    ) -> None:
+        """Start, after the mark is on disk.
+
+        Args:
+            terms: Of the sum.
+            place: The client's.
+            root: Secret that the client shares with a place.
+            sent: Is given the message's label before the message leaves.
+        """
+        self.terms, self.place = terms, place
+        self._root, self._sent = root, sent
+        self._used = False
+
+    def message(self, values: NDArray[np.int64]) -> MaskedMessage:
+        """Mask and share.
+
+        Args:
+            values: What to add, with its noise, in grid steps, shape `(terms.size,)`, taken modulo
+                2^bits.
+
+        Raises:
+            RuntimeError: If it was called before: two messages under one mask show a difference.
+            ValueError: If the shape or dtype is another.
+        """
+        if values.shape != (self.terms.size,) or values.dtype != np.int64:
+            raise ValueError(
+                f"values must be int64 of shape ({self.terms.size},), got {values.dtype} of shape "
+                f"{values.shape}"
+            )
+        if self._used:
+            raise RuntimeError("a participation sends one message")
+        self._used = True
+        terms, place = self.terms, self.place
+        neighbours = terms.neighbours[place]
+        own = secrets.token_bytes(SEED_BYTES)
+        pairs = [
+            prf(self._root(other), "pair", terms.hash, *sorted((place, other)))
+            for other in neighbours
+        ]
+        total = values.astype(word_dtype(terms.bits))  # wraps
+        add_mask(total, own, sign=1)
+        for other, seed in zip(neighbours, pairs, strict=True):
+            add_mask(total, seed, sign=sign_of(place, other))
+        message = MaskedMessage(
+            pack(total, terms.bits), [], b"".join(map(commitment, (own, *pairs)))
+        )
+        label = message.label
+        shares = split(b"".join((own, *pairs)), terms.threshold, len(terms.committee))
+        for member, share in zip(terms.committee, shares, strict=True):
+            nonce = secrets.token_bytes(NONCE_BYTES)
+            cipher = bundle_cipher(self._root(member), terms, place, member)
+            message.bundles.append(nonce + cipher.encrypt(nonce, share, terms.hash + label))
+        self._sent(label)
+        return message

@@ -1,0 +1,256 @@
+"""The directory of a run: every node's public keys, signed.
+
+A node's place is the index of its entry, and its name within sums. A node that is new, or lost its keys, is appended in a new epoch; what was there before stays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Self
+
+from .frames import digest, frame
+from .keys import KEY_BYTES, SIGNATURE_BYTES, Identity, RunKey, is_signed
+from .roster import Roster
+from .texts import canonical, fields_of, hex_bytes, object_of, require_integers, require_name
+
+ALL_MEMBERS = 20  # up to so many nodes all hold shares
+MOST_RUNS = 2**64 - 1  # Flower's run ids
+_MOST_EPOCHS = 2**32 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Entry:
+    """A node in the directory of a run.
+
+    Attributes:
+        name: Under which its owner is known, printable, at most 200 characters.
+        identity: Public Ed25519 key, 32 bytes.
+        run_key: Public X25519 key, 32 bytes.
+        signature: The identity's, 64 bytes, over run, epoch, name and both keys.
+        epoch: Of the directory that it first stands in.
+    """
+
+    name: str
+    identity: bytes
+    run_key: bytes
+    signature: bytes
+    epoch: int
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field can't be what it stands for.
+        """
+        require_name(name=self.name)
+        require_integers(0, _MOST_EPOCHS, epoch=self.epoch)
+        for what, value, length in (
+            ("identity", self.identity, KEY_BYTES),
+            ("run key", self.run_key, KEY_BYTES),
+            ("signature", self.signature, SIGNATURE_BYTES),
+        ):
+            if not isinstance(value, bytes) or len(value) != length:
+                raise ValueError(f"the {what} of '{self.name}' must be {length} bytes")
+
+    @classmethod
+    def make(cls, run: int, epoch: int, name: str, identity: Identity, key: RunKey) -> Self:
+        """Return a node's own entry, signed."""
+        text = _signed_text(run, epoch, name, identity.public, key.public)
+        return cls(
+            name=name,
+            identity=identity.public,
+            run_key=key.public,
+            signature=identity.sign(text),
+            epoch=epoch,
+        )
+
+    def is_signed(self, run: int) -> bool:
+        """Tell whether it is signed for this run."""
+        text = _signed_text(run, self.epoch, self.name, self.identity, self.run_key)
+        return is_signed(self.identity, self.signature, text)
+
+    def to_dict(self) -> dict[str, str | int]:
+        """Return it with bytes in hex, as JSON and a ConfigRecord take it."""
+        return {
+            "name": self.name,
+            "identity": self.identity.hex(),
+            "run_key": self.run_key.hex(),
+            "signature": self.signature.hex(),
+            "epoch": self.epoch,
+        }
+
+    @classmethod
+    def from_dict(cls, fields: Any) -> Self:
+        """Read what `to_dict` wrote.
+
+        Raises:
+            ValueError: If it is anything else.
+        """
+        keys = ("name", "identity", "run_key", "signature", "epoch")
+        fields = fields_of(fields, keys, "entries of a directory")
+        return cls(
+            name=fields["name"],
+            identity=hex_bytes(fields["identity"], KEY_BYTES, "identity"),
+            run_key=hex_bytes(fields["run_key"], KEY_BYTES, "run_key"),
+            signature=hex_bytes(fields["signature"], SIGNATURE_BYTES, "signature"),
+            epoch=fields["epoch"],
+        )
+
+
+def _signed_text(run: int, epoch: int, name: str, identity: bytes, run_key: bytes) -> bytes:
+    return frame("entry", run, epoch, name.encode(), identity, run_key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Directory:
+    """Everybody's public keys in one run.
+
+    Attributes:
+        run: Flower's run id.
+        epoch: 0, and one more each time that entries are appended.
+        roster_hash: Of the roster that the nodes are known by, in hex; empty: none.
+        entries: Those of epoch 0, then those of epoch 1, ...; within an epoch by identity.
+    """
+
+    run: int
+    epoch: int
+    roster_hash: str
+    entries: tuple[Entry, ...]
+
+    @classmethod
+    def first(cls, run: int, entries: Iterable[Entry], *, roster_hash: str = "") -> Self:
+        """Return the directory of epoch 0, its entries put in order.
+
+        Raises:
+            ValueError: As `check`.
+        """
+        directory = cls(run=run, epoch=0, roster_hash=roster_hash, entries=_in_order(entries))
+        directory.check()
+        return directory
+
+    def extended(self, entries: Iterable[Entry]) -> Directory:
+        """Return the directory of the next epoch.
+
+        Args:
+            entries: Of the next epoch, of nodes that are new or lost their keys.
+
+        Raises:
+            ValueError: As `check`.
+        """
+        directory = Directory(
+            run=self.run,
+            epoch=self.epoch + 1,
+            roster_hash=self.roster_hash,
+            entries=self.entries + _in_order(entries),
+        )
+        directory.check()
+        return directory
+
+    @cached_property
+    def hash(self) -> bytes:
+        """What everybody who holds the same directory agrees on, 32 bytes."""
+        parts: list[bytes | int] = [self.run, self.epoch, self.roster_hash.encode()]
+        for each in self.entries:
+            parts += [each.name.encode(), each.identity, each.run_key, each.signature, each.epoch]
+        return digest("directory", *parts)
+
+    @cached_property
+    def places(self) -> dict[bytes, int]:
+        """The place of each identity: that of its last entry, as older keys are lost."""
+        return {each.identity: place for place, each in enumerate(self.entries)}
+
+    @cached_property
+    def current(self) -> tuple[int, ...]:
+        """Places that count, ascending."""
+        return tuple(sorted(self.places.values()))
+
+    def continues(self, earlier: Directory) -> bool:
+        """Tell whether it is an earlier directory with entries appended, or that one itself."""
+        return (
+            self.run == earlier.run
+            and self.roster_hash == earlier.roster_hash
+            and (self.epoch > earlier.epoch or self == earlier)
+            and self.entries[: len(earlier.entries)] == earlier.entries
+        )
+
+    def committee(self, size: int, roster: Roster | None = None) -> tuple[int, ...]:
+        """Return the places of those who hold shares, ascending.
+
+        All up to 20; else those whom the roster names; else the `size` smallest hashes. Nothing
+        rests on chance here: all who collude may be in it.
+
+        Args:
+            size: Members, where hashes decide.
+            roster: In which people may have chosen members.
+        """
+        if len(self.current) <= ALL_MEMBERS:
+            return self.current
+        chosen = frozenset[bytes]() if roster is None else roster.chosen
+        if chosen:
+            return tuple(each for each in self.current if self.entries[each].identity in chosen)
+        ranked = sorted(
+            self.current,
+            key=lambda place: digest("committee", self.hash, self.entries[place].identity),
+        )
+        return tuple(sorted(ranked[:size]))
+
+    def check(self) -> None:
+        """Check what anybody can check of it.
+
+        Raises:
+            ValueError: If an entry is out of order or not signed, or a name, identity or run key
+                stands for two nodes.
+        """
+        require_integers(0, MOST_RUNS, run=self.run)
+        require_integers(0, _MOST_EPOCHS, epoch=self.epoch)
+        hex_bytes(self.roster_hash, KEY_BYTES if self.roster_hash else 0, "roster_hash")
+        if not self.entries or self.entries[-1].epoch != self.epoch:
+            raise ValueError(f"no entry is of the directory's epoch, {self.epoch}")
+        order = [(each.epoch, each.identity) for each in self.entries]
+        if any(one >= following for one, following in pairwise(order)):
+            raise ValueError("entries must be in order of epoch and identity, each once")
+        if len({each.run_key for each in self.entries}) < len(self.entries):
+            raise ValueError("a run key stands in the directory twice")
+        named = {(each.name, each.identity) for each in self.entries}
+        if not len(named) == len({name for name, _ in named}) == len(self.places):
+            raise ValueError("a name stands for two identities, or an identity for two names")
+        for each in self.entries:
+            if not each.is_signed(self.run):
+                raise ValueError(f"the entry of '{each.name}' is not signed for this run")
+
+    def to_json(self) -> str:
+        """Return it as JSON text."""
+        return canonical(
+            {
+                "run": self.run,
+                "epoch": self.epoch,
+                "roster_hash": self.roster_hash,
+                "entries": [each.to_dict() for each in self.entries],
+            }
+        )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote; `check` it before it is used.
+
+        Raises:
+            ValueError: If it is anything else.
+        """
+        fields = object_of(text, ("run", "epoch", "roster_hash", "entries"), "directories")
+        require_integers(0, MOST_RUNS, run=fields["run"])
+        require_integers(0, _MOST_EPOCHS, epoch=fields["epoch"])
+        if not isinstance(fields["entries"], list) or not isinstance(fields["roster_hash"], str):
+            raise ValueError("entries must be a list, and roster_hash a text")
+        return cls(
+            run=fields["run"],
+            epoch=fields["epoch"],
+            roster_hash=fields["roster_hash"],
+            entries=tuple(map(Entry.from_dict, fields["entries"])),
+        )
+
+
+def _in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    return tuple(sorted(entries, key=lambda each: each.identity))

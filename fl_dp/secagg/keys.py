@@ -1,0 +1,155 @@
+"""Keys of a node: its identity, which signs, and its key for one run, which hides."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from pathlib import Path
+from typing import Self
+
+from cryptography.exceptions import InvalidSignature
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
+from cryptography.hazmat.primitives.kdf.hkdf import HKDF
+from cryptography.hazmat.primitives.serialization import (
+    Encoding,
+    NoEncryption,
+    PrivateFormat,
+    load_pem_private_key,
+)
+
+from fl_dp.files import write_text
+
+from .frames import frame
+
+KEY_BYTES = 32  # of every public key
+SIGNATURE_BYTES = 64
+_OTHERS = 0o077
+
+
+class Identity:
+    """A node's signing key, Ed25519, which outlives runs."""
+
+    def __init__(self, key: ed25519.Ed25519PrivateKey) -> None:
+        """Take a key.
+
+        Args:
+            key: Its secret half.
+        """
+        self._key = key
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Return a fresh identity."""
+        return cls(ed25519.Ed25519PrivateKey.generate())
+
+    @classmethod
+    def from_pem(cls, pem: bytes) -> Self:
+        """Read an identity.
+
+        Raises:
+            ValueError: If it is no Ed25519 key in PEM, without a password.
+        """
+        try:
+            key = load_pem_private_key(pem, password=None)
+        except (TypeError, ValueError) as error:
+            raise ValueError("an identity is an Ed25519 key in PEM without a password") from error
+        if not isinstance(key, ed25519.Ed25519PrivateKey):
+            raise ValueError(f"an identity is an Ed25519 key, got {type(key).__name__}")
+        return cls(key)
+
+    @classmethod
+    def load_or_create(cls, file: Path) -> Self:
+        """Read a node's identity, or make one that only the owner reads (mode 0600).
+
+        Args:
+            file: In a folder that exists. Keep a copy: another identity needs a new roster.
+
+        Raises:
+            ValueError: If others can read the file, or it is no identity.
+            OSError: If it can't be read or made.
+        """
+        if not file.exists():
+            # Linked, not renamed: of two processes that make one, both read the first one's.
+            fresh = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
+            write_text(fresh, cls.generate().to_pem().decode())
+            try:
+                file.hardlink_to(fresh)
+            except FileExistsError:
+                pass
+            finally:
+                fresh.unlink()
+        if os.name == "posix" and file.stat().st_mode & _OTHERS:
+            raise ValueError(f"{file} is a secret key that others can read: chmod 600 it")
+        try:
+            return cls.from_pem(file.read_bytes())
+        except ValueError as error:
+            raise ValueError(f"{file}: {error}") from error
+
+    @property
+    def public(self) -> bytes:
+        """The public half, 32 bytes."""
+        return self._key.public_key().public_bytes_raw()
+
+    def to_pem(self) -> bytes:
+        """Return the secret key as PKCS #8 PEM, not encrypted."""
+        return self._key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+    def sign(self, text: bytes) -> bytes:
+        """Return the signature of a text, 64 bytes."""
+        return self._key.sign(text)
+
+
+class RunKey:
+    """A node's key for one run, X25519: deleted with the run, so that old sums stay closed."""
+
+    def __init__(self, key: x25519.X25519PrivateKey) -> None:
+        """Take a key.
+
+        Args:
+            key: Its secret half.
+        """
+        self._key = key
+
+    @classmethod
+    def generate(cls) -> Self:
+        """Return a fresh key."""
+        return cls(x25519.X25519PrivateKey.generate())
+
+    @classmethod
+    def from_secret(cls, secret: bytes) -> Self:
+        """Read what `secret` wrote."""
+        return cls(x25519.X25519PrivateKey.from_private_bytes(secret))
+
+    @property
+    def public(self) -> bytes:
+        """The public half, 32 bytes."""
+        return self._key.public_key().public_bytes_raw()
+
+    @property
+    def secret(self) -> bytes:
+        """The secret half, 32 bytes, for the node's store alone."""
+        return self._key.private_bytes_raw()
+
+    def root(self, other: bytes, *places: int) -> bytes:
+        """Return the secret that two places share, 32 bytes: HKDF-SHA256 of the X25519 secret.
+
+        Args:
+            other: Public run key of the other; one's own for a secret that nobody else knows.
+            *places: Both places, in any order.
+
+        Raises:
+            ValueError: If the other's key is of low order, so that everybody knows the secret.
+        """
+        shared = self._key.exchange(x25519.X25519PublicKey.from_public_bytes(other))
+        info = frame("root", *sorted(places))
+        return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(shared)
+
+
+def is_signed(identity: bytes, signature: bytes, text: bytes) -> bool:
+    """Tell whether a signature of a text is an identity's."""
+    try:
+        ed25519.Ed25519PublicKey.from_public_bytes(identity).verify(signature, text)
+    except (InvalidSignature, ValueError):  # ValueError: no key at all
+        return False
+    return True

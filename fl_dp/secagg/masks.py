@@ -1,0 +1,112 @@
+"""Masks in Z_2^b: a seed's stream, added to words that wrap, of which the low b bits travel.
+
+Words have w = 8, 16 or 32 bits, at least b. The low b bits of a uniform word are uniform, and sums
+modulo 2^b need no others: there is neither a bias nor a rejection.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
+
+from .frames import prf
+
+MOST_BITS = 32
+SEED_BYTES = 32
+_BLOCK = 16  # of AES
+_ZEROS = bytes(1 << 16)  # a chunk that stays in the cache
+
+Words = NDArray[np.unsignedinteger[Any]]
+"""Little-endian unsigned words of 8, 16 or 32 bits."""
+
+
+def word_dtype(bits: int) -> np.dtype[Any]:
+    """Return the dtype in which sums modulo 2^bits are computed, bits 1 to 32."""
+    if not 1 <= bits <= MOST_BITS:
+        raise ValueError(f"bits must lie in [1, {MOST_BITS}], got {bits}")
+    return np.dtype("<u1" if bits <= 8 else "<u2" if bits <= 16 else "<u4")
+
+
+def add_mask(total: Words, seed: bytes, *, sign: int) -> None:
+    """Add a seed's mask in place, or subtract it.
+
+    Args:
+        total: Words, shape `(size,)`, contiguous; they wrap.
+        seed: 32 bytes.
+        sign: 1 or -1.
+    """
+    # Every seed has a key of its own, so the counter may start at 0 each time.
+    stream = Cipher(algorithms.AES(prf(seed, "mask")), modes.CTR(bytes(_BLOCK))).encryptor()
+    # One buffer for all chunks: `update` would take new pages of memory, at five times the cost.
+    buffer = bytearray(len(_ZEROS) + _BLOCK - 1)
+    step = len(_ZEROS) // total.itemsize
+    mask = np.frombuffer(buffer, total.dtype, step)
+    combined = np.add if sign > 0 else np.subtract
+    for start in range(0, total.size, step):
+        part = total[start : start + step]
+        stream.update_into(_ZEROS[: part.nbytes], buffer)
+        combined(part, mask[: part.size], out=part)
+
+
+def packed_bytes(bits: int, size: int) -> int:
+    """Return how long `pack` makes so many words."""
+    return sum(-(-size * width // 8) for width in _planes(bits))
+
+
+def pack(values: Words, bits: int) -> bytes:
+    """Return the low bits of each word, without gaps.
+
+    The bits of a word are cut into planes whose widths are powers of two, low bits first: 20 bits
+    are 16 and 4. A plane of 8, 16 or 32 bits is a little-endian array; a narrower one has its first
+    value in the low bits of a byte, and zeros at its end.
+    """
+    planes, shift = [], 0
+    for width in _planes(bits):
+        plane = values >> values.dtype.type(shift) if shift else values
+        if width < 8:
+            lanes = np.zeros((-(-values.size * width // 8), 8 // width), np.uint8)
+            low = values.dtype.type((1 << width) - 1)
+            lanes.reshape(-1)[: values.size] = plane & low
+            plane = np.zeros(len(lanes), np.uint8)
+            for lane in range(8 // width):
+                plane |= lanes[:, lane] << np.uint8(lane * width)
+        planes.append(plane.astype(_plane_dtype(width), copy=False).tobytes())
+        shift += width
+    return b"".join(planes)
+
+
+def unpack(blob: bytes, bits: int, size: int) -> Words:
+    """Return the words that `pack` wrote, shape `(size,)`.
+
+    Raises:
+        ValueError: If the length is another than `packed_bytes`.
+    """
+    if len(blob) != packed_bytes(bits, size):
+        raise ValueError(
+            f"{size} words of {bits} bits are {packed_bytes(bits, size)} bytes, got {len(blob)}"
+        )
+    values = np.zeros(size, word_dtype(bits))
+    start, shift = 0, 0
+    for width in _planes(bits):
+        length = -(-size * width // 8)
+        plane = np.frombuffer(blob, np.uint8, length, start)
+        if width < 8:
+            low = np.uint8((1 << width) - 1)
+            lanes = [(plane >> np.uint8(at)) & low for at in range(0, 8, width)]
+            plane = np.stack(lanes, axis=1).reshape(-1)[:size]
+        else:
+            plane = plane.view(_plane_dtype(width))
+        values |= plane.astype(values.dtype) << values.dtype.type(shift)
+        start, shift = start + length, shift + width
+    return values
+
+
+def _planes(bits: int) -> list[int]:
+    return [width for width in (32, 16, 8, 4, 2, 1) if bits & width]
+
+
+def _plane_dtype(width: int) -> np.dtype[Any]:
+    return np.dtype(f"<u{max(width // 8, 1)}")

@@ -1,0 +1,73 @@
+"""A committee member's one answer to a sum: shares of what unmasks the repliers' sum."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from cryptography.exceptions import InvalidTag
+
+from .client import NONCE_BYTES, bundle_cipher
+from .masks import SEED_BYTES
+from .terms import SumTerms
+
+
+@dataclass(frozen=True)
+class Opened:
+    """A member's answer.
+
+    Attributes:
+        shares: For each replier by place: shares of its self seed, then of its pair seeds with
+            neighbours who did not reply, in ascending order, 32 bytes each.
+        signature: Of the view that it answered for, 64 bytes.
+        unreadable: Places of repliers whose bundle does not decrypt; left out of `shares`.
+    """
+
+    shares: dict[int, bytes]
+    signature: bytes
+    unreadable: tuple[int, ...] = ()
+
+
+def lost_neighbours(terms: SumTerms, place: int, online: frozenset[int]) -> list[tuple[int, int]]:
+    """Return the neighbours of a replier who did not reply, each with its seed's index."""
+    near = enumerate(terms.neighbours[place], 1)  # the self seed is the first of all
+    return [(at, other) for at, other in near if other not in online]
+
+
+def open_bundles(
+    terms: SumTerms,
+    member: int,
+    online: Sequence[int],
+    labels: Mapping[int, bytes],
+    bundles: Mapping[int, bytes],
+    root: Callable[[int], bytes],
+) -> tuple[dict[int, bytes], tuple[int, ...]]:
+    """Return a member's shares of what the repliers' sum needs, and whose bundles don't decrypt.
+
+    Of each replier it is the self seed and the pair seeds with those who are gone: never both
+    masks of one client under one view. All that has to be checked before is checked by the caller.
+
+    Args:
+        terms: Of the sum.
+        member: The member's place.
+        online: Places of the repliers.
+        labels: Of their messages, which bundles are bound to.
+        bundles: For this member, by the replier's place.
+        root: Secret that the member shares with a place.
+    """
+    alive, shares, unreadable = frozenset(online), {}, []
+    for place in online:
+        sealed = bundles.get(place, b"")
+        cipher = bundle_cipher(root(place), terms, place, member)
+        bound = terms.hash + labels[place]
+        try:
+            plain = cipher.decrypt(sealed[:NONCE_BYTES], sealed[NONCE_BYTES:], bound)
+        except (InvalidTag, ValueError):  # ValueError: a nonce that is too short
+            unreadable.append(place)
+            continue
+        if len(plain) != SEED_BYTES * (1 + len(terms.neighbours[place])):
+            unreadable.append(place)
+            continue
+        wanted = (0, *(at for at, _ in lost_neighbours(terms, place, alive)))
+        shares[place] = b"".join(plain[SEED_BYTES * at : SEED_BYTES * (at + 1)] for at in wanted)
+    return shares, tuple(unreadable)

@@ -1,0 +1,409 @@
+"""A node's side of secure sums: what it checks, remembers and answers.
+
+    >>> node = SecureNode(identity, SQLiteStore(path), name="clinic-a", roster=roster)
+    >>> node.entry(run, epoch=0)  # to the server, who sends the directory of all
+    >>> node.accept(directory)
+    >>> part = node.begin(text, content=content, purpose="train")  # marked: it can't happen again
+    >>> part.message(values)
+    >>> node.open(text, online, labels, bundles)  # as a member, once a sum
+
+Each answer that could give something away is preceded by a mark on disk. Numbers of sums only grow:
+a sum that was answered, and all before it, are over for this node.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import NamedTuple
+
+from fl_dp.accounting.shared_noise import SharedNoise
+
+from .client import Participation
+from .directory import Directory, Entry
+from .frames import digest
+from .keys import Identity, RunKey, is_signed
+from .member import Opened, open_bundles
+from .receipts import MerkleTree, Receipt, view_text
+from .refused import Refused
+from .roster import Roster
+from .store import Mark, NodeStore, stale
+from .terms import SumTerms
+from .texts import canonical, require_integers, require_name
+
+KEPT_DAYS = 30.0  # a run's keys, unless the run says that it is done
+_LABEL_BYTES = 32
+_MOST_NODES = 2**32 - 1
+_KEY, _DIRECTORY, _UNRECEIPTED = "run-key", "directory", "unreceipted"
+_SUM, _VIEW, _OPEN = "sum", "view", "open"  # roles of marks
+_REMEMBERED = 3  # sums whose receipt can be checked, where none are demanded
+
+
+class SecureNode:
+    """A node of secure sums. All that it has to remember is in its store."""
+
+    def __init__(
+        self,
+        identity: Identity,
+        store: NodeStore,
+        *,
+        name: str,
+        roster: Roster | None = None,
+        least_sum: int = 2,
+        colluding: int = 0,
+        receipts: int = 0,
+        exact: frozenset[str] = frozenset(),
+    ) -> None:
+        """Set up.
+
+        Args:
+            identity: The node's.
+            store: Keeps run keys, directories and marks.
+            name: Under which others know the node.
+            roster: Nodes that the owner knows; None: a name keeps the identity first seen with it.
+            least_sum: Fewest clients that do not collude in any sum that could be opened.
+            colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
+            receipts: Sums without a receipt after which the node refuses; 0: never.
+            exact: Purposes whose totals it adds to without noise.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
+        require_name(name=name)
+        require_integers(2, _MOST_NODES, least_sum=least_sum)
+        require_integers(0, _MOST_NODES, colluding=colluding, receipts=receipts)
+        self.identity, self.store, self.name, self.roster = identity, store, name, roster
+        self.least_sum, self.colluding = least_sum, colluding
+        self.receipts, self.exact = receipts, exact
+        self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
+        self._read: tuple[bytes, Directory] | None = None
+
+    # Set-up, once a run.
+
+    def entry(self, run: int, *, epoch: int = 0) -> Entry:
+        """Return the node's entry for a run's directory; its run key is stored first.
+
+        Args:
+            run: Flower's run id.
+            epoch: Of the directory that it is to stand in.
+        """
+        self.store.expire(KEPT_DAYS)
+        if self.store.get(run, _KEY) is None:
+            self.store.put(run, _KEY, RunKey.generate().secret)
+        return Entry.make(run, epoch, self.name, self.identity, self._run_key(run))
+
+    def accept(self, directory: Directory) -> bytes:
+        """Check a run's directory, keep it, and return its hash.
+
+        Raises:
+            Refused: `directory`, if it is not signed, holds a stranger, a key twice, or another key
+                than this node's, or is no continuation of the one before.
+        """
+        try:
+            directory.check()
+        except ValueError as error:
+            raise Refused("directory", f"{error}") from error
+        self._check_strangers(directory)
+        key = self._run_key(directory.run)
+        mine = directory.places.get(self.identity.public)
+        if mine is None:
+            raise Refused("directory", "this node is not in the directory")
+        entry = directory.entries[mine]
+        if (entry.name, entry.run_key) != (self.name, key.public):
+            raise Refused("directory", "the directory has another name or key of this node")
+        earlier = self.store.get(directory.run, _DIRECTORY)
+        if earlier is not None and not directory.continues(Directory.from_json(earlier.decode())):
+            raise Refused("directory", "the directory does not continue the one before")
+        for place in directory.current:
+            self._root_of(directory, key, mine, place)  # refuses a key that fixes the secret
+        self.store.put(directory.run, _DIRECTORY, directory.to_json().encode())
+        if self.roster is None:
+            for each in directory.entries:
+                self.store.put(None, _known(each), each.identity)
+        return directory.hash
+
+    def _check_strangers(self, directory: Directory) -> None:
+        if self.roster is not None:
+            if directory.roster_hash != self.roster.hash:
+                raise Refused("directory", "the directory is not of this node's roster")
+            for each in directory.entries:
+                if not self.roster.allows(each.name, each.identity):
+                    raise Refused("directory", f"'{each.name}' is not in the roster with that key")
+            return
+        for each in directory.entries:
+            if self.store.get(None, _known(each)) not in (None, each.identity):
+                raise Refused("directory", f"'{each.name}' had another identity before")
+
+    def forget(self, run: int) -> None:
+        """Delete a run's key, directory and marks: what was sent in it can't be opened any more."""
+        self.store.forget(run)
+        self._roots.clear()
+        self._read = None
+
+    # As a client.
+
+    def begin(self, text: str, *, content: str, purpose: str) -> Participation:
+        """Check terms as a client, and mark the sum as taken part in.
+
+        Whatever happens after it, the sum counts. The mark is on disk when this returns: then
+        charge, then train.
+
+        Args:
+            text: The terms, as received.
+            content: Digest in hex of everything else that was received.
+            purpose: Type of the message.
+
+        Raises:
+            Refused: `terms`, `directory`, `policy` or `stale`.
+        """
+        agreed = self._agree(text)
+        terms, place = agreed.terms, agreed.place
+        if terms.content != content:
+            raise Refused("terms", "the message is not the one of its terms")
+        if terms.purpose != purpose:
+            raise Refused("terms", f"the terms are for '{terms.purpose}', not '{purpose}'")
+        if place not in terms.cohort:
+            raise Refused("terms", "this node is not in the cohort")
+        if terms.noise_scale == 0.0 and purpose not in self.exact:
+            raise Refused("policy", f"exact totals of '{purpose}' are not allowed here")
+        if self.receipts and self.unreceipted(terms.run) >= self.receipts:
+            raise Refused("policy", f"{self.receipts} sums came without a receipt")
+        # Members were asked about it: the cut-off is over.
+        if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
+            raise stale(terms.number)
+        self.store.mark(terms.run, _SUM, terms.number, Mark(terms.hash))
+        return Participation(terms, place, agreed.root, partial(self._remember, terms))
+
+    def _remember(self, terms: SumTerms, label: bytes) -> None:
+        """Keep what a receipt is checked with."""
+        sums = self._unreceipted(terms.run)
+        sums.append({"number": terms.number, "terms": terms.to_json(), "label": label.hex()})
+        kept = sums[-max(_REMEMBERED, self.receipts) :]
+        self.store.put(terms.run, _UNRECEIPTED, canonical(kept).encode())
+
+    def check_receipt(self, run: int, text: str) -> None:
+        """Check a receipt: this node's message is in the one sum that could be opened.
+
+        Args:
+            run: Flower's run id.
+            text: Of `Receipt.to_json`.
+
+        Raises:
+            Refused: `view`, if it is none.
+        """
+        try:
+            receipt = Receipt.from_json(text)
+        except ValueError as error:
+            raise Refused("view", f"{error}") from error
+        sums = self._unreceipted(run)
+        mine = [each for each in sums if each["number"] == receipt.number]
+        if not mine:
+            raise Refused("view", f"no receipt is due for sum {receipt.number}")
+        terms = SumTerms.from_json(str(mine[0]["terms"]))
+        directory = self._directory(run)
+        place = directory.places[self.identity.public]
+        label = bytes.fromhex(str(mine[0]["label"]))
+        if receipt.terms_hash != terms.hash or not receipt.includes(place, label):
+            raise Refused("view", "the receipt is not of this node's message")
+        self._check_repliers(terms, receipt.online, self._noise(terms))
+        good = _signers(directory, terms, receipt.signatures, receipt.view)
+        if good < terms.threshold:
+            raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
+        later = [each for each in sums if int(str(each["number"])) > receipt.number]
+        self.store.put(run, _UNRECEIPTED, canonical(later).encode())
+
+    def unreceipted(self, run: int) -> int:
+        """Return how many sums the node took part in since the last receipt, as far as it keeps."""
+        return len(self._unreceipted(run))
+
+    def _unreceipted(self, run: int) -> list[dict[str, str | int]]:
+        kept = self.store.get(run, _UNRECEIPTED)
+        sums: list[dict[str, str | int]] = [] if kept is None else json.loads(kept)
+        return sums
+
+    # As a member of the committee.
+
+    def view(self, text: str, online: Sequence[int], labels: Mapping[int, bytes]) -> bytes:
+        """Sign, as a member, who replied to a sum, for the cross-check; only ever one view a sum.
+
+        Args:
+            text: The terms, as received.
+            online: Places of the repliers, ascending.
+            labels: Of their messages, by place, 32 bytes each.
+
+        Raises:
+            Refused: `terms`, `directory`, `policy`, `stale`, `view` or `thin`.
+        """
+        agreed = self._agree(text)
+        terms = agreed.terms
+        if not terms.cross_check:
+            raise Refused("terms", "the terms have no cross-check")
+        said = self._check_view(agreed, online, labels)
+        if terms.number <= self.store.last(terms.run, _OPEN):
+            raise stale(terms.number)
+        # The same question once more, as of a message that came twice, has the same answer.
+        if self.store.marked(terms.run, _VIEW, terms.number) is None:
+            self.store.mark(terms.run, _VIEW, terms.number, _mark_of(terms, said))
+        return self.identity.sign(said)
+
+    def open(
+        self,
+        text: str,
+        online: Sequence[int],
+        labels: Mapping[int, bytes],
+        bundles: Mapping[int, bytes],
+        quorum: Mapping[int, bytes] | None = None,
+    ) -> Opened:
+        """Open, as a member, the shares that unmask the repliers' sum; once a sum.
+
+        Args:
+            text: The terms, as received.
+            online: Places of the repliers, ascending.
+            labels: Of their messages, by place, 32 bytes each.
+            bundles: For this member, by the replier's place.
+            quorum: With the cross-check: signatures of this view, by member's place.
+
+        Raises:
+            Refused: `terms`, `directory`, `policy`, `stale`, `view`, `thin` or `quorum`.
+        """
+        agreed = self._agree(text)
+        terms = agreed.terms
+        said = self._check_view(agreed, online, labels)
+        if terms.cross_check:
+            good = _signers(agreed.directory, terms, quorum or {}, said)
+            if good < terms.threshold:
+                raise Refused(
+                    "quorum", f"{good} members signed this view, {terms.threshold} are needed"
+                )
+        self.store.mark(terms.run, _OPEN, terms.number, _mark_of(terms, said))
+        shares, unreadable = open_bundles(terms, agreed.place, online, labels, bundles, agreed.root)
+        return Opened(shares, self.identity.sign(said), unreadable)
+
+    def _check_view(
+        self, agreed: _Agreed, online: Sequence[int], labels: Mapping[int, bytes]
+    ) -> bytes:
+        """Return the view as members sign it, unless it breaks a rule or another one was signed."""
+        terms = agreed.terms
+        if agreed.place not in terms.committee:
+            raise Refused("terms", "this node is not in the committee")
+        self._check_repliers(terms, online, self._noise(terms))
+        if set(labels) != set(online) or any(len(each) != _LABEL_BYTES for each in labels.values()):
+            raise Refused("view", f"labels must be {_LABEL_BYTES} bytes for each replier")
+        took_part = self.store.marked(terms.run, _SUM, terms.number)
+        if took_part is not None and took_part.terms != terms.hash:
+            raise Refused("terms", f"this node took part in sum {terms.number} under other terms")
+        root = MerkleTree([labels[place] for place in online]).root
+        said = view_text(terms.hash, root, online)
+        signed = self.store.marked(terms.run, _VIEW, terms.number)
+        if signed not in (None, _mark_of(terms, said)):
+            raise Refused("view", f"another view of sum {terms.number} was signed")
+        return said
+
+    # What every role checks.
+
+    def _agree(self, text: str) -> _Agreed:
+        """Check terms as far as every role does."""
+        try:
+            terms = SumTerms.from_json(text)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise Refused("terms", f"{error}") from error
+        directory = self._directory(terms.run)
+        if terms.directory != directory.hash.hex():
+            raise Refused("directory", "the terms are of another directory")
+        current = frozenset(directory.current)
+        if not current.issuperset(terms.cohort) or not current.issuperset(terms.committee):
+            raise Refused("terms", "cohort and committee must be nodes whose entry is their last")
+        # A roster that this node does not have may name members: it can't tell whom.
+        if (self.roster is not None or not directory.roster_hash) and (
+            terms.committee != directory.committee(len(terms.committee), self.roster)
+        ):
+            raise Refused("terms", "the committee is not the one of this directory")
+        self._noise(terms)
+        key, mine = self._run_key(terms.run), directory.places[self.identity.public]
+        return _Agreed(self, terms, directory, key, mine)
+
+    def _noise(self, terms: SumTerms) -> SharedNoise:
+        """Return the rules with as many colluding as terms or owner assume, if they hold."""
+        assumed = max(self.colluding, terms.colluding)
+        try:
+            noise = terms.noise_of(assumed)
+        except ValueError as error:
+            raise Refused("policy", f"with {assumed} nodes that may collude: {error}") from error
+        hidden = noise.honest_shares(server_lies=True)
+        if hidden < self.least_sum:
+            raise Refused(
+                "policy",
+                f"a sum of {hidden} clients that do not collude could be opened, this node wants "
+                f"{self.least_sum}",
+            )
+        return noise
+
+    def _check_repliers(self, terms: SumTerms, online: Sequence[int], noise: SharedNoise) -> None:
+        """Refuse repliers whom no sum may be opened for."""
+        alive = frozenset(online)
+        if list(online) != sorted(alive) or not alive <= frozenset(terms.cohort):
+            raise Refused("view", "repliers must be of the cohort, in ascending order, each once")
+        if len(alive) < terms.least:
+            raise Refused("view", f"{len(alive)} replied, the terms want {terms.least}")
+        if terms.too_thin(alive, noise):
+            raise Refused("thin", "too few of some client's neighbours replied")
+
+    def _run_key(self, run: int) -> RunKey:
+        secret = self.store.get(run, _KEY)
+        if secret is None:
+            raise Refused("directory", "this node has no key for that run")
+        return RunKey.from_secret(secret)
+
+    def _directory(self, run: int) -> Directory:
+        kept = self.store.get(run, _DIRECTORY)
+        if kept is None:
+            raise Refused("directory", "this node has no directory of that run")
+        if self._read is None or self._read[0] != kept:
+            self._read = kept, Directory.from_json(kept.decode())  # checked when it was accepted
+        return self._read[1]
+
+    def _root_of(self, directory: Directory, key: RunKey, mine: int, other: int) -> bytes:
+        """Return the secret that this node shares with a place, 61 us the first time."""
+        theirs = directory.entries[other].run_key
+        known = key.public, theirs, mine, other
+        if known not in self._roots:
+            try:
+                self._roots[known] = key.root(theirs, mine, other)
+            except ValueError as error:
+                name = directory.entries[other].name
+                raise Refused("directory", f"the run key of '{name}' is no key") from error
+        return self._roots[known]
+
+
+class _Agreed(NamedTuple):
+    """Terms that a node agrees with, and what it answers them with."""
+
+    node: SecureNode
+    terms: SumTerms
+    directory: Directory
+    key: RunKey
+    place: int
+
+    def root(self, other: int) -> bytes:
+        """Return the secret that the node shares with a place."""
+        return self.node._root_of(self.directory, self.key, self.place, other)
+
+
+def _signers(
+    directory: Directory, terms: SumTerms, signatures: Mapping[int, bytes], said: bytes
+) -> int:
+    """Return how many members of the committee signed a view."""
+    return sum(
+        place in terms.committee and is_signed(directory.entries[place].identity, signature, said)
+        for place, signature in signatures.items()
+    )
+
+
+def _mark_of(terms: SumTerms, said: bytes) -> Mark:
+    return Mark(terms.hash, digest("marked view", said))
+
+
+def _known(entry: Entry) -> str:
+    """Return the key under which the first identity of a name is kept."""
+    return f"identity of {entry.name}"

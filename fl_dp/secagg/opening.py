@@ -1,0 +1,304 @@
+"""The server's side of one sum: fold messages, ask the committee, and take the masks away.
+
+>>> opening = OpenSum(terms, directory)
+>>> opening.fold(place, message)  # each reply
+>>> opening.require_openable()
+>>> opening.answer(member, node.open(terms.to_json(), *opening.question(member)))
+>>> if opening.enough: opening.release()
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .client import COMMITMENT_BYTES, MaskedMessage, commitment, sign_of
+from .directory import Directory
+from .keys import is_signed
+from .masks import SEED_BYTES, add_mask, unpack, word_dtype
+from .member import Opened, lost_neighbours
+from .receipts import MerkleTree, Receipt, view_text
+from .refused import Refused
+from .shares import combine, interpolate
+from .terms import SumTerms
+
+_MOST_SUBSETS = 1000  # of shares that are tried where members lie; a try is a fraction of a ms
+
+
+class SecureSumFailed(RuntimeError):
+    """A sum that could not be opened: nothing was released, and everything stays charged."""
+
+
+class Question(NamedTuple):
+    """What a member is asked besides the terms, in the order of `SecureNode.open`.
+
+    Attributes:
+        online: Places of the repliers, ascending.
+        labels: Of their messages, by place.
+        bundles: For this member, by place.
+    """
+
+    online: tuple[int, ...]
+    labels: dict[int, bytes]
+    bundles: dict[int, bytes]
+
+
+class _Head(NamedTuple):
+    """What the server keeps of a message whose values were added."""
+
+    label: bytes
+    bundles: list[bytes]
+    commitments: bytes
+
+
+class OpenSum:
+    """One sum at the server.
+
+    Attributes:
+        terms: Of the sum.
+        blamed_clients: Places whose bundles or commitments are wrong: leave them out of cohorts.
+        blamed_members: Places whose answers are wrong.
+        view_signatures: Of members who signed the view, by place.
+    """
+
+    def __init__(self, terms: SumTerms, directory: Directory | None = None) -> None:
+        """Start without any reply.
+
+        Args:
+            terms: Of the sum.
+            directory: Whose identities view signatures are checked with; None: they are not, and
+                there are neither receipts nor a cross-check.
+        """
+        self.terms, self.directory = terms, directory
+        self.blamed_clients: set[int] = set()
+        self.blamed_members: set[int] = set()
+        self.view_signatures: dict[int, bytes] = {}
+        self._total = np.zeros(terms.size, word_dtype(terms.bits))
+        self._heads: dict[int, _Head] = {}
+        self._points: dict[int, dict[int, bytes]] = {}  # shares of a replier's seeds, by x
+        self._seeds: dict[int, tuple[bytes, ...]] = {}
+        self._asked, self._answered, self._fresh = False, set[int](), False
+        self._good: tuple[int, ...] = ()  # x of members whose shares fitted last
+
+    # Replies.
+
+    @property
+    def online(self) -> tuple[int, ...]:
+        """Places of the repliers so far, ascending."""
+        return tuple(sorted(self._heads))
+
+    @property
+    def labels(self) -> dict[int, bytes]:
+        """Labels of the messages so far, by place."""
+        return {place: self._heads[place].label for place in self.online}
+
+    def fold(self, place: int, message: MaskedMessage) -> None:
+        """Add a client's message.
+
+        Raises:
+            Refused: `terms`, for a stranger's message or one of the wrong form; `stale`, for a
+                second one, or one after members were asked.
+        """
+        if place not in self.terms.cohort:
+            raise Refused("terms", f"place {place} is not in the cohort")
+        if self._asked or place in self._heads:
+            raise Refused("stale", f"place {place} replied before, or too late")
+        if not message.fits(self.terms, place):
+            raise Refused("terms", f"the message of place {place} has the wrong form")
+        self._total += unpack(message.masked, self.terms.bits, self.terms.size)
+        self._heads[place] = _Head(message.label, message.bundles, message.commitments)
+
+    def require_openable(self) -> None:
+        """Check, before anybody is asked, that members may open the sum of these repliers.
+
+        Raises:
+            SecureSumFailed: If too few replied, or the ring is too thin.
+        """
+        if len(self._heads) < self.terms.least:
+            raise SecureSumFailed(
+                f"{len(self._heads)} of {len(self.terms.cohort)} clients replied, "
+                f"{self.terms.least} are needed"
+            )
+        if self.terms.too_thin(self._heads.keys()):
+            raise SecureSumFailed(
+                f"the {len(self._heads)} clients that replied leave gaps in the ring: raise degree "
+                f"({self.terms.degree})"
+            )
+
+    # The committee.
+
+    @property
+    def view(self) -> bytes:
+        """The text that members sign: who replied with what."""
+        root = MerkleTree(list(self.labels.values())).root
+        return view_text(self.terms.hash, root, self.online)
+
+    def question(self, member: int) -> Question:
+        """Return what to ask a member, by its place. From here on no message is folded.
+
+        Raises:
+            ValueError: If the place is not in the committee.
+        """
+        self._asked = True
+        at = self.terms.committee.index(member)
+        bundles = {place: self._heads[place].bundles[at] for place in self.online}
+        return Question(self.online, self.labels, bundles)
+
+    def sign(self, member: int, signature: bytes) -> None:
+        """Take in a member's signature of the view, for the cross-check, unless it is wrong."""
+        if self.directory is None or member not in self.terms.committee:
+            return
+        if is_signed(self.directory.entries[member].identity, signature, self.view):
+            self.view_signatures[member] = signature
+        else:
+            self.blamed_members.add(member)
+
+    @property
+    def has_quorum(self) -> bool:
+        """Whether enough members signed the view."""
+        return len(self.view_signatures) >= self.terms.threshold
+
+    def answer(self, member: int, opened: Opened) -> None:
+        """Take in a member's answer; a second one, or a stranger's, is left out."""
+        if member not in self.terms.committee or member in self._answered:
+            return
+        self._answered.add(member)
+        self._fresh = True
+        self.sign(member, opened.signature)
+        x = self.terms.committee.index(member) + 1
+        for place in self.online:
+            share = opened.shares.get(place)
+            if share is None:
+                continue
+            if len(share) == SEED_BYTES * len(self._wanted(place)):
+                self._points.setdefault(place, {})[x] = share
+            else:
+                self.blamed_members.add(member)
+
+    @property
+    def enough(self) -> bool:
+        """Whether all seeds that `release` needs are open and match their commitments."""
+        if len(self._answered) < self.terms.threshold:
+            return False
+        if self._fresh:  # else nothing has changed since the last look
+            self._fresh = False
+            for place in self.online:
+                if place not in self._seeds and not self._open_seeds(place):
+                    break
+        return len(self._seeds) == len(self._heads)
+
+    def _wanted(self, place: int) -> list[tuple[int, int | None]]:
+        """Return index and neighbour of the seeds to open; the self seed has no neighbour."""
+        lost = lost_neighbours(self.terms, place, frozenset(self._heads))
+        return [(0, None), *lost]
+
+    def _open_seeds(self, place: int) -> bool:
+        """Put a replier's seeds together from shares that fit its commitments, if there are."""
+        points = {
+            x: share
+            for x, share in self._points.get(place, {}).items()
+            if self.terms.committee[x - 1] not in self.blamed_members
+        }
+        commitments = self._heads[place].commitments
+        wanted = [
+            commitments[COMMITMENT_BYTES * at : COMMITMENT_BYTES * (at + 1)]
+            for at, _ in self._wanted(place)
+        ]
+        for attempt, xs in enumerate(self._subsets(points)):
+            seeds = _seeds(points, xs)
+            if [commitment(seed) for seed in seeds] == wanted:
+                self._seeds[place], self._good = seeds, xs
+                if attempt:
+                    self._blame_liars(points)
+                return True
+            if attempt == 0 and len(points) > len(xs) and not _off(points, xs):
+                self.blamed_clients.add(place)  # all members agree: what it committed to is wrong
+                return False
+        return False
+
+    def _subsets(self, points: Mapping[int, bytes]) -> Iterator[tuple[int, ...]]:
+        """Yield subsets of as many points as the threshold, the last that fitted first."""
+        threshold = self.terms.threshold
+        if len(points) < threshold:
+            return
+        if self._good and points.keys() >= set(self._good):
+            yield self._good
+        xs = sorted(points)
+        yield tuple(xs[:threshold])
+        if math.comb(len(xs), threshold) <= _MOST_SUBSETS:
+            yield from itertools.combinations(xs, threshold)
+        else:
+            for _ in range(_MOST_SUBSETS):
+                # No secret hangs on this choice.
+                yield tuple(sorted(random.sample(xs, threshold)))
+
+    def _blame_liars(self, points: Mapping[int, bytes]) -> None:
+        """Leave members out, for all repliers, whose share is off the polynomial that fitted."""
+        self.blamed_members |= {self.terms.committee[x - 1] for x in _off(points, self._good)}
+
+    # The end.
+
+    def release(self) -> NDArray[np.int64]:
+        """Return the sum over the repliers, modulo 2^bits around zero, shape `(terms.size,)`.
+
+        Raises:
+            SecureSumFailed: If seeds are missing: too few members answered, or somebody lied.
+        """
+        if not self.enough:
+            raise SecureSumFailed(
+                f"{len(self._answered)} of {len(self.terms.committee)} members answered, "
+                f"{self.terms.threshold} are needed; the seeds of "
+                f"{len(self._heads) - len(self._seeds)} clients can't be opened"
+            )
+        total = self._total.copy()
+        for place, seeds in self._seeds.items():
+            for (_, other), seed in zip(self._wanted(place), seeds, strict=True):
+                add_mask(total, seed, sign=-1 if other is None else -sign_of(place, other))
+        return _centred(total, self.terms.bits)
+
+    def receipt_for(self, place: int) -> Receipt:
+        """Return the proof for a replier that its message is in the one sum that was opened.
+
+        Raises:
+            SecureSumFailed: If too few members signed the view.
+            KeyError: If the place did not reply.
+        """
+        if place not in self._heads:
+            raise KeyError(f"place {place} did not reply")
+        if not self.has_quorum:
+            raise SecureSumFailed(
+                f"{len(self.view_signatures)} members signed who replied, "
+                f"{self.terms.threshold} are needed for a receipt"
+            )
+        tree = MerkleTree(list(self.labels.values()))
+        return Receipt(
+            number=self.terms.number,
+            terms_hash=self.terms.hash,
+            online=self.online,
+            root=tree.root,
+            path=tree.path(self.online.index(place)),
+            signatures=dict(self.view_signatures),
+        )
+
+
+def _seeds(points: Mapping[int, bytes], xs: tuple[int, ...]) -> tuple[bytes, ...]:
+    joined = combine({x: points[x] for x in xs})
+    return tuple(joined[at : at + SEED_BYTES] for at in range(0, len(joined), SEED_BYTES))
+
+
+def _off(points: Mapping[int, bytes], xs: tuple[int, ...]) -> set[int]:
+    """Return the points that are not on the polynomial through some of them."""
+    fitted = {x: points[x] for x in xs}
+    return {x for x in points if x not in fitted and interpolate(fitted, x) != points[x]}
+
+
+def _centred(words: NDArray[np.unsignedinteger], bits: int) -> NDArray[np.int64]:
+    """Return the low bits of each word as an integer in [-2^(bits - 1), 2^(bits - 1))."""
+    half = 1 << (bits - 1)
+    return ((words.astype(np.int64) + half) & (2 * half - 1)) - half

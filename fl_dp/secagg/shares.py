@@ -1,0 +1,118 @@
+"""Shamir's secret sharing over GF(256), byte by byte (Shamir 1979).
+
+All seeds of a client are shared as one secret, so that one pass of `bytes.translate` multiplies
+them all. The field is that of AES, x^8 + x^4 + x^3 + x + 1.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+
+MOST_SHARES = 255  # the field's elements but 0, where the secret lies
+_FIELD = 0x11B
+
+
+def _powers() -> tuple[list[int], list[int]]:
+    """Return the powers of 3, which generates the field, twice over, and their exponents."""
+    powers, logarithms, power = [0] * 510, [0] * 256, 1
+    for exponent in range(255):
+        powers[exponent] = powers[exponent + 255] = power
+        logarithms[power] = exponent
+        power ^= (power << 1) ^ (_FIELD if power & 0x80 else 0)
+    return powers, logarithms
+
+
+_POWERS, _LOGARITHMS = _powers()
+
+
+def times(a: int, b: int) -> int:
+    """Return the product of two elements of the field."""
+    return _POWERS[_LOGARITHMS[a] + _LOGARITHMS[b]] if a and b else 0
+
+
+def inverse(a: int) -> int:
+    """Return the element whose product with `a` is 1.
+
+    Raises:
+        ZeroDivisionError: If `a` is 0.
+    """
+    if not a:
+        raise ZeroDivisionError("0 has no inverse in GF(256)")
+    return _POWERS[255 - _LOGARITHMS[a]]
+
+
+# Row a turns bytes into their products with a, for `bytes.translate`.
+_TIMES = [bytes(times(a, b) for b in range(256)) for a in range(256)]
+
+
+def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
+    """Return shares for x = 1 .. count, of which any `threshold` give the secret, fewer nothing.
+
+    Args:
+        secret: Any length.
+        threshold: Shares that are needed.
+        count: Shares that are made, each as long as the secret.
+
+    Raises:
+        ValueError: If not `1 <= threshold <= count <= 255`.
+    """
+    if not 1 <= threshold <= count <= MOST_SHARES:
+        raise ValueError(
+            f"sharing wants 1 <= threshold <= count <= {MOST_SHARES}, got threshold {threshold}, "
+            f"count {count}"
+        )
+    size = len(secret)
+    drawn = secrets.token_bytes(size * (threshold - 1))
+    # Coefficients, highest first, as integers: XOR adds a whole row at once.
+    rows = [
+        int.from_bytes(drawn[at : at + size], "little") for at in range(0, len(drawn), size or 1)
+    ]
+    rows.append(int.from_bytes(secret, "little"))
+    shares = []
+    for x in range(1, count + 1):
+        share = 0
+        for row in rows:  # Horner's rule
+            share = int.from_bytes(share.to_bytes(size, "little").translate(_TIMES[x]), "little")
+            share ^= row
+        shares.append(share.to_bytes(size, "little"))
+    return shares
+
+
+def combine(points: Mapping[int, bytes]) -> bytes:
+    """Return the secret of exactly as many shares as the threshold.
+
+    One share too few gives bytes that say nothing of the secret; nothing here can tell.
+
+    Args:
+        points: Share by x, at least one, all of one length.
+
+    Raises:
+        ValueError: If there is none, or their lengths differ.
+    """
+    if len({len(share) for share in points.values()}) != 1:
+        raise ValueError("shares must be at least one, and of one length")
+    return interpolate(points, 0)
+
+
+def interpolate(points: Mapping[int, bytes], at: int) -> bytes:
+    """Return the value at `at` of the polynomial through some points, `at` being none of them."""
+    weights = _weights(tuple(points), at)
+    total = 0
+    for weight, share in zip(weights, points.values(), strict=True):
+        total ^= int.from_bytes(share.translate(_TIMES[weight]), "little")
+    return total.to_bytes(len(share), "little")
+
+
+@lru_cache(maxsize=1024)
+def _weights(xs: Collection[int], at: int) -> tuple[int, ...]:
+    """Return Lagrange's weights: prod (at - y) / (x - y) over the other points y."""
+    weights = []
+    for x in xs:
+        weight = 1
+        for y in xs:
+            if y != x:
+                weight = times(weight, times(at ^ y, inverse(x ^ y)))
+        weights.append(weight)
+    return tuple(weights)

@@ -1,0 +1,251 @@
+"""Memory of a node between messages, and across restarts: keys, directories, marks.
+
+Marks and run keys live in one place, so that they are lost together: a node without marks has a new
+key, and old messages are useless to it. Never restore a store from a backup.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import threading
+import time
+from pathlib import Path
+from typing import NamedTuple, Protocol
+
+from fl_dp.files import private_file
+
+from .refused import Refused
+
+_SECONDS_A_DAY = 86_400.0
+_APPLICATION = 0x666C6470  # "fldp", in the header of the file
+_ANY_RUN = ""  # what outlives runs
+_TABLES = """
+CREATE TABLE IF NOT EXISTS runs (run TEXT PRIMARY KEY, began REAL NOT NULL);
+CREATE TABLE IF NOT EXISTS kept (
+    run TEXT NOT NULL, key TEXT NOT NULL, value BLOB NOT NULL, PRIMARY KEY (run, key));
+CREATE TABLE IF NOT EXISTS once (
+    run TEXT NOT NULL, role TEXT NOT NULL, number INTEGER NOT NULL,
+    terms BLOB NOT NULL, view BLOB NOT NULL, PRIMARY KEY (run, role, number));
+"""
+
+
+class Mark(NamedTuple):
+    """A record that a node did its part in a sum.
+
+    Attributes:
+        terms: Hash of the terms, 32 bytes.
+        view: Hash of who replied, 32 bytes; empty for a client.
+    """
+
+    terms: bytes
+    view: bytes = b""
+
+
+class NodeStore(Protocol):
+    """Storage of one node. What `put` and `mark` took is on disk when they return."""
+
+    def get(self, run: int | None, key: str) -> bytes | None:
+        """Return what was put under a key of a run, None if nothing; run None: outlives runs."""
+        ...
+
+    def put(self, run: int | None, key: str, value: bytes) -> None:
+        """Keep a value under a key, in place of an earlier one."""
+        ...
+
+    def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
+        """Keep a mark, in one step with the check that no mark of the role has such a number.
+
+        Raises:
+            Refused: `stale`, if the number is not above all of this role in the run.
+        """
+        ...
+
+    def marked(self, run: int, role: str, number: int) -> Mark | None:
+        """Return the mark of a role for a number, if there is one."""
+        ...
+
+    def last(self, run: int, role: str) -> int:
+        """Return the highest marked number of a role, 0 if there is none."""
+        ...
+
+    def forget(self, run: int) -> None:
+        """Delete everything of a run."""
+        ...
+
+    def expire(self, days: float) -> None:
+        """Delete everything of runs whose first value was put more than `days` ago."""
+        ...
+
+
+def stale(number: int) -> Refused:
+    """Return the refusal of a number that is not above all that were answered."""
+    return Refused("stale", f"sum {number} is over, or was answered")
+
+
+class MemoryStore:
+    """A store that is lost with the process: for tests, and where nobody is protected."""
+
+    def __init__(self) -> None:
+        """Start empty."""
+        self._began: dict[int, float] = {}
+        self._kept: dict[tuple[int | None, str], bytes] = {}
+        self._once: dict[tuple[int, str], dict[int, Mark]] = {}
+
+    def get(self, run: int | None, key: str) -> bytes | None:
+        """See `NodeStore`."""
+        return self._kept.get((run, key))
+
+    def put(self, run: int | None, key: str, value: bytes) -> None:
+        """See `NodeStore`."""
+        if run is not None:
+            self._began.setdefault(run, time.time())
+        self._kept[run, key] = value
+
+    def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
+        """See `NodeStore`."""
+        if number <= self.last(run, role):
+            raise stale(number)
+        self._once.setdefault((run, role), {})[number] = mark
+
+    def marked(self, run: int, role: str, number: int) -> Mark | None:
+        """See `NodeStore`."""
+        return self._once.get((run, role), {}).get(number)
+
+    def last(self, run: int, role: str) -> int:
+        """See `NodeStore`."""
+        return max(self._once.get((run, role), {}), default=0)
+
+    def forget(self, run: int) -> None:
+        """See `NodeStore`."""
+        self._began.pop(run, None)
+        self._kept = {each: value for each, value in self._kept.items() if each[0] != run}
+        self._once = {each: marks for each, marks in self._once.items() if each[0] != run}
+
+    def expire(self, days: float) -> None:
+        """See `NodeStore`."""
+        limit = time.time() - days * _SECONDS_A_DAY
+        for run in [run for run, began in self._began.items() if began < limit]:
+            self.forget(run)
+
+
+class SQLiteStore:
+    """A store in one file that only its owner reads; several processes may use it at once."""
+
+    def __init__(self, file: Path) -> None:
+        """Open, or create (mode 0600).
+
+        Args:
+            file: In a folder that exists.
+
+        Raises:
+            OSError: If it can't be made.
+            ValueError: If it is no such store.
+        """
+        private_file(file)
+        self._lock = threading.Lock()
+        try:
+            self._database = sqlite3.connect(
+                file, timeout=60.0, isolation_level=None, check_same_thread=False
+            )
+            # EXTRA syncs the folder too. With FULL a power cut may bring the rollback journal back
+            # from the dead, and with it a state before the mark.
+            self._database.execute("PRAGMA synchronous = EXTRA")
+            self._database.execute("PRAGMA secure_delete = ON")  # run keys are gone when deleted
+            known = self._one("PRAGMA application_id")[0]
+            if known not in (0, _APPLICATION) or (known == 0 and self._one(_COUNT_TABLES)[0]):
+                raise ValueError(f"{file} is another program's database: move it away")
+            if known == 0:
+                self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
+            self._database.executescript(_TABLES)
+        except sqlite3.DatabaseError as error:
+            raise ValueError(f"{file} is no store of secure sums ({error})") from error
+
+    def close(self) -> None:
+        """Close the file."""
+        self._database.close()
+
+    def get(self, run: int | None, key: str) -> bytes | None:
+        """See `NodeStore`."""
+        row = self._one("SELECT value FROM kept WHERE run = ? AND key = ?", _name(run), key)
+        return None if row is None else bytes(row[0])
+
+    def put(self, run: int | None, key: str, value: bytes) -> None:
+        """See `NodeStore`."""
+        statements = [
+            ("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", (_name(run), key, value)),
+        ]
+        if run is not None:
+            began = ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time()))
+            statements.append(began)
+        self._together(*statements)
+
+    def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
+        """See `NodeStore`."""
+        with self._lock:
+            # One statement: of two processes at once, one finds the other's row.
+            done = self._database.execute(
+                "INSERT INTO once SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS "
+                "(SELECT 1 FROM once WHERE run = ? AND role = ? AND number >= ?)",
+                (_name(run), role, number, *mark, _name(run), role, number),
+            )
+            if done.rowcount != 1:
+                raise stale(number)
+
+    def marked(self, run: int, role: str, number: int) -> Mark | None:
+        """See `NodeStore`."""
+        row = self._one(
+            "SELECT terms, view FROM once WHERE run = ? AND role = ? AND number = ?",
+            *(_name(run), role, number),
+        )
+        return None if row is None else Mark(bytes(row[0]), bytes(row[1]))
+
+    def last(self, run: int, role: str) -> int:
+        """See `NodeStore`."""
+        query = "SELECT max(number) FROM once WHERE run = ? AND role = ?"
+        row = self._one(query, _name(run), role)
+        return int(row[0] or 0)
+
+    def forget(self, run: int) -> None:
+        """See `NodeStore`."""
+        self._forget([_name(run)])
+
+    def expire(self, days: float) -> None:
+        """See `NodeStore`."""
+        limit = time.time() - days * _SECONDS_A_DAY
+        with self._lock:
+            rows = self._database.execute("SELECT run FROM runs WHERE began < ?", (limit,))
+            old = [str(row[0]) for row in rows]
+        self._forget(old)
+
+    def _forget(self, names: list[str]) -> None:
+        self._together(
+            *(
+                (f"DELETE FROM {table} WHERE run = ?", (name,))
+                for name in names
+                for table in ("runs", "kept", "once")
+            )
+        )
+
+    def _one(self, query: str, *values: object) -> tuple[object, ...]:
+        with self._lock:
+            row: tuple[object, ...] = self._database.execute(query, values).fetchone()
+        return row
+
+    def _together(self, *statements: tuple[str, tuple[object, ...]]) -> None:
+        with self._lock:
+            self._database.execute("BEGIN IMMEDIATE")
+            try:
+                for statement, values in statements:
+                    self._database.execute(statement, values)
+            except BaseException:
+                self._database.execute("ROLLBACK")
+                raise
+            self._database.execute("COMMIT")
+
+
+_COUNT_TABLES = "SELECT count(*) FROM sqlite_master"
+
+
+def _name(run: int | None) -> str:
+    """Return a run as text: Flower's ids are larger than a database's integers."""
+    return _ANY_RUN if run is None else str(run)

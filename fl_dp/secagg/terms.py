@@ -1,0 +1,279 @@
+"""Terms of one sum: all that its clients and the committee have to agree on, and its rules.
+
+Their hash T goes into every mask and key: a client that was told anything else hides its values
+from everybody. Rules R1 and R2 are integers of `SharedNoise`; R3, that nobody stands alone in the
+ring, is here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Set
+from dataclasses import dataclass, fields
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+
+from fl_dp.accounting.shared_noise import SharedNoise
+from fl_dp.mechanisms.checks import require_positive, require_rate
+
+from .directory import MOST_RUNS
+from .frames import digest
+from .keys import KEY_BYTES
+from .masks import MOST_BITS
+from .shares import MOST_SHARES
+from .texts import (
+    canonical,
+    float_of,
+    hex_bytes,
+    object_of,
+    require_ascending,
+    require_integers,
+    require_name,
+)
+
+MOST_NUMBERS = 2**63 - 1  # a database's integers
+_MOST_PLACES = 2**32 - 1
+_LARGEST_SIZE = 2**40
+_LEAST_SCALE = 2.0  # below it shares of noise do not add up to a Gaussian
+
+
+@dataclass(frozen=True)
+class Segment:
+    """A stretch of a sum's coordinates.
+
+    Attributes:
+        name: What it holds, for instance `updates`.
+        size: Coordinates.
+        scale: Grid steps a unit.
+        cap: Largest entry of one node, in steps.
+        clipping_norm: L2 norm of one privacy unit, before it is scaled.
+    """
+
+    name: str
+    size: int
+    scale: float
+    cap: float
+    clipping_norm: float
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        require_name(name=self.name)
+        require_integers(0, _LARGEST_SIZE, size=self.size)
+        require_positive(scale=self.scale, cap=self.cap, clipping_norm=self.clipping_norm)
+
+    def to_list(self) -> list[str | int]:
+        """Return it as JSON takes it."""
+        norm = float(self.clipping_norm).hex()
+        return [self.name, self.size, float(self.scale).hex(), float(self.cap).hex(), norm]
+
+    @classmethod
+    def from_list(cls, parts: Any) -> Self:
+        """Read what `to_list` wrote.
+
+        Raises:
+            ValueError: If it is anything else.
+        """
+        if not isinstance(parts, list) or len(parts) != 5:
+            raise ValueError("a segment is [name, size, scale, cap, clipping norm]")
+        name, size, *numbers = parts
+        scale, cap, norm = (float_of(each, "a segment's number") for each in numbers)
+        return cls(name, size, scale, cap, norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SumTerms:
+    """Public terms of one sum.
+
+    Attributes:
+        run: Flower's run id.
+        number: Of the sum, from 1: grows within a run, and is never used twice.
+        purpose: Type of the Flower message that asks for it.
+        directory: Hash of the directory, in hex.
+        content: Digest of everything else that the node is sent, in hex.
+        cohort: Places of the clients, ascending.
+        committee: Places of the members, ascending; the p-th of them holds shares for x = p + 1.
+        threshold: Members who can open together.
+        least: Fewest repliers that the sum is opened with.
+        degree: Neighbours of a client, even; from `len(cohort) - 1` on everybody.
+        colluding: Nodes that may show what they added, and lie.
+        cross_check: Whether members agree on one set of repliers before they open.
+        segments: Of the coordinates, in order.
+        bits: Each coordinate is summed modulo 2^bits; 1 to 32.
+        noise_scale: Of one node's noise, in grid steps, at least 2; 0: an exact total.
+        sampling_rate: With which each unit flips a coin at its node; None: all take part.
+        reply_after: Seconds from message to answer; None: when it is ready.
+    """
+
+    run: int
+    number: int
+    purpose: str
+    directory: str
+    content: str
+    cohort: tuple[int, ...]
+    committee: tuple[int, ...]
+    threshold: int
+    least: int
+    degree: int
+    colluding: int
+    cross_check: bool
+    segments: tuple[Segment, ...]
+    bits: int
+    noise_scale: float
+    sampling_rate: float | None = None
+    reply_after: float | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range, or the integer rules R1 and R2 do not hold.
+        """
+        require_integers(0, MOST_RUNS, run=self.run)
+        require_integers(1, MOST_NUMBERS, number=self.number)
+        require_name(purpose=self.purpose)
+        hex_bytes(self.directory, KEY_BYTES, "directory")
+        hex_bytes(self.content, KEY_BYTES, "content")
+        require_ascending(_MOST_PLACES, cohort=self.cohort, committee=self.committee)
+        require_integers(1, MOST_SHARES, committee=len(self.committee), threshold=self.threshold)
+        require_integers(0, _MOST_PLACES, least=self.least, colluding=self.colluding)
+        require_integers(2, _MOST_PLACES, degree=self.degree)
+        if not self.complete and self.degree % 2:
+            raise ValueError(f"degree must be even, half of it on each side, got {self.degree}")
+        if not isinstance(self.cross_check, bool):
+            raise ValueError(f"cross_check must be true or false, got {self.cross_check!r:.50}")
+        names = [each.name for each in self.segments]
+        if not names or len(set(names)) < len(names):
+            raise ValueError("segments must be at least one, each of another name")
+        require_integers(1, MOST_BITS, bits=self.bits)
+        if self.noise_scale != 0.0 and not _LEAST_SCALE <= self.noise_scale < math.inf:
+            raise ValueError(
+                f"noise_scale must be at least {_LEAST_SCALE:g} grid steps, or 0 for an exact "
+                f"total, got {self.noise_scale}"
+            )
+        if self.sampling_rate is not None:
+            require_rate(sampling_rate=self.sampling_rate)
+        if self.reply_after is not None:
+            require_positive(reply_after=self.reply_after)
+        self.noise  # noqa: B018  # R1 and R2
+
+    @property
+    def noise(self) -> SharedNoise:
+        """Who takes part, with rules R1 and R2."""
+        return self.noise_of(self.colluding)
+
+    def noise_of(self, colluding: int) -> SharedNoise:
+        """Return the same for another count of nodes that may collude.
+
+        Raises:
+            ValueError: If the rules do not hold then.
+        """
+        return SharedNoise(
+            cohort=len(self.cohort),
+            least=self.least,
+            colluding=colluding,
+            committee=len(self.committee),
+            threshold=self.threshold,
+            cross_check=self.cross_check,
+        )
+
+    def to_json(self) -> str:
+        """Return the canonical text: sorted keys, no spaces, floats as `float.hex()`."""
+        document = {each.name: getattr(self, each.name) for each in fields(self)}
+        document["segments"] = [each.to_list() for each in self.segments]
+        for name in _FLOATS:
+            if document[name] is not None:
+                document[name] = float(document[name]).hex()
+        return canonical(document)
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read terms.
+
+        Raises:
+            ValueError: If the text is not, letter by letter, what `to_json` writes of valid terms.
+        """
+        document = object_of(text, [each.name for each in fields(cls)], "terms")
+        for name in ("cohort", "committee", "segments"):
+            if not isinstance(document[name], list):
+                raise ValueError(f"{name} must be a list")
+        for name in ("cohort", "committee"):
+            document[name] = tuple(document[name])
+        document["segments"] = tuple(map(Segment.from_list, document["segments"]))
+        for name in _FLOATS:
+            if document[name] is not None or name == "noise_scale":
+                document[name] = float_of(document[name], name)
+        terms = cls(**document)
+        # One text for one meaning: T is of the text, and members compare hashes.
+        if terms.to_json() != text:
+            raise ValueError("terms must be canonical JSON: sorted keys, no spaces, float.hex()")
+        return terms
+
+    @cached_property
+    def hash(self) -> bytes:
+        """T, 32 bytes: of the canonical text."""
+        return digest("terms", self.to_json().encode())
+
+    @cached_property
+    def size(self) -> int:
+        """Coordinates of the sum."""
+        return sum(each.size for each in self.segments)
+
+    @property
+    def complete(self) -> bool:
+        """Whether everybody is everybody's neighbour."""
+        return self.degree >= len(self.cohort) - 1
+
+    @cached_property
+    def _ring(self) -> list[int]:
+        """The cohort in an order that nobody knows before the terms are fixed."""
+        return sorted(self.cohort, key=lambda place: digest("ring", self.hash, place))
+
+    @cached_property
+    def neighbours(self) -> dict[int, tuple[int, ...]]:
+        """Places that a client shares masks with, ascending, by its place."""
+        if self.complete:
+            return {
+                place: self.cohort[:at] + self.cohort[at + 1 :]
+                for at, place in enumerate(self.cohort)
+            }
+        half, ring = self.degree // 2, self._ring
+        steps = [step for step in range(-half, half + 1) if step]
+        return {
+            place: tuple(sorted(ring[(at + step) % len(ring)] for step in steps))
+            for at, place in enumerate(ring)
+        }
+
+    def too_thin(self, online: Set[int], noise: SharedNoise | None = None) -> bool:
+        """Rule R3: tell whether lies about these repliers could cut a client off in the ring.
+
+        Two arcs of `degree / 2` places cut the ring in two. Members who are lied to may be told
+        that those in them are gone; the rule wants more repliers there than lies can take away.
+
+        Args:
+            online: Places of the repliers.
+            noise: How many may collude, where a node assumes more than the terms.
+        """
+        if self.complete:
+            return False
+        assumed = self.noise if noise is None else noise
+        half, n = self.degree // 2, len(self.cohort)
+        replied = np.array([place in online for place in self._ring], dtype=np.int64)
+        before = np.concatenate([[0], np.cumsum(np.concatenate([replied, replied]))])
+        arc = before[half : half + n] - before[:n]  # repliers in the arc that starts here
+        # Arcs that start half to n - half further on have no place in common with this one.
+        apart = np.lib.stride_tricks.sliding_window_view(
+            np.concatenate([arc, arc]), n - 2 * half + 1
+        )
+        fewest = int((arc + apart.min(axis=1)[half : half + n]).min())
+        honest, colluding = assumed.honest_members, assumed.colluding
+        # Integers: in floats 1 <= (1 - 5/6) * 6 is false.
+        return fewest * honest <= colluding * honest + assumed.lies * (self.degree - colluding)
+
+
+_FLOATS = ("noise_scale", "sampling_rate", "reply_after")

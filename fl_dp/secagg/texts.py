@@ -1,0 +1,113 @@
+"""Texts that cross the wire: canonical JSON, read strictly, since anybody may have written it."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Any
+
+_LONGEST_TEXT = 16_000_000  # a directory of fifty thousand nodes
+_LONGEST_NAME = 200
+_HEX = re.compile(r"(?:[0-9a-f]{2})*")
+
+
+def canonical(document: Any) -> str:
+    """Return the one JSON text of a document: keys sorted, no spaces, ASCII."""
+    return json.dumps(document, sort_keys=True, separators=(",", ":"), allow_nan=False)
+
+
+def object_of(text: str, keys: Sequence[str], what: str) -> dict[str, Any]:
+    """Read a JSON object that has exactly these keys.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    if len(text) > _LONGEST_TEXT:
+        raise ValueError(f"{what} of {len(text)} characters are longer than {_LONGEST_TEXT}")
+    try:
+        document = json.loads(text)
+    except RecursionError as error:
+        raise ValueError(f"{what} are nested too deep") from error
+    return fields_of(document, keys, what)
+
+
+def fields_of(document: Any, keys: Sequence[str], what: str) -> dict[str, Any]:
+    """Return a document that is an object of exactly these keys.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    if not isinstance(document, dict) or sorted(document) != sorted(keys):
+        raise ValueError(f"{what} have the keys {', '.join(sorted(keys))}, and no others")
+    return document
+
+
+def hex_bytes(value: Any, length: int | None, what: str) -> bytes:
+    """Read bytes in lower-case hex.
+
+    Args:
+        value: Anything.
+        length: Bytes that there must be; None: any number.
+        what: The field's name, for the error.
+
+    Raises:
+        ValueError: If it is anything else.
+    """
+    if not isinstance(value, str) or not _HEX.fullmatch(value):
+        raise ValueError(f"{what} must be bytes in lower-case hex")
+    if length is not None and len(value) != 2 * length:
+        raise ValueError(f"{what} must be {length} bytes, got {len(value) // 2}")
+    return bytes.fromhex(value)
+
+
+def require_integers(low: int, high: int, **values: Any) -> None:
+    """Refuse what is not an integer in [low, high].
+
+    Raises:
+        ValueError: With the field's name.
+    """
+    for name, value in values.items():
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise ValueError(f"{name} must be an integer in [{low}, {high}], got {value!r:.50}")
+
+
+def require_name(**values: Any) -> None:
+    """Refuse what is not a printable text of 1 to 200 characters.
+
+    Raises:
+        ValueError: With the field's name.
+    """
+    for name, value in values.items():
+        fits = isinstance(value, str) and 0 < len(value) <= _LONGEST_NAME and value.isprintable()
+        if not fits:
+            raise ValueError(f"{name} must be 1 to {_LONGEST_NAME} printable characters")
+
+
+def require_ascending(high: int, **values: Sequence[Any]) -> None:
+    """Refuse what is not integers in [0, high], each larger than the one before.
+
+    Raises:
+        ValueError: With the field's name.
+    """
+    for name, places in values.items():
+        for place in places:
+            require_integers(0, high, **{name: place})
+        if any(one >= following for one, following in pairwise(places)):
+            raise ValueError(f"{name} must be in ascending order, each once")
+
+
+def float_of(value: Any, what: str) -> float:
+    """Read what `float.hex` wrote.
+
+    Raises:
+        ValueError: If it is anything else, or not finite.
+    """
+    if not isinstance(value, str):
+        raise ValueError(f"{what} must be a text of float.hex()")
+    number = float.fromhex(value)
+    if not math.isfinite(number):
+        raise ValueError(f"{what} must be finite")
+    return number

@@ -1,0 +1,132 @@
+"""Masks and packing. False alarms of statistical tests: below 1e-6 a test."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from hypothesis import given
+from hypothesis import strategies as st
+from laws import ALARM, counts_p
+
+from fl_dp.secagg.frames import prf
+from fl_dp.secagg.masks import add_mask, pack, packed_bytes, unpack, word_dtype
+
+_SEED = hashlib.sha256(b"a seed").digest()
+
+
+def mask_of(seed: bytes, bits: int, size: int) -> np.ndarray:
+    total = np.zeros(size, word_dtype(bits))
+    add_mask(total, seed, sign=1)
+    return total
+
+
+@pytest.mark.parametrize("bits", [8, 16, 32])
+def test_a_mask_is_aes_256_in_counter_mode(bits: int) -> None:
+    size = 100_003  # several chunks, and a piece
+    stream = Cipher(algorithms.AES(prf(_SEED, "mask")), modes.CTR(bytes(16))).encryptor()
+    expected = np.frombuffer(stream.update(bytes(size * bits // 8)), f"<u{bits // 8}")
+    assert (mask_of(_SEED, bits, size) == expected).all()
+
+
+@given(st.integers(1, 32), st.integers(0, 50), st.integers(0, 2**32 - 1))
+def test_what_is_added_can_be_subtracted(bits: int, size: int, value: int) -> None:
+    values = np.full(size, value, np.int64).astype(word_dtype(bits))
+    total = values.copy()
+    add_mask(total, _SEED, sign=1)
+    add_mask(total, _SEED, sign=-1)
+    assert (total == values).all()
+
+
+def low_bits_p(words: np.ndarray, bits: int) -> float:
+    """P-value that the low bits are uniform; of more than 8, their upper and lower 8."""
+    low = words.astype(np.uint64) & np.uint64((1 << bits) - 1)
+    width = min(bits, 8)
+    parts = (low & np.uint64((1 << width) - 1), low >> np.uint64(bits - width))
+    pmf = np.full(1 << width, 0.5**width)
+    return min(counts_p(np.bincount(part.astype(int), minlength=1 << width), pmf) for part in parts)
+
+
+@pytest.mark.parametrize("bits", range(1, 33))
+def test_low_bits_of_a_mask_are_uniform(bits: int) -> None:
+    fresh = np.random.default_rng(bits).bytes(32)
+    assert low_bits_p(mask_of(fresh, bits, 100_000), bits) > ALARM / 2
+
+
+@pytest.mark.parametrize("bits", [1, 8, 16, 32])
+def test_a_constant_mask_fails_the_same_test(bits: int) -> None:
+    assert low_bits_p(np.zeros(100_000, word_dtype(bits)), bits) < ALARM / 2
+
+
+def test_two_seeds_give_masks_that_have_nothing_to_do_with_each_other() -> None:
+    other = prf(_SEED, "other")
+    difference = mask_of(_SEED, 16, 100_000) - mask_of(other, 16, 100_000)
+    assert low_bits_p(difference, 16) > ALARM / 2
+    same = mask_of(_SEED, 16, 100_000) - mask_of(_SEED, 16, 100_000)
+    assert low_bits_p(same, 16) < ALARM / 2  # power
+
+
+def distance(make: Callable[[int], np.ndarray]) -> float:
+    """Total variation between the masked laws of the values 0 and 1, by counting."""
+    laws = [np.bincount(make(value), minlength=4) / make(value).size for value in (0, 1)]
+    return float(np.abs(laws[0] - laws[1]).sum() / 2)
+
+
+def test_a_masked_value_has_the_same_law_whatever_it_is() -> None:
+    # b = 2, d = 1, every mask of two bits once: the law is exact.
+    every = np.arange(4)
+    assert distance(lambda value: (value + every) & 3) == 0.0
+    assert distance(lambda value: (value + np.zeros(4, int)) & 3) == 1.0  # power: a constant seed
+
+    def drawn(value: int) -> np.ndarray:
+        masks = [mask_of(prf(_SEED, "draw", value, i), 2, 1)[0] & 3 for i in range(4_000)]
+        return (value + np.array(masks)) & 3
+
+    counts = [np.bincount(drawn(value), minlength=4) for value in (0, 1)]
+    assert all(counts_p(each, np.full(4, 0.25)) > ALARM / 2 for each in counts)
+
+
+@given(st.integers(1, 32), st.integers(0, 70), st.randoms(use_true_random=False))
+def test_packing_keeps_the_low_bits_of_every_word(bits: int, size: int, rng: object) -> None:
+    seed = rng.getrandbits(32)  # type: ignore[attr-defined]  # hypothesis types it as its own class
+    words = np.random.default_rng(seed).integers(0, 2**32, size).astype(word_dtype(bits))
+    blob = pack(words, bits)
+    assert len(blob) == packed_bytes(bits, size)
+    low = words & words.dtype.type((1 << bits) - 1)
+    back = unpack(blob, bits, size)
+    assert back.dtype == word_dtype(bits) and (back == low).all()
+
+
+@pytest.mark.parametrize(
+    ("bits", "words", "packed"),
+    [
+        (1, [1, 0, 0, 0, 0, 0, 0, 1, 1], "8101"),
+        (2, [1, 2, 3, 0, 1], "3901"),
+        (4, [0xA, 0xB, 0xC], "ba0c"),
+        (8, [1, 255], "01ff"),
+        (12, [0xABC, 0x123], "bc23" + "1a"),
+        (16, [0x0102, 0x0304], "02010403"),
+        (20, [0x54321, 0xEDCBA], "2143badc" + "e5"),
+        (19, [0x7FFFF], "ffff" + "03" + "01"),
+        (32, [0x01020304], "04030201"),
+    ],
+)
+def test_packed_bytes_are_planes_with_the_low_bits_first(
+    bits: int, words: list[int], packed: str
+) -> None:
+    assert pack(np.array(words, word_dtype(bits)), bits).hex() == packed
+
+
+@pytest.mark.parametrize("length", [0, 3, 5])
+def test_packed_words_of_the_wrong_length_are_refused(length: int) -> None:
+    with pytest.raises(ValueError, match="4 bytes, got"):
+        unpack(bytes(length), 16, 2)
+
+
+@pytest.mark.parametrize("bits", [0, 33, -1])
+def test_words_of_other_widths_are_refused(bits: int) -> None:
+    with pytest.raises(ValueError, match=r"\[1, 32\]"):
+        word_dtype(bits)

@@ -1,0 +1,166 @@
+"""A federation of secure sums in one process, for tests: nodes, a server, losses, and lies."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fl_dp.secagg import (
+    Directory,
+    Entry,
+    Identity,
+    Member,
+    MemoryStore,
+    Opened,
+    OpenSum,
+    Refused,
+    Roster,
+    SecureNode,
+    Segment,
+    SumTerms,
+)
+
+RUN, CONTENT, PURPOSE = 7, "ab" * 32, "train"
+
+# What a server tells a member about who replied.
+Tale = Callable[[int, frozenset[int]], Collection[int]]
+
+
+@dataclass
+class Federation:
+    """Nodes in order of their places, and the directory that they hold."""
+
+    nodes: list[SecureNode]
+    directory: Directory
+
+    @classmethod
+    def of(cls, count: int, *, pinned: bool = False, **settings: Any) -> Federation:
+        """Return nodes that have accepted one directory."""
+        identities = sorted((Identity.generate() for _ in range(count)), key=lambda x: x.public)
+        names = [f"node-{place}" for place in range(count)]
+        roster = None
+        if pinned:
+            members = (
+                Member(name=name, identity=identity.public)
+                for name, identity in zip(names, identities, strict=True)
+            )
+            roster = Roster(federation="tests", members=tuple(members))
+        nodes = [
+            SecureNode(identity, MemoryStore(), name=name, roster=roster, **settings)
+            for name, identity in zip(names, identities, strict=True)
+        ]
+        entries = [node.entry(RUN) for node in nodes]
+        directory = Directory.first(RUN, entries, roster_hash=roster.hash if roster else "")
+        assert {node.accept(directory) for node in nodes} == {directory.hash}
+        return cls(nodes, directory)
+
+    def terms(self, **changes: Any) -> SumTerms:
+        """Return terms of a sum over all nodes, a fifth of whom may be lost."""
+        n = len(self.nodes)
+        committee = self.directory.committee(changes.pop("members", n))
+        usual: dict[str, Any] = {
+            "run": RUN,
+            "number": 1,
+            "purpose": PURPOSE,
+            "directory": self.directory.hash.hex(),
+            "content": CONTENT,
+            "cohort": tuple(range(n)),
+            "committee": committee,
+            "threshold": -(-4 * len(committee) // 5),
+            "least": n - n // 10,
+            "degree": n,
+            "colluding": 0,
+            "cross_check": False,
+            "segments": segments(20),
+            "bits": 16,
+            "noise_scale": 2.0,
+        }
+        return SumTerms(**usual | changes)
+
+
+def segments(size: int) -> tuple[Segment, ...]:
+    return (Segment("updates", size, 1.0, 100.0, 1.0),)
+
+
+@dataclass
+class Asked:
+    """One sum as a server ran it."""
+
+    opening: OpenSum
+    answers: dict[int, tuple[frozenset[int], Opened]] = field(default_factory=dict)
+    refusals: dict[int, Refused] = field(default_factory=dict)
+
+    def release(self) -> np.ndarray:
+        return self.opening.release()
+
+    def opened(self) -> set[tuple[int, int | None]]:
+        """Return the masks that enough members gave away: (i, None) own, (i, j) a pair's."""
+        terms = self.opening.terms
+
+        def count(i: int, j: int | None) -> int:
+            return sum(
+                i in online and (j is None or j not in online)
+                for online, _ in self.answers.values()
+            )
+
+        return {
+            (i, j)
+            for i, near in terms.neighbours.items()
+            for j in (None, *near)
+            if count(i, j) >= terms.threshold
+        }
+
+
+def send(node: SecureNode, terms: SumTerms, values: np.ndarray) -> Any:
+    """Return a client's message."""
+    part = node.begin(terms.to_json(), content=terms.content, purpose=terms.purpose)
+    return part.message(np.asarray(values, np.int64))
+
+
+def ask(
+    federation: Federation,
+    terms: SumTerms,
+    values: Sequence[np.ndarray] | np.ndarray,
+    *,
+    gone: Collection[int] = (),
+    silent: Collection[int] = (),
+    tell: Tale = lambda member, online: online,
+) -> Asked:
+    """Run a sum: everybody but the `gone` replies, members but the `silent` are told a tale."""
+    asked = Asked(OpenSum(terms, federation.directory))
+    for place in terms.cohort:
+        if place not in gone:
+            asked.opening.fold(place, send(federation.nodes[place], terms, values[place]))
+    members = [each for each in terms.committee if each not in silent]
+    told = {each: _told(asked.opening, each, tell) for each in members}
+    quorum: dict[int, bytes] = {}
+    for member, (online, labels, _) in told.items():
+        if terms.cross_check:
+            try:
+                quorum[member] = federation.nodes[member].view(terms.to_json(), online, labels)
+            except Refused as refused:
+                asked.refusals[member] = refused
+    for member, question in told.items():
+        try:
+            opened = federation.nodes[member].open(terms.to_json(), *question, quorum)
+        except Refused as refused:
+            asked.refusals[member] = refused
+        else:
+            asked.answers[member] = frozenset(question[0]), opened
+            asked.opening.answer(member, opened)
+    return asked
+
+
+def _told(
+    opening: OpenSum, member: int, tell: Tale
+) -> tuple[tuple[int, ...], dict[int, bytes], Mapping[int, bytes]]:
+    _, labels, bundles = opening.question(member)
+    online = tuple(sorted(tell(member, frozenset(opening.online))))
+    return online, {place: labels[place] for place in online if place in labels}, bundles
+
+
+def entry_of(node: SecureNode, *, epoch: int = 0) -> Entry:
+    return node.entry(RUN, epoch=epoch)
