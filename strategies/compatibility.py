@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from fl_dp.accounting import freeze
-from fl_dp.ledger import PrivacyLedger
+from fl_dp.ledger import SpentLedger
 from fl_dp.plan import PrivacyPlan
 from fl_dp.updates import VectorLayout
 
 from .selection import Selection, selection_of
 
 
-def require_ledger_of(plan: PrivacyPlan, ledger: PrivacyLedger) -> None:
+def require_ledger_of(plan: PrivacyPlan, ledger: SpentLedger) -> None:
     """Check that a plan is charged to its own ledger.
 
     Raises:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from flwr.app import MetricRecord
 from flwr.serverapp.strategy import Result
 
-from fl_dp.ledger import PrivacyLedger
+from fl_dp.ledger import SpentLedger
 from fl_dp.plan import PrivacyPlan, RecordPlan
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -49,7 +49,7 @@ class RunLog:
             logger.info("%s", line)
 
 
-def log_promise(plan: PrivacyPlan, ledger: PrivacyLedger, record_plan: RecordPlan | None) -> None:
+def log_promise(plan: PrivacyPlan, ledger: SpentLedger, record_plan: RecordPlan | None) -> None:
     """Log what a private training will release and at what price."""
     logger.info(
         "\t├── Budget: epsilon %.4g at delta %.3g, one %s's whole contribution (%s)",

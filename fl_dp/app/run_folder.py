@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from yaml import YAMLError
 
 from fl_dp.files import private_file, private_folder, write_text, written_whole
-from fl_dp.ledger import LedgerAnchor, PrivacyLedger
+from fl_dp.ledger import LedgerAnchor, SpentLedger
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.statement import (
     NoPromise,
@@ -118,14 +118,14 @@ class RunFolder:
         assert isinstance(settings, Settings)
         return settings
 
-    def read_ledger(self) -> PrivacyLedger:
+    def read_ledger(self) -> SpentLedger:
         """Open the run's ledger to look at it, after comparing it with all that knows of it.
 
         Raises:
             LedgerCorrupted: If it was altered, or does not hold what checkpoint or statement know.
             ValueError: If one of those can't be read.
         """
-        ledger = PrivacyLedger.read(self.ledger)
+        ledger = SpentLedger.read(self.ledger)
         try:
             for file, anchor in self.anchors().items():
                 ledger.require_holds(anchor, of=f"{file.name} beside it")

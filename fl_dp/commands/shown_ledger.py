@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.ledger import LedgerCorrupted, NodeLedger, PrivacyLedger
+from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
 from fl_dp.report.node_ledger_view import node_ledger_json, node_ledger_table
@@ -68,7 +68,7 @@ def show_ledger(location: str, *, csv: Path | None, check: Path | None) -> Shown
 
 def _show_server_ledger(location: str, *, csv: Path | None, check: Path | None) -> ShownLedger:
     folder = _folder_of(location)
-    with PrivacyLedger.read(location if folder is None else folder.ledger) as ledger:
+    with SpentLedger.read(location if folder is None else folder.ledger) as ledger:
         findings = _compare(ledger, folder, check)
         if csv is not None:
             write_csv(ledger, csv)
@@ -124,7 +124,7 @@ def _node_ledgers_in(folder: Path) -> list[str]:
 
 
 def _compare(
-    ledger: PrivacyLedger | None, folder: RunFolder | None, check: Path | None
+    ledger: SpentLedger | None, folder: RunFolder | None, check: Path | None
 ) -> _Comparison:
     """Compare a ledger with a statement that is named, or with all that lies beside it.
 

@@ -8,7 +8,9 @@ if TYPE_CHECKING:
     from .anchors import LedgerAnchor
     from .entries import LedgerCorrupted, LedgerEntry, LedgerUnavailable
     from .node import Account, NodeLedger, Spending
-    from .training import ParticipationCapReached, PlanMismatch, PrivacyLedger, Reservation
+    from .spent import SpentLedger
+    from .state import Reservation
+    from .training import ParticipationCapReached, PlanMismatch, PrivacyLedger
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -24,4 +26,5 @@ __all__ = [
     "PrivacyLedger",
     "Reservation",
     "Spending",
+    "SpentLedger",
 ]

@@ -17,30 +17,19 @@ from __future__ import annotations
 
 import platform
 import uuid
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from fl_dp.accounting import (
-    EpsilonBounds,
-    PrivacyBudgetExhausted,
-    PrivacyEvent,
-    PrivacyFilter,
-    event_from_dict,
-    event_to_dict,
-    freeze,
-)
-from fl_dp.accounting.events import FrozenHistory
-from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
+from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyEvent, event_to_dict
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 
 from .anchors import STATEMENT_NAME, LedgerAnchor, anchor_beside
-from .chain import ChainedLedger
-from .entries import SCHEMA, now_to_the_minute, require_printable, require_schema
+from .entries import SCHEMA, now_to_the_minute, require_printable
+from .spent import SpentLedger
+from .state import Reservation
 from .store import LedgerStore
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
@@ -54,43 +43,13 @@ class ParticipationCapReached(PrivacyBudgetExhausted):
     """A unit would take part more often than the plan allows; nothing was released or charged."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Reservation:
-    """A release that is on disk as spent and may now be made, once.
-
-    Attributes:
-        sequence: Its entry in the ledger.
-        what: `round 3`, or the name of another release.
-        noise_multiplier: Of the release, where it has one.
-        index: Of a round: how many rounds were reserved in the ledger before it, by anybody. A
-            round that fails keeps its index. None for another release.
-    """
-
-    sequence: int
-    what: str
-    noise_multiplier: float | None
-    index: int | None
-
-
-class PrivacyLedger(ChainedLedger):
+class PrivacyLedger(SpentLedger):
     """The spending of one plan. Open it with `open` (to train) or `read` (to look)."""
-
-    first_entry = "plan"
 
     def __init__(self, store: LedgerStore) -> None:
         """Use `open` or `read` instead."""
         super().__init__(store)
         self._run_id = uuid.uuid4().hex
-        self._plan: PrivacyPlan | None = None
-        self._filter: PrivacyFilter | None = None
-        self._rounds: Counter[PrivacyEvent] = Counter()
-        self._others: Counter[PrivacyEvent] = Counter()
-        self._multipliers: list[float] = []
-        self._attempts: Counter[int] = Counter()
-        self._participations: Counter[str] = Counter()
-        self._reserved: dict[int, Reservation] = {}  # by entry
-        self._committed: set[int] = set()
-        self._randomness: set[str] = set()
 
     @classmethod
     def open(
@@ -137,54 +96,13 @@ class PrivacyLedger(ChainedLedger):
                 ledger.require_holds(stated, of=f"the {STATEMENT_NAME} beside it")
             if anchor is not None:
                 ledger.require_holds(anchor, of="the anchor")
-            if ledger._plan is None:
+            if not ledger.entries:
                 opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
                 ledger._chain.append(connection, opening)
             else:
                 _require_same_plan(ledger, plan)
             ledger._chain.append(connection, ledger._run_fields(plan, randomness))
         return ledger
-
-    @property
-    def plan(self) -> PrivacyPlan:
-        """The plan that the ledger was started with."""
-        assert self._plan is not None  # both ways to open a ledger see to it
-        return self._plan
-
-    @property
-    def rounds_spent(self) -> int:
-        """Rounds that were reserved, whether or not they were committed."""
-        return self._rounds.total()
-
-    @property
-    def rounds_committed(self) -> int:
-        """Rounds whose release is known to have happened."""
-        return sum(self._reserved[each].index is not None for each in self._committed)
-
-    @property
-    def other_releases_spent(self) -> int:
-        """Releases besides the rounds that were reserved."""
-        return self._others.total()
-
-    @property
-    def noise_multipliers(self) -> tuple[float, ...]:
-        """Noise multiplier of each reserved round, in the order of their reservation."""
-        return tuple(self._multipliers)
-
-    @property
-    def participations(self) -> dict[str, int]:
-        """Rounds of each unit, as far as rounds said so; as private as the cohorts."""
-        return dict(self._participations)
-
-    @property
-    def randomness(self) -> frozenset[str]:
-        """Every source of randomness that the ledger was opened with."""
-        return frozenset(self._randomness)
-
-    @property
-    def insecure(self) -> bool:
-        """Whether noise may have come from a source that somebody can predict."""
-        return self._randomness != {SecureRandom.SECURE_KIND}
 
     def require_known(self, rng: SecureRandom) -> None:
         """Check that the ledger knows where a release's noise comes from.
@@ -197,62 +115,6 @@ class PrivacyLedger(ChainedLedger):
                 "the noise would come from an insecure source that the ledger does not know of: "
                 "open the ledger with the same rng, or leave it out"
             )
-
-    @property
-    def rule(self) -> str:
-        """The rule that decides whether a release still fits."""
-        return self._gate.rule
-
-    @property
-    def history(self) -> FrozenHistory:
-        """Every release that one unit is charged for so far.
-
-        Under a participation cap that is the cap's worth of rounds, whoever took part in which: how
-        often a single unit did is private itself.
-        """
-        rounds = dict(self._rounds)
-        if self.plan.participation_cap is not None:
-            rounds = {
-                event: min(count, self.plan.participation_cap) for event, count in rounds.items()
-            }
-        return freeze([*rounds.items(), *self._others.items()])
-
-    def epsilon(self) -> EpsilonBounds:
-        """Return what every reserved release spends together, at the plan's delta.
-
-        With noise chosen adaptively that is what the filter guarantees: the budget.
-        """
-        return self.plan.epsilon(self.history)
-
-    def promise(self) -> EpsilonBounds:
-        """Return what holds at any moment at which somebody may have stopped.
-
-        While planned releases are missing that is the whole plan's epsilon, and not what is spent
-        so far: whoever stops because of what was released has used the rest of the plan, too. Never
-        more than the budget, which no release exceeds.
-        """
-        spent = self.epsilon()
-        if self._gate.adaptive or not self.history:
-            return spent
-        # The larger count of each event: all that is planned, and attempts beyond the plan.
-        union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
-        if freeze(union) == self.history:
-            return spent
-        return self.plan.epsilon(union).within(self.plan.budget.epsilon)
-
-    def running_epsilon(self) -> float:
-        """Return a bound that is coarser and quick enough to ask for after every round.
-
-        Nothing was ever reserved beyond the budget, so the budget bounds it too.
-        """
-        if self._gate.adaptive:
-            return self.plan.budget.epsilon
-        coarse = self.plan.tight_epsilon(self.history, interval=SEARCH_INTERVAL)
-        return min(coarse, self.plan.budget.epsilon)
-
-    def would_exceed(self, event: PrivacyEvent) -> bool:
-        """Tell whether one more `event` would break the budget, as of the last look."""
-        return self._gate.would_exceed(event)
 
     def reserve(
         self,
@@ -287,20 +149,20 @@ class PrivacyLedger(ChainedLedger):
         units = self._check_participants(participants)
         with self._chain.transaction() as connection:
             self._require_participations_left(units)
-            if self._charges_another_round():
+            if self._state.charges_another_round:
                 self._require_budget(event, f"round {round}")
             fields = {
                 "kind": "reserve",
                 "run": self._run_id,
                 "round": round,
-                "attempt": self._attempts[round] + 1,
+                "attempt": self._state.attempts[round] + 1,
                 "noise_multiplier": noise_multiplier,  # not every event has one
                 **event_to_dict(event),
             }
             if units is not None:
                 fields["participants"] = units
             entry = self._chain.append(connection, fields)
-        return self._reserved[entry.sequence]
+        return self._state.reserved[entry.sequence]
 
     def reserve_release(self, what: str, event: PrivacyEvent) -> Reservation:
         """Write a release other than a round to disk as spent, before it is made.
@@ -316,7 +178,7 @@ class PrivacyLedger(ChainedLedger):
                 name can't be printed.
         """
         require_printable(what)
-        if not self._gate.adaptive and event not in dict(self.plan.other_releases):
+        if not self._state.gate.adaptive and event not in dict(self.plan.other_releases):
             raise ValueError(
                 f"'{what}' is not among the plan's other_releases: what was not declared before "
                 "the first release may depend on it, and the plan's rule does not cover that. "
@@ -333,7 +195,7 @@ class PrivacyLedger(ChainedLedger):
                     **event_to_dict(event),
                 },
             )
-        return self._reserved[entry.sequence]
+        return self._state.reserved[entry.sequence]
 
     def commit(self, reservation: Reservation) -> None:
         """Note that the reserved release has happened.
@@ -342,24 +204,14 @@ class PrivacyLedger(ChainedLedger):
             ValueError: If it was committed before or is not a reservation of this ledger.
         """
         with self._chain.transaction() as connection:
-            if self._reserved.get(reservation.sequence) != reservation:
+            if self._state.reserved.get(reservation.sequence) != reservation:
                 raise ValueError(f"{reservation.what} was not reserved in this ledger")
-            if reservation.sequence in self._committed:
+            if reservation.sequence in self._state.committed:
                 raise ValueError(f"{reservation.what} was committed before")
             self._chain.append(connection, {"kind": "commit", "reserved": reservation.sequence})
 
-    @property
-    def _gate(self) -> PrivacyFilter:
-        assert self._filter is not None  # it comes with the plan
-        return self._filter
-
-    def _charges_another_round(self) -> bool:
-        """Whether a unit can be charged for a round more: not for more rounds than the cap."""
-        cap = self.plan.participation_cap
-        return cap is None or self.rounds_spent < cap
-
     def _require_budget(self, event: PrivacyEvent, what: str) -> None:
-        if self._gate.would_exceed(event):
+        if self._state.gate.would_exceed(event):
             raise PrivacyBudgetExhausted(
                 f"{what} would exceed epsilon {self.plan.budget.epsilon:.4g} at delta "
                 f"{self.plan.budget.delta:.3g}: {self.rounds_spent} rounds are spent"
@@ -384,53 +236,12 @@ class PrivacyLedger(ChainedLedger):
         cap = self.plan.participation_cap
         if cap is None or units is None:
             return
-        spent = [unit for unit in units if self._participations[unit] >= cap]
+        spent = [unit for unit in units if self._state.participations[unit] >= cap]
         if spent:
             raise ParticipationCapReached(
                 f"{len(spent)} of the participants have taken part {cap} times already, the plan's "
                 f"participation_cap; the first is {spent[0]}"
             )
-
-    def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
-        kind = fields["kind"]
-        if (kind == "plan") != (sequence == 1):
-            raise ValueError("a ledger starts with its plan and has no other")
-        match kind:
-            case "plan":
-                require_schema(fields["schema"], SCHEMA)
-                self._plan = PrivacyPlan.from_dict(fields["plan"])
-                self._filter = self._plan.filter()
-            case "run":
-                self._randomness.add(fields["randomness"])
-            case "reserve":
-                self._replay_reservation(sequence, fields)
-            case "commit":
-                reserved = fields["reserved"]
-                if reserved not in self._reserved or reserved in self._committed:
-                    raise ValueError(f"entry {reserved} is no reservation that waits for a commit")
-                self._committed.add(reserved)
-            case _:
-                raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
-
-    def _replay_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
-        event = event_from_dict(fields)
-        is_round = "round" in fields
-        self._reserved[sequence] = Reservation(
-            sequence=sequence,
-            what=f"round {fields['round']}" if is_round else fields["what"],
-            noise_multiplier=fields.get("noise_multiplier"),
-            index=self.rounds_spent if is_round else None,
-        )
-        # No unit takes part more often than the cap: rounds beyond it charge none of them more.
-        if not is_round or self._charges_another_round():
-            self._gate.spend(event)
-        if not is_round:
-            self._others[event] += 1
-            return
-        self._rounds[event] += 1
-        self._multipliers.append(fields["noise_multiplier"])
-        self._attempts[fields["round"]] += 1
-        self._participations.update(fields.get("participants", ()))
 
     def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
         # Of the least noise: no round has a finer grid, so no sum needs more bits.

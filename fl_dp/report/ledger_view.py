@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fl_dp.accounting import event_from_dict
-from fl_dp.ledger import PrivacyLedger
+from fl_dp.ledger import SpentLedger
 from fl_dp.statement import describe_event
 
 _COLUMNS = (
@@ -23,7 +23,7 @@ _COLUMNS = (
 )
 
 
-def ledger_json(ledger: PrivacyLedger) -> dict[str, Any]:
+def ledger_json(ledger: SpentLedger) -> dict[str, Any]:
     """Return what was spent and every entry as plain JSON values."""
     spent = ledger.epsilon()
     return {
@@ -47,7 +47,7 @@ def ledger_json(ledger: PrivacyLedger) -> dict[str, Any]:
     }
 
 
-def write_csv(ledger: PrivacyLedger, target: Path) -> None:
+def write_csv(ledger: SpentLedger, target: Path) -> None:
     """Write one line an entry; what has no column of its own stands in `more` as JSON.
 
     Raises:
@@ -69,7 +69,7 @@ def write_csv(ledger: PrivacyLedger, target: Path) -> None:
             writer.writerow({name: _inert(value) for name, value in row.items()})
 
 
-def ledger_table(ledger: PrivacyLedger) -> Table:
+def ledger_table(ledger: SpentLedger) -> Table:
     """Return the entries as a table for the terminal."""
     table = Table("entry", "kind", "what", "hash", title=escape(ledger.location))
     for entry in ledger.entries:
@@ -78,7 +78,7 @@ def ledger_table(ledger: PrivacyLedger) -> Table:
     return table
 
 
-def ledger_summary(ledger: PrivacyLedger) -> str:
+def ledger_summary(ledger: SpentLedger) -> str:
     """Return the sentence that sums the ledger up."""
     spent, budget = ledger.epsilon(), ledger.plan.budget
     lost = ledger.rounds_spent - ledger.rounds_committed

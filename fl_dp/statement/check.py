@@ -11,7 +11,7 @@ from typing import Any
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget
 from fl_dp.files import read_json_object
-from fl_dp.ledger import LedgerAnchor, PrivacyLedger
+from fl_dp.ledger import LedgerAnchor, SpentLedger
 from fl_dp.plan import RecordPlan
 
 from .markdown import statement_markdown
@@ -26,7 +26,7 @@ _SHORT = reprlib.Repr()
 _SHORT.maxstring = 60
 
 
-def entries_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]) -> int:
+def entries_behind_statement(ledger: SpentLedger, statement: Mapping[str, Any]) -> int:
     """Check that a ledger holds what a statement was computed from, and count what came after.
 
     Args:
@@ -47,7 +47,7 @@ def entries_behind_statement(ledger: PrivacyLedger, statement: Mapping[str, Any]
     return len(ledger.entries) - anchor.entries
 
 
-def statement_differences(ledger: PrivacyLedger | None, statement: Mapping[str, Any]) -> list[str]:
+def statement_differences(ledger: SpentLedger | None, statement: Mapping[str, Any]) -> list[str]:
     """Compute a statement anew and name each field in which it differs.
 
     How often a client was asked (`records`, with DP-SGD inside clients) stands in no ledger of the

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fl_dp.ledger import PrivacyLedger
+from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import PrivacyPlan
 
@@ -10,7 +10,7 @@ from .promise import PrivacyStatement
 from .words import UNITS, neighbours_in_words
 
 
-def privacy_statement(ledger: PrivacyLedger) -> PrivacyStatement:
+def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     """Compute the statement from the ledger's entries alone.
 
     With noise at the clients it has one number, which holds against the server. That the noise of

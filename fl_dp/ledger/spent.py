@@ -1,0 +1,126 @@
+"""What a training has spent, as its ledger tells: to look at, with no way to spend more."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from fl_dp.accounting import EpsilonBounds, PrivacyEvent, freeze
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import PrivacyPlan
+
+from .chain import ChainedLedger
+from .state import TrainingState
+from .store import LedgerStore
+
+
+class SpentLedger(ChainedLedger):
+    """The spending of one plan, to look at. Open it with `read`."""
+
+    first_entry = "plan"
+
+    def __init__(self, store: LedgerStore) -> None:
+        """Use `read` instead."""
+        super().__init__(store)
+        self._state = TrainingState()
+
+    @property
+    def plan(self) -> PrivacyPlan:
+        """The plan that the ledger was started with."""
+        return self._state.plan
+
+    @property
+    def rounds_spent(self) -> int:
+        """Rounds that were reserved, whether or not they were committed."""
+        return self._state.rounds.total()
+
+    @property
+    def rounds_committed(self) -> int:
+        """Rounds whose release is known to have happened."""
+        return sum(self._state.reserved[each].index is not None for each in self._state.committed)
+
+    @property
+    def other_releases_spent(self) -> int:
+        """Releases besides the rounds that were reserved."""
+        return self._state.others.total()
+
+    @property
+    def noise_multipliers(self) -> tuple[float, ...]:
+        """Noise multiplier of each reserved round, in the order of their reservation."""
+        return tuple(self._state.multipliers)
+
+    @property
+    def participations(self) -> dict[str, int]:
+        """Rounds of each unit, as far as rounds said so; as private as the cohorts."""
+        return dict(self._state.participations)
+
+    @property
+    def randomness(self) -> frozenset[str]:
+        """Every source of randomness that the ledger was opened with."""
+        return frozenset(self._state.randomness)
+
+    @property
+    def insecure(self) -> bool:
+        """Whether noise may have come from a source that somebody can predict."""
+        return self._state.randomness != {SecureRandom.SECURE_KIND}
+
+    @property
+    def rule(self) -> str:
+        """The rule that decides whether a release still fits."""
+        return self._state.gate.rule
+
+    @property
+    def history(self) -> FrozenHistory:
+        """Every release that one unit is charged for so far.
+
+        Under a participation cap that is the cap's worth of rounds, whoever took part in which: how
+        often a single unit did is private itself.
+        """
+        rounds = dict(self._state.rounds)
+        if self.plan.participation_cap is not None:
+            rounds = {
+                event: min(count, self.plan.participation_cap) for event, count in rounds.items()
+            }
+        return freeze([*rounds.items(), *self._state.others.items()])
+
+    def epsilon(self) -> EpsilonBounds:
+        """Return what every reserved release spends together, at the plan's delta.
+
+        With noise chosen adaptively that is what the filter guarantees: the budget.
+        """
+        return self.plan.epsilon(self.history)
+
+    def promise(self) -> EpsilonBounds:
+        """Return what holds at any moment at which somebody may have stopped.
+
+        While planned releases are missing that is the whole plan's epsilon, and not what is spent
+        so far: whoever stops because of what was released has used the rest of the plan, too. Never
+        more than the budget, which no release exceeds.
+        """
+        spent = self.epsilon()
+        if self._state.gate.adaptive or not self.history:
+            return spent
+        # The larger count of each event: all that is planned, and attempts beyond the plan.
+        union = Counter(dict(self.plan.history)) | Counter(dict(self.history))
+        if freeze(union) == self.history:
+            return spent
+        return self.plan.epsilon(union).within(self.plan.budget.epsilon)
+
+    def running_epsilon(self) -> float:
+        """Return a bound that is coarser and quick enough to ask for after every round.
+
+        Nothing was ever reserved beyond the budget, so the budget bounds it too.
+        """
+        if self._state.gate.adaptive:
+            return self.plan.budget.epsilon
+        coarse = self.plan.tight_epsilon(self.history, interval=SEARCH_INTERVAL)
+        return min(coarse, self.plan.budget.epsilon)
+
+    def would_exceed(self, event: PrivacyEvent) -> bool:
+        """Tell whether one more `event` would break the budget, as of the last look."""
+        return self._state.gate.would_exceed(event)
+
+    def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
+        self._state.take_in(sequence, fields)
