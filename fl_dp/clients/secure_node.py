@@ -35,7 +35,6 @@ from .node_privacy import in_simulation
 from .simulated_store import SimulatedStore, simulated_identity
 
 IDENTITY_FILE, STORE_FILE = "secagg-identity.pem", "secagg.db"
-_DAYS = 30.0  # after which keys of a run that never ended go
 
 
 @contextmanager
@@ -100,7 +99,6 @@ def secure_node_handlers() -> dict[str, ClientAppCallable]:
 def _key(message: Message, context: Context) -> Message:
     asked = json.loads(text_of(message.content))
     with secure_node(context) as node:
-        node.store.expire(_DAYS)
         entry = node.entry(int(asked["run"]), epoch=int(asked["epoch"]))
     return Message(text_to_content(json.dumps(entry.to_dict())), reply_to=message)
 

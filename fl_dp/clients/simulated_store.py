@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from flwr.app import ConfigRecord, RecordDict
 
-from fl_dp.secagg import Identity, Mark, Refused
+from fl_dp.secagg import Identity, Mark
+from fl_dp.secagg.store import stale
 
 _RECORD = "fl-dp-secagg"
 _IDENTITY = "identity"
@@ -35,7 +36,7 @@ class SimulatedStore:
             Refused: `stale`, if so.
         """
         if number <= self.last(run, role):
-            raise Refused("stale", f"sum {number} is not after {self.last(run, role)}")
+            raise stale(number)
         # Only the last one is asked for again, and a state travels with every message.
         self._record[f"{run} last {role}"] = [number.to_bytes(8, "big"), mark.terms, mark.view]
 

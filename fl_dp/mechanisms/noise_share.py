@@ -20,7 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .checks import require_count, require_positive
+from .checks import require_positive
 from .discrete_gaussian import DiscreteGaussian
 from .randomness import SecureRandom
 
@@ -55,9 +55,10 @@ class Segment:
         """Validate.
 
         Raises:
-            ValueError: If a number is not positive and finite.
+            ValueError: If a number is out of range.
         """
-        require_count(size=self.size)
+        if self.size < 0:
+            raise ValueError(f"size must be at least 0, got {self.size}")
         require_positive(scale=self.scale, cap=self.cap, clipping_norm=self.clipping_norm)
 
 

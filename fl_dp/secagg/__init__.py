@@ -10,7 +10,7 @@ from .receipts import Receipt
 from .refused import REFUSAL_CODES, RefusalCode, Refused
 from .roster import Member, Roster
 from .store import Mark, MemoryStore, NodeStore, SQLiteStore
-from .terms import Segment, SumTerms
+from .terms import SumTerms
 
 __all__ = [
     "REFUSAL_CODES",
@@ -33,6 +33,5 @@ __all__ = [
     "SQLiteStore",
     "SecureNode",
     "SecureSumFailed",
-    "Segment",
     "SumTerms",
 ]

@@ -76,6 +76,10 @@ class NodeStore(Protocol):
         """Delete everything of runs whose first value was put more than `days` ago."""
         ...
 
+    def close(self) -> None:
+        """Let go of what is open."""
+        ...
+
 
 def stale(number: int) -> Refused:
     """Return the refusal of a number that is not above all that were answered."""
@@ -126,6 +130,9 @@ class MemoryStore:
         limit = time.time() - days * _SECONDS_A_DAY
         for run in [run for run, began in self._began.items() if began < limit]:
             self.forget(run)
+
+    def close(self) -> None:
+        """Do nothing: nothing is open."""
 
 
 class SQLiteStore:

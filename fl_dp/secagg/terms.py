@@ -16,6 +16,7 @@ from typing import Any, Self
 import numpy as np
 
 from fl_dp.accounting.shared_noise import SharedNoise
+from fl_dp.mechanisms import LEAST_NOISE_SCALE, Segment
 from fl_dp.mechanisms.checks import require_positive, require_rate
 
 from .directory import MOST_RUNS
@@ -36,54 +37,6 @@ from .texts import (
 MOST_NUMBERS = 2**63 - 1  # a database's integers
 _MOST_PLACES = 2**32 - 1
 _LARGEST_SIZE = 2**40
-_LEAST_SCALE = 2.0  # below it shares of noise do not add up to a Gaussian
-
-
-@dataclass(frozen=True)
-class Segment:
-    """A stretch of a sum's coordinates.
-
-    Attributes:
-        name: What it holds, for instance `updates`.
-        size: Coordinates.
-        scale: Grid steps a unit.
-        cap: Largest entry of one node, in steps.
-        clipping_norm: L2 norm of one privacy unit, before it is scaled.
-    """
-
-    name: str
-    size: int
-    scale: float
-    cap: float
-    clipping_norm: float
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If a field is out of range.
-        """
-        require_name(name=self.name)
-        require_integers(0, _LARGEST_SIZE, size=self.size)
-        require_positive(scale=self.scale, cap=self.cap, clipping_norm=self.clipping_norm)
-
-    def to_list(self) -> list[str | int]:
-        """Return it as JSON takes it."""
-        norm = float(self.clipping_norm).hex()
-        return [self.name, self.size, float(self.scale).hex(), float(self.cap).hex(), norm]
-
-    @classmethod
-    def from_list(cls, parts: Any) -> Self:
-        """Read what `to_list` wrote.
-
-        Raises:
-            ValueError: If it is anything else.
-        """
-        if not isinstance(parts, list) or len(parts) != 5:
-            raise ValueError("a segment is [name, size, scale, cap, clipping norm]")
-        name, size, *numbers = parts
-        scale, cap, norm = (float_of(each, "a segment's number") for each in numbers)
-        return cls(name, size, scale, cap, norm)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,9 +104,9 @@ class SumTerms:
         if not names or len(set(names)) < len(names):
             raise ValueError("segments must be at least one, each of another name")
         require_integers(1, MOST_BITS, bits=self.bits)
-        if self.noise_scale != 0.0 and not _LEAST_SCALE <= self.noise_scale < math.inf:
+        if self.noise_scale != 0.0 and not LEAST_NOISE_SCALE <= self.noise_scale < math.inf:
             raise ValueError(
-                f"noise_scale must be at least {_LEAST_SCALE:g} grid steps, or 0 for an exact "
+                f"noise_scale must be at least {LEAST_NOISE_SCALE:g} grid steps, or 0 for an exact "
                 f"total, got {self.noise_scale}"
             )
         if self.sampling_rate is not None:
@@ -185,7 +138,7 @@ class SumTerms:
     def to_json(self) -> str:
         """Return the canonical text: sorted keys, no spaces, floats as `float.hex()`."""
         document = {each.name: getattr(self, each.name) for each in fields(self)}
-        document["segments"] = [each.to_list() for each in self.segments]
+        document["segments"] = [_segment_to_list(each) for each in self.segments]
         for name in _FLOATS:
             if document[name] is not None:
                 document[name] = float(document[name]).hex()
@@ -204,7 +157,7 @@ class SumTerms:
                 raise ValueError(f"{name} must be a list")
         for name in ("cohort", "committee"):
             document[name] = tuple(document[name])
-        document["segments"] = tuple(map(Segment.from_list, document["segments"]))
+        document["segments"] = tuple(map(_segment_from_list, document["segments"]))
         for name in _FLOATS:
             if document[name] is not None or name == "noise_scale":
                 document[name] = float_of(document[name], name)
@@ -277,3 +230,17 @@ class SumTerms:
 
 
 _FLOATS = ("noise_scale", "sampling_rate", "reply_after")
+
+
+def _segment_to_list(segment: Segment) -> list[str | int]:
+    numbers = (segment.scale, segment.cap, segment.clipping_norm)
+    return [segment.name, segment.size, *(float(each).hex() for each in numbers)]
+
+
+def _segment_from_list(parts: Any) -> Segment:
+    if not isinstance(parts, list) or len(parts) != 5:
+        raise ValueError("a segment is [name, size, scale, cap, clipping norm]")
+    name, size, *numbers = parts
+    require_name(name=name)
+    require_integers(0, _LARGEST_SIZE, size=size)
+    return Segment(name, size, *(float_of(each, "a segment's number") for each in numbers))

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_dp.mechanisms import Segment
 from fl_dp.secagg import (
     Directory,
     Entry,
@@ -19,7 +20,6 @@ from fl_dp.secagg import (
     Refused,
     Roster,
     SecureNode,
-    Segment,
     SumTerms,
 )
 
