@@ -14,7 +14,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeAlias, cast
 
 import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
@@ -40,6 +40,8 @@ DONE_ACTION = "fl_dp_secagg_done"
 """Actions of QUERY messages (`query.<action>`)."""
 
 SECURE_SUM_ACTIONS = (KEY_ACTION, DIRECTORY_ACTION, VIEW_ACTION, OPEN_ACTION, DONE_ACTION)
+
+_Config: TypeAlias = dict[str, Any]
 
 _TERMS = "terms"
 _MASKED, _BUNDLES, _COMMITMENTS = "masked", "bundles", "commitments"
@@ -133,7 +135,7 @@ def masked_to_content(message: MaskedMessage) -> RecordDict:
     """Return a client's reply."""
     # As an array: bytes in a ConfigRecord travel in one piece, an array in chunks.
     masked = Array(np.frombuffer(message.masked, np.uint8))
-    rest = {_BUNDLES: list(message.bundles), _COMMITMENTS: message.commitments}
+    rest: _Config = {_BUNDLES: list(message.bundles), _COMMITMENTS: message.commitments}
     return RecordDict({_MASKED: ArrayRecord({_MASKED: masked}), _BUNDLES: ConfigRecord(rest)})
 
 
@@ -154,7 +156,9 @@ def masked_of(content: RecordDict) -> MaskedMessage:
         raise RefusedUpdate("it is no masked message")
     if masked.dtype != np.uint8 or masked.ndim != 1:
         raise RefusedUpdate("its masked values are no bytes")
-    return MaskedMessage(masked=masked.tobytes(), bundles=bundles, commitments=commitments)
+    return MaskedMessage(
+        masked=masked.tobytes(), bundles=cast(list[bytes], bundles), commitments=commitments
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,7 +181,7 @@ class MemberQuestion:
 
     def to_content(self) -> RecordDict:
         """Return the question as a message's content."""
-        config = {
+        config: _Config = {
             _TERMS: self.terms,
             _ONLINE: list(self.online),
             _LABELS: [self.labels[place] for place in self.online],
@@ -228,7 +232,7 @@ def signature_of(content: RecordDict) -> bytes:
 
 def opened_to_content(opened: Opened) -> RecordDict:
     """Return what a member has opened."""
-    config = {
+    config: _Config = {
         _PLACES: list(opened.shares),
         _SHARES: list(opened.shares.values()),
         _SIGNATURE: opened.signature,
