@@ -50,10 +50,11 @@ LEAST_SUM, MISSED_RECEIPTS = 2, 3
 EXACT_PURPOSE = "evaluate"
 """Purpose of the only sums that an owner can allow without noise."""
 
+_OF_SUMS = (ROSTER_KEY, LEAST_SUM_KEY, COLLUDING_KEY, RECEIPTS_KEY, EXACT_KEY)
 _OURS = (
     *(LEDGER_PATH_KEY, MAX_EPSILON_KEY, MAX_DELTA_KEY, REQUIRE_PRIVACY_KEY, UNVERIFIED_APPS_KEY),
     *(TELL_EXHAUSTED_KEY, DATASET_NAME_KEY, UNIT_NAME_KEY, DATA_PATH_KEY, DATA_SCHEMA_KEY),
-    *(ROSTER_KEY, LEAST_SUM_KEY, COLLUDING_KEY, RECEIPTS_KEY, EXACT_KEY),
+    *_OF_SUMS,
 )
 _FLOWERS = (PARTITION_ID_KEY, "num-partitions")
 # No other project's key has them, so a key that does was meant for fl-dp.
@@ -121,7 +122,7 @@ class NodeConfig:
                 range, a cap or a requirement has no ledger, or a requirement has no cap.
         """
         given = _by_hyphens(node_config)
-        ledger_path = _path(given, LEDGER_PATH_KEY)
+        ledger_path, roster = _path(given, LEDGER_PATH_KEY), _path(given, ROSTER_KEY)
         max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
         max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
         asked = given.get(REQUIRE_PRIVACY_KEY)
@@ -140,6 +141,12 @@ class NodeConfig:
                 f'{REQUIRE_PRIVACY_KEY}="{asked}" needs a cap and a ledger, or any epsilon would '
                 f'do: add {MAX_EPSILON_KEY}=4.0 {LEDGER_PATH_KEY}="/data/ledger.db"'
             )
+        sums = [key for key in _OF_SUMS if key in given]
+        if sums and not any(DISTRIBUTED in each for each in required):
+            raise _error(
+                f"{sums[0]} is about secure sums, which this node does not require, so it protects "
+                f'nothing: add {REQUIRE_PRIVACY_KEY}="{DISTRIBUTED}"'
+            )
         if max_epsilon is not None and max_delta is None:
             max_delta = DEFAULT_MAX_DELTA
         return cls(
@@ -154,7 +161,7 @@ class NodeConfig:
             data_path=_path(given, DATA_PATH_KEY),
             data_schema=_path(given, DATA_SCHEMA_KEY),
             partition_id=_partition(given),
-            roster=_path(given, ROSTER_KEY),
+            roster=roster,
             least_sum=_count(given, LEAST_SUM_KEY, default=LEAST_SUM, least=2),
             colluding=_count(given, COLLUDING_KEY, default=0, least=0),
             missed_receipts=_count(given, RECEIPTS_KEY, default=MISSED_RECEIPTS, least=1),

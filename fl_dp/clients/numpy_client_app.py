@@ -129,11 +129,13 @@ def numpy_client_app(
         app="numpy_client_app of fl-dp", arrays_fn=arrays_fn, mods=mods or ()
     )
     owners: list[Mod] = [deadline_mod, node_policy_mod]
-    app.train()(guarded(train, [*owners, secure_sum_mod, *_OUTERMOST, *(mods or [])]))
-    app.evaluate()(guarded(evaluate, [*owners, *(mods or [])]))
+    # Around whatever reads data: what has terms leaves masked, or not at all.
+    summed: list[Mod] = [*owners, secure_sum_mod]
+    app.train()(guarded(train, [*summed, *_OUTERMOST, *(mods or [])]))
+    app.evaluate()(guarded(evaluate, [*summed, *(mods or [])]))
     app.query(IDENTITY_ACTION)(guarded(identity, owners))
-    app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), owners))
-    app.query(UTILITY_ACTION)(guarded(utility_handler(make_client, hosted), owners))
+    app.query(STATISTIC_ACTION)(guarded(statistic_handler(statistics_fn, hosted), summed))
+    app.query(UTILITY_ACTION)(guarded(utility_handler(make_client, hosted), summed))
     for action, handler in secure_node_handlers().items():
         app.query(action)(guarded(handler, owners))
     return app

@@ -11,6 +11,8 @@ from fl_dp.clients import NodeConfig, NodeConfigError
 LEDGER = {"ledger-path": "/data/ledger.db"}
 CAPPED = LEDGER | {"max-epsilon": 4.0}
 RECORD, LOCAL = frozenset({"record"}), frozenset({"local"})
+DISTRIBUTED = frozenset({"distributed"})
+SUMS = CAPPED | {"require-privacy": "distributed"}
 
 
 def test_every_key_is_read() -> None:
@@ -127,7 +129,7 @@ def test_a_cap_needs_a_ledger() -> None:
         NodeConfig.of({"max-epsilon": 4.0})
 
 
-@pytest.mark.parametrize("asked", ["record", "local", "record+local", "any"])
+@pytest.mark.parametrize("asked", ["record", "local", "record+local", "distributed", "any"])
 def test_a_requirement_needs_a_cap(asked: str) -> None:
     with pytest.raises(NodeConfigError, match="needs a cap and a ledger"):
         NodeConfig.of(LEDGER | {"require-privacy": asked})
@@ -140,9 +142,10 @@ def test_a_requirement_needs_a_cap(asked: str) -> None:
         ("local", (LOCAL,)),
         ("record+local", (RECORD | LOCAL,)),
         ("local+record", (RECORD | LOCAL,)),
-        ("any", (RECORD, LOCAL)),
+        ("any", (RECORD, LOCAL, DISTRIBUTED)),
+        ("distributed", (DISTRIBUTED,)),
         ("none", ()),
-        (None, (RECORD, LOCAL)),
+        (None, (RECORD, LOCAL, DISTRIBUTED)),
     ],
 )
 def test_a_cap_requires_some_privacy_unless_the_owner_writes_none(
@@ -163,7 +166,7 @@ def test_an_unknown_requirement_is_refused(asked: Any) -> None:
         NodeConfig.of(CAPPED | {"require-privacy": asked})
 
 
-@pytest.mark.parametrize("key", ["ledger-path", "data-path", "data-schema"])
+@pytest.mark.parametrize("key", ["ledger-path", "data-path", "data-schema", "secagg-roster"])
 def test_a_relative_path_is_refused(key: str) -> None:
     with pytest.raises(NodeConfigError, match=f"{key} must be absolute"):
         NodeConfig.of({key: "ward/files"})
@@ -186,3 +189,48 @@ def test_spending_goes_on_under_the_most_lasting_name() -> None:
     assert NodeConfig.of({"dataset-name": "ward", "unit-name": "north"}).source == "ward"
     assert NodeConfig.of({"unit-name": "north", "partition-id": 3}).source == "north"
     assert "partition" not in NodeConfig.of({}).source  # all that one ledger holds is one
+
+
+def test_every_key_of_secure_sums_is_read() -> None:
+    read = NodeConfig.of(
+        SUMS
+        | {
+            "secagg-roster": "/data/roster.json",
+            "secagg-min-sum": 10,
+            "secagg_colluding": 2,
+            "secagg-receipts": 5,
+            "secagg-exact": "evaluate",
+        }
+    )
+    assert (read.roster, read.least_sum, read.colluding) == ("/data/roster.json", 10, 2)
+    assert (read.missed_receipts, read.exact) == (5, True)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("secagg-min-sum", 1),
+        ("secagg-min-sum", 2.5),
+        ("secagg-min-sum", True),
+        ("secagg-colluding", -1),
+        ("secagg-receipts", 0),
+        ("secagg-exact", "train"),
+        ("secagg-exact", True),
+    ],
+)
+def test_a_wrong_number_for_secure_sums_is_refused(key: str, value: Any) -> None:
+    with pytest.raises(NodeConfigError, match=f"{key} must be .*, .*got {value!r}|{key} must be"):
+        NodeConfig.of(SUMS | {key: value})
+
+
+@pytest.mark.parametrize("key", ["secagg-rooster", "secagg-min-sums", "secagg", "min-secagg"])
+def test_a_misspelt_key_of_secure_sums_is_refused(key: str) -> None:
+    with pytest.raises(NodeConfigError, match="did you mean"):
+        NodeConfig.of(SUMS | {key: 3})
+
+
+@pytest.mark.parametrize("required", ["record", "local", "none"])
+def test_keys_of_secure_sums_protect_nothing_where_none_is_required(required: str) -> None:
+    with pytest.raises(NodeConfigError, match='require-privacy="distributed"'):
+        NodeConfig.of(CAPPED | {"require-privacy": required, "secagg-min-sum": 5})
+    assert NodeConfig.of(CAPPED | {"secagg-min-sum": 5}).least_sum == 5

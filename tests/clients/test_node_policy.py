@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import ConfigRecord
+from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fl_dp.clients import app_verification, node_policy, numpy_client_app
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
@@ -21,6 +22,7 @@ from fl_dp.protocol.keys import (
     UTILITY_ACTION,
     UTILITY_QUERY_KEY,
 )
+from fl_dp.protocol.secure_sum import KEY_ACTION, SECURE_SUM_KEY
 
 MODEL = {"w": np.zeros(3, np.float32)}
 NOISED = RoundInstruction(
@@ -70,6 +72,38 @@ def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str
     ]:
         assert refused(here.ask(kind, {"config": ConfigRecord({key: "{}"})}))
     assert client.calls == 0
+
+
+@pytest.mark.parametrize("asked", ["any", "distributed"])
+def test_what_has_terms_never_leaves_in_the_clear(owned: Any, asked: str) -> None:
+    """Terms pass the policy; whatever they are in is then summed securely, or refused."""
+    here, client = owned(**{"require-privacy": asked})
+    terms = {SECURE_SUM_KEY: ConfigRecord({"terms": "{}"})}
+    for kind, key in [
+        ("train", "any"),
+        ("evaluate", "any"),
+        (f"query.{STATISTIC_ACTION}", STATISTIC_QUERY_KEY),
+        (f"query.{UTILITY_ACTION}", UTILITY_QUERY_KEY),
+    ]:
+        reply = here.ask(
+            kind,
+            {
+                "model": ArrayRecord({name: Array(each) for name, each in MODEL.items()}),
+                "config": ConfigRecord({key: "{}"}),
+            }
+            | terms,
+        )
+        assert reply.has_error() and reply.error.reason != "PolicyRefusal"
+    assert client.calls == 0
+
+
+def test_nothing_but_secure_sums_passes_where_they_are_required(owned: Any) -> None:
+    here, client = owned(**{"require-privacy": "distributed"})
+    for instruction, config in ((PLAIN, {}), (NOISED, {}), (PLAIN, RECORDS)):
+        assert refused(here.train(MODEL, instruction, **config))
+    assert client.calls == 0
+    asked = ConfigRecord({"terms": json.dumps({"run": 7, "epoch": 0})})
+    assert not refused(here.ask(f"query.{KEY_ACTION}", {"config": asked}))
 
 
 def test_the_node_s_name_is_told(owned: Any) -> None:

@@ -1,0 +1,244 @@
+"""A client of a secure sum answers what it was sent, once, or not at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from local_grid import FIRST_NODE, LocalGrid
+from secure_nodes import SecureNodes
+
+from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
+from fl_dp.ledger import NodeLedger
+from fl_dp.mechanisms import NoiseShare, Segment
+from fl_dp.mechanisms.bundle import GaussianBundle
+from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
+from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.protocol.secure_sum import (
+    DIRECTORY_ACTION,
+    KEY_ACTION,
+    content_digest,
+    masked_of,
+    text_of,
+    text_to_content,
+    with_terms,
+)
+from fl_dp.secagg import Directory, Entry, SumTerms
+
+RUN, NODES = 7, 4
+SIZE = 3
+INSTRUCTION = RoundInstruction(
+    server_round=1,
+    bundle=GaussianBundle(noise_multiplier=1.0, clipping_norms=(1.0,)),
+    sampling_rate=1.0,
+    secure_sum=SumInstruction(rounds=3, epsilon=100.0, delta=1e-3),
+)
+SHARE = NoiseShare(segments=(Segment("updates", SIZE, 100.0, 100.0, 1.0),), noise_scale=100.0)
+
+
+class Federation:
+    """Four nodes that know each other, and messages to the first of them."""
+
+    def __init__(self, folder: Path, **owner: Any) -> None:
+        self.folder = folder
+        update = [np.full(SIZE, 0.1)]
+        self.nodes = SecureNodes(folder, [[update]] * NODES, owners={0: owner})
+        self.grid = LocalGrid(self.nodes, NODES)
+        keys = text_to_content(json.dumps({"run": RUN, "epoch": 0}))
+        entries = [
+            Entry.from_dict(json.loads(text_of(self.ask(KEY_ACTION, keys, node).content)))
+            for node in range(NODES)
+        ]
+        self.directory = Directory.first(RUN, entries)
+        for node in range(NODES):
+            told = text_to_content(self.directory.to_json())
+            assert not self.ask(DIRECTORY_ACTION, told, node).has_error()
+        self.places = {
+            node: self.directory.entries.index(each) for node, each in enumerate(entries)
+        }
+
+    @property
+    def others(self) -> tuple[int, ...]:
+        """The places of all but the first node."""
+        return tuple(place for place in range(NODES) if place != self.places[0])
+
+    def ask(self, action: str, content: RecordDict, node: int = 0) -> Message:
+        kind = action if action == "train" else f"query.{action}"
+        message = Message(content, dst_node_id=FIRST_NODE + node, message_type=kind)
+        [reply] = self.grid.send_and_receive([message])
+        return reply
+
+    def content(self, instruction: RoundInstruction = INSTRUCTION, **config: Any) -> RecordDict:
+        told = ConfigRecord({INSTRUCTION_KEY: instruction.to_json()} | config)
+        model = ArrayRecord({"w": Array(np.zeros(SIZE))})
+        return RecordDict({"model": model, "config": told})
+
+    def terms(self, content: RecordDict, **changed: Any) -> SumTerms:
+        given = {
+            "run": RUN,
+            "number": 1,
+            "purpose": "train",
+            "directory": self.directory.hash.hex(),
+            "content": content_digest(content),
+            "cohort": tuple(range(NODES)),
+            "committee": tuple(range(NODES)),
+            "threshold": 4,
+            "least": 4,
+            "degree": 4,
+            "colluding": 1,
+            "cross_check": False,
+            "segments": SHARE.segments,
+            "bits": 16,
+            "noise_scale": SHARE.noise_scale,
+        }
+        return SumTerms(**given | changed)
+
+    def train(self, content: RecordDict | None = None, **changed: Any) -> Message:
+        sent = self.content() if content is None else content
+        return self.ask("train", with_terms(sent, self.terms(sent, **changed).to_json()))
+
+    def charges(self) -> int:
+        ledger = self.folder / "node-0" / "ledger.db"
+        if not ledger.is_file():
+            return 0
+        with NodeLedger.read(ledger) as opened:
+            return sum(each.charges for each in opened.spendings)
+
+
+def code(reply: Message) -> str:
+    return reply.error.reason if reply.has_error() else "answered"
+
+
+def test_what_was_agreed_on_is_answered_and_charged(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    reply = federation.train()
+    assert len(masked_of(reply.content).masked) == 2 * SIZE
+    assert federation.charges() == 1
+
+
+def test_a_number_is_answered_once(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    assert code(federation.train(number=2)) == "answered"
+    assert code(federation.train(number=2)) == "Refused stale"
+    assert code(federation.train(number=1)) == "Refused stale"
+    assert code(federation.train(number=3)) == "answered"
+    assert federation.charges() == 2
+
+
+def changed_content(change: Callable[[RecordDict], None]) -> Callable[[Federation], Message]:
+    def send(federation: Federation) -> Message:
+        told, sent = federation.content(), federation.content()
+        change(sent)
+        return federation.ask("train", with_terms(sent, federation.terms(told).to_json()))
+
+    return send
+
+
+def put(record: str, key: str, value: Any) -> Callable[[RecordDict], None]:
+    def change(content: RecordDict) -> None:
+        content[record][key] = value  # type: ignore[index]  # a record takes it
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "send",
+    [
+        changed_content(put("config", "lr", 0.0)),
+        changed_content(put("model", "w", Array(np.ones(SIZE)))),
+        lambda federation: federation.train(purpose="evaluate"),
+        lambda federation: federation.train(cohort=federation.others, least=3),
+        lambda federation: federation.train(committee=(0, 1, 2), threshold=3),
+        lambda federation: federation.train(sampling_rate=0.5),
+        lambda federation: federation.train(
+            segments=(replace(SHARE.segments[0], clipping_norm=0.5),)
+        ),
+        lambda federation: federation.train(segments=(replace(SHARE.segments[0], size=2),)),
+        lambda federation: federation.train(noise_scale=0.0),
+        lambda federation: federation.train(
+            federation.content(replace(INSTRUCTION, secure_sum=None))
+        ),
+        lambda federation: federation.train(
+            federation.content(replace(INSTRUCTION, units=(0,), sampling_rate=None))
+        ),
+        lambda federation: federation.train(
+            federation.content(replace(INSTRUCTION, sampling_rate=0.5))
+        ),
+        lambda federation: federation.train(
+            federation.content(replace(INSTRUCTION, utility="loss"))
+        ),
+    ],
+)
+def test_anything_else_is_refused_before_it_costs_anything(
+    tmp_path: Path, send: Callable[[Federation], Message]
+) -> None:
+    federation = Federation(tmp_path)
+    assert code(send(federation)) in ("Refused terms", "Refused policy")
+    assert federation.charges() == 0
+
+
+def test_another_directory_is_refused(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    assert code(federation.train(directory="00" * 32)) == "Refused directory"
+
+
+def test_an_owner_s_least_sum_counts_without_those_who_may_collude(tmp_path: Path) -> None:
+    assert (
+        code(Federation(tmp_path / "a", **{"secagg-min-sum": 3} | REQUIRED).train()) == "answered"
+    )
+    alone = Federation(tmp_path / "b", **{"secagg-min-sum": 4} | REQUIRED)
+    assert code(alone.train()) == "Refused policy"
+    wary = Federation(tmp_path / "c", **{"secagg-min-sum": 3, "secagg-colluding": 2} | REQUIRED)
+    assert code(wary.train()) == "Refused policy"
+
+
+REQUIRED = {"require-privacy": "distributed", "max-epsilon": 100.0}
+
+
+def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> None:
+    multipliers = []
+    for colluding in (1, 2):
+        folder = tmp_path / str(colluding)
+        owner = {"secagg-colluding": colluding} | REQUIRED
+        assert code(Federation(folder, **owner).train()) == "answered"
+        with NodeLedger.read(folder / "node-0" / "ledger.db") as ledger:
+            ((event, _),) = ledger.spendings[0].history
+        multipliers.append(event.noise_multiplier)  # type: ignore[union-attr]  # a Gaussian
+    # Three and two honest shares of variance 1, without that of the rounding channel.
+    assert multipliers == pytest.approx([3**0.5, 2**0.5], rel=1e-3)
+
+
+def test_a_budget_that_is_spent_answers_with_noise_that_is_not_charged(tmp_path: Path) -> None:
+    federation = Federation(tmp_path, **{"max-epsilon": 1e-2, "allow-unverified-apps": True})
+    reply = federation.train()
+    assert len(masked_of(reply.content).masked) == 2 * SIZE  # as any other
+    assert federation.charges() == 0
+
+
+def test_a_node_without_a_ledger_refuses(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    context = federation.nodes.contexts[0]
+    federation.nodes.contexts[0] = Context(
+        1, FIRST_NODE, {"unit-name": "x"}, RecordDict(), context.run_config
+    )
+    assert code(federation.train()) == "ValueError"
+
+
+def test_keys_are_the_owner_s_alone(tmp_path: Path) -> None:
+    Federation(tmp_path)
+    for name in (IDENTITY_FILE, STORE_FILE):
+        assert (tmp_path / "node-0" / name).stat().st_mode & 0o777 == 0o600
+
+
+def test_a_store_that_was_lost_makes_old_messages_useless(tmp_path: Path) -> None:
+    federation = Federation(tmp_path)
+    assert code(federation.train()) == "answered"
+    for file in (tmp_path / "node-0").glob(f"{STORE_FILE}*"):
+        file.unlink()
+    assert code(federation.train()) == "Refused directory"  # its key of the run went with it
