@@ -80,7 +80,7 @@ class Federation:
         return RecordDict({"model": model, "config": told})
 
     def terms(self, content: RecordDict, **changed: Any) -> SumTerms:
-        given = {
+        given: dict[str, Any] = {
             "run": RUN,
             "number": 1,
             "purpose": "train",
@@ -112,7 +112,7 @@ class Federation:
 
 
 def code(reply: Message) -> str:
-    return reply.error.reason if reply.has_error() else "answered"
+    return str(reply.error.reason) if reply.has_error() else "answered"
 
 
 def test_what_was_agreed_on_is_answered_and_charged(tmp_path: Path) -> None:
@@ -142,7 +142,7 @@ def changed_content(change: Callable[[RecordDict], None]) -> Callable[[Federatio
 
 def put(record: str, key: str, value: Any) -> Callable[[RecordDict], None]:
     def change(content: RecordDict) -> None:
-        content[record][key] = value  # type: ignore[index]  # a record takes it
+        content[record][key] = value
 
     return change
 
