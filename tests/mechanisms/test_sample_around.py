@@ -38,7 +38,7 @@ def test_the_law_test_rejects_another_scale_and_another_centre(scale: float) -> 
 
 
 def test_the_mean_is_the_centre_whatever_its_fraction() -> None:
-    centres = np.repeat(np.linspace(-3.0, 3.0, 25), 50_000)
+    centres = np.repeat(np.linspace(-3.0, 3.0, 25), 50_000).astype(np.float64)
     apart = DiscreteGaussian(1.5).sample_around(centres, SecureRandom()) - centres
     means = apart.reshape(25, -1).mean(axis=1)
     # 6 standard errors: 25 means, 5e-8 in all. Rounding to the nearest would be off by a quarter.
