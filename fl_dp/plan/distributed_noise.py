@@ -407,4 +407,5 @@ class DistributedNoise(Noise):
 
     def to_dict(self) -> dict[str, Any]:
         """Return the noise as plain JSON values."""
-        return super().to_dict() | {"secure_sum": asdict(self.secure_sum)}
+        # Lambda for whoever recomputes epsilon without this package.
+        return super().to_dict() | {"secure_sum": asdict(self.secure_sum), "slack": self.slack}

@@ -38,7 +38,7 @@ def test_the_law_test_rejects_another_scale_and_another_centre(scale: float) -> 
 
 
 def test_the_mean_is_the_centre_whatever_its_fraction() -> None:
-    centres = np.repeat(np.linspace(-3.0, 3.0, 25), 50_000).astype(np.float64)
+    centres = np.repeat(np.linspace(-3.0, 3.0, 25), 50_000)
     apart = DiscreteGaussian(1.5).sample_around(centres, SecureRandom()) - centres
     means = apart.reshape(25, -1).mean(axis=1)
     # 6 standard errors: 25 means, 5e-8 in all. Rounding to the nearest would be off by a quarter.
@@ -46,7 +46,7 @@ def test_the_mean_is_the_centre_whatever_its_fraction() -> None:
 
 
 def test_each_draw_belongs_to_its_own_centre_beyond_one_chunk() -> None:
-    centres = np.arange(100_000) * 1000.0 + 0.5
+    centres = np.arange(100_000, dtype=np.float64) * 1000.0 + 0.5
     drawn = DiscreteGaussian(2.0).sample_around(centres, SecureRandom())
     assert np.abs(drawn - centres).max() < 25.0  # 12.5 deviations
 
