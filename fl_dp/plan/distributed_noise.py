@@ -9,8 +9,10 @@ from typing import Any, ClassVar
 
 from fl_dp.accounting import (
     DeclaredFilter,
+    GaussianEvent,
     IncompatibleOptions,
     NeighboringRelation,
+    PoissonGaussianEvent,
     PrivacyBudget,
     PrivacyEvent,
     PrivacyFilter,
@@ -268,6 +270,11 @@ class DistributedNoise(Noise):
                 "a capped denominator is made from weights that the server sees, which a secure "
                 "sum hides: use the fixed denominator"
             )
+        if release.total_weight is not None:
+            raise IncompatibleOptions(
+                "weights are made from what clients tell in the clear, and clients of a secure sum "
+                "tell nothing: with secure_sum leave total_weight out"
+            )
         if not sampling.visible and not hosting.coins_at_nodes:
             raise IncompatibleOptions(
                 "a cohort that only the server knows is no secret under secure_sum: its noise is "
@@ -275,7 +282,7 @@ class DistributedNoise(Noise):
                 "coins_at_nodes=True, sampling_rate=1 or sampling=VisibleSampling(cohort=...), "
                 f"got {sampling}"
             )
-        if isinstance(sampling, VisibleSampling) and sampling.cohort and hosting.units_per_node > 1:
+        if isinstance(sampling, VisibleSampling) and hosting.units_per_node > 1:
             raise IncompatibleOptions(
                 "a cohort of units would tell each node which of its own take part, and every "
                 "node of a secure sum is sent the same: write sampling_rate=1 or "
@@ -287,7 +294,7 @@ class DistributedNoise(Noise):
                 "a unit that is a node takes its share of the noise with it: with secure_sum use "
                 "zero-out neighbours, not add-or-remove-one"
             )
-        if hosting.coins_at_nodes and self.secure_sum.reply_after is None:
+        if hosting.coins_at_nodes and not sampling.visible and self.secure_sum.reply_after is None:
             raise IncompatibleOptions(
                 "a node whose coins drew nobody answers sooner, which shows its coins: with "
                 "secure_sum and coins_at_nodes write SecureSum(reply_after=...), in seconds"
@@ -388,10 +395,11 @@ class DistributedNoise(Noise):
 
         Then no share is known, and a server that follows the protocol opens no sum below `least`.
         """
+        assert isinstance(event, GaussianEvent | PoissonGaussianEvent)  # as `check` allows
         more = sqrt(self.shares.least / self.honest_shares)
-        multiplier: float = event.noise_multiplier  # type: ignore[union-attr]  # rounds are Gaussian
-        return replace(event, noise_multiplier=more * multiplier)  # type: ignore[call-arg]  # as above
+        return replace(event, noise_multiplier=more * event.noise_multiplier)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the noise as plain JSON values."""
-        return super().to_dict() | {"secure_sum": asdict(self.secure_sum)}
+        # Lambda for whoever recomputes epsilon without this package.
+        return super().to_dict() | {"secure_sum": asdict(self.secure_sum), "slack": self.slack}

@@ -29,4 +29,5 @@ def noise_from_dict(fields: Mapping[str, Any]) -> Noise:
         given["plateau"] = PlateauSchedule(**given["plateau"])
     if "secure_sum" in given:
         given["secure_sum"] = SecureSum(**given["secure_sum"])
+        del given["slack"]  # follows from the rest
     return kind(**given)

@@ -155,8 +155,9 @@ def _shared_noise(
                 f"{name} chooses noise from what was released, and shares are fixed before: leave "
                 "secure_sum out"
             )
-    visible = isinstance(sampling, VisibleSampling)
-    units = sampling.cohort if visible else options["num_clients"]
+    units: int = options["num_clients"]
+    if isinstance(sampling, VisibleSampling):
+        units = sampling.cohort
     return DistributedNoise(
         **own,
         nodes=-(-units // hosting.units_per_node),

@@ -35,6 +35,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
         ("neighbours", f"{relation}: {neighbours_in_words(statement.unit, relation)}"),
         ("adversary", statement.adversary),
         ("trusted", statement.trusted),
+        *_secure_sums(statement),
         ("mechanism", statement.mechanism),
         ("sampling", statement.sampling),
         ("rule", statement.rule),
@@ -121,6 +122,35 @@ def _so_far(statement: PrivacyStatement) -> list[Row]:
         return []
     best = rounded_up(min(spent.values()))
     return [("spent so far", f"{best}; a promise only if no release had a part in stopping there")]
+
+
+def _secure_sums(statement: PrivacyStatement) -> list[Row]:
+    """Return the rows of noise in shares: each promise, and what it needs."""
+    sums = statement.secure_sums
+    if sums is None:
+        return []
+    opened = f"at least {sums.least} of {sums.nodes} nodes, if the server follows the protocol"
+    if sums.guaranteed is not None:
+        opened += f"; at least {sums.guaranteed} if it lies, as nodes know each other by a roster"
+    rows = [
+        ("an opened sum", opened),
+        (
+            "shares of noise",
+            f"{sums.honest_shares} of nodes that do not collude are counted; {sums.colluding} may "
+            "collude",
+        ),
+    ]
+    if statement.releases:
+        rows.append(
+            (
+                "against others",
+                f"epsilon {rounded_up(sums.epsilon_of_models)} against who sees released models "
+                f"alone, with {sums.least} shares of noise, if clients and server follow the "
+                "protocol",
+            )
+        )
+    error = f"{rounded_up(2.0 * sums.slack)} of epsilon pays for lambda {ceiling(sums.slack, 3)}"
+    return [*rows, ("shares as one Gaussian", error)]
 
 
 def _denominator(statement: PrivacyStatement) -> str:

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
+from fl_dp.accounting import freeze
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import DistributedNoise, PrivacyPlan
 
-from .promise import PrivacyStatement
+from .promise import PrivacyStatement, SecureSumClaims
 from .words import UNITS, neighbours_in_words
+
+_ACTIVE = "a malicious server, or clients that send something else than they should"
 
 
 def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
@@ -19,12 +24,13 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     Gaussian. The last bits of a sum tell in which binade its terms lie, however large the noise.
     """
     plan = ledger.plan
+    shared = isinstance(plan.noise, DistributedNoise)  # which says itself what a liar can do
     spent, promised = ledger.epsilon(), ledger.promise()
     not_covered = [
         "the choice of hyper-parameters, if it was made on the clients' data",
         "accuracy on the public test set, which no client's data enters",
         "operator logs, timing and network traffic, which show who took part",
-        "a malicious server, or clients that send something else than they should",
+        *(() if shared else (_ACTIVE,)),
         "the sum of this run and others on the same clients: their budgets add up",
     ]
     if ledger.insecure:
@@ -77,6 +83,33 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         versions=library_versions(),
         ledger=ledger.name,
         anchor=ledger.anchor,
+        secure_sums=_secure_sums(ledger),
+    )
+
+
+def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
+    """Return what secure sums promise against whom; None if the noise is not in shares."""
+    plan, noise = ledger.plan, ledger.plan.noise
+    if not isinstance(noise, DistributedNoise):
+        return None
+    planned = freeze([(plan.event_at(each), 1) for each in plan.noise_multipliers])
+    # Other releases may have their noise elsewhere, and could look the same.
+    rounds = dict(planned).keys() - dict(plan.other_releases).keys()
+    # As `SpentLedger.promise`: all that is planned, and attempts beyond the plan.
+    promised = Counter(dict(plan.history)) | Counter(dict(ledger.history))
+    of_models = [
+        (noise.of_public_models(event) if event in rounds else event, count)
+        for event, count in (promised.items() if ledger.history else ())
+    ]
+    shares = noise.shares
+    return SecureSumClaims(
+        nodes=shares.cohort,
+        least=shares.least,
+        guaranteed=shares.guaranteed if noise.secure_sum.roster else None,
+        colluding=shares.colluding,
+        honest_shares=noise.honest_shares,
+        slack=noise.slack,
+        epsilon_of_models=plan.epsilon(of_models).within(plan.budget.epsilon).best,
     )
 
 

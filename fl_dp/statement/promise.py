@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, Self
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget
@@ -116,6 +116,33 @@ class RecordStatement(Promise):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SecureSumClaims:
+    """Promises of secure sums, each against somebody else.
+
+    The statement's own epsilon is against the server and `colluding` nodes: a server that lies
+    where nodes have a roster, else one that follows the protocol.
+
+    Attributes:
+        nodes: Of a sum.
+        least: Fewest repliers that a server which follows the protocol opens a sum with.
+        guaranteed: Fewest nodes of any sum that a lying server can open; None without a roster.
+        colluding: Nodes that may tell the server what they added.
+        honest_shares: Shares of noise that the statement's epsilon counts.
+        slack: Lambda, charged within epsilon: the distance of sums from Gaussians.
+        epsilon_of_models: The promise against who sees released models alone, where all `least`
+            shares are secret and clients and server follow the protocol.
+    """
+
+    nodes: int
+    least: int
+    guaranteed: int | None
+    colluding: int
+    honest_shares: int
+    slack: float
+    epsilon_of_models: float
+
+
+@dataclass(frozen=True, kw_only=True)
 class PrivacyStatement(Promise):
     """Promise of a training to each of its clients, computed from its ledger alone.
 
@@ -138,6 +165,7 @@ class PrivacyStatement(Promise):
         ledger: The ledger's name.
         anchor: The ledger's last entry that was read.
         records: Promise to records besides; None if clients train without DP-SGD.
+        secure_sums: What the noise in shares promises to whom; None: it is in one place.
     """
 
     sampling: str
@@ -158,6 +186,7 @@ class PrivacyStatement(Promise):
     ledger: str
     anchor: LedgerAnchor
     records: RecordStatement | None = None
+    secure_sums: SecureSumClaims | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; the anchor in the form that its ledger looks for."""
@@ -173,7 +202,7 @@ class PrivacyStatement(Promise):
         anchor = LedgerAnchor.stated_in(document)
         if anchor is None:
             raise ValueError("the privacy statement was computed from no ledger")
-        records = document.get("records")
+        records, sums = document.get("records"), document.get("secure_sums")
         beside = anchor.as_stated(document["ledger"]).keys() - {"ledger"}
         rest = {name: value for name, value in document.items() if name not in beside}
         return super()._read(rest) | {
@@ -184,6 +213,7 @@ class PrivacyStatement(Promise):
             "randomness": tuple(document["randomness"]),
             "anchor": anchor,
             "records": None if records is None else RecordStatement.from_dict(records),
+            "secure_sums": None if sums is None else SecureSumClaims(**sums),
         }
 
 
@@ -210,6 +240,8 @@ def _plain(value: Any) -> Any:
             return {"epsilon": value.epsilon, "delta": value.delta}
         case Promise():
             return value.to_dict()
+        case SecureSumClaims():
+            return asdict(value)
         case tuple():
             return list(value)
         case Mapping():

@@ -46,7 +46,7 @@ def test_the_mean_is_the_centre_whatever_its_fraction() -> None:
 
 
 def test_each_draw_belongs_to_its_own_centre_beyond_one_chunk() -> None:
-    centres = np.arange(100_000) * 1000.0 + 0.5
+    centres = np.arange(100_000, dtype=np.float64) * 1000.0 + 0.5
     drawn = DiscreteGaussian(2.0).sample_around(centres, SecureRandom())
     assert np.abs(drawn - centres).max() < 25.0  # 12.5 deviations
 

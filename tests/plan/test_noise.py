@@ -23,7 +23,7 @@ from fl_dp.accounting import (
     gaussian_noise_multiplier,
 )
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
-from fl_dp.plan import CentralNoise, ClientNoise, Hosting, Noise, Release, noise
+from fl_dp.plan import CentralNoise, ClientNoise, Hosting, Noise, Release, noise_kinds
 from fl_dp.plan.calibrated import calibrated_noise
 from fl_dp.plan.options import plan_fields
 from fl_dp.statement import privacy_statement
@@ -110,7 +110,7 @@ def test_a_new_kind_of_noise_refuses_what_it_can_not_do() -> None:
 def test_a_new_kind_of_noise_goes_through_the_ledger_into_the_statement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(noise._KINDS, "shares", NoiseInShares)
+    monkeypatch.setitem(noise_kinds._KINDS, "shares", NoiseInShares)
     plan = plan_with(NoiseInShares(multiplier=2.0, least=16))
     with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
         ledger.commit(ledger.reserve(round=1))

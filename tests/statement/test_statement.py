@@ -37,7 +37,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import freeze
 from fl_dp.mechanisms import FixedClipping, SecureRandom
-from fl_dp.plan import CentralNoise, ClientNoise
+from fl_dp.plan import CentralNoise, ClientNoise, SecureSum
 from fl_dp.statement import (
     PrivacyStatement,
     describe_event,
@@ -76,6 +76,9 @@ EVERYBODY = replace(
 CAPPED = replace(EVERYBODY, participation_cap=3)
 LOCAL = replace(
     EVERYBODY, noise=ClientNoise(multiplier=4.0, scheme="gaussian"), participation_cap=12
+)
+IN_SHARES = PrivacyPlan.from_noise_multiplier(
+    4.0, delta=1e-3, rounds=12, sampling_rate=1.0, secure_sum=SecureSum(), **SIZES
 )
 SCHEDULED = replace(
     WIDE, noise=CentralNoise(multiplier=1.0, schedule=NoiseSchedule(name="linear", levels=4))
@@ -181,7 +184,7 @@ def test_the_page_says_all_that_the_statement_says(statement: dict[str, Any]) ->
     assert "No privacy" not in page
 
 
-@pytest.mark.parametrize("plan", [PLAN, CAPPED, LOCAL, SCHEDULED])
+@pytest.mark.parametrize("plan", [PLAN, CAPPED, LOCAL, IN_SHARES, SCHEDULED])
 def test_a_statement_comes_back_from_its_json_with_its_page(
     tmp_path: Path, plan: PrivacyPlan
 ) -> None:
@@ -343,11 +346,12 @@ def test_every_event_is_described_with_its_numbers(event: PrivacyEvent) -> None:
         (PLAN, (), 3),
         (WIDE, EVERY_KIND, 5),
         (EVERYBODY, EVERY_KIND[:3], 5),
+        (IN_SHARES, (), 5),
         (CAPPED, EVERY_KIND[:3], 6),
         (SCHEDULED, EVERY_KIND[:2], 12),
         (CROWDED, EVERY_KIND[:2], 12),
     ],
-    ids=["rounds", "every-kind", "everybody", "capped", "scheduled", "many-distinct"],
+    ids=["rounds", "every-kind", "everybody", "in-shares", "capped", "scheduled", "many-distinct"],
 )
 def test_epsilon_is_recomputed_from_the_file_in_twenty_lines_without_fl_dp(
     tmp_path: Path,

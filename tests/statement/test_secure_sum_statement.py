@@ -1,0 +1,92 @@
+"""The statement of noise in shares: each promise, what it needs, and what none of them covers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import PrivacyBudget
+from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.statement import privacy_statement, statement_differences, statement_page
+
+
+def plan_of(**options: Any) -> PrivacyPlan:
+    return PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=4.0, delta=1e-4),
+        rounds=5,
+        num_clients=100,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        secure_sum=SecureSum(max_parameters=10**6, **options),
+    )
+
+
+def statement_of(folder: Path, plan: PrivacyPlan) -> dict[str, Any]:
+    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
+        for number in range(1, 4):
+            ledger.commit(ledger.reserve(round=number))
+        return privacy_statement(ledger).to_dict()
+
+
+def test_both_promises_stand_there_with_what_each_needs(tmp_path: Path) -> None:
+    plan = plan_of(roster=True)
+    statement = statement_of(tmp_path, plan)
+    assert isinstance(plan.noise, DistributedNoise)
+    sums = statement["secure_sums"]
+    assert (sums["least"], sums["guaranteed"], sums["honest_shares"]) == (90, 88, 83)
+    # The same noise, and seven more shares of it that nobody knows.
+    quoted = statement["epsilon"][statement["quoted"]]
+    assert 0.9 * quoted < sums["epsilon_of_models"] < quoted <= 4.0
+    assert 0.0 < sums["slack"] == plan.noise.slack < 1e-4
+    page = statement_page(statement)
+    assert "at least 88 if it lies, as nodes know each other by a roster" in page
+    assert "83 of nodes that do not collude are counted; 5 may collude" in page
+    assert "may lie about models, cohorts and drop-outs" in statement["adversary"]
+    assert "with 90 shares of noise, if clients and server follow the protocol" in page
+
+
+def test_without_a_roster_no_promise_is_made_against_a_server_that_lies(tmp_path: Path) -> None:
+    statement = statement_of(tmp_path, plan_of())
+    assert statement["secure_sums"]["guaranteed"] is None
+    assert statement["secure_sums"]["honest_shares"] == 85
+    assert "which follows the protocol" in statement["adversary"]
+    assert statement["not_covered"][-5].startswith("a server that invents nodes, swaps keys")
+    assert "if it lies" not in statement_page(statement)
+
+
+def test_it_says_what_no_secure_sum_promises(tmp_path: Path) -> None:
+    told = " ".join(statement_of(tmp_path, plan_of(roster=True))["not_covered"])
+    for words in ("malicious clients", "make it fail", "when it answers", "--trusted-entities"):
+        assert words in told
+    assert "a malicious server, or clients" not in told  # which the roster does cover, in part
+
+
+def test_it_comes_back_from_json_and_is_recomputed_from_the_ledger(tmp_path: Path) -> None:
+    statement = json.loads(json.dumps(statement_of(tmp_path, plan_of(roster=True))))
+    ledger = PrivacyLedger.read(tmp_path / "ledger.db")
+    assert statement_differences(ledger, statement) == []
+    statement["secure_sums"]["honest_shares"] = 90
+    assert statement_differences(ledger, statement) == [
+        "secure_sums.honest_shares is 90 and should be 83"
+    ]
+    assert "secure_sums" not in privacy_statement(_central(tmp_path)).to_dict()
+
+
+def _central(folder: Path) -> PrivacyLedger:
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.0, delta=1e-4, rounds=1, num_clients=100, sampling_rate=1.0, clipping_norm=1.0
+    )
+    with PrivacyLedger.open(folder / "central.db", plan) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+    return PrivacyLedger.read(folder / "central.db")
+
+
+def test_before_the_first_round_nothing_is_quoted(tmp_path: Path) -> None:
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan_of()) as ledger:
+        statement = privacy_statement(ledger).to_dict()
+    assert statement["secure_sums"]["epsilon_of_models"] == pytest.approx(0.0)
+    assert "against others" not in statement_page(statement)
