@@ -1,6 +1,7 @@
 """The directory of a run: every node's public keys, signed.
 
-A node's place is the index of its entry, and its name within sums. A node that is new, or lost its keys, is appended in a new epoch; what was there before stays.
+A node's place is the index of its entry, and its name within sums. A node that is new, or lost its
+keys, is appended in a new epoch; what was there before stays.
 """
 
 from __future__ import annotations
