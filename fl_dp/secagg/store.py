@@ -10,7 +10,7 @@ import sqlite3
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from fl_dp.files import private_file
 
@@ -158,8 +158,8 @@ class SQLiteStore:
             # from the dead, and with it a state before the mark.
             self._database.execute("PRAGMA synchronous = EXTRA")
             self._database.execute("PRAGMA secure_delete = ON")  # run keys are gone when deleted
-            known = self._one("PRAGMA application_id")[0]
-            if known not in (0, _APPLICATION) or (known == 0 and self._one(_COUNT_TABLES)[0]):
+            known = self._number("PRAGMA application_id")
+            if known not in (0, _APPLICATION) or (known == 0 and self._number(_COUNT_TABLES)):
                 raise ValueError(f"{file} is another program's database: move it away")
             if known == 0:
                 self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
@@ -178,13 +178,10 @@ class SQLiteStore:
 
     def put(self, run: int | None, key: str, value: bytes) -> None:
         """See `NodeStore`."""
-        statements = [
+        self._together(
             ("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", (_name(run), key, value)),
-        ]
-        if run is not None:
-            began = ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time()))
-            statements.append(began)
-        self._together(*statements)
+            ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
+        )
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """See `NodeStore`."""
@@ -209,8 +206,7 @@ class SQLiteStore:
     def last(self, run: int, role: str) -> int:
         """See `NodeStore`."""
         query = "SELECT max(number) FROM once WHERE run = ? AND role = ?"
-        row = self._one(query, _name(run), role)
-        return int(row[0] or 0)
+        return self._number(query, _name(run), role)
 
     def forget(self, run: int) -> None:
         """See `NodeStore`."""
@@ -221,7 +217,7 @@ class SQLiteStore:
         limit = time.time() - days * _SECONDS_A_DAY
         with self._lock:
             rows = self._database.execute("SELECT run FROM runs WHERE began < ?", (limit,))
-            old = [str(row[0]) for row in rows]
+            old = [str(row[0]) for row in rows if row[0] != _ANY_RUN]
         self._forget(old)
 
     def _forget(self, names: list[str]) -> None:
@@ -233,10 +229,14 @@ class SQLiteStore:
             )
         )
 
-    def _one(self, query: str, *values: object) -> tuple[object, ...]:
+    def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:
         with self._lock:
-            row: tuple[object, ...] = self._database.execute(query, values).fetchone()
+            row: tuple[Any, ...] | None = self._database.execute(query, values).fetchone()
         return row
+
+    def _number(self, query: str, *values: object) -> int:
+        row = self._one(query, *values)
+        return 0 if row is None or row[0] is None else int(row[0])
 
     def _together(self, *statements: tuple[str, tuple[object, ...]]) -> None:
         with self._lock:

@@ -92,6 +92,7 @@ class Asked:
     opening: OpenSum
     answers: dict[int, tuple[frozenset[int], Opened]] = field(default_factory=dict)
     refusals: dict[int, Refused] = field(default_factory=dict)
+    needed: int = 0  # answers after which everything was open
 
     def release(self) -> np.ndarray:
         return self.opening.release()
@@ -151,6 +152,8 @@ def ask(
         else:
             asked.answers[member] = frozenset(question[0]), opened
             asked.opening.answer(member, opened)
+            if asked.opening.enough and not asked.needed:
+                asked.needed = len(asked.answers)
     return asked
 
 
