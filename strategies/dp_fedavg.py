@@ -322,7 +322,7 @@ class DPFedAvg(RoundLoop):
                 evaluate_fn,
             )
         except PrivacyBudgetExhausted as exhausted:
-            if self._trained:
+            if self._progress.trained:
                 raise
             raise PrivacyBudgetExhausted(
                 f"the ledger {self.ledger.location} has nothing left for a first round "
