@@ -340,7 +340,7 @@ class DPFedAvg(RoundLoop):
                 self._secure_sums.forget(asking(grid, window=self._window))
             return result
         except PrivacyBudgetExhausted as exhausted:
-            if self._trained:
+            if self._progress.trained:
                 raise
             raise PrivacyBudgetExhausted(
                 f"the ledger {self.ledger.location} has nothing left for a first round "

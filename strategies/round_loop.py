@@ -11,7 +11,6 @@ import json
 import logging
 import time
 from abc import abstractmethod
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -34,6 +33,7 @@ from .exchange import asking, exchange
 from .modes import Mode, Released, RoundFailed
 from .open_round import OpenRound, RoundDraft
 from .participations import Participations
+from .progress import Progress
 from .rehearsal import ask_identities, require_fit
 from .roster import Roster, Unit, by_node
 from .run_log import RunLog
@@ -42,8 +42,6 @@ from .server_optimizer import ServerOptimizer
 from .unused import uncalled_of, unused_of
 
 logger = logging.getLogger("flwr.fl_dp")
-
-_FAILURES_IN_A_ROW = 3
 
 EvaluateFn = Callable[[int, ArrayRecord], MetricRecord | None]
 """Measures the model of a round on public data."""
@@ -109,18 +107,14 @@ class RoundLoop(Strategy):
         self._roster = roster
         self._participations = participations
         self._log = RunLog(self._spent)
+        self._progress = Progress(cohorts_are_seen=cohorts_are_seen, log=self._log)
         self._contribution_check = contribution_check
-        self._cohorts_are_seen = cohorts_are_seen
         self._weight_cap = weight_cap
         self._window = window
         self._timeout = 3600.0
         self._after_round = after_round
         self._compression = compression if compression is not None else Compression()
-        self._times_asked: Counter[int] = Counter()
-        self._rounds_configured = 0
         self._open: OpenRound | None = None
-        self._resumed: Checkpoint | None = None
-        self._last: tuple[int, ArrayRecord] | None = None
         for line in unused_of(self.optimizer.strategy, weights_are_used=self._weights_are_used):
             logger.warning(line)
         for line in uncalled_of(self, RoundLoop):
@@ -151,17 +145,15 @@ class RoundLoop(Strategy):
         self._timeout = timeout
         self.summary()
         nodes = self._roster.wait(grid)
-        done = 0 if self._resumed is None else self._resumed.server_round
-        result = Result(arrays=initial_arrays if self._resumed is None else self._resumed.model)
+        done, model = self._progress.origin(initial_arrays)
+        result = Result(arrays=model)
         self._rehearse(grid, nodes, result.arrays, train_config or ConfigRecord())
-        if self._resumed is None:
-            self._last = (0, result.arrays)
+        self._progress.begin(done, result.arrays)
         if done == 0 and num_rounds > 0:
             self._require_a_round_left(grid)
         began = time.monotonic()
-        if self._resumed is None:  # else this model was evaluated and saved before
+        if not self._progress.resumed:  # else this model was evaluated and saved before
             self._finish_round(evaluate_fn, 0, result)
-        failures = 0
         for server_round in range(done + 1, num_rounds + 1):
             config = ConfigRecord(dict(train_config or {}))
             try:
@@ -169,19 +161,17 @@ class RoundLoop(Strategy):
                     messages = self.configure_train(server_round, result.arrays, config, grid)
                 except PrivacyBudgetExhausted as exhausted:
                     self.budget_exhausted = True
-                    if not self._trained:
+                    if not self._progress.trained:
                         raise
                     logger.info("Training ends with the last private model: %s", exhausted)
                     break
                 replies = exchange(grid, messages, window=self._window, timeout=timeout)
                 released, metrics = self.aggregate_train(server_round, replies)
             except RoundFailed as failed:
-                failures += 1
-                if self._gives_up(failed, failures):
+                if self._progress.gives_up(failed):
                     break
                 continue  # there is no new model to evaluate or to save
             assert released is not None  # a round that did not fail releases a model
-            failures = 0
             result.arrays = released
             self._log.released(server_round, num_rounds, metrics)
             if metrics is not None:
@@ -216,7 +206,7 @@ class RoundLoop(Strategy):
         self._settle(released)
         self.released_metrics = dict(released.metrics)
         self.rounds_completed += 1
-        self._last = (server_round, model)
+        self._progress.released(server_round, model)
         if self._contribution_check is not None and released.contributions is not None:
             self._contribution_check.observe(
                 released.contributions,
@@ -239,16 +229,8 @@ class RoundLoop(Strategy):
 
     @property
     def most_participations(self) -> int | None:
-        """An upper bound on the rounds that any node was asked to take part in.
-
-        Where cohorts are secret every round counts for everybody. None after a resumption: who was
-        asked before, and how often in vain, was not kept.
-        """
-        if self._resumed is not None:
-            return None
-        if not self._cohorts_are_seen:
-            return self._rounds_configured
-        return max(self._times_asked.values(), default=0)
+        """See `Progress.most_participations`."""
+        return self._progress.most_participations
 
     def checkpoint(self) -> Checkpoint:
         """Return what a new process can `resume` from: the state after the last released round.
@@ -257,10 +239,7 @@ class RoundLoop(Strategy):
             ValueError: If nothing was released yet, or the server optimizer has state that can't
                 be saved.
         """
-        if self._last is None:
-            raise ValueError("there is nothing to continue from: no round was started")
-        server_round, model = self._last
-        return Checkpoint(server_round=server_round, model=model, optimizer=self.optimizer.state())
+        return self._progress.checkpoint(self.optimizer)
 
     def resume(self, checkpoint: Checkpoint) -> None:
         """Continue after the checkpoint's round when `start` is called.
@@ -268,10 +247,7 @@ class RoundLoop(Strategy):
         Raises:
             ValueError: If the checkpoint is of another kind of training.
         """
-        if checkpoint.server_round:
-            self.optimizer.restore(checkpoint.optimizer)
-        self._resumed = checkpoint
-        self._last = (checkpoint.server_round, checkpoint.model)
+        self._progress.resume(checkpoint, self.optimizer)
 
     @abstractmethod
     def _spent(self) -> str:
@@ -284,11 +260,6 @@ class RoundLoop(Strategy):
     def _settle(self, released: Released) -> None:
         """Take note of a release once its model is made; nothing by default."""
         return
-
-    @property
-    def _trained(self) -> bool:
-        """Tell whether any round was released, here or before a resumption."""
-        return self._last is not None and self._last[0] > 0
 
     def _rehearse(
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
@@ -380,31 +351,12 @@ class RoundLoop(Strategy):
     def _ask_cohort(self, draft: RoundDraft, mode: Mode, cohort: Iterable[Unit]) -> list[Message]:
         """Open the round with its cohort and return one message for each node."""
         asked = by_node(cohort)
-        self._times_asked.update(list(asked))
-        self._rounds_configured += 1
+        self._progress.asked(asked)
         mode.open(asked, draft.ask)
         self._open = OpenRound(draft=draft, mode=mode, cohort=asked)
         self.bytes_down = array_bytes(draft.sent)
         self.bytes_up = mode.reply_bytes(draft.draw.model)
         return self._open.messages(self._timeout)
-
-    def _gives_up(self, failed: RoundFailed, failures: int) -> bool:
-        """Log a failed round, and tell whether it was one too many in a row.
-
-        Raises:
-            RoundFailed: If it was, and no round was ever released.
-        """
-        self._log.warn_once(
-            f"a round failed and released nothing ({failed}): the model stays as it was, and what "
-            "the round was charged stays spent"
-        )
-        if failures < _FAILURES_IN_A_ROW:
-            return False
-        ends = f"{failures} rounds in a row failed"
-        if not self._trained:
-            raise RoundFailed(f"{ends}, and the model is untrained: {failed}") from failed
-        logger.warning("Training ends with the last model: %s", ends)
-        return True
 
     def _finish_round(
         self, evaluate_fn: EvaluateFn | None, server_round: int, result: Result

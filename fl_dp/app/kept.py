@@ -30,13 +30,13 @@ def check_kept(given: Mapping[str, str], settings: Settings) -> None:
             "dp_sgd=off and privacy=dp_sgd exclude each other: leave dp_sgd=off out, or write "
             "privacy=none"
         )
+    settings.dp_sgd.require_on(
+        f"{key}={value}"
+        for key, value in given.items()
+        if key.startswith("dp_sgd.") and key != "dp_sgd.enabled"
+    )
     for key, value in given.items():
         group, _, name = key.rpartition(".")
-        if group == "dp_sgd" and name != "enabled" and not settings.protects_records:
-            raise IncompatibleOptions(
-                f"{key}={value} is for DP-SGD inside clients, which is off: write dp_sgd=on "
-                "too, or leave it out"
-            )
         if group == "privacy" and name in _OF_CLIENTS and settings.protects_records_alone:
             instead = f"dp_sgd.{name}={value}" if name in _OF_BOTH else "privacy=central dp_sgd=on"
             raise IncompatibleOptions(

@@ -54,7 +54,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
             f"privacy.mode={settings.privacy.mode} promises nothing to clients: there is no plan "
             "to make"
         )
-    with said_in_keys():
+    with said_in_keys(selection=settings.selection.name):
         return _plan_for_clients(settings, within_budget=within_budget)
 
 

@@ -1,7 +1,8 @@
 """A plan's errors in the words of the configuration.
 
 A plan names the arguments of Python. Somebody who wrote keys reads keys: `client_scheme` is
-`privacy.mode=local` there, and `VisibleSampling` is `selection=public`.
+`privacy.mode=local` there, and `VisibleSampling` is `selection=public`, or whichever selection
+of that sampling was chosen.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ _SELECTIONS = {
     "UtilityPoissonSampling": "dp_utility",
     "VisibleSampling": "public",
 }
+# Classes that several selections share: they mean the one that was chosen, if it is among these.
+_SHARED = {"VisibleSampling": ("public", "exponential")}
 _MORE = {
     "selection=public (selection=public)": "selection=public",
     "roster_may_grow=True": "roster_may_grow=true",
@@ -60,16 +63,18 @@ _PROSE = ("unit", "utility")
 _OF_DP_SGD = {name: f"dp_sgd.{name}" for name in ("clipping_norm", "sampling_rate")}
 
 
-def in_keys(text: str, *, dp_sgd: bool = False) -> str:
+def in_keys(text: str, *, selection: str | None = None, dp_sgd: bool = False) -> str:
     """Return an error's text with keys where it names arguments and classes.
 
     Args:
         text: What a plan, a sampling rule or a selection says.
+        selection: The selection that was chosen.
         dp_sgd: Whether it is about DP-SGD inside clients.
     """
     # As an argument, or as a rule shows itself: its own arguments are said elsewhere.
     rule = rf"(?<!\w)(?:(?:sampling|selection)=)?({'|'.join(_SELECTIONS)})(?:\([^()]*\)|(?!\w))"
-    text = re.sub(rule, lambda found: f"selection={_SELECTIONS[found[1]]}", text)
+    meant = _SELECTIONS | {name: selection for name, of in _SHARED.items() if selection in of}
+    text = re.sub(rule, lambda found: f"selection={meant[found[1]]}", text)
     text = re.sub(r"compression=Compression\((\w+)='(\w+)'\)", r"compression.\1=\2", text)
     for name, key in (_KEYS | (_OF_DP_SGD if dp_sgd else {})).items():
         after = "(?==)" if name in _PROSE else r"(?!\w)"
@@ -81,15 +86,16 @@ def in_keys(text: str, *, dp_sgd: bool = False) -> str:
 
 
 @contextmanager
-def said_in_keys(*, dp_sgd: bool = False) -> Iterator[None]:
+def said_in_keys(*, selection: str | None = None, dp_sgd: bool = False) -> Iterator[None]:
     """Have errors of plans, strategies and rosters speak of keys.
 
     Args:
+        selection: The selection that was chosen.
         dp_sgd: Whether they would be about DP-SGD inside clients.
     """
     try:
         yield
     except (RuntimeError, TypeError, ValueError) as error:
         if len(error.args) == 1 and isinstance(error.args[0], str):
-            error.args = (in_keys(error.args[0], dp_sgd=dp_sgd),)
+            error.args = (in_keys(error.args[0], selection=selection, dp_sgd=dp_sgd),)
         raise

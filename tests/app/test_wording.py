@@ -8,6 +8,7 @@ import pytest
 from local_grid import LocalGrid
 
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.planning import make_plan
 from fl_dp.app.server import train
 from fl_dp.app.wording import in_keys, said_in_keys
 from fl_dp.ledger import PrivacyLedger
@@ -34,6 +35,13 @@ def test_a_roster_that_is_too_large_names_keys_on_the_command_line() -> None:
 )
 def test_advice_of_a_plan_is_said_in_keys(said: str, in_words_of_keys: str) -> None:
     assert in_words_of_keys in in_keys(said)
+
+
+@pytest.mark.parametrize("selection", ["exponential", "public", "fixed", "truncated_poisson"])
+def test_a_refused_selection_is_called_what_was_written(selection: str) -> None:
+    settings = compose_settings(["selection.coins=nodes", f"selection={selection}"])
+    with pytest.raises(ValueError, match=rf"use selection=poisson, not selection={selection}$"):
+        make_plan(settings)
 
 
 def test_what_is_a_key_already_is_left_alone() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -120,16 +121,25 @@ class DPSGDSettings:
         choices("dp_sgd", self)
         if self.ledger_dir is not None and not Path(self.ledger_dir).is_absolute():
             raise ValueError(f"dp_sgd.ledger_dir must be absolute, got '{self.ledger_dir}'")
-        self._check_off()
+        if not self.enabled:
+            self.require_on(
+                f"dp_sgd.{key}={getattr(self, key)}"
+                for key, field_of in self.__dataclass_fields__.items()
+                if getattr(self, key) != field_of.default
+            )
 
-    def _check_off(self) -> None:
-        # Closed by default: a budget that nothing keeps would look like protection.
-        given = [
-            f"dp_sgd.{key}={getattr(self, key)}"
-            for key, field_of in self.__dataclass_fields__.items()
-            if not self.enabled and getattr(self, key) != field_of.default
-        ]
-        if given:
+    def require_on(self, asked: Iterable[str]) -> None:
+        """Check that DP-SGD is on, if anything of it was asked for.
+
+        Args:
+            asked: The settings, each as `key=value`.
+
+        Raises:
+            ValueError: If it is off.
+        """
+        given = list(asked)
+        if given and not self.enabled:
+            # Closed by default: a budget that nothing keeps would look like protection.
             raise IncompatibleOptions(
                 f"{', '.join(given)} is for DP-SGD inside clients, which is off: write dp_sgd=on "
                 "too, or leave it out"

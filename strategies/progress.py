@@ -1,0 +1,122 @@
+"""How far a training has come: its last released model, who was asked, which rounds failed."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterable
+
+from flwr.app import ArrayRecord
+
+from .checkpoint import Checkpoint
+from .modes import RoundFailed
+from .run_log import RunLog
+from .server_optimizer import ServerOptimizer
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_FAILURES_IN_A_ROW = 3
+
+
+class Progress:
+    """The state that a resumption continues, and what is counted besides."""
+
+    def __init__(self, *, cohorts_are_seen: bool, log: RunLog) -> None:
+        """Start before the first round.
+
+        Args:
+            cohorts_are_seen: Whether who takes part is public.
+            log: Where failed rounds are told of.
+        """
+        self._resumed: Checkpoint | None = None
+        self._last: tuple[int, ArrayRecord] | None = None
+        self._cohorts_are_seen = cohorts_are_seen
+        self._log = log
+        self._times_asked: Counter[int] = Counter()
+        self._rounds_asked = 0
+        self._failures_in_a_row = 0
+
+    def origin(self, initial: ArrayRecord) -> tuple[int, ArrayRecord]:
+        """Return the round that the first one follows, and its model: round 0 is `initial`."""
+        if self._resumed is None:
+            return 0, initial
+        return self._resumed.server_round, self._resumed.model
+
+    def begin(self, server_round: int, model: ArrayRecord) -> None:
+        """Note that everybody is ready to go on after a round."""
+        self._last = (server_round, model)
+        self._failures_in_a_row = 0
+
+    def resume(self, checkpoint: Checkpoint, optimizer: ServerOptimizer) -> None:
+        """Go on after a checkpoint's round.
+
+        Raises:
+            ValueError: If the optimizer is of another kind.
+        """
+        if checkpoint.server_round:
+            optimizer.restore(checkpoint.optimizer)
+        self._resumed = checkpoint
+        self._last = (checkpoint.server_round, checkpoint.model)
+
+    def checkpoint(self, optimizer: ServerOptimizer) -> Checkpoint:
+        """Return the state after the last released round.
+
+        Raises:
+            ValueError: If there is none yet, or the optimizer has state that can't be saved.
+        """
+        if self._last is None:
+            raise ValueError("there is nothing to continue from: no round was started")
+        server_round, model = self._last
+        return Checkpoint(server_round=server_round, model=model, optimizer=optimizer.state())
+
+    @property
+    def resumed(self) -> bool:
+        """Whether the training goes on from a checkpoint."""
+        return self._resumed is not None
+
+    @property
+    def trained(self) -> bool:
+        """Whether any round was released, here or before a resumption."""
+        return self._last is not None and self._last[0] > 0
+
+    @property
+    def most_participations(self) -> int | None:
+        """An upper bound on the rounds that any node was asked to take part in.
+
+        Where cohorts are secret every round counts for everybody. None after a resumption: who was
+        asked before, and how often in vain, was not kept.
+        """
+        if self.resumed:
+            return None
+        if not self._cohorts_are_seen:
+            return self._rounds_asked
+        return max(self._times_asked.values(), default=0)
+
+    def asked(self, nodes: Iterable[int]) -> None:
+        """Note that a round was opened with these nodes."""
+        self._times_asked.update(list(nodes))  # of a mapping it would add up the values
+        self._rounds_asked += 1
+
+    def released(self, server_round: int, model: ArrayRecord) -> None:
+        """Note that a round has released its model."""
+        self._last = (server_round, model)
+        self._failures_in_a_row = 0
+
+    def gives_up(self, failed: RoundFailed) -> bool:
+        """Log a failed round, and tell whether it was one too many in a row.
+
+        Raises:
+            RoundFailed: If it was, and no round was ever released.
+        """
+        self._failures_in_a_row += 1
+        self._log.warn_once(
+            f"a round failed and released nothing ({failed}): the model stays as it was, and what "
+            "the round was charged stays spent"
+        )
+        if self._failures_in_a_row < _FAILURES_IN_A_ROW:
+            return False
+        ends = f"{self._failures_in_a_row} rounds in a row failed"
+        if not self.trained:
+            raise RoundFailed(f"{ends}, and the model is untrained: {failed}") from failed
+        logger.warning("Training ends with the last model: %s", ends)
+        return True
