@@ -73,7 +73,7 @@ class CohortLaw:
         """
         if plan is None:
             return cls(units=asked, rate=1.0)
-        if plan.sampling.visible:
+        if plan.sampling.visible and not plan.hosting.of_records:  # which nobody asks one by one
             return cls(units=min(asked, plan.num_clients), rate=1.0)
         if isinstance(plan.sampling, FixedSizeSampling):
             return cls(units=plan.sampling.cohort, rate=1.0)

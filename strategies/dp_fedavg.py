@@ -163,13 +163,13 @@ class DPFedAvg(RoundLoop):
             strategy,
             selection=selection,
             roster=Roster(
-                plan.num_clients,
-                units_per_node=plan.hosting.units_per_node,
+                plan.hosting.nodes or plan.num_clients,
+                units_per_node=plan.hosting.told_apart,
                 may_grow=roster_may_grow,
                 timeout=roster_timeout,
             ),
             participations=Participations(
-                plan.participation_cap, units_per_node=plan.hosting.units_per_node, ledger=ledger
+                plan.participation_cap, units_per_node=plan.hosting.told_apart, ledger=ledger
             ),
             contribution_check=ContributionCheck(plan) if plan.release.contribution_check else None,
             cohorts_are_seen=plan.sampling.visible,

@@ -138,7 +138,7 @@ def _charge(
     shares = replace(terms.noise, colluding=max(owner.colluding, terms.colluding))
     honest = shares.honest_shares(server_lies=owner.roster is not None)
     multiplier = shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest)
-    account = node.account(unit="client")
+    account = node.account(unit=asked.unit)
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
     with NodeLedger.open(node.ledger) as ledger:

@@ -148,7 +148,7 @@ class DistributedNoise(Noise):
 
     Attributes:
         nodes: Of a sum.
-        units_per_node: Whose sum a node sends.
+        units_in_sum: Of one node, at most; see `Hosting.most_drawn`.
         rounds: Planned; the accounting's own error is for twice as many.
         secure_sum: Options of the sums.
     """
@@ -157,7 +157,7 @@ class DistributedNoise(Noise):
     place: ClassVar[str] = "in shares at the nodes"
 
     nodes: int
-    units_per_node: int = 1
+    units_in_sum: int = 1
     rounds: int
     secure_sum: SecureSum
 
@@ -240,7 +240,7 @@ class DistributedNoise(Noise):
         words = WordSize(
             noise=self.shares,
             shares=self.honest_shares,
-            units_per_node=self.units_per_node,
+            units_in_sum=self.units_in_sum,
             bits=self.secure_sum.bits,
             element_cap=self.secure_sum.element_cap,
         )
@@ -260,10 +260,11 @@ class DistributedNoise(Noise):
             ValueError: With what to write instead.
         """
         _ = self.shares  # checks itself
-        if hosting.units_per_node != self.units_per_node:
+        in_sum = hosting.most_drawn(sampling)
+        if in_sum != self.units_in_sum:
             raise ValueError(
-                f"the noise is for {self.units_per_node} units a node, and the plan has "
-                f"{hosting.units_per_node}: write secure_sum=SecureSum(...) and let the plan count"
+                f"the noise is for {self.units_in_sum} units a node, and the plan has {in_sum}: "
+                "write secure_sum=SecureSum(...) and let the plan count"
             )
         if release.capped_denominator:
             raise IncompatibleOptions(
@@ -288,13 +289,14 @@ class DistributedNoise(Noise):
                 "node of a secure sum is sent the same: write sampling_rate=1 or "
                 f"coins_at_nodes=True, or have one unit a node, got {sampling}"
             )
-        one_a_node = hosting.units_per_node == 1
+        one_a_node = hosting.units_per_node == 1 and not hosting.of_records
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and one_a_node:
             raise IncompatibleOptions(
                 "a unit that is a node takes its share of the noise with it: with secure_sum use "
                 "zero-out neighbours, not add-or-remove-one"
             )
-        if hosting.coins_at_nodes and not sampling.visible and self.secure_sum.reply_after is None:
+        drawn = hosting.coins_at_nodes and not sampling.visible
+        if (drawn or hosting.of_records) and self.secure_sum.reply_after is None:
             raise IncompatibleOptions(
                 "a node whose coins drew nobody answers sooner, which shows its coins: with "
                 "secure_sum and coins_at_nodes write SecureSum(reply_after=...), in seconds"
@@ -370,6 +372,8 @@ class DistributedNoise(Noise):
     def trusted(self, hosting: Hosting) -> str:
         """Return who is trusted, and with what."""
         units = "" if hosting.units_per_node == 1 else ", with the updates of its units,"
+        if hosting.of_records:
+            units = ", with its records and their coins,"
         roster = (
             " and the roster of nodes that their owners agreed on"
             if (self.secure_sum.roster)

@@ -65,7 +65,8 @@ class PrivacyPlan:
     Attributes:
         budget: Never exceeded, whatever happens to the rounds.
         rounds: Number of releases that are planned.
-        num_clients: Units of the declared roster; public.
+        num_clients: Units of the declared roster; public. Where units are records
+            (`Hosting.nodes`) it is declared for the denominator alone, and nobody checks it.
         sampling: How each cohort is sampled.
         noise: Who adds the noise, and how much in each round.
         release: What a round publishes: clipping, metrics, weights.
@@ -75,8 +76,9 @@ class PrivacyPlan:
             has to see who takes part: nothing is amplified. None charges each round to everybody.
         other_releases: What else is released under this budget, such as private statistics, or
             the utilities that a selection looks at.
-        unit: `client`, or `record`: one record of a client, which moves its update by up to
-            twice the clipping norm, hence under replace-one neighbours.
+        unit: `client`, or `record`. One record of a client moves its update by up to twice the
+            clipping norm, hence under replace-one neighbours. Where units are records
+            (`Hosting.nodes`) it moves a sum by its own clipped gradient, under any neighbours.
     """
 
     budget: PrivacyBudget
@@ -162,10 +164,23 @@ class PrivacyPlan:
     def _check_unit(self) -> None:
         if self.unit not in _UNITS:
             raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
-        if self.unit == "record" and self.neighboring_relation.distance != 2:
+        if self.hosting.of_records:
+            if not isinstance(self.noise, DistributedNoise):
+                raise IncompatibleOptions(
+                    f"nodes={self.hosting.nodes} lets nodes answer with sums of their records' "
+                    "gradients, which only a secure sum hides: write secure_sum=SecureSum(...), or "
+                    "leave nodes out"
+                )
+            if self.unit != "record":
+                raise IncompatibleOptions(
+                    f"nodes={self.hosting.nodes} says that units are records, and "
+                    f"unit='{self.unit}' that they are not: write unit='record', or leave nodes out"
+                )
+        elif self.unit == "record" and self.neighboring_relation.distance != 2:
             raise IncompatibleOptions(
                 "one record changes its client's whole update, by up to twice the clipping norm: "
-                "unit='record' needs replace-one neighbours"
+                "unit='record' needs replace-one neighbours; or, with secure_sum, write nodes=... "
+                "and let nodes add up clipped gradients of single records"
             )
 
     @classmethod

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from fl_dp.secagg.masks import packed_bytes
 from flwr.app import ArrayRecord, MessageType, RecordDict
 from numpy.typing import NDArray
 
@@ -15,6 +14,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
 from fl_dp.secagg import SecureSumFailed
+from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates import VectorLayout
 
 from ..exchange import Ask
@@ -72,12 +72,14 @@ class SecureSumMode(Mode):
                 instruction,
                 bundle=self._shared.bundle,
                 max_units=plan.hosting.units_per_node,
+                of_records=plan.hosting.of_records,
                 sampling_rate=1.0 if rate is None else rate,
                 secure_sum=SumInstruction(
                     rounds=plan.rounds,
                     epsilon=None if budget is None else budget.epsilon,
                     delta=None if budget is None else budget.delta,
                     neighboring_relation=str(plan.neighboring_relation),
+                    unit=plan.unit,
                 ),
             ),
         )
