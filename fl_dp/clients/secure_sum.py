@@ -39,7 +39,7 @@ from fl_dp.secagg import Refused, SumTerms
 
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy
-from .records import config_of
+from .records import config_of, instruction_of
 from .secure_node import secure_node
 from .summed import Summed, summed_of
 
@@ -66,6 +66,9 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     """
     text = terms_in(message.content)
     if text is None:
+        asked = instruction_of(message)
+        if asked is not None and asked.of_records:
+            raise Refused("terms", "gradients of records leave a node in a secure sum alone")
         return call_next(message, context)
     began = time.monotonic()
     terms, content = SumTerms.from_json(text), content_digest(message.content)

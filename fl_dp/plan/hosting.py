@@ -64,6 +64,11 @@ class Hosting:
         return self.nodes is not None
 
     @property
+    def sampled(self) -> str:
+        """Word for one of those whom a round samples."""
+        return "record" if self.of_records else "client"
+
+    @property
     def told_apart(self) -> int:
         """Units of one node that the server tells apart at most: of records it knows none."""
         return 1 if self.of_records else self.units_per_node

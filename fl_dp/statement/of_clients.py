@@ -58,7 +58,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         mechanism=plan.noise.mechanism(plan.release)
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         sampling=(
-            plan.sampling.describe()
+            plan.sampling.describe(plan.hosting.sampled)
             if plan.participation_cap is None
             else f"{plan.sampling.describe().partition(':')[0]}: {plan.participation_cap} rounds "
             "are charged in full, a client's most"
