@@ -24,6 +24,7 @@ from fl_dp.protocol.secure_sum import (
     VIEW_ACTION,
     MemberQuestion,
     opened_to_content,
+    receipt_in,
     signature_to_content,
     text_of,
     text_to_content,
@@ -126,6 +127,10 @@ def _open(message: Message, context: Context) -> Message:
 
 def _done(message: Message, context: Context) -> Message:
     asked = json.loads(text_of(message.content))
+    run = int(asked["run"])
+    receipt = receipt_in(message.content)
     with secure_node(context) as node:
-        node.forget(int(asked["run"]))
+        if receipt is not None:
+            node.check_receipt(run, receipt)
+        node.forget(run)
     return Message(text_to_content("done"), reply_to=message)
