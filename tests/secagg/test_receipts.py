@@ -123,7 +123,12 @@ class TestReceipt:
 
     def test_that_is_no_receipt_is_refused(self, house: Federation) -> None:
         text = self.sum(house).opening.receipt_for(2).to_json()
-        for spoilt in ("", "{}", text.replace("[[0,", "[[-1,"), text.replace('"online":[', '"on":[')):
+        for spoilt in (
+            "",
+            "{}",
+            text.replace("[[0,", "[[-1,"),
+            text.replace('"online":[', '"on":['),
+        ):
             with pytest.raises(Refused):
                 house.nodes[2].check_receipt(RUN, spoilt)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 
 from fl_dp.plan import SecureSum
 
@@ -26,8 +27,9 @@ class SecureSumSettings:
             clients can reach, or a quarter of it where that saves bits.
         cross_check: Members agree on who replied before they open: one more exchange, and a lying
             server opens no sum below `least`.
-        roster: Nodes know each other's identities from a file of their owners; without it the
-            promise is against a server that follows the protocol.
+        roster: Absolute file with the identities of all nodes, as their owners have it in
+            `secagg-roster`; null means none, and the promise is against a server that follows the
+            protocol.
         reply_after: Seconds after which every node answers, so that its time does not tell what it
             did; needed with `selection.coins=nodes`; null means as soon as it is ready.
         max_parameters: Most parameters of the model, which the accounting's own error is for.
@@ -41,9 +43,17 @@ class SecureSumSettings:
     bits: int | None = None
     element_cap: float | None = None
     cross_check: bool = False
-    roster: bool = False
+    roster: str | None = None
     reply_after: float | None = None
     max_parameters: int = 10_000_000
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if self.roster is not None and not Path(self.roster).is_absolute():
+            raise ValueError(
+                f"secure_sum.roster must be absolute, got '{self.roster}': a ServerApp does not "
+                "run where you called Flower from"
+            )
 
     @property
     def options(self) -> SecureSum:
@@ -52,7 +62,7 @@ class SecureSumSettings:
         Raises:
             ValueError: If a number is out of range.
         """
-        return SecureSum(**asdict(self))
+        return SecureSum(**asdict(self) | {"roster": self.roster is not None})
 
     @property
     def given(self) -> tuple[str, ...]:
