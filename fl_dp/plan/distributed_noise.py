@@ -363,7 +363,7 @@ class DistributedNoise(Noise):
             return told
         return (
             "a server that invents nodes, swaps keys or tells members different repliers: nodes "
-            "have no roster of identities (`SecureSum(roster=True)`)",
+            "have no roster of identities (`secure_sum.roster`)",
             *told,
         )
 
