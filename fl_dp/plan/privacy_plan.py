@@ -251,8 +251,9 @@ class PrivacyPlan:
     def _finished(self, given: PlanArguments, **found: Any) -> Self:
         """Return the draft with what was found for it."""
         noise, noise_std = found.pop("noise", self.noise), given.get("scalar_noise_std")
-        if isinstance(noise, DistributedNoise):
-            noise = replace(noise, secure_sum=given["secure_sum"])
+        secure_sum = given.get("secure_sum")
+        if isinstance(noise, DistributedNoise) and secure_sum is not None:
+            noise = replace(noise, secure_sum=secure_sum)
         release = replace(self.release, scalar_noise_std=noise_std)
         return replace(self, noise=noise, release=release, **found)
 
