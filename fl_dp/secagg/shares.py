@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 
 import numpy as np
+from numpy.typing import NDArray
 
 MOST_SHARES = 255  # the field's elements but 0, where the secret lies
 _FIELD = 0x11B
@@ -101,7 +102,8 @@ def interpolate(points: Mapping[int, bytes], at: int) -> bytes:
         for weight, share in zip(weights, points.values(), strict=True)
     )
     joined = np.frombuffer(b"".join(terms), np.uint8).reshape(len(points), -1)
-    return np.bitwise_xor.reduce(joined).tobytes()
+    total: NDArray[np.uint8] = np.bitwise_xor.reduce(joined)
+    return total.tobytes()
 
 
 @lru_cache(maxsize=1024)

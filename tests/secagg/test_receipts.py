@@ -110,7 +110,9 @@ class TestReceipt:
             opening.view_signatures[member] = node.view(
                 terms.to_json(), told, {place: labels[place] for place in told}
             )
-        assert "5 members signed" in self.refusal(house, opening.receipt_for(2))
+        receipt = replace(opening.receipt_for(2), signatures=opening.view_signatures)
+        assert len(receipt.signatures) == 10
+        assert "5 members signed" in self.refusal(house, receipt)
 
     def test_of_a_view_that_no_member_may_open_is_refused(self, house: Federation) -> None:
         asked = self.sum(house)

@@ -76,8 +76,8 @@ def test_every_field_is_in_the_hash(name: str) -> None:
         "sampling_rate": None,
     }
     one = terms()
-    value = other.get(name, getattr(one, name) - 1 if name not in other else None)
-    changed = replace(one, **{name: value})
+    changes: Any = {name: other[name] if name in other else getattr(one, name) - 1}
+    changed = replace(one, **changes)
     assert changed.hash != one.hash
 
 
