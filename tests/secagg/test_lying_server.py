@@ -16,13 +16,13 @@ from scipy.sparse.csgraph import connected_components
 from secure_sums import CONTENT, PURPOSE, RUN, Federation, ask, segments, send
 
 from fl_dp.accounting import SharedNoise
+from fl_dp.mechanisms import Segment
 from fl_dp.secagg import (
     MemoryStore,
     OpenSum,
     Refused,
     SecureNode,
     SecureSumFailed,
-    Segment,
     SumTerms,
 )
 from fl_dp.secagg.client import sign_of
