@@ -44,6 +44,9 @@ _CONNECTION = "fl-dp"
 _STARTUP_TIMEOUT = 60.0
 _LONGEST_RAY_FOLDER = 40  # Ray's sockets lie below it, and a socket's path has at most 103 bytes
 
+# Reports on its use that Flower and Ray send to their makers, unless whoever calls us wants them.
+_SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+
 logger = logging.getLogger("flwr.fl_dp")
 
 # The app that is handed to Flower: it only points at the installed library.
@@ -117,7 +120,9 @@ class LocalSuperLink:
             encoding="utf-8",
         )
         self._log = home / "superlink.log"
-        self._environment = os.environ | {
+        self._environment = {
+            **_SILENT,
+            **os.environ,
             "FLWR_HOME": str(home),
             # The app points at what is installed; nothing is fetched for it.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",

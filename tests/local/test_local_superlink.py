@@ -128,15 +128,33 @@ def test_the_running_superlink_is_closed_to_others_and_so_is_what_ray_leaves() -
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
 
 
-def test_each_run_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    tokens = []
+def environments_of_runs(monkeypatch: pytest.MonkeyPatch, number: int) -> list[dict[str, str]]:
+    """Return what so many runs would give to their processes; none comes up."""
+    environments = []
 
     def not_started(link: LocalSuperLink, *_: Any, **__: Any) -> None:
-        tokens.append(link._environment["RAY_AUTH_TOKEN"])
+        environments.append(dict(link._environment))
         raise urllib.error.URLError("stop")
 
     monkeypatch.setattr(LocalSuperLink, "_wait_until_healthy", not_started)
-    for _ in range(2):
+    for _ in range(number):
         with pytest.raises(urllib.error.URLError), LocalSuperLink():
             pass
-    assert tokens[0] != tokens[1]
+    return environments
+
+
+def test_each_run_has_a_token_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = environments_of_runs(monkeypatch, 2)
+    assert first["RAY_AUTH_TOKEN"] != second["RAY_AUTH_TOKEN"]
+
+
+@pytest.mark.parametrize("reports", ["FLWR_TELEMETRY_ENABLED", "RAY_USAGE_STATS_ENABLED"])
+@pytest.mark.parametrize(("set_to", "given"), [(None, "0"), ("1", "1"), ("0", "0")])
+def test_flower_and_ray_report_to_their_makers_only_if_the_user_says_so(
+    reports: str, set_to: str | None, given: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(reports, raising=False)
+    if set_to is not None:
+        monkeypatch.setenv(reports, set_to)
+    (environment,) = environments_of_runs(monkeypatch, 1)
+    assert environment[reports] == given
