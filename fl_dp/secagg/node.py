@@ -39,6 +39,7 @@ _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"
 _UNRECEIPTED, _RECEIPTED = "unreceipted", "receipted"
 _LAST_RUN = "last run"
+_KNOWN = "identities"
 _SUM, _VIEW, _OPEN = "sum", "view", "open"  # roles of marks
 _REMEMBERED = 3  # sums whose receipt can be checked, where none are demanded
 
@@ -122,8 +123,10 @@ class SecureNode:
             self._root_of(directory, key, mine, place)  # refuses a key that fixes the secret
         self.store.put(directory.run, _DIRECTORY, directory.to_json().encode())
         if self.roster is None:
-            for each in directory.entries:
-                self.store.put(None, _known(each), each.identity)
+            known = self._known()
+            seen = known | {each.name: each.identity.hex() for each in directory.entries}
+            if seen != known:
+                self.store.put(None, _KNOWN, canonical(seen).encode())
         return directory.hash
 
     def _check_strangers(self, directory: Directory) -> None:
@@ -134,9 +137,16 @@ class SecureNode:
                 if not self.roster.allows(each.name, each.identity):
                     raise Refused("directory", f"'{each.name}' is not in the roster with that key")
             return
+        known = self._known()
         for each in directory.entries:
-            if self.store.get(None, _known(each)) not in (None, each.identity):
+            if known.get(each.name, each.identity.hex()) != each.identity.hex():
                 raise Refused("directory", f"'{each.name}' had another identity before")
+
+    def _known(self) -> dict[str, str]:
+        """Return the identity in hex that each name had first."""
+        kept = self.store.get(None, _KNOWN)
+        known: dict[str, str] = {} if kept is None else json.loads(kept)
+        return known
 
     def forget(self, run: int) -> None:
         """Delete a run's key, directory and marks: what was sent in it can't be opened any more.
@@ -428,11 +438,6 @@ def _signers(
 
 def _mark_of(terms: SumTerms, said: bytes) -> Mark:
     return Mark(terms.hash, digest("marked view", said))
-
-
-def _known(entry: Entry) -> str:
-    """Return the key under which the first identity of a name is kept."""
-    return f"identity of {entry.name}"
 
 
 def last_run(store: NodeStore) -> Evidence | None:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from .client import COMMITMENT_BYTES, MaskedMessage, commitment, sign_of
 from .directory import Directory
 from .keys import is_signed
-from .masks import SEED_BYTES, add_mask, unpack, word_dtype
+from .masks import SEED_BYTES, add_masks, unpack, word_dtype
 from .member import Opened, lost_neighbours
 from .receipts import MerkleTree, Receipt, view_text
 from .refused import Refused
@@ -266,9 +266,12 @@ class OpenSum:
                 f"{len(self._heads) - len(self._seeds)} clients can't be opened"
             )
         total = self._total.copy()
-        for place, seeds in self._seeds.items():
-            for (_, other), seed in zip(self._wanted(place), seeds, strict=True):
-                add_mask(total, seed, sign=-1 if other is None else -sign_of(place, other))
+        masks = [
+            (seed, -1 if other is None else -sign_of(place, other))
+            for place, seeds in self._seeds.items()
+            for (_, other), seed in zip(self._wanted(place), seeds, strict=True)
+        ]
+        add_masks(total, masks)
         return _centred(total, self.terms.bits)
 
     def receipt_for(self, place: int) -> Receipt:
