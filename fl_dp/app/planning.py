@@ -154,6 +154,8 @@ def target_delta(settings: Settings) -> float:
     """Return the delta that the settings ask for."""
     if settings.privacy.delta is not None:
         return settings.privacy.delta
+    if settings.sums_records:
+        return default_delta(declared_records(settings))
     return default_delta(settings.task.num_clients)
 
 
@@ -163,7 +165,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
     selection = make_selection(settings)
     arguments = PlanArguments(
         rounds=settings.rounds,
-        num_clients=settings.task.num_clients,
+        **_roster(settings),
         sampling=selection.sampling,
         clipping=make_clipping(settings),
         neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
@@ -178,7 +180,6 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         client_scheme=privacy.scheme if privacy.mode == "local" else None,
         secure_sum=settings.secure_sum.options if privacy.mode == "distributed" else None,
         unit=privacy.unit,
-        units_per_node=settings.simulation.units_at_node,
         coins_at_nodes=settings.selection.coins == "nodes",
         contribution_check=privacy.contribution_check,
     )
@@ -199,6 +200,49 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         max_epsilon=privacy.epsilon if within_budget else None,
         **arguments,
     )
+
+
+def declared_records(settings: Settings) -> int:
+    """Return how many records are declared, where they are the units of secure sums.
+
+    Raises:
+        ValueError: If nobody says, and the server has no training part to count.
+    """
+    task = settings.task
+    if task.num_records is not None:
+        return task.num_records
+    if task.partition == "nodes":
+        raise ValueError(
+            "nobody says how many records the nodes have: declare about as many as all have "
+            "together, task.num_records=..., which is public"
+        )
+    from .workload import parts_of  # only here does a plan have to know the data
+
+    return sum(map(len, parts_of(settings)))
+
+
+def _roster(settings: Settings) -> dict[str, Any]:
+    """Return the units that are declared, and where they lie.
+
+    Raises:
+        ValueError: If so many clients can't have the declared records.
+    """
+    nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
+    if not settings.sums_records:
+        return {"num_clients": nodes, "units_per_node": hosted}
+    if hosted > 1:
+        raise IncompatibleOptions(
+            "a client adds up the gradients of its own records: with privacy.unit=record under "
+            f"privacy=distributed write simulation.units_per_node=1, got {hosted}"
+        )
+    records = declared_records(settings)
+    most = settings.task.max_records or records
+    if nodes * most < records:
+        raise ValueError(
+            f"{nodes} clients of at most task.max_records = {most} records do not have "
+            f"task.num_records = {records}: raise the first or lower the second"
+        )
+    return {"num_clients": records, "units_per_node": most, "nodes": nodes}
 
 
 def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:

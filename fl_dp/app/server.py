@@ -215,7 +215,7 @@ def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
     config: dict[str, str] = {SETTINGS_KEY: _for_clients(settings).to_json()}
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.
     charged = settings.privacy.mode == "local" and settings.schedule.name == "constant"
-    if settings.protects_records or charged:
+    if settings.protects_records or settings.sums_records or charged:
         ledgers = folder.node_ledgers
         if settings.dp_sgd.ledger_dir is not None:
             ledgers = Path(settings.dp_sgd.ledger_dir)

@@ -38,7 +38,7 @@ from fl_dp.protocol.secure_sum import (
 from fl_dp.secagg import Refused, SumTerms
 
 from .node_config import NodeConfig
-from .node_privacy import NodePrivacy
+from .node_privacy import NodePrivacy, in_simulation
 from .records import config_of, instruction_of
 from .secure_node import secure_node
 from .summed import Summed, summed_of
@@ -93,12 +93,14 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             logger.info("%s; the sum gets the noise around zero", exhausted)
         except Exception:
             logger.exception("the client failed; the sum gets the noise around zero")
-        if terms.reply_after is not None and time.monotonic() - began > terms.reply_after:
-            logger.warning("not done after %.3g s: contributes zero", terms.reply_after)
+        # In a simulation nobody is protected, and nodes that share processors are late at random.
+        answers = None if in_simulation() else terms.reply_after
+        if answers is not None and time.monotonic() - began > answers:
+            logger.warning("not done after %.3g s: contributes zero", answers)
             values = nothing
         masked = part.message(share.encode(values, SecureRandom()))
-    if terms.reply_after is not None:
-        time.sleep(max(0.0, began + terms.reply_after - time.monotonic()))
+    if answers is not None:
+        time.sleep(max(0.0, began + answers - time.monotonic()))
     return Message(masked_to_content(masked), reply_to=message)
 
 

@@ -53,9 +53,8 @@ class Hosting:
             raise ValueError(f"nodes must be at least 1, got {self.nodes}")
         if not self.coins_at_nodes:
             raise IncompatibleOptions(
-                "nodes do not say how many records they have, so nobody else can draw them: with "
-                f"nodes={self.nodes} write coins_at_nodes=True, or leave nodes out where units are "
-                "clients"
+                "nodes do not say how many records they have, so nobody else can draw them: where "
+                "units are records write coins_at_nodes=True"
             )
 
     @property

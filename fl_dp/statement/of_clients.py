@@ -104,6 +104,7 @@ def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
     shares = noise.shares
     return SecureSumClaims(
         nodes=shares.cohort,
+        sampled=plan.hosting.sampled,
         least=shares.least,
         guaranteed=shares.guaranteed if noise.secure_sum.roster else None,
         colluding=shares.colluding,

@@ -29,7 +29,7 @@ from fl_dp.statement import privacy_statement, statement_markdown
 from fl_dp.strategies import DPFedAvg
 
 SIZES = (7, 0, 12, 1, 5)  # of silos: none, and a single record, are among them
-FEATURES, HIDDEN, CLASSES = 4, 60, 3
+FEATURES, HIDDEN, CLASSES = 4, 200, 3
 NORM, RATE = 0.8, 0.5
 
 Data = tuple[Tensor, Tensor]
