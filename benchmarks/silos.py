@@ -4,8 +4,7 @@
 
 `fl-dp run privacy=distributed_records` trains ten silos, whose sums nobody sees; DP-SGD in one
 process trains on the union of their records, with the same model, steps, sampling rate, clipping
-norm, momentum and budget. Runs that are there already are read. Three seeds of each take about half
-an hour on two cores. Fashion-MNIST has to be there: `fl-dp data fashion_mnist`.
+norm, momentum and budget. Runs that are there already are read. Fashion-MNIST has to be there: `fl-dp data fashion_mnist`.
 """
 
 from __future__ import annotations
@@ -93,6 +92,7 @@ def on_the_union(runs: Path, seed: int) -> dict[str, Any]:
             optimizer=lambda each: torch.optim.SGD(each, lr=LEARNING_RATE, momentum=MOMENTUM),
             criterion=nn.CrossEntropyLoss(),
             expected_batch_size=RATE * RECORDS,
+            grad_sample_mode="ghost",
             physical_batch_size=256,
         ),
     )

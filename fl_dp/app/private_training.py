@@ -126,7 +126,8 @@ def node_records(build: Callable[[], nn.Module], load: Callable[[], Records]) ->
     return NodeRecords(
         model_fn=lambda context, config: build(),
         loader_fn=lambda context, config: DataLoader(load(), collate_fn=RecordWise(_as_they_are)),
-        dp_sgd=DPSGD(physical_batch_size=_AT_ONCE),
+        # As fast as hooks for convolutions, and 20 times as fast for linear layers.
+        dp_sgd=DPSGD(grad_sample_mode="ghost", physical_batch_size=_AT_ONCE),
     )
 
 
