@@ -71,6 +71,11 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
     """
     if not settings.protects_records:
         return None
+    if settings.sums_records:
+        raise IncompatibleOptions(
+            "with privacy.unit=record under privacy=distributed each round is a step of DP-SGD "
+            "already, and clients take none of their own: leave dp_sgd=on out"
+        )
     _require_nothing_of_records(settings)
     with said_in_keys(dp_sgd=True):
         return _plan_for_records(settings, within_budget=within_budget)

@@ -29,10 +29,8 @@ from fl_dp.updates import VectorLayout
 
 from .records import Config
 
-# Records are clipped to a little less than the norm that is charged. Of that, a tenth is for what
-# sums of clipped gradients promise (`ClippedGradients`); the rest is for rounding to the grid.
+# Sums of clipped gradients keep the norm to a tenth of this (`RecordsOfNode.clipped_sum`).
 _MARGIN = 1e-5
-_OF_SUMS = 1e-6
 
 
 class RecordsOfNode(Protocol):
@@ -123,16 +121,14 @@ def inner_norm(bundle: GaussianBundle, size: int) -> float:
         size: Coordinates.
 
     Raises:
-        ValueError: If so many coordinates on this grid are rounded by more than the margin.
+        ValueError: If rounding so many coordinates would take more than half of it.
     """
     norm = bundle.updates.clipping_norm
     # Rounded sums of neighbours are less than a step further apart in each coordinate.
-    if bundle.updates.grid * math.sqrt(size) > (_MARGIN - _OF_SUMS) * norm:
-        raise ValueError(
-            f"{size} coordinates are too many for noise multiplier {bundle.noise_multiplier:.4g}: "
-            "rounding them to its grid would count"
-        )
-    return norm * (1.0 - _MARGIN)
+    rounding = bundle.updates.grid * math.sqrt(size)
+    if rounding > norm / 2.0:
+        raise ValueError(f"{size} coordinates are too many for a grid of {bundle.updates.grid:.3g}")
+    return norm * (1.0 - _MARGIN) - rounding
 
 
 def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:

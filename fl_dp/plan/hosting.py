@@ -160,16 +160,17 @@ class Hosting:
                 f"num_clients = {declared} that are declared: write the most records that one node "
                 "may have, units_per_node=..., which is public"
             )
-        wrong = {
-            "clipping": not isinstance(release.clipping, FixedClipping),
-            "metrics": bool(release.metrics),
-            "total_weight": release.total_weight is not None,
-        }
-        found = [name for name, is_wrong in wrong.items() if is_wrong]
+        if not isinstance(release.clipping, FixedClipping):
+            raise IncompatibleOptions(
+                "where units are records one norm bounds the gradient of each, and nobody learns "
+                f"how many it clips: write clipping_norm=..., not {release.clipping.kind} clipping"
+            )
+        others = {"metrics": release.metrics, "total_weight": release.total_weight}
+        found = [name for name, value in others.items() if value]
         if found:
             raise IncompatibleOptions(
                 "where units are records a node adds up their gradients and nothing else: leave "
-                f"out {', '.join(found)}, and write clipping_norm=..., the bound on one gradient"
+                f"out {', '.join(found)}"
             )
 
     def check_norms_are_told(self) -> None:

@@ -179,8 +179,7 @@ class PrivacyPlan:
         elif self.unit == "record" and self.neighboring_relation.distance != 2:
             raise IncompatibleOptions(
                 "one record changes its client's whole update, by up to twice the clipping norm: "
-                "unit='record' needs replace-one neighbours; or, with secure_sum, write nodes=... "
-                "and let nodes add up clipped gradients of single records"
+                "unit='record' needs replace-one neighbours"
             )
 
     @classmethod

@@ -195,9 +195,12 @@ def test_an_instruction_that_contradicts_itself_is_refused(
         answer(usual(2), instruction=replace(ALL, **changes))
 
 
-def test_more_coordinates_than_the_margin_is_for_are_refused() -> None:
-    assert inner_norm(BUNDLE, 10_000_000) == NORM * (1.0 - 1e-5)
-    with pytest.raises(ValueError, match="rounding them to its grid would count"):
+def test_rounding_to_the_grid_is_part_of_the_charged_norm() -> None:
+    size = 10_000_000
+    rounding = BUNDLE.updates.grid * size**0.5
+    assert inner_norm(BUNDLE, size) + rounding < NORM * (1.0 - 1e-6)
+    assert inner_norm(BUNDLE, size) > NORM * (1.0 - 2e-5)
+    with pytest.raises(ValueError, match="too many for a grid"):
         inner_norm(BUNDLE, 1 << 60)
 
 
