@@ -4,7 +4,8 @@
 
 `fl-dp run privacy=distributed_records` trains ten silos, whose sums nobody sees; DP-SGD in one
 process trains on the union of their records, with the same model, steps, sampling rate, clipping
-norm, momentum and budget. Runs that are there already are read. Fashion-MNIST has to be there: `fl-dp data fashion_mnist`.
+norm, momentum and budget. Runs that are there already are read. Fashion-MNIST has to be there:
+`fl-dp data fashion_mnist`.
 """
 
 from __future__ import annotations
