@@ -89,13 +89,21 @@ class OneSum:
         Raises:
             SecureSumFailed: If too few have keys.
         """
-        cohort = list(nodes)
+        cohort, planned = list(nodes), self._noise.shares
         self._sums.set_up(cohort, ask)
         self._places = self._sums.places(cohort)
-        least = self._noise.shares.least
-        if len(self._places) < least:
+        if len(self._places) < planned.least:
             raise SecureSumFailed(
-                f"{len(self._places)} of {len(cohort)} nodes have keys, and a sum needs {least}"
+                f"{len(self._places)} of {len(cohort)} nodes have keys, and a sum needs "
+                f"{planned.least}"
+            )
+        # Fewer nodes than planned leave less room for lies; more would leave more of it.
+        committee = len(self._sums.committee(planned.committee))
+        if len(self._places) > planned.cohort or committee > planned.committee:
+            raise SecureSumFailed(
+                f"{len(self._places)} nodes with {committee} members can't be kept from opening a "
+                f"smaller sum than was charged, which is for {planned.cohort} nodes with "
+                f"{planned.committee}"
             )
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
