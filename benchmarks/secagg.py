@@ -210,18 +210,15 @@ def main() -> None:
     options = parser.parse_args()
     sizes = [SIZES[cohort] for cohort in options.cohorts]
     timed = compare([case for size in sizes for case in cases_of(size)], options.repeats)
-    results = {
-        "timings": timed,
-        "wire_bytes": {f"{size.cohort} clients": wire(size) for size in sizes},
-    }
+    sent = {f"{size.cohort} clients": wire(size) for size in sizes}
     if options.json:
-        print(json.dumps(results, indent=2))
+        print(json.dumps({"timings": timed, "wire_bytes": sent}, indent=2))
         return
     for name, row in timed.items():
         ours, theirs = 1e3 * row["ours_s"], 1e3 * row["peer_s"]
         print(f"{name}: ours {ours:.3g} ms, flwr {theirs:.3g} ms, ratio {row['ratio']:.3g}")
-    for cohort, sent in results["wire_bytes"].items():
-        print(f"bytes up, {cohort}: {sent}")
+    for cohort, bytes_up in sent.items():
+        print(f"bytes up, {cohort}: {bytes_up}")
 
 
 if __name__ == "__main__":

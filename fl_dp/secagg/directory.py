@@ -192,11 +192,15 @@ class Directory:
         chosen = frozenset[bytes]() if roster is None else roster.chosen
         if chosen:
             return tuple(each for each in self.current if self.entries[each].identity in chosen)
-        ranked = sorted(
+        return tuple(sorted(self._ranked[:size]))
+
+    @cached_property
+    def _ranked(self) -> list[int]:
+        """Places that count, in an order that nobody knows before the directory is complete."""
+        return sorted(
             self.current,
             key=lambda place: digest("committee", self.hash, self.entries[place].identity),
         )
-        return tuple(sorted(ranked[:size]))
 
     def check(self) -> None:
         """Check what anybody can check of it.

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from fl_dp.accounting.shared_noise import SharedNoise
@@ -78,7 +78,6 @@ class SecureNode:
         self.least_sum, self.colluding = least_sum, colluding
         self.receipts, self.exact = receipts, exact
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
-        self._read: tuple[bytes, Directory] | None = None
 
     # Set-up, once a run.
 
@@ -147,7 +146,6 @@ class SecureNode:
         """Delete a run's key, directory and marks: what was sent in it can't be opened any more."""
         self.store.forget(run)
         self._roots.clear()
-        self._read = None
 
     # As a client.
 
@@ -313,7 +311,7 @@ class SecureNode:
     def _agree(self, text: str) -> _Agreed:
         """Check terms as far as every role does."""
         try:
-            terms = SumTerms.from_json(text)
+            terms = _terms_of(text)
         except (TypeError, ValueError, OverflowError) as error:
             raise Refused("terms", f"{error}") from error
         directory = self._directory(terms.run)
@@ -367,9 +365,7 @@ class SecureNode:
         kept = self.store.get(run, _DIRECTORY)
         if kept is None:
             raise Refused("directory", "this node has no directory of that run")
-        if self._read is None or self._read[0] != kept:
-            self._read = kept, Directory.from_json(kept.decode())  # checked when it was accepted
-        return self._read[1]
+        return _directory_of(kept)  # checked when it was accepted
 
     def _root_of(self, directory: Directory, key: RunKey, mine: int, other: int) -> bytes:
         """Return the secret that this node shares with a place, 61 us the first time."""
@@ -378,6 +374,17 @@ class SecureNode:
         if known not in self._roots:
             self._roots[known] = key.root(theirs, mine, other)
         return self._roots[known]
+
+
+# Public, and the same at every node: where many live in one process, it is read once.
+@lru_cache(maxsize=8)
+def _terms_of(text: str) -> SumTerms:
+    return SumTerms.from_json(text)
+
+
+@lru_cache(maxsize=4)
+def _directory_of(text: bytes) -> Directory:
+    return Directory.from_json(text.decode())
 
 
 class _Agreed(NamedTuple):
