@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Self
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -52,7 +52,7 @@ class Identity:
         """
         try:
             key = load_pem_private_key(pem, password=None)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, UnsupportedAlgorithm) as error:
             raise ValueError("an identity is an Ed25519 key in PEM without a password") from error
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise ValueError(f"an identity is an Ed25519 key, got {type(key).__name__}")
