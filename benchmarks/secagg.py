@@ -35,7 +35,8 @@ from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.supercore.primitives.asymmetric import generate_key_pairs, private_key_to_bytes
 from side_by_side import Case, compare
 
-from fl_dp.secagg import MaskedMessage, Opened, OpenSum, Participation, Segment, SumTerms
+from fl_dp.mechanisms import Segment
+from fl_dp.secagg import MaskedMessage, Opened, OpenSum, Participation, SumTerms
 from fl_dp.secagg.frames import prf
 from fl_dp.secagg.member import open_bundles
 

@@ -33,7 +33,6 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fl_dp.accounting import (
-    IncompatibleOptions,
     PlateauController,
     PrivacyBudget,
     PrivacyBudgetExhausted,
@@ -159,12 +158,8 @@ class DPFedAvg(RoundLoop):
             weight_cap=weight_cap,
             record_plan=record_plan,
             compression=compression if compression is not None else Compression(),
+            roster_may_grow=roster_may_grow,
         )
-        if roster_may_grow and isinstance(plan.noise, DistributedNoise):
-            raise IncompatibleOptions(
-                "noise in shares is planned for as many nodes as there are: with secure_sum leave "
-                "roster_may_grow out"
-            )
         super().__init__(
             strategy,
             selection=selection,
