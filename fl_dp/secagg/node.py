@@ -58,6 +58,7 @@ class SecureNode:
         colluding: int = 0,
         receipts: int = 0,
         exact: frozenset[str] = frozenset(),
+        told: bytes = b"",
     ) -> None:
         """Set up.
 
@@ -70,6 +71,8 @@ class SecureNode:
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
             receipts: Sums without a receipt after which the node refuses; 0: never.
             exact: Purposes whose totals it adds to without noise.
+            told: Digest of what the node was told besides its messages. Its masks don't cancel with
+                those of a node that was told anything else.
 
         Raises:
             ValueError: If a number is out of range.
@@ -79,7 +82,7 @@ class SecureNode:
         require_integers(0, _MOST_NODES, colluding=colluding, receipts=receipts)
         self.identity, self.store, self.name, self.roster = identity, store, name, roster
         self.least_sum, self.colluding = least_sum, colluding
-        self.receipts, self.exact = receipts, exact
+        self.receipts, self.exact, self._told = receipts, exact, told
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
 
     # Set-up, once a run.
@@ -398,7 +401,7 @@ class SecureNode:
         theirs = directory.entries[other].run_key
         known = key.public, theirs, mine, other
         if known not in self._roots:
-            self._roots[known] = key.root(theirs, mine, other)
+            self._roots[known] = key.root(theirs, mine, other, told=self._told)
         return self._roots[known]
 
 

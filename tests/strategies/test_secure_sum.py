@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.rehearsal import RehearsalFailed
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Context
 from local_grid import LocalGrid
 from numpy.typing import NDArray
 from secure_nodes import SecureNodes
@@ -196,3 +196,14 @@ def test_a_reply_shows_nothing_but_uniform_bytes(tmp_path: Path) -> None:
         for reply in masked:
             assert set(reply.content) == {"masked", "bundles"}
             assert not list(reply.content.metric_records)
+
+
+def test_a_node_that_was_told_another_run_configuration_spoils_the_sum(tmp_path: Path) -> None:
+    """It might train otherwise, so that a server could tell its part: no sum with it opens."""
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
+    apart = nodes.contexts[2]
+    nodes.contexts[2] = Context(
+        apart.run_id, apart.node_id, apart.node_config, apart.state, {"learning-rate": 0.0}
+    )
+    with pytest.raises(RoundFailed):
+        trained(tmp_path, nodes, plan, rounds=3)
