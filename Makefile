@@ -25,6 +25,7 @@ BENCH_clients := --case dp_sgd --json
 BENCH_compression := --json
 BENCH_noise := --json
 BENCH_rounds := --json
+BENCH_secagg := --json
 BENCH_selection := --json
 BENCH_startup := --json
 BENCH_stock_flower :=

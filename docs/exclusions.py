@@ -105,6 +105,7 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     (f"{_GRADIENTS} simulation.units_per_node=5",),
     (f"{_GRADIENTS} dp_sgd=on",),
     ("task.num_records=999", "privacy=distributed task.max_records=99"),
+    (f"{_SHARES} {_ALL} roster_may_grow=true",),
     ("secure_sum.bits=20", "privacy=local selection=public secure_sum.roster=/srv/roster.json"),
     ("selection=exponential selection.utility=update_norm simulation.units_per_node=50",),
     (

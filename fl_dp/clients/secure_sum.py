@@ -93,14 +93,14 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             logger.info("%s; the sum gets the noise around zero", exhausted)
         except Exception:
             logger.exception("the client failed; the sum gets the noise around zero")
-        # In a simulation nobody is protected, and nodes that share processors are late at random.
-        answers = None if in_simulation() else terms.reply_after
-        if answers is not None and time.monotonic() - began > answers:
-            logger.warning("not done after %.3g s: contributes zero", answers)
+        # Simulated nodes share processors, and their times tell nobody anything.
+        due = None if in_simulation() else terms.reply_after
+        if due is not None and time.monotonic() - began > due:
+            logger.warning("not done after %.3g s: contributes zero", due)
             values = nothing
         masked = part.message(share.encode(values, SecureRandom()))
-    if answers is not None:
-        time.sleep(max(0.0, began + answers - time.monotonic()))
+    if due is not None:
+        time.sleep(max(0.0, began + due - time.monotonic()))
     return Message(masked_to_content(masked), reply_to=message)
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.rehearsal import RehearsalFailed
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Context
 from local_grid import LocalGrid
 from numpy.typing import NDArray
 from secure_nodes import SecureNodes
@@ -196,3 +196,40 @@ def test_a_reply_shows_nothing_but_uniform_bytes(tmp_path: Path) -> None:
         for reply in masked:
             assert set(reply.content) == {"masked", "bundles"}
             assert not list(reply.content.metric_records)
+
+
+def test_a_node_that_was_told_another_run_configuration_spoils_the_sum(tmp_path: Path) -> None:
+    """It might train otherwise, so that a server could tell its part: no sum with it opens."""
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
+    apart = nodes.contexts[2]
+    nodes.contexts[2] = Context(
+        apart.run_id, apart.node_id, apart.node_config, apart.state, {"learning-rate": 0.0}
+    )
+    with pytest.raises(RoundFailed):
+        trained(tmp_path, nodes, plan, rounds=3)
+
+
+def test_the_released_noise_is_that_of_all_shares(tmp_path: Path) -> None:
+    """Its deviation to 5 of its own standard errors, 5.6 %: noise that is 10 % off would show."""
+    size, nodes_there = 4_000, 5
+    flat = [[[np.zeros(size)]] for _ in range(nodes_there)]
+    nodes = SecureNodes(tmp_path, flat)
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.0,
+        delta=1e-3,
+        rounds=1,
+        num_clients=nodes_there,
+        sampling_rate=1.0,
+        clipping_norm=0.5,
+        secure_sum=SecureSum(),
+        contribution_check=False,
+    )
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        arrays = ArrayRecord({"w": Array(np.zeros(size))})
+        result = strategy.start(LocalGrid(nodes, nodes_there), arrays, num_rounds=1, timeout=5.0)
+    (released,) = result.arrays.to_numpy_ndarrays()
+    # Of 5 nodes one may collude: all five shares together are more than the multiplier's.
+    expected = 1.0 * 0.5 * (5 / 4) ** 0.5 / nodes_there
+    assert released.std() == pytest.approx(expected, rel=0.056)
+    assert abs(released.mean()) < 5.0 * expected / size**0.5
