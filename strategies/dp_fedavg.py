@@ -182,6 +182,7 @@ class DPFedAvg(RoundLoop):
             compression=compression,
         )
         self.plan = plan
+        self._of_records = plan.hosting.of_records
         self.ledger = ledger
         self._owns_ledger = False
         self._reservation: Reservation

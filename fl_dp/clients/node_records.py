@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader
 from .dp_sgd import DPSGD
 from .fit_for_dp_sgd import (
     constants_kept,
+    exchanged_arrays,
     exchanged_names,
     load_exchanged,
     require_trainable_privately,
@@ -58,14 +59,22 @@ class NodeRecords:
                 "expected_batch_size and secure_randomness out of dp_sgd"
             )
 
+    def arrays_fn(self, context: Context, config: Config) -> list[NDArray[Any]]:
+        """Return arrays of the forms that are summed, made without any data; see `ArraysFn`.
+
+        Raises:
+            ValueError: If Opacus can't train the model.
+        """
+        module = self._built(context, config)
+        return exchanged_arrays(module, trainable_only=self.trainable_only).to_numpy_ndarrays()
+
     def __call__(self, context: Context, config: Config, model: ArrayRecord) -> _Gradients:
         """Return the records at a model.
 
         Raises:
             ValueError: If Opacus can't train it, or it is not the server's.
         """
-        module = self.model_fn(context, config)
-        require_trainable_privately(module)
+        module = self._built(context, config)
         load_exchanged(module, model.to_numpy_ndarrays(), trainable_only=self.trainable_only)
         names = exchanged_names(module, trainable_only=self.trainable_only)
         return _Gradients(
@@ -74,6 +83,25 @@ class NodeRecords:
             self.dp_sgd,
             sent_as=dict(zip(names, model, strict=True)),
         )
+
+    def _built(self, context: Context, config: Config) -> nn.Module:
+        """Return the model.
+
+        Raises:
+            ValueError: If Opacus can't train it, or an array would travel for nothing but noise.
+        """
+        module = self.model_fn(context, config)
+        require_trainable_privately(module)
+        trained = {name for name, each in module.named_parameters() if each.requires_grad}
+        names = exchanged_names(module, trainable_only=self.trainable_only)
+        state = module.state_dict()
+        still = [each for each in names if each not in trained and state[each].is_floating_point()]
+        if still:
+            raise ValueError(
+                f"'{still[0]}' is no trainable parameter, and would get noise without a gradient: "
+                "write trainable_only=True, for exchanged_arrays at the server too"
+            )
+        return module
 
 
 class _Gradients:

@@ -144,7 +144,10 @@ def numpy_client_app(
         return Message(RecordDict({METRICS_KEY: records}), reply_to=message)
 
     identity = identity_handler(
-        app="numpy_client_app of fl-dp", arrays_fn=arrays_fn, mods=mods or ()
+        app="numpy_client_app of fl-dp",
+        arrays_fn=arrays_fn or getattr(records, "arrays_fn", None),  # `NodeRecords` has one
+        mods=mods or (),
+        sums_records=records is not None,
     )
     owners: list[Mod] = [deadline_mod, node_policy_mod]
     # Around whatever reads data: what has terms leaves masked, or not at all.

@@ -98,10 +98,7 @@ def sum_of_records(
     total = np.empty(layout.size)
     for spec in layout.released:
         if spec.name not in gradients or gradients[spec.name].shape != spec.shape:
-            raise ValueError(
-                f"there is no gradient of array '{spec.name}' in its shape: of a model with frozen "
-                "layers or buffers send trained arrays alone, trainable_only=True"
-            )
+            raise ValueError(f"there is no gradient of array '{spec.name}' in its shape")
         total[spec.start : spec.stop] = gradients[spec.name].ravel()
     if not np.isfinite(total).all():
         raise ValueError("the sum of clipped gradients is not finite")

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from fl_dp.strategies.rehearsal import RehearsalFailed
 from flwr.app import Array, ArrayRecord, Message
 from flwr.clientapp import ClientApp
 from flwr.serverapp.strategy import FedAdam, FedAvgM, Strategy
@@ -16,7 +17,7 @@ from laws import ALARM
 from local_grid import FIRST_NODE, LocalGrid
 from numpy.typing import NDArray
 from scipy import stats
-from secure_nodes import SecureNodes
+from secure_nodes import Adds, SecureNodes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -297,3 +298,32 @@ def test_a_gradient_leaves_in_a_secure_sum_or_not_at_all(tmp_path: Path) -> None
     reply = nodes.app()(sent, nodes.contexts[0])
     assert reply.has_error()
     assert reply.error.reason == "Refused terms"
+
+
+@pytest.mark.parametrize(
+    ("app", "said"),
+    [
+        (numpy_client_app(lambda context: Adds(None)), r"numpy_client_app\(records=NodeRecords"),
+        (
+            numpy_client_app(
+                records=NodeRecords(
+                    model_fn=lambda context, config: nn.Linear(2, 2),
+                    loader_fn=lambda context, config: DataLoader(TensorDataset()),
+                )
+            ),
+            "with array '0.weight' as float32 of shape",
+        ),
+    ],
+)
+def test_an_app_that_sums_other_gradients_is_found_before_anything_is_charged(
+    tmp_path: Path, app: ClientApp, said: str
+) -> None:
+    class Others(Silos):
+        def app(self) -> ClientApp:
+            return app
+
+    silos = silos_of(SIZES)
+    with pytest.raises(RehearsalFailed, match=said):
+        trained(tmp_path, silos, plan_of(silos), nodes=Others(tmp_path, silos))
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        assert ledger.rounds_spent == 0
