@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fl_dp.accounting import IncompatibleOptions
 from fl_dp.mechanisms.checks import require_positive
 from fl_dp.plan import Hosting, PrivacyPlan, RecordPlan
 from fl_dp.updates import Compression
@@ -39,7 +38,7 @@ def check_together(
     if selection.looks_at_norms:
         hosting.check_norms_are_told()
     if hosting.of_records and record_plan is not None:
-        raise IncompatibleOptions(
+        raise ValueError(
             "where units are records a sum is a step of DP-SGD already, and clients take none of "
             "their own: leave record_plan out"
         )

@@ -168,9 +168,12 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
     privacy = settings.privacy
     delta = target_delta(settings)
     selection = make_selection(settings)
+    num_clients, units_per_node, nodes = _roster(settings)
     arguments = PlanArguments(
         rounds=settings.rounds,
-        **_roster(settings),
+        num_clients=num_clients,
+        units_per_node=units_per_node,
+        nodes=nodes,
         sampling=selection.sampling,
         clipping=make_clipping(settings),
         neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
@@ -227,15 +230,15 @@ def declared_records(settings: Settings) -> int:
     return sum(map(len, parts_of(settings)))
 
 
-def _roster(settings: Settings) -> dict[str, Any]:
-    """Return the units that are declared, and where they lie.
+def _roster(settings: Settings) -> tuple[int, int, int | None]:
+    """Return how many units are declared, how many a node has at most, and the nodes of records.
 
     Raises:
         ValueError: If so many clients can't have the declared records.
     """
     nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
     if not settings.sums_records:
-        return {"num_clients": nodes, "units_per_node": hosted}
+        return nodes, hosted, None
     if hosted > 1:
         raise IncompatibleOptions(
             "a client adds up the gradients of its own records: with privacy.unit=record under "
@@ -248,7 +251,7 @@ def _roster(settings: Settings) -> dict[str, Any]:
             f"{nodes} clients of at most task.max_records = {most} records do not have "
             f"task.num_records = {records}: raise the first or lower the second"
         )
-    return {"num_clients": records, "units_per_node": most, "nodes": nodes}
+    return records, most, nodes
 
 
 def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:

@@ -166,13 +166,13 @@ class PrivacyPlan:
             raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
         if self.hosting.of_records:
             if not isinstance(self.noise, DistributedNoise):
-                raise IncompatibleOptions(
+                raise ValueError(
                     f"nodes={self.hosting.nodes} lets nodes answer with sums of their records' "
                     "gradients, which only a secure sum hides: write secure_sum=SecureSum(...), or "
                     "leave nodes out"
                 )
             if self.unit != "record":
-                raise IncompatibleOptions(
+                raise ValueError(
                     f"nodes={self.hosting.nodes} says that units are records, and "
                     f"unit='{self.unit}' that they are not: write unit='record', or leave nodes out"
                 )

@@ -137,6 +137,8 @@ def test_memory_for_a_few_records_gives_the_same_sum() -> None:
 
 def test_a_model_in_whose_buffers_records_meet_sends_nothing() -> None:
     class Remembers(nn.Module):
+        seen: Tensor
+
         def __init__(self) -> None:
             super().__init__()
             self.inner = model_of()

@@ -11,7 +11,7 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp.strategy import FedAvgM
 from local_grid import FIRST_NODE, LocalGrid
 
-from fl_dp.clients import check_training, exchanged_arrays, secure_sum
+from fl_dp.clients import check_training, exchanged_arrays
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.strategies import DPFedAvg
 
@@ -51,7 +51,7 @@ def test_the_guide_to_records_across_silos_runs(
     guide: dict[str, Any] = {}
     for code in (each for each in blocks if "NodeRecords" in each or "nodes=10" in each):
         exec(compile(code, "docs/records.md", "exec"), guide)
-    monkeypatch.setattr(secure_sum.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
     for node in range(10):
         (tmp_path / f"{node}").mkdir()
     contexts = [

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent
-from fl_dp.clients import NodeRecords, numpy_client_app, record_sums, secure_sum
+from fl_dp.clients import NodeRecords, numpy_client_app, record_sums
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms import DiscreteGaussian
 from fl_dp.plan import PrivacyPlan, SecureSum
@@ -41,7 +41,9 @@ def silos_of(sizes: Sequence[int], *, seed: int = 0) -> list[Data]:
     generator = torch.Generator().manual_seed(seed)
     features = 2.0 * torch.randn(sum(sizes), FEATURES, generator=generator)
     labels = torch.randint(0, CLASSES, (sum(sizes),), generator=generator)
-    return list(zip(features.split(list(sizes)), labels.split(list(sizes)), strict=True))
+    ends = np.cumsum(sizes).tolist()
+    starts = [0, *ends[:-1]]
+    return [(features[a:b], labels[a:b]) for a, b in zip(starts, ends, strict=True)]
 
 
 def model_of() -> nn.Module:
@@ -117,8 +119,9 @@ def central_step(parameters: NDArray[np.float64], data: Data, chosen: Any) -> ND
     for row in np.flatnonzero(chosen):
         module.zero_grad()
         outputs = module(data[0][[row]].double())
-        nn.functional.cross_entropy(outputs, data[1][[row]]).backward()
-        gradient = flat([each.grad.numpy() for each in module.parameters()])  # type: ignore[union-attr]
+        loss = nn.functional.cross_entropy(outputs, data[1][[row]])
+        of_arrays = torch.autograd.grad(loss, list(module.parameters()))
+        gradient = flat([each.numpy() for each in of_arrays])
         total += gradient * min(1.0, NORM / float(np.linalg.norm(gradient)))
     return total
 
@@ -130,7 +133,7 @@ def union(silos: Sequence[Data]) -> Data:
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nodes answer when they are ready: that they wait is another test."""
-    monkeypatch.setattr(secure_sum.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
 
 
 @pytest.fixture
@@ -216,12 +219,12 @@ def test_messages_say_nothing_of_how_many_records_there_are(tmp_path: Path) -> N
 
 def form_of(reply: Message) -> tuple[Any, ...]:
     """All of a reply but its bytes: names, types, dtypes and lengths."""
-    (masked,) = reply.content["masked"].values()
-    config = reply.content["bundles"]
-    lengths = tuple(
+    (masked,) = reply.content.array_records["masked"].values()
+    config: dict[str, Any] = dict(reply.content.config_records["bundles"])
+    lengths = [
         (key, type(each), [len(one) for one in each] if isinstance(each, list) else len(each))
         for key, each in config.items()
-    )
+    ]
     return tuple(reply.content), masked.dtype, tuple(masked.shape), str(lengths)
 
 
