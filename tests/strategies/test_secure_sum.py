@@ -52,13 +52,19 @@ def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> PrivacyPlan
 
 
 def trained(
-    folder: Path, nodes: SecureNodes, plan: PrivacyPlan, *, rounds: int = 1, **options: Any
+    folder: Path,
+    nodes: SecureNodes,
+    plan: PrivacyPlan,
+    *,
+    rounds: int = 1,
+    timeout: float = 5.0,
+    **options: Any,
 ) -> tuple[NDArray[np.float64], DPFedAvg]:
     """The model after some rounds, flattened, and the strategy."""
     with PrivacyLedger.open(folder / "server.db", plan) as ledger:
         strategy = DPFedAvg(plan=plan, ledger=ledger, **options)
         grid = LocalGrid(nodes, len(nodes.updates))
-        result = strategy.start(grid, model(), num_rounds=rounds, timeout=5.0)
+        result = strategy.start(grid, model(), num_rounds=rounds, timeout=timeout)
         arrays = result.arrays.to_numpy_ndarrays()
         return np.concatenate([each.ravel() for each in arrays]), strategy
 
@@ -233,3 +239,40 @@ def test_the_released_noise_is_that_of_all_shares(tmp_path: Path) -> None:
     expected = 1.0 * 0.5 * (5 / 4) ** 0.5 / nodes_there
     assert released.std() == pytest.approx(expected, rel=0.056)
     assert abs(released.mean()) < 5.0 * expected / size**0.5
+
+
+@pytest.mark.parametrize("there", [20, pytest.param(100, marks=pytest.mark.waits)])
+def test_of_many_nodes_a_third_is_lost_at_any_point(tmp_path: Path, there: int) -> None:
+    """In each round others are lost: before they are asked, with their reply, or as members."""
+    rounds, rng = 3, np.random.default_rng(3)
+    lost = int(0.3 * there)
+    phases = ("train", "train's reply", "secagg_open", "secagg_open's reply")
+    fate = {
+        (server_round, int(node)): str(rng.choice(phases))
+        for server_round in range(rounds)
+        for node in rng.choice(there, lost, replace=False)
+    }
+    # A member is one of 40 at most, and 20 % of them may be gone: fewer of those are lost.
+    told = [key for key, phase in fate.items() if phase.startswith("secagg_open")]
+    for key in told[there // 10 :]:
+        fate[key] = "train"
+
+    def loses(kind: str, times: int, node: int) -> bool:
+        return fate.get((times, node)) == kind
+
+    def loses_reply(kind: str, times: int, node: int) -> bool:
+        return fate.get((times, node)) == f"{kind}'s reply"
+
+    nodes = SecureNodes(tmp_path, updates_of(there), loses=loses, loses_reply=loses_reply)
+    options = SecureSum(least=int(0.7 * there), max_parameters=1000)
+    plan = plan_of(there, rounds=rounds, secure_sum=options)
+    released, strategy = trained(tmp_path, nodes, plan, rounds=rounds, timeout=600.0)
+    assert strategy.rounds_completed == rounds
+    replied = [
+        node
+        for server_round in range(rounds)
+        for node in range(there)
+        if not fate.get((server_round, node), "").startswith("train")
+    ]
+    expected = nodes.total(replied) / there
+    assert np.allclose(released, expected, atol=rounds * tolerance(plan, there))
