@@ -6,6 +6,7 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Context, Message, RecordDict
@@ -30,7 +31,10 @@ def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message,
     contexts = []
     for node in range(5):
         (tmp_path / f"node-{node}").mkdir()
-        config = {"ledger-path": str(tmp_path / f"node-{node}/ledger.db"), "partition-id": node}
+        config: dict[str, Any] = {
+            "ledger-path": str(tmp_path / f"node-{node}/ledger.db"),
+            "partition-id": node,
+        }
         contexts.append(Context(1, FIRST_NODE + node, config, RecordDict(), {}))
     return lambda message, node: app(message, contexts[node])
 

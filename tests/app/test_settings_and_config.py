@@ -53,7 +53,11 @@ EVERYTHING = [
     *("simulation.units_per_node=4", "privacy=distributed", "privacy.scheme=laplace"),
     *("secure_sum.least=300", "secure_sum.colluding=7", "secure_sum.committee=50"),
     *("secure_sum.threshold=45", "secure_sum.degree=30", "secure_sum.bits=24"),
-    *("secure_sum.element_cap=0.5", "secure_sum.cross_check=true", "secure_sum.roster=true"),
+    *(
+        "secure_sum.element_cap=0.5",
+        "secure_sum.cross_check=true",
+        "secure_sum.roster=/a/roster.json",
+    ),
     *("secure_sum.reply_after=20", "secure_sum.max_parameters=5000"),
     *("privacy.unit=record", "clipping=per_layer", "clipping.norms=[0.1,0.2]"),
     *("clipping.target_quantile=0.75", "clipping.learning_rate=0.1", "weights.cap=9"),
