@@ -1,6 +1,6 @@
 """Records across silos against DP-SGD on one data set: accuracy at one budget, over three seeds.
 
-    python benchmarks/silos.py --runs runs/silos --json
+    python benchmarks/silos.py --json
 
 `fl-dp run privacy=distributed_records` trains ten silos, whose sums nobody sees; DP-SGD in one
 process trains on the union of their records, with the same model, steps, sampling rate, clipping
@@ -110,7 +110,7 @@ def _same(batch: Any) -> Any:
 def main() -> None:
     """Train what is missing, and print both."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--runs", type=Path, required=True, help="folder of the runs")
+    parser.add_argument("--runs", type=Path, default=Path("runs/silos"), help="folder of the runs")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--json", action="store_true", help="print JSON instead of lines")
     asked = parser.parse_args()

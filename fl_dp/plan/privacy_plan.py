@@ -66,7 +66,8 @@ class PrivacyPlan:
         budget: Never exceeded, whatever happens to the rounds.
         rounds: Number of releases that are planned.
         num_clients: Units of the declared roster; public. Where units are records
-            (`Hosting.nodes`) it is declared for the denominator alone, and nobody checks it.
+            (`Hosting.nodes`), about as many as all nodes have: it divides, and the contribution
+            check compares it with a noisy count.
         sampling: How each cohort is sampled.
         noise: Who adds the noise, and how much in each round.
         release: What a round publishes: clipping, metrics, weights.

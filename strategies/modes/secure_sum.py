@@ -88,7 +88,7 @@ class SecureSumMode(Mode):
             share=self._shared.share,
             bits=self._shared.bits,
             sampling_rate=rate,
-            units_per_node=plan.hosting.units_per_node,
+            units_in_sum=noise.units_in_sum,
         )
         self._sum = OneSum(sums, noise, summed, number=number)
 

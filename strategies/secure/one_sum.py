@@ -50,14 +50,14 @@ class Summed:
         share: What each node adds to its values.
         bits: Each coordinate is summed modulo 2^bits.
         sampling_rate: With which each unit flips a coin at its node; None: all take part.
-        units_per_node: Units that a node hosts at most.
+        units_in_sum: Of one node, at most.
     """
 
     purpose: str
     share: NoiseShare
     bits: int
     sampling_rate: float | None = None
-    units_per_node: int = 1
+    units_in_sum: int = 1
 
 
 class OneSum:
@@ -236,7 +236,7 @@ class OneSum:
         Raises:
             SecureSumFailed: If it is one.
         """
-        share, units = self._summed.share, repliers * self._summed.units_per_node
+        share, units = self._summed.share, repliers * self._summed.units_in_sum
         for segment, total in zip(share.segments, values, strict=True):
             std = share.noise_scale * math.sqrt(repliers) / segment.scale
             noise = std * (math.sqrt(total.size) + _DEVIATIONS)

@@ -27,7 +27,7 @@ class TaskSettings:
         num_clients: Clients of the roster, each one privacy unit. A simulated node hosts
             `simulation.units_per_node` of them, a real node hosts one.
         num_records: Records of all clients together, declared where a record is the unit of
-            `privacy=distributed`: public, and a constant that only divides; null means those of the
+            `privacy=distributed`: public, about as many as there are; null means those of the
             training part.
         max_records: Most records that one client may have then, which is public, too; null means
             `num_records`.
