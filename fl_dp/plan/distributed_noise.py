@@ -32,7 +32,7 @@ from .release import Release
 from .shared_bundle import SharedBundle, WordSize
 
 _LARGEST_SLACK = 1e-2
-_ATTEMPTS = 2  # of each round: what failed sums may repeat, counted beforehand
+_ATTEMPTS = 2  # of each sum: what failed ones may repeat, counted beforehand
 _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 
 
@@ -149,7 +149,7 @@ class DistributedNoise(Noise):
     Attributes:
         nodes: Of a sum.
         units_per_node: Whose sum a node sends.
-        rounds: Planned; the accounting's own error is for twice as many.
+        sums: Planned rounds and other releases; the accounting's own error is for twice as many.
         secure_sum: Options of the sums.
     """
 
@@ -158,7 +158,7 @@ class DistributedNoise(Noise):
 
     nodes: int
     units_per_node: int = 1
-    rounds: int
+    sums: int
     secure_sum: SecureSum
 
     def __post_init__(self) -> None:
@@ -170,7 +170,7 @@ class DistributedNoise(Noise):
         """
         if self.slack > _LARGEST_SLACK:
             raise ValueError(
-                f"max_parameters = {self.secure_sum.max_parameters} in {self.rounds} rounds of "
+                f"max_parameters = {self.secure_sum.max_parameters} in {self.sums} sums of "
                 f"{self.nodes} nodes make float64's own error {self.slack:.2g}, above "
                 f"{_LARGEST_SLACK:g}: write SecureSum(max_parameters=...) with the model's own size"
             )
@@ -187,8 +187,8 @@ class DistributedNoise(Noise):
 
     @property
     def releases(self) -> int:
-        """The number of sums that are accounted: planned rounds, and repetitions of failed ones."""
-        return _ATTEMPTS * self.rounds
+        """The number of sums that are accounted: those planned, and repetitions of failed ones."""
+        return _ATTEMPTS * self.sums
 
     @cached_property
     def slack(self) -> float:
@@ -208,12 +208,11 @@ class DistributedNoise(Noise):
         self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation
     ) -> PrivacyFilter:
         """Return the gate: of the declared releases, and of no more sums than are accounted."""
-        spare = self.releases - self.rounds
         return DeclaredFilter(
             self.event_budget(budget),
             history,
             neighboring_relation=relation,
-            most=sum(count for _, count in history) + spare,
+            most=self.releases,
         )
 
     def event(
@@ -300,16 +299,16 @@ class DistributedNoise(Noise):
                 "secure_sum and coins_at_nodes write SecureSum(reply_after=...), in seconds"
             )
 
-    def check_sums(self, bundle: GaussianBundle, *, rounds: int, num_clients: int) -> None:
-        """Refuse more rounds than are accounted, and bits that are too few for the least noise.
+    def check_sums(self, bundle: GaussianBundle, *, sums: int, num_clients: int) -> None:
+        """Refuse more sums than are accounted, and bits that are too few for the least noise.
 
         Raises:
             ValueError: With what to write instead.
         """
-        if rounds > self.rounds or self.nodes > num_clients:
+        if sums > self.sums or self.nodes > num_clients:
             raise ValueError(
-                f"the noise is for {self.rounds} rounds of {self.nodes} nodes, and the plan has "
-                f"{rounds} of {num_clients} units: write secure_sum=SecureSum(...) and let the "
+                f"the noise is for {self.sums} sums of {self.nodes} nodes, and the plan has "
+                f"{sums} of {num_clients} units: write secure_sum=SecureSum(...) and let the "
                 "plan count"
             )
         self.shared_bundle(bundle, 1)

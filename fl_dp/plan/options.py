@@ -162,7 +162,7 @@ def _shared_noise(
         **own,
         nodes=-(-units // hosting.units_per_node),
         units_per_node=hosting.units_per_node,
-        rounds=options["rounds"],
+        sums=options["rounds"] + sum(count for _, count in options.get("other_releases", ())),
         secure_sum=secure_sum,
     )
 
