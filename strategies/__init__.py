@@ -5,7 +5,7 @@ from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 from .checkpoint import Checkpoint
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
-from .federation_statistics import ask_federation
+from .federation_statistics import ask_federation, evaluate_federation
 from .modes import Ask, Cohort, Mode, Released, RoundFailed
 from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
@@ -48,5 +48,6 @@ __all__ = [
     "UnprotectedFedAvg",
     "ask_federation",
     "check_together",
+    "evaluate_federation",
     "wait_for_roster",
 ]

@@ -23,13 +23,13 @@ from fl_dp.accounting import (
     within_slack,
 )
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.mechanisms import GaussianBundle
+from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.checks import require_positive
 
 from .hosting import Hosting
 from .noise import ANOTHER_APP, Noise
 from .release import Release
-from .shared_bundle import SharedBundle, WordSize
+from .shared_bundle import MOST_BITS, SharedBundle, WordSize
 
 _LARGEST_SLACK = 1e-2
 _ATTEMPTS = 2  # of each sum: what failed ones may repeat, counted beforehand
@@ -236,14 +236,41 @@ class DistributedNoise(Noise):
                 f"the model has {size} coordinates, and the plan accounts for max_parameters = "
                 f"{self.secure_sum.max_parameters}: write SecureSum(max_parameters={size})"
             )
-        words = WordSize(
+        return self._words.fit(bundle, size)
+
+    def shared_statistic(self, mechanism: GaussianMechanism, size: int) -> SharedBundle:
+        """Return the sum of a statistic on the integers of a secure sum.
+
+        Its coordinates are few, and one unit may fill one of them: words are as wide as they can
+        be, and no entry is cut below what a node can reach.
+
+        Args:
+            mechanism: How units are clipped, and the noise on the sum.
+            size: Coordinates.
+
+        Raises:
+            ValueError: If there are more than was accounted.
+        """
+        if size > self.secure_sum.max_parameters:
+            raise ValueError(
+                f"the statistic has {size} coordinates, and the plan accounts for max_parameters = "
+                f"{self.secure_sum.max_parameters}: write SecureSum(max_parameters={size})"
+            )
+        bundle = GaussianBundle(
+            noise_multiplier=mechanism.noise_multiplier, clipping_norms=(mechanism.clipping_norm,)
+        )
+        words = replace(self._words, bits=MOST_BITS, element_cap=float(self.units_per_node))
+        return words.fit(bundle, size)
+
+    @property
+    def _words(self) -> WordSize:
+        return WordSize(
             noise=self.shares,
             shares=self.honest_shares,
             units_per_node=self.units_per_node,
             bits=self.secure_sum.bits,
             element_cap=self.secure_sum.element_cap,
         )
-        return words.fit(bundle, size)
 
     def check(
         self,
