@@ -355,5 +355,5 @@ def test_other_releases_are_sums_whose_own_error_is_charged_too() -> None:
 
 def test_noise_for_fewer_sums_than_are_planned_is_refused() -> None:
     plan = planned()
-    with pytest.raises(ValueError, match="the noise is for 10 sums .* the plan has 11"):
+    with pytest.raises(ValueError, match=r"the noise is for 10 sums .* the plan has 11"):
         replace(plan, other_releases=freeze([(GaussianEvent(noise_multiplier=20.0), 1)]))

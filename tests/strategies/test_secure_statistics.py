@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fl_dp.strategies.rehearsal import RehearsalFailed
 from flwr.app import Array, ArrayRecord, Context
 from local_grid import FIRST_NODE, LocalGrid
 from secure_nodes import SecureNodes
@@ -35,7 +36,6 @@ from fl_dp.statistics import (
     choose_noise,
 )
 from fl_dp.strategies import RosterTooLarge, ask_federation, evaluate_federation
-from fl_dp.strategies.rehearsal import RehearsalFailed
 
 NODES = 5
 VALUES = "heights"
@@ -278,7 +278,7 @@ def test_what_the_plan_did_not_put_aside_is_refused(tmp_path: Path) -> None:
     assert spent(tmp_path) == (1, 1)
 
 
-# --- What is refused before anybody is asked --------------------------------------------------------
+# --- What is refused before anybody is asked ------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_an_rng_of_the_server_s_is_refused(tmp_path: Path) -> None:
 def test_more_nodes_than_the_noise_is_for_are_refused(tmp_path: Path) -> None:
     choice = chosen(Count())
     nodes = federation(tmp_path, [[1.0]] * (NODES + 1))
-    with pytest.raises(RosterTooLarge, match="6 nodes are connected, .* is for 5"):
+    with pytest.raises(RosterTooLarge, match=r"6 nodes are connected, .* is for 5"):
         asked(tmp_path, nodes, choice, plan_of(choice))
     assert spent(tmp_path) == (0, 0)
 
