@@ -13,6 +13,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan, make_record_plan
 
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
+_SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
 
 EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     (
@@ -83,6 +84,17 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
         "simulation.units_per_node=50",
         "weights.cap=9 weights.total=99 weights.capped_denominator=true selection.coins=nodes",
     ),
+    tuple(f"{_SHARES} selection={name}" for name in ("poisson", "truncated_poisson", "fixed")),
+    (f"{_SHARES} selection=exponential",),
+    (f"{_SHARES} selection.coins=nodes",),
+    (f"{_SHARES} selection=public simulation.units_per_node=5",),
+    (f"{_SHARES} {_ALL} weights.cap=9",),
+    (f"{_SHARES} {_ALL} weights.cap=9 weights.total=99",),
+    (f"{_SHARES} {_ALL} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
+    (f"{_SHARES} {_ALL} schedule=plateau",),
+    (f"{_SHARES} {_ALL} privacy.neighboring_relation=add-or-remove-one",),
+    (f"{_SHARES} {_ALL} compression.up=quantize",),
+    ("secure_sum.bits=20", "privacy=local selection=public secure_sum.roster=/srv/roster.json"),
     ("selection=exponential selection.utility=update_norm simulation.units_per_node=50",),
     (
         "compression.up=quantize simulation.units_per_node=50",

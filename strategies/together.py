@@ -42,7 +42,7 @@ def check_together(
         )
     metrics = False
     if plan is not None:
-        plan.noise.check_reports(selection.utility)
+        plan.noise.check_reports(selection.utility, weighted=weight_cap is not None)
         plan.noise.check_compression(compression.up)
         metrics = bool(plan.release.metrics)
         if selection.unit == "record" and plan.unit == "client":

@@ -12,7 +12,6 @@ if TYPE_CHECKING:
         affordable_rounds,
         calibrate_noise,
         calibrate_noise_multiplier,
-        calibrate_sampling_rate,
         schedule_history,
     )
     from .charges import calibrate_client_scheme, event_of
@@ -102,7 +101,6 @@ __all__ = [
     "calibrate_client_scheme",
     "calibrate_noise",
     "calibrate_noise_multiplier",
-    "calibrate_sampling_rate",
     "classic_noise_multiplier",
     "default_delta",
     "epsilon",

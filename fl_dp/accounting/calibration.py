@@ -7,7 +7,6 @@ a little more noise than distributions would and answer at once.
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Callable
 
@@ -206,51 +205,6 @@ def _lowered(excess: Callable[[float], float], noise: float) -> tuple[float, flo
     while excess(high) > 0.0:
         low, high = high, high / 0.85
     return low, high
-
-
-def calibrate_sampling_rate(
-    target_epsilon: float,
-    target_delta: float,
-    *,
-    noise_multiplier: float,
-    rounds: int,
-    schedule: NoiseSchedule = _CONSTANT,
-    already_spent: History | None = None,
-    neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
-) -> float:
-    """Return the largest sampling rate at which the rounds spend at most the target.
-
-    Arguments are those of `calibrate_noise_multiplier`.
-
-    Raises:
-        ValueError: If an argument is out of range, or even a rate of 1e-8 spends too much.
-    """
-    require_positive(epsilon=target_epsilon)
-    before = freeze(already_spent or {})
-
-    def fits(sampling_rate: float) -> bool:
-        rounds_of = schedule_history(
-            schedule, noise_multiplier, sampling_rate=sampling_rate, rounds=rounds
-        )
-        spent = tight_epsilon(
-            [*before, *rounds_of],
-            target_delta,
-            neighboring_relation=neighboring_relation,
-        )
-        return spent <= target_epsilon
-
-    if fits(1.0):
-        return 1.0
-    low, high = 1e-8, 1.0
-    if not fits(low):
-        raise ValueError(
-            f"no sampling rate reaches epsilon {target_epsilon} at delta {target_delta} with noise "
-            f"multiplier {noise_multiplier} in {rounds} rounds: use more noise or fewer rounds"
-        )
-    while high / low > 1.0 + _RELATIVE_TOLERANCE:
-        middle = math.sqrt(low * high)
-        low, high = (middle, high) if fits(middle) else (low, middle)
-    return low
 
 
 def affordable_rounds(

@@ -232,18 +232,6 @@ class NoiseSchedule:
         require_positive(scale=scale)
         return tuple(scale / weight for weight in self.weights_of(rounds))
 
-    def sum_of_squares(self, rounds: int) -> float:
-        """Return the sum of the squared weights, at most `rounds`.
-
-        When everybody takes part in every round, the scale is that of the constant schedule times
-        sqrt(sum_of_squares / rounds), exactly (Gaussian composition; Dong, Roth and Su 2022,
-        corollary 3.3). With sampling, that is a first guess.
-
-        Raises:
-            ValueError: If rounds is below 1, or not the number of custom weights.
-        """
-        return math.fsum(weight * weight for weight in self.weights_of(rounds))
-
     def to_dict(self) -> dict[str, Any]:
         """Return the schedule as plain JSON values."""
         return asdict(self) | {"weights": None if self.weights is None else list(self.weights)}

@@ -176,6 +176,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         total_weight=settings.weights.total,
         capped_denominator=settings.weights.capped_denominator,
         client_scheme=privacy.scheme if privacy.mode == "local" else None,
+        secure_sum=settings.secure_sum.options if privacy.mode == "distributed" else None,
         unit=privacy.unit,
         units_per_node=settings.simulation.units_at_node,
         coins_at_nodes=settings.selection.coins == "nodes",

@@ -19,6 +19,7 @@ from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.models import set_arrays
 from fl_dp.plan import RecordPlan
+from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg, wait_for_roster
 from fl_dp.training import evaluate
@@ -88,6 +89,7 @@ def _train_by_plan(
             selection=make_selection(settings),
             roster_may_grow=settings.roster_may_grow,
             plateau_metric=settings.schedule.metric,
+            secure_roster=_roster_of(settings),
             **_options(folder, settings, record_plan, rng),
         )
         try:
@@ -130,6 +132,12 @@ def _train_without_plan(
         asked = strategy.most_participations
         statement = statement_of_records(record_plan, settings, asked)
         folder.write_statement(replace(statement, rounds=strategy.rounds_completed))
+
+
+def _roster_of(settings: Settings) -> Roster | None:
+    """Return the nodes of secure sums, as their owners know them; None if nobody says."""
+    path = settings.secure_sum.roster
+    return None if path is None else Roster.read(Path(path))
 
 
 def _options(

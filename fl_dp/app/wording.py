@@ -10,6 +10,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
+
+from fl_dp.plan import SecureSum
 
 _KEYS = {
     "capped_denominator": "weights.capped_denominator",
@@ -25,6 +28,7 @@ _KEYS = {
     "refresh_every": "selection.refresh_every",
     "sampling_rate": "selection.sampling_rate",
     "scalar_noise_std": "metrics.noise_std",
+    "secure_sum": "privacy.mode=distributed",
     "sharpness": "selection.sharpness",
     "smallest_rate": "selection.smallest_rate",
     "total_weight": "weights.total",
@@ -52,6 +56,8 @@ _SHARED = {"VisibleSampling": ("public", "exponential")}
 _MORE = {
     "selection=public (selection=public)": "selection=public",
     "roster_may_grow=True": "roster_may_grow=true",
+    "cross_check=True": "cross_check=true",
+    "selection.coins=nodes=True": "selection.coins=nodes",
     "resume(checkpoint)": "`fl-dp run resume=FOLDER`",
     "the constant schedule": "schedule=constant",
     "raise the largest rate": "raise selection.largest_rate",
@@ -61,6 +67,14 @@ _MORE = {
 _PROSE = ("unit", "utility")
 # Arguments of DP-SGD stand in a group of their own.
 _OF_DP_SGD = {name: f"dp_sgd.{name}" for name in ("clipping_norm", "sampling_rate")}
+# The rules of a secure sum name its numbers as prose does: each is a key where a value follows.
+_SECURE_SUMS = "|".join(field.name for field in fields(SecureSum))
+
+
+def _of_secure_sum(found: re.Match[str]) -> str:
+    """Return an option of secure sums as a key, with its value if it has one."""
+    value = f"={found[2]}".lower() if found.re.groups > 1 else ""
+    return f"secure_sum.{found[1]}{value}"
 
 
 def in_keys(text: str, *, selection: str | None = None, dp_sgd: bool = False) -> str:
@@ -75,10 +89,12 @@ def in_keys(text: str, *, selection: str | None = None, dp_sgd: bool = False) ->
     rule = rf"(?<!\w)(?:(?:sampling|selection)=)?({'|'.join(_SELECTIONS)})(?:\([^()]*\)|(?!\w))"
     meant = _SELECTIONS | {name: selection for name, of in _SHARED.items() if selection in of}
     text = re.sub(rule, lambda found: f"selection={meant[found[1]]}", text)
+    text = re.sub(r"(?:secure_sum=)?SecureSum\((\w+)=([^()]*)\)", _of_secure_sum, text)
+    text = re.sub(rf"(?<![\w.])({_SECURE_SUMS})(?= must | \(| = |=True)", _of_secure_sum, text)
     text = re.sub(r"compression=Compression\((\w+)='(\w+)'\)", r"compression.\1=\2", text)
     for name, key in (_KEYS | (_OF_DP_SGD if dp_sgd else {})).items():
         after = "(?==)" if name in _PROSE else r"(?!\w)"
-        text = re.sub(rf"(?<![\w.]){name}{after}", key, text)
+        text = re.sub(rf"(?<![\w.]){name}{after}(?!\.\w)", key, text)
     text = re.sub(r"(privacy\.unit|selection\.utility)='(\w+)'", r"\1=\2", text)
     for before, instead in _MORE.items():
         text = text.replace(before, instead)

@@ -68,9 +68,7 @@ class NodePrivacy:
         ledger, source, simulated = owner.ledger_path, owner.source, None
         if in_simulation():
             node = context.node_id if owner.partition_id is None else owner.partition_id
-            # A folder for each run, as a simulated node's data are new in each.
-            run = Path.home() / ".fl-dp" / "simulations" / f"run-{context.run_id}"
-            simulated = str(run / f"node-{node}.db")
+            simulated = str(simulated_run_folder(context) / f"node-{node}.db")
             if ledger is None and SIMULATED_LEDGERS_KEY in config:
                 ledger = str(Path(str(config[SIMULATED_LEDGERS_KEY])) / f"node-{node}.db")
             # The server numbers a node's units, so only where nothing is real are they apart.
@@ -122,6 +120,11 @@ class NodePrivacy:
         from fl_dp.ledger import Account  # with SciPy, for a node that keeps a ledger alone
 
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
+
+
+def simulated_run_folder(context: Context) -> Path:
+    """Return the folder of a simulation's run: a simulated node's data are new in each."""
+    return Path.home() / ".fl-dp" / "simulations" / f"run-{context.run_id}"
 
 
 def in_simulation() -> bool:

@@ -1,13 +1,15 @@
 """A node's keys and memory for secure sums, and the messages that are about them alone.
 
 On a real SuperNode both lie beside the node's ledger: `secagg-identity.pem`, which its owner backs
-up, and `secagg.db`, which nobody may restore from a backup. In Flower's simulation they lie in the
-node's `Context`: there nobody is protected from anybody.
+up, and `secagg.db`, which nobody may restore from a backup. In Flower's simulation, where nobody is
+protected from anybody, they lie under the user's home for as long as the run lasts. Flower's own
+`Context` would not do: of two messages that a simulated node answers at once, one is forgotten.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,15 +26,15 @@ from fl_dp.protocol.secure_sum import (
     VIEW_ACTION,
     MemberQuestion,
     opened_to_content,
+    receipt_in,
     signature_to_content,
     text_of,
     text_to_content,
 )
-from fl_dp.secagg import Directory, Identity, NodeStore, Roster, SecureNode, SQLiteStore
+from fl_dp.secagg import Directory, Identity, Roster, SecureNode, SQLiteStore
 
 from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
-from .node_privacy import in_simulation
-from .simulated_store import SimulatedStore, simulated_identity
+from .node_privacy import in_simulation, simulated_run_folder
 
 IDENTITY_FILE, STORE_FILE = "secagg-identity.pem", "secagg.db"
 
@@ -45,16 +47,10 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
         ValueError: If a real node has no folder for them, or what lies there is no good.
     """
     owner = NodeConfig.of(context.node_config)
-    store: NodeStore
-    if in_simulation():
-        store, identity = SimulatedStore(context.state), simulated_identity(context.state)
-    else:
-        folder = secure_folder(owner)
-        store, identity = (
-            SQLiteStore(folder / STORE_FILE),
-            Identity.load_or_create(folder / IDENTITY_FILE),
-        )
+    folder = _simulated_folder(context) if in_simulation() else secure_folder(owner)
+    store = SQLiteStore(folder / STORE_FILE, durable=not in_simulation())
     try:
+        identity = Identity.load_or_create(folder / IDENTITY_FILE)
         yield SecureNode(
             identity,
             store,
@@ -67,6 +63,14 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
         )
     finally:
         store.close()
+
+
+def _simulated_folder(context: Context) -> Path:
+    """Return the folder of a simulated node's keys."""
+    run = simulated_run_folder(context)
+    folder = run / f"secagg-{context.node_id}"
+    private_folder(folder)
+    return folder
 
 
 def secure_folder(owner: NodeConfig) -> Path:
@@ -126,6 +130,12 @@ def _open(message: Message, context: Context) -> Message:
 
 def _done(message: Message, context: Context) -> Message:
     asked = json.loads(text_of(message.content))
+    run = int(asked["run"])
+    receipt = receipt_in(message.content)
     with secure_node(context) as node:
-        node.forget(int(asked["run"]))
+        if receipt is not None:
+            node.check_receipt(run, receipt)
+        node.forget(run)
+    if in_simulation():
+        shutil.rmtree(_simulated_folder(context), ignore_errors=True)
     return Message(text_to_content("done"), reply_to=message)

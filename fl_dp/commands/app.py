@@ -16,6 +16,7 @@ from .data import data
 from .ledger import ledger
 from .plan import plan
 from .run import run
+from .secagg import secagg
 
 _COMMANDS = (run, plan, config, ledger, data)
 
@@ -51,6 +52,7 @@ app = typer.Typer(
 )
 for command in _COMMANDS:
     app.command()(command)
+app.add_typer(secagg, name="secagg")
 
 
 @app.callback(invoke_without_command=True)

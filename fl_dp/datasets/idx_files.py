@@ -8,6 +8,7 @@ once into the cache and memory-mapped from there.
 from __future__ import annotations
 
 import importlib
+import itertools
 import struct
 from functools import partial
 from importlib.util import find_spec
@@ -20,15 +21,12 @@ from numpy.typing import NDArray
 from fl_dp.datasets import sources
 from fl_dp.datasets.cache import cached_array
 from fl_dp.datasets.data import Dataset
-from fl_dp.datasets.sources import SOURCES
+from fl_dp.datasets.sources import IDX_FILES, SOURCES
 
-_HUB_COLUMNS = {
-    "train-images-idx3-ubyte": ("train", "image"),
-    "train-labels-idx1-ubyte": ("train", "label"),
-    "t10k-images-idx3-ubyte": ("test", "image"),
-    "t10k-labels-idx1-ubyte": ("test", "label"),
-}
-FILES = tuple(_HUB_COLUMNS)
+# Split and column of each file.
+_HUB_COLUMNS = dict(
+    zip(IDX_FILES, itertools.product(("train", "test"), ("image", "label")), strict=True)
+)
 
 
 def load_idx(name: str, data_dir: str | None, *, hub: str, mean: float, std: float) -> Dataset:
@@ -101,7 +99,7 @@ def parse_idx(file: str, raw: bytes, md5: str, source: str) -> NDArray[np.uint8]
 
 
 def _from_folder(name: str, folder: Path, *, trust_cache: bool) -> list[NDArray[np.uint8]]:
-    paths = {file: sources.find(folder, file) for file in FILES}
+    paths = {file: sources.find(folder, file) for file in IDX_FILES}
 
     def read(file: str) -> NDArray[np.uint8]:
         path, md5 = paths[file], SOURCES[name].md5[file]
@@ -127,7 +125,7 @@ def _from_hub(name: str, hub: str) -> list[NDArray[np.uint8]]:
         )
         return parse_idx(file, raw, SOURCES[name].md5[file], f"{file} from {hub}")
 
-    return [cached_array(_key(name, file), partial(read, file)) for file in FILES]
+    return [cached_array(_key(name, file), partial(read, file)) for file in IDX_FILES]
 
 
 def _download(name: str, hub: str) -> Any:

@@ -51,6 +51,17 @@ class Source:
     license: str
 
 
+IDX_FILES = (
+    *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    *("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+)
+"""Files of a set in the format of MNIST: images and labels to train with, then to test with."""
+
+
+def _idx(*md5: str) -> dict[str, str]:
+    return dict(zip(IDX_FILES, md5, strict=True))
+
+
 SOURCES: Mapping[str, Source] = {
     "fashion_mnist": Source(
         title="Fashion-MNIST",
@@ -61,12 +72,12 @@ SOURCES: Mapping[str, Source] = {
         sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
         folder="./usr/share/datasets/fashion-mnist",
         # Of the uncompressed bytes, as published; the archives differ from mirror to mirror.
-        md5={
-            "train-images-idx3-ubyte": "f4a8712d7a061bf5bd6d2ca38dc4d50a",
-            "train-labels-idx1-ubyte": "9018921c3c673c538a1fc5bad174d6f9",
-            "t10k-images-idx3-ubyte": "8181f5470baa50b63fa0f6fddb340f0a",
-            "t10k-labels-idx1-ubyte": "15d484375f8d13e6eb1aabb0c3f46965",
-        },
+        md5=_idx(
+            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "9018921c3c673c538a1fc5bad174d6f9",
+            "8181f5470baa50b63fa0f6fddb340f0a",
+            "15d484375f8d13e6eb1aabb0c3f46965",
+        ),
         suffix=".gz",
         system_folder=Path("/usr/share/datasets/fashion-mnist"),
         license="MIT",
@@ -79,12 +90,12 @@ SOURCES: Mapping[str, Source] = {
         megabytes=11.5,
         sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
         folder="package/data",
-        md5={
-            "train-images-idx3-ubyte": "6bbc9ace898e44ae57da46a324031adb",
-            "train-labels-idx1-ubyte": "a25bea736e30d166cdddb491f175f624",
-            "t10k-images-idx3-ubyte": "2646ac647ad5339dbf082846283269ea",
-            "t10k-labels-idx1-ubyte": "27ae3e4e09519cfbb04c329615203637",
-        },
+        md5=_idx(
+            "6bbc9ace898e44ae57da46a324031adb",
+            "a25bea736e30d166cdddb491f175f624",
+            "2646ac647ad5339dbf082846283269ea",
+            "27ae3e4e09519cfbb04c329615203637",
+        ),
         license="the package states none for the images",
     ),
     "cifar10": Source(

@@ -61,6 +61,7 @@ def _each_reply_needed(settings: Settings) -> str | None:
         "each trains by DP-SGD": settings.protects_records,
         "privacy.mode=none clips nothing": mode == "none",
         "privacy.mode=local adds the noise at each client": mode == "local",
+        "privacy.mode=distributed hides a node among nodes": mode == "distributed",
         f"compression.up={settings.compression.up} encodes each update": (
             settings.compression.up != "none"
         ),

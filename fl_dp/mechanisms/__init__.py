@@ -6,7 +6,7 @@ from .adaptive_clipping import (
     update_noise_multiplier,
 )
 from .bundle import GaussianBundle, ScalarMetric
-from .clipping import Norm, clip_by_norm, clip_per_layer, joint_clipping_norm, l1_norm, l2_norm
+from .clipping import Norm, clip_by_norm, joint_clipping_norm, l1_norm, l2_norm
 from .clipping_rules import (
     DEFAULT_CLIPPING,
     Clipping,
@@ -18,7 +18,7 @@ from .clipping_rules import (
 )
 from .discrete_gaussian import DiscreteGaussian
 from .discrete_laplace import DiscreteLaplace
-from .estimators import capped_denominator_sensitivity, fixed_denominator_sensitivity
+from .estimators import capped_denominator_sensitivity
 from .exponential import ExponentialMechanism
 from .gaussian import GaussianMechanism
 from .grid import least_noise_multiplier
@@ -54,11 +54,9 @@ __all__ = [
     "capped_denominator_sensitivity",
     "client_scheme",
     "clip_by_norm",
-    "clip_per_layer",
     "clipping_from_dict",
     "clipping_to_dict",
     "default_bit_noise_std",
-    "fixed_denominator_sensitivity",
     "joint_clipping_norm",
     "l1_norm",
     "l2_norm",

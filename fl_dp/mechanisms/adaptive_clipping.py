@@ -60,20 +60,13 @@ class AdaptiveClipping:
         """Bounds of the first round."""
         return (self.initial_norm,)
 
-    def bit(self, update_norm: float, clipping_norm: float) -> float:
-        """Return what one unit adds to the sum of bits: 1/2 if unclipped, -1/2 if clipped.
-
-        Shifted by 1/2, a unit that is there or not moves the sum by 1/2 and not by 1. A missing
-        unit adds zero. A norm that is not finite counts as clipped.
-        """
-        return 0.5 if update_norm <= clipping_norm else -0.5
-
     def next_norm(self, clipping_norm: float, *, noisy_bit_sum: float, denominator: float) -> float:
         """Return the next round's clipping norm.
 
         Args:
             clipping_norm: The norm that this round's clients used.
-            noisy_bit_sum: The released sum of `bit`s, noise included.
+            noisy_bit_sum: The released sum of the units' bits (1/2 if unclipped, -1/2 if clipped),
+                noise included.
             denominator: The public constant that sums are divided by: the expected cohort.
         """
         # C exp(-eta (b - gamma)), algorithm 1; b is a share, so noise can't take it out of [0, 1].

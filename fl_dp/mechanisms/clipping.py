@@ -88,43 +88,6 @@ def clip_by_norm(
     return clipped
 
 
-def clip_per_layer(
-    layers: Sequence[ArrayLike], clipping_norms: Sequence[float]
-) -> list[NDArray[np.float64]]:
-    """Clip each layer of one contribution by an L2 norm of its own.
-
-    Privacy: whatever one unit sends, its layers together move a sum by at most
-    `joint_clipping_norm(clipping_norms)` in L2 (add/remove and zero-out neighbours). One layer
-    with a NaN, an infinity or a norm beyond float64 zeroes the whole contribution.
-
-    Args:
-        layers: One unit's arrays, each as in `clip_by_norm`.
-        clipping_norms: One public bound a layer, positive and finite, in the units of the layers.
-
-    Returns:
-        New float64 arrays of the same shapes.
-
-    Raises:
-        ValueError: If there is not one bound a layer, or a bound is not positive and finite.
-
-    Reference:
-        McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models", 3.
-    """
-    if len(layers) != len(clipping_norms):
-        raise ValueError(
-            f"{len(layers)} layers and {len(clipping_norms)} clipping norms: give one a layer"
-        )
-    require_positive(joint_clipping_norm=joint_clipping_norm(clipping_norms))
-    clipped: list[NDArray[np.float64]] = []
-    failed = False
-    for layer, bound in zip(layers, clipping_norms, strict=True):
-        with np.errstate(over="ignore"):
-            values = np.array(layer, dtype=np.float64)
-        failed |= not math.isfinite(l2_norm(values))
-        clipped.append(clip_by_norm(values, bound))
-    return [np.zeros_like(layer) for layer in clipped] if failed else clipped
-
-
 def joint_clipping_norm(clipping_norms: Sequence[float]) -> float:
     """Return the L2 sensitivity of layers clipped one by one: the root of the sum of squares.
 

@@ -1,9 +1,10 @@
-"""The sensitivity of the two estimators of a weighted mean of updates.
+"""Sensitivity of the two estimators of a weighted mean of updates.
 
 McMahan et al. 2018, section 3: with weights `w_k` in [0, 1] that the clients apply to their updates
 before clipping, and a cohort S in which each unit is with probability q,
 
-- fixed denominator: `sum_S w_k D_k / (q W)`, W a public constant;
+- fixed denominator: `sum_S w_k D_k / (q W)`, W a public constant: a unit moves the numerator alone,
+  by at most the clipping norm;
 - capped denominator: `sum_S w_k D_k / max(q W_min, sum_S w_k)`: a unit moves numerator *and*
   denominator, which doubles the sensitivity.
 
@@ -13,12 +14,6 @@ Any other denominator that depends on who replied has no bound and can't be expr
 from __future__ import annotations
 
 from .checks import require_positive
-
-
-def fixed_denominator_sensitivity(clipping_norm: float, denominator: float) -> float:
-    """Return the L2 sensitivity of a sum of clipped updates over a public constant `q W`."""
-    require_positive(clipping_norm=clipping_norm, denominator=denominator)
-    return clipping_norm / denominator
 
 
 def capped_denominator_sensitivity(clipping_norm: float, least_denominator: float) -> float:

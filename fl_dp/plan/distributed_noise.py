@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from math import inf, sqrt
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from fl_dp.accounting import (
     DeclaredFilter,
@@ -24,7 +24,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
-from fl_dp.mechanisms.checks import require_positive
+from fl_dp.mechanisms.checks import require_count, require_positive
 
 from .hosting import Hosting
 from .noise import ANOTHER_APP, Noise
@@ -80,16 +80,22 @@ class SecureSum:
         Raises:
             ValueError: If a number is out of range.
         """
+        require_count(max_parameters=self.max_parameters)
+        for name in ("committee", "threshold"):
+            if (given := getattr(self, name)) is not None:
+                require_count(**{name: given})
         if self.bits is not None and not 4 <= self.bits <= 32:
             raise ValueError(f"bits must lie in [4, 32], got {self.bits}: 16 suit most federations")
         if self.degree is not None and (self.degree < 2 or self.degree % 2):
             raise ValueError(f"degree must be even and at least 2, got {self.degree}")
-        if self.max_parameters < 1:
-            raise ValueError(f"max_parameters must be at least 1, got {self.max_parameters}")
         if self.element_cap is not None:
             require_positive(element_cap=self.element_cap)
         if self.reply_after is not None:
             require_positive(reply_after=self.reply_after)
+
+    def with_most_bits(self) -> Self:
+        """Return the options with words that hold any sum: no accounting depends on them."""
+        return replace(self, bits=32)
 
     def noise(self, nodes: int) -> SharedNoise:
         """Return who takes part in a sum of so many nodes.
@@ -352,12 +358,17 @@ class DistributedNoise(Noise):
                 "longer add up: with secure_sum leave it out, or write fewer bits"
             )
 
-    def check_reports(self, utility: str | None) -> None:
+    def check_reports(self, utility: str | None, *, weighted: bool = False) -> None:
         """Refuse any report of a client in the clear.
 
         Raises:
-            ValueError: If a selection asks for one.
+            ValueError: If a selection asks for one, or weights are made of one.
         """
+        if weighted:
+            raise IncompatibleOptions(
+                "weight_cap weighs clients by records that they tell in the clear, and clients of "
+                "a secure sum tell nothing: with secure_sum leave it out"
+            )
         if utility:
             raise IncompatibleOptions(
                 f"clients of a secure sum do not report their {utility} in the clear: with "
@@ -378,7 +389,7 @@ class DistributedNoise(Noise):
             return told
         return (
             "a server that invents nodes, swaps keys or tells members different repliers: nodes "
-            "have no roster of identities (`SecureSum(roster=True)`)",
+            "have no roster of identities (`secure_sum.roster`)",
             *told,
         )
 

@@ -137,13 +137,17 @@ class Noise(ABC):
             ValueError: With what to write instead.
         """
 
-    def check_reports(self, utility: str | None) -> None:
-        """Refuse what clients can't tell a selection in the clear; anything goes by default.
+    def check_reports(self, utility: str | None, *, weighted: bool = False) -> None:
+        """Refuse what clients can't tell in the clear; anything goes by default.
+
+        Args:
+            utility: What a selection asks for; None: nothing.
+            weighted: Whether clients tell what their weights are made of.
 
         Raises:
             ValueError: With what to write instead.
         """
-        del utility
+        del utility, weighted
 
     def check_compression(self, up: str) -> None:
         """Refuse an encoding of what clients send; anything goes by default.
@@ -362,7 +366,7 @@ class ClientNoise(Noise):
                 f"sampling=VisibleSampling(cohort=...), got {sampling}"
             )
 
-    def check_reports(self, utility: str | None) -> None:
+    def check_reports(self, utility: str | None, *, weighted: bool = False) -> None:
         """Refuse any report of a client that is not private itself.
 
         Raises:

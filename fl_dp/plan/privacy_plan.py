@@ -245,16 +245,22 @@ class PrivacyPlan:
             TypeError: If an argument is misspelt or of the wrong type.
             ValueError: If an argument is out of range, or arguments exclude each other.
         """
-        # Whether the scalars' noise is enough depends on the multiplier that is found.
+        # Whether the scalars' noise or a word's bits are enough depends on the multiplier found.
         given = given | {"scalar_noise_std": None}
+        if (secure_sum := given.get("secure_sum")) is not None:
+            given = given | {"secure_sum": secure_sum.with_most_bits()}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the finished plan warns
             return cls.of(budget=budget, noise_multiplier=noise_multiplier, **given)
 
     def _finished(self, given: PlanArguments, **found: Any) -> Self:
         """Return the draft with what was found for it."""
-        noise_std = given.get("scalar_noise_std")
-        return replace(self, release=replace(self.release, scalar_noise_std=noise_std), **found)
+        noise, noise_std = found.pop("noise", self.noise), given.get("scalar_noise_std")
+        secure_sum = given.get("secure_sum")
+        if isinstance(noise, DistributedNoise) and secure_sum is not None:
+            noise = replace(noise, secure_sum=secure_sum)
+        release = replace(self.release, scalar_noise_std=noise_std)
+        return replace(self, noise=noise, release=release, **found)
 
     @property
     def sampling_rate(self) -> float:

@@ -164,11 +164,11 @@ class WordSize:
             for bits in range(tried + 1, MOST_BITS + 1)
             if self._noise_scale(bundle, size, bits, cap)
         )
-        write = next((f"bits={bits}" for bits in enough), "a larger noise multiplier")
+        write = next((f"SecureSum(bits={bits})" for bits in enough), "a larger noise multiplier")
         return (
             f"{tried} bits are too few for sums of {self.noise.cohort} nodes at noise multiplier "
             f"{bundle.noise_multiplier:.4g}: a share of noise would be below "
-            f"{LEAST_NOISE_SCALE:g} grid steps; write {write} in secure_sum=SecureSum(...)"
+            f"{LEAST_NOISE_SCALE:g} grid steps; write {write}"
         )
 
 

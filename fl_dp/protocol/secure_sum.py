@@ -267,7 +267,7 @@ def text_of(content: RecordDict) -> str:
     Raises:
         ValueError: If there is none.
     """
-    text = _only_config(content).get(_TERMS)
+    text = _only_config(without_terms(content)).get(_TERMS)
     if not isinstance(text, str):
         raise ValueError("the message has no text")
     return text

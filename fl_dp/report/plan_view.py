@@ -12,7 +12,7 @@ from rich.table import Table
 
 from fl_dp.accounting import EpsilonBounds, naive_split
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
-from fl_dp.plan import PrivacyPlan
+from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.statement import promise_in_words
 
 from .numbers import bound_rows, numbers_table, span
@@ -84,6 +84,7 @@ class PlanView:
             "schedule": "plateau" if plan.noise.adaptive else plan.noise.schedule.to_dict(),
             "rule": plan.filter().rule,
             "promise": self.promise,
+            "shares": dict(_share_rows(plan)) or None,
             "epsilon_over_rounds": [list(point) for point in self.curve],
             "naive_split": None
             if self.naive_epsilon is None
@@ -111,6 +112,7 @@ class PlanView:
             ("delta", f"{plan.budget.delta:.4g}"),
             *bound_rows(self.bounds),
         ]
+        rows += _share_rows(plan)
         if plan.noise.adaptive:
             rows.append(("least noise multiplier of a round", f"{plan.noise.least_multiplier:.5f}"))
         if self.naive_epsilon is not None:
@@ -177,6 +179,24 @@ class PlanView:
 def _shown_rounds(rounds: int) -> list[int]:
     """Return the first round and the end of each quarter, for the terminal's table."""
     return sorted({1, *(max(1, rounds * quarter // 4) for quarter in range(1, 5))})
+
+
+def _share_rows(plan: PrivacyPlan) -> list[tuple[str, str]]:
+    """Return what noise in shares rests on; nothing for other noise."""
+    noise = plan.noise
+    if not isinstance(noise, DistributedNoise):
+        return []
+    one = plan.shared_bundle(noise.least_multiplier, size=1)
+    opened = f"{noise.shares.least} of {noise.shares.cohort}"
+    if noise.secure_sum.roster:
+        opened += f"; {noise.shares.guaranteed} if the server lies"
+    return [
+        ("fewest nodes of an opened sum", opened),
+        ("shares of noise that are counted", str(noise.honest_shares)),
+        ("bits of a coordinate", str(one.bits)),
+        ("noise of one node, in grid steps", f"{one.noise_scale:.4g}"),
+        ("epsilon kept for the distance from Gaussians", f"{2.0 * noise.slack:.2g}"),
+    ]
 
 
 def _curve(plan: PrivacyPlan) -> list[tuple[int, float]]:

@@ -2,9 +2,10 @@
 
 from .client import MaskedMessage, Participation
 from .directory import Directory, Entry
+from .evidence import Evidence
 from .keys import Identity
 from .member import Opened
-from .node import SecureNode
+from .node import SecureNode, last_run
 from .opening import OpenSum, Question, SecureSumFailed
 from .receipts import Receipt
 from .refused import REFUSAL_CODES, RefusalCode, Refused
@@ -16,6 +17,7 @@ __all__ = [
     "REFUSAL_CODES",
     "Directory",
     "Entry",
+    "Evidence",
     "Identity",
     "Mark",
     "MaskedMessage",
@@ -34,4 +36,5 @@ __all__ = [
     "SecureNode",
     "SecureSumFailed",
     "SumTerms",
+    "last_run",
 ]

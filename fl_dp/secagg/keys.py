@@ -101,7 +101,11 @@ class Identity:
 
 
 class RunKey:
-    """A node's key for one run, X25519: deleted with the run, so that old sums stay closed."""
+    """A node's key for one run, X25519: deleted with the run, so that old sums stay closed.
+
+    Attributes:
+        public: The public half, 32 bytes.
+    """
 
     def __init__(self, key: x25519.X25519PrivateKey) -> None:
         """Take a key.
@@ -110,6 +114,7 @@ class RunKey:
             key: Its secret half.
         """
         self._key = key
+        self.public = key.public_key().public_bytes_raw()
 
     @classmethod
     def generate(cls) -> Self:
@@ -120,11 +125,6 @@ class RunKey:
     def from_secret(cls, secret: bytes) -> Self:
         """Read what `secret` wrote."""
         return cls(x25519.X25519PrivateKey.from_private_bytes(secret))
-
-    @property
-    def public(self) -> bytes:
-        """The public half, 32 bytes."""
-        return self._key.public_key().public_bytes_raw()
 
     @property
     def secret(self) -> bytes:

@@ -6,6 +6,9 @@ modulo 2^b need no others: there is neither a bias nor a rejection.
 
 from __future__ import annotations
 
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -17,6 +20,7 @@ from .frames import prf
 MOST_BITS = 32
 SEED_BYTES = 32
 _BLOCK = 16  # of AES
+_WORTH_THREADS = 256  # chunks, about 5 ms
 _ZEROS = bytes(1 << 16)  # a chunk that stays in the cache
 
 Words = NDArray[np.unsignedinteger[Any]]
@@ -30,16 +34,18 @@ def word_dtype(bits: int) -> np.dtype[Any]:
     return np.dtype("<u1" if bits <= 8 else "<u2" if bits <= 16 else "<u4")
 
 
-def add_mask(total: Words, seed: bytes, *, sign: int) -> None:
+def add_mask(total: Words, seed: bytes, *, sign: int, skip: int = 0) -> None:
     """Add a seed's mask in place, or subtract it.
 
     Args:
         total: Words, shape `(size,)`, contiguous; they wrap.
         seed: 32 bytes.
         sign: 1 or -1.
+        skip: Words of the mask before those that are added, a whole number of AES blocks.
     """
     # Every seed has a key of its own, so the counter may start at 0 each time.
-    stream = Cipher(algorithms.AES(prf(seed, "mask")), modes.CTR(bytes(_BLOCK))).encryptor()
+    counter = (skip * total.itemsize // _BLOCK).to_bytes(_BLOCK, "big")
+    stream = Cipher(algorithms.AES(prf(seed, "mask")), modes.CTR(counter)).encryptor()
     # One buffer for all chunks: `update` would take new pages of memory, at five times the cost.
     buffer = bytearray(len(_ZEROS) + _BLOCK - 1)
     step = len(_ZEROS) // total.itemsize
@@ -49,6 +55,35 @@ def add_mask(total: Words, seed: bytes, *, sign: int) -> None:
         part = total[start : start + step]
         stream.update_into(_ZEROS[: part.nbytes], buffer)
         combined(part, mask[: part.size], out=part)
+
+
+def add_masks(total: Words, masks: Sequence[tuple[bytes, int]]) -> None:
+    """Add many masks in place, long ones by several threads, each on its stretch of the words.
+
+    Args:
+        total: As in `add_mask`.
+        masks: Seed and sign of each.
+    """
+    step = len(_ZEROS) // total.itemsize
+    chunks = -(-total.size // step)
+    workers = min(os.cpu_count() or 1, chunks)
+    if chunks * len(masks) < _WORTH_THREADS or workers == 1:
+        workers = 1
+    stretch = -(-chunks // max(workers, 1)) * step
+
+    def work(start: int) -> None:
+        part = total[start : start + stretch]
+        for seed, sign in masks:
+            add_mask(part, seed, sign=sign, skip=start)
+
+    starts = range(0, total.size, max(stretch, 1))
+    if len(starts) <= 1:
+        for start in starts:
+            work(start)
+        return
+    # Neither AES nor the sums hold Python's lock.
+    with ThreadPoolExecutor(len(starts)) as pool:
+        list(pool.map(work, starts))
 
 
 def packed_bytes(bits: int, size: int) -> int:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cryptography.exceptions import InvalidTag
 
@@ -23,7 +23,7 @@ class Opened:
         unreadable: Places of repliers whose bundle does not decrypt; left out of `shares`.
     """
 
-    shares: dict[int, bytes]
+    shares: dict[int, bytes] = field(repr=False)  # not into a node's logs
     signature: bytes
     unreadable: tuple[int, ...] = ()
 

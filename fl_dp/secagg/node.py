@@ -22,6 +22,7 @@ from fl_dp.accounting.shared_noise import SharedNoise
 
 from .client import Participation
 from .directory import Directory, Entry
+from .evidence import Evidence
 from .frames import digest
 from .keys import Identity, RunKey, is_signed
 from .member import Opened, open_bundles
@@ -35,7 +36,10 @@ from .texts import canonical, require_integers, require_name
 KEPT_DAYS = 30.0  # a run's keys, unless the run says that it is done
 _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
-_KEY, _DIRECTORY, _UNRECEIPTED = "run-key", "directory", "unreceipted"
+_KEY, _DIRECTORY = "run-key", "directory"
+_UNRECEIPTED, _RECEIPTED = "unreceipted", "receipted"
+_LAST_RUN = "last run"
+_KNOWN = "identities"
 _SUM, _VIEW, _OPEN = "sum", "view", "open"  # roles of marks
 _REMEMBERED = 3  # sums whose receipt can be checked, where none are demanded
 
@@ -119,8 +123,10 @@ class SecureNode:
             self._root_of(directory, key, mine, place)  # refuses a key that fixes the secret
         self.store.put(directory.run, _DIRECTORY, directory.to_json().encode())
         if self.roster is None:
-            for each in directory.entries:
-                self.store.put(None, _known(each), each.identity)
+            known = self._known()
+            seen = known | {each.name: each.identity.hex() for each in directory.entries}
+            if seen != known:
+                self.store.put(None, _KNOWN, canonical(seen).encode())
         return directory.hash
 
     def _check_strangers(self, directory: Directory) -> None:
@@ -131,15 +137,43 @@ class SecureNode:
                 if not self.roster.allows(each.name, each.identity):
                     raise Refused("directory", f"'{each.name}' is not in the roster with that key")
             return
+        known = self._known()
         for each in directory.entries:
-            if self.store.get(None, _known(each)) not in (None, each.identity):
+            if known.get(each.name, each.identity.hex()) != each.identity.hex():
                 raise Refused("directory", f"'{each.name}' had another identity before")
 
+    def _known(self) -> dict[str, str]:
+        """Return the identity in hex that each name had first."""
+        kept = self.store.get(None, _KNOWN)
+        known: dict[str, str] = {} if kept is None else json.loads(kept)
+        return known
+
     def forget(self, run: int) -> None:
-        """Delete a run's key, directory and marks: what was sent in it can't be opened any more."""
+        """Delete a run's key, directory and marks: what was sent in it can't be opened any more.
+
+        What its owner can check afterwards is kept (`last_run`).
+        """
+        if self.store.get(run, _DIRECTORY) is not None:
+            self.store.put(None, _LAST_RUN, self.evidence(run).to_json().encode())
         self.store.forget(run)
         self._roots.clear()
         self._read = None
+
+    def evidence(self, run: int) -> Evidence:
+        """Return this node's view of a run.
+
+        Raises:
+            Refused: `directory`, if it has none.
+        """
+        receipted = self.store.get(run, _RECEIPTED)
+        return Evidence(
+            run=run,
+            identity=self.identity.public.hex(),
+            directory=self._directory(run).to_json(),
+            last=self.store.last(run, _SUM),
+            receipted={} if receipted is None else json.loads(receipted),
+            missing=tuple(int(each["number"]) for each in self._unreceipted(run)),
+        )
 
     # As a client.
 
@@ -210,6 +244,8 @@ class SecureNode:
         good = _signers(directory, terms, receipt.signatures, receipt.view)
         if good < terms.threshold:
             raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
+        receipted = {"terms": mine[0]["terms"], "label": mine[0]["label"], "receipt": text}
+        self.store.put(run, _RECEIPTED, canonical(receipted).encode())
         later = [each for each in sums if int(str(each["number"])) > receipt.number]
         self.store.put(run, _UNRECEIPTED, canonical(later).encode())
 
@@ -404,6 +440,11 @@ def _mark_of(terms: SumTerms, said: bytes) -> Mark:
     return Mark(terms.hash, digest("marked view", said))
 
 
-def _known(entry: Entry) -> str:
-    """Return the key under which the first identity of a name is kept."""
-    return f"identity of {entry.name}"
+def last_run(store: NodeStore) -> Evidence | None:
+    """Return what a node kept of the last run that ended; None if none did.
+
+    Raises:
+        ValueError: If it can't be read.
+    """
+    kept = store.get(None, _LAST_RUN)
+    return None if kept is None else Evidence.from_json(kept.decode())

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from .client import COMMITMENT_BYTES, MaskedMessage, commitment, sign_of
 from .directory import Directory
 from .keys import is_signed
-from .masks import SEED_BYTES, add_mask, unpack, word_dtype
+from .masks import SEED_BYTES, add_masks, unpack, word_dtype
 from .member import Opened, lost_neighbours
 from .receipts import MerkleTree, Receipt, view_text
 from .refused import Refused
@@ -83,7 +83,9 @@ class OpenSum:
         self._heads: dict[int, _Head] = {}
         self._points: dict[int, dict[int, bytes]] = {}  # shares of a replier's seeds, by x
         self._seeds: dict[int, tuple[bytes, ...]] = {}
+        self._needed: dict[int, list[tuple[int, int | None]]] = {}
         self._asked, self._answered, self._fresh = False, set[int](), False
+        self._view = b""
         self._good: tuple[int, ...] = ()  # x of members whose shares fitted last
 
     # Replies.
@@ -135,9 +137,12 @@ class OpenSum:
 
     @property
     def view(self) -> bytes:
-        """The text that members sign: who replied with what."""
-        root = MerkleTree(list(self.labels.values())).root
-        return view_text(self.terms.hash, root, self.online)
+        """The text that members sign: who replied with what. From here on no message is folded."""
+        self._asked = True
+        if not self._view:
+            root = MerkleTree(list(self.labels.values())).root
+            self._view = view_text(self.terms.hash, root, self.online)
+        return self._view
 
     def question(self, member: int) -> Question:
         """Return what to ask a member, by its place. From here on no message is folded.
@@ -169,7 +174,7 @@ class OpenSum:
         if member not in self.terms.committee or member in self._answered:
             return
         self._answered.add(member)
-        self._fresh = True
+        self._asked = self._fresh = True
         self.sign(member, opened.signature)
         x = self.terms.committee.index(member) + 1
         for place in self.online:
@@ -195,8 +200,12 @@ class OpenSum:
 
     def _wanted(self, place: int) -> list[tuple[int, int | None]]:
         """Return index and neighbour of the seeds to open; the self seed has no neighbour."""
-        lost = lost_neighbours(self.terms, place, frozenset(self._heads))
-        return [(0, None), *lost]
+        if not self._needed:  # fixed from the first question on
+            alive = frozenset(self._heads)
+            self._needed = {
+                each: [(0, None), *lost_neighbours(self.terms, each, alive)] for each in alive
+            }
+        return self._needed[place]
 
     def _open_seeds(self, place: int) -> bool:
         """Put a replier's seeds together from shares that fit its commitments, if there are."""
@@ -257,9 +266,12 @@ class OpenSum:
                 f"{len(self._heads) - len(self._seeds)} clients can't be opened"
             )
         total = self._total.copy()
-        for place, seeds in self._seeds.items():
-            for (_, other), seed in zip(self._wanted(place), seeds, strict=True):
-                add_mask(total, seed, sign=-1 if other is None else -sign_of(place, other))
+        masks = [
+            (seed, -1 if other is None else -sign_of(place, other))
+            for place, seeds in self._seeds.items()
+            for (_, other), seed in zip(self._wanted(place), seeds, strict=True)
+        ]
+        add_masks(total, masks)
         return _centred(total, self.terms.bits)
 
     def receipt_for(self, place: int) -> Receipt:
@@ -283,7 +295,7 @@ class OpenSum:
             online=self.online,
             root=tree.root,
             path=tree.path(self.online.index(place)),
-            signatures=dict(self.view_signatures),
+            signatures=dict(list(self.view_signatures.items())[: self.terms.threshold]),
         )
 
 

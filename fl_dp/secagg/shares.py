@@ -10,6 +10,9 @@ import secrets
 from collections.abc import Collection, Mapping
 from functools import lru_cache
 
+import numpy as np
+from numpy.typing import NDArray
+
 MOST_SHARES = 255  # the field's elements but 0, where the secret lies
 _FIELD = 0x11B
 
@@ -63,20 +66,15 @@ def split(secret: bytes, threshold: int, count: int) -> list[bytes]:
             f"sharing wants 1 <= threshold <= count <= {MOST_SHARES}, got threshold {threshold}, "
             f"count {count}"
         )
-    size = len(secret)
-    drawn = secrets.token_bytes(size * (threshold - 1))
-    # Coefficients, highest first, as integers: XOR adds a whole row at once.
-    rows = [
-        int.from_bytes(drawn[at : at + size], "little") for at in range(0, len(drawn), size or 1)
-    ]
-    rows.append(int.from_bytes(secret, "little"))
+    drawn = secrets.token_bytes(len(secret) * (threshold - 1))
+    # Coefficients of the polynomials, one row a power; that of x^0 is the secret.
+    rows = np.frombuffer(secret + drawn, np.uint8).reshape(threshold, len(secret))
     shares = []
     for x in range(1, count + 1):
-        share = 0
-        for row in rows:  # Horner's rule
-            share = int.from_bytes(share.to_bytes(size, "little").translate(_TIMES[x]), "little")
-            share ^= row
-        shares.append(share.to_bytes(size, "little"))
+        share = rows[-1].tobytes()
+        for row in rows[-2::-1]:  # Horner's rule
+            share = (np.frombuffer(share.translate(_TIMES[x]), np.uint8) ^ row).tobytes()
+        shares.append(share)
     return shares
 
 
@@ -99,10 +97,13 @@ def combine(points: Mapping[int, bytes]) -> bytes:
 def interpolate(points: Mapping[int, bytes], at: int) -> bytes:
     """Return the value at `at` of the polynomial through some points, `at` being none of them."""
     weights = _weights(tuple(points), at)
-    total = 0
-    for weight, share in zip(weights, points.values(), strict=True):
-        total ^= int.from_bytes(share.translate(_TIMES[weight]), "little")
-    return total.to_bytes(len(share), "little")
+    terms = (
+        share.translate(_TIMES[weight])
+        for weight, share in zip(weights, points.values(), strict=True)
+    )
+    joined = np.frombuffer(b"".join(terms), np.uint8).reshape(len(points), -1)
+    total: NDArray[np.uint8] = np.bitwise_xor.reduce(joined)
+    return total.tobytes()
 
 
 @lru_cache(maxsize=1024)

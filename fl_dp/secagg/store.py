@@ -138,11 +138,12 @@ class MemoryStore:
 class SQLiteStore:
     """A store in one file that only its owner reads; several processes may use it at once."""
 
-    def __init__(self, file: Path) -> None:
+    def __init__(self, file: Path, *, durable: bool = True) -> None:
         """Open, or create (mode 0600).
 
         Args:
             file: In a folder that exists.
+            durable: Whether a mark outlives a power cut; not needed where nobody is protected.
 
         Raises:
             OSError: If it can't be made.
@@ -156,7 +157,7 @@ class SQLiteStore:
             )
             # EXTRA syncs the folder too. With FULL a power cut may bring the rollback journal back
             # from the dead, and with it a state before the mark.
-            self._database.execute("PRAGMA synchronous = EXTRA")
+            self._database.execute(f"PRAGMA synchronous = {'EXTRA' if durable else 'OFF'}")
             self._database.execute("PRAGMA secure_delete = ON")  # run keys are gone when deleted
             known = self._number("PRAGMA application_id")
             if known not in (0, _APPLICATION) or (known == 0 and self._number(_COUNT_TABLES)):

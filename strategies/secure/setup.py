@@ -16,6 +16,7 @@ from fl_dp.protocol.secure_sum import (
     KEY_ACTION,
     text_of,
     text_to_content,
+    with_receipt,
 )
 from fl_dp.secagg import Directory, Entry, OpenSum, Roster, SecureSumFailed
 
@@ -132,9 +133,10 @@ class SecureSums:
         self._left_out |= failed.blamed_clients
 
     def receipt_for(self, node: int) -> str | None:
-        """Return the proof that a node's last message was in the sum, None if there is none."""
+        """Return the proof that a node's last message was in the sum, once; None without one."""
         place = self._place_of.get(node)
-        return None if place is None else self._receipts.get(place)
+        # Once: a node that has checked it is due no other for the same sum.
+        return None if place is None else self._receipts.pop(place, None)
 
     @property
     def known(self) -> Directory:
@@ -185,9 +187,18 @@ class SecureSums:
         self, action: str, nodes: Sequence[int], text: str, ask: Ask, timeout: float
     ) -> Iterable[tuple[int, RecordDict]]:
         """Send one text to nodes and yield each first answer that is no error."""
-        content = text_to_content(text)
-        kind = f"{MessageType.QUERY}.{action}"
-        messages = [Message(content, dst_node_id=node, message_type=kind) for node in nodes]
+        content, kind = text_to_content(text), f"{MessageType.QUERY}.{action}"
+        receipts = {node: self.receipt_for(node) for node in nodes if action == DONE_ACTION}
+        messages = [
+            Message(
+                content
+                if (receipt := receipts.get(node)) is None
+                else with_receipt(content, receipt),
+                dst_node_id=node,
+                message_type=kind,
+            )
+            for node in nodes
+        ]
         left = set(nodes)
         for reply in ask(messages, timeout):
             node = reply.metadata.src_node_id

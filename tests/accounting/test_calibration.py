@@ -27,7 +27,6 @@ from fl_dp.accounting import (
     bounds,
     calibrate_noise,
     calibrate_noise_multiplier,
-    calibrate_sampling_rate,
     calibration,
     epsilon,
     gaussian_epsilon,
@@ -167,8 +166,6 @@ def test_any_releases_that_calm_with_noise_can_be_calibrated() -> None:
 def test_a_target_that_is_no_budget_is_refused(target: float) -> None:
     with pytest.raises(ValueError, match="epsilon must be positive"):
         calibrate_noise_multiplier(target, 1e-5, sampling_rate=0.1, rounds=10)
-    with pytest.raises(ValueError, match="epsilon must be positive"):
-        calibrate_sampling_rate(target, 1e-5, noise_multiplier=1.0, rounds=10)
     with pytest.raises(ValueError, match="epsilon must be positive"):
         affordable_rounds({}, sampled(1.0, 0.1), target, 1e-5, at_most=10)
 
@@ -352,20 +349,7 @@ def test_the_cache_can_be_switched_off_and_its_disk_be_full(
     assert calibrated() == first
 
 
-# Rates and rounds ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("target", "multiplier", "rounds"), [(0.5, 4.0, 50)])
-def test_the_largest_rate_is_safe_and_close(target: float, multiplier: float, rounds: int) -> None:
-    rate = calibrate_sampling_rate(target, 1e-5, noise_multiplier=multiplier, rounds=rounds)
-    assert tight_epsilon({sampled(multiplier, rate): rounds}, 1e-5) <= target
-    assert tight_epsilon({sampled(multiplier, rate * 1.001): rounds}, 1e-5) > target
-
-
-def test_enough_noise_takes_everybody_and_too_little_nobody() -> None:
-    assert calibrate_sampling_rate(8.0, 1e-5, noise_multiplier=10.0, rounds=10) == 1.0
-    with pytest.raises(ValueError, match=r"no sampling rate reaches epsilon 0\.1 .*use more noise"):
-        calibrate_sampling_rate(0.1, 1e-5, noise_multiplier=0.2, rounds=10**6)
+# Rounds --------------------------------------------------------------------------------------
 
 
 def test_affordable_rounds_is_exact_and_continues_a_history() -> None:

@@ -45,7 +45,8 @@ def test_scales_without_sampling(
     name: str, spend: str | None, scale: float, _renyi: float, _sampled: float
 ) -> None:
     schedule = NoiseSchedule(name=name, spend=spend, levels=None)
-    exact = gaussian_noise_multiplier(TARGET, DELTA) * math.sqrt(schedule.sum_of_squares(ROUNDS))
+    # Gaussian composition (Dong, Roth and Su 2022, corollary 3.3): the squares add up.
+    exact = gaussian_noise_multiplier(TARGET, DELTA) * math.hypot(*schedule.weights_of(ROUNDS))
     assert exact == pytest.approx(scale, rel=1e-6)
     ours = calibrate_noise_multiplier(
         TARGET, DELTA, sampling_rate=1.0, rounds=ROUNDS, schedule=schedule

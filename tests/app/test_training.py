@@ -230,7 +230,7 @@ def test_what_was_released_without_its_ledger_can_not_go_on(tmp_path: Path) -> N
     with pytest.raises(ValueError, match="a checkpoint and no ledger"):
         train(grid_for(settings), resumed, run_id="2")
     older.rename(folder.ledger)
-    with pytest.raises(LedgerCorrupted, match=r"4 records and .* knows of 8"):
+    with pytest.raises(LedgerCorrupted, match=r"4 entries and .* knows of 8"):
         train(grid_for(settings), resumed, run_id="3")
 
 

@@ -19,7 +19,7 @@ from fl_dp.datasets import Dataset, idx_files, load_dataset, sources
 from fl_dp.datasets.fashion_mnist import load_fashion_mnist
 from fl_dp.datasets.mnist import load_mnist
 
-TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = NAMES = idx_files.FILES
+TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = NAMES = sources.IDX_FILES
 ARRAYS = {
     TRAIN_X: (np.arange(6 * 28 * 28) % 251).astype(np.uint8).reshape(6, 28, 28),
     TRAIN_Y: np.array([9, 0, 3, 3, 1, 2], np.uint8),

@@ -305,7 +305,7 @@ def test_masked_words_are_not_compressed() -> None:
 @pytest.mark.parametrize(
     ("options", "instead"),
     [
-        ({"bits": 8}, r"write bits=10 in secure_sum=SecureSum"),
+        ({"bits": 8}, r"write SecureSum\(bits=10\)"),
         ({"bits": 33}, r"bits must lie in \[4, 32\]"),
         ({"degree": 7}, "degree must be even"),
         ({"least": 1}, r"least must lie in \[2"),

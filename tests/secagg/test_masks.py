@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from laws import ALARM, counts_p
 
 from fl_dp.secagg.frames import prf
-from fl_dp.secagg.masks import add_mask, pack, packed_bytes, unpack, word_dtype
+from fl_dp.secagg.masks import add_mask, add_masks, pack, packed_bytes, unpack, word_dtype
 
 _SEED = hashlib.sha256(b"a seed").digest()
 
@@ -30,6 +30,21 @@ def test_a_mask_is_aes_256_in_counter_mode(bits: int) -> None:
     stream = Cipher(algorithms.AES(prf(_SEED, "mask")), modes.CTR(bytes(16))).encryptor()
     expected = np.frombuffer(stream.update(bytes(size * bits // 8)), f"<u{bits // 8}")
     assert (mask_of(_SEED, bits, size) == expected).all()
+
+
+@pytest.mark.parametrize("size", [0, 5, 100_003])
+@pytest.mark.parametrize("workers", [1, 3])
+def test_many_masks_at_once_are_the_masks_one_by_one(
+    size: int, workers: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_dp.secagg.masks._WORTH_THREADS", 0)
+    monkeypatch.setattr("os.cpu_count", lambda: workers)
+    masks = [(prf(_SEED, "many", i), 1 if i % 3 else -1) for i in range(5)]
+    expected, total = np.ones(size, "<u2"), np.ones(size, "<u2")
+    for seed, sign in masks:
+        add_mask(expected, seed, sign=sign)
+    add_masks(total, masks)
+    assert (total == expected).all()
 
 
 @given(st.integers(1, 32), st.integers(0, 50), st.integers(0, 2**32 - 1))

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from laws import ALARM, counts_p
 
-from fl_dp.secagg import shares
 from fl_dp.secagg.shares import combine, interpolate, inverse, split, times
 
 _ELEMENTS = st.integers(0, 255)
@@ -64,7 +63,7 @@ def test_one_share_of_two_takes_every_value_once_over_all_coefficients(
         seen = set()
         for coefficient in range(256):
             drawn = bytes([coefficient])
-            monkeypatch.setattr(shares.secrets, "token_bytes", lambda _, drawn=drawn: drawn)
+            monkeypatch.setattr("fl_dp.secagg.shares.secrets.token_bytes", lambda _, b=drawn: b)
             seen.add(split(secret, 2, 3)[2])
         assert len(seen) == 256
 

@@ -27,10 +27,10 @@ def wrapped(total: np.ndarray, bits: int) -> np.ndarray:
     return (total + half) % (2 * half) - half
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_a_release_is_the_plain_sum_of_the_repliers(data: st.DataObject) -> None:
-    n = data.draw(st.sampled_from([2, 3, 5, 8, 13, 21, 40]), "n")
+    n = data.draw(st.sampled_from([2, 3, 5, 8, 13, 24, 40]), "n")
     bits = data.draw(st.integers(1, 32), "bits")
     size = data.draw(st.sampled_from([0, 1, 2, 7, 8, 9, 33]), "size")
     cross_check = data.draw(st.booleans(), "cross-check")

@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fl_dp.mechanisms import GaussianMechanism, clip_per_layer, joint_clipping_norm, l2_norm
+from fl_dp.mechanisms import GaussianMechanism, clip_by_norm, joint_clipping_norm, l2_norm
 from fl_dp.updates import ClippedSum, PlainSum, RefusedUpdate, VectorLayout, clipped_sum
 from fl_dp.updates.arrays import narrowed
 
@@ -103,7 +103,7 @@ def test_flat_clipping_is_what_the_mechanism_encodes(
         max_size=4,
     )
 )
-def test_clipping_by_layer_is_what_clip_per_layer_does(
+def test_clipping_by_layer_is_clipping_each_alone(
     layers: list[tuple[np.ndarray, float]],
 ) -> None:
     arrays = record(**{str(i): layer for i, (layer, _) in enumerate(layers)})
@@ -117,7 +117,7 @@ def test_clipping_by_layer_is_what_clip_per_layer_does(
         assert not total.total.any()
         assert not math.isfinite(l2_norm(update))
         return
-    clipped = clip_per_layer(parts, bounds)
+    clipped = [clip_by_norm(part, bound) for part, bound in zip(parts, bounds, strict=True)]
     expected = np.concatenate([np.trunc(layer / total.grid) for layer in clipped])
     assert np.abs(total.total - expected).max(initial=0) <= 1
     for spec, bound in zip(total.layout.released, bounds, strict=True):

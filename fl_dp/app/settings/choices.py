@@ -10,7 +10,7 @@ CHOICES = {
     "task.name": DATASETS,
     "task.partition": (*PARTITIONS, "nodes"),
     "model.name": MODELS,
-    "privacy.mode": ("central", "local", "none"),
+    "privacy.mode": ("central", "distributed", "local", "none"),
     "privacy.scheme": ("gaussian", "laplace", "exponential"),
     "privacy.unit": ("client", "record"),
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),

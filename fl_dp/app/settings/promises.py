@@ -16,7 +16,8 @@ class PrivacySettings:
     """Promise to each client: where the noise is added, and how much may leak.
 
     Attributes:
-        mode: `central`: the server clips, sums and adds the noise. `local`: each client clips and
+        mode: `central`: the server clips, sums and adds the noise. `distributed`: each node adds a
+            share of it, and the server sees nothing but sums. `local`: each client clips and
             adds noise itself, and sends nothing else. `none`: nothing is promised to clients; with
             `dp_sgd=on` their records are protected alone, without it nothing is private.
         scheme: The clients' noise in `local` mode: `gaussian`, `laplace` or `exponential`.

@@ -14,6 +14,7 @@ from .optimizers import ClientSettings, ServerOptimizerSettings
 from .promises import DPSGDSettings, PrivacySettings
 from .released import ClippingSettings, CompressionSettings, MetricsSettings, WeightSettings
 from .rounds import ScheduleSettings, SelectionSettings
+from .secure_sum import SecureSumSettings
 from .simulation import SimulationSettings
 
 
@@ -47,6 +48,7 @@ class Settings:
     task: TaskSettings = field(default_factory=TaskSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
+    secure_sum: SecureSumSettings = field(default_factory=SecureSumSettings)
     dp_sgd: DPSGDSettings = field(default_factory=DPSGDSettings)
     clipping: ClippingSettings = field(default_factory=ClippingSettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
@@ -70,6 +72,12 @@ class Settings:
             raise IncompatibleOptions(
                 f"a node that sums its units clips them, which privacy.mode={self.privacy.mode} "
                 "does not: write simulation.units_per_node=1 and selection.coins=server"
+            )
+        if self.secure_sum.given and self.privacy.mode != "distributed":
+            # Closed by default: a protection that is off would look like one.
+            raise IncompatibleOptions(
+                f"{', '.join(self.secure_sum.given)} is for secure sums, which privacy.mode="
+                f"{self.privacy.mode} does not make: write privacy=distributed too, or leave it out"
             )
         if self.task.partition == "nodes" and self.simulation.units_at_node > 1:
             raise IncompatibleOptions(

@@ -1,0 +1,133 @@
+"""Evidence that a node keeps of a run after its keys are gone, for its owner to check."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from .directory import Directory
+from .keys import KEY_BYTES, is_signed
+from .receipts import Receipt
+from .roster import Roster
+from .terms import SumTerms
+from .texts import canonical, hex_bytes, object_of, require_integers
+
+_MOST = 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """A node's own view of one run. Nothing in it is secret, and nothing is made of data.
+
+    Attributes:
+        run: The run.
+        identity: The node's, in hex.
+        directory: As it was accepted, as JSON text.
+        last: Number of the last sum that the node took part in; 0: it took part in none.
+        receipted: The last sum with a receipt: its `terms`, the `label` of the node's message in
+            hex, and the `receipt`; empty if there is none.
+        missing: Numbers of later sums without one, as far as they are known.
+    """
+
+    run: int
+    identity: str
+    directory: str
+    last: int
+    receipted: Mapping[str, str]
+    missing: tuple[int, ...]
+
+    def to_json(self) -> str:
+        """Return it as JSON text."""
+        return canonical(asdict(self) | {"missing": list(self.missing)})
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read what `to_json` wrote.
+
+        Raises:
+            ValueError: If it is anything else.
+        """
+        given = object_of(text, list(cls.__dataclass_fields__), "evidence of a run")
+        require_integers(0, _MOST, run=given["run"], last=given["last"])
+        return cls(**given | {"missing": tuple(given["missing"])})
+
+    def findings(self, roster: Roster | None = None) -> tuple[str, ...]:
+        """Check everything anew, and return what does not hold; nothing if all does.
+
+        Args:
+            roster: The nodes that the owner knows of.
+        """
+        try:
+            directory = Directory.from_json(self.directory)
+            directory.check()
+        except ValueError as error:
+            return (f"the directory does not hold: {error}",)
+        identity = hex_bytes(self.identity, KEY_BYTES, "identity")
+        found = [*_strangers(directory, roster)]
+        if identity not in directory.places:
+            found.append("this node is not in the directory")
+        elif self.receipted:
+            found += self._receipt_findings(directory, directory.places[identity])
+        if self.missing:
+            numbers = ", ".join(map(str, self.missing))
+            found.append(f"no receipt came for sum {numbers}: what became of it can't be checked")
+        return tuple(found)
+
+    def _receipt_findings(self, directory: Directory, place: int) -> list[str]:
+        try:
+            terms = SumTerms.from_json(self.receipted["terms"])
+            receipt = Receipt.from_json(self.receipted["receipt"])
+            label = hex_bytes(self.receipted["label"], None, "label")
+        except (KeyError, ValueError) as error:
+            return [f"the last receipt can't be read: {error}"]
+        found = []
+        if terms.directory != directory.hash.hex():
+            found.append("the terms of the last sum are of another directory")
+        if receipt.terms_hash != terms.hash or not receipt.includes(place, label):
+            found.append("the last receipt is not of this node's message")
+        if len(receipt.online) < terms.least:
+            found.append(f"the last sum was opened over {len(receipt.online)} nodes, too few")
+        good = sum(
+            place in terms.committee
+            and is_signed(directory.entries[place].identity, signature, receipt.view)
+            for place, signature in receipt.signatures.items()
+        )
+        if good < terms.threshold:
+            found.append(f"{good} members signed the last receipt, {terms.threshold} are needed")
+        return found
+
+
+def _strangers(directory: Directory, roster: Roster | None) -> list[str]:
+    if roster is None:
+        return []
+    found = [] if directory.roster_hash == roster.hash else ["the directory is not of this roster"]
+    return found + [
+        f"'{entry.name}' is not in the roster with that key"
+        for entry in directory.entries
+        if not roster.allows(entry.name, entry.identity)
+    ]
+
+
+def summary_of(evidence: Evidence) -> dict[str, Any]:
+    """Return what an owner wants to see of a run at a glance."""
+    directory = Directory.from_json(evidence.directory)
+    document: dict[str, Any] = {
+        "run": evidence.run,
+        "nodes": len(directory.current),
+        "directory": directory.hash.hex(),
+        "roster": directory.roster_hash or None,
+        "last_sum": evidence.last,
+        "receipted_sum": None,
+    }
+    if evidence.receipted:
+        terms = SumTerms.from_json(evidence.receipted["terms"])
+        receipt = Receipt.from_json(evidence.receipted["receipt"])
+        document |= {
+            "receipted_sum": terms.number,
+            "repliers": len(receipt.online),
+            "least": terms.least,
+            "colluding": terms.colluding,
+            "guaranteed": terms.noise.guaranteed,
+        }
+    return document
