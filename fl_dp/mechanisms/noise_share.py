@@ -20,6 +20,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from .bundle import GaussianBundle
 from .checks import require_positive
 from .discrete_gaussian import DiscreteGaussian
 from .randomness import SecureRandom
@@ -147,6 +148,30 @@ class NoiseShare:
             raise ValueError(f"the sum has {self.size} coordinates, got shape {total.shape}")
         parts = zip(self.segments, self._parts(total.astype(np.float64)), strict=True)
         return [part / segment.scale for segment, part in parts]
+
+    def require_covers(self, bundle: GaussianBundle, size: int) -> None:
+        """Refuse segments that claim less than one unit can move under a bundle.
+
+        A node that is told both checks this before it takes the sensitivity for its charge.
+
+        Args:
+            bundle: How the node clips its units.
+            size: Coordinates of the updates.
+
+        Raises:
+            ValueError: If sums, sizes or norms are not the bundle's.
+        """
+        mechanisms = (bundle.updates, *bundle.scalar_mechanisms)
+        expected = [("updates", size), *((name, 1) for name in bundle.scalar_names)]
+        found = [(segment.name, segment.size) for segment in self.segments]
+        if found != expected:
+            raise ValueError(f"the sum has segments {found}, and what is summed is {expected}")
+        for segment, mechanism in zip(self.segments, mechanisms, strict=True):
+            if segment.clipping_norm < mechanism.clipping_norm:
+                raise ValueError(
+                    f"segment '{segment.name}' claims clipping norm {segment.clipping_norm:.6g}, "
+                    f"and units are clipped at {mechanism.clipping_norm:.6g}"
+                )
 
     def largest_sum(self, nodes: int) -> float:
         """Return the largest entry, in steps, that a sum of so many nodes can have.

@@ -144,7 +144,7 @@ def _shared_noise(
     options: Mapping[str, Any],
 ) -> Noise:
     if client_scheme is not None:
-        raise IncompatibleOptions(
+        raise ValueError(
             "client_scheme and secure_sum are two answers to who adds the noise: leave one out"
         )
     others = dict(given)

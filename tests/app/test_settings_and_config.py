@@ -416,7 +416,7 @@ def test_dp_sgd_is_a_layer_that_goes_with_every_mode(
         ("dp_sgd.enabled=true", "write dp_sgd=on, which brings a budget"),
         ("dp_sgd=on dp_sgd.epsilon=null", "dp_sgd.epsilon and dp_sgd.noise_multiplier are both"),
         ("privacy=dp_sgd dp_sgd=off", "exclude each other"),
-        ("privacy.mode=dp_sgd", "must be one of central, local, none"),
+        ("privacy.mode=dp_sgd", "must be one of central, distributed, local, none"),
     ],
 )
 def test_a_budget_that_nobody_would_keep_to_is_refused_in_one_line(

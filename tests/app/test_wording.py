@@ -30,6 +30,14 @@ def test_a_roster_that_is_too_large_names_keys_on_the_command_line() -> None:
     ("said", "in_words_of_keys"),
     [
         ("write sampling_rate=1 or sampling=VisibleSampling(cohort=...), got", "selection=public,"),
+        ("write SecureSum(bits=12)", "write secure_sum.bits=12"),
+        ("secure_sum=SecureSum(roster=True)", "secure_sum.roster=true"),
+        (
+            "raise least (40) or threshold (9)",
+            "raise secure_sum.least (40) or secure_sum.threshold (9)",
+        ),
+        ("or write cross_check=True", "write secure_sum.cross_check=true"),
+        ("with secure_sum leave it out", "with privacy.mode=distributed leave it out"),
         ("go on from its checkpoint with resume(checkpoint)", "`fl-dp run resume=FOLDER`"),
     ],
 )
@@ -45,7 +53,7 @@ def test_a_refused_selection_is_called_what_was_written(selection: str) -> None:
 
 
 def test_what_is_a_key_already_is_left_alone() -> None:
-    for text in ("task.num_clients=4", "num_clients_2"):
+    for text in ("task.num_clients=4", "num_clients_2", "secure_sum.least=9"):
         assert in_keys(text) == text
 
 

@@ -6,13 +6,14 @@ False alarms: below 1e-6 a test.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from laws import ALARM
 from scipy import stats
 
-from fl_dp.mechanisms import NoiseShare, SecureRandom, Segment
+from fl_dp.mechanisms import GaussianBundle, NoiseShare, SecureRandom, Segment
 
 NODES = 10
 
@@ -116,10 +117,32 @@ def test_a_sum_wraps_around_only_by_noise_beyond_eight_deviations() -> None:
     assert share.fits(NODES, 17) and not share.fits(NODES + 1, 16)
 
 
+def test_segments_that_claim_less_than_a_unit_moves_are_refused() -> None:
+    bundle = GaussianBundle(
+        noise_multiplier=1.0, clipping_norms=(1.0,), unclipped_bit=True, scalar_noise_std=9.0
+    )
+    updates = Segment("updates", size=5, scale=9.0, cap=9.0, clipping_norm=1.0)
+    bit = Segment("unclipped", size=1, scale=9.0, cap=9.0, clipping_norm=0.5)
+
+    def covers(*segments: Segment) -> None:
+        NoiseShare(segments=segments, noise_scale=9.0).require_covers(bundle, 5)
+
+    covers(updates, bit)
+    for wrong, said in (
+        ((replace(updates, clipping_norm=0.99), bit), "units are clipped at 1"),
+        ((updates, replace(bit, clipping_norm=0.49)), "segment 'unclipped' claims"),
+        ((updates,), "what is summed is"),
+        ((replace(updates, size=6), bit), "what is summed is"),
+        ((bit, updates), "what is summed is"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            covers(*wrong)
+
+
 @pytest.mark.parametrize("noise_scale", [0.0, 1.99, math.nan, math.inf])
 def test_noise_of_less_than_two_steps_is_refused(noise_scale: float) -> None:
     with pytest.raises(ValueError, match="noise_scale must be at least 2"):
-        share_of(noise_scale=30.0).__class__(segments=share_of().segments, noise_scale=noise_scale)
+        NoiseShare(segments=share_of().segments, noise_scale=noise_scale)
 
 
 @pytest.mark.parametrize("field", ["scale", "cap", "clipping_norm"])

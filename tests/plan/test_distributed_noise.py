@@ -276,7 +276,6 @@ def test_a_schedule_moves_the_grid_with_the_noise() -> None:
         ({"capped_denominator": True, "total_weight": 50.0}, "use the fixed denominator"),
         ({"total_weight": 50.0}, "leave total_weight out"),
         ({"plateau": PlateauSchedule()}, "leave secure_sum out"),
-        ({"client_scheme": "gaussian"}, "leave one out"),
         (
             {"sampling": VisibleSampling(cohort=50), "units_per_node": 2},
             "or have one unit a node",
@@ -333,6 +332,27 @@ def test_two_nodes_hide_nothing_from_each_other() -> None:
 def test_a_model_larger_than_was_accounted_is_refused() -> None:
     with pytest.raises(ValueError, match=r"write SecureSum\(max_parameters=1000001\)"):
         planned().shared_bundle(1.5, size=10**6 + 1)
+
+
+def test_noise_is_in_one_place() -> None:
+    with pytest.raises(ValueError, match="leave one out"):
+        planned(client_scheme="gaussian")
+
+
+def test_bits_are_checked_for_the_noise_that_was_found() -> None:
+    # 11 bits are too few for 100 nodes at the multiplier 1 that a search begins with.
+    options = SecureSum(bits=11, element_cap=1.0, max_parameters=10**6)
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=1.0, delta=1e-5),
+        rounds=10,
+        num_clients=100,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        secure_sum=options,
+    )
+    assert plan.noise_multiplier > 4.0
+    assert noise_of(plan).secure_sum == options
+    assert plan.shared_bundle(plan.noise_multiplier, size=5).bits == 11
 
 
 def test_other_noise_has_no_shares() -> None:
