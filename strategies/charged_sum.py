@@ -6,7 +6,6 @@ reserve -> ask every node -> [masked reply -> fold]* -> the committee opens -> c
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict
 
@@ -87,14 +86,8 @@ def charged_sum(
     [total] = opened_sum(one, asked, nodes, ask, timeout=timeout)
     ledger.commit(reservation)
     assert isinstance(choice.query, SumQuery)  # as its mechanism was checked to fit
-    # Of everybody's shares, whoever replied: how many did is no part of the answer.
-    [segment] = shared.segments
-    noise_std = shared.noise_scale * math.sqrt(noise.nodes) / segment.scale
-    estimates = choice.query.estimates(total, noise_std)
-    text = (
-        f"{choice.explanation}; it comes in shares from {noise.nodes} nodes, and all of them "
-        f"together have {noise_std:.4g}, as {noise.honest_shares} have to be enough"
-    )
+    estimates = choice.query.estimates(total, noise.noise_std(shared))
+    text = f"{choice.explanation}; {noise.in_shares(shared)}"
     notes = dict.fromkeys(each.note for each in estimates.values() if each.note)
     return Answer(estimates=estimates, events=choice.events, explanation="; ".join([text, *notes]))
 

@@ -205,7 +205,7 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
 
 
 def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
-    """Return a unit's `labels`, shape `(n,)`, or its `records`, one row of features each.
+    """Return a unit's `labels`, shape `(n,)`, its `records`, rows, or `records.3`, one column.
 
     Raises:
         ValueError: If the values have another name, or the unit has no data.
@@ -218,9 +218,11 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
     dataset, rows = data
     if name == "labels":
         return dataset.labels(rows)
-    if name == "records":
-        return dataset.features(rows).reshape(len(rows), -1)
-    raise ValueError(f"there are no values '{name}': ask for labels or records")
+    asked, _, feature = name.partition(".")
+    if asked == "records":
+        records = dataset.features(rows).reshape(len(rows), -1)
+        return records[:, int(feature)] if feature else records
+    raise ValueError(f"there are no values '{name}': ask for labels, records or records.3")
 
 
 def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) -> Records:

@@ -268,6 +268,21 @@ class DistributedNoise(Noise):
         words = replace(self._words, bits=MOST_BITS, element_cap=float(self.units_per_node))
         return words.fit(bundle, size)
 
+    def noise_std(self, shared: SharedBundle) -> float:
+        """Return the standard deviation of all nodes' noise on a statistic, in its own units.
+
+        Of everybody's shares, whoever replied: how many did is no part of an answer.
+        """
+        (segment,) = shared.segments
+        return shared.noise_scale * sqrt(self.nodes) / segment.scale
+
+    def in_shares(self, shared: SharedBundle) -> str:
+        """Return how exact a statistic is, in words."""
+        return (
+            f"it comes in shares, of which {self.honest_shares} have to be enough: those of all "
+            f"{self.nodes} nodes together have {self.noise_std(shared):.4g}"
+        )
+
     @property
     def _words(self) -> WordSize:
         return WordSize(
