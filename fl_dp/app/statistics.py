@@ -237,22 +237,23 @@ def rows_of(
     for part, estimate in answer.estimates.items():
         values, errors = np.atleast_1d(estimate.value), np.atleast_1d(estimate.error)
         for place, (value, error) in enumerate(zip(values, errors, strict=True)):
-            what = part if estimate.value.ndim == 0 else f"{part} {name(place)}"
-            rows.append((what, float(value), float(error)))
+            rows.append((name(part, place), float(value), float(error)))
     return rows
 
 
-def _names(query: Query) -> Callable[[int], str]:
-    """Return how to name the numbers of an answer."""
+def _names(query: Query) -> Callable[[str, int], str]:
+    """Return how to name the numbers of an answer, by their part of it and their place there."""
     match query:
         case Frequencies():
-            return lambda place: str(query.categories[place])
+            return lambda _, place: str(query.categories[place])
         case Histogram():
-            return lambda place: f"{query.edges[place]:g} to {query.edges[place + 1]:g}"
+            return lambda _, place: f"{query.edges[place]:g} to {query.edges[place + 1]:g}"
         case Quantiles():
-            return lambda place: f"{query.probabilities[place]:g}"
+            return lambda _, place: f"{query.probabilities[place]:g}"
+        case Mean() | Sum() if query.features > 1:
+            return lambda part, place: part if part == "count" else f"{part} of {place}"
         case _:
-            return str
+            return lambda part, _: part
 
 
 def _range(asked: StatisticSettings) -> tuple[float, float]:
