@@ -13,7 +13,6 @@ import numpy as np
 from flwr.serverapp import Grid
 from numpy.typing import NDArray
 
-from fl_dp.accounting import IncompatibleOptions
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import GaussianMechanism
 from fl_dp.plan import DistributedNoise
@@ -62,7 +61,7 @@ def charged_sum(
         timeout: Seconds to wait for replies.
 
     Raises:
-        IncompatibleOptions: If the noise of `choice` is none that nodes can share; nobody was
+        ValueError: If the noise of `choice` is none that nodes can share; nobody was
             asked.
         RehearsalFailed: If too few nodes have keys; nothing was charged.
         SecureSumFailed: If the sum can't be opened; it stays charged.
@@ -144,18 +143,18 @@ def _shared_mechanism(choice: NoiseChoice) -> GaussianMechanism:
     """Return the mechanism whose noise nodes share.
 
     Raises:
-        IncompatibleOptions: If it is another than one Gaussian at the query's own sensitivity.
+        ValueError: If it is another than one Gaussian at the query's own sensitivity.
     """
     query = choice.query
     mechanism = choice.mechanisms[0]
     if not isinstance(mechanism, GaussianMechanism):
         kinds = " and ".join(dict.fromkeys(type(each).__name__ for each in choice.mechanisms))
-        raise IncompatibleOptions(
+        raise ValueError(
             f"nodes of a secure sum share Gaussian noise alone, got {kinds}: write "
             "choose_noise(..., law='gaussian')"
         )
     if mechanism.clipping_norm != query.l2_sensitivity:
-        raise IncompatibleOptions(
+        raise ValueError(
             "nodes of a secure sum clip to the query's own sensitivity: write GaussianMechanism("
             f"clipping_norm={query.l2_sensitivity!r}), got {mechanism.clipping_norm}"
         )

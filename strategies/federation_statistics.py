@@ -19,7 +19,6 @@ from typing import Any
 from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dp.accounting import IncompatibleOptions
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import ClientNoise
@@ -211,13 +210,13 @@ def _answered(
     """Charge and ask, by a secure sum where the plan's noise is in shares."""
     plan, per_node = ledger.plan, question.units_per_node
     if isinstance(plan.noise, ClientNoise):
-        raise IncompatibleOptions(
+        raise ValueError(
             "the plan's noise is at the clients, who trust no server, and a statistic would show "
             "it their vectors: plan with secure_sum=SecureSum() instead of client_scheme"
         )
     sums = secure_sums_of(plan, secure_roster)
     if sums is not None and rng is not None:
-        raise IncompatibleOptions(
+        raise ValueError(
             "the noise of a secure sum is drawn by its nodes, and no rng of the server's reaches "
             "it: leave rng out"
         )
