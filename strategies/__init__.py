@@ -5,6 +5,7 @@ from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 from .checkpoint import Checkpoint
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
+from .exact_totals import exact_evaluation
 from .federation_statistics import ask_federation, evaluate_federation
 from .modes import Ask, Cohort, Mode, Released, RoundFailed
 from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
@@ -49,5 +50,6 @@ __all__ = [
     "ask_federation",
     "check_together",
     "evaluate_federation",
+    "exact_evaluation",
     "wait_for_roster",
 ]
