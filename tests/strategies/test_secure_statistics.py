@@ -38,6 +38,7 @@ from fl_dp.statistics import (
     choose_noise,
 )
 from fl_dp.strategies import (
+    DPFedAvg,
     RosterTooLarge,
     ask_federation,
     evaluate_federation,
@@ -251,6 +252,40 @@ def test_every_node_is_charged_what_the_plan_says(tmp_path: Path) -> None:
             ((event, count),) = ledger.spendings[0].history
         assert count == 1
         assert event.noise_multiplier == pytest.approx(1.5, rel=1e-9)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("first", ["statistic", "training"])
+def test_nodes_have_room_for_a_training_and_its_statistics(tmp_path: Path, first: str) -> None:
+    """A node's ledger asks for more room where noise is of two kinds; none falls silent."""
+    choice, rounds = chosen(Count(), 8.0), 6
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=4.0, delta=1e-4),
+        rounds=rounds,
+        num_clients=NODES,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        secure_sum=SecureSum(max_parameters=1000),
+        contribution_check=False,
+        other_releases=[(event, 1) for event in choice.events],
+    )
+    update = [np.full(3, 0.1)]
+    nodes = SecureNodes(tmp_path, [[update]] * NODES, statistics_fn=lambda *_: [1.0])
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        grid = LocalGrid(nodes, NODES)
+
+        def train() -> None:
+            DPFedAvg(plan=plan, ledger=ledger).start(grid, MODEL, num_rounds=rounds, timeout=5.0)
+
+        def ask() -> None:
+            ask_federation(grid, ledger, "it", choice, values=VALUES, timeout=5.0)
+
+        for step in (ask, train) if first == "statistic" else (train, ask):
+            step()
+    for node in range(NODES):
+        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as kept:
+            (spending,) = kept.spendings
+            assert spending.charges == rounds + 1
+            assert {count for _, count in spending.history} == {1, rounds}
 
 
 def test_a_sum_that_fails_stays_charged(tmp_path: Path) -> None:
