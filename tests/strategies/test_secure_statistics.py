@@ -36,6 +36,7 @@ from fl_dp.statistics import (
     Query,
     Sum,
     choose_noise,
+    query_from_dict,
 )
 from fl_dp.strategies import (
     DPFedAvg,
@@ -99,7 +100,7 @@ def asked(
 ) -> Answer:
     with PrivacyLedger.open(folder / "server.db", plan) as ledger:
         grid = LocalGrid(nodes, len(nodes.updates))
-        given = {"values": VALUES, "timeout": 5.0, "roster_timeout": 0.5} | options
+        given: dict[str, Any] = {"values": VALUES, "timeout": 5.0, "roster_timeout": 0.5} | options
         return ask_federation(grid, ledger, "it", choice, **given)
 
 
@@ -214,19 +215,16 @@ def test_a_hostile_unit_moves_the_sum_by_its_bound_alone(tmp_path: Path) -> None
             return np.array([1e30, -1e30])
 
     nodes = federation(tmp_path, [[[0.0, 0.0]]] * NODES)
-    from fl_dp.clients import queries
-
-    honest = queries.query_from_dict
     served = iter(range(NODES))
 
     def one_lies(document: Any) -> Query:
-        query = honest(document)
+        query = query_from_dict(document)
         if next(served) == 1:
             return Lies(lows=(0.0, 0.0), highs=(1.0, 1.0))
         return query
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(queries, "query_from_dict", one_lies)
+        patched.setattr("fl_dp.clients.queries.query_from_dict", one_lies)
         answer = asked(tmp_path, nodes, choice, plan_of(choice))
     assert np.linalg.norm(answer.value) == pytest.approx(choice.query.l2_sensitivity, abs=0.3)
 
