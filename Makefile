@@ -10,7 +10,7 @@ TORCH_INDEX ?=
 
 # `make quick`: these rooms, less the files that took long; 60 s of a processor are left.
 QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/clients tests/datasets \
-  tests/models tests/training
+  tests/models tests/training tests/secagg
 SLOW := tests/mechanisms/test_exponential.py tests/mechanisms/test_grid_exponential.py \
   tests/mechanisms/test_laplace.py tests/plan/test_plan.py tests/plan/test_record_plan.py \
   tests/statistics/test_contributions.py tests/statistics/test_release.py \
@@ -25,6 +25,7 @@ BENCH_clients := --case dp_sgd --json
 BENCH_compression := --json
 BENCH_noise := --json
 BENCH_rounds := --json
+BENCH_secagg := --json
 BENCH_selection := --json
 BENCH_startup := --json
 BENCH_stock_flower :=
@@ -61,6 +62,7 @@ format: $(STAMP) ## Mend what can be mended
 docs: $(STAMP) ## Write the generated tables, follow every link, run the examples of the pages
 	$(BIN)/python docs/tables.py
 	$(BIN)/python docs/draw_rooms.py
+	$(BIN)/python docs/draw_secure_sum.py
 	$(BIN)/python -m pytest -q tests/docs
 
 bench: $(BENCHES:%=bench-%) ## Time and train against the peers, for hours: results/

@@ -17,8 +17,9 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import partial, reduce
 from importlib.metadata import version
+from operator import or_, xor
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from flwr.app import (
 )
 from flwr.clientapp.mod import LocalDpMod
 from flwr.common.constant import ErrorCode
+from flwr.common.secure_aggregation.crypto.symmetric_encryption import generate_shared_key
+from flwr.common.secure_aggregation.secaggplus_utils import pseudo_rand_gen
 from flwr.serverapp import (
     GaussianPrivacyEvent,
     Grid,
@@ -51,12 +54,17 @@ from flwr.serverapp.strategy import (
     Strategy,
 )
 
-# The one internal of Flower's here: outside of a run, messages have nobody to come from.
+# What its secure aggregation calls for the keys of a pair.
+from flwr.supercore.primitives.asymmetric import generate_key_pairs
+
+# An internal of Flower's: outside of a run, messages have nobody to come from.
 from flwr.supercore.task_identity import TaskIdentity
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonSampling, calibrate_client_scheme, gaussian_epsilon
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, SecureRandom
+from fl_dp.secagg.frames import prf
+from fl_dp.secagg.keys import RunKey
 from fl_dp.strategies import DPFedAvg
 
 Arrays = dict[str, np.ndarray]
@@ -695,6 +703,62 @@ def our_float() -> str:
     return f"{100 * max(shares):.0f} %: all values lie on one public grid"
 
 
+# --- Secure aggregation ---------------------------------------------------------------------------
+
+
+def varying_bits(seeds: Sequence[int]) -> int:
+    """Return how many bits are not the same in all seeds."""
+    zeros = ones = 0
+    for seed in seeds:
+        zeros |= seeds[0] & ~seed
+        ones |= ~seeds[0] & seed
+    return (zeros | ones).bit_count()
+
+
+def folded(secret: bytes) -> int:
+    """Return the seed that Flower's generator makes of a secret: the XOR of its 32-bit words."""
+    words = (secret[at : at + 4] for at in range(0, len(secret), 4))
+    return reduce(xor, (int.from_bytes(word, "little") for word in words))
+
+
+def stock_seeds() -> str:
+    """Return the bits of Flower's pair seeds, and whether a curious server reads an update.
+
+    All keys are made here. Of two clients the server has a masked vector, less the client's own
+    mask, which it learns in every round. It tries seeds until the values look like an update; to
+    be quick, 12 of their bits are given.
+    """
+    pairs = [(generate_key_pairs(), generate_key_pairs()) for _ in range(1000)]
+    secrets = [generate_shared_key(mine, theirs) for (mine, _), (_, theirs) in pairs]
+    seeds = [folded(each) for each in secrets]
+    varying = varying_bits(seeds)
+    every = reduce(or_, (seed ^ seeds[0] for seed in seeds))
+    places = [bit for bit in range(32) if every >> bit & 1]
+    update = np.arange(8) * 500_000  # quantized, below 2^22
+    (mask,) = pseudo_rand_gen(secrets[0], 1 << 32, [(8,)])
+    masked = (update + mask) % (1 << 32)
+    given = seeds[0] & ~sum(1 << bit for bit in places[12:])
+    for guess in range(1 << (len(places) - 12)):
+        seed = given
+        for at, bit in enumerate(places[12:]):
+            seed |= (guess >> at & 1) << bit
+        (tried,) = pseudo_rand_gen(seed.to_bytes(4, "little"), 1 << 32, [(8,)])
+        values = (masked - tried) % (1 << 32)
+        if (values < 1 << 22).all():
+            found = "the update is read" if (values == update).all() else "another is read"
+            return f"{varying} bits vary: {found} after {guess + 1} tries"
+    return f"{varying} bits vary: nothing is read"
+
+
+def our_seeds() -> str:
+    """Return the bits of ours."""
+    seeds = [
+        prf(RunKey.generate().root(RunKey.generate().public, 0, 1), "pair", bytes(32), 0, 1)
+        for _ in range(1000)
+    ]
+    return f"{varying_bits([int.from_bytes(seed) for seed in seeds])} bits vary"
+
+
 STRATEGY = "tests/strategies/test_dp_fedavg.py"
 CASES = (
     Case(
@@ -807,6 +871,13 @@ CASES = (
         ours=our_float,
         test="tests/mechanisms/test_gaussian.py::"
         "test_no_released_value_is_off_the_grid_whatever_it_hides",
+    ),
+    Case(
+        name="Secure aggregation: seeds of the mask of a pair, 1000 pairs; 12 of their bits given, "
+        "the rest searched",
+        stock=stock_seeds,
+        ours=our_seeds,
+        test="tests/secagg/test_masks.py::test_every_bit_of_a_pair_seed_varies",
     ),
 )
 

@@ -95,6 +95,7 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     (f"{_SHARES} {_ALL} schedule=plateau",),
     (f"{_SHARES} {_ALL} privacy.neighboring_relation=add-or-remove-one",),
     (f"{_SHARES} {_ALL} compression.up=quantize",),
+    (f"{_SHARES} {_ALL} roster_may_grow=true",),
     ("secure_sum.bits=20", "privacy=local selection=public secure_sum.roster=/srv/roster.json"),
     ("selection=exponential selection.utility=update_norm simulation.units_per_node=50",),
     (

@@ -157,6 +157,7 @@ class DPFedAvg(RoundLoop):
             weight_cap=weight_cap,
             record_plan=record_plan,
             compression=compression if compression is not None else Compression(),
+            roster_may_grow=roster_may_grow,
         )
         super().__init__(
             strategy,

@@ -16,6 +16,7 @@ def check_together(
     weight_cap: float | None,
     record_plan: RecordPlan | None,
     compression: Compression,
+    roster_may_grow: bool = False,
 ) -> None:
     """Refuse options of a round that its plan, or DP-SGD at the clients, does not allow.
 
@@ -25,6 +26,7 @@ def check_together(
         weight_cap: Records that earn a client the full weight; None: every client weighs 1.
         record_plan: What clients promise to their records; None: nothing.
         compression: How updates and models travel.
+        roster_may_grow: Whether more clients may take part than are declared.
 
     Raises:
         ValueError: With what to write instead.
@@ -44,6 +46,7 @@ def check_together(
     if plan is not None:
         plan.noise.check_reports(selection.utility, weighted=weight_cap is not None)
         plan.noise.check_compression(compression.up)
+        plan.noise.check_roster(may_grow=roster_may_grow)
         metrics = bool(plan.release.metrics)
         if selection.unit == "record" and plan.unit == "client":
             raise ValueError(

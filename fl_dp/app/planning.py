@@ -190,6 +190,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         weight_cap=settings.weights.cap,
         record_plan=None,  # `make_record_plan` has words of its own
         compression=settings.compression.compression,
+        roster_may_grow=settings.roster_may_grow,
     )
     if privacy.noise_multiplier is None:
         return PrivacyPlan.calibrate(budget, **arguments)

@@ -214,7 +214,8 @@ def _spent(strategy: Training, server_round: int) -> dict[str, float]:
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
     config: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.
-    charged = settings.privacy.mode == "local" and settings.schedule.name == "constant"
+    charged = settings.privacy.mode in ("local", "distributed")
+    charged = charged and settings.schedule.name == "constant"
     if settings.protects_records or charged:
         ledgers = folder.node_ledgers
         if settings.dp_sgd.ledger_dir is not None:

@@ -30,6 +30,7 @@ from fl_dp.protocol.secure_sum import (
     signature_to_content,
     text_of,
     text_to_content,
+    told_digest,
 )
 from fl_dp.secagg import Directory, Identity, Roster, SecureNode, SQLiteStore
 
@@ -60,6 +61,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
             colluding=owner.colluding,
             receipts=0 if owner.roster is None else owner.missed_receipts,
             exact=frozenset({EXACT_PURPOSE}) if owner.exact else frozenset(),
+            told=told_digest(context.run_config),
         )
     finally:
         store.close()

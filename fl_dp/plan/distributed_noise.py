@@ -361,6 +361,18 @@ class DistributedNoise(Noise):
             )
         self.shared_bundle(bundle, 1)
 
+    def check_roster(self, *, may_grow: bool) -> None:
+        """Refuse more nodes than were declared: a lying server could open smaller sums of them.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        if may_grow:
+            raise IncompatibleOptions(
+                "noise in shares is planned for as many nodes as there are: with secure_sum leave "
+                "roster_may_grow=True out"
+            )
+
     def check_compression(self, up: str) -> None:
         """Refuse any encoding of masked words, which no encoding makes shorter.
 

@@ -160,6 +160,17 @@ class Noise(ABC):
         """
         del up
 
+    def check_roster(self, *, may_grow: bool) -> None:
+        """Refuse more clients than were declared; they may come by default.
+
+        Args:
+            may_grow: Whether more may take part.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        del may_grow
+
     def check_sums(self, bundle: GaussianBundle, *, sums: int, num_clients: int) -> None:
         """Refuse sums that this noise can't be added to; anything goes by default.
 

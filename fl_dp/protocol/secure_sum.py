@@ -67,6 +67,11 @@ def content_digest(content: RecordDict) -> str:
     return digest("content", *parts).hex()
 
 
+def told_digest(run_config: Mapping[str, Any]) -> bytes:
+    """Return a digest of a run's configuration, which a node is told besides its messages."""
+    return digest("told", *_of_values(run_config))
+
+
 def _of_arrays(record: ArrayRecord) -> Iterable[bytes]:
     # In their order: a client reads them by it.
     for name, array in record.items():

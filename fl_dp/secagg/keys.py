@@ -7,7 +7,7 @@ import secrets
 from pathlib import Path
 from typing import Self
 
-from cryptography.exceptions import InvalidSignature
+from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ed25519, x25519
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
@@ -52,7 +52,7 @@ class Identity:
         """
         try:
             key = load_pem_private_key(pem, password=None)
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, UnsupportedAlgorithm) as error:
             raise ValueError("an identity is an Ed25519 key in PEM without a password") from error
         if not isinstance(key, ed25519.Ed25519PrivateKey):
             raise ValueError(f"an identity is an Ed25519 key, got {type(key).__name__}")
@@ -131,19 +131,20 @@ class RunKey:
         """The secret half, 32 bytes, for the node's store alone."""
         return self._key.private_bytes_raw()
 
-    def root(self, other: bytes, *places: int) -> bytes:
+    def root(self, other: bytes, *places: int, told: bytes = b"") -> bytes:
         """Return the secret that two places share, 32 bytes: HKDF-SHA256 of the X25519 secret.
 
         Args:
             other: Public run key of the other; one's own for a secret that nobody else knows.
             *places: Both places, in any order.
+            told: Digest of what both were told besides; who was told otherwise has another secret.
 
         Raises:
             ValueError: If the other's key is of low order, so that everybody knows the secret.
         """
         shared = self._key.exchange(x25519.X25519PublicKey.from_public_bytes(other))
         info = frame("root", *sorted(places))
-        return HKDF(hashes.SHA256(), KEY_BYTES, salt=None, info=info).derive(shared)
+        return HKDF(hashes.SHA256(), KEY_BYTES, salt=told or None, info=info).derive(shared)
 
 
 def is_signed(identity: bytes, signature: bytes, text: bytes) -> bool:

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from typing import NamedTuple
 
 from fl_dp.accounting.shared_noise import SharedNoise
@@ -58,6 +58,7 @@ class SecureNode:
         colluding: int = 0,
         receipts: int = 0,
         exact: frozenset[str] = frozenset(),
+        told: bytes = b"",
     ) -> None:
         """Set up.
 
@@ -70,6 +71,8 @@ class SecureNode:
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
             receipts: Sums without a receipt after which the node refuses; 0: never.
             exact: Purposes whose totals it adds to without noise.
+            told: Digest of what the node was told besides its messages. Its masks don't cancel with
+                those of a node that was told anything else.
 
         Raises:
             ValueError: If a number is out of range.
@@ -79,9 +82,8 @@ class SecureNode:
         require_integers(0, _MOST_NODES, colluding=colluding, receipts=receipts)
         self.identity, self.store, self.name, self.roster = identity, store, name, roster
         self.least_sum, self.colluding = least_sum, colluding
-        self.receipts, self.exact = receipts, exact
+        self.receipts, self.exact, self._told = receipts, exact, told
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
-        self._read: tuple[bytes, Directory] | None = None
 
     # Set-up, once a run.
 
@@ -119,8 +121,6 @@ class SecureNode:
         earlier = self.store.get(directory.run, _DIRECTORY)
         if earlier is not None and not directory.continues(Directory.from_json(earlier.decode())):
             raise Refused("directory", "the directory does not continue the one before")
-        for place in directory.current:
-            self._root_of(directory, key, mine, place)  # refuses a key that fixes the secret
         self.store.put(directory.run, _DIRECTORY, directory.to_json().encode())
         if self.roster is None:
             known = self._known()
@@ -157,7 +157,6 @@ class SecureNode:
             self.store.put(None, _LAST_RUN, self.evidence(run).to_json().encode())
         self.store.forget(run)
         self._roots.clear()
-        self._read = None
 
     def evidence(self, run: int) -> Evidence:
         """Return this node's view of a run.
@@ -341,7 +340,7 @@ class SecureNode:
     def _agree(self, text: str) -> _Agreed:
         """Check terms as far as every role does."""
         try:
-            terms = SumTerms.from_json(text)
+            terms = _terms_of(text)
         except (TypeError, ValueError, OverflowError) as error:
             raise Refused("terms", f"{error}") from error
         directory = self._directory(terms.run)
@@ -395,21 +394,26 @@ class SecureNode:
         kept = self.store.get(run, _DIRECTORY)
         if kept is None:
             raise Refused("directory", "this node has no directory of that run")
-        if self._read is None or self._read[0] != kept:
-            self._read = kept, Directory.from_json(kept.decode())  # checked when it was accepted
-        return self._read[1]
+        return _directory_of(kept)  # checked when it was accepted
 
     def _root_of(self, directory: Directory, key: RunKey, mine: int, other: int) -> bytes:
         """Return the secret that this node shares with a place, 61 us the first time."""
         theirs = directory.entries[other].run_key
         known = key.public, theirs, mine, other
         if known not in self._roots:
-            try:
-                self._roots[known] = key.root(theirs, mine, other)
-            except ValueError as error:
-                name = directory.entries[other].name
-                raise Refused("directory", f"the run key of '{name}' is no key") from error
+            self._roots[known] = key.root(theirs, mine, other, told=self._told)
         return self._roots[known]
+
+
+# Public, and the same at every node: where many live in one process, it is read once.
+@lru_cache(maxsize=8)
+def _terms_of(text: str) -> SumTerms:
+    return SumTerms.from_json(text)
+
+
+@lru_cache(maxsize=4)
+def _directory_of(text: bytes) -> Directory:
+    return Directory.from_json(text.decode())
 
 
 class _Agreed(NamedTuple):

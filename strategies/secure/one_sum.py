@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -89,13 +89,21 @@ class OneSum:
         Raises:
             SecureSumFailed: If too few have keys.
         """
-        cohort = list(nodes)
+        cohort, planned = list(nodes), self._noise.shares
         self._sums.set_up(cohort, ask)
         self._places = self._sums.places(cohort)
-        least = self._noise.shares.least
-        if len(self._places) < least:
+        if len(self._places) < planned.least:
             raise SecureSumFailed(
-                f"{len(self._places)} of {len(cohort)} nodes have keys, and a sum needs {least}"
+                f"{len(self._places)} of {len(cohort)} nodes have keys, and a sum needs "
+                f"{planned.least}"
+            )
+        # Fewer nodes than planned leave less room for lies; more would leave more of it.
+        committee = len(self._sums.committee(planned.committee))
+        if len(self._places) > planned.cohort or committee > planned.committee:
+            raise SecureSumFailed(
+                f"{len(self._places)} nodes with {committee} members can't be kept from opening a "
+                f"smaller sum than was charged, which is for {planned.cohort} nodes with "
+                f"{planned.committee}"
             )
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
@@ -141,8 +149,9 @@ class OneSum:
             raise SecureSumFailed("nobody was asked")
         try:
             opened.require_openable()
-            quorum = self._signed(opened, ask) if opened.terms.cross_check else {}
-            self._ask_to_open(opened, quorum, ask)
+            if opened.terms.cross_check:
+                self._agree(opened, ask)
+            self._ask_to_open(opened, ask)
             total = opened.release()
         except SecureSumFailed:
             self._sums.leave_out(opened)
@@ -174,21 +183,19 @@ class OneSum:
             reply_after=self._noise.secure_sum.reply_after,
         )
 
-    def _signed(self, opened: OpenSum, ask: Ask) -> dict[int, bytes]:
-        """Return signatures of as many members as have to agree on who replied."""
-        signatures: dict[int, bytes] = {}
-        for place, content in self._ask_members(VIEW_ACTION, opened, {}, ask):
+    def _agree(self, opened: OpenSum, ask: Ask) -> None:
+        """Let members sign who replied, until enough of them have."""
+        for place, content in self._ask_members(VIEW_ACTION, opened, ask):
             try:
-                signatures[place] = signature_of(content)
+                opened.sign(place, signature_of(content))
             except ValueError:
                 continue
-            if len(signatures) == opened.terms.threshold:
-                break
-        return signatures
+            if opened.has_quorum:
+                return
 
-    def _ask_to_open(self, opened: OpenSum, quorum: Mapping[int, bytes], ask: Ask) -> None:
+    def _ask_to_open(self, opened: OpenSum, ask: Ask) -> None:
         """Ask members until enough of them have opened the sum."""
-        for place, content in self._ask_members(OPEN_ACTION, opened, quorum, ask):
+        for place, content in self._ask_members(OPEN_ACTION, opened, ask):
             try:
                 opened.answer(place, opened_of(content))
             except ValueError:
@@ -197,12 +204,12 @@ class OneSum:
                 return
 
     def _ask_members(
-        self, action: str, opened: OpenSum, quorum: Mapping[int, bytes], ask: Ask
+        self, action: str, opened: OpenSum, ask: Ask
     ) -> Iterator[tuple[int, RecordDict]]:
         """Put a question to every member, and yield each first answer that is no error."""
         place_of: dict[int, int] = {}
         messages: list[Message] = []
-        text = opened.terms.to_json()
+        text, opens = opened.terms.to_json(), action == OPEN_ACTION
         for place in opened.terms.committee:
             node = self._sums.node_at(place)
             if node is None:
@@ -213,8 +220,8 @@ class OneSum:
                 terms=text,
                 online=question.online,
                 labels=question.labels,
-                bundles=question.bundles if action == OPEN_ACTION else {},
-                quorum=quorum,
+                bundles=question.bundles if opens else {},
+                quorum=opened.view_signatures if opens and opened.terms.cross_check else {},
             )
             kind = f"{MessageType.QUERY}.{action}"
             messages.append(Message(sent.to_content(), dst_node_id=node, message_type=kind))

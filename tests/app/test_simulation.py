@@ -116,3 +116,22 @@ def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(
             (spending,) = ledger.spendings
             assert [count for _, count in spending.history] == [10]
             assert spending.epsilon().pld == pytest.approx(spent["pld"])
+
+
+def test_secure_sums_of_a_simulation_open_in_every_round(tmp_path: Path) -> None:
+    done = fl_dp(
+        "run",
+        "privacy=distributed",
+        *("task.num_clients=12", "simulation.units_per_node=2", "rounds=3", "run_name=sums"),
+        *("selection.sampling_rate=1", "privacy.epsilon=8", "clipping=adaptive"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "sums"
+    with PrivacyLedger.read(folder / "ledger.db") as ledger:
+        assert (ledger.rounds_spent, ledger.rounds_committed) == (3, 3)
+    statement = json.loads((folder / "privacy.json").read_text())
+    assert "opens only sums" in statement["adversary"]
+    log = (folder / "run.log").read_text()
+    assert "refused a secure sum" not in log
+    assert "a client failed" not in log

@@ -78,6 +78,23 @@ def test_two_places_share_a_root_that_is_theirs_alone() -> None:
     assert RunKey.from_secret(one.secret).public == one.public
 
 
+_LOW_ORDER = (
+    0,
+    1,
+    325606250916557431795983626356110631294008115727848805560023387167927233504,  # of order 8
+    39382357235489614581723060781553021112529911719440698176882885853963445705823,  # of order 8
+    2**255 - 20,
+    2**255 - 19,
+    2**255 - 18,
+)
+
+
+@pytest.mark.parametrize("point", _LOW_ORDER)
+def test_a_point_of_low_order_shares_no_root(point: int) -> None:
+    with pytest.raises(ValueError):
+        RunKey.generate().root(point.to_bytes(32, "little"), 0, 1)
+
+
 class TestRoster:
     def write(self, file: Path, **changes: object) -> Path:
         lines = [{"name": "a", "identity": "0a" * 32}, {"name": "b", "identity": "0b" * 32}]
@@ -246,7 +263,9 @@ class TestAccept:
         zero = RunKey.generate()
         zero.public = bytes(32)  # of order 1: every exchange gives zero
         own = Entry.make(RUN, 0, "b", identity, zero)
-        self.refuse(node, Directory.first(RUN, [node.entry(RUN), own]), "is no key")
+        entries = sorted([node.entry(RUN), own], key=lambda each: each.identity)
+        directory = Directory(run=RUN, epoch=0, roster_hash="", entries=tuple(entries))
+        self.refuse(node, directory, "run key of 'b' is no key")
 
     def test_without_a_run_key_nothing_is_accepted(self) -> None:
         node = self.node("a")

@@ -127,6 +127,7 @@ class TestViewsThatDiffer:
         found = asked.opened()
         assert (8, None) in found and any(other == 8 for _, other in found)
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("colluding", [0, 1])
     def test_random_views_open_no_sum_below_the_guaranteed(self, colluding: int) -> None:
         rng = np.random.default_rng(colluding)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import hashlib
 from collections.abc import Callable
 
@@ -13,6 +14,7 @@ from hypothesis import strategies as st
 from laws import ALARM, counts_p
 
 from fl_dp.secagg.frames import prf
+from fl_dp.secagg.keys import RunKey
 from fl_dp.secagg.masks import add_mask, add_masks, pack, packed_bytes, unpack, word_dtype
 
 _SEED = hashlib.sha256(b"a seed").digest()
@@ -82,6 +84,20 @@ def test_two_seeds_give_masks_that_have_nothing_to_do_with_each_other() -> None:
     assert low_bits_p(difference, 16) > ALARM / 2
     same = mask_of(_SEED, 16, 100_000) - mask_of(_SEED, 16, 100_000)
     assert low_bits_p(same, 16) < ALARM / 2  # power
+
+
+def varying_bits(seeds: list[bytes]) -> int:
+    """Return how many bits are not the same in all seeds."""
+    bits = np.unpackbits(np.frombuffer(b"".join(seeds), np.uint8).reshape(len(seeds), -1), axis=1)
+    return int((bits != bits[0]).any(axis=0).sum())
+
+
+def test_every_bit_of_a_pair_seed_varies() -> None:
+    # False alarms: 256 bits, each the same in 100 pairs with 2^-99.
+    roots = [RunKey.generate().root(RunKey.generate().public, 0, 1) for _ in range(100)]
+    assert varying_bits([prf(root, "pair", bytes(32), 0, 1) for root in roots]) == 256
+    # Power: letters of base64 have a bit that never varies, in each byte.
+    assert varying_bits([base64.urlsafe_b64encode(root)[:4] for root in roots]) == 28
 
 
 def distance(make: Callable[[int], np.ndarray]) -> float:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -242,7 +243,7 @@ class Network(RuleBasedStateMachine):
         assert all(self.charged[node] >= count for node, count in counted.items())
 
 
-TestNetwork = Network.TestCase
+TestNetwork = pytest.mark.slow(Network.TestCase)
 TestNetwork.settings = settings(deadline=None, max_examples=50, stateful_step_count=30)
 
 

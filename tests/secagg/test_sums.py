@@ -27,6 +27,7 @@ def wrapped(total: np.ndarray, bits: int) -> np.ndarray:
     return (total + half) % (2 * half) - half
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(st.data())
 def test_a_release_is_the_plain_sum_of_the_repliers(data: st.DataObject) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.rehearsal import RehearsalFailed
-from flwr.app import Array, ArrayRecord
+from flwr.app import Array, ArrayRecord, Context
 from local_grid import LocalGrid
 from numpy.typing import NDArray
 from secure_nodes import SecureNodes
@@ -52,13 +52,19 @@ def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> PrivacyPlan
 
 
 def trained(
-    folder: Path, nodes: SecureNodes, plan: PrivacyPlan, *, rounds: int = 1, **options: Any
+    folder: Path,
+    nodes: SecureNodes,
+    plan: PrivacyPlan,
+    *,
+    rounds: int = 1,
+    timeout: float = 5.0,
+    **options: Any,
 ) -> tuple[NDArray[np.float64], DPFedAvg]:
     """The model after some rounds, flattened, and the strategy."""
     with PrivacyLedger.open(folder / "server.db", plan) as ledger:
         strategy = DPFedAvg(plan=plan, ledger=ledger, **options)
         grid = LocalGrid(nodes, len(nodes.updates))
-        result = strategy.start(grid, model(), num_rounds=rounds, timeout=5.0)
+        result = strategy.start(grid, model(), num_rounds=rounds, timeout=timeout)
         arrays = result.arrays.to_numpy_ndarrays()
         return np.concatenate([each.ravel() for each in arrays]), strategy
 
@@ -196,3 +202,77 @@ def test_a_reply_shows_nothing_but_uniform_bytes(tmp_path: Path) -> None:
         for reply in masked:
             assert set(reply.content) == {"masked", "bundles"}
             assert not list(reply.content.metric_records)
+
+
+def test_a_node_that_was_told_another_run_configuration_spoils_the_sum(tmp_path: Path) -> None:
+    """It might train otherwise, so that a server could tell its part: no sum with it opens."""
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
+    apart = nodes.contexts[2]
+    nodes.contexts[2] = Context(
+        apart.run_id, apart.node_id, apart.node_config, apart.state, {"learning-rate": 0.0}
+    )
+    with pytest.raises(RoundFailed):
+        trained(tmp_path, nodes, plan, rounds=3)
+
+
+def test_the_released_noise_is_that_of_all_shares(tmp_path: Path) -> None:
+    """Its deviation to 5 of its own standard errors, 5.6 %: noise that is 10 % off would show."""
+    size, nodes_there = 4_000, 5
+    flat = [[[np.zeros(size)]] for _ in range(nodes_there)]
+    nodes = SecureNodes(tmp_path, flat)
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.0,
+        delta=1e-3,
+        rounds=1,
+        num_clients=nodes_there,
+        sampling_rate=1.0,
+        clipping_norm=0.5,
+        secure_sum=SecureSum(),
+        contribution_check=False,
+    )
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        arrays = ArrayRecord({"w": Array(np.zeros(size))})
+        result = strategy.start(LocalGrid(nodes, nodes_there), arrays, num_rounds=1, timeout=5.0)
+    (released,) = result.arrays.to_numpy_ndarrays()
+    # Of 5 nodes one may collude: all five shares together are more than the multiplier's.
+    expected = 1.0 * 0.5 * (5 / 4) ** 0.5 / nodes_there
+    assert released.std() == pytest.approx(expected, rel=0.056)
+    assert abs(released.mean()) < 5.0 * expected / size**0.5
+
+
+@pytest.mark.parametrize("there", [20, pytest.param(100, marks=pytest.mark.waits)])
+def test_of_many_nodes_a_third_is_lost_at_any_point(tmp_path: Path, there: int) -> None:
+    """In each round others are lost: before they are asked, with their reply, or as members."""
+    rounds, rng = 3, np.random.default_rng(3)
+    lost = int(0.3 * there)
+    phases = ("train", "train's reply", "secagg_open", "secagg_open's reply")
+    fate = {
+        (server_round, int(node)): str(rng.choice(phases))
+        for server_round in range(rounds)
+        for node in rng.choice(there, lost, replace=False)
+    }
+    # A member is one of 40 at most, and 20 % of them may be gone: fewer of those are lost.
+    told = [key for key, phase in fate.items() if phase.startswith("secagg_open")]
+    for key in told[there // 10 :]:
+        fate[key] = "train"
+
+    def loses(kind: str, times: int, node: int) -> bool:
+        return fate.get((times, node)) == kind
+
+    def loses_reply(kind: str, times: int, node: int) -> bool:
+        return fate.get((times, node)) == f"{kind}'s reply"
+
+    nodes = SecureNodes(tmp_path, updates_of(there), loses=loses, loses_reply=loses_reply)
+    options = SecureSum(least=int(0.7 * there), max_parameters=1000)
+    plan = plan_of(there, rounds=rounds, secure_sum=options)
+    released, strategy = trained(tmp_path, nodes, plan, rounds=rounds, timeout=600.0)
+    assert strategy.rounds_completed == rounds
+    replied = [
+        node
+        for server_round in range(rounds)
+        for node in range(there)
+        if not fate.get((server_round, node), "").startswith("train")
+    ]
+    expected = nodes.total(replied) / there
+    assert np.allclose(released, expected, atol=rounds * tolerance(plan, there))
