@@ -11,6 +11,7 @@ from functools import cache
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan, make_record_plan
+from fl_dp.app.statistics import statistic_plan
 
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
 _GRADIENTS = "privacy=distributed_records"
@@ -121,6 +122,15 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     ),
     ("dp_sgd=on privacy.insecure_seed=1",),
     ("dp_sgd=on privacy.neighboring_relation=add-or-remove-one",),
+    (
+        *(f"statistic.query=count privacy={mode}" for mode in ("local", "none")),
+        *(f"statistic.query=count {setting}" for setting in ("dp_sgd=on", _RECORDS)),
+        "statistic.query=count privacy.neighboring_relation=add-or-remove-one",
+        f"statistic.query=count {_SHARES} statistic.law=laplace",
+        f"statistic.query=count {_SHARES} privacy.insecure_seed=1",
+        "statistic.query=count privacy.noise_multiplier=2 statistic.law=laplace",
+        "statistic.query=count selection.coins=nodes",
+    ),
     ("privacy=dp_sgd selection.participation_cap=9",),
     ("privacy=dp_sgd schedule=linear",),
     ("privacy=dp_sgd clipping=adaptive",),
@@ -141,6 +151,9 @@ def refusal(overrides: str) -> ValueError | None:
         warnings.simplefilter("ignore")
         try:
             settings = compose_settings(overrides.split())
+            if settings.statistic.query is not None:
+                statistic_plan(settings)
+                return None
             make_record_plan(settings)
             if settings.protects_clients:
                 make_plan(settings)

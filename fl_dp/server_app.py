@@ -1,4 +1,4 @@
-"""The Flower `ServerApp`: composes the settings from the run's `hydra-overrides` and trains."""
+"""The Flower `ServerApp`: trains, or asks for a statistic, as `hydra-overrides` say."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from flwr.serverapp import Grid, ServerApp
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.server import train
+from fl_dp.app.statistics import answer_statistic
 
 app = ServerApp()
 
 
 @app.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run one training."""
+    """Run one training, or answer one statistic."""
     overrides = shlex.split(str(context.run_config.get("hydra-overrides", "")))
-    train(grid, compose_settings(overrides), run_id=str(context.run_id))
+    settings = compose_settings(overrides)
+    job = train if settings.statistic.query is None else answer_statistic
+    job(grid, settings, run_id=str(context.run_id))

@@ -5,7 +5,8 @@ from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 from .checkpoint import Checkpoint
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
-from .federation_statistics import ask_federation
+from .exact_totals import exact_evaluation
+from .federation_statistics import ask_federation, evaluate_federation
 from .modes import Ask, Cohort, Mode, Released, RoundFailed
 from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
@@ -48,5 +49,7 @@ __all__ = [
     "UnprotectedFedAvg",
     "ask_federation",
     "check_together",
+    "evaluate_federation",
+    "exact_evaluation",
     "wait_for_roster",
 ]

@@ -65,11 +65,10 @@ from .modes import (
     client_noise_of,
 )
 from .participations import Participations
-from .rehearsal import RehearsalFailed
 from .roster import Roster
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
-from .secure import SecureSums
+from .secure import secure_sums_of
 from .selection import Selection
 from .server_optimizer import refuse_unfit
 from .together import check_together
@@ -186,7 +185,7 @@ class DPFedAvg(RoundLoop):
         self.ledger = ledger
         self._owns_ledger = False
         self._reservation: Reservation
-        self._secure_sums = _secure_sums_of(plan, secure_roster)
+        self._secure_sums = secure_sums_of(plan, secure_roster)
         self._clipping_norms = plan.release.clipping.first_norms
         self._plateau = plan.noise.controller()
         self._plateau_metric = plateau_metric
@@ -491,12 +490,7 @@ class DPFedAvg(RoundLoop):
         if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
             ask = asking(grid, window=self._window)
             self._secure_sums.set_up(nodes, ask, timeout=min(self._timeout, self._roster.timeout))
-            known, least = len(self._secure_sums.places(nodes)), self.plan.noise.shares.least
-            if known < least:
-                raise RehearsalFailed(
-                    f"{known} of {len(nodes)} nodes have keys for secure sums, and a sum needs "
-                    f"{least}: their logs say why, and nothing was charged"
-                )
+            self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
 
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add: an owner may not allow it."""
@@ -527,24 +521,6 @@ class DPFedAvg(RoundLoop):
                 "initial arrays: to go on from what was trained, resume(checkpoint)",
                 ledger.rounds_spent,
             )
-
-
-def _secure_sums_of(plan: PrivacyPlan, roster: SecureRoster | None) -> SecureSums | None:
-    """Return who keeps the keys of secure sums, None where the plan has none.
-
-    Raises:
-        ValueError: If a roster is given and the plan supposes none, or the other way round.
-    """
-    noise = plan.noise
-    supposed = isinstance(noise, DistributedNoise) and noise.secure_sum.roster
-    if supposed != (roster is not None):
-        has = "supposes" if supposed else "does not suppose"
-        raise ValueError(
-            f"the plan {has} that nodes know each other's keys from a roster "
-            f"(SecureSum(roster=...)), and secure_roster is "
-            f"{'left out' if roster is None else 'given'}: change one of them"
-        )
-    return SecureSums(roster) if isinstance(noise, DistributedNoise) else None
 
 
 def _watched(evaluate_fn: EvaluateFn | None, plateau: PlateauController, metric: str) -> EvaluateFn:

@@ -6,31 +6,38 @@
     >>> answer = ask_federation(grid, ledger, "ages", choice, values="age")
     >>> answer["mean"].value, answer["mean"].error
 
-Nodes answer with `numpy_client_app(statistics_fn=...)`.
+Nodes answer with `numpy_client_app(statistics_fn=...)`. Under a plan whose noise is in shares the
+answer comes by a secure sum instead (`charged_sum`).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
-from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import ClientNoise
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     STATISTIC_VALUES_KEY,
 )
-from fl_dp.statistics import Answer, NoiseChoice, charged_release, query_to_dict
+from fl_dp.secagg import Roster as SecureRoster
+from fl_dp.statistics import Answer, Evaluation, NoiseChoice, Query, charged_release, query_to_dict
 
-from .exchange import exchange, one_of_each
+from .charged_sum import charged_sum
+from .exchange import asking, exchange
 from .modes.replies import numbers_of
+from .question import CONFIG, Question
 from .roster import wait_for_roster
 from .run_log import RunLog
+from .secure import secure_sums_of
 
 
 def ask_federation(
@@ -46,13 +53,15 @@ def ask_federation(
     window: int | None = None,
     timeout: float = 3600.0,
     roster_timeout: float = 60.0,
+    secure_roster: SecureRoster | None = None,
 ) -> Answer:
     """Ask every node that is connected and release one private answer.
 
     Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against
-    anyone who sees the answer. The server is trusted with the units' vectors and with the noise. A
-    unit that does not answer, or not as it should, contributes zero, and the answer does not say
-    how many did. Nothing is sent before the charge is on disk, and a failure leaves it spent.
+    anyone who sees the answer. The server is trusted with the units' vectors and with the noise;
+    under a plan with `DistributedNoise` it is not, as `charged_sum` says. A unit that does not
+    answer, or not as it should, contributes zero, and the answer does not say how many did. Nothing
+    is sent before the charge is on disk, and a failure leaves it spent.
 
     Args:
         grid: Flower's grid.
@@ -61,7 +70,7 @@ def ask_federation(
         what: A name for the records, for instance `feature means`.
         choice: The query and its noise, from `choose_noise`.
         values: Which of their values the nodes shall look at; their `statistics_fn` gets the name.
-        rng: Where the noise comes from; a secure source by default.
+        rng: Where the server's noise comes from; a secure source by default.
         config: Sent along with the query.
         units_per_node: Privacy units that a node hosts at most. A node answers with one vector a
             unit; of more than so many those beyond do not count.
@@ -69,6 +78,7 @@ def ask_federation(
         timeout: Seconds to wait for replies.
         roster_timeout: Seconds to wait for the plan's clients to connect, before anything is
             charged.
+        secure_roster: The nodes of secure sums and their identities, as for `DPFedAvg`.
 
     Returns:
         The private numbers, how far off they are, and what they cost.
@@ -76,47 +86,179 @@ def ask_federation(
     Raises:
         PrivacyBudgetExhausted: If it would exceed the budget; nobody was asked.
         RosterIncomplete: If fewer clients connect than the plan declares; nothing was charged.
+        SecureSumFailed: If a secure sum can't be opened; it stays charged.
         ValueError: If the plan does not declare these events, the noise is insecure and the ledger
             does not know of it, or there are more units than can be summed; nobody was asked.
     """
-    if units_per_node < 1:
-        raise ValueError(f"units_per_node must be at least 1, got {units_per_node}")
-    nodes = wait_for_roster(
-        grid, ledger.plan.num_clients, timeout=roster_timeout, units_per_node=units_per_node
+    told = _told(choice.query, config) | {STATISTIC_VALUES_KEY: values}
+    question = Question(
+        query=choice.query,
+        kind=f"{MessageType.QUERY}.{STATISTIC_ACTION}",
+        content=RecordDict({CONFIG: ConfigRecord(told)}),
+        units_per_node=units_per_node,
     )
-    if len(nodes) * units_per_node > choice.max_units:
+    return _answered(
+        grid,
+        ledger,
+        what,
+        choice,
+        question,
+        rng=rng,
+        window=window,
+        timeout=timeout,
+        roster_timeout=roster_timeout,
+        secure_roster=secure_roster,
+    )
+
+
+def evaluate_federation(
+    grid: Grid,
+    ledger: PrivacyLedger,
+    what: str,
+    choice: NoiseChoice,
+    *,
+    arrays: ArrayRecord,
+    rng: SecureRandom | None = None,
+    config: ConfigRecord | None = None,
+    units_per_node: int = 1,
+    window: int | None = None,
+    timeout: float = 3600.0,
+    roster_timeout: float = 60.0,
+    secure_roster: SecureRoster | None = None,
+) -> Answer:
+    """Let every node measure a model on its own data, and release private means.
+
+        >>> query = Evaluation(names=("loss", "accuracy"), lows=(0.0, 0.0), highs=(5.0, 1.0))
+        >>> choice = choose_noise(query, epsilon=0.5, delta=1e-5, law="gaussian")
+        >>> answer = evaluate_federation(grid, ledger, "model 60", choice, arrays=result.arrays)
+        >>> answer["loss"].value, answer["loss"].error, answer["count"].value
+
+    The clients' `evaluate` measures: its loss is `loss`, its metrics have their own names, and its
+    number of examples is what a unit weighs where `max_records` is above 1.
+
+    Privacy: as `ask_federation`; the plan declares `choice.events` among its `other_releases`, as
+    often as the model is to be measured.
+
+    Args:
+        grid: Flower's grid.
+        ledger: Opened to spend from, with a plan that declares `choice.events`.
+        what: A name for the records, for instance `model of round 60`.
+        choice: An `Evaluation` and its noise, from `choose_noise`.
+        arrays: The model; public or released before.
+        rng: Where the server's noise comes from; a secure source by default.
+        config: Sent along with the model.
+        units_per_node: Privacy units that a node hosts at most.
+        window: How many nodes are under way at once; chosen by the grid when None.
+        timeout: Seconds to wait for replies.
+        roster_timeout: Seconds to wait for the plan's clients to connect, before anything is
+            charged.
+        secure_roster: The nodes of secure sums and their identities, as for `DPFedAvg`.
+
+    Raises:
+        ValueError: If the choice is of another query, or as in `ask_federation`.
+        Others: As `ask_federation`.
+    """
+    return _answered(
+        grid,
+        ledger,
+        what,
+        choice,
+        evaluation_question(choice.query, arrays, config, units_per_node=units_per_node),
+        rng=rng,
+        window=window,
+        timeout=timeout,
+        roster_timeout=roster_timeout,
+        secure_roster=secure_roster,
+    )
+
+
+def evaluation_question(
+    query: Query, arrays: ArrayRecord, config: ConfigRecord | None, *, units_per_node: int
+) -> Question:
+    """Return the question how good a model is.
+
+    Raises:
+        ValueError: If the query is about something else.
+    """
+    if not isinstance(query, Evaluation):
+        raise ValueError(f"models are measured by an Evaluation, got a query '{query.kind}'")
+    return Question(
+        query=query,
+        kind=MessageType.EVALUATE,
+        content=RecordDict({"arrays": arrays, CONFIG: ConfigRecord(_told(query, config))}),
+        units_per_node=units_per_node,
+    )
+
+
+def _told(query: Query, config: ConfigRecord | None) -> dict[str, Any]:
+    return dict(config or {}) | {STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query))}
+
+
+def _answered(
+    grid: Grid,
+    ledger: PrivacyLedger,
+    what: str,
+    choice: NoiseChoice,
+    question: Question,
+    *,
+    rng: SecureRandom | None,
+    window: int | None,
+    timeout: float,
+    roster_timeout: float,
+    secure_roster: SecureRoster | None,
+) -> Answer:
+    """Charge and ask, by a secure sum where the plan's noise is in shares."""
+    plan, per_node = ledger.plan, question.units_per_node
+    if isinstance(plan.noise, ClientNoise):
         raise ValueError(
-            f"{len(nodes)} nodes of up to {units_per_node} units are connected, and at most "
+            "the plan's noise is at the clients, who trust no server, and a statistic would show "
+            "it their vectors: plan with secure_sum=SecureSum() instead of client_scheme"
+        )
+    sums = secure_sums_of(plan, secure_roster)
+    if sums is not None and rng is not None:
+        raise ValueError(
+            "the noise of a secure sum is drawn by its nodes, and no rng of the server's reaches "
+            "it: leave rng out"
+        )
+    nodes = wait_for_roster(grid, plan.num_clients, timeout=roster_timeout, units_per_node=per_node)
+    if sums is not None:
+        try:
+            return charged_sum(
+                grid,
+                ledger,
+                what,
+                choice,
+                question,
+                nodes=nodes,
+                sums=sums,
+                window=window,
+                timeout=timeout,
+            )
+        finally:
+            sums.forget(asking(grid, window=window))
+    if len(nodes) * per_node > choice.max_units:
+        raise ValueError(
+            f"{len(nodes)} nodes of up to {per_node} units are connected, and at most "
             f"{choice.max_units} units can be summed exactly at this noise: choose a smaller "
             "epsilon"
         )
-    told = {
-        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(choice.query)),
-        STATISTIC_VALUES_KEY: values,
-    }
-    content = RecordDict({"config": ConfigRecord(dict(config or {}) | told)})
-    messages = [
-        Message(content, dst_node_id=node, message_type=f"query.{STATISTIC_ACTION}", ttl=timeout)
-        for node in nodes
-    ]
+    messages = [question.to(node, timeout=timeout) for node in nodes]
     # A generator: its first message leaves when its first vector is asked for, after the charge.
     replies = exchange(grid, messages, window=window, timeout=timeout)
-    vectors = _contributions(replies, nodes, choice.query.dimension, units_per_node)
+    vectors = _contributions(replies, nodes, question)
     return charged_release(
         ledger, what, choice, vectors, rng if rng is not None else SecureRandom()
     )
 
 
 def _contributions(
-    replies: Iterator[Message], nodes: Sequence[int], dimension: int, units_per_node: int
+    replies: Iterable[Message], nodes: Sequence[int], question: Question
 ) -> Iterator[list[float]]:
     """Yield one vector a unit, out of at most one reply a node; logs each kind of mishap once."""
     log = RunLog()
-    most = units_per_node * dimension
-    for reply in one_of_each(replies, set(nodes), log):
-        if reply.has_error():
-            log.warn_once("a node failed and contributes zero")
-            continue
+    dimension = question.query.dimension
+    most = question.units_per_node * dimension
+    for reply in question.answers(replies, nodes, log):
         numbers = numbers_of(reply.content).get(CONTRIBUTION_METRIC, [])
         # Of several records it can't be told which is meant.
         if len(reply.content.metric_records) != 1 or len(numbers) % dimension:
@@ -125,7 +267,8 @@ def _contributions(
             log.warn_once("a reply is no contribution to this query and counts as zero")
         if len(numbers) > most:
             log.warn_once(
-                f"a node answered for more than {units_per_node} units; the rest is ignored"
+                f"a node answered for more than {question.units_per_node} units; the rest is "
+                "ignored"
             )
         for start in range(0, min(len(numbers), most), dimension):
             yield numbers[start : start + dimension]

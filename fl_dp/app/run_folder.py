@@ -58,6 +58,7 @@ class RunFolder:
         node_ledgers: The ledgers of simulated nodes.
         statement: The privacy statement, JSON.
         statement_page: The privacy statement, Markdown.
+        statistic: What a statistic answered, JSON; where one was asked for instead of a training.
         model: The last private model.
         checkpoint: State from which `resume` continues.
         log: The operator's log; not part of what is released.
@@ -73,6 +74,7 @@ class RunFolder:
         self.node_ledgers = path / "nodes"
         self.statement = path / "privacy.json"
         self.statement_page = path / "privacy.md"
+        self.statistic = path / "statistic.json"
         self.model = path / "model.safetensors"
         self.checkpoint = path / "checkpoint.safetensors"
         self.log = path / "run.log"

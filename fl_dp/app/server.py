@@ -58,9 +58,9 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
     else:
         # Whoever starts the nodes knows what they host: here, `auto` is one client each.
         settings = settings.hosting(settings.simulation.units_at_node)
-        folder = RunFolder(_output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
+        folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
         folder.create(settings)
-    with _logged_to(folder.log):
+    with logged_to(folder.log):
         record_plan = folder.keep_record_plan(make_record_plan(settings))
         if settings.protects_clients:
             return _train_by_plan(folder, grid, settings, record_plan, run_id)
@@ -89,7 +89,7 @@ def _train_by_plan(
             selection=make_selection(settings),
             roster_may_grow=settings.roster_may_grow,
             plateau_metric=settings.schedule.metric,
-            secure_roster=_roster_of(settings),
+            secure_roster=roster_of(settings),
             **_options(folder, settings, record_plan, rng),
         )
         try:
@@ -134,7 +134,7 @@ def _train_without_plan(
         folder.write_statement(replace(statement, rounds=strategy.rounds_completed))
 
 
-def _roster_of(settings: Settings) -> Roster | None:
+def roster_of(settings: Settings) -> Roster | None:
     """Return the nodes of secure sums, as their owners know them; None if nobody says."""
     path = settings.secure_sum.roster
     return None if path is None else Roster.read(Path(path))
@@ -212,7 +212,7 @@ def _spent(strategy: Training, server_round: int) -> dict[str, float]:
 
 
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
-    config: dict[str, str] = {SETTINGS_KEY: _for_clients(settings).to_json()}
+    config: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.
     charged = settings.privacy.mode in ("local", "distributed")
     charged = charged and settings.schedule.name == "constant"
@@ -225,7 +225,7 @@ def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
     return ConfigRecord(dict(config))
 
 
-def _for_clients(settings: Settings) -> Settings:
+def for_clients(settings: Settings) -> Settings:
     """Return what clients may know: neither the operator's folders nor a seed of the noise."""
     privacy = replace(settings.privacy, insecure_seed=None)
     return replace(settings, privacy=privacy, output_dir=None, run_name=None, resume=None)
@@ -250,7 +250,7 @@ def _released(strategy: Training) -> dict[str, Any]:
 
 
 @contextmanager
-def _logged_to(path: Path) -> Iterator[None]:
+def logged_to(path: Path) -> Iterator[None]:
     """Write Flower's log to a file, too, with the reason if the run fails."""
     log_file = logging.FileHandler(path, encoding="utf-8")
     log_file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
@@ -266,7 +266,12 @@ def _logged_to(path: Path) -> Iterator[None]:
         log_file.close()
 
 
-def _output_dir(settings: Settings) -> Path:
+def output_dir(settings: Settings) -> Path:
+    """Return the folder of all runs, without `fl-dp run`'s say.
+
+    Raises:
+        ValueError: If it is not absolute.
+    """
     if settings.output_dir is None:
         return Path.home() / ".fl-dp" / "runs"
     output_dir = Path(settings.output_dir).expanduser()

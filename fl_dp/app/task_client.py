@@ -18,7 +18,12 @@ from fl_dp.clients import NodeConfig, NodeUnits, TrainedRows, UnitReport, numpy_
 from fl_dp.datasets import Dataset
 from fl_dp.models import get_arrays, set_arrays
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY, RECORD_PLAN_KEY, UTILITY_QUERY_KEY
+from fl_dp.protocol.keys import (
+    INSTRUCTION_KEY,
+    RECORD_PLAN_KEY,
+    STATISTIC_QUERY_KEY,
+    UTILITY_QUERY_KEY,
+)
 from fl_dp.training import UnitData, evaluate, train_locally, train_together
 
 from .settings import SETTINGS_KEY, Settings
@@ -133,7 +138,7 @@ class TaskClient(NumPyClient):
         model = model_of(settings, dataset.form)
         set_arrays(model, parameters)
         loss, accuracy = evaluate(model, *records_of(dataset, rows))
-        asked = UTILITY_QUERY_KEY in config  # a plain evaluation says no more than it has to
+        asked = _stays_on_the_node(config)  # a plain evaluation says no more than it has to
         return loss, _reported(len(rows), config), {"accuracy": accuracy} if asked else {}
 
     def _settings_and_data(
@@ -219,7 +224,7 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
 
 
 def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
-    """Return a unit's `labels`, shape `(n,)`, or its `records`, one row of features each.
+    """Return a unit's `labels`, shape `(n,)`, its `records`, rows, or `records.3`, one column.
 
     Raises:
         ValueError: If the values have another name, or the unit has no data.
@@ -232,9 +237,11 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
     dataset, rows = data
     if name == "labels":
         return dataset.labels(rows)
-    if name == "records":
-        return dataset.features(rows).reshape(len(rows), -1)
-    raise ValueError(f"there are no values '{name}': ask for labels or records")
+    asked, _, feature = name.partition(".")
+    if asked == "records":
+        records = dataset.features(rows).reshape(len(rows), -1)
+        return records[:, int(feature)] if feature else records
+    raise ValueError(f"there are no values '{name}': ask for labels, records or records.3")
 
 
 def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) -> Records:
@@ -271,8 +278,13 @@ def _settings(config: dict[str, Any]) -> Settings:
 
 def _reported(num_examples: int, config: dict[str, Scalar]) -> int:
     # A plain reply carries its number to the server, where it would be an uncharged release.
-    stays_on_the_node = INSTRUCTION_KEY in config or UTILITY_QUERY_KEY in config
-    return num_examples if stays_on_the_node else 1
+    return num_examples if _stays_on_the_node(config) else 1
+
+
+def _stays_on_the_node(config: dict[str, Scalar]) -> bool:
+    """Whether what a unit reports is bounded on the node before anything of it leaves."""
+    keys = (INSTRUCTION_KEY, UTILITY_QUERY_KEY, STATISTIC_QUERY_KEY)
+    return any(key in config for key in keys)
 
 
 def _metrics(

@@ -23,6 +23,7 @@ from fl_dp.protocol.keys import (
     IDENTITY_ACTION,
     METRICS_KEY,
     STATISTIC_ACTION,
+    STATISTIC_QUERY_KEY,
     UTILITY_ACTION,
     UTILITY_METRIC,
     WEIGHT_METRIC,
@@ -34,7 +35,7 @@ from .deadline import deadline_mod
 from .guard import guarded
 from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
-from .queries import StatisticsFn, statistic_handler, utility_handler
+from .queries import StatisticsFn, evaluation_handler, statistic_handler, utility_handler
 from .record_sums import RecordsFn, sum_of_records
 from .records import config_of, metric_record, only_record
 from .secure_node import secure_node_handlers
@@ -64,6 +65,8 @@ def numpy_client_app(
       along. The true number of records, which `fit` returns, becomes a weight on the node.
     - A utility is `records` (the number that `fit` returned) or a metric of that name that `fit`
       returned, for instance its `loss`; one that is missing or no number is not sent.
+    - An evaluate message with a query (`evaluate_federation`) is answered with what each hosted
+      unit measured, bounded; without one as any Flower client does.
     - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node
       without `units`, `client_fn` makes the client of its only unit, number 0.
     - Where the units are records, their clipped gradients are summed (`sum_of_records`); they leave
@@ -135,10 +138,15 @@ def numpy_client_app(
             arrays, metrics = _answer_of_one(unit, model, instruction)
         return Message(RecordDict({key: arrays, METRICS_KEY: metrics}), reply_to=message)
 
+    evaluate_privately = evaluation_handler(hosted)
+
     def evaluate(message: Message, context: Context) -> Message:
         _, arrays = only_record(message.content.array_records, "ArrayRecord")
+        config = config_of(message)
+        if STATISTIC_QUERY_KEY in config:
+            return evaluate_privately(message, context)
         loss, num_examples, metrics = make_client(context).evaluate(
-            arrays.to_numpy_ndarrays(), config_of(message)
+            arrays.to_numpy_ndarrays(), config
         )
         records = metric_record({"num-examples": num_examples, "loss": loss}, metrics)
         return Message(RecordDict({METRICS_KEY: records}), reply_to=message)

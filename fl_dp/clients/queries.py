@@ -1,4 +1,4 @@
-"""QUERY messages about data: a node's part of a statistic, and its utility for the selection.
+"""Questions about data: a node's part of a statistic, how good a model is, and its utility.
 
 Config keys and replies stand with each handler. A reply has one record of its kind.
 """
@@ -26,7 +26,7 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.statistics import query_from_dict
+from fl_dp.statistics import Evaluation, query_from_dict
 from fl_dp.statistics.values import real_number
 
 from .records import Config, config_of, only_record
@@ -54,24 +54,67 @@ def statistic_handler(statistics_fn: StatisticsFn | None, units: NodeUnits) -> C
         if statistics_fn is None:
             raise ValueError("this app answers no statistics: build it with a statistics_fn")
         config = config_of(message)
-        query = query_from_dict(json.loads(str(config[STATISTIC_QUERY_KEY])))
         name = str(config[STATISTIC_VALUES_KEY])
-        sent: list[float] = []
-        failures: list[Exception] = []
-        hosted = range(units.count(context, config))
-        for unit in hosted:
-            try:
-                sent += query.contribution(statistics_fn(context, unit, config, name)).tolist()
-            except Exception as failure:
-                logger.exception("unit %d has no values '%s' and contributes zero", unit, name)
-                failures.append(failure)
-                sent += [0.0] * query.dimension
-        if failures and len(failures) == len(hosted):
-            raise failures[0]
-        metrics = MetricRecord({CONTRIBUTION_METRIC: sent})
-        return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
+
+        def values_of(unit: int) -> object:
+            return statistics_fn(context, unit, config, name)
+
+        return _contributions(message, config, units.count(context, config), values_of)
 
     return answer
+
+
+def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
+    """Return a handler that measures a model on each hosted unit, for private means.
+
+    As `statistic_handler`, about what a unit's `evaluate` returns: its number of examples, its loss
+    under the name `loss`, and its metrics under their own. A unit whose metrics are not all numbers
+    contributes zero.
+
+    Message: one ArrayRecord, the model, and a ConfigRecord with `fl-dp-query`, an `Evaluation`.
+    Reply: as of `statistic_handler`.
+    """
+
+    def answer(message: Message, context: Context) -> Message:
+        _, model = only_record(message.content.array_records, "ArrayRecord")
+        config = config_of(message)
+        query = query_from_dict(json.loads(str(config[STATISTIC_QUERY_KEY])))
+        if not isinstance(query, Evaluation):
+            raise ValueError(f"models are measured by an Evaluation, not by '{query.kind}'")
+        names = query.names
+
+        def measured(unit: int) -> object:
+            client = units.made(context, unit)
+            examples, report = _measured(client, model, config)
+            return [examples, *(real_number(report.get(name)) for name in names)]
+
+        return _contributions(message, config, units.count(context, config), measured)
+
+    return answer
+
+
+def _contributions(
+    message: Message, config: Config, hosted: int, values_of: Callable[[int], object]
+) -> Message:
+    """Return a reply with one vector a hosted unit, zero for a unit without values.
+
+    Raises:
+        Exception: The first failure, if no unit has any.
+    """
+    query = query_from_dict(json.loads(str(config[STATISTIC_QUERY_KEY])))
+    sent: list[float] = []
+    failures: list[Exception] = []
+    for unit in range(hosted):
+        try:
+            sent += query.contribution(values_of(unit)).tolist()
+        except Exception as failure:
+            logger.exception("unit %d has no values and contributes zero", unit)
+            failures.append(failure)
+            sent += [0.0] * query.dimension
+    if failures and len(failures) == hosted:
+        raise failures[0]
+    metrics = MetricRecord({CONTRIBUTION_METRIC: sent})
+    return Message(RecordDict({METRICS_KEY: metrics}), reply_to=message)
 
 
 def utility_handler(
@@ -118,7 +161,13 @@ def _hosted(units: NodeUnits, context: Context, unit: int, hosted: int) -> NumPy
 
 
 def _utility(client: NumPyClient, model: ArrayRecord, config: Config, name: str) -> float:
+    examples, report = _measured(client, model, config)
+    return real_number(examples if name == RECORDS_UTILITY else report.get(name))
+
+
+def _measured(
+    client: NumPyClient, model: ArrayRecord, config: Config
+) -> tuple[float, dict[str, object]]:
+    """Return a unit's number of examples, and its metrics with its loss by their names."""
     loss, num_examples, metrics = client.evaluate(model.to_numpy_ndarrays(), dict(config))
-    if name == "loss":
-        return real_number(loss)
-    return real_number(num_examples if name == RECORDS_UTILITY else metrics.get(name))
+    return real_number(num_examples), {**metrics, "loss": loss}

@@ -26,7 +26,7 @@ from fl_dp.accounting import (
     shared_noise_slack,
     within_slack,
 )
-from fl_dp.mechanisms import NoiseShare, SecureRandom
+from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
     content_digest,
@@ -80,11 +80,14 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         if receipt is not None:
             node.check_receipt(terms.run, receipt)
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
-        share = NoiseShare(segments=terms.segments, noise_scale=terms.noise_scale)
+        share = _share_of(terms)
         nothing = [np.zeros(each.size) for each in terms.segments]
         values = nothing
         try:
-            _charge(terms, share, summed.price, message, context)
+            if isinstance(share, NoiseShare):
+                _charge(terms, share, summed.price, message, context)
+            else:  # `begin` has asked the owner
+                logger.warning("adds to an exact total without noise, which no ledger charges")
             reply = call_next(message, context)
             if reply.has_error():
                 raise ValueError("the handler replied with an error")
@@ -102,6 +105,13 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     if due is not None:
         time.sleep(max(0.0, began + due - time.monotonic()))
     return Message(masked_to_content(masked), reply_to=message)
+
+
+def _share_of(terms: SumTerms) -> NoiseShare | ExactShare:
+    """Return what the node adds: its values with noise, unless the terms want an exact total."""
+    if terms.noise_scale == 0.0:
+        return ExactShare(segments=terms.segments)
+    return NoiseShare(segments=terms.segments, noise_scale=terms.noise_scale)
 
 
 def _require_matching(terms: SumTerms, summed: Summed) -> None:

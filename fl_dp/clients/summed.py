@@ -57,7 +57,7 @@ def summed_of(message: Message) -> Summed:
     kind = message.metadata.message_type
     if kind.partition(".")[0] == MessageType.TRAIN:
         return _of_training(message)
-    if kind == f"{MessageType.QUERY}.{STATISTIC_ACTION}":
+    if kind in (f"{MessageType.QUERY}.{STATISTIC_ACTION}", MessageType.EVALUATE):
         return _of_statistic(message)
     raise Refused("terms", f"there is nothing to sum in a message of type '{kind}'")
 
@@ -102,10 +102,10 @@ def _of_training(message: Message) -> Summed:
 
 def _of_statistic(message: Message) -> Summed:
     config = config_of(message)
+    if STATISTIC_QUERY_KEY not in config or SUM_KEY not in config:
+        raise Refused("terms", "the message does not say what is asked, and what it may cost")
     query = query_from_dict(json.loads(str(config[STATISTIC_QUERY_KEY])))
     size, norm = query.dimension, query.l2_sensitivity
-    if SUM_KEY not in config:
-        raise Refused("terms", "the message does not say what the statistic may cost")
 
     def values(reply: Message) -> Values:
         _, metrics = only_record(reply.content.metric_records, "MetricRecord")

@@ -17,8 +17,9 @@ from .ledger import ledger
 from .plan import plan
 from .run import run
 from .secagg import secagg
+from .stats import stats
 
-_COMMANDS = (run, plan, config, ledger, data)
+_COMMANDS = (run, stats, plan, config, ledger, data)
 
 
 class _Commands(TyperGroup):

@@ -67,6 +67,11 @@ def run(
         from .jobs import find_jobs
 
         jobs = find_jobs(overrides or [], multirun=multirun)
+        for job in jobs.each:
+            if (query := job.settings.statistic.query) is not None:
+                raise ValueError(
+                    f"statistic.query={query} trains nothing: write `fl-dp stats {query}`"
+                )
         jobs = _prepare(jobs)
         console = err if as_json else out
         runs = _run_all(jobs, console)

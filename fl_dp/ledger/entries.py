@@ -46,7 +46,7 @@ class LedgerEntry:
 
     @property
     def kind(self) -> str:
-        """`plan`, `run`, `reserve` or `commit`."""
+        """`plan`, `run`, `reserve`, `commit` or `uncharged`."""
         return str(self.fields["kind"])
 
 

@@ -376,7 +376,7 @@ class NodeLedger(ChainedLedger):
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
         # Before the lock is taken, which others wait for.
-        first_order = _filter_order(event, budget, neighboring_relation)
+        first_order = filter_order(event, budget, neighboring_relation)
         with self._chain.transaction() as connection:
             spending = self._of_source(account) if unread else self._joined(account)
             order = spending.filter_order
@@ -509,10 +509,13 @@ def _fit(
     return False
 
 
-def _filter_order(
+def filter_order(
     event: PrivacyEvent, budget: PrivacyBudget, relation: NeighboringRelation
 ) -> float | None:
-    """Return the order at which as many releases as fit the budget spend least."""
+    """Return the order at which as many releases as fit the budget spend least.
+
+    A ledger fixes it at its first release, and keeps it whatever follows.
+    """
     delta = (1.0 - DECLARED_SHARE) * budget.delta
     count = 1
     while (

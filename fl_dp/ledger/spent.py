@@ -67,6 +67,11 @@ class SpentLedger(ChainedLedger):
         return self._state.randomness != {SecureRandom.SECURE_KIND}
 
     @property
+    def uncharged(self) -> tuple[str, ...]:
+        """Names of releases that no epsilon covers, such as exact totals, in their order."""
+        return tuple(self._state.uncharged)
+
+    @property
     def rule(self) -> str:
         """The rule that decides whether a release still fits."""
         return self._state.gate.rule

@@ -45,6 +45,7 @@ class TrainingState:
         reserved: Every reservation, by its entry.
         committed: Entries of the reservations that were committed.
         randomness: Every source of randomness that the ledger was opened with.
+        uncharged: Names of releases that no epsilon covers, in their order.
     """
 
     def __init__(self) -> None:
@@ -59,6 +60,7 @@ class TrainingState:
         self.reserved: dict[int, Reservation] = {}
         self.committed: set[int] = set()
         self.randomness: set[str] = set()
+        self.uncharged: list[str] = []
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -102,6 +104,8 @@ class TrainingState:
                 self.randomness.add(fields["randomness"])
             case "reserve":
                 self._take_in_reservation(sequence, fields)
+            case "uncharged":
+                self.uncharged.append(str(fields["what"]))
             case "commit":
                 reserved = fields["reserved"]
                 if reserved not in self.reserved or reserved in self.committed:

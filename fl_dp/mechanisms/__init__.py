@@ -19,6 +19,7 @@ from .clipping_rules import (
 from .discrete_gaussian import DiscreteGaussian
 from .discrete_laplace import DiscreteLaplace
 from .estimators import capped_denominator_sensitivity
+from .exact_share import ExactShare
 from .exponential import ExponentialMechanism
 from .gaussian import GaussianMechanism
 from .grid import least_noise_multiplier
@@ -37,6 +38,7 @@ __all__ = [
     "Clipping",
     "DiscreteGaussian",
     "DiscreteLaplace",
+    "ExactShare",
     "ExponentialMechanism",
     "FixedClipping",
     "GaussianBundle",

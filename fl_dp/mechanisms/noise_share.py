@@ -64,16 +64,12 @@ class Segment:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoiseShare:
-    """What each node does to its values before they are masked, and the server to their sum.
-
-    Privacy: none that one share promises alone. A sum that holds `h` shares which an adversary does
-    not know is as private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`,
-    for one privacy unit that moves each segment by its clipping norm at most, zero-out neighbours.
+class GridShare:
+    """One node's part of a secure sum, on the sum's integers.
 
     Attributes:
         segments: Of the coordinates, in order.
-        noise_scale: Of one node's noise, in grid steps of every segment.
+        noise_scale: Of the node's noise, in grid steps of every segment.
     """
 
     segments: tuple[Segment, ...]
@@ -83,46 +79,29 @@ class NoiseShare:
         """Validate.
 
         Raises:
-            ValueError: If there is no segment, or so little noise that shares do not add up.
+            ValueError: If there is no segment.
         """
         if not self.segments:
             raise ValueError("a secure sum needs a segment: there is nothing to add up")
-        # "not >=" instead of "<": a NaN has to fail, too.
-        if not (self.noise_scale >= LEAST_NOISE_SCALE and math.isfinite(self.noise_scale)):
-            raise ValueError(
-                f"noise_scale must be at least {LEAST_NOISE_SCALE:g} grid steps, got "
-                f"{self.noise_scale:.4g}: a sum of less is no Gaussian; use more bits"
-            )
 
     @property
     def size(self) -> int:
         """Coordinates of the sum."""
         return sum(segment.size for segment in self.segments)
 
-    @property
-    def sensitivity(self) -> float:
-        """L2 distance, in grid steps, by which one privacy unit moves what a node encodes."""
-        each = (segment.scale * segment.clipping_norm for segment in self.segments)
-        return math.hypot(*each) * _ROUNDED
-
-    @cached_property
-    def _law(self) -> DiscreteGaussian:
-        return DiscreteGaussian(self.noise_scale)
-
-    def encode(self, values: Sequence[ArrayLike], rng: SecureRandom) -> NDArray[np.int64]:
-        """Return a node's values with its share of the noise.
+    def placed(self, values: Sequence[ArrayLike]) -> NDArray[np.float64]:
+        """Return a node's values in grid steps, not yet whole ones.
 
         An entry beyond the cap is cut to it: a projection, which moves no two values apart.
 
         Args:
             values: One array a segment, its sum over the node's units: `size` real numbers each.
-            rng: Where the noise comes from.
 
         Returns:
-            Integers in grid steps, shape `(size,)`; secret until they are masked.
+            Float64, shape `(size,)`.
 
         Raises:
-            ValueError: If there is not one array of the right size a segment, or an entry is NaN.
+            ValueError: If there is not one array of the right size a segment.
         """
         centres = np.empty(self.size)
         for segment, part, given in zip(self.segments, self._parts(centres), values, strict=True):
@@ -133,7 +112,7 @@ class NoiseShare:
                 )
             np.multiply(found, segment.scale, out=part)
             np.clip(part, -segment.cap, segment.cap, out=part)
-        return self._law.sample_around(centres, rng)
+        return centres
 
     def decode(self, total: NDArray[np.int64]) -> list[NDArray[np.float64]]:
         """Return the sums that so many steps stand for, in units of value, one array a segment.
@@ -148,6 +127,62 @@ class NoiseShare:
             raise ValueError(f"the sum has {self.size} coordinates, got shape {total.shape}")
         parts = zip(self.segments, self._parts(total.astype(np.float64)), strict=True)
         return [part / segment.scale for segment, part in parts]
+
+    def _parts(self, flat: NDArray[np.float64]) -> list[NDArray[np.float64]]:
+        """Return views of a flat vector, one a segment."""
+        ends = np.cumsum([segment.size for segment in self.segments])[:-1]
+        return list(np.split(flat, ends))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoiseShare(GridShare):
+    """What each node does to its values before they are masked, and the server to their sum.
+
+    Privacy: none that one share promises alone. A sum that holds `h` shares which an adversary does
+    not know is as private as a Gaussian of `shared_noise_multiplier(noise_scale, sensitivity, h)`,
+    for one privacy unit that moves each segment by its clipping norm at most, zero-out neighbours.
+
+    Attributes: See `GridShare`.
+    """
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If there is no segment, or so little noise that shares do not add up.
+        """
+        super().__post_init__()
+        # "not >=" instead of "<": a NaN has to fail, too.
+        if not (self.noise_scale >= LEAST_NOISE_SCALE and math.isfinite(self.noise_scale)):
+            raise ValueError(
+                f"noise_scale must be at least {LEAST_NOISE_SCALE:g} grid steps, got "
+                f"{self.noise_scale:.4g}: a sum of less is no Gaussian; use more bits"
+            )
+
+    @property
+    def sensitivity(self) -> float:
+        """L2 distance, in grid steps, by which one privacy unit moves what a node encodes."""
+        each = (segment.scale * segment.clipping_norm for segment in self.segments)
+        return math.hypot(*each) * _ROUNDED
+
+    @cached_property
+    def _law(self) -> DiscreteGaussian:
+        return DiscreteGaussian(self.noise_scale)
+
+    def encode(self, values: Sequence[ArrayLike], rng: SecureRandom) -> NDArray[np.int64]:
+        """Return a node's values with its share of the noise.
+
+        Args:
+            values: As of `placed`.
+            rng: Where the noise comes from.
+
+        Returns:
+            Integers in grid steps, shape `(size,)`; secret until they are masked.
+
+        Raises:
+            ValueError: If there is not one array of the right size a segment, or an entry is NaN.
+        """
+        return self._law.sample_around(self.placed(values), rng)
 
     def require_covers(self, bundle: GaussianBundle, size: int) -> None:
         """Refuse segments that claim less than one unit can move under a bundle.
@@ -184,8 +219,3 @@ class NoiseShare:
     def fits(self, nodes: int, bits: int) -> bool:
         """Tell whether sums of so many nodes fit words of so many bits: no entry wraps around."""
         return self.largest_sum(nodes) <= 2.0 ** (bits - 1) - 1.0
-
-    def _parts(self, flat: NDArray[np.float64]) -> list[NDArray[np.float64]]:
-        """Return views of a flat vector, one a segment."""
-        ends = np.cumsum([segment.size for segment in self.segments])[:-1]
-        return list(np.split(flat, ends))

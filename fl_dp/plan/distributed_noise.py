@@ -23,16 +23,16 @@ from fl_dp.accounting import (
     within_slack,
 )
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.mechanisms import GaussianBundle
+from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.checks import require_count, require_positive
 
 from .hosting import Hosting
 from .noise import ANOTHER_APP, Noise
 from .release import Release
-from .shared_bundle import SharedBundle, WordSize
+from .shared_bundle import MOST_BITS, SharedBundle, WordSize
 
 _LARGEST_SLACK = 1e-2
-_ATTEMPTS = 2  # of each round: what failed sums may repeat, counted beforehand
+_ATTEMPTS = 2  # of each sum: what failed ones may repeat, counted beforehand
 _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 
 
@@ -155,7 +155,7 @@ class DistributedNoise(Noise):
     Attributes:
         nodes: Of a sum.
         units_in_sum: Of one node, at most; see `Hosting.most_drawn`.
-        rounds: Planned; the accounting's own error is for twice as many.
+        sums: Planned rounds and other releases; the accounting's own error is for twice as many.
         secure_sum: Options of the sums.
     """
 
@@ -164,7 +164,7 @@ class DistributedNoise(Noise):
 
     nodes: int
     units_in_sum: int = 1
-    rounds: int
+    sums: int
     secure_sum: SecureSum
 
     def __post_init__(self) -> None:
@@ -176,7 +176,7 @@ class DistributedNoise(Noise):
         """
         if self.slack > _LARGEST_SLACK:
             raise ValueError(
-                f"max_parameters = {self.secure_sum.max_parameters} in {self.rounds} rounds of "
+                f"max_parameters = {self.secure_sum.max_parameters} in {self.sums} sums of "
                 f"{self.nodes} nodes make float64's own error {self.slack:.2g}, above "
                 f"{_LARGEST_SLACK:g}: write SecureSum(max_parameters=...) with the model's own size"
             )
@@ -193,8 +193,8 @@ class DistributedNoise(Noise):
 
     @property
     def releases(self) -> int:
-        """The number of sums that are accounted: planned rounds, and repetitions of failed ones."""
-        return _ATTEMPTS * self.rounds
+        """The number of sums that are accounted: those planned, and repetitions of failed ones."""
+        return _ATTEMPTS * self.sums
 
     @cached_property
     def slack(self) -> float:
@@ -214,12 +214,11 @@ class DistributedNoise(Noise):
         self, budget: PrivacyBudget, history: FrozenHistory, relation: NeighboringRelation
     ) -> PrivacyFilter:
         """Return the gate: of the declared releases, and of no more sums than are accounted."""
-        spare = self.releases - self.rounds
         return DeclaredFilter(
             self.event_budget(budget),
             history,
             neighboring_relation=relation,
-            most=sum(count for _, count in history) + spare,
+            most=self.releases,
         )
 
     def event(
@@ -243,14 +242,64 @@ class DistributedNoise(Noise):
                 f"the model has {size} coordinates, and the plan accounts for max_parameters = "
                 f"{self.secure_sum.max_parameters}: write SecureSum(max_parameters={size})"
             )
-        words = WordSize(
+        return self._words.fit(bundle, size)
+
+    def shared_statistic(
+        self, mechanism: GaussianMechanism, size: int, *, units_per_node: int
+    ) -> SharedBundle:
+        """Return the sum of a statistic on the integers of a secure sum.
+
+        Its coordinates are few, and one unit may fill one of them: words are as wide as they can
+        be, and no entry is cut below what a node can reach.
+
+        Args:
+            mechanism: How units are clipped, and the noise on the sum.
+            size: Coordinates.
+            units_per_node: Units that a node hosts at most; all of them take part.
+
+        Raises:
+            ValueError: If there are more than was accounted.
+        """
+        if size > self.secure_sum.max_parameters:
+            raise ValueError(
+                f"the statistic has {size} coordinates, and the plan accounts for max_parameters = "
+                f"{self.secure_sum.max_parameters}: write SecureSum(max_parameters={size})"
+            )
+        bundle = GaussianBundle(
+            noise_multiplier=mechanism.noise_multiplier, clipping_norms=(mechanism.clipping_norm,)
+        )
+        words = replace(
+            self._words,
+            units_in_sum=units_per_node,
+            bits=MOST_BITS,
+            element_cap=float(units_per_node),
+        )
+        return words.fit(bundle, size)
+
+    def noise_std(self, shared: SharedBundle) -> float:
+        """Return the standard deviation of all nodes' noise on a statistic, in its own units.
+
+        Of everybody's shares, whoever replied: how many did is no part of an answer.
+        """
+        (segment,) = shared.segments
+        return shared.noise_scale * sqrt(self.nodes) / segment.scale
+
+    def in_shares(self, shared: SharedBundle) -> str:
+        """Return how exact a statistic is, in words."""
+        return (
+            f"it comes in shares, of which {self.honest_shares} have to be enough: those of all "
+            f"{self.nodes} nodes together have {self.noise_std(shared):.4g}"
+        )
+
+    @property
+    def _words(self) -> WordSize:
+        return WordSize(
             noise=self.shares,
             shares=self.honest_shares,
             units_in_sum=self.units_in_sum,
             bits=self.secure_sum.bits,
             element_cap=self.secure_sum.element_cap,
         )
-        return words.fit(bundle, size)
 
     def check(
         self,
@@ -308,16 +357,16 @@ class DistributedNoise(Noise):
                 "secure_sum and coins_at_nodes write SecureSum(reply_after=...), in seconds"
             )
 
-    def check_sums(self, bundle: GaussianBundle, *, rounds: int, num_clients: int) -> None:
-        """Refuse more rounds than are accounted, and bits that are too few for the least noise.
+    def check_sums(self, bundle: GaussianBundle, *, sums: int, num_clients: int) -> None:
+        """Refuse more sums than are accounted, and bits that are too few for the least noise.
 
         Raises:
             ValueError: With what to write instead.
         """
-        if rounds > self.rounds or self.nodes > num_clients:
+        if sums > self.sums or self.nodes > num_clients:
             raise ValueError(
-                f"the noise is for {self.rounds} rounds of {self.nodes} nodes, and the plan has "
-                f"{rounds} of {num_clients} units: write secure_sum=SecureSum(...) and let the "
+                f"the noise is for {self.sums} sums of {self.nodes} nodes, and the plan has "
+                f"{sums} of {num_clients} units: write secure_sum=SecureSum(...) and let the "
                 "plan count"
             )
         self.shared_bundle(bundle, 1)

@@ -98,7 +98,7 @@ class Noise(ABC):
 
     def multipliers(self, rounds: int) -> tuple[float, ...]:
         """Return the planned multiplier of each round; where it is chosen later, the first one."""
-        return self.schedule.multipliers(self.multiplier, rounds)
+        return self.schedule.multipliers(self.multiplier, rounds) if rounds else ()
 
     def controller(self) -> PlateauController | None:
         """Return what chooses the multipliers later, if anything does."""
@@ -171,18 +171,18 @@ class Noise(ABC):
         """
         del may_grow
 
-    def check_sums(self, bundle: GaussianBundle, *, rounds: int, num_clients: int) -> None:
+    def check_sums(self, bundle: GaussianBundle, *, sums: int, num_clients: int) -> None:
         """Refuse sums that this noise can't be added to; anything goes by default.
 
         Args:
             bundle: Of the round with the least noise.
-            rounds: Of the plan.
+            sums: Rounds and other releases of the plan.
             num_clients: Units of the roster.
 
         Raises:
             ValueError: With what to write instead.
         """
-        del bundle, rounds, num_clients
+        del bundle, sums, num_clients
 
     @abstractmethod
     def adversary(self, *, unit: str, sampling: Sampling) -> str:

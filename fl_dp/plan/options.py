@@ -163,7 +163,7 @@ def _shared_noise(
         **own,
         nodes=hosting.nodes_of(units),
         units_in_sum=hosting.most_drawn(sampling),
-        rounds=options["rounds"],
+        sums=options["rounds"] + sum(count for _, count in options.get("other_releases", ())),
         secure_sum=secure_sum,
     )
 

@@ -64,7 +64,8 @@ class PrivacyPlan:
 
     Attributes:
         budget: Never exceeded, whatever happens to the rounds.
-        rounds: Number of releases that are planned.
+        rounds: Number of models that are planned to be released; 0 for a plan of `other_releases`
+            alone.
         num_clients: Units of the declared roster; public. Where units are records
             (`Hosting.nodes`), about as many as all nodes have: it divides, and the contribution
             check compares it with a noisy count.
@@ -100,8 +101,11 @@ class PrivacyPlan:
         Raises:
             ValueError: If a field is out of range or fields exclude each other.
         """
-        if self.rounds < 1:
-            raise ValueError(f"rounds must be at least 1, got {self.rounds}")
+        if self.rounds < (0 if self.other_releases else 1):
+            raise ValueError(
+                f"rounds must be at least 1, or 0 where other_releases are planned, got "
+                f"{self.rounds}"
+            )
         if self.num_clients < 1:
             raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
         self.sampling.check(self.num_clients, self.neighboring_relation)
@@ -121,11 +125,12 @@ class PrivacyPlan:
             relation=self.neighboring_relation,
         )
         # Made for their own checks: charged and gated, before anything of the plan is released.
-        _ = self.event_of(1), self.filter()
-        _ = self.bundle(max(self.noise_multipliers))  # scalars fit every round, or no round starts
+        _ = self.rounds_at(self.noise_multiplier), self.filter()
+        # Scalars fit every round, or no round starts.
+        _ = self.bundle(max(self.noise_multipliers, default=self.noise_multiplier))
         self.noise.check_sums(
             self.bundle(self.noise.least_multiplier),
-            rounds=self.rounds,
+            sums=self.rounds + sum(count for _, count in self.other_releases),
             num_clients=self.num_clients,
         )
         # The finer the noise, the finer the grid, and the fewer units it sums without a rounding.
@@ -340,6 +345,8 @@ class PrivacyPlan:
 
     def rounds_at(self, noise_multiplier: float) -> FrozenHistory:
         """Return what the charged rounds are when the least noise is `noise_multiplier`."""
+        if not self.charged_rounds:
+            return ()
         multipliers = self.noise.schedule.multipliers(noise_multiplier, self.charged_rounds)
         return freeze(
             [(self.event_at(each), count) for each, count in Counter(multipliers).items()]

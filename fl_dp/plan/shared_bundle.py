@@ -22,7 +22,7 @@ from fl_dp.mechanisms import (
     Segment,
 )
 
-_MOST_BITS = 32
+MOST_BITS = 32
 _SMALL_CAP = 0.25  # of what a node can reach: only an update of a few entries has one beyond
 
 
@@ -161,7 +161,7 @@ class WordSize:
         cap = min(self._caps)
         enough = (
             bits
-            for bits in range(tried + 1, _MOST_BITS + 1)
+            for bits in range(tried + 1, MOST_BITS + 1)
             if self._noise_scale(bundle, size, bits, cap)
         )
         write = next((f"SecureSum(bits={bits})" for bits in enough), "a larger noise multiplier")

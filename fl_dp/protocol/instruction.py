@@ -58,7 +58,7 @@ class SumInstruction:
     """The price of a secure sum to a client, besides its terms.
 
     Attributes:
-        rounds: Sums that the training plans.
+        rounds: Sums that are planned: rounds, and other releases.
         epsilon: What the training may spend of the client in all; None: only the node's owner caps
             it.
         delta: The delta that goes with it.

@@ -1,4 +1,4 @@
-"""Private statistics over a federation: counts, sums, means, histograms and quantiles.
+"""Private statistics over a federation: counts, sums, means, histograms, quantiles, evaluations.
 
     >>> query = Mean(lows=(0.0,), highs=(100.0,))
     >>> message = query_to_dict(query)                            # travels to the clients
@@ -18,6 +18,7 @@ from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .charged import charged_release
+    from .evaluation import Evaluation
     from .histograms import Frequencies, Histogram
     from .noise_choice import NoiseChoice, NoiseLaw, choose_noise
     from .quantiles import Quantiles
@@ -32,6 +33,7 @@ __all__ = [
     "Answer",
     "Count",
     "Estimate",
+    "Evaluation",
     "Frequencies",
     "Histogram",
     "Mean",

@@ -118,6 +118,29 @@ class Frequencies(BinnedQuery):
         """One number a category."""
         return len(self.categories)
 
+    def ranked(self, estimate: Estimate, most: int) -> tuple[tuple[Category, float], ...]:
+        """Return the most frequent categories with their noisy counts, the largest first.
+
+        Post-processing of the answer's `counts`: it costs nothing. Two whose counts are within
+        their noise of one another may stand the other way round.
+
+        Args:
+            estimate: `answer["counts"]`.
+            most: How many, at most.
+
+        Raises:
+            ValueError: If `most` is below 1, or the answer is of other categories.
+        """
+        if most < 1:
+            raise ValueError(f"the most frequent categories must be at least 1, got {most}")
+        if estimate.value.shape != (self.dimension,):
+            raise ValueError(
+                f"{self.dimension} categories and counts of shape {estimate.value.shape}: give the "
+                "answer to this query"
+            )
+        order = np.argsort(-estimate.value, kind="stable")[:most]
+        return tuple((self.categories[place], float(estimate.value[place])) for place in order)
+
     def _bins_of(self, values: object) -> NDArray[np.intp]:
         places: dict[object, int] = {category: i for i, category in enumerate(self.categories)}
         found: list[int] = []

@@ -46,7 +46,8 @@ class NoiseChoice:
 
     Attributes:
         query: What is asked.
-        mechanisms: One for a sum; for quantiles one exponential mechanism a probability.
+        mechanisms: One for a sum; for quantiles one exponential mechanism a probability, or one
+            Gaussian for the sum that all of them are read off.
         explanation: One sentence for people.
     """
 
@@ -63,7 +64,8 @@ class NoiseChoice:
         """
         kinds = " and ".join(type(mechanism).__name__ for mechanism in self.mechanisms) or "nothing"
         if isinstance(self.query, Quantiles):
-            self._check_draws(self.query, kinds)
+            if not self._read_off:
+                self._check_draws(self.query, kinds)
         elif len(self.mechanisms) != 1 or not isinstance(self.mechanisms[0], SumMechanism):
             raise ValueError(
                 f"a query '{self.query.kind}' is answered by one LaplaceMechanism or "
@@ -88,6 +90,11 @@ class NoiseChoice:
                 )
 
     @property
+    def _read_off(self) -> bool:
+        """Whether the answer is read off one sum with Gaussian noise."""
+        return [type(mechanism) for mechanism in self.mechanisms] == [GaussianMechanism]
+
+    @property
     def events(self) -> tuple[PrivacyEvent, ...]:
         """The event that one release is charged as."""
         return tuple(event_of(mechanism) for mechanism in self.mechanisms)
@@ -100,7 +107,7 @@ class NoiseChoice:
     @property
     def summed_by(self) -> Quantiles | SumMechanism:
         """Query or mechanism that bounds each contribution and encodes it for an exact sum."""
-        if isinstance(self.query, Quantiles):
+        if isinstance(self.query, Quantiles) and not self._read_off:
             return self.query
         (mechanism,) = self.mechanisms
         assert isinstance(mechanism, SumMechanism)  # as was checked
@@ -116,7 +123,8 @@ def choose_noise(
     zero-out (or add-or-remove) neighbours, against anyone who sees the answer. Sums get Laplace
     noise of scale `l1_sensitivity / epsilon` (delta is then not used) or analytic Gaussian noise
     (Balle and Wang 2018), whichever has the smaller standard deviation a coordinate; equal ones
-    go to Laplace. Quantiles share epsilon evenly between exponential mechanisms.
+    go to Laplace. Quantiles share epsilon evenly between exponential mechanisms, unless the law is
+    Gaussian: then all are read off one noisy sum.
 
     This compares answers that stand alone. Among many releases in one ledger, what counts is what
     composes: Laplace noise of a small epsilon then spends about as much as Gaussian noise of
@@ -128,7 +136,7 @@ def choose_noise(
         query: What is asked.
         epsilon: Positive and finite.
         delta: In [0, 1); 0 asks for a pure guarantee, and so for Laplace noise.
-        law: Use this law, for sums.
+        law: Use this law, for sums; `gaussian` is the one that secure sums have.
 
     Raises:
         ValueError: If an argument is out of range, or `law` can't give what is asked.
@@ -136,13 +144,17 @@ def choose_noise(
     require_positive(epsilon=epsilon)
     if not 0.0 <= delta < 1.0:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
-    if isinstance(query, Quantiles):
-        if law is not None:
-            raise ValueError(f"quantiles use the exponential mechanism: leave out law={law!r}")
+    chosen = None if law is None else NoiseLaw(law)
+    if isinstance(query, Quantiles) and chosen is not NoiseLaw.GAUSSIAN:
+        if chosen is not None:
+            raise ValueError(
+                f"quantiles are drawn by exponential mechanisms, or read off a sum with "
+                f"law='gaussian': leave out law={str(chosen)!r}"
+            )
         return _choose_draws(query, epsilon)
     if not isinstance(query, SumQuery):
         raise ValueError(f"there is no mechanism for a query '{query.kind}'")
-    return _choose_sum(query, epsilon, delta, None if law is None else NoiseLaw(law))
+    return _choose_sum(query, epsilon, delta, chosen)
 
 
 def _choose_sum(query: SumQuery, epsilon: float, delta: float, law: NoiseLaw | None) -> NoiseChoice:

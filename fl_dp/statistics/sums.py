@@ -88,9 +88,39 @@ class RangedQuery(Query):
         """Numbers that a record consists of."""
         return len(self.lows)
 
+    @property
+    def _middle(self) -> NDArray[np.float64]:
+        return np.array(self.lows) / 2.0 + np.array(self.highs) / 2.0
+
+    @property
+    def _half(self) -> NDArray[np.float64]:
+        return np.array(self.highs) / 2.0 - np.array(self.lows) / 2.0
+
     def _clipped(self, values: object) -> NDArray[np.float64]:
         """Return the records, each number within its range, shape `(n, features)`."""
         return np.clip(records(values, self.features), self.lows, self.highs)
+
+    def _scaled(self, rows: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return records with each range as [-1, 1], so that a missing one counts as its middle."""
+        return np.clip((rows - self._middle) / self._half, -1.0, 1.0)
+
+    def _means(self, sums: NDArray[np.float64], count: float, noise_std: float) -> Estimate:
+        """Return the mean of each feature from the noisy sum of `_scaled` records and their number.
+
+        The error is to first order in the noise. If the count is no larger than its own noise,
+        nothing was learnt: the mean is the middle of the range and so is the error, half the range.
+        """
+        if not count > noise_std:
+            note = "the noisy count is within its noise: these are the middle and half of the range"
+            return Estimate(
+                value=self._middle, error=self._half, error_is="half the range", note=note
+            )
+        mean = np.clip(sums / count, -1.0, 1.0)
+        share = noise_std / count
+        return Estimate(
+            value=self._middle + self._half * mean,
+            error=self._half * share * np.sqrt(1.0 + mean**2),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,47 +193,34 @@ class Mean(RangedQuery, SumQuery):
         """Every feature at an end, or in the middle, of its range."""
         return self.max_records * math.sqrt(self.features + 1.0)
 
-    @property
-    def _middle(self) -> NDArray[np.float64]:
-        return np.array(self.lows) / 2.0 + np.array(self.highs) / 2.0
-
-    @property
-    def _half(self) -> NDArray[np.float64]:
-        return np.array(self.highs) / 2.0 - np.array(self.lows) / 2.0
-
     def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
-        scaled = np.clip((self._clipped(values) - self._middle) / self._half, -1.0, 1.0)
+        scaled = self._scaled(self._clipped(values))
         sums = (scaled.sum(axis=0), (1.0 - scaled**2).sum(axis=0), [float(len(scaled))])
         return np.concatenate(sums), len(scaled)
 
     def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
         """Return `mean` and `std`, shape `(features,)`, and `count`; see `SumQuery.estimates`.
 
-        Errors are to first order in the noise. If the noisy count is no larger than its own noise,
-        nothing was learnt: the mean is the middle of the range and so is the error, half the range.
-        A standard deviation that can't be told from zero is reported as large as it may well be, so
+        Errors are to first order in the noise; see `_means` for a count that is within it. A
+        standard deviation that can't be told from zero is reported as large as it may well be, so
         that dividing by it never blows noise up.
         """
-        half, middle = self._half, self._middle
-        count = float(total[-1])
+        half, count = self._half, float(total[-1])
+        mean = self._means(total[: self.features], count, noise_std)
         counted = Estimate(value=np.asarray(count), error=np.asarray(noise_std))
-        if not count > noise_std:
-            note = "the noisy count is within its noise: these are the middle and half of the range"
-            unknown = Estimate(value=middle, error=half, error_is="half the range", note=note)
-            spread = Estimate(value=half, error=half, error_is="half the range", note=note)
-            return {"mean": unknown, "std": spread, "count": counted}
+        if mean.note:
+            spread = Estimate(value=half, error=half, error_is=mean.error_is, note=mean.note)
+            return {"mean": mean, "std": spread, "count": counted}
         share = noise_std / count
-        mean = np.clip(total[: self.features] / count, -1.0, 1.0)
+        centred = np.clip(total[: self.features] / count, -1.0, 1.0)
         below_one = np.clip(total[self.features : -1] / count, 0.0, 1.0)
         # var = 1 - T/n - (S/n)^2, with independent noise of one size on T, S and n.
-        gradient = np.sqrt(1.0 + 4.0 * mean**2 + (below_one + 2.0 * mean**2) ** 2)
+        gradient = np.sqrt(1.0 + 4.0 * centred**2 + (below_one + 2.0 * centred**2) ** 2)
         variance_error = share * gradient
-        variance = np.clip(1.0 - mean**2 - below_one, variance_error, 1.0)
+        variance = np.clip(1.0 - centred**2 - below_one, variance_error, 1.0)
         std = np.sqrt(variance)
         return {
-            "mean": Estimate(
-                value=middle + half * mean, error=half * share * np.sqrt(1.0 + mean**2)
-            ),
+            "mean": mean,
             "std": Estimate(value=half * std, error=half * variance_error / (2.0 * std)),
             "count": counted,
         }

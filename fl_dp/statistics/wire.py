@@ -6,13 +6,14 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from .evaluation import Evaluation
 from .histograms import Frequencies, Histogram
 from .quantiles import Quantiles
 from .query import Query
 from .sums import Count, Mean, Sum
 
 _KINDS: dict[str, type[Query]] = {
-    kind.kind: kind for kind in (Count, Sum, Mean, Histogram, Frequencies, Quantiles)
+    kind.kind: kind for kind in (Count, Sum, Mean, Histogram, Frequencies, Quantiles, Evaluation)
 }
 
 

@@ -6,15 +6,64 @@ from dataclasses import replace
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.accounting.budget import DECLARED_SHARE
-from fl_dp.plan import PrivacyPlan
+from fl_dp.accounting.renyi import epsilon_at_order, renyi_divergences
+from fl_dp.ledger.node import filter_order
+from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.protocol.instruction import SumInstruction
+
+_ROUNDING = 1.0 + 1e-9
+_MOST_TRIES = 100
 
 
 def budget_for_nodes(plan: PrivacyPlan) -> PrivacyBudget | None:
-    """Return what the plan's rounds may spend at a node's ledger; None: the owner has to say.
+    """Return what the plan may spend at a node's ledger; None: the owner has to say.
 
     A node's ledger keeps a share of delta for noise that changes, so it is asked for more of it. If
-    it would have to admit several kinds of noise, it needs more room than the plan has.
+    it would have to admit rounds of several kinds of noise, it needs more room than the plan has.
+    Statistics by secure sums are charged to it, too: room is asked for them, as much as the
+    ledger's rule for noise that changes needs. What is spent is the plan's all the same.
     """
     if len(set(plan.noise_multipliers)) > 1:
         return None
-    return replace(plan.budget, delta=min(0.5, plan.budget.delta / DECLARED_SHARE))
+    budget = replace(plan.budget, delta=min(0.5, plan.budget.delta / DECLARED_SHARE))
+    if isinstance(plan.noise, DistributedNoise) and len(plan.history) > 1:
+        return _room_for_several(plan, budget)
+    return budget
+
+
+def _room_for_several(plan: PrivacyPlan, budget: PrivacyBudget) -> PrivacyBudget | None:
+    """Return a budget within which a node's ledger admits the whole plan, in any order.
+
+    The ledger fixes the order of its Renyi filter by its first release and by the budget, so that
+    the room that is needed depends on the room that is asked for.
+    """
+    delta, relation = (1.0 - DECLARED_SHARE) * budget.delta, plan.neighboring_relation
+    room = budget
+    for _ in range(_MOST_TRIES):
+        orders = [filter_order(first, room, relation) for first, _ in plan.history]
+        needed = 0.0
+        for order in orders:
+            if order is None:
+                return None
+            spent = sum(
+                count * renyi_divergences(event, relation, (order,))[0]
+                for event, count in plan.history
+            )
+            needed = max(needed, float(epsilon_at_order(spent, order, delta)))
+        needed = needed * _ROUNDING + 2.0 * plan.noise.slack
+        if needed <= room.epsilon:
+            return room
+        room = replace(room, epsilon=needed)
+    return None
+
+
+def price_of_a_sum(plan: PrivacyPlan) -> SumInstruction:
+    """Return what nodes are told of the price of a secure sum, besides its terms."""
+    budget = budget_for_nodes(plan)
+    return SumInstruction(
+        rounds=plan.rounds + sum(count for _, count in plan.other_releases),
+        epsilon=None if budget is None else budget.epsilon,
+        delta=None if budget is None else budget.delta,
+        neighboring_relation=str(plan.neighboring_relation),
+        unit=plan.unit,
+    )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import DistributedNoise, PrivacyPlan
-from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
+from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates import VectorLayout
@@ -22,7 +22,7 @@ from ..roster import Unit
 from ..secure import OneSum, SecureSums, Summed
 from ..selection import Observation
 from .base import Cohort, Mode, Released, RoundFailed
-from .node_budget import budget_for_nodes
+from .node_budget import price_of_a_sum
 from .scalars import released_by
 
 
@@ -64,7 +64,6 @@ class SecureSumMode(Mode):
         rate = None
         if plan.hosting.coins_at_nodes and isinstance(plan.sampling, PoissonSampling):
             rate = plan.sampling.sampling_rate
-        budget = budget_for_nodes(plan)
         super().__init__(
             layout,
             # All are told the same: a list of units would tell one node's message from another's.
@@ -74,13 +73,7 @@ class SecureSumMode(Mode):
                 max_units=plan.hosting.units_per_node,
                 of_records=plan.hosting.of_records,
                 sampling_rate=1.0 if rate is None else rate,
-                secure_sum=SumInstruction(
-                    rounds=plan.rounds,
-                    epsilon=None if budget is None else budget.epsilon,
-                    delta=None if budget is None else budget.delta,
-                    neighboring_relation=str(plan.neighboring_relation),
-                    unit=plan.unit,
-                ),
+                secure_sum=price_of_a_sum(plan),
             ),
         )
         summed = Summed(

@@ -16,7 +16,7 @@ import numpy as np
 from flwr.app import Message, MessageType, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.mechanisms import NoiseShare
+from fl_dp.mechanisms import ExactShare, NoiseShare
 from fl_dp.plan import DistributedNoise
 from fl_dp.protocol.secure_sum import (
     OPEN_ACTION,
@@ -54,7 +54,7 @@ class Summed:
     """
 
     purpose: str
-    share: NoiseShare
+    share: NoiseShare | ExactShare
     bits: int
     sampling_rate: float | None = None
     units_in_sum: int = 1
@@ -240,5 +240,6 @@ class OneSum:
         for segment, total in zip(share.segments, values, strict=True):
             std = share.noise_scale * math.sqrt(repliers) / segment.scale
             noise = std * (math.sqrt(total.size) + _DEVIATIONS)
+            noise += repliers * math.sqrt(total.size) / segment.scale  # of exact totals: rounding
             if not np.linalg.norm(total) <= units * segment.clipping_norm + noise:
                 raise SecureSumFailed("the sum is longer than clipped values and noise can be")

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Message, MessageType, RecordDict
 
+from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
@@ -20,7 +21,7 @@ from fl_dp.protocol.secure_sum import (
 from fl_dp.secagg import Directory, Entry, OpenSum, Roster, SecureSumFailed
 
 from ..exchange import Ask
-from ..rehearsal import meaning_of
+from ..rehearsal import RehearsalFailed, meaning_of
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -87,6 +88,19 @@ class SecureSums:
         """Return the place of each node that has confirmed the directory and sent no rubbish."""
         can = self._confirmed - {n for n, at in self._place_of.items() if at in self._left_out}
         return {node: self._place_of[node] for node in nodes if node in can}
+
+    def require_enough(self, nodes: Sequence[int], least: int) -> None:
+        """Check, before anything is charged, that a sum over some nodes could be opened.
+
+        Raises:
+            RehearsalFailed: If fewer than `least` of them have keys.
+        """
+        known = len(self.places(nodes))
+        if known < least:
+            raise RehearsalFailed(
+                f"{known} of {len(nodes)} nodes have keys for secure sums, and a sum needs "
+                f"{least}: their logs say why, and nothing was charged"
+            )
 
     def node_at(self, place: int) -> int | None:
         """Return the node at a place, None if it is gone."""
@@ -197,3 +211,21 @@ class SecureSums:
                 yield node, reply.content
             if not left:
                 return
+
+
+def secure_sums_of(plan: PrivacyPlan, roster: Roster | None) -> SecureSums | None:
+    """Return who keeps the keys of secure sums, None where the plan has none.
+
+    Raises:
+        ValueError: If a roster is given and the plan supposes none, or the other way round.
+    """
+    noise = plan.noise
+    supposed = isinstance(noise, DistributedNoise) and noise.secure_sum.roster
+    if supposed != (roster is not None):
+        has = "supposes" if supposed else "does not suppose"
+        raise ValueError(
+            f"the plan {has} that nodes know each other's keys from a roster "
+            f"(SecureSum(roster=...)), and secure_roster is "
+            f"{'left out' if roster is None else 'given'}: change one of them"
+        )
+    return SecureSums(roster) if isinstance(noise, DistributedNoise) else None

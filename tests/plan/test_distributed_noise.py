@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from fl_dp.accounting import (
     PrivacyBudget,
     VisibleSampling,
     epsilon,
+    freeze,
     shared_noise_multiplier,
     shared_noise_slack,
 )
@@ -359,3 +361,19 @@ def test_other_noise_has_no_shares() -> None:
     )
     with pytest.raises(TypeError, match=r"give the plan secure_sum=SecureSum\(\)"):
         central.shared_bundle(1.5, size=5)
+
+
+def test_other_releases_are_sums_whose_own_error_is_charged_too() -> None:
+    asked = GaussianEvent(noise_multiplier=20.0)
+    plan = planned(other_releases=[(asked, 5)])
+    assert noise_of(plan).slack == shared_noise_slack(2 * (10 + 5), 10**6, 100)
+    gate = plan.filter()
+    for _ in range(2 * (10 + 5)):
+        gate.spend(asked)
+    assert gate.would_exceed(asked)  # however small it is
+
+
+def test_noise_for_fewer_sums_than_are_planned_is_refused() -> None:
+    plan = planned()
+    with pytest.raises(ValueError, match=r"the noise is for 10 sums .* the plan has 11"):
+        replace(plan, other_releases=freeze([(GaussianEvent(noise_multiplier=20.0), 1)]))

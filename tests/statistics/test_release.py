@@ -14,6 +14,7 @@ from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMec
 from fl_dp.statistics import (
     Answer,
     Count,
+    Evaluation,
     Frequencies,
     Histogram,
     Mean,
@@ -125,6 +126,39 @@ def test_a_quantiles_rank_is_as_close_as_said() -> None:
     # The theorem's bound is generous; 1 more for the ranks that a point spans.
     assert np.mean(np.array(off) <= float(answer.error[0]) + 1) >= 0.95
     assert np.median(off) > 0.5  # there is noise
+
+
+def test_quantiles_read_off_a_noisy_sum_are_as_close_as_said() -> None:
+    """100 answers; each is within its bound with probability 0.95, and 80 are with 1 - 1e-7."""
+    grid = tuple(range(100))
+    query = Quantiles(probabilities=(0.1, 0.5, 0.9), grid=grid)
+    masses = np.full(100, 4.0)  # 4 clients at each point
+    choice = choose_noise(query, 1.0, DELTA, law="gaussian")
+    std = choice.mechanisms[0].noise_std  # type: ignore[union-attr]  # a Gaussian, as asked
+    noise = np.random.default_rng(1)
+    inside, off = 0, []
+    for _ in range(100):
+        found = query.estimates(masses + noise.normal(0.0, std, 100), std)["quantiles"]
+        ranks = np.abs(found.value * 4.0 + 2.0 - np.array([40.0, 200.0, 360.0])) - 2.0
+        inside += bool(np.all(ranks <= found.error))
+        off.append(np.max(ranks))
+    assert inside >= 80
+    assert np.median(off) > 0.1 * std  # there is noise
+
+
+def test_one_gaussian_answers_all_quantiles_and_one_event_is_charged() -> None:
+    query = Quantiles(probabilities=(0.25, 0.5), grid=tuple(range(20)))
+    choice = choose_noise(query, NO_NOISE, DELTA, law="gaussian")
+    clients = [query.contribution([float(value)]) for value in range(20)] * 10
+    answer = release_statistic(choice, clients, RNG)
+    assert len(answer.events) == 1
+    assert np.all(np.abs(answer.value - [4.5, 9.5]) <= 0.5)
+
+
+def test_a_mass_within_its_noise_is_said() -> None:
+    query = Quantiles(probabilities=(0.5,), grid=(0.0, 1.0, 2.0))
+    found = query.estimates(np.array([1.0, 0.5, -0.2]), 3.0)["quantiles"]
+    assert "within its noise" in found.note
 
 
 @pytest.mark.parametrize("probability", [0.1, 0.5, 0.75])
@@ -279,3 +313,40 @@ def test_more_contributions_than_can_be_summed_exactly_are_refused() -> None:
     choice = choose_noise(Count(), 1e6, DELTA)
     with pytest.raises(ValueError, match="contributions can be summed exactly"):
         release_statistic(choice, itertools.repeat(np.ones(1), 10_000), RNG)
+
+
+def test_the_most_frequent_categories_come_first() -> None:
+    query = Frequencies(categories=("a", "b", "c", "d"))
+    answer = ask(query, [np.array([word]) for word in "ccccbbd"])
+    assert [name for name, _ in query.ranked(answer["counts"], 2)] == ["c", "b"]
+    with pytest.raises(ValueError, match="at least 1, got 0"):
+        query.ranked(answer["counts"], 0)
+
+
+METRICS = Evaluation(names=("loss", "accuracy"), lows=(0.0, 0.0), highs=(4.0, 1.0))
+
+
+def test_metrics_are_means_over_clients() -> None:
+    clients = [np.array([10.0, 1.0, 0.5]), np.array([99.0, 3.0, 1.0]), np.array([1.0, 9.0, 0.0])]
+    answer = ask(METRICS, clients * 100)
+    assert answer["loss"].value == pytest.approx((1 + 3 + 4) / 3, abs=0.02)  # 9 counts as 4
+    assert answer["accuracy"].value == pytest.approx(0.5, abs=0.005)
+    assert answer["count"].value == pytest.approx(300, abs=0.5)
+
+
+def test_metrics_by_records_weigh_a_client_by_its_records_up_to_the_cap() -> None:
+    query = Evaluation(names=("accuracy",), lows=(0.0,), highs=(1.0,), max_records=50)
+    answer = ask(query, [np.array([10.0, 1.0]), np.array([1e6, 0.0])] * 200)
+    assert answer["accuracy"].value == pytest.approx(10 / 60, abs=0.005)
+    assert answer["count"].value == pytest.approx(60 * 200, abs=100)
+
+
+@pytest.mark.parametrize("bad", [[0, 1.0, 0.5], [10, math.nan, 0.5], [-3, 1.0, 0.5], [10, 1.0]])
+def test_a_client_that_measured_nothing_is_not_counted(bad: list[float]) -> None:
+    np.testing.assert_array_equal(METRICS.contribution(np.array(bad)), np.zeros(3))
+
+
+def test_metrics_of_nobody_are_the_middle_and_say_so() -> None:
+    found = METRICS.estimates(np.array([0.3, -0.1, 0.9]), 1.0)
+    assert float(found["loss"].value) == float(found["loss"].error) == 2.0
+    assert "within its noise" in found["accuracy"].note

@@ -15,24 +15,33 @@ from local_grid import FIRST_NODE
 from numpy.typing import NDArray
 
 from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.clients.queries import StatisticsFn
 
 Loses = Callable[[str, int, int], bool]
 """Whether a message is lost: its kind, how often the node had that kind before, and the node."""
 
 Update = Sequence[NDArray[Any]]
 
+Measured = tuple[float, int, dict[str, Any]]
+"""Loss, number of examples, and metrics, as a client's `evaluate` returns them."""
+
 
 class Adds(NumPyClient):
     """Answers with the model plus an update of its own; None: its training fails."""
 
-    def __init__(self, update: Update | None) -> None:
-        self.update = update
+    def __init__(self, update: Update | None, measured: Measured | None = None) -> None:
+        self.update, self.measured = update, measured
 
     def fit(self, parameters: Any, config: Any) -> Any:
         if self.update is None:
             raise RuntimeError("the training failed")
         summed = [a + b for a, b in zip(parameters, self.update, strict=True)]
         return summed, 1, {"loss": 0.5}
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        if self.measured is None:
+            raise RuntimeError("nothing was measured")
+        return self.measured
 
 
 class SecureNodes:
@@ -54,9 +63,14 @@ class SecureNodes:
         loses: Loses = lambda kind, times, node: False,
         loses_reply: Loses = lambda kind, times, node: False,
         max_epsilon: float | None = None,
+        statistics_fn: StatisticsFn | None = None,
+        measured: Callable[[int, int], Measured | None] = lambda node, unit: None,
     ) -> None:
-        """Make nodes, each with the units whose updates are given."""
-        self.updates = updates
+        """Make nodes, each with the units whose updates are given.
+
+        What a unit measures when it evaluates is by node and unit; None: its evaluation fails.
+        """
+        self.updates, self.statistics_fn, self.measured = updates, statistics_fn, measured
         self.loses, self.loses_reply = loses, loses_reply
         self.seen: list[tuple[str, int]] = []
         self.replies: list[Message] = []
@@ -76,11 +90,18 @@ class SecureNodes:
 
     def app(self) -> ClientApp:
         """The app, as a node runs it."""
+
+        def made(context: Context, unit: int) -> Adds:
+            node = context.node_id - FIRST_NODE
+            return Adds(self.updates[node][unit], self.measured(node, unit))
+
         units = NodeUnits(
-            client_fn=lambda context, unit: Adds(self.updates[context.node_id - FIRST_NODE][unit]),
+            client_fn=made,
             count=lambda context, config: len(self.updates[context.node_id - FIRST_NODE]),
         )
-        return numpy_client_app(lambda context: Adds(self.updates[0][0]), units=units)
+        return numpy_client_app(
+            lambda context: made(context, 0), units=units, statistics_fn=self.statistics_fn
+        )
 
     def __call__(self, message: Message, node: int) -> Message | None:
         kind = message.metadata.message_type.removeprefix("query.fl_dp_")

@@ -28,6 +28,8 @@ CHOICES = {
     "schedule.spend": ("early", "late"),
     "schedule.metric": ("accuracy", "loss"),
     "server_optimizer.name": ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
+    "statistic.query": ("count", "sum", "mean", "histogram", "quantiles", "top"),
+    "statistic.law": ("laplace", "gaussian"),
     "compression.up": UPLINKS,
     "compression.down": DOWNLINKS,
 }

@@ -16,6 +16,7 @@ from .released import ClippingSettings, CompressionSettings, MetricsSettings, We
 from .rounds import ScheduleSettings, SelectionSettings
 from .secure_sum import SecureSumSettings
 from .simulation import SimulationSettings
+from .statistic import StatisticSettings
 
 
 @dataclass(kw_only=True)
@@ -59,6 +60,7 @@ class Settings:
     client: ClientSettings = field(default_factory=ClientSettings)
     compression: CompressionSettings = field(default_factory=CompressionSettings)
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
+    statistic: StatisticSettings = field(default_factory=StatisticSettings)
 
     def __post_init__(self) -> None:
         """Check the values."""

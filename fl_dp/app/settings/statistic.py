@@ -1,0 +1,85 @@
+"""Settings of one statistic over a federation, instead of a training."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, fields
+
+from .checks import at_least, choices
+
+_FEATURE = ("records", True)
+
+
+@dataclass(kw_only=True)
+class StatisticSettings:
+    """One private statistic, which `fl-dp stats` asks for; it costs `privacy.epsilon` alone.
+
+    Attributes:
+        query: `count`, `sum`, `mean`, `histogram`, `quantiles` or `top`; null trains.
+        values: Of what: `labels`, `records` (every feature of each), or `records.3` for the fourth
+            feature alone.
+        low: Smallest value that counts, public; for all but `count`, and not for labels in
+            `histogram` and `top`, whose classes are known.
+        high: Largest value that counts, public.
+        bins: Bins of a histogram and steps of the grid of quantiles, between `low` and `high`.
+        edges: Of the bins, in place of `low`, `high` and `bins`; public.
+        probabilities: Of the quantiles; null means 0.25, 0.5 and 0.75.
+        top: Labels that `top` names, the most frequent first.
+        max_records: A client with more records counts as so many average ones of its own; with 1,
+            every client weighs the same. The noise grows with it.
+        law: `laplace` or `gaussian`; null takes the smaller noise. Secure sums have `gaussian`.
+    """
+
+    query: str | None = None
+    values: str = "labels"
+    low: float | None = None
+    high: float | None = None
+    bins: int = 10
+    edges: list[float] | None = None
+    probabilities: list[float] | None = None
+    top: int = 3
+    max_records: int = 1
+    law: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        choices("statistic", self)
+        for key in ("bins", "top", "max_records"):
+            at_least(f"statistic.{key}", getattr(self, key), 1)
+        name, dot, feature = self.values.partition(".")
+        if name not in ("labels", "records") or (dot and (name, feature.isdecimal()) != _FEATURE):
+            raise ValueError(
+                "statistic.values must be labels, records, or one feature of the records such as "
+                f"records.3, got '{self.values}'"
+            )
+        self._check_range()
+        given = [
+            f"statistic.{each.name}={getattr(self, each.name)}"
+            for each in fields(self)
+            if self.query is None and getattr(self, each.name) != each.default
+        ]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} is for a statistic, and none is asked for: write statistic."
+                "query too, or leave it out"
+            )
+
+    def _check_range(self) -> None:
+        if (self.low is None) != (self.high is None):
+            raise ValueError("statistic.low and statistic.high go together: write both, or neither")
+        if self.low is not None and self.high is not None:
+            if not (math.isfinite(self.high - self.low) and self.low < self.high):
+                raise ValueError(
+                    "statistic.low must be below statistic.high, and both finite, got "
+                    f"{self.low} and {self.high}"
+                )
+            if self.edges is not None:
+                raise ValueError(
+                    "statistic.edges says where bins begin and end: leave low and high out"
+                )
+
+    @property
+    def feature(self) -> int | None:
+        """The feature of the records that is asked about; None: all of them, or labels."""
+        _, _, feature = self.values.partition(".")
+        return int(feature) if feature else None

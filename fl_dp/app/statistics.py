@@ -1,0 +1,309 @@
+"""One private statistic instead of a training: its plan, its answer and its papers."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from math import prod
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from flwr.serverapp import Grid
+
+from fl_dp.accounting import (
+    GaussianEvent,
+    IncompatibleOptions,
+    NeighboringRelation,
+    PrivacyBudget,
+    PrivacyEvent,
+)
+from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
+from fl_dp.files import private_folder, write_text
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan
+from fl_dp.statement import privacy_statement
+from fl_dp.statistics import (
+    Answer,
+    Count,
+    Frequencies,
+    Histogram,
+    Mean,
+    NoiseChoice,
+    Quantiles,
+    Query,
+    Sum,
+    choose_noise,
+    query_to_dict,
+)
+from fl_dp.strategies import ask_federation
+
+from .planning import target_delta
+from .run_folder import RunFolder
+from .server import for_clients, logged_to, output_dir, roster_of
+from .settings import SETTINGS_KEY, Settings
+from .settings.statistic import StatisticSettings
+from .wording import said_in_keys
+from .workload import check_data, dataset_of
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_QUARTILES = (0.25, 0.5, 0.75)
+
+
+def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
+    """Answer the settings' statistic once, and write the run's folder.
+
+    The folder holds the settings, the ledger, the privacy statement and `statistic.json`.
+
+    Args:
+        grid: Flower's grid.
+        settings: What to ask, of whom, at what price.
+        run_id: Flower's id of the run; names the folder when the settings don't.
+
+    Raises:
+        ValueError: If the settings can't be carried out; nobody was asked.
+        FileExistsError: If there is a run of that name.
+    """
+    settings = settings.hosting(settings.simulation.units_at_node)
+    choice, plan = statistic_plan(settings)
+    folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
+    folder.create(settings)
+    with logged_to(folder.log), said_in_keys():
+        check_data(settings)
+        rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+        shared = settings.privacy.mode == "distributed"
+        told: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
+        if shared:  # each simulated node charges itself, as a real one does
+            private_folder(folder.node_ledgers)
+            told[SIMULATED_LEDGERS_KEY] = str(folder.node_ledgers)
+        with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
+            try:
+                answer = ask_federation(
+                    grid,
+                    ledger,
+                    f"{settings.statistic.query} of {settings.statistic.values}",
+                    choice,
+                    values=settings.statistic.values,
+                    rng=None if shared else rng,
+                    config=ConfigRecord(dict(told)),
+                    units_per_node=plan.hosting.units_per_node,
+                    timeout=settings.round_timeout,
+                    roster_timeout=settings.roster_timeout,
+                    secure_roster=roster_of(settings),
+                )
+            finally:
+                # Also after a failure: what was reserved is spent, and somebody has to say so.
+                folder.write_statement(privacy_statement(ledger))
+            spent = ledger.epsilon().best
+        document = price(settings, choice, plan) | {
+            "epsilon": spent,
+            "answer": answer.to_dict(),
+            "rows": [list(row) for row in rows_of(settings.statistic, choice.query, answer)],
+        }
+        write_text(folder.statistic, json.dumps(document, indent=2) + "\n", public=True)
+    logger.info("Spent epsilon %.4g at delta %.3g; see %s", spent, plan.budget.delta, folder.path)
+    return answer
+
+
+@said_in_keys()
+def statistic_plan(settings: Settings) -> tuple[NoiseChoice, PrivacyPlan]:
+    """Return the query with its noise, and a plan whose budget is what it costs.
+
+    Raises:
+        ValueError: If the settings ask for nothing that can be answered, with what to write.
+    """
+    privacy, asked = settings.privacy, settings.statistic
+    _require_askable(settings)
+    query, delta = statistic_query(settings), target_delta(settings)
+    arguments = PlanArguments(
+        rounds=0,
+        num_clients=settings.task.num_clients,
+        sampling_rate=1.0,
+        clipping_norm=1.0,  # of rounds, and there are none
+        neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
+        units_per_node=settings.simulation.units_at_node,
+        contribution_check=False,
+    )
+    shared = privacy.mode == "distributed"
+    if shared:
+        options = replace(settings.secure_sum.options, max_parameters=query.dimension)
+        arguments = arguments | {"secure_sum": options}
+
+    def planned(*events: PrivacyEvent) -> PrivacyPlan:
+        return PrivacyPlan.from_noise_multiplier(
+            1.0, delta=delta, **arguments | {"other_releases": [(each, 1) for each in events]}
+        )
+
+    if privacy.noise_multiplier is not None:
+        mechanism = GaussianMechanism(
+            noise_multiplier=privacy.noise_multiplier, clipping_norm=query.l2_sensitivity
+        )
+        choice = NoiseChoice(
+            query=query,
+            mechanisms=(mechanism,),
+            explanation=(
+                f"Gaussian noise of standard deviation {mechanism.noise_std:.4g} on each "
+                "coordinate of the sum, as asked for"
+            ),
+        )
+        return choice, planned(*choice.events)
+    assert privacy.epsilon is not None  # the settings refuse both being null
+    budget = PrivacyBudget(epsilon=privacy.epsilon, delta=delta)
+    law = asked.law
+    if shared:
+        law = "gaussian"
+        budget = planned(GaussianEvent(noise_multiplier=1.0)).noise.event_budget(budget)
+    choice = choose_noise(query, budget.epsilon, budget.delta, law=law)
+    return choice, planned(*choice.events)
+
+
+def statistic_query(settings: Settings) -> Query:
+    """Return the settings' query.
+
+    Raises:
+        ValueError: If a range, edges or classes are missing, with what to write.
+    """
+    asked = settings.statistic
+    most = asked.max_records
+    labels = asked.values == "labels"
+    features = 1
+    if not labels:
+        there = prod(dataset_of(settings).form.input_shape)
+        if asked.feature is not None and asked.feature >= there:
+            raise ValueError(
+                f"records of task={settings.task.name} have {there} features, counted from 0: "
+                f"write statistic.values=records.{there - 1} or a smaller one"
+            )
+        features = there if asked.feature is None else 1
+    match asked.query:
+        case "count":
+            return Count(max_records=most)
+        case "sum" | "mean":
+            low, high = _range(asked)
+            kind = Sum if asked.query == "sum" else Mean
+            return kind(lows=(low,) * features, highs=(high,) * features, max_records=most)
+        case "top" if not labels:
+            raise ValueError("statistic.query=top names labels: write statistic.values=labels")
+        case "top" | "histogram" if labels and asked.edges is None and asked.low is None:
+            classes = tuple(range(dataset_of(settings).form.num_classes))
+            return Frequencies(categories=classes, max_records=most)
+    if features > 1:
+        raise ValueError(
+            f"{asked.query} is of one number a record, and records of task={settings.task.name} "
+            f"have {features}: write statistic.values=records.0 or another of them"
+        )
+    if asked.query == "histogram":
+        return Histogram(edges=_points(asked), max_records=most)
+    probabilities = _QUARTILES if asked.probabilities is None else tuple(asked.probabilities)
+    return Quantiles(probabilities=probabilities, grid=_points(asked), max_records=most)
+
+
+def price(settings: Settings, choice: NoiseChoice, plan: PrivacyPlan) -> dict[str, Any]:
+    """Return what a statistic is, and what it costs, as plain JSON values."""
+    noise = choice.explanation
+    if isinstance(plan.noise, DistributedNoise):
+        (mechanism,) = choice.mechanisms
+        assert isinstance(mechanism, GaussianMechanism)  # the one that nodes can share
+        shared = plan.noise.shared_statistic(
+            mechanism, choice.query.dimension, units_per_node=plan.hosting.units_per_node
+        )
+        noise += f"; {plan.noise.in_shares(shared)}"
+    return {
+        "task": settings.task.name,
+        "values": settings.statistic.values,
+        "query": query_to_dict(choice.query),
+        "mode": settings.privacy.mode,
+        "clients": plan.num_clients,
+        "epsilon": plan.epsilon().best,
+        "delta": plan.budget.delta,
+        "unit": "one client with all its records",
+        "neighboring_relation": str(plan.neighboring_relation),
+        "noise": noise,
+    }
+
+
+def rows_of(
+    asked: StatisticSettings, query: Query, answer: Answer
+) -> list[tuple[str, float, float]]:
+    """Return what a person reads: what, how much, and by how much it may be off."""
+    if isinstance(query, Frequencies) and asked.query == "top":
+        counts, error = answer["counts"], float(answer.error[0])
+        ranked = query.ranked(counts, min(asked.top, query.dimension))
+        return [(str(category), count, error) for category, count in ranked]
+    name = _names(query)
+    rows = []
+    for part, estimate in answer.estimates.items():
+        values, errors = np.atleast_1d(estimate.value), np.atleast_1d(estimate.error)
+        for place, (value, error) in enumerate(zip(values, errors, strict=True)):
+            rows.append((name(part, place), float(value), float(error)))
+    return rows
+
+
+def _names(query: Query) -> Callable[[str, int], str]:
+    """Return how to name the numbers of an answer, by their part of it and their place there."""
+    match query:
+        case Frequencies():
+            return lambda _, place: str(query.categories[place])
+        case Histogram():
+            return lambda _, place: f"{query.edges[place]:g} to {query.edges[place + 1]:g}"
+        case Quantiles():
+            return lambda _, place: f"{query.probabilities[place]:g}"
+        case Mean() | Sum() if query.features > 1:
+            return lambda part, place: part if part == "count" else f"{part} of {place}"
+        case _:
+            return lambda part, _: part
+
+
+def _range(asked: StatisticSettings) -> tuple[float, float]:
+    if asked.low is None or asked.high is None:
+        raise ValueError(
+            f"{asked.query} needs the range of its values, which is public and never read off the "
+            "data: write statistic.low and statistic.high"
+        )
+    return asked.low, asked.high
+
+
+def _points(asked: StatisticSettings) -> tuple[float, ...]:
+    if asked.edges is not None:
+        return tuple(asked.edges)
+    low, high = _range(asked)
+    return tuple(np.linspace(low, high, asked.bins + 1).tolist())
+
+
+def _require_askable(settings: Settings) -> None:
+    """Refuse settings that protect, and that no statistic keeps to.
+
+    Raises:
+        IncompatibleOptions: With what to write instead.
+    """
+    privacy, asked = settings.privacy, settings.statistic
+    shared = privacy.mode == "distributed"
+    wrong = {
+        f"privacy.mode={privacy.mode} has nobody to add a statistic's noise: write "
+        "privacy=central or privacy=distributed": privacy.mode not in ("central", "distributed"),
+        "a statistic protects a client with all its records: write privacy.unit=client": (
+            privacy.unit != "client"
+        ),
+        "the sensitivity of a statistic is that of zero-out neighbours: leave "
+        "privacy.neighboring_relation out": privacy.neighboring_relation != "zero-out",
+        "dp_sgd is for training: leave it out": settings.protects_records,
+        "selection.coins=nodes samples clients, and a statistic asks all of them: leave it out": (
+            settings.selection.coins == "nodes"
+        ),
+        "the noise of a secure sum is Gaussian: leave statistic.law out": (
+            shared and asked.law == "laplace"
+        ),
+        "statistic.law and privacy.noise_multiplier both choose the noise: leave one out": (
+            privacy.noise_multiplier is not None and asked.law is not None
+        ),
+        "privacy.insecure_seed does not reach the nodes' noise: leave it out": (
+            shared and privacy.insecure_seed is not None
+        ),
+    }
+    found = [text for text, is_wrong in wrong.items() if is_wrong]
+    if found:
+        raise IncompatibleOptions("; ".join(found))

@@ -1,0 +1,103 @@
+"""A model measured on everybody's data: loss, accuracy, or any metrics, and on how much data.
+
+>>> query = Evaluation(names=("loss", "accuracy"), lows=(0.0, 0.0), highs=(5.0, 1.0))
+>>> query.contribution([120, 0.31, 0.92])  # on a client: number of records, then its metrics
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .query import Estimate, SumQuery
+from .sums import RangedQuery
+from .values import records
+
+_COUNT = "count"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evaluation(RangedQuery, SumQuery):
+    """Means of metrics that each client measures on its own records.
+
+    A client's metrics are moved and scaled to [-1, 1] and counted as often as it has records, at
+    most `max_records` times; with 1, every client weighs the same. A client without records, or
+    with a metric that is missing or NaN, adds nothing, not even to the count.
+
+    Privacy: see `Query`; a client's vector of `d` metrics has an L2 norm of at most
+    `sqrt(d + 1) max_records`.
+
+    Attributes:
+        names: Of the metrics, as clients report them, each with its range in `lows` and `highs`.
+    """
+
+    kind: ClassVar[str] = "evaluation"
+    names: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If names and ranges do not pair up, or a name is empty, repeated, or
+                `count`, which the answer has besides.
+        """
+        super().__post_init__()
+        given: object = self.names  # it may have come from a message
+        if isinstance(given, str) or not isinstance(given, Iterable):
+            raise ValueError(f"names must be a list, got {given!r}")
+        names = tuple(given)
+        object.__setattr__(self, "names", names)
+        if len(names) != self.features:
+            raise ValueError(f"{len(names)} names and {self.features} ranges: give one of each")
+        for name in names:
+            if not isinstance(name, str) or not name or name == _COUNT:
+                raise ValueError(f"a metric needs a name, and not '{_COUNT}', got {name!r}")
+        if len(set(names)) < len(names):
+            raise ValueError(f"each metric is measured once, got {', '.join(names)}")
+
+    @property
+    def dimension(self) -> int:
+        """One number a metric, and the count."""
+        return self.features + 1
+
+    @property
+    def l1_sensitivity(self) -> float:
+        """Every metric at an end of its range."""
+        return self.max_records * (self.features + 1.0)
+
+    @property
+    def l2_sensitivity(self) -> float:
+        """Every metric at an end of its range."""
+        return self.max_records * math.sqrt(self.features + 1.0)
+
+    def _total(self, values: object) -> tuple[NDArray[np.float64], int]:
+        rows = records(values, self.features + 1)
+        if len(rows) != 1:  # a NaN leaves a row out
+            return np.zeros(self.dimension), 0
+        weight = math.floor(min(max(float(rows[0, 0]), 0.0), self.max_records))
+        metrics = self._scaled(np.clip(rows[0, 1:], self.lows, self.highs))
+        return weight * np.append(metrics, 1.0), weight
+
+    def estimates(self, total: NDArray[np.float64], noise_std: float) -> dict[str, Estimate]:
+        """Return the mean of each metric by its name, and `count`; see `SumQuery.estimates`.
+
+        The count is of clients, or of records where `max_records` is above 1. A count that is
+        within its noise tells nothing: then means are the middles of their ranges, and say so.
+        """
+        count = float(total[-1])
+        means = self._means(total[:-1], count, noise_std)
+        each = {
+            name: Estimate(
+                value=np.asarray(means.value[place]),
+                error=np.asarray(means.error[place]),
+                error_is=means.error_is,
+                note=means.note,
+            )
+            for place, name in enumerate(self.names)
+        }
+        return each | {_COUNT: Estimate(value=np.asarray(count), error=np.asarray(noise_std))}

@@ -1,0 +1,168 @@
+"""One statistic by a secure sum: the server sees no vector, and nobody holds the noise.
+
+reserve -> ask every node -> [masked reply -> fold]* -> the committee opens -> commit
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import numpy as np
+from flwr.serverapp import Grid
+from numpy.typing import NDArray
+
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.mechanisms import GaussianMechanism
+from fl_dp.plan import DistributedNoise
+from fl_dp.protocol.secure_sum import SUM_KEY
+from fl_dp.statistics import Answer, NoiseChoice
+from fl_dp.statistics.query import SumQuery
+from fl_dp.updates import RefusedUpdate
+
+from .exchange import Ask, asking
+from .modes.node_budget import price_of_a_sum
+from .question import Question
+from .roster import RosterTooLarge
+from .run_log import RunLog
+from .secure import OneSum, SecureSums, Summed
+
+
+def charged_sum(
+    grid: Grid,
+    ledger: PrivacyLedger,
+    what: str,
+    choice: NoiseChoice,
+    question: Question,
+    *,
+    nodes: Sequence[int],
+    sums: SecureSums,
+    window: int | None,
+    timeout: float,
+) -> Answer:
+    """Reserve the event of `choice`, ask, let the committee open the sum, and commit.
+
+    Privacy: `choice.events`, for one unit with all its records, zero-out neighbours, against the
+    server and the plan's colluding nodes: they see the noisy sum over at least as many nodes as the
+    noise supposes, and nothing else that depends on data. A node that fails sends noise around
+    zero. Nothing is sent before the charge is on disk, but for the keys, and a sum that can't be
+    opened stays charged.
+
+    Args:
+        grid: Flower's grid.
+        ledger: Of a plan with `DistributedNoise`, opened to spend from.
+        what: A name for the records.
+        choice: One Gaussian around a query that is read off a sum.
+        question: Carries the query.
+        nodes: Flower's ids; all are asked.
+        sums: Who has which keys.
+        window: How many nodes are under way at once; chosen by the grid when None.
+        timeout: Seconds to wait for replies.
+
+    Raises:
+        ValueError: If the noise of `choice` is none that nodes can share; nobody was
+            asked.
+        RehearsalFailed: If too few nodes have keys; nothing was charged.
+        SecureSumFailed: If the sum can't be opened; it stays charged.
+    """
+    noise = noise_in_shares(ledger, question, nodes)
+    mechanism = _shared_mechanism(choice)
+    hosted = ledger.plan.hosting.units_per_node
+    shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
+    ask = asking(grid, window=window)
+    sums.set_up(nodes, ask)
+    sums.require_enough(nodes, noise.shares.least)
+    (event,) = choice.events
+    reservation = ledger.reserve_release(what, event)
+    asked = question.telling({SUM_KEY: json.dumps(asdict(price_of_a_sum(ledger.plan)))})
+    summed = Summed(
+        purpose=question.kind,
+        share=shared.share,
+        bits=shared.bits,
+        units_in_sum=hosted,
+    )
+    one = OneSum(sums, noise, summed, number=reservation.sequence)
+    [total] = opened_sum(one, asked, nodes, ask, timeout=timeout)
+    ledger.commit(reservation)
+    assert isinstance(choice.query, SumQuery)  # as its mechanism was checked to fit
+    estimates = choice.query.estimates(total, noise.noise_std(shared))
+    text = f"{choice.explanation}; {noise.in_shares(shared)}"
+    notes = dict.fromkeys(each.note for each in estimates.values() if each.note)
+    return Answer(estimates=estimates, events=choice.events, explanation="; ".join([text, *notes]))
+
+
+def noise_in_shares(
+    ledger: PrivacyLedger, question: Question, nodes: Sequence[int]
+) -> DistributedNoise:
+    """Return the noise of a plan's secure sums, if it is for these nodes.
+
+    Raises:
+        RosterTooLarge: If more are connected: a lying server could then open smaller sums than the
+            noise supposes.
+        ValueError: If they are to answer for other numbers of units.
+    """
+    noise, hosting = ledger.plan.noise, ledger.plan.hosting
+    assert isinstance(noise, DistributedNoise)  # as the caller has looked
+    if hosting.of_records:
+        raise ValueError(
+            "one record can change its node's whole answer, by twice what a statistic is charged "
+            "for: under a plan whose units are records, ask before the training under a plan of "
+            "clients"
+        )
+    if question.units_per_node != hosting.units_per_node:
+        raise ValueError(
+            f"units_per_node = {question.units_per_node} is not the plan's, whose nodes sum "
+            f"{hosting.units_per_node} units each: write units_per_node={hosting.units_per_node}"
+        )
+    if len(nodes) > noise.nodes:
+        raise RosterTooLarge(
+            f"{len(nodes)} nodes are connected, and the noise of the plan's secure sums is for "
+            f"{noise.nodes}: plan with everybody who is to be asked (num_clients, and no smaller "
+            "cohorts)"
+        )
+    return noise
+
+
+def opened_sum(
+    one: OneSum, question: Question, nodes: Sequence[int], ask: Ask, *, timeout: float
+) -> list[NDArray[np.float64]]:
+    """Ask all nodes, fold what they send, and return the opened sum, one array a segment.
+
+    Raises:
+        SecureSumFailed: If it can't be opened.
+    """
+    log = RunLog()
+    one.open(nodes, ask)
+    messages = [
+        question.to(node, one.content_for(node, question.content), timeout=timeout)
+        for node in nodes
+    ]
+    for reply in question.answers(ask(messages, timeout), nodes, log):
+        try:
+            one.fold(reply.metadata.src_node_id, reply.content)
+        except RefusedUpdate as refused:
+            log.warn_once(f"a reply was left out of the sum: {refused}")
+    return one.total(ask)
+
+
+def _shared_mechanism(choice: NoiseChoice) -> GaussianMechanism:
+    """Return the mechanism whose noise nodes share.
+
+    Raises:
+        ValueError: If it is another than one Gaussian at the query's own sensitivity.
+    """
+    query = choice.query
+    mechanism = choice.mechanisms[0]
+    if not isinstance(mechanism, GaussianMechanism):
+        kinds = " and ".join(dict.fromkeys(type(each).__name__ for each in choice.mechanisms))
+        raise ValueError(
+            f"nodes of a secure sum share Gaussian noise alone, got {kinds}: write "
+            "choose_noise(..., law='gaussian')"
+        )
+    if mechanism.clipping_norm != query.l2_sensitivity:
+        raise ValueError(
+            "nodes of a secure sum clip to the query's own sensitivity: write GaussianMechanism("
+            f"clipping_norm={query.l2_sensitivity!r}), got {mechanism.clipping_norm}"
+        )
+    return mechanism

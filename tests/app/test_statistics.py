@@ -1,0 +1,224 @@
+"""`fl-dp stats`: what is asked, what it costs, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from click.testing import Result
+from flwr.app import Context, Error, Message, RecordDict
+from local_grid import FIRST_NODE, LocalGrid, answer_with_app
+from typer.testing import CliRunner
+
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.statistics import answer_statistic, statistic_plan
+from fl_dp.app.task_client import app as client_app
+from fl_dp.app.workload import dataset_of, parts_of
+from fl_dp.commands.app import app
+from fl_dp.ledger import NodeLedger
+from fl_dp.statistics import Answer
+
+CLIENTS = 6
+SURE = ["privacy.epsilon=500", f"task.num_clients={CLIENTS}"]
+PIXEL = ["statistic.values=records.20", "statistic.low=-2", "statistic.high=2"]
+
+
+def answered(folder: Path, *overrides: str) -> tuple[Answer, dict[str, Any]]:
+    settings = compose_settings([*SURE, *overrides, f"output_dir={folder}", "run_name=run"])
+    if settings.privacy.mode == "distributed":
+        grid = LocalGrid(real_nodes(folder), CLIENTS)
+    else:
+        nodes = settings.simulation.num_nodes(CLIENTS)
+        grid = LocalGrid(answer_with_app(client_app, nodes), nodes)
+    answer = answer_statistic(grid, settings, run_id="1")
+    return answer, json.loads(RunFolder(folder / "run").statistic.read_text())
+
+
+def real_nodes(folder: Path) -> Any:
+    """Nodes that keep ledgers, as real ones do."""
+    contexts = {}
+    for node in range(CLIENTS):
+        (folder / f"node-{node}").mkdir()
+        config: dict[str, Any] = {
+            "ledger-path": str(folder / f"node-{node}" / "ledger.db"),
+            "unit-name": f"site-{node}",
+            "partition-id": node,
+            "num-partitions": CLIENTS,
+        }
+        contexts[node] = Context(1, FIRST_NODE + node, config, RecordDict(), {})
+
+    def answer(message: Message, node: int) -> Message:
+        try:
+            return client_app(message, contexts[node])
+        except Exception as error:
+            return Message(Error(code=2, reason=repr(error)), reply_to=message)
+
+    return answer
+
+
+def call(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["stats", *arguments])
+
+
+def pixels() -> list[Any]:
+    """One pixel of each client's records."""
+    settings = compose_settings(SURE)
+    dataset = dataset_of(settings)
+    return [dataset.features(rows).reshape(len(rows), -1)[:, 20] for rows in parts_of(settings)]
+
+
+def shares_of_labels() -> Any:
+    """Share of each label on each client, summed over clients."""
+    settings = compose_settings(SURE)
+    labels = [dataset_of(settings).labels(rows) for rows in parts_of(settings)]
+    return sum(np.bincount(mine, minlength=10) / len(mine) for mine in labels)
+
+
+@pytest.mark.parametrize("mode", ["central", "distributed"])
+def test_a_histogram_of_labels_is_of_the_average_client(tmp_path: Path, mode: str) -> None:
+    answer, document = answered(tmp_path, "statistic.query=histogram", f"privacy={mode}")
+    np.testing.assert_allclose(answer.value, shares_of_labels(), atol=0.5)
+    assert [name for name, _, _ in document["rows"]] == [str(label) for label in range(10)]
+    assert 0 < document["epsilon"] <= 500 * (1 + 1e-9)
+    statement = RunFolder(tmp_path / "run").read_statement()
+    assert min(statement["epsilon"].values()) == pytest.approx(document["epsilon"], rel=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["central", "distributed"])
+def test_a_mean_of_a_feature_comes_with_its_deviation(tmp_path: Path, mode: str) -> None:
+    answer, document = answered(tmp_path, "statistic.query=mean", *PIXEL, f"privacy={mode}")
+    means = [np.mean(np.clip(mine, -2, 2)) for mine in pixels()]
+    assert float(answer["mean"].value[0]) == pytest.approx(np.mean(means), abs=0.2)
+    assert [name for name, _, _ in document["rows"]] == ["mean", "std", "count"]
+
+
+def test_quantiles_of_a_feature(tmp_path: Path) -> None:
+    answer, _ = answered(
+        tmp_path, "statistic.query=quantiles", *PIXEL, "statistic.bins=8", "privacy=distributed"
+    )
+    expected = np.quantile(np.concatenate(pixels()), (0.25, 0.5, 0.75))
+    np.testing.assert_allclose(answer.value, np.clip(expected, -2, 2), atol=1.0)
+
+
+def test_a_count_is_of_records_up_to_the_cap(tmp_path: Path) -> None:
+    answer, _ = answered(tmp_path, "statistic.query=count", "statistic.max_records=100")
+    assert float(answer.value) == pytest.approx(100 * CLIENTS, abs=10)
+
+
+def test_the_most_frequent_labels_are_named(tmp_path: Path) -> None:
+    answer, document = answered(tmp_path, "statistic.query=top", "statistic.top=2")
+    np.testing.assert_allclose(answer.value, shares_of_labels(), atol=0.5)
+    largest = np.argsort(-answer.value)[:2]
+    assert [(int(name), value) for name, value, _ in document["rows"]] == [
+        (label, answer.value[label]) for label in largest
+    ]
+
+
+def test_nodes_of_a_secure_sum_charge_themselves_what_the_statement_says(tmp_path: Path) -> None:
+    answered(tmp_path, "statistic.query=count", "privacy=distributed", "privacy.epsilon=2")
+    _, plan = statistic_plan(
+        compose_settings(
+            [*SURE, "statistic.query=count", "privacy=distributed", "privacy.epsilon=2"]
+        )
+    )
+    ((planned, _),) = plan.other_releases
+    for node in range(CLIENTS):
+        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as ledger:
+            ((event, count),) = ledger.spendings[0].history
+        assert count == 1
+        assert event.noise_multiplier == pytest.approx(planned.noise_multiplier, rel=1e-9)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("mode", ["central", "distributed"])
+def test_it_costs_no_more_than_was_asked_for(mode: str) -> None:
+    asked = ["privacy.epsilon=1", "privacy.delta=1e-5", f"privacy={mode}", "task.num_clients=30"]
+    settings = compose_settings(["statistic.query=mean", *PIXEL, *asked])
+    _, plan = statistic_plan(settings)
+    assert 0.9 < plan.epsilon().best <= 1.0 * (1 + 1e-9)
+    assert plan.budget.epsilon <= 1.0 * (1 + 1e-8)
+
+
+def test_the_price_asks_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("histogram", "labels", "privacy.epsilon=1", "privacy=distributed", "--price")
+    assert result.exit_code == 0, result.stderr
+    assert "It would cost epsilon 1 at delta" in result.stdout
+    assert "by a secure sum" in result.stdout
+    assert not list(tmp_path.iterdir())
+    document = json.loads(call("count", "--price", "--json").stdout)
+    assert document["epsilon"] <= 8.0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["cuont"], "did you mean count?"),
+        (["mean", "records"], "write statistic.low and statistic.high"),
+        (["mean", "age"], "must be labels, records, or one feature"),
+        (["count", "labels", "records"], "one statistic is of one kind of values"),
+        (["count", "resume=runs/x"], "leave resume out"),
+        (["top", "records"], "write statistic.values=labels"),
+        (["quantiles", "records", "statistic.low=0", "statistic.high=1"], "records.0"),
+        (
+            ["mean", "records.64", "statistic.low=0", "statistic.high=1"],
+            "records.63 or a smaller one",
+        ),
+        (["sum", "labels", "statistic.low=1", "statistic.high=0"], "must be below statistic.high"),
+        (["histogram", "labels", "statistic.low=1"], "go together"),
+        (["quantiles", "statistic.low=0", "statistic.high=9", "statistic.probabilities=[2]"], "2"),
+        (["count", "privacy=local"], "write privacy=central or privacy=distributed"),
+        (["count", "privacy=none"], "write privacy=central or privacy=distributed"),
+        (["count", "privacy.unit=record"], "privacy.unit=client"),
+        (["count", "privacy.neighboring_relation=replace-one"], "zero-out neighbours"),
+        (["count", "privacy=distributed", "statistic.law=laplace"], "leave statistic.law out"),
+        (["count", "privacy=distributed", "task.num_clients=2"], "at least 3 nodes"),
+        (["count", "privacy=distributed", "privacy.insecure_seed=1"], "does not reach"),
+        (["count", "dp_sgd=on"], "dp_sgd is for training"),
+    ],
+)
+def test_what_can_not_be_asked_is_one_line(arguments: list[str], says: str) -> None:
+    result = call(*arguments, "--price")
+    assert result.exit_code == 2, result.stdout
+    errors = [line for line in result.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert says in errors[0]
+
+
+def test_settings_of_a_statistic_that_nobody_asks_for_are_refused() -> None:
+    with pytest.raises(ValueError, match=r"write statistic\.query too"):
+        compose_settings(["statistic.low=0", "statistic.high=1"])
+
+
+def test_a_training_is_not_started_by_a_statistic() -> None:
+    result = CliRunner().invoke(app, ["run", "statistic.query=count"])
+    assert result.exit_code == 2
+    assert "`fl-dp stats count`" in result.stderr
+
+
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
+def test_a_statistic_by_a_secure_sum_through_flowers_simulation(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).parent / "fl-dp"), "stats", "histogram", "labels", "--json"),
+            *("privacy=distributed", "privacy.epsilon=500", "task.num_clients=6", "run_name=s"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    found = [value for _, value, _ in document["rows"]]
+    np.testing.assert_allclose(found, shares_of_labels(), atol=0.5)
+    folder = tmp_path / "runs" / "s"
+    assert Path(document["path"]) == folder
+    assert len(list((folder / "nodes").glob("node-*.db"))) == 6

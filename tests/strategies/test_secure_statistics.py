@@ -1,0 +1,463 @@
+"""Statistics and evaluations by secure sums, over real handlers, keys and ledgers.
+
+False alarms: below 1e-6 a test.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.secure import Summed
+from flwr.app import Array, ArrayRecord, Context
+from local_grid import FIRST_NODE, LocalGrid
+from secure_nodes import SecureNodes
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import GaussianEvent, PrivacyBudgetExhausted
+from fl_dp.ledger import NodeLedger
+from fl_dp.mechanisms import ExactShare, GaussianMechanism, SecureRandom
+from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.secagg import SecureSumFailed
+from fl_dp.statement import privacy_statement
+from fl_dp.statistics import (
+    Answer,
+    Count,
+    Evaluation,
+    Frequencies,
+    Mean,
+    NoiseChoice,
+    Quantiles,
+    Query,
+    Sum,
+    choose_noise,
+    query_from_dict,
+)
+from fl_dp.strategies import (
+    DPFedAvg,
+    RosterTooLarge,
+    ask_federation,
+    evaluate_federation,
+    exact_evaluation,
+)
+
+NODES = 5
+VALUES = "heights"
+MODEL = ArrayRecord({"w": Array(np.zeros(3))})
+METRICS = Evaluation(names=("loss", "accuracy"), lows=(0.0, 0.0), highs=(4.0, 1.0))
+
+
+def chosen(query: Query, noise_multiplier: float = 0.01) -> NoiseChoice:
+    """With so little noise that the sum can be read off, unless another is given."""
+    mechanism = GaussianMechanism(
+        noise_multiplier=noise_multiplier, clipping_norm=query.l2_sensitivity
+    )
+    return NoiseChoice(query=query, mechanisms=(mechanism,))
+
+
+def plan_of(choice: NoiseChoice, *, times: int = 1, units: int = 1, **given: Any) -> PrivacyPlan:
+    options: dict[str, Any] = {
+        "rounds": 0,
+        "num_clients": NODES * units,
+        "units_per_node": units,
+        "sampling_rate": 1.0,
+        "clipping_norm": 1.0,
+        "secure_sum": SecureSum(max_parameters=1000),
+        "contribution_check": False,
+        "other_releases": [(event, times) for event in choice.events],
+    }
+    return PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, **options | given)
+
+
+def federation(
+    folder: Path,
+    values: Sequence[object],
+    *,
+    units: int = 1,
+    of: Callable[[object, int], object] = lambda value, unit: value,
+    **given: Any,
+) -> SecureNodes:
+    """A node for each value; an exception among them is raised."""
+
+    def statistics_fn(context: Context, unit: int, config: Any, name: str) -> object:
+        assert name == VALUES
+        value = of(values[context.node_id - FIRST_NODE], unit)
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+    folder.mkdir(exist_ok=True)
+    return SecureNodes(folder, [[None] * units] * len(values), statistics_fn=statistics_fn, **given)
+
+
+def asked(
+    folder: Path, nodes: SecureNodes, choice: NoiseChoice, plan: PrivacyPlan, **options: Any
+) -> Answer:
+    with PrivacyLedger.open(folder / "server.db", plan) as ledger:
+        grid = LocalGrid(nodes, len(nodes.updates))
+        given: dict[str, Any] = {"values": VALUES, "timeout": 5.0, "roster_timeout": 0.5} | options
+        return ask_federation(grid, ledger, "it", choice, **given)
+
+
+def spent(folder: Path) -> tuple[int, int]:
+    """Other releases that the server's ledger has as spent, and those it has as committed."""
+    with PrivacyLedger.read(folder / "server.db") as ledger:
+        kinds = [entry.kind for entry in ledger.entries]
+        return ledger.other_releases_spent, kinds.count("commit")
+
+
+# --- What it answers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "values", "expected"),
+    [
+        (Count(), [[1.0], [], [1.0], [1.0], []], 3.0),
+        (Sum(lows=(-2.0,), highs=(9.0,)), [[9.0], [-2.0], [-7.0], [1.0], [1.0]], [7.0]),
+        (Mean(lows=(0.0,), highs=(10.0,)), [[1.0], [2.0], [3.0], [4.0], [5.0]], [3.0]),
+        (Frequencies(categories=("a", "b")), [["a"], ["b"], ["a"], ["a"], ["c"]], [3.0, 1.0]),
+        (
+            Quantiles(probabilities=(0.5,), grid=(0.0, 1.0, 2.0, 3.0, 4.0)),
+            [[1.0], [2.0], [0.0], [2.0], [4.0]],
+            [2.0],
+        ),
+    ],
+)
+def test_every_kind_of_query_is_answered(
+    tmp_path: Path, query: Query, values: list[object], expected: Any
+) -> None:
+    choice = chosen(query)
+    answer = asked(tmp_path, federation(tmp_path, values), choice, plan_of(choice))
+    np.testing.assert_allclose(answer.value, expected, atol=0.4)
+    assert answer.events == choice.events == (GaussianEvent(noise_multiplier=0.01),)
+
+
+def test_several_units_a_node_are_summed_on_it(tmp_path: Path) -> None:
+    choice = chosen(Count())
+    nodes = federation(tmp_path, [[1.0]] * NODES, units=3)
+    answer = asked(tmp_path, nodes, choice, plan_of(choice, units=3), units_per_node=3)
+    assert float(answer.value) == pytest.approx(3 * NODES, abs=0.4)
+
+
+def test_metrics_of_a_model_are_means_over_units(tmp_path: Path) -> None:
+    choice = chosen(METRICS)
+
+    def measured(node: int, unit: int) -> tuple[float, int, dict[str, Any]] | None:
+        return None if node == 2 else (float(node), 10, {"accuracy": 0.5 + 0.1 * unit})
+
+    nodes = SecureNodes(tmp_path, [[None, None]] * NODES, measured=measured)
+    with PrivacyLedger.open(tmp_path / "server.db", plan_of(choice, units=2)) as ledger:
+        grid = LocalGrid(nodes, NODES)
+        answer = evaluate_federation(
+            grid, ledger, "model", choice, arrays=MODEL, units_per_node=2, timeout=5.0
+        )
+    assert float(answer["loss"].value) == pytest.approx((0 + 1 + 3 + 4) / 4, abs=0.2)
+    assert float(answer["accuracy"].value) == pytest.approx(0.55, abs=0.05)
+    assert float(answer["count"].value) == pytest.approx(8, abs=0.4)
+    assert [kind for kind, _ in nodes.seen].count("evaluate") == NODES
+
+
+# --- Who sees what --------------------------------------------------------------------------------
+
+
+def test_no_message_to_the_server_has_a_node_s_vector(tmp_path: Path) -> None:
+    choice = chosen(Sum(lows=(0.0,) * 8, highs=(9.0,) * 8))
+    nodes = federation(tmp_path, [np.full(8, 3.0)] * NODES)
+    asked(tmp_path, nodes, choice, plan_of(choice))
+    masked = [r for r in nodes.replies if r.metadata.message_type == "query.fl_dp_statistic"]
+    assert len(masked) == NODES
+    words = []
+    for reply in masked:
+        assert set(reply.content) == {"masked", "bundles"}
+        assert not list(reply.content.metric_records)
+        words.append(reply.content.array_records["masked"]["masked"].numpy().tobytes())
+    assert len(set(words)) == NODES  # all five have one vector
+
+
+@pytest.mark.parametrize(("off", "fits"), [(1.0, True), (0.9, False), (1.1, False)])
+def test_the_noise_is_that_of_all_shares(tmp_path: Path, off: float, fits: bool) -> None:
+    """6,000 draws: a standard deviation is then within 0.05, more than 5 of its own deviations."""
+    query = Sum(lows=(0.0,) * 1000, highs=(1.0,) * 1000)
+    choice = chosen(query, 2.0)
+    plan = plan_of(choice, times=6)
+    nodes = federation(tmp_path, [np.zeros(1000)] * NODES)
+    noise = []
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        for _ in range(6):
+            answer = ask_federation(
+                LocalGrid(nodes, NODES), ledger, "it", choice, values=VALUES, timeout=5.0
+            )
+            noise.append(answer.value / (off * answer.error))
+    assert bool(abs(np.std(noise) - 1.0) < 0.05) is fits
+
+
+def test_shares_that_are_certain_have_the_charged_multiplier(tmp_path: Path) -> None:
+    choice = chosen(Sum(lows=(0.0,), highs=(1.0,)), 2.0)
+    plan = plan_of(choice)
+    noise = plan.noise
+    assert isinstance(noise, DistributedNoise)
+    answer = asked(tmp_path, federation(tmp_path, [[0.0]] * NODES), choice, plan)
+    certain = float(answer.error[0]) * math.sqrt(noise.honest_shares / NODES)
+    assert certain == pytest.approx(2.0, rel=1e-6)
+
+
+def test_a_hostile_unit_moves_the_sum_by_its_bound_alone(tmp_path: Path) -> None:
+    """The contribution of a query lies: the node clips it once more."""
+    choice = chosen(Sum(lows=(0.0, 0.0), highs=(1.0, 1.0)))
+
+    class Lies(Sum):
+        def contribution(self, values: object) -> Any:
+            return np.array([1e30, -1e30])
+
+    nodes = federation(tmp_path, [[[0.0, 0.0]]] * NODES)
+    served = iter(range(NODES))
+
+    def one_lies(document: Any) -> Query:
+        query = query_from_dict(document)
+        if next(served) == 1:
+            return Lies(lows=(0.0, 0.0), highs=(1.0, 1.0))
+        return query
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr("fl_dp.clients.queries.query_from_dict", one_lies)
+        answer = asked(tmp_path, nodes, choice, plan_of(choice))
+    assert np.linalg.norm(answer.value) == pytest.approx(choice.query.l2_sensitivity, abs=0.3)
+
+
+def test_a_node_that_fails_adds_zero_and_noise(tmp_path: Path) -> None:
+    choice = chosen(Count())
+    values: list[object] = [[1.0], RuntimeError("age of patient 7 is 34"), [1.0], [1.0], [1.0]]
+    nodes = federation(tmp_path, values)
+    answer = asked(tmp_path, nodes, choice, plan_of(choice))
+    assert float(answer.value) == pytest.approx(4.0, abs=0.4)
+    assert not any(reply.has_error() for reply in nodes.replies)
+
+
+# --- What it charges ------------------------------------------------------------------------------
+
+
+def test_every_node_is_charged_what_the_plan_says(tmp_path: Path) -> None:
+    choice = chosen(Count(), 1.5)
+    asked(tmp_path, federation(tmp_path, [[1.0]] * NODES), choice, plan_of(choice))
+    assert spent(tmp_path) == (1, 1)
+    for node in range(NODES):
+        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as ledger:
+            ((event, count),) = ledger.spendings[0].history
+        assert count == 1
+        assert event.noise_multiplier == pytest.approx(1.5, rel=1e-9)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("first", ["statistic", "training"])
+def test_nodes_have_room_for_a_training_and_its_statistics(tmp_path: Path, first: str) -> None:
+    """A node's ledger asks for more room where noise is of two kinds; none falls silent."""
+    choice, rounds = chosen(Count(), 8.0), 6
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=4.0, delta=1e-4),
+        rounds=rounds,
+        num_clients=NODES,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        secure_sum=SecureSum(max_parameters=1000),
+        contribution_check=False,
+        other_releases=[(event, 1) for event in choice.events],
+    )
+    update = [np.full(3, 0.1)]
+    nodes = SecureNodes(tmp_path, [[update]] * NODES, statistics_fn=lambda *_: [1.0])
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        grid = LocalGrid(nodes, NODES)
+
+        def train() -> None:
+            DPFedAvg(plan=plan, ledger=ledger).start(grid, MODEL, num_rounds=rounds, timeout=5.0)
+
+        def ask() -> None:
+            ask_federation(grid, ledger, "it", choice, values=VALUES, timeout=5.0)
+
+        for step in (ask, train) if first == "statistic" else (train, ask):
+            step()
+    for node in range(NODES):
+        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as kept:
+            (spending,) = kept.spendings
+            assert spending.charges == rounds + 1
+            assert {count for _, count in spending.history} == {1, rounds}
+
+
+def test_a_sum_that_fails_stays_charged(tmp_path: Path) -> None:
+    choice = chosen(Count(), 1.5)
+    nodes = federation(
+        tmp_path, [[1.0]] * NODES, loses=lambda kind, times, node: kind == "secagg_open"
+    )
+    with pytest.raises(SecureSumFailed):
+        asked(tmp_path, nodes, choice, plan_of(choice))
+    assert spent(tmp_path) == (1, 0)
+    with NodeLedger.read(tmp_path / "node-0" / "ledger.db") as ledger:
+        assert ledger.spendings[0].charges == 1
+
+
+def test_without_keys_nothing_is_charged(tmp_path: Path) -> None:
+    choice = chosen(Count())
+    nodes = federation(
+        tmp_path, [[1.0]] * NODES, loses=lambda kind, times, node: kind == "secagg_key"
+    )
+    with pytest.raises(RehearsalFailed, match="nothing was charged"):
+        asked(tmp_path, nodes, choice, plan_of(choice))
+    assert spent(tmp_path) == (0, 0)
+
+
+def test_what_the_plan_did_not_put_aside_is_refused(tmp_path: Path) -> None:
+    choice = chosen(Count(), 1.5)
+    nodes = federation(tmp_path, [[1.0]] * NODES)
+    plan = plan_of(choice)
+    asked(tmp_path, nodes, choice, plan)
+    with pytest.raises(PrivacyBudgetExhausted):
+        asked(tmp_path, nodes, choice, plan)
+    assert spent(tmp_path) == (1, 1)
+
+
+# --- What is refused before anybody is asked ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("choice", "says"),
+    [
+        (choose_noise(Count(), 1.0, 1e-3, law="laplace"), "law='gaussian'"),
+        (choose_noise(Quantiles(probabilities=(0.5,), grid=(0, 1)), 1.0, 1e-3), "law='gaussian'"),
+        (
+            NoiseChoice(
+                query=Count(),
+                mechanisms=(GaussianMechanism(noise_multiplier=1.0, clipping_norm=2.0),),
+            ),
+            "the query's own sensitivity",
+        ),
+    ],
+)
+def test_noise_that_nodes_can_not_share_is_refused(
+    tmp_path: Path, choice: NoiseChoice, says: str
+) -> None:
+    nodes = federation(tmp_path, [[1.0]] * NODES)
+    with pytest.raises(ValueError, match=says):
+        asked(tmp_path, nodes, choice, plan_of(choice))
+    assert not nodes.seen
+
+
+def test_an_rng_of_the_server_s_is_refused(tmp_path: Path) -> None:
+    choice = chosen(Count())
+    nodes = federation(tmp_path, [[1.0]] * NODES)
+    with pytest.raises(ValueError, match="leave rng out"):
+        asked(tmp_path, nodes, choice, plan_of(choice), rng=SecureRandom())
+
+
+def test_more_nodes_than_the_noise_is_for_are_refused(tmp_path: Path) -> None:
+    choice = chosen(Count())
+    nodes = federation(tmp_path, [[1.0]] * (NODES + 1))
+    with pytest.raises(RosterTooLarge, match=r"6 nodes are connected, .* is for 5"):
+        asked(tmp_path, nodes, choice, plan_of(choice))
+    assert spent(tmp_path) == (0, 0)
+
+
+def test_other_units_a_node_than_the_plan_s_are_refused(tmp_path: Path) -> None:
+    choice = chosen(Count())
+    nodes = federation(tmp_path, [[1.0]] * NODES)
+    with pytest.raises(ValueError, match="write units_per_node=1"):
+        asked(tmp_path, nodes, choice, plan_of(choice), units_per_node=2)
+
+
+def test_a_plan_that_trusts_no_server_shows_it_no_vectors(tmp_path: Path) -> None:
+    choice = chosen(Count(), 5.0)
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=8.0, delta=1e-3),
+        rounds=1,
+        num_clients=NODES,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        client_scheme="gaussian",
+        contribution_check=False,
+        other_releases=[(event, 1) for event in choice.events],
+    )
+    nodes = federation(tmp_path, [[1.0]] * NODES)
+    with pytest.raises(ValueError, match="trust no server"):
+        asked(tmp_path, nodes, choice, plan)
+    assert not nodes.seen
+
+
+def test_only_an_evaluation_measures_a_model(tmp_path: Path) -> None:
+    choice = chosen(Count())
+    nodes = federation(tmp_path, [[1.0]] * NODES)
+    with (
+        PrivacyLedger.open(tmp_path / "server.db", plan_of(choice)) as ledger,
+        pytest.raises(ValueError, match="measured by an Evaluation, got a query 'count'"),
+    ):
+        evaluate_federation(LocalGrid(nodes, NODES), ledger, "it", choice, arrays=MODEL)
+
+
+# --- Exact totals ---------------------------------------------------------------------------------
+
+
+def exactly(folder: Path, nodes: SecureNodes) -> Answer:
+    with PrivacyLedger.open(folder / "server.db", plan_of(chosen(METRICS))) as ledger:
+        grid = LocalGrid(nodes, NODES)
+        return exact_evaluation(grid, ledger, "exact means", METRICS, arrays=MODEL, timeout=5.0)
+
+
+def measuring(folder: Path, *, allowing: Sequence[int] = range(NODES)) -> SecureNodes:
+    return SecureNodes(
+        folder,
+        [[None]] * NODES,
+        measured=lambda node, unit: (0.3 * node, 10, {"accuracy": 0.1 * node}),
+        owners={
+            node: {
+                "require-privacy": "distributed",
+                "max-epsilon": 4.0,
+                "secagg-exact": "evaluate",
+            }
+            for node in allowing
+        },
+    )
+
+
+def test_exact_totals_are_exact_and_named_as_uncharged(tmp_path: Path) -> None:
+    nodes = measuring(tmp_path)
+    answer = exactly(tmp_path, nodes)
+    assert float(answer["loss"].value) == pytest.approx(0.6, abs=1e-6)
+    assert float(answer["accuracy"].value) == pytest.approx(0.2, abs=1e-6)
+    assert float(answer["count"].value) == pytest.approx(NODES, abs=1e-6)
+    assert answer.events == ()
+    assert spent(tmp_path) == (0, 0)
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        assert ledger.uncharged == ("exact means",)
+        first = privacy_statement(ledger).not_covered[0]
+    assert first.startswith("RELEASES THAT WERE NOT CHARGED, 1 in all: 'exact means'")
+    masked = [reply for reply in nodes.replies if reply.metadata.message_type == "evaluate"]
+    assert all(set(reply.content) == {"masked", "bundles"} for reply in masked)
+
+
+def test_one_owner_who_does_not_allow_them_keeps_exact_totals_shut(tmp_path: Path) -> None:
+    nodes = measuring(tmp_path, allowing=[0, 1, 3, 4])
+    with pytest.raises(SecureSumFailed):
+        exactly(tmp_path, nodes)
+    assert not any(kind == "secagg_open" for kind, _ in nodes.seen)
+    refused = [reply for reply in nodes.replies if reply.has_error()]
+    assert [reply.error.reason for reply in refused] == ["Refused policy"]
+
+
+def test_statistics_are_never_exact(tmp_path: Path) -> None:
+    """The owners' consent is to evaluations: another sum without noise is refused by each."""
+    nodes = measuring(tmp_path)
+    nodes.statistics_fn = lambda *_: [1.0]
+    choice = chosen(Count())
+    with pytest.MonkeyPatch.context() as patched:
+        share = ExactShare.on_finest_grid(
+            "updates", 1, largest=1.0, clipping_norm=1.0, nodes=NODES, bits=32
+        )
+        patched.setattr(
+            "fl_dp.strategies.charged_sum.Summed",
+            lambda **given: Summed(**given | {"share": share}),
+        )
+        with pytest.raises(SecureSumFailed):
+            asked(tmp_path, nodes, choice, plan_of(choice))
+    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
+    assert refused == ["Refused policy"] * NODES
