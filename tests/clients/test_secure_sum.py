@@ -242,3 +242,55 @@ def test_a_store_that_was_lost_makes_old_messages_useless(tmp_path: Path) -> Non
     for file in (tmp_path / "node-0").glob(f"{STORE_FILE}*"):
         file.unlink()
     assert code(federation.train()) == "Refused directory"  # its key of the run went with it
+
+
+COINS = replace(INSTRUCTION, sampling_rate=0.5)
+
+
+def test_coins_without_a_time_to_answer_are_refused(tmp_path: Path) -> None:
+    """A lying server would read the coins off the time, and the node would charge an amplified sum.
+
+    The plan asks for both; a server need not have one.
+    """
+    federation = Federation(tmp_path)
+    asked = federation.content(COINS)
+    assert code(federation.train(asked, sampling_rate=0.5)) == "Refused terms"
+    assert federation.charges() == 0
+    assert code(federation.train(asked, sampling_rate=0.5, reply_after=0.05)) == "answered"
+
+
+def test_work_that_is_done_but_not_encoded_in_time_contributes_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would leave after the time, and show that a coin came up."""
+    federation, kept, clock = Federation(tmp_path), [], [0.0]
+    encode = NoiseShare.encode
+
+    def slow(share: NoiseShare, values: Any, rng: Any) -> Any:
+        kept.append(float(np.abs(np.concatenate(values)).max()))
+        clock[0] += 1.0
+        return encode(share, values, rng)
+
+    monkeypatch.setattr(NoiseShare, "encode", slow)
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
+    asked = federation.content(COINS)
+    federation.train(asked, sampling_rate=0.5, reply_after=0.5, number=1)
+    assert kept[-1] == 0.0 and len(kept) == 2
+    federation.train(asked, sampling_rate=0.5, reply_after=9.5, number=2)
+    assert len(kept) == 3  # in time: encoded once
+
+
+def test_values_that_no_noise_can_be_put_around_are_answered_with_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error reply would tell of the data, after everything was paid."""
+    federation, encode = Federation(tmp_path), NoiseShare.encode
+
+    def fails(share: NoiseShare, values: Any, rng: Any) -> Any:
+        if any(np.any(each) for each in values):
+            raise ValueError("an entry of one record")
+        return encode(share, values, rng)
+
+    monkeypatch.setattr(NoiseShare, "encode", fails)
+    assert code(federation.train()) == "answered"
