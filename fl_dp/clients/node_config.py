@@ -126,7 +126,7 @@ class NodeConfig:
         max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
         max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
         asked = given.get(REQUIRE_PRIVACY_KEY)
-        required = _required(asked, capped=max_epsilon is not None)
+        required = _required(asked, capped=max_epsilon is not None, pinned=roster is not None)
         if max_delta is not None and max_epsilon is None:
             raise _error(
                 f"{MAX_DELTA_KEY}={max_delta:g} alone caps nothing: add {MAX_EPSILON_KEY}=4.0"
@@ -207,8 +207,10 @@ def _refuse_if_meant_for_us(key: str) -> None:
         )
 
 
-def _required(asked: object, *, capped: bool) -> tuple[frozenset[str], ...]:
-    any_of_them = (frozenset({RECORD}), frozenset({LOCAL}), frozenset({DISTRIBUTED}))
+def _required(asked: object, *, capped: bool, pinned: bool) -> tuple[frozenset[str], ...]:
+    any_of_them: tuple[frozenset[str], ...] = (frozenset({RECORD}), frozenset({LOCAL}))
+    if pinned:  # else a server that lies makes up the other nodes and their shares of noise
+        any_of_them += (frozenset({DISTRIBUTED}),)
     known: dict[str, tuple[frozenset[str], ...]] = {
         "none": (),
         "any": any_of_them,
@@ -223,7 +225,7 @@ def _required(asked: object, *, capped: bool) -> tuple[frozenset[str], ...]:
     if not isinstance(asked, str) or asked not in known:
         raise _error(
             f'{REQUIRE_PRIVACY_KEY} must be "record", "local", "record+local", "distributed", '
-            f'"any" (of the three) or "none", got {asked!r}'
+            f'"any" (of the first two, and of the last with {ROSTER_KEY}) or "none", got {asked!r}'
         )
     return known[asked]
 

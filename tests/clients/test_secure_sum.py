@@ -215,7 +215,7 @@ def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> 
 
 
 def test_a_budget_that_is_spent_answers_with_noise_that_is_not_charged(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, **{"max-epsilon": 1e-2, "allow-unverified-apps": True})
+    federation = Federation(tmp_path, **REQUIRED | {"max-epsilon": 1e-2})
     reply = federation.train()
     assert len(masked_of(reply.content).masked) == 2 * SIZE  # as any other
     assert federation.charges() == 0
