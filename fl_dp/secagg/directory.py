@@ -73,6 +73,19 @@ class Entry:
         text = _signed_text(run, self.epoch, self.name, self.identity, self.run_key)
         return is_signed(self.identity, self.signature, text)
 
+    def check(self, run: int) -> None:
+        """Check that it is signed for this run, and that its run key hides something.
+
+        Raises:
+            ValueError: If not.
+        """
+        if not self.is_signed(run):
+            raise ValueError(f"the entry of '{self.name}' is not signed for this run")
+        try:
+            RunKey.generate().root(self.run_key)
+        except ValueError as error:  # of low order: with any other key it gives zero
+            raise ValueError(f"the run key of '{self.name}' is no key") from error
+
     def to_dict(self) -> dict[str, str | int]:
         """Return it with bytes in hex, as JSON and a ConfigRecord take it."""
         return {
@@ -258,14 +271,8 @@ class Directory:
 @lru_cache(maxsize=4)  # nodes of one process hold the same directory: 0.2 ms an entry
 def _check_keys(directory: Directory) -> None:
     """Check each entry's signature, and that its run key hides something."""
-    throwaway = RunKey.generate()
     for each in directory.entries:
-        if not each.is_signed(directory.run):
-            raise ValueError(f"the entry of '{each.name}' is not signed for this run")
-        try:
-            throwaway.root(each.run_key)
-        except ValueError as error:  # of low order: with any other key it gives zero
-            raise ValueError(f"the run key of '{each.name}' is no key") from error
+        each.check(directory.run)
 
 
 def _in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from fl_dp.secagg.masks import packed_bytes
 from flwr.app import ArrayRecord, MessageType, RecordDict
 from numpy.typing import NDArray
 
@@ -15,6 +14,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
 from fl_dp.secagg import SecureSumFailed
+from fl_dp.secagg.masks import packed_bytes
 from fl_dp.updates import VectorLayout
 
 from ..exchange import Ask
