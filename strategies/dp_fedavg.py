@@ -45,6 +45,7 @@ from fl_dp.plan import ClientNoise, DistributedNoise, PrivacyPlan, RecordPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.secagg import Roster as SecureRoster
+from fl_dp.secagg import SecureSumFailed
 from fl_dp.updates import Compression, VectorLayout
 
 from .budget_options import split_options
@@ -496,6 +497,10 @@ class DPFedAvg(RoundLoop):
                     f"{known} of {len(nodes)} nodes have keys for secure sums, and a sum needs "
                     f"{least}: their logs say why, and nothing was charged"
                 )
+            try:
+                self._secure_sums.require_committee(self.plan.noise.shares)
+            except SecureSumFailed as failed:
+                raise RehearsalFailed(f"{failed}; nothing was charged") from failed
 
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add: an owner may not allow it."""

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Message, MessageType, RecordDict
 
+from fl_dp.accounting import SharedNoise
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
@@ -100,6 +101,20 @@ class SecureSums:
             SecureSumFailed: If nobody was set up.
         """
         return self.known.committee(size, self._roster)
+
+    def require_committee(self, planned: SharedNoise) -> None:
+        """Refuse a committee for which the plan's threshold is too high, or its noise too little.
+
+        Raises:
+            SecureSumFailed: With what to write instead.
+        """
+        members = len(self.committee(planned.committee))
+        if not planned.threshold <= members <= planned.committee:
+            raise SecureSumFailed(
+                f"the committee has {members} members, and the plan is for {planned.committee}, "
+                f"of whom {planned.threshold} open a sum: write secure_sum.committee={members} "
+                f"(SecureSum(committee={members}))"
+            )
 
     def note(self, opened: OpenSum) -> None:
         """Take note of a sum that was opened: who lied, and everybody's receipts."""
