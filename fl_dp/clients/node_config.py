@@ -91,7 +91,9 @@ class NodeConfig:
         roster: Absolute file with the identities of everybody who may take part in a secure sum;
             without it a server could invent the other nodes.
         least_sum: Fewest honest clients of any secure sum that the server could open.
-        colluding: Nodes that the owner supposes to collude; a server may suppose more.
+        colluding: Nodes that the owner supposes to collude; a server may suppose more. None: the
+            owner leaves it to the plan without a roster, and to what is usual with one, lest a
+            server that lies writes 0.
         missed_receipts: Secure sums without a receipt after which a node with a roster refuses.
         exact: Whether secure sums for evaluation may go without noise.
     """
@@ -109,7 +111,7 @@ class NodeConfig:
     partition_id: int | None = None
     roster: str | None = None
     least_sum: int = LEAST_SUM
-    colluding: int = 0
+    colluding: int | None = None
     missed_receipts: int = MISSED_RECEIPTS
     exact: bool = False
 
@@ -163,7 +165,9 @@ class NodeConfig:
             partition_id=_partition(given),
             roster=roster,
             least_sum=_count(given, LEAST_SUM_KEY, default=LEAST_SUM, least=2),
-            colluding=_count(given, COLLUDING_KEY, default=0, least=0),
+            colluding=(
+                _count(given, COLLUDING_KEY, default=0, least=0) if COLLUDING_KEY in given else None
+            ),
             missed_receipts=_count(given, RECEIPTS_KEY, default=MISSED_RECEIPTS, least=1),
             exact=_exact(given),
         )

@@ -23,6 +23,7 @@ from fl_dp.accounting import (
     PoissonGaussianEvent,
     PrivacyBudgetExhausted,
     PrivacyEvent,
+    SharedNoise,
     shared_noise_multiplier,
     shared_noise_slack,
     within_slack,
@@ -85,7 +86,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         share = NoiseShare(segments=terms.segments, noise_scale=terms.noise_scale)
         steps: NDArray[np.int64] | None = None
         try:
-            _charge(terms, share, summed.price, message, context)
+            assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
+            _charge(terms, share, assumed, summed.price, message, context)
             reply = call_next(message, context)
             if reply.has_error():
                 raise ValueError("the handler replied with an error")
@@ -122,6 +124,7 @@ def _require_matching(terms: SumTerms, summed: Summed) -> None:
 def _charge(
     terms: SumTerms,
     share: NoiseShare,
+    shares: SharedNoise,
     asked: SumInstruction,
     message: Message,
     context: Context,
@@ -142,7 +145,6 @@ def _charge(
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
         )
     owner = NodeConfig.of(context.node_config)
-    shares = replace(terms.noise, colluding=max(owner.colluding, terms.colluding))
     honest = shares.honest_shares(server_lies=owner.roster is not None)
     multiplier = shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest)
     account = node.account(unit="client")

@@ -15,6 +15,7 @@ from local_grid import FIRST_NODE, LocalGrid
 from secure_nodes import SecureNodes
 
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
+from fl_dp.files import private_folder
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare, Segment
 from fl_dp.mechanisms.bundle import GaussianBundle
@@ -29,7 +30,7 @@ from fl_dp.protocol.secure_sum import (
     text_to_content,
     with_terms,
 )
-from fl_dp.secagg import Directory, Entry, SumTerms
+from fl_dp.secagg import Directory, Entry, Identity, Roster, SumTerms
 
 RUN, NODES = 7, 4
 SIZE = 3
@@ -45,9 +46,20 @@ SHARE = NoiseShare(segments=(Segment("updates", SIZE, 100.0, 100.0, 1.0),), nois
 class Federation:
     """Four nodes that know each other, and messages to the first of them."""
 
-    def __init__(self, folder: Path, **owner: Any) -> None:
+    def __init__(self, folder: Path, *, pinned: bool = False, **owner: Any) -> None:
         self.folder = folder
         update = [np.full(SIZE, 0.1)]
+        roster_hash = ""
+        if pinned:
+            members = []
+            for node in range(NODES):
+                private_folder(folder / f"node-{node}")
+                identity = Identity.load_or_create(folder / f"node-{node}" / IDENTITY_FILE)
+                members.append({"name": f"site-{node:03d}", "identity": identity.public.hex()})
+            file = folder / "roster.json"
+            file.write_text(json.dumps({"federation": "tests", "members": members}))
+            owner |= {"secagg-roster": str(file)} | REQUIRED
+            roster_hash = Roster.read(file).hash
         self.nodes = SecureNodes(folder, [[update]] * NODES, owners={0: owner})
         self.grid = LocalGrid(self.nodes, NODES)
         keys = text_to_content(json.dumps({"run": RUN, "epoch": 0}))
@@ -55,7 +67,7 @@ class Federation:
             Entry.from_dict(json.loads(text_of(self.ask(KEY_ACTION, keys, node).content)))
             for node in range(NODES)
         ]
-        self.directory = Directory.first(RUN, entries)
+        self.directory = Directory.first(RUN, entries, roster_hash=roster_hash)
         for node in range(NODES):
             told = text_to_content(self.directory.to_json())
             assert not self.ask(DIRECTORY_ACTION, told, node).has_error()
@@ -212,6 +224,29 @@ def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> 
         multipliers.append(event.noise_multiplier)  # type: ignore[union-attr]  # a Gaussian
     # Three and two honest shares of variance 1, without that of the rounding channel.
     assert multipliers == pytest.approx([3**0.5, 2**0.5], rel=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("owner", "shares"), [({}, 3), ({"secagg-colluding": 0}, 4)], ids=["usual", "said"]
+)
+def test_a_server_that_lies_does_not_choose_how_many_collude(
+    tmp_path: Path, owner: dict[str, int], shares: int
+) -> None:
+    """With 0 in its terms, its accomplice's share would be charged as if nobody knew it."""
+    federation = Federation(tmp_path, pinned=True, **owner)
+    assert code(federation.train(colluding=0)) == "answered"
+    with NodeLedger.read(tmp_path / "node-0" / "ledger.db") as ledger:
+        ((event, _),) = ledger.spendings[0].history
+    assert event.noise_multiplier == pytest.approx(shares**0.5, rel=1e-3)  # type: ignore[union-attr]
+
+
+def test_a_server_that_lies_does_not_make_its_accomplice_the_whole_committee(
+    tmp_path: Path,
+) -> None:
+    federation = Federation(tmp_path, pinned=True)
+    alone = federation.directory.committee(1)
+    asked = federation.train(colluding=0, committee=alone, threshold=1)
+    assert code(asked) == "Refused policy"
 
 
 def test_a_budget_that_is_spent_answers_with_noise_that_is_not_charged(tmp_path: Path) -> None:
