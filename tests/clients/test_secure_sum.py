@@ -12,9 +12,11 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid
+from scipy.stats import chi2, chisquare
 from secure_nodes import SecureNodes
 
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
+from fl_dp.clients.trained_unit import train_unit
 from fl_dp.files import private_folder
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare, Segment
@@ -30,7 +32,7 @@ from fl_dp.protocol.secure_sum import (
     text_to_content,
     with_terms,
 )
-from fl_dp.secagg import Directory, Entry, Identity, Roster, SumTerms
+from fl_dp.secagg import Directory, Entry, Identity, MaskedMessage, Participation, Roster, SumTerms
 
 RUN, NODES = 7, 4
 SIZE = 3
@@ -210,7 +212,7 @@ def test_an_owner_s_least_sum_counts_without_those_who_may_collude(tmp_path: Pat
     assert code(wary.train()) == "Refused policy"
 
 
-REQUIRED = {"require-privacy": "distributed", "max-epsilon": 100.0}
+REQUIRED: dict[str, Any] = {"require-privacy": "distributed", "max-epsilon": 100.0}
 
 
 def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> None:
@@ -329,3 +331,92 @@ def test_values_that_no_noise_can_be_put_around_are_answered_with_zero(
 
     monkeypatch.setattr(NoiseShare, "encode", fails)
     assert code(federation.train()) == "answered"
+
+
+# Coins: nobody sees whether one came up, in no byte and at no time.
+
+NOBODY, EVERYBODY = 1e-12, 1.0  # rates of coins: 1e-12 draws nobody in these tests
+SUMS = 30
+PRICE = SumInstruction(rounds=100, epsilon=1e9, delta=1e-3)
+
+
+class Sent:
+    """What left a node in some sums, and what was in it before it was masked."""
+
+    def __init__(self, folder: Path, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        federation, clock = Federation(folder), [0.0]
+        self.steps: list[Any] = []
+        self.left_at: list[float] = []
+        self.messages: list[MaskedMessage] = []
+        message, train = Participation.message, train_unit
+
+        def kept(part: Participation, steps: Any) -> MaskedMessage:
+            self.steps.append(steps)
+            return message(part, steps)
+
+        def slow(*told: Any) -> Any:
+            clock[0] += 0.7
+            return train(*told)
+
+        def sleep(seconds: float) -> None:
+            clock[0] += seconds
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Participation, "message", kept)
+            patch.setattr("fl_dp.clients.units.train_unit", slow)
+            patch.setattr("fl_dp.clients.secure_sum.time.monotonic", lambda: clock[0])
+            patch.setattr("fl_dp.clients.secure_sum.time.sleep", sleep)
+            asked = federation.content(replace(INSTRUCTION, sampling_rate=rate, secure_sum=PRICE))
+            for number in range(1, SUMS + 1):
+                clock[0] = 0.0
+                reply = federation.train(asked, number=number, sampling_rate=rate, reply_after=5.0)
+                assert code(reply) == "answered"
+                self.left_at.append(clock[0])
+                self.messages.append(masked_of(reply.content))
+                assert sorted(reply.content) == ["bundles", "masked"]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[float, Sent]:
+    folder = tmp_path_factory.mktemp("coins")
+    with pytest.MonkeyPatch.context() as patch:
+        return {rate: Sent(folder / str(rate), rate, patch) for rate in (NOBODY, EVERYBODY)}
+
+
+def test_answers_leave_at_the_same_time(both: dict[float, Sent]) -> None:
+    assert both[NOBODY].left_at == both[EVERYBODY].left_at == [5.0] * SUMS
+
+
+def test_answers_have_the_same_form(both: dict[float, Sent]) -> None:
+    forms = {
+        (len(m.masked), tuple(map(len, m.bundles)), len(m.commitments))
+        for sent in both.values()
+        for m in sent.messages
+    }
+    assert len(forms) == 1
+
+
+@pytest.mark.parametrize("rate", [NOBODY, EVERYBODY])
+def test_bytes_are_uniform(both: dict[float, Sent], rate: float) -> None:
+    """Sixteen values of half a byte; a right mask fails once in a million runs."""
+    sent = np.frombuffer(b"".join(m.masked for m in both[rate].messages), np.uint8)
+    counts = np.bincount(np.concatenate([sent & 15, sent >> 4]), minlength=16)
+    assert chisquare(counts).pvalue > 1e-6
+
+
+def test_bytes_before_the_masks_would_fail_that_test(both: dict[float, Sent]) -> None:
+    steps = np.concatenate(both[NOBODY].steps).astype("<u2").view(np.uint8)
+    counts = np.bincount(np.concatenate([steps & 15, steps >> 4]), minlength=16)
+    assert chisquare(counts).pvalue < 1e-6
+
+
+@pytest.mark.parametrize(("rate", "centre"), [(NOBODY, 0.0), (EVERYBODY, 0.1 * 100.0)])
+def test_the_share_of_noise_does_not_depend_on_coins(
+    both: dict[float, Sent], rate: float, centre: float
+) -> None:
+    """Law of the squared length, to one false alarm in a million; half the noise would fail."""
+    steps = np.concatenate(both[rate].steps)
+    squared = float((((steps - centre) / SHARE.noise_scale) ** 2).sum())
+    low, high = (float(chi2.ppf(at, SUMS * SIZE)) for at in (5e-7, 1 - 5e-7))
+    assert low < squared < high
+    assert chi2.cdf(low / 0.5**2, SUMS * SIZE) > 0.99  # power
