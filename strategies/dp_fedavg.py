@@ -45,6 +45,7 @@ from fl_dp.plan import ClientNoise, DistributedNoise, PrivacyPlan, RecordPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.secagg import Roster as SecureRoster
+from fl_dp.secagg import SecureSumFailed
 from fl_dp.updates import Compression, VectorLayout
 
 from .budget_options import split_options
@@ -65,6 +66,7 @@ from .modes import (
     client_noise_of,
 )
 from .participations import Participations
+from .rehearsal import RehearsalFailed
 from .roster import Roster
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
@@ -491,6 +493,10 @@ class DPFedAvg(RoundLoop):
             ask = asking(grid, window=self._window)
             self._secure_sums.set_up(nodes, ask, timeout=min(self._timeout, self._roster.timeout))
             self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
+            try:
+                self._secure_sums.require_committee(self.plan.noise.shares)
+            except SecureSumFailed as failed:
+                raise RehearsalFailed(f"{failed}; nothing was charged") from failed
 
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add: an owner may not allow it."""

@@ -20,6 +20,7 @@ from fl_dp.accounting import (
     SharedNoise,
     VisibleSampling,
     shared_noise_slack,
+    usual_colluding,
     within_slack,
 )
 from fl_dp.accounting.events import FrozenHistory
@@ -110,7 +111,7 @@ class SecureSum:
             )
         colluding = self.colluding
         if colluding is None:
-            colluding = next(c for most, c in _COLLUDING if nodes <= most)
+            colluding = usual_colluding(nodes)
         committee = self.committee or next(size for most, size in _COMMITTEE if nodes <= most)
         committee = min(committee, nodes) if self.committee is None else committee
         if committee > nodes:
@@ -140,7 +141,6 @@ class SecureSum:
         return usual if 10 * least >= 9 * nodes else 2 * usual
 
 
-_COLLUDING = ((10, 1), (20, 2), (200, 5), (inf, 10))
 _COMMITTEE = ((20, 20), (499, 40), (inf, 60))
 
 

@@ -98,13 +98,12 @@ class OneSum:
                 f"{planned.least}"
             )
         # Fewer nodes than planned leave less room for lies; more would leave more of it.
-        committee = len(self._sums.committee(planned.committee))
-        if len(self._places) > planned.cohort or committee > planned.committee:
+        if len(self._places) > planned.cohort:
             raise SecureSumFailed(
-                f"{len(self._places)} nodes with {committee} members can't be kept from opening a "
-                f"smaller sum than was charged, which is for {planned.cohort} nodes with "
-                f"{planned.committee}"
+                f"{len(self._places)} nodes can't be kept from opening a smaller sum than was "
+                f"charged, which is for {planned.cohort} nodes"
             )
+        self._sums.require_committee(planned)
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
         """Return what a node is sent: terms that bind everything else in it, and its last receipt.
