@@ -27,6 +27,7 @@ BENCH_noise := --json
 BENCH_rounds := --json
 BENCH_secagg := --json
 BENCH_selection := --json
+BENCH_silos := --json
 BENCH_startup := --json
 BENCH_stock_flower :=
 BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))

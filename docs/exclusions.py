@@ -14,6 +14,7 @@ from fl_dp.app.planning import make_plan, make_record_plan
 from fl_dp.app.statistics import statistic_plan
 
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
+_GRADIENTS = "privacy=distributed_records"
 _SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
 
 EXCLUSIONS: tuple[tuple[str, ...], ...] = (
@@ -95,6 +96,16 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     (f"{_SHARES} {_ALL} schedule=plateau",),
     (f"{_SHARES} {_ALL} privacy.neighboring_relation=add-or-remove-one",),
     (f"{_SHARES} {_ALL} compression.up=quantize",),
+    (
+        f"{_GRADIENTS} clipping=adaptive",
+        f"{_GRADIENTS} clipping=per_layer clipping.norms=[0.1,0.2]",
+    ),
+    (f"{_GRADIENTS} metrics.loss=[0,5]",),
+    tuple(f"{_GRADIENTS} selection={name}" for name in ("truncated_poisson", "fixed", "public")),
+    (f"{_GRADIENTS} selection.coins=server",),
+    (f"{_GRADIENTS} simulation.units_per_node=5",),
+    (f"{_GRADIENTS} dp_sgd=on",),
+    ("task.num_records=999", "privacy=distributed task.max_records=99"),
     (f"{_SHARES} {_ALL} roster_may_grow=true",),
     ("secure_sum.bits=20", "privacy=local selection=public secure_sum.roster=/srv/roster.json"),
     ("selection=exponential selection.utility=update_norm simulation.units_per_node=50",),

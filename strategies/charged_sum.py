@@ -68,7 +68,8 @@ def charged_sum(
     """
     noise = noise_in_shares(ledger, question, nodes)
     mechanism = _shared_mechanism(choice)
-    shared = noise.shared_statistic(mechanism, choice.query.dimension)
+    hosted = ledger.plan.hosting.units_per_node
+    shared = noise.shared_statistic(mechanism, choice.query.dimension, units_per_node=hosted)
     ask = asking(grid, window=window)
     sums.set_up(nodes, ask)
     sums.require_enough(nodes, noise.shares.least)
@@ -79,7 +80,7 @@ def charged_sum(
         purpose=question.kind,
         share=shared.share,
         bits=shared.bits,
-        units_per_node=noise.units_per_node,
+        units_in_sum=hosted,
     )
     one = OneSum(sums, noise, summed, number=reservation.sequence)
     [total] = opened_sum(one, asked, nodes, ask, timeout=timeout)
@@ -101,12 +102,18 @@ def noise_in_shares(
             noise supposes.
         ValueError: If they are to answer for other numbers of units.
     """
-    noise = ledger.plan.noise
+    noise, hosting = ledger.plan.noise, ledger.plan.hosting
     assert isinstance(noise, DistributedNoise)  # as the caller has looked
-    if question.units_per_node != noise.units_per_node:
+    if hosting.of_records:
+        raise ValueError(
+            "one record can change its node's whole answer, by twice what a statistic is charged "
+            "for: under a plan whose units are records, ask before the training under a plan of "
+            "clients"
+        )
+    if question.units_per_node != hosting.units_per_node:
         raise ValueError(
             f"units_per_node = {question.units_per_node} is not the plan's, whose nodes sum "
-            f"{noise.units_per_node} units each: write units_per_node={noise.units_per_node}"
+            f"{hosting.units_per_node} units each: write units_per_node={hosting.units_per_node}"
         )
     if len(nodes) > noise.nodes:
         raise RosterTooLarge(

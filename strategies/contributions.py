@@ -73,7 +73,7 @@ class CohortLaw:
         """
         if plan is None:
             return cls(units=asked, rate=1.0)
-        if plan.sampling.visible:
+        if plan.sampling.visible and not plan.hosting.of_records:  # which nobody asks one by one
             return cls(units=min(asked, plan.num_clients), rate=1.0)
         if isinstance(plan.sampling, FixedSizeSampling):
             return cls(units=plan.sampling.cohort, rate=1.0)
@@ -180,13 +180,16 @@ class ContributionCheck:
 
 def _likely_causes(plan: PrivacyPlan | None) -> str:
     spent = "" if plan is None else "; what the rounds so far were charged stays spent"
+    fewer = ""
+    if plan is not None and plan.hosting.of_records:
+        fewer = f"; nodes have far fewer records than num_clients = {plan.num_clients} declares"
     return (
         "almost nobody contributes, and further models would be "
         f"{'the first one' if plan is None else 'pure noise'}, so the training ends here{spent}. "
         "Likely causes, in this order: the client app raises an exception in every round (see a "
         "node's log); it answers with arrays of other names or shapes than the model's; it returns "
         "the parameters as they came; its values are NaN or infinite (a lower learning rate); "
-        "nodes are slower than the time-out; their own budgets are exhausted. With "
+        f"nodes are slower than the time-out; their own budgets are exhausted{fewer}. With "
         "numpy_client_app the first two are found before anything is charged"
     )
 

@@ -45,6 +45,7 @@ from fl_dp.plan import ClientNoise, DistributedNoise, PrivacyPlan, RecordPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.secagg import Roster as SecureRoster
+from fl_dp.secagg import SecureSumFailed
 from fl_dp.updates import Compression, VectorLayout
 
 from .budget_options import split_options
@@ -65,6 +66,7 @@ from .modes import (
     client_noise_of,
 )
 from .participations import Participations
+from .rehearsal import RehearsalFailed
 from .roster import Roster
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
@@ -163,13 +165,13 @@ class DPFedAvg(RoundLoop):
             strategy,
             selection=selection,
             roster=Roster(
-                plan.num_clients,
-                units_per_node=plan.hosting.units_per_node,
+                plan.hosting.nodes or plan.num_clients,
+                units_per_node=plan.hosting.told_apart,
                 may_grow=roster_may_grow,
                 timeout=roster_timeout,
             ),
             participations=Participations(
-                plan.participation_cap, units_per_node=plan.hosting.units_per_node, ledger=ledger
+                plan.participation_cap, units_per_node=plan.hosting.told_apart, ledger=ledger
             ),
             contribution_check=ContributionCheck(plan) if plan.release.contribution_check else None,
             cohorts_are_seen=plan.sampling.visible,
@@ -181,6 +183,7 @@ class DPFedAvg(RoundLoop):
             compression=compression,
         )
         self.plan = plan
+        self._of_records = plan.hosting.of_records
         self.ledger = ledger
         self._owns_ledger = False
         self._reservation: Reservation
@@ -490,6 +493,10 @@ class DPFedAvg(RoundLoop):
             ask = asking(grid, window=self._window)
             self._secure_sums.set_up(nodes, ask, timeout=min(self._timeout, self._roster.timeout))
             self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
+            try:
+                self._secure_sums.require_committee(self.plan.noise.shares)
+            except SecureSumFailed as failed:
+                raise RehearsalFailed(f"{failed}; nothing was charged") from failed
 
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add: an owner may not allow it."""

@@ -98,9 +98,7 @@ def exact_evaluation(
             nodes=noise.nodes,
             bits=_BITS,
         )
-        summed = Summed(
-            purpose=question.kind, share=share, bits=_BITS, units_per_node=units_per_node
-        )
+        summed = Summed(purpose=question.kind, share=share, bits=_BITS, units_in_sum=units_per_node)
         one = OneSum(sums, everybody, summed, number=number)
         asked = question.telling({SUM_KEY: json.dumps(asdict(price_of_a_sum(plan)))})
         [total] = opened_sum(one, asked, nodes, ask, timeout=timeout)

@@ -212,8 +212,13 @@ def _ask(
             return
 
 
-def require_fit(answers: Answers, layout: VectorLayout) -> None:
+def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = False) -> None:
     """Check what nodes said against the model, and log what may go wrong.
+
+    Args:
+        answers: Theirs.
+        layout: Of the model.
+        of_records: Whether nodes are to add up gradients of their records.
 
     Raises:
         RehearsalFailed: If a node can't contribute whatever its data are.
@@ -230,6 +235,11 @@ def require_fit(answers: Answers, layout: VectorLayout) -> None:
             "it failed, see its log" if meaning is None else meaning.text,
         )
     for node, identity in sorted(answers.identities.items()):
+        if of_records and not identity.sums_records:
+            raise RehearsalFailed(
+                f"{answers.called(node)} can't take part: the units of the training are records, "
+                "and its app adds up none: give numpy_client_app(records=NodeRecords(...))"
+            )
         _require_fit(answers.called(node), identity, layout)
     if answers.unable:
         logger.warning(

@@ -63,6 +63,7 @@ class RoundLoop(Strategy):
     """
 
     _weights_are_used = False  # whether replies are weighted by the strategy's weighted_by_key
+    _of_records = False  # whether nodes are to add up gradients of their records
 
     def __init__(
         self,
@@ -282,7 +283,7 @@ class RoundLoop(Strategy):
             window=self._window,
             timeout=min(self._timeout, self._roster.timeout),
         )
-        require_fit(answers, VectorLayout.of(model))
+        require_fit(answers, VectorLayout.of(model), of_records=self._of_records)
         self._participations.recognise(answers, nodes)
 
     def _told_at_rehearsal(self) -> dict[str, str]:

@@ -59,12 +59,13 @@ def log_promise(plan: PrivacyPlan, ledger: SpentLedger, record_plan: RecordPlan 
         plan.neighboring_relation,
     )
     logger.info(
-        "\t├── Rounds: %d, %.4g of %d clients expected in each",
+        "\t├── Rounds: %d, %.4g of %d %ss expected in each",
         plan.rounds,
         plan.expected_cohort,
         plan.num_clients,
+        plan.hosting.sampled,
     )
-    logger.info("\t├── Sampling: %s", plan.sampling.describe())
+    logger.info("\t├── Sampling: %s", plan.sampling.describe(plan.hosting.sampled))
     logger.info(
         "\t├── Clipping norm %.4g (%s), noise multiplier %s %s, denominator %.4g",
         plan.clipping_norm,

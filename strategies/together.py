@@ -37,6 +37,11 @@ def check_together(
     hosting.check_compression(compression.up)
     if selection.looks_at_norms:
         hosting.check_norms_are_told()
+    if hosting.of_records and record_plan is not None:
+        raise ValueError(
+            "where units are records a sum is a step of DP-SGD already, and clients take none of "
+            "their own: leave record_plan out"
+        )
     if hosting.coins_at_nodes and type(selection) is not PoissonSelection:
         raise ValueError(
             "nodes that flip the coins themselves ask no selection: use PoissonSelection "

@@ -60,6 +60,7 @@ if TYPE_CHECKING:
         shared_noise_multiplier,
         shared_noise_scale,
         shared_noise_slack,
+        usual_colluding,
         within_slack,
     )
 else:
@@ -118,5 +119,6 @@ __all__ = [
     "shared_noise_slack",
     "tight_epsilon",
     "udp_sigma",
+    "usual_colluding",
     "within_slack",
 ]

@@ -47,8 +47,12 @@ class Sampling(Checked, ABC):
         """Return the public constant that stands for the size of a cohort."""
 
     @abstractmethod
-    def describe(self) -> str:
-        """Return one phrase for people."""
+    def describe(self, unit: str = "client") -> str:
+        """Return one phrase for people.
+
+        Args:
+            unit: Word for those who are sampled.
+        """
 
     def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
         """Refuse what can't be charged.
@@ -89,11 +93,11 @@ class PoissonSampling(Sampling):
         """Return the expected size."""
         return self.sampling_rate * num_units
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
         if self.visible:
             return "none: every round is charged in full"
-        return "Poisson: an independent secret coin for each client in each round"
+        return f"Poisson: an independent secret coin for each {unit} in each round"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -123,9 +127,9 @@ class TruncatedPoissonSampling(Sampling):
         """Return the expected size before the cut."""
         return self.sampling_rate * num_units
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
-        return f"Poisson, secret coins, cut at random to at most {self.max_cohort} clients"
+        return f"Poisson, secret coins, cut at random to at most {self.max_cohort} {unit}s"
 
     def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
         """Refuse add-or-remove neighbours: the cut shows how many others there are."""
@@ -170,7 +174,7 @@ class UtilityPoissonSampling(Sampling):
         """Return the size that the rates aim at."""
         return self.cohort
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
         return (
             f"Poisson, secret coins at rates up to {self.largest_rate:g} that follow noisy "
@@ -209,9 +213,9 @@ class FixedSizeSampling(Sampling):
         """Return the size."""
         return float(self.cohort)
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
-        return f"exactly {self.cohort} clients drawn uniformly, without the Poisson amplification"
+        return f"exactly {self.cohort} {unit}s drawn uniformly, without the Poisson amplification"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,9 +245,9 @@ class VisibleSampling(Sampling):
         """Return the size."""
         return float(self.cohort)
 
-    def describe(self) -> str:
+    def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
-        return f"none: {self.cohort} clients a round are chosen in sight, and charged in full"
+        return f"none: {self.cohort} {unit}s a round are chosen in sight, and charged in full"
 
     def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
         """Refuse add-or-remove neighbours, and a cohort above the roster."""

@@ -17,8 +17,14 @@ from .budget import PrivacyBudget
 MASKS_DELTA = 2.0**-100
 """Probability with which masks, seeds and signatures are taken to fail: computational."""
 
+_COLLUDING = ((10, 1), (20, 2), (200, 5), (math.inf, 10))
 _CHANNEL_VARIANCE = 2.25  # of the rounding channel that turns a Gaussian into a discrete one
 _SAMPLER = 2.0**-48  # error of a log-ratio of one draw in float64
+
+
+def usual_colluding(nodes: int) -> int:
+    """Return how many of so many nodes are taken to collude where nobody says otherwise."""
+    return next(colluding for most, colluding in _COLLUDING if nodes <= most)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -71,6 +71,11 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
     """
     if not settings.protects_records:
         return None
+    if settings.sums_records:
+        raise IncompatibleOptions(
+            "with privacy.unit=record under privacy=distributed each round is a step of DP-SGD "
+            "already, and clients take none of their own: leave dp_sgd=on out"
+        )
     _require_nothing_of_records(settings)
     with said_in_keys(dp_sgd=True):
         return _plan_for_records(settings, within_budget=within_budget)
@@ -154,6 +159,8 @@ def target_delta(settings: Settings) -> float:
     """Return the delta that the settings ask for."""
     if settings.privacy.delta is not None:
         return settings.privacy.delta
+    if settings.sums_records:
+        return default_delta(declared_records(settings))
     return default_delta(settings.task.num_clients)
 
 
@@ -161,9 +168,12 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
     privacy = settings.privacy
     delta = target_delta(settings)
     selection = make_selection(settings)
+    num_clients, units_per_node, nodes = _roster(settings)
     arguments = PlanArguments(
         rounds=settings.rounds,
-        num_clients=settings.task.num_clients,
+        num_clients=num_clients,
+        units_per_node=units_per_node,
+        nodes=nodes,
         sampling=selection.sampling,
         clipping=make_clipping(settings),
         neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
@@ -178,7 +188,6 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         client_scheme=privacy.scheme if privacy.mode == "local" else None,
         secure_sum=settings.secure_sum.options if privacy.mode == "distributed" else None,
         unit=privacy.unit,
-        units_per_node=settings.simulation.units_at_node,
         coins_at_nodes=settings.selection.coins == "nodes",
         contribution_check=privacy.contribution_check,
     )
@@ -200,6 +209,49 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         max_epsilon=privacy.epsilon if within_budget else None,
         **arguments,
     )
+
+
+def declared_records(settings: Settings) -> int:
+    """Return how many records are declared, where they are the units of secure sums.
+
+    Raises:
+        ValueError: If nobody says, and the server has no training part to count.
+    """
+    task = settings.task
+    if task.num_records is not None:
+        return task.num_records
+    if task.partition == "nodes":
+        raise ValueError(
+            "nobody says how many records the nodes have: declare about as many as all have "
+            "together, task.num_records=..., which is public"
+        )
+    from .workload import parts_of  # only here does a plan have to know the data
+
+    return sum(map(len, parts_of(settings)))
+
+
+def _roster(settings: Settings) -> tuple[int, int, int | None]:
+    """Return how many units are declared, how many a node has at most, and the nodes of records.
+
+    Raises:
+        ValueError: If so many clients can't have the declared records.
+    """
+    nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
+    if not settings.sums_records:
+        return nodes, hosted, None
+    if hosted > 1:
+        raise IncompatibleOptions(
+            "a client adds up the gradients of its own records: with privacy.unit=record under "
+            f"privacy=distributed write simulation.units_per_node=1, got {hosted}"
+        )
+    records = declared_records(settings)
+    most = settings.task.max_records or records
+    if nodes * most < records:
+        raise ValueError(
+            f"{nodes} clients of at most task.max_records = {most} records do not have "
+            f"task.num_records = {records}: raise the first or lower the second"
+        )
+    return records, most, nodes
 
 
 def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:

@@ -14,13 +14,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from fl_dp.clients import DPSGD, OpacusClient, RecordWise, fingerprint
+from fl_dp.clients import DPSGD, NodeRecords, OpacusClient, RecordWise, fingerprint
 from fl_dp.clients.fingerprint import fingerprint_of_files
 from fl_dp.clients.node_privacy import in_simulation
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 
 from .settings import Settings
+
+_AT_ONCE = 256  # records whose gradients are in memory together
 
 
 def record_plan_of(config: Mapping[str, Any]) -> RecordPlan:
@@ -116,6 +118,16 @@ def private_client(
             secure_randomness=chosen.secure_randomness or not in_simulation(),
         ),
         fingerprint_of=lambda _: loaded[-1].fingerprint,
+    )
+
+
+def node_records(build: Callable[[], nn.Module], load: Callable[[], Records]) -> NodeRecords:
+    """Return a client's records as units of secure sums; records are on the model's device."""
+    return NodeRecords(
+        model_fn=lambda context, config: build(),
+        loader_fn=lambda context, config: DataLoader(load(), collate_fn=RecordWise(_as_they_are)),
+        # As fast as hooks for convolutions, and 20 times as fast for linear layers.
+        dp_sgd=DPSGD(grad_sample_mode="ghost", physical_batch_size=_AT_ONCE),
     )
 
 

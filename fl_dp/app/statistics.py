@@ -208,7 +208,9 @@ def price(settings: Settings, choice: NoiseChoice, plan: PrivacyPlan) -> dict[st
     if isinstance(plan.noise, DistributedNoise):
         (mechanism,) = choice.mechanisms
         assert isinstance(mechanism, GaussianMechanism)  # the one that nodes can share
-        shared = plan.noise.shared_statistic(mechanism, choice.query.dimension)
+        shared = plan.noise.shared_statistic(
+            mechanism, choice.query.dimension, units_per_node=plan.hosting.units_per_node
+        )
         noise += f"; {plan.noise.in_shares(shared)}"
     return {
         "task": settings.task.name,

@@ -38,6 +38,8 @@ from .workload import (
 )
 
 if TYPE_CHECKING:
+    from fl_dp.clients.record_sums import RecordsOfNode
+
     from .private_training import Records
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -188,6 +190,23 @@ def train_many(
             )
 
 
+def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> RecordsOfNode:
+    """Return the records of this node's client, where a record is the unit.
+
+    Raises:
+        ValueError: If it has none, or they do not fit the settings.
+    """
+    from .private_training import node_records  # with Opacus
+
+    settings = _settings(config)
+    place, node_config = _node_of(context), context.node_config
+    found = node_records(
+        lambda: model_of(settings, public_form_of(settings, node_config)),
+        lambda: _records_of(settings, place, node_config),
+    )
+    return found(context, config, model)
+
+
 def hosted_units(context: Context, config: dict[str, Any]) -> int:
     """Return how many units of the roster this node hosts; the last node may have fewer.
 
@@ -310,5 +329,6 @@ def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) ->
 app = numpy_client_app(
     TaskClient,
     units=NodeUnits(client_fn=TaskClient, count=hosted_units, train_many=train_many),
+    records=records_fn,
     statistics_fn=statistics_fn,
 )

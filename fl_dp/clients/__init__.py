@@ -21,6 +21,7 @@ from .units import NodeUnits
 if TYPE_CHECKING:
     from .dp_sgd import DPSGD, train_with_dp_sgd
     from .fit_for_dp_sgd import exchanged_arrays, private_module
+    from .node_records import NodeRecords
     from .opacus_client import OpacusClient
     from .record_batches import FixedLengthPadding, RecordWise
     from .training_check import check_training
@@ -33,6 +34,7 @@ __all__ = [
     "NodeConfig",
     "NodeConfigError",
     "NodePrivacy",
+    "NodeRecords",
     "NodeUnits",
     "OpacusClient",
     "PolicyRefusal",

@@ -55,6 +55,7 @@ class ClippedGradients:
 
     Attributes:
         totals: Of each parameter, float64 of its shape, on its device; filled by `add`.
+        records: Those whose gradient is in them: finite, be it zero.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class ClippedGradients:
         self._parameters = [each for each in model.parameters() if each.requires_grad]
         self._criterion = criterion
         self._norm = clipping_norm
+        self.records = self._found = 0
         try:
             self.totals = [torch.zeros_like(each, dtype=_WIDE) for each in self._parameters]
         except TypeError as error:
@@ -100,6 +102,7 @@ class ClippedGradients:
         Raises:
             Exception: Whatever model and loss raise at these records.
         """
+        self._found = 0
         try:
             outputs = _forward(self._wrapped, inputs)
             self._criterion(outputs, targets).sum().backward()
@@ -109,9 +112,11 @@ class ClippedGradients:
         for total, part in zip(self.totals, added, strict=True):
             if part is not None:
                 total += part.reshape(total.shape)
+        self.records += self._found
 
     def start_again(self) -> None:
         """Set the sum to zero."""
+        self.records = 0
         torch._foreach_zero_(self.totals)
 
     def close(self) -> None:
@@ -136,6 +141,7 @@ class ClippedGradients:
         finite = torch.isfinite(norms)
         kept = None if bool(finite.all()) else finite.nonzero().flatten()
         norms = norms if kept is None else norms[kept]
+        self._found = len(norms)
         return (self._norm / norms).clamp(max=1.0) * _JUST_BELOW_ONE, kept
 
     def _forget_pass(self) -> None:

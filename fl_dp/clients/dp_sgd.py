@@ -18,12 +18,8 @@ References:
 
 from __future__ import annotations
 
-import logging
 import math
-import warnings
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from copy import copy
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -38,12 +34,8 @@ from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.mechanisms.checks import require_positive
 from fl_dp.plan import RecordPlan
 
-from .clipped_gradients import ClippedGradients, GhostGradients, MixesRecords
-from .record_batches import Batch, BatchForm, RecordBatches
-
-logger = logging.getLogger("flwr.fl_dp.client")
-
-GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
+from .record_batches import BatchForm
+from .record_gradients import GRAD_SAMPLE_MODES, RecordGradients
 
 
 def _plain_sgd(parameters: Iterable[nn.Parameter]) -> Optimizer:
@@ -82,6 +74,21 @@ class DPSGD:
     input_key: str | tuple[str, ...] | None = None
     target_key: str | None = None
     secure_randomness: bool = True
+
+    def gradients(self, model: nn.Module, *, clipping_norm: float) -> RecordGradients:
+        """Return what adds up the clipped gradients of records of a model.
+
+        Raises:
+            ValueError: If Opacus can't train the model.
+        """
+        return RecordGradients(
+            model,
+            self.criterion,
+            clipping_norm=clipping_norm,
+            mode=self.grad_sample_mode,
+            at_once=self.physical_batch_size,
+            form=BatchForm(inputs=self.input_key, targets=self.target_key),
+        )
 
     def __post_init__(self) -> None:
         """Validate.
@@ -173,8 +180,6 @@ class Participation:
 
     As a context it takes Opacus' hooks off the model in the end, whatever happens.
 
-    Attributes:
-        records: How many there are; 0 before `read`.
     """
 
     def __init__(
@@ -191,8 +196,6 @@ class Participation:
             ValueError: If Opacus can't train the model, or nothing of it is trainable.
             TypeError: If `how.optimizer` makes none.
         """
-        _require_untied(model, how.grad_sample_mode)
-        model.train()
         self._plan = plan
         self._how = how
         self._rng = rng
@@ -203,15 +206,7 @@ class Participation:
                 f"DPSGD(optimizer=...) made a {type(self._optimizer).__name__}: let it return a "
                 "torch.optim.Optimizer of the parameters that it gets"
             )
-        kind = GhostGradients if how.grad_sample_mode == "ghost" else ClippedGradients
-        self._gradients = kind(
-            model,
-            LossOfEach(how.criterion),
-            clipping_norm=plan.clipping_norm,
-            functorch=how.grad_sample_mode == "functorch",
-        )
-        self.records = 0
-        self._failures = 0
+        self._gradients = how.gradients(model, clipping_norm=plan.clipping_norm)
 
     def __enter__(self) -> Self:
         """Return itself."""
@@ -221,10 +216,14 @@ class Participation:
         """Give the model back as it was."""
         self._gradients.close()
 
+    @property
+    def records(self) -> int:
+        """How many records there are; 0 before `read`."""
+        return self._gradients.records
+
     def read(self, loader: DataLoader[Any]) -> None:
         """Choose the records, and count them."""
-        self._loader = loader
-        self.records = len(loader.dataset)  # type: ignore[arg-type]  # Dataset has no length
+        self._gradients.read(loader)
 
     def train(self) -> None:
         """Take the steps, with the records that were read. See `train_with_dp_sgd`."""
@@ -232,80 +231,13 @@ class Participation:
         random = SecureRandom() if self._rng is None else self._rng
         noise = _Noise(self._parameters, plan, how, self.records, random)
         samples = _poisson_samples(self.records, plan, random if how.secure_randomness else None)
-        ends: deque[bool] = deque()
-        self._gradients.start_again()
-        with warnings.catch_warnings():
-            # PyTorch says it in every round of Opacus' hooks.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
-            for batches in self._batches(_split(samples, how, ends)):
-                for inputs, targets in batches:
-                    self._add(inputs, targets)
-                if not ends.popleft():
-                    continue
-                noise.release(self._gradients.totals)
-                self._optimizer.step()
-                self._gradients.start_again()
+
+        def step(totals: Sequence[Tensor]) -> None:
+            noise.release(totals)
+            self._optimizer.step()
+
+        self._gradients.sum_each(samples, step)
         self._optimizer.zero_grad()
-        if self._failures:
-            logger.error(
-                "%d gradients of records could not be computed; each counted as zero. If it was "
-                "every one, fl_dp.clients.check_training says why",
-                self._failures,
-            )
-
-    def _batches(self, samples: Iterable[list[int]]) -> Iterable[list[Batch]]:
-        loader = self._loader
-        form = BatchForm(inputs=self._how.input_key, targets=self._how.target_key)
-        return DataLoader(
-            RecordBatches(loader.dataset, loader.collate_fn, form),
-            batch_sampler=samples,
-            collate_fn=_as_it_is,
-            num_workers=loader.num_workers,
-            pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
-            generator=loader.generator,
-        )
-
-    def _add(self, inputs: Any, targets: Tensor) -> None:
-        """Add a batch; if that fails, record by record, so that one fails alone."""
-        if not len(targets):
-            return
-        inputs, targets = _moved((inputs, targets), self._parameters[0].device)
-        try:
-            self._gradients.add(inputs, targets)
-            return
-        except torch.OutOfMemoryError:
-            logger.warning(
-                "%d records at once don't fit into the device's memory, so they are taken one by "
-                "one: write physical_batch_size (dp_sgd.physical_batch_size), or "
-                "grad_sample_mode='ghost'",
-                len(targets),
-            )
-        except Exception:
-            logger.debug("no gradients of this batch; its records are taken one by one")
-        for row in range(len(targets)):
-            try:
-                self._gradients.add(_rows(inputs, [row]), targets[[row]])
-            except Exception:
-                if not self._failures:  # it may be every record, in every step
-                    logger.exception("a record has no gradient, and counts as zero")
-                self._failures += 1
-
-
-def _require_untied(model: nn.Module, grad_sample_mode: str) -> None:
-    """Check that ghost clipping sees each parameter once.
-
-    Raises:
-        ValueError: If two layers share one.
-    """
-    every = sum(1 for _ in model.named_parameters(remove_duplicate=False))
-    if grad_sample_mode == "ghost" and every > sum(1 for _ in model.parameters()):
-        raise ValueError(
-            "two layers of the model share a parameter, for which ghost clipping has no rule: "
-            "write grad_sample_mode='hooks' or 'functorch'"
-        )
 
 
 def _poisson_samples(
@@ -319,47 +251,6 @@ def _poisson_samples(
         return
     for _ in range(plan.steps):
         yield np.flatnonzero(random.bernoulli(plan.sampling_rate, records)).tolist()
-
-
-def _split(samples: Iterable[list[int]], how: DPSGD, ends: deque[bool]) -> Iterator[list[int]]:
-    """Yield samples in parts that fit into memory, and note for each whether its sample ends."""
-    for sample in samples:
-        most = how.physical_batch_size or max(1, len(sample))
-        # At least one part: a step whose sample is empty gets its noise all the same.
-        parts = np.array_split(np.array(sample, np.int64), max(1, math.ceil(len(sample) / most)))
-        for number, part in enumerate(parts, start=1):
-            ends.append(number == len(parts))
-            yield part.tolist()
-
-
-class LossOfEach(nn.Module):
-    """A criterion as each record's own loss.
-
-    A mean that is taken in the criterion can be over something else: class weights divide every
-    record's gradient by the weights of the batch.
-    """
-
-    def __init__(self, criterion: nn.Module) -> None:
-        """Take a criterion with a `reduction`, which is copied."""
-        super().__init__()
-        self._criterion = copy(criterion)
-        self._criterion.reduction = "none"  # type: ignore[assignment]  # no tensor, torch thinks
-
-    def forward(self, outputs: Any, targets: Tensor) -> Tensor:
-        """Return the losses, `(n,)`.
-
-        Raises:
-            MixesRecords: If the criterion does not give each record one.
-        """
-        losses: Tensor = self._criterion(outputs, targets)
-        broadcast = isinstance(outputs, Tensor) and outputs.ndim < targets.ndim
-        if broadcast or losses.ndim > targets.ndim or losses.shape[:1] != targets.shape[:1]:
-            raise MixesRecords(
-                f"targets of shape {tuple(targets.shape)} give losses of shape "
-                f"{tuple(losses.shape)}: the criterion has to give each record a loss of its own; "
-                "let outputs and targets have the same shape, or targets be classes"
-            )
-        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
 
 
 class _Noise:
@@ -404,23 +295,3 @@ class _Noise:
         private = torch.split(torch.from_numpy(released), sizes)
         for each, part in zip(self._parameters, private, strict=True):
             each.grad = part.view_as(each).to(each)
-
-
-def _as_it_is(batches: Any) -> Any:
-    return batches
-
-
-def _moved(batch: Any, device: torch.device) -> Any:
-    if isinstance(batch, Tensor):
-        return batch.to(device, non_blocking=True)
-    if isinstance(batch, Mapping):
-        return {name: _moved(each, device) for name, each in batch.items()}
-    return tuple(_moved(each, device) for each in batch)
-
-
-def _rows(inputs: Any, rows: list[int]) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs[rows]
-    if isinstance(inputs, Mapping):
-        return {name: _rows(each, rows) for name, each in inputs.items()}
-    return tuple(_rows(each, rows) for each in inputs)

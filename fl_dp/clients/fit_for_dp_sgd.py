@@ -13,7 +13,8 @@ have the same names:
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -134,6 +135,29 @@ def trained_arrays(
             exchanged_names(model, trainable_only=trainable_only), received, strict=True
         )
     ]
+
+
+@contextmanager
+def constants_kept(model: nn.Module) -> Iterator[None]:
+    """Check that what is done changes neither floating-point buffers nor frozen parameters.
+
+    Raises:
+        ValueError: If it did: records may have met in them.
+    """
+    before = {name: each.clone() for name, each in _constants(model)}
+    yield
+    for name, constant in _constants(model):
+        if not torch.equal(before[name], constant):
+            raise ValueError(
+                f"training changed '{name}', which is no trainable parameter: records may have "
+                "met in it, and clipping bounds none of them. Use a model that leaves buffers "
+                "and frozen parameters alone"
+            )
+
+
+def _constants(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    yield from (each for each in model.named_buffers() if each[1].is_floating_point())
+    yield from (each for each in model.named_parameters() if not each[1].requires_grad)
 
 
 def _one_group(norm: nn.Module) -> nn.Module:

@@ -40,7 +40,11 @@ _PACKAGES = ("flwr", "numpy", "torch", "opacus")
 
 
 def identity_handler(
-    *, app: str, arrays_fn: ArraysFn | None = None, mods: Sequence[Mod] = ()
+    *,
+    app: str,
+    arrays_fn: ArraysFn | None = None,
+    mods: Sequence[Mod] = (),
+    sums_records: bool = False,
 ) -> ClientAppCallable:
     """Return a handler that says who the node is and what it will answer with.
 
@@ -52,6 +56,7 @@ def identity_handler(
         app: Which app this is.
         arrays_fn: See `ArraysFn`; None: the node can't say.
         mods: Flower mods around the training.
+        sums_records: Whether the app can add up gradients of its records.
     """
 
     def answer(message: Message, context: Context) -> Message:
@@ -71,6 +76,7 @@ def identity_handler(
             arrays=arrays,
             failed=failed,
             exhausted=owner.tell_exhausted and _is_exhausted(context, config),
+            sums_records=sums_records,
         )
         return Message(RecordDict({"identity": identity.to_config()}), reply_to=message)
 

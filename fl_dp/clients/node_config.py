@@ -91,7 +91,9 @@ class NodeConfig:
         roster: Absolute file with the identities of everybody who may take part in a secure sum;
             without it a server could invent the other nodes.
         least_sum: Fewest honest clients of any secure sum that the server could open.
-        colluding: Nodes that the owner supposes to collude; a server may suppose more.
+        colluding: Nodes that the owner supposes to collude; a server may suppose more. None: the
+            owner leaves it to the plan without a roster, and to what is usual with one, lest a
+            server that lies writes 0.
         missed_receipts: Secure sums without a receipt after which a node with a roster refuses.
         exact: Whether secure sums for evaluation may go without noise.
     """
@@ -109,7 +111,7 @@ class NodeConfig:
     partition_id: int | None = None
     roster: str | None = None
     least_sum: int = LEAST_SUM
-    colluding: int = 0
+    colluding: int | None = None
     missed_receipts: int = MISSED_RECEIPTS
     exact: bool = False
 
@@ -126,7 +128,7 @@ class NodeConfig:
         max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
         max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
         asked = given.get(REQUIRE_PRIVACY_KEY)
-        required = _required(asked, capped=max_epsilon is not None)
+        required = _required(asked, capped=max_epsilon is not None, pinned=roster is not None)
         if max_delta is not None and max_epsilon is None:
             raise _error(
                 f"{MAX_DELTA_KEY}={max_delta:g} alone caps nothing: add {MAX_EPSILON_KEY}=4.0"
@@ -163,7 +165,9 @@ class NodeConfig:
             partition_id=_partition(given),
             roster=roster,
             least_sum=_count(given, LEAST_SUM_KEY, default=LEAST_SUM, least=2),
-            colluding=_count(given, COLLUDING_KEY, default=0, least=0),
+            colluding=(
+                _count(given, COLLUDING_KEY, default=0, least=0) if COLLUDING_KEY in given else None
+            ),
             missed_receipts=_count(given, RECEIPTS_KEY, default=MISSED_RECEIPTS, least=1),
             exact=_exact(given),
         )
@@ -207,8 +211,10 @@ def _refuse_if_meant_for_us(key: str) -> None:
         )
 
 
-def _required(asked: object, *, capped: bool) -> tuple[frozenset[str], ...]:
-    any_of_them = (frozenset({RECORD}), frozenset({LOCAL}), frozenset({DISTRIBUTED}))
+def _required(asked: object, *, capped: bool, pinned: bool) -> tuple[frozenset[str], ...]:
+    any_of_them: tuple[frozenset[str], ...] = (frozenset({RECORD}), frozenset({LOCAL}))
+    if pinned:  # else a server that lies makes up the other nodes and their shares of noise
+        any_of_them += (frozenset({DISTRIBUTED}),)
     known: dict[str, tuple[frozenset[str], ...]] = {
         "none": (),
         "any": any_of_them,
@@ -223,7 +229,7 @@ def _required(asked: object, *, capped: bool) -> tuple[frozenset[str], ...]:
     if not isinstance(asked, str) or asked not in known:
         raise _error(
             f'{REQUIRE_PRIVACY_KEY} must be "record", "local", "record+local", "distributed", '
-            f'"any" (of the three) or "none", got {asked!r}'
+            f'"any" (of the first two, and of the last with {ROSTER_KEY}) or "none", got {asked!r}'
         )
     return known[asked]
 

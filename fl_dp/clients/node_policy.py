@@ -21,10 +21,18 @@ from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import IDENTITY_ACTION, RECORD_PLAN_KEY
-from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, terms_in
+from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, terms_in, without_terms
 
 from .app_verification import apps_are_verified
-from .node_config import DISTRIBUTED, LOCAL, RECORD, UNVERIFIED_APPS_KEY, NodeConfig
+from .node_config import (
+    DISTRIBUTED,
+    LOCAL,
+    RECORD,
+    REQUIRE_PRIVACY_KEY,
+    ROSTER_KEY,
+    UNVERIFIED_APPS_KEY,
+    NodeConfig,
+)
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -32,6 +40,10 @@ _HOW_TO_VERIFY = (
     "start the SuperNode with --trusted-entities keys.yaml (docs/deployment.md says how apps are "
     f"signed), or write {UNVERIFIED_APPS_KEY}=true in --node-config if you know by other means "
     "which app the server sends"
+)
+_HOW_TO_TAKE_PART = (
+    f'; to take part in secure sums write {REQUIRE_PRIVACY_KEY}="{DISTRIBUTED}" in --node-config, '
+    f"with {ROSTER_KEY}: without one a server that lies can make up the other nodes"
 )
 
 
@@ -43,7 +55,8 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     """Refuse a message that asks for less privacy than the node's owner requires.
 
     The owner requires it by `require-privacy`, or by a cap (`max-epsilon`), which counts nothing
-    that is not private: then any kind of differential privacy will do. `record`: only training by
+    that is not private: then any kind of differential privacy will do that holds against a server
+    that lies; a secure sum's does if the node has a roster. `record`: only training by
     DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
     itself. `distributed`: only what takes part in a secure sum, and the messages that such a sum
     needs. Evaluations, statistics and utilities are refused under each unless they are in a secure
@@ -76,15 +89,17 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
         )
     if not any(required <= offered for required in owner.required):
         asked = " or ".join("privacy=" + "+".join(sorted(each)) for each in owner.required)
+        hint = _HOW_TO_TAKE_PART if DISTRIBUTED in offered else ""
         raise PolicyRefusal(
             f"this node requires {asked}, and the message offers "
-            f"{' and '.join(sorted(offered)) or 'no privacy'}"
+            f"{' and '.join(sorted(offered)) or 'no privacy'}{hint}"
         )
     return call_next(message, context)
 
 
 def _offered(message: Message) -> frozenset[str]:
-    configs = list(message.content.config_records.values())
+    # A node drops the records of a sum before it trains: what they offer, nobody does.
+    configs = list(without_terms(message.content).config_records.values())
     instructions = [RoundInstruction.of(config) for config in configs]
     offered = {
         RECORD: any(RECORD_PLAN_KEY in config for config in configs),

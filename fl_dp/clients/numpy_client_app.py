@@ -2,6 +2,8 @@
 
     >>> app = numpy_client_app(lambda context: MyNumPyClient(context))
 
+or, where records are summed over nodes, any model and its records (`record_sums`).
+
 Array names are kept, so that a server can match them by name. What goes wrong in a client reaches
 the server as a code and a class name: an exception's text can carry data.
 """
@@ -34,6 +36,7 @@ from .guard import guarded
 from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
 from .queries import StatisticsFn, evaluation_handler, statistic_handler, utility_handler
+from .record_sums import RecordsFn, sum_of_records
 from .records import config_of, metric_record, only_record
 from .secure_node import secure_node_handlers
 from .secure_sum import secure_sum_mod
@@ -46,10 +49,11 @@ _OUTERMOST = (compression_mod, client_noise_mod)  # the noise first, then what m
 
 
 def numpy_client_app(
-    client_fn: ClientFn,
+    client_fn: ClientFn | None = None,
     mods: list[Mod] | None = None,
     *,
     units: NodeUnits | None = None,
+    records: RecordsFn | None = None,
     statistics_fn: StatisticsFn | None = None,
     arrays_fn: ArraysFn | None = None,
 ) -> ClientApp:
@@ -65,6 +69,8 @@ def numpy_client_app(
       unit measured, bounded; without one as any Flower client does.
     - Several units are trained by `units.client_fn` and summed (`sum_of_units`); for a node
       without `units`, `client_fn` makes the client of its only unit, number 0.
+    - Where the units are records, their clipped gradients are summed (`sum_of_records`); they leave
+      the node in a secure sum or not at all.
     - Sums that go into a secure sum are noised and masked (`secure_sum_mod`).
     - Noise at the client is added outside all mods (`client_noise_mod`), and what is sent then is
       encoded (`compression_mod`).
@@ -74,10 +80,11 @@ def numpy_client_app(
 
     Args:
         client_fn: Makes the client for one message from the node's `Context`: a `NumPyClient`, or
-            what its `to_client()` returns.
+            what its `to_client()` returns. None: this node sums gradients of its records alone.
         mods: Flower mods around train and evaluate, outermost first; they run inside the guard that
             keeps exception texts on the node.
         units: The privacy units of a node that hosts more than one.
+        records: The records of a node where each is a privacy unit, such as `NodeRecords`.
         statistics_fn: The values of one unit, for private statistics; see `StatisticsFn`. What it
             raises makes that unit contribute zero. None: this node answers none.
         arrays_fn: Arrays of the forms that `fit` will return, from the node's `Context` and the
@@ -92,13 +99,17 @@ def numpy_client_app(
 
     Raises:
         ValueError: If `mods` has `client_noise_mod`, which would add the noise twice, or
-            `compression_mod`.
+            `compression_mod`; or if there is nothing to answer with.
     """
+    if client_fn is None and units is None and records is None:
+        raise ValueError("numpy_client_app needs a client_fn, units or records to answer with")
     for mod in _OUTERMOST:
         if mod in (mods or []):
             raise ValueError(f"numpy_client_app adds {mod.__name__} itself: leave it out of mods")
 
     def make_client(context: Context) -> NumPyClient:
+        if client_fn is None:
+            raise ValueError("this node's app has no client_fn: it answers with sums alone")
         return numpy_client_of(client_fn(context))
 
     hosted = NodeUnits.single(make_client) if units is None else units
@@ -112,6 +123,13 @@ def numpy_client_app(
             unit = train_unit(make_client(context), model, config)
             arrays = unit.arrays
             metrics = metric_record({"num-examples": unit.num_examples}, unit.metrics)
+        elif instruction.of_records:
+            if records is None:
+                raise ValueError(
+                    "the units of this training are records: give numpy_client_app(records=...)"
+                )
+            arrays, sums = sum_of_records(instruction, model, config, context, records)
+            metrics = metric_record({"num-examples": 1} | sums, {})
         elif instruction.sums_units:
             arrays, sums = sum_of_units(instruction, model, config, context, hosted)
             metrics = metric_record({"num-examples": 1} | sums, {})
@@ -134,7 +152,10 @@ def numpy_client_app(
         return Message(RecordDict({METRICS_KEY: records}), reply_to=message)
 
     identity = identity_handler(
-        app="numpy_client_app of fl-dp", arrays_fn=arrays_fn, mods=mods or ()
+        app="numpy_client_app of fl-dp",
+        arrays_fn=arrays_fn or getattr(records, "arrays_fn", None),  # `NodeRecords` has one
+        mods=mods or (),
+        sums_records=records is not None,
     )
     owners: list[Mod] = [deadline_mod, node_policy_mod]
     # Around whatever reads data: what has terms leaves masked, or not at all.

@@ -15,7 +15,7 @@ SuperNode, another run.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Self
@@ -33,7 +33,12 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 
 from .dp_sgd import DPSGD, Participation, train_on_noise
-from .fit_for_dp_sgd import load_exchanged, require_trainable_privately, trained_arrays
+from .fit_for_dp_sgd import (
+    constants_kept,
+    load_exchanged,
+    require_trainable_privately,
+    trained_arrays,
+)
 from .node_privacy import NodePrivacy
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -215,8 +220,8 @@ class OpacusClient(NumPyClient):
         """Train the model.
 
         Raises:
-            _NothingToRelease: If the data have spent their budget elsewhere, or training let
-                records into what gets no noise.
+            _NothingToRelease: If the data have spent their budget elsewhere.
+            ValueError: If training let records into what gets no noise.
             Exception: Whatever the data set and the loader raise.
         """
         loader = self._loader if isinstance(self._loader, DataLoader) else self._loader()
@@ -228,16 +233,8 @@ class OpacusClient(NumPyClient):
             raise _NothingToRelease(
                 "these data have spent their budget under another name; they spend nothing now"
             )
-        before = {name: each.clone() for name, each in self._constants()}
-        with torch.enable_grad():
+        with constants_kept(self._model), torch.enable_grad():
             participation.train()
-        for name, constant in self._constants():
-            if not torch.equal(before[name], constant):
-                raise _NothingToRelease(
-                    f"training changed '{name}', which is no trainable parameter: records may have "
-                    "met in it, and clipping bounds none of them. Use a model that leaves buffers "
-                    "and frozen parameters alone"
-                )
 
     def _noise(self, parameters: NDArrays, records: int) -> NDArrays:
         """Return what the planned steps without any record make of `parameters`."""
@@ -258,8 +255,3 @@ class OpacusClient(NumPyClient):
         if isinstance(self._ledger, NodeLedger):
             return nullcontext(self._ledger)
         return NodeLedger.open(self._ledger)
-
-    def _constants(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """Yield what training must not change: floating-point buffers and frozen parameters."""
-        yield from (each for each in self._model.named_buffers() if each[1].is_floating_point())
-        yield from (each for each in self._model.named_parameters() if not each[1].requires_grad)

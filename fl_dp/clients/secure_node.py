@@ -58,7 +58,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
             name=owner.node_name or identity.public.hex()[:16],
             roster=None if owner.roster is None else Roster.read(Path(owner.roster)),
             least_sum=owner.least_sum,
-            colluding=owner.colluding,
+            colluding=0 if owner.colluding is None and owner.roster is None else owner.colluding,
             receipts=0 if owner.roster is None else owner.missed_receipts,
             exact=frozenset({EXACT_PURPOSE}) if owner.exact else frozenset(),
             told=told_digest(context.run_config),

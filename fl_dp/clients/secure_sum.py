@@ -15,6 +15,7 @@ from dataclasses import replace
 import numpy as np
 from flwr.app import Context, Message
 from flwr.clientapp.typing import ClientAppCallable
+from numpy.typing import NDArray
 
 from fl_dp.accounting import (
     GaussianEvent,
@@ -22,6 +23,7 @@ from fl_dp.accounting import (
     PoissonGaussianEvent,
     PrivacyBudgetExhausted,
     PrivacyEvent,
+    SharedNoise,
     shared_noise_multiplier,
     shared_noise_slack,
     within_slack,
@@ -39,7 +41,7 @@ from fl_dp.secagg import Refused, SumTerms
 
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
-from .records import config_of
+from .records import config_of, instruction_of
 from .secure_node import secure_node
 from .summed import Summed, summed_of
 
@@ -66,6 +68,9 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     """
     text = terms_in(message.content)
     if text is None:
+        asked = instruction_of(message)
+        if asked is not None and asked.of_records:
+            raise Refused("terms", "gradients of records leave a node in a secure sum alone")
         return call_next(message, context)
     began = time.monotonic()
     terms, content = SumTerms.from_json(text), content_digest(message.content)
@@ -73,32 +78,37 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     message.content = without_terms(message.content)
     summed = summed_of(message)
     _require_matching(terms, summed)
+    # Simulated nodes share processors, and their times tell nobody anything.
+    due = None if in_simulation() else terms.reply_after
+    if terms.sampling_rate is not None and due is None and not in_simulation():
+        raise Refused("terms", "secret coins without reply_after would show in the time they take")
     with secure_node(context) as node:
         if receipt is not None:
             node.check_receipt(terms.run, receipt)
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
         share = _share_of(terms)
-        nothing = [np.zeros(each.size) for each in terms.segments]
-        values = nothing
+        steps: NDArray[np.int64] | None = None
         try:
             if isinstance(share, NoiseShare):
-                _charge(terms, share, summed.price, message, context)
+                assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
+                _charge(terms, share, assumed, summed.price, message, context)
             else:  # `begin` has asked the owner
                 logger.warning("adds to an exact total without noise, which no ledger charges")
             reply = call_next(message, context)
             if reply.has_error():
                 raise ValueError("the handler replied with an error")
-            values = summed.values(reply)
+            steps = share.encode(summed.values(reply), SecureRandom())
         except PrivacyBudgetExhausted as exhausted:
             logger.info("%s; the sum gets the noise around zero", exhausted)
         except Exception:
             logger.exception("the client failed; the sum gets the noise around zero")
-        # Simulated nodes share processors, and their times tell nobody anything.
-        due = None if in_simulation() else terms.reply_after
+        # Encoding counts, too: work that ends just before would leave just after, and so be seen.
         if due is not None and time.monotonic() - began > due:
             logger.warning("not done after %.3g s: contributes zero", due)
-            values = nothing
-        masked = part.message(share.encode(values, SecureRandom()))
+            steps = None
+        if steps is None:
+            steps = share.encode([np.zeros(each.size) for each in terms.segments], SecureRandom())
+        masked = part.message(steps)
     if due is not None:
         time.sleep(max(0.0, began + due - time.monotonic()))
     return Message(masked_to_content(masked), reply_to=message)
@@ -127,6 +137,7 @@ def _require_matching(terms: SumTerms, summed: Summed) -> None:
 def _charge(
     terms: SumTerms,
     share: NoiseShare,
+    shares: SharedNoise,
     asked: SumInstruction,
     message: Message,
     context: Context,
@@ -147,10 +158,9 @@ def _charge(
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
         )
     owner = NodeConfig.of(context.node_config)
-    shares = replace(terms.noise, colluding=max(owner.colluding, terms.colluding))
     honest = shares.honest_shares(server_lies=owner.roster is not None)
     multiplier = shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest)
-    account = node.account(unit="client")
+    account = node.account(unit=asked.unit)
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
     with NodeLedger.open(node.ledger) as ledger:

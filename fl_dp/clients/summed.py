@@ -70,6 +70,11 @@ def _of_training(message: Message) -> Summed:
         raise Refused("terms", "the units of a secure sum are told alike, and report nothing")
     if instruction.client_noise is not None or instruction.compression is not None:
         raise Refused("terms", "a secure sum has its own noise and its own encoding")
+    # A record is charged for what it moves itself, or as what it moves of its client's update.
+    if instruction.of_records != (instruction.secure_sum.unit == "record") and (
+        instruction.of_records or instruction.secure_sum.neighboring_relation != "replace-one"
+    ):
+        raise Refused("terms", "what is charged for is not the unit that is clipped")
     _, model = only_record(message.content.array_records, "ArrayRecord")
     layout = VectorLayout.of(widen(model))
     bundle, most = instruction.bundle, instruction.max_units

@@ -16,9 +16,10 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from .clipped_gradients import ClippedGradients, MixesRecords
-from .dp_sgd import DPSGD, LossOfEach
+from .dp_sgd import DPSGD
 from .fit_for_dp_sgd import require_trainable_privately
 from .record_batches import Batch, BatchForm, RecordBatches
+from .record_gradients import LossOfEach
 
 _TOLERANCE = 1e-3
 """Relative; float32 gradients of one batch and of its records differ by about 1e-6."""

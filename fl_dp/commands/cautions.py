@@ -19,13 +19,13 @@ def cautions(settings: Settings) -> list[str]:
         return []
     clients, delta = settings.task.num_clients, target_delta(settings)
     said = []
-    if clients < _FEW_CLIENTS:
+    if clients < _FEW_CLIENTS and not settings.sums_records:
         said.append(
             f"{clients} clients are few: noise that hides one of them hides much of what the "
             f"others have in common; with {_FEW_CLIENTS} or more a small epsilon costs less"
         )
     if delta > _LARGE_DELTA:
-        chosen = "" if settings.privacy.delta is not None else f" (the default for {clients})"
+        chosen = "" if settings.privacy.delta is not None else " (the default)"
         said.append(
             f"delta {delta:.2g}{chosen} is large: with that probability epsilon may not hold for a "
             "client; fine for trying out, for real data write privacy.delta=1e-5 or less"

@@ -176,6 +176,8 @@ def _summary(job: Job) -> RunSummary:
     last = job.folder.read_metrics()[-1]
     so_far = statement.get("epsilon_so_far", {}).values()
     records = statement.get("records")
+    protected = job.settings
+    of_records = protected.protects_records_alone or protected.privacy.unit == "record"
     return RunSummary(
         path=str(job.path),
         variant=job.variant,
@@ -184,7 +186,7 @@ def _summary(job: Job) -> RunSummary:
         epsilon=_quoted(statement),
         epsilon_so_far=min(so_far) if so_far else None,
         delta=statement["delta"],
-        unit="one record" if job.settings.protects_records_alone else "one client",
+        unit="one record" if of_records else "one client",
         record_epsilon=None if records is None else _quoted(records),
         record_delta=None if records is None else records["delta"],
         bytes_down=last.get("bytes_down"),

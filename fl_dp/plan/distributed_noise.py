@@ -20,6 +20,7 @@ from fl_dp.accounting import (
     SharedNoise,
     VisibleSampling,
     shared_noise_slack,
+    usual_colluding,
     within_slack,
 )
 from fl_dp.accounting.events import FrozenHistory
@@ -110,7 +111,7 @@ class SecureSum:
             )
         colluding = self.colluding
         if colluding is None:
-            colluding = next(c for most, c in _COLLUDING if nodes <= most)
+            colluding = usual_colluding(nodes)
         committee = self.committee or next(size for most, size in _COMMITTEE if nodes <= most)
         committee = min(committee, nodes) if self.committee is None else committee
         if committee > nodes:
@@ -140,7 +141,6 @@ class SecureSum:
         return usual if 10 * least >= 9 * nodes else 2 * usual
 
 
-_COLLUDING = ((10, 1), (20, 2), (200, 5), (inf, 10))
 _COMMITTEE = ((20, 20), (499, 40), (inf, 60))
 
 
@@ -154,7 +154,7 @@ class DistributedNoise(Noise):
 
     Attributes:
         nodes: Of a sum.
-        units_per_node: Whose sum a node sends.
+        units_in_sum: Of one node, at most; see `Hosting.most_drawn`.
         sums: Planned rounds and other releases; the accounting's own error is for twice as many.
         secure_sum: Options of the sums.
     """
@@ -163,7 +163,7 @@ class DistributedNoise(Noise):
     place: ClassVar[str] = "in shares at the nodes"
 
     nodes: int
-    units_per_node: int = 1
+    units_in_sum: int = 1
     sums: int
     secure_sum: SecureSum
 
@@ -244,7 +244,9 @@ class DistributedNoise(Noise):
             )
         return self._words.fit(bundle, size)
 
-    def shared_statistic(self, mechanism: GaussianMechanism, size: int) -> SharedBundle:
+    def shared_statistic(
+        self, mechanism: GaussianMechanism, size: int, *, units_per_node: int
+    ) -> SharedBundle:
         """Return the sum of a statistic on the integers of a secure sum.
 
         Its coordinates are few, and one unit may fill one of them: words are as wide as they can
@@ -253,6 +255,7 @@ class DistributedNoise(Noise):
         Args:
             mechanism: How units are clipped, and the noise on the sum.
             size: Coordinates.
+            units_per_node: Units that a node hosts at most; all of them take part.
 
         Raises:
             ValueError: If there are more than was accounted.
@@ -265,7 +268,12 @@ class DistributedNoise(Noise):
         bundle = GaussianBundle(
             noise_multiplier=mechanism.noise_multiplier, clipping_norms=(mechanism.clipping_norm,)
         )
-        words = replace(self._words, bits=MOST_BITS, element_cap=float(self.units_per_node))
+        words = replace(
+            self._words,
+            units_in_sum=units_per_node,
+            bits=MOST_BITS,
+            element_cap=float(units_per_node),
+        )
         return words.fit(bundle, size)
 
     def noise_std(self, shared: SharedBundle) -> float:
@@ -288,7 +296,7 @@ class DistributedNoise(Noise):
         return WordSize(
             noise=self.shares,
             shares=self.honest_shares,
-            units_per_node=self.units_per_node,
+            units_in_sum=self.units_in_sum,
             bits=self.secure_sum.bits,
             element_cap=self.secure_sum.element_cap,
         )
@@ -307,10 +315,11 @@ class DistributedNoise(Noise):
             ValueError: With what to write instead.
         """
         _ = self.shares  # checks itself
-        if hosting.units_per_node != self.units_per_node:
+        in_sum = hosting.most_drawn(sampling)
+        if in_sum != self.units_in_sum:
             raise ValueError(
-                f"the noise is for {self.units_per_node} units a node, and the plan has "
-                f"{hosting.units_per_node}: write secure_sum=SecureSum(...) and let the plan count"
+                f"the noise is for {self.units_in_sum} units a node, and the plan has {in_sum}: "
+                "write secure_sum=SecureSum(...) and let the plan count"
             )
         if release.capped_denominator:
             raise IncompatibleOptions(
@@ -335,13 +344,14 @@ class DistributedNoise(Noise):
                 "node of a secure sum is sent the same: write sampling_rate=1 or "
                 f"coins_at_nodes=True, or have one unit a node, got {sampling}"
             )
-        one_a_node = hosting.units_per_node == 1
+        one_a_node = hosting.units_per_node == 1 and not hosting.of_records
         if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and one_a_node:
             raise IncompatibleOptions(
                 "a unit that is a node takes its share of the noise with it: with secure_sum use "
                 "zero-out neighbours, not add-or-remove-one"
             )
-        if hosting.coins_at_nodes and not sampling.visible and self.secure_sum.reply_after is None:
+        drawn = hosting.coins_at_nodes and not sampling.visible
+        if (drawn or hosting.of_records) and self.secure_sum.reply_after is None:
             raise IncompatibleOptions(
                 "a node whose coins drew nobody answers sooner, which shows its coins: with "
                 "secure_sum and coins_at_nodes write SecureSum(reply_after=...), in seconds"
@@ -434,6 +444,8 @@ class DistributedNoise(Noise):
     def trusted(self, hosting: Hosting) -> str:
         """Return who is trusted, and with what."""
         units = "" if hosting.units_per_node == 1 else ", with the updates of its units,"
+        if hosting.of_records:
+            units = ", with its records and their coins,"
         roster = (
             " and the roster of nodes that their owners agreed on"
             if (self.secure_sum.roster)

@@ -47,6 +47,7 @@ class PlanOptions(TypedDict, total=False):
     unit: str
     units_per_node: int
     coins_at_nodes: bool
+    nodes: int | None
     contribution_check: bool
 
 
@@ -160,8 +161,8 @@ def _shared_noise(
         units = sampling.cohort
     return DistributedNoise(
         **own,
-        nodes=-(-units // hosting.units_per_node),
-        units_per_node=hosting.units_per_node,
+        nodes=hosting.nodes_of(units),
+        units_in_sum=hosting.most_drawn(sampling),
         sums=options["rounds"] + sum(count for _, count in options.get("other_releases", ())),
         secure_sum=secure_sum,
     )

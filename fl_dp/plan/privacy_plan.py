@@ -66,7 +66,9 @@ class PrivacyPlan:
         budget: Never exceeded, whatever happens to the rounds.
         rounds: Number of models that are planned to be released; 0 for a plan of `other_releases`
             alone.
-        num_clients: Units of the declared roster; public.
+        num_clients: Units of the declared roster; public. Where units are records
+            (`Hosting.nodes`), about as many as all nodes have: it divides, and the contribution
+            check compares it with a noisy count.
         sampling: How each cohort is sampled.
         noise: Who adds the noise, and how much in each round.
         release: What a round publishes: clipping, metrics, weights.
@@ -76,8 +78,9 @@ class PrivacyPlan:
             has to see who takes part: nothing is amplified. None charges each round to everybody.
         other_releases: What else is released under this budget, such as private statistics, or
             the utilities that a selection looks at.
-        unit: `client`, or `record`: one record of a client, which moves its update by up to
-            twice the clipping norm, hence under replace-one neighbours.
+        unit: `client`, or `record`. One record of a client moves its update by up to twice the
+            clipping norm, hence under replace-one neighbours. Where units are records
+            (`Hosting.nodes`) it moves a sum by its own clipped gradient, under any neighbours.
     """
 
     budget: PrivacyBudget
@@ -167,7 +170,19 @@ class PrivacyPlan:
     def _check_unit(self) -> None:
         if self.unit not in _UNITS:
             raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
-        if self.unit == "record" and self.neighboring_relation.distance != 2:
+        if self.hosting.of_records:
+            if not isinstance(self.noise, DistributedNoise):
+                raise ValueError(
+                    f"nodes={self.hosting.nodes} lets nodes answer with sums of their records' "
+                    "gradients, which only a secure sum hides: write secure_sum=SecureSum(...), or "
+                    "leave nodes out"
+                )
+            if self.unit != "record":
+                raise ValueError(
+                    f"nodes={self.hosting.nodes} says that units are records, and "
+                    f"unit='{self.unit}' that they are not: write unit='record', or leave nodes out"
+                )
+        elif self.unit == "record" and self.neighboring_relation.distance != 2:
             raise IncompatibleOptions(
                 "one record changes its client's whole update, by up to twice the clipping norm: "
                 "unit='record' needs replace-one neighbours"

@@ -79,7 +79,7 @@ class WordSize:
     Attributes:
         noise: Who takes part.
         shares: Of noise, that nobody can take away.
-        units_per_node: Units whose sum a node sends.
+        units_in_sum: Of one node, at most: those whose sum it sends.
         bits: Of a word; None: 16, or 20 where those give too little noise.
         element_cap: Largest entry of one node, in clipping norms; None: what its units can reach,
             or a quarter of it.
@@ -87,7 +87,7 @@ class WordSize:
 
     noise: SharedNoise
     shares: int
-    units_per_node: int
+    units_in_sum: int
     bits: int | None
     element_cap: float | None
 
@@ -113,7 +113,7 @@ class WordSize:
     @property
     def _caps(self) -> tuple[float, ...]:
         """Largest entries of a node to try, in clipping norms."""
-        most = float(self.units_per_node)
+        most = float(self.units_in_sum)
         return (most, _SMALL_CAP * most) if self.element_cap is None else (self.element_cap,)
 
     def _noise_scale(self, bundle: GaussianBundle, size: int, bits: int, cap: float) -> float:
@@ -152,7 +152,7 @@ class WordSize:
         """Return the share on grids at which each sum's own noise is so many steps."""
         scalars = zip(bundle.scalar_names, bundle.scalar_mechanisms, strict=True)
         segments = [_segment("updates", size, bundle.updates, steps, cap)]
-        segments += [_segment(name, 1, each, steps, self.units_per_node) for name, each in scalars]
+        segments += [_segment(name, 1, each, steps, self.units_in_sum) for name, each in scalars]
         return NoiseShare(segments=tuple(segments), noise_scale=noise_scale)
 
     def _too_few(self, bundle: GaussianBundle, size: int) -> str:

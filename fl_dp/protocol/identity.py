@@ -53,6 +53,7 @@ class NodeIdentity:
         failed: The kind of error with which it found that out, if that failed.
         exhausted: Whether its own budget pays for no further round; only where its owner lets it
             tell.
+        sums_records: Whether its app can add up gradients of its records.
     """
 
     name: str = ""
@@ -62,6 +63,7 @@ class NodeIdentity:
     arrays: Mapping[str, Form] | None = None
     failed: str = ""
     exhausted: bool = False
+    sums_records: bool = False
 
     def to_config(self) -> ConfigRecord:
         """Return the answer as the one ConfigRecord of a reply."""
@@ -86,6 +88,7 @@ class NodeIdentity:
                 arrays=None if arrays is None else _forms(arrays),
                 failed=_text(about.get("failed")),
                 exhausted=about.get("exhausted") is True,
+                sums_records=about.get("sums_records") is True,
             )
         except Exception:  # whatever a hostile text makes Python raise
             return cls(name=name)

@@ -63,12 +63,14 @@ class SumInstruction:
             it.
         delta: The delta that goes with it.
         neighboring_relation: Which data of the client are neighbours.
+        unit: `client`, or `record`.
     """
 
     rounds: int
     epsilon: float | None = None
     delta: float | None = None
     neighboring_relation: str = "zero-out"
+    unit: str = "client"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +84,7 @@ class RoundInstruction:
         sampling_rate: The node hosts many units and flips the coins itself, at this rate for each;
             it never says how many came up. Excludes `units`.
         max_units: A node hosts at most so many units.
+        of_records: Its units are its records, and the update of one is the gradient at the model.
         bundle: How units are clipped and summed on the node; with `units` or `sampling_rate`, and
             to name the metrics that are asked for.
         weight_cap: Records of a unit that earn the full weight: a unit's weight is
@@ -99,6 +102,7 @@ class RoundInstruction:
     units: tuple[int, ...] | None = None
     sampling_rate: float | None = None
     max_units: int = 1
+    of_records: bool = False
     bundle: GaussianBundle | None = None
     weight_cap: float | None = None
     report_weight: bool = False

@@ -120,7 +120,7 @@ class PlanView:
             truly = f"  {self.noise_saved:.1f} times the noise, for a true epsilon of"
             rows.append((split, span(self.naive_multipliers, ".3f")))
             rows.append((truly, f"{self.naive_epsilon:.4f}"))
-        title = f"{plan.rounds} rounds, {plan.num_clients} clients, {rate}"
+        title = f"{plan.rounds} rounds, {plan.num_clients} {plan.hosting.sampled}s, {rate}"
         return numbers_table(title, rows)
 
     def rounds_table(self) -> Table | None:

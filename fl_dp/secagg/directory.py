@@ -17,7 +17,7 @@ from .keys import KEY_BYTES, SIGNATURE_BYTES, Identity, RunKey, is_signed
 from .roster import Roster
 from .texts import canonical, fields_of, hex_bytes, object_of, require_integers, require_name
 
-ALL_MEMBERS = 20  # up to so many nodes all hold shares
+ALL_MEMBERS = 20  # up to so many nodes nobody has to choose who holds shares
 MOST_RUNS = 2**64 - 1  # Flower's run ids
 _MOST_EPOCHS = 2**32 - 1
 
@@ -72,6 +72,19 @@ class Entry:
         """Tell whether it is signed for this run."""
         text = _signed_text(run, self.epoch, self.name, self.identity, self.run_key)
         return is_signed(self.identity, self.signature, text)
+
+    def check(self, run: int) -> None:
+        """Check that it is signed for this run, and that its run key hides something.
+
+        Raises:
+            ValueError: If not.
+        """
+        if not self.is_signed(run):
+            raise ValueError(f"the entry of '{self.name}' is not signed for this run")
+        try:
+            RunKey.generate().root(self.run_key)
+        except ValueError as error:  # of low order: with any other key it gives zero
+            raise ValueError(f"the run key of '{self.name}' is no key") from error
 
     def to_dict(self) -> dict[str, str | int]:
         """Return it with bytes in hex, as JSON and a ConfigRecord take it."""
@@ -180,18 +193,19 @@ class Directory:
     def committee(self, size: int, roster: Roster | None = None) -> tuple[int, ...]:
         """Return the places of those who hold shares, ascending.
 
-        All up to 20; else those whom the roster names; else the `size` smallest hashes. Nothing
-        rests on chance here: all who collude may be in it.
+        Beyond 20 nodes those whom the roster names. Else all, or the `size` smallest hashes if
+        there are more. Nothing rests on chance here: all who collude may be in it.
 
         Args:
-            size: Members, where hashes decide.
+            size: Members, where the roster names none.
             roster: In which people may have chosen members.
         """
-        if len(self.current) <= ALL_MEMBERS:
+        many = len(self.current) > ALL_MEMBERS
+        if roster is not None and many and roster.chosen:
+            identities = roster.chosen
+            return tuple(p for p in self.current if self.entries[p].identity in identities)
+        if len(self.current) <= size:
             return self.current
-        chosen = frozenset[bytes]() if roster is None else roster.chosen
-        if chosen:
-            return tuple(each for each in self.current if self.entries[each].identity in chosen)
         return tuple(sorted(self._ranked[:size]))
 
     @cached_property
@@ -258,14 +272,8 @@ class Directory:
 @lru_cache(maxsize=4)  # nodes of one process hold the same directory: 0.2 ms an entry
 def _check_keys(directory: Directory) -> None:
     """Check each entry's signature, and that its run key hides something."""
-    throwaway = RunKey.generate()
     for each in directory.entries:
-        if not each.is_signed(directory.run):
-            raise ValueError(f"the entry of '{each.name}' is not signed for this run")
-        try:
-            throwaway.root(each.run_key)
-        except ValueError as error:  # of low order: with any other key it gives zero
-            raise ValueError(f"the run key of '{each.name}' is no key") from error
+        each.check(directory.run)
 
 
 def _in_order(entries: Iterable[Entry]) -> tuple[Entry, ...]:

@@ -18,7 +18,7 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache, partial
 from typing import NamedTuple
 
-from fl_dp.accounting.shared_noise import SharedNoise
+from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
 
 from .client import Participation
 from .directory import Directory, Entry
@@ -55,7 +55,7 @@ class SecureNode:
         name: str,
         roster: Roster | None = None,
         least_sum: int = 2,
-        colluding: int = 0,
+        colluding: int | None = 0,
         receipts: int = 0,
         exact: frozenset[str] = frozenset(),
         told: bytes = b"",
@@ -69,6 +69,7 @@ class SecureNode:
             roster: Nodes that the owner knows; None: a name keeps the identity first seen with it.
             least_sum: Fewest clients that do not collude in any sum that could be opened.
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
+                None: as many as is usual for the cohort.
             receipts: Sums without a receipt after which the node refuses; 0: never.
             exact: Purposes whose totals it adds to without noise.
             told: Digest of what the node was told besides its messages. Its masks don't cancel with
@@ -79,7 +80,7 @@ class SecureNode:
         """
         require_name(name=name)
         require_integers(2, _MOST_NODES, least_sum=least_sum)
-        require_integers(0, _MOST_NODES, colluding=colluding, receipts=receipts)
+        require_integers(0, _MOST_NODES, colluding=colluding or 0, receipts=receipts)
         self.identity, self.store, self.name, self.roster = identity, store, name, roster
         self.least_sum, self.colluding = least_sum, colluding
         self.receipts, self.exact, self._told = receipts, exact, told
@@ -358,9 +359,14 @@ class SecureNode:
         key, mine = self._run_key(terms.run), directory.places[self.identity.public]
         return _Agreed(self, terms, directory, key, mine)
 
+    def assumed_colluding(self, terms: SumTerms) -> int:
+        """Return how many may collude: what the terms say, or the owner if that is more."""
+        own = usual_colluding(len(terms.cohort)) if self.colluding is None else self.colluding
+        return max(own, terms.colluding)
+
     def _noise(self, terms: SumTerms) -> SharedNoise:
         """Return the rules with as many colluding as terms or owner assume, if they hold."""
-        assumed = max(self.colluding, terms.colluding)
+        assumed = self.assumed_colluding(terms)
         try:
             noise = terms.noise_of(assumed)
         except ValueError as error:

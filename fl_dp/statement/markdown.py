@@ -28,6 +28,7 @@ def _of_nothing(statement: NoPromise) -> str:
 @statement_markdown.register
 def _of_clients(statement: PrivacyStatement) -> str:
     relation, cap = statement.neighboring_relation, statement.participation_cap
+    sampled = "client" if statement.secure_sums is None else statement.secure_sums.sampled
     rows = [
         _promise(statement, nothing="" if statement.releases else "nothing was released"),
         *_so_far(statement),
@@ -40,7 +41,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
         ("sampling", statement.sampling),
         ("rule", statement.rule),
         ("clipping norm", _norm(statement)),
-        ("clients", f"{statement.num_clients}, {_denominator(statement)}"),
+        (f"{sampled}s", f"{statement.num_clients}, {_denominator(statement)}"),
         (
             "rounds",
             f"{statement.rounds} charged and {statement.rounds_committed} released, "

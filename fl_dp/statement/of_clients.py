@@ -65,7 +65,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         mechanism=plan.noise.mechanism(plan.release)
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         sampling=(
-            plan.sampling.describe()
+            plan.sampling.describe(plan.hosting.sampled)
             if plan.participation_cap is None
             else f"{plan.sampling.describe().partition(':')[0]}: {plan.participation_cap} rounds "
             "are charged in full, a client's most"
@@ -111,6 +111,7 @@ def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:
     shares = noise.shares
     return SecureSumClaims(
         nodes=shares.cohort,
+        sampled=plan.hosting.sampled,
         least=shares.least,
         guaranteed=shares.guaranteed if noise.secure_sum.roster else None,
         colluding=shares.colluding,

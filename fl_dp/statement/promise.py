@@ -124,6 +124,7 @@ class SecureSumClaims:
 
     Attributes:
         nodes: Of a sum.
+        sampled: `record` where nodes add up gradients of their records, else `client`.
         least: Fewest repliers that a server which follows the protocol opens a sum with.
         guaranteed: Fewest nodes of any sum that a lying server can open; None without a roster.
         colluding: Nodes that may tell the server what they added.
@@ -140,6 +141,7 @@ class SecureSumClaims:
     honest_shares: int
     slack: float
     epsilon_of_models: float
+    sampled: str = "client"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -33,6 +33,11 @@ _RELATIONS = {
     ),
     NeighboringRelation.REPLACE_ONE: "a client's data is replaced by any other data",
 }
+_RELATIONS_OF_RECORDS = {
+    NeighboringRelation.ADD_OR_REMOVE_ONE: "a client has a record or does not",
+    NeighboringRelation.ZERO_OUT: "a record contributes, or contributes zero throughout",
+    NeighboringRelation.REPLACE_ONE: "one record of a client is replaced by any other",
+}
 UNITS = {
     "client": "one client's whole contribution over the whole training",
     "record": "one record of one client, over the whole training",
@@ -47,7 +52,7 @@ def neighbours_in_words(unit: str, relation: NeighboringRelation) -> str:
         relation: How neighbours differ.
     """
     if unit == UNITS["record"]:
-        return "one record of a client is replaced by any other"
+        return _RELATIONS_OF_RECORDS[relation]
     return _RELATIONS[relation]
 
 

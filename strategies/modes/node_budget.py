@@ -65,4 +65,5 @@ def price_of_a_sum(plan: PrivacyPlan) -> SumInstruction:
         epsilon=None if budget is None else budget.epsilon,
         delta=None if budget is None else budget.delta,
         neighboring_relation=str(plan.neighboring_relation),
+        unit=plan.unit,
     )

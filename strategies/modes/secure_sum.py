@@ -71,6 +71,7 @@ class SecureSumMode(Mode):
                 instruction,
                 bundle=self._shared.bundle,
                 max_units=plan.hosting.units_per_node,
+                of_records=plan.hosting.of_records,
                 sampling_rate=1.0 if rate is None else rate,
                 secure_sum=price_of_a_sum(plan),
             ),
@@ -80,7 +81,7 @@ class SecureSumMode(Mode):
             share=self._shared.share,
             bits=self._shared.bits,
             sampling_rate=rate,
-            units_per_node=plan.hosting.units_per_node,
+            units_in_sum=noise.units_in_sum,
         )
         self._sum = OneSum(sums, noise, summed, number=number)
 

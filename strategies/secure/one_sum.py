@@ -50,14 +50,14 @@ class Summed:
         share: What each node adds to its values.
         bits: Each coordinate is summed modulo 2^bits.
         sampling_rate: With which each unit flips a coin at its node; None: all take part.
-        units_per_node: Units that a node hosts at most.
+        units_in_sum: Of one node, at most.
     """
 
     purpose: str
     share: NoiseShare | ExactShare
     bits: int
     sampling_rate: float | None = None
-    units_per_node: int = 1
+    units_in_sum: int = 1
 
 
 class OneSum:
@@ -98,13 +98,12 @@ class OneSum:
                 f"{planned.least}"
             )
         # Fewer nodes than planned leave less room for lies; more would leave more of it.
-        committee = len(self._sums.committee(planned.committee))
-        if len(self._places) > planned.cohort or committee > planned.committee:
+        if len(self._places) > planned.cohort:
             raise SecureSumFailed(
-                f"{len(self._places)} nodes with {committee} members can't be kept from opening a "
-                f"smaller sum than was charged, which is for {planned.cohort} nodes with "
-                f"{planned.committee}"
+                f"{len(self._places)} nodes can't be kept from opening a smaller sum than was "
+                f"charged, which is for {planned.cohort} nodes"
             )
+        self._sums.require_committee(planned)
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
         """Return what a node is sent: terms that bind everything else in it, and its last receipt.
@@ -236,7 +235,7 @@ class OneSum:
         Raises:
             SecureSumFailed: If it is one.
         """
-        share, units = self._summed.share, repliers * self._summed.units_per_node
+        share, units = self._summed.share, repliers * self._summed.units_in_sum
         for segment, total in zip(share.segments, values, strict=True):
             std = share.noise_scale * math.sqrt(repliers) / segment.scale
             noise = std * (math.sqrt(total.size) + _DEVIATIONS)

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Message, MessageType, RecordDict
 
+from fl_dp.accounting import SharedNoise
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
@@ -27,6 +28,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 _SECONDS = 60.0  # Flower reports a node that is gone after about as many
 _RUN_BITS = 62  # Flower's records hold signed integers of 64 bits
+_APART = "give each node a unit-name, and a ledger in a folder, of its own"
 
 
 class SecureSums:
@@ -74,7 +76,7 @@ class SecureSums:
                 entries[node] = Entry.from_dict(json.loads(text_of(content)))
             except (ValueError, TypeError, KeyError):
                 logger.warning("A node's answer with its key can't be read: it takes no part")
-        self._take_in(entries)
+        self._take_in(entries, epoch)
         self._hand_out(ask, timeout)
 
     def forget(self, ask: Ask) -> None:
@@ -114,10 +116,24 @@ class SecureSums:
         """
         return self.known.committee(size, self._roster)
 
+    def require_committee(self, planned: SharedNoise) -> None:
+        """Refuse a committee for which the plan's threshold is too high, or its noise too little.
+
+        Raises:
+            SecureSumFailed: With what to write instead.
+        """
+        members = len(self.committee(planned.committee))
+        if not planned.threshold <= members <= planned.committee:
+            raise SecureSumFailed(
+                f"the committee has {members} members, and the plan is for {planned.committee}, "
+                f"of whom {planned.threshold} open a sum: write secure_sum.committee={members} "
+                f"(SecureSum(committee={members}))"
+            )
+
     def note(self, opened: OpenSum) -> None:
         """Take note of a sum that was opened: who lied, and everybody's receipts."""
         self.leave_out(opened)
-        self._receipts = {}
+        # Nodes that this sum did not ask still have to get those of earlier ones.
         for place in opened.online:
             try:
                 self._receipts[place] = opened.receipt_for(place).to_json()
@@ -149,24 +165,60 @@ class SecureSums:
             raise SecureSumFailed("no node answered with a key for secure sums")
         return self.directory
 
-    def _take_in(self, entries: Mapping[int, Entry]) -> None:
-        """Put new entries into the directory; who comes back with an old one has its place."""
-        known = () if self.directory is None else self.directory.entries
-        fresh = list(dict.fromkeys(each for each in entries.values() if each not in known))
+    def _take_in(self, entries: Mapping[int, Entry], epoch: int) -> None:
+        """Put new entries into the directory; who comes back with its keys keeps its place.
+
+        An entry that nodes would refuse is left out: with it, they would refuse everybody's.
+        """
+        held = () if self.directory is None else self.directory.entries
+        places = {_keys_of(each): place for place, each in enumerate(held)}
+        identity_of = {each.name: each.identity for each in held}
+        name_of = {each.identity: each.name for each in held}
+        fresh: dict[int, Entry] = {}
+        back: dict[int, int] = {}
+        for node, entry in sorted(entries.items()):
+            known = places.get(_keys_of(entry))
+            problem = self._problem(entry, epoch)
+            if known in back.values() or _keys_of(entry) in map(_keys_of, fresh.values()):
+                problem = f"another node answered with the keys of '{entry.name}' too; {_APART}"
+            elif (
+                identity_of.get(entry.name, entry.identity) != entry.identity
+                or name_of.get(entry.identity, entry.name) != entry.name
+            ):
+                problem = f"'{entry.name}' or its identity is another node's; {_APART}"
+            if problem:
+                logger.warning("A node takes no part in secure sums: %s", problem)
+            elif known is not None:
+                back[node] = known
+            else:
+                fresh[node] = entry
+                identity_of[entry.name], name_of[entry.identity] = entry.identity, entry.name
         if fresh and self.directory is None:
             roster_hash = "" if self._roster is None else self._roster.hash
-            self.directory = Directory.first(self.run, fresh, roster_hash=roster_hash)
+            self.directory = Directory.first(self.run, fresh.values(), roster_hash=roster_hash)
         elif fresh and self.directory is not None:
-            self.directory = self.directory.extended(fresh)
+            self.directory = self.directory.extended(fresh.values())
         if self.directory is None:
             return
         if fresh:
             self._confirmed = set()
-        for node, entry in entries.items():
-            place = self.directory.entries.index(entry)
+        at = {_keys_of(each): place for place, each in enumerate(self.directory.entries)}
+        for node, place in (back | {node: at[_keys_of(e)] for node, e in fresh.items()}).items():
             # A node that came back has another id at Flower.
             self._place_of = {n: p for n, p in self._place_of.items() if p != place}
             self._place_of[node] = place
+
+    def _problem(self, entry: Entry, epoch: int) -> str | None:
+        """Return why every node would refuse a directory with this entry; None: none would."""
+        if entry.epoch != epoch:
+            return f"the entry of '{entry.name}' is not of epoch {epoch}"
+        try:
+            entry.check(self.run)
+        except ValueError as error:
+            return str(error)
+        if self._roster is not None and not self._roster.allows(entry.name, entry.identity):
+            return f"'{entry.name}' is not in the roster with that key"
+        return None
 
     def _hand_out(self, ask: Ask, timeout: float) -> None:
         if self.directory is None:
@@ -229,3 +281,8 @@ def secure_sums_of(plan: PrivacyPlan, roster: Roster | None) -> SecureSums | Non
             f"{'left out' if roster is None else 'given'}: change one of them"
         )
     return SecureSums(roster) if isinstance(noise, DistributedNoise) else None
+
+
+def _keys_of(entry: Entry) -> tuple[str, bytes, bytes]:
+    """Return what an entry says but for its epoch."""
+    return entry.name, entry.identity, entry.run_key

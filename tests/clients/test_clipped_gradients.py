@@ -15,7 +15,7 @@ from opacus.layers import DPLSTM
 from torch import Tensor, nn
 
 from fl_dp.clients.clipped_gradients import ClippedGradients, GhostGradients
-from fl_dp.clients.dp_sgd import LossOfEach
+from fl_dp.clients.record_gradients import LossOfEach
 
 pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 

@@ -142,10 +142,10 @@ def test_a_requirement_needs_a_cap(asked: str) -> None:
         ("local", (LOCAL,)),
         ("record+local", (RECORD | LOCAL,)),
         ("local+record", (RECORD | LOCAL,)),
-        ("any", (RECORD, LOCAL, DISTRIBUTED)),
+        ("any", (RECORD, LOCAL)),
         ("distributed", (DISTRIBUTED,)),
         ("none", ()),
-        (None, (RECORD, LOCAL, DISTRIBUTED)),
+        (None, (RECORD, LOCAL)),
     ],
 )
 def test_a_cap_requires_some_privacy_unless_the_owner_writes_none(
@@ -153,6 +153,13 @@ def test_a_cap_requires_some_privacy_unless_the_owner_writes_none(
 ) -> None:
     said = {} if asked is None else {"require-privacy": asked}
     assert NodeConfig.of(CAPPED | said).required == required
+
+
+@pytest.mark.parametrize("said", [{}, {"require-privacy": "any"}])
+def test_any_privacy_is_a_secure_sum_s_only_where_the_nodes_are_known(said: dict[str, str]) -> None:
+    """Without a roster its promise falls with a server that lies, as no other does."""
+    pinned = NodeConfig.of(CAPPED | said | {"secagg-roster": "/srv/roster.json"})
+    assert pinned.required == (RECORD, LOCAL, DISTRIBUTED)
 
 
 def test_without_a_cap_nothing_is_required() -> None:
@@ -233,4 +240,4 @@ def test_a_misspelt_key_of_secure_sums_is_refused(key: str) -> None:
 def test_keys_of_secure_sums_protect_nothing_where_none_is_required(required: str) -> None:
     with pytest.raises(NodeConfigError, match='require-privacy="distributed"'):
         NodeConfig.of(CAPPED | {"require-privacy": required, "secagg-min-sum": 5})
-    assert NodeConfig.of(CAPPED | {"secagg-min-sum": 5}).least_sum == 5
+    assert NodeConfig.of(SUMS | {"secagg-min-sum": 5}).least_sum == 5

@@ -16,13 +16,14 @@ from fl_dp.clients import app_verification, node_policy, numpy_client_app
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
 from fl_dp.protocol.keys import (
     IDENTITY_ACTION,
+    INSTRUCTION_KEY,
     RECORD_PLAN_KEY,
     STATISTIC_ACTION,
     STATISTIC_QUERY_KEY,
     UTILITY_ACTION,
     UTILITY_QUERY_KEY,
 )
-from fl_dp.protocol.secure_sum import KEY_ACTION, SECURE_SUM_KEY
+from fl_dp.protocol.secure_sum import KEY_ACTION, RECEIPT_KEY, SECURE_SUM_KEY
 
 MODEL = {"w": np.zeros(3, np.float32)}
 NOISED = RoundInstruction(
@@ -77,7 +78,7 @@ def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str
 @pytest.mark.parametrize("asked", ["any", "distributed"])
 def test_what_has_terms_never_leaves_in_the_clear(owned: Any, asked: str) -> None:
     """Terms pass the policy; whatever they are in is then summed securely, or refused."""
-    here, client = owned(**{"require-privacy": asked})
+    here, client = owned(**{"require-privacy": asked, "secagg-roster": "/srv/roster.json"})
     terms = {SECURE_SUM_KEY: ConfigRecord({"terms": "{}"})}
     for kind, key in [
         ("train", "any"),
@@ -94,6 +95,35 @@ def test_what_has_terms_never_leaves_in_the_clear(owned: Any, asked: str) -> Non
             | terms,
         )
         assert reply.has_error() and reply.error.reason != "PolicyRefusal"
+    assert client.calls == 0
+
+
+TERMS = {SECURE_SUM_KEY: ConfigRecord({"terms": "{}"})}
+
+
+@pytest.mark.parametrize("asked", [{}, {"require-privacy": "any"}])
+def test_a_cap_alone_takes_no_secure_sum_of_nodes_that_the_server_can_make_up(
+    owned: Any, asked: Any
+) -> None:
+    """The node would charge the shares of noise of nodes that do not exist."""
+    here, client = owned(**asked)
+    assert refused(here.ask("train", {"config": ConfigRecord({})} | TERMS))
+    assert client.calls == 0
+
+
+@pytest.mark.parametrize("record", [SECURE_SUM_KEY, RECEIPT_KEY])
+@pytest.mark.parametrize(
+    ("asked", "offer"),
+    [("record", RECORDS), ("local", {INSTRUCTION_KEY: NOISED.to_json()})],
+)
+def test_a_record_that_is_dropped_before_training_offers_nothing(
+    owned: Any, asked: str, offer: dict[str, Any], record: str
+) -> None:
+    here, client = owned(**{"require-privacy": asked})
+    sums: dict[str, Any] = {key: dict(each) for key, each in TERMS.items()}
+    sums[record] = sums.get(record, {}) | offer
+    told = {key: ConfigRecord(each) for key, each in sums.items()}
+    assert refused(here.ask("train", {"config": ConfigRecord({})} | told))
     assert client.calls == 0
 
 

@@ -12,9 +12,12 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid
+from scipy.stats import chi2, chisquare
 from secure_nodes import SecureNodes
 
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
+from fl_dp.clients.trained_unit import train_unit
+from fl_dp.files import private_folder
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare, Segment
 from fl_dp.mechanisms.bundle import GaussianBundle
@@ -29,7 +32,7 @@ from fl_dp.protocol.secure_sum import (
     text_to_content,
     with_terms,
 )
-from fl_dp.secagg import Directory, Entry, SumTerms
+from fl_dp.secagg import Directory, Entry, Identity, MaskedMessage, Participation, Roster, SumTerms
 
 RUN, NODES = 7, 4
 SIZE = 3
@@ -45,9 +48,20 @@ SHARE = NoiseShare(segments=(Segment("updates", SIZE, 100.0, 100.0, 1.0),), nois
 class Federation:
     """Four nodes that know each other, and messages to the first of them."""
 
-    def __init__(self, folder: Path, **owner: Any) -> None:
+    def __init__(self, folder: Path, *, pinned: bool = False, **owner: Any) -> None:
         self.folder = folder
         update = [np.full(SIZE, 0.1)]
+        roster_hash = ""
+        if pinned:
+            members = []
+            for node in range(NODES):
+                private_folder(folder / f"node-{node}")
+                identity = Identity.load_or_create(folder / f"node-{node}" / IDENTITY_FILE)
+                members.append({"name": f"site-{node:03d}", "identity": identity.public.hex()})
+            file = folder / "roster.json"
+            file.write_text(json.dumps({"federation": "tests", "members": members}))
+            owner |= {"secagg-roster": str(file)} | REQUIRED
+            roster_hash = Roster.read(file).hash
         self.nodes = SecureNodes(folder, [[update]] * NODES, owners={0: owner})
         self.grid = LocalGrid(self.nodes, NODES)
         keys = text_to_content(json.dumps({"run": RUN, "epoch": 0}))
@@ -55,7 +69,7 @@ class Federation:
             Entry.from_dict(json.loads(text_of(self.ask(KEY_ACTION, keys, node).content)))
             for node in range(NODES)
         ]
-        self.directory = Directory.first(RUN, entries)
+        self.directory = Directory.first(RUN, entries, roster_hash=roster_hash)
         for node in range(NODES):
             told = text_to_content(self.directory.to_json())
             assert not self.ask(DIRECTORY_ACTION, told, node).has_error()
@@ -198,7 +212,7 @@ def test_an_owner_s_least_sum_counts_without_those_who_may_collude(tmp_path: Pat
     assert code(wary.train()) == "Refused policy"
 
 
-REQUIRED = {"require-privacy": "distributed", "max-epsilon": 100.0}
+REQUIRED: dict[str, Any] = {"require-privacy": "distributed", "max-epsilon": 100.0}
 
 
 def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> None:
@@ -214,8 +228,31 @@ def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> 
     assert multipliers == pytest.approx([3**0.5, 2**0.5], rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("owner", "shares"), [({}, 3), ({"secagg-colluding": 0}, 4)], ids=["usual", "said"]
+)
+def test_a_server_that_lies_does_not_choose_how_many_collude(
+    tmp_path: Path, owner: dict[str, int], shares: int
+) -> None:
+    """With 0 in its terms, its accomplice's share would be charged as if nobody knew it."""
+    federation = Federation(tmp_path, pinned=True, **owner)
+    assert code(federation.train(colluding=0)) == "answered"
+    with NodeLedger.read(tmp_path / "node-0" / "ledger.db") as ledger:
+        ((event, _),) = ledger.spendings[0].history
+    assert event.noise_multiplier == pytest.approx(shares**0.5, rel=1e-3)  # type: ignore[union-attr]
+
+
+def test_a_server_that_lies_does_not_make_its_accomplice_the_whole_committee(
+    tmp_path: Path,
+) -> None:
+    federation = Federation(tmp_path, pinned=True)
+    alone = federation.directory.committee(1)
+    asked = federation.train(colluding=0, committee=alone, threshold=1)
+    assert code(asked) == "Refused policy"
+
+
 def test_a_budget_that_is_spent_answers_with_noise_that_is_not_charged(tmp_path: Path) -> None:
-    federation = Federation(tmp_path, **{"max-epsilon": 1e-2, "allow-unverified-apps": True})
+    federation = Federation(tmp_path, **REQUIRED | {"max-epsilon": 1e-2})
     reply = federation.train()
     assert len(masked_of(reply.content).masked) == 2 * SIZE  # as any other
     assert federation.charges() == 0
@@ -242,3 +279,144 @@ def test_a_store_that_was_lost_makes_old_messages_useless(tmp_path: Path) -> Non
     for file in (tmp_path / "node-0").glob(f"{STORE_FILE}*"):
         file.unlink()
     assert code(federation.train()) == "Refused directory"  # its key of the run went with it
+
+
+COINS = replace(INSTRUCTION, sampling_rate=0.5)
+
+
+def test_coins_without_a_time_to_answer_are_refused(tmp_path: Path) -> None:
+    """A lying server would read the coins off the time, and the node would charge an amplified sum.
+
+    The plan asks for both; a server need not have one.
+    """
+    federation = Federation(tmp_path)
+    asked = federation.content(COINS)
+    assert code(federation.train(asked, sampling_rate=0.5)) == "Refused terms"
+    assert federation.charges() == 0
+    assert code(federation.train(asked, sampling_rate=0.5, reply_after=0.05)) == "answered"
+
+
+def test_work_that_is_done_but_not_encoded_in_time_contributes_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would leave after the time, and show that a coin came up."""
+    federation, kept, clock = Federation(tmp_path), [], [0.0]
+    encode = NoiseShare.encode
+
+    def slow(share: NoiseShare, values: Any, rng: Any) -> Any:
+        kept.append(float(np.abs(np.concatenate(values)).max()))
+        clock[0] += 1.0
+        return encode(share, values, rng)
+
+    monkeypatch.setattr(NoiseShare, "encode", slow)
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
+    asked = federation.content(COINS)
+    federation.train(asked, sampling_rate=0.5, reply_after=0.5, number=1)
+    assert kept[-1] == 0.0 and len(kept) == 2
+    federation.train(asked, sampling_rate=0.5, reply_after=9.5, number=2)
+    assert len(kept) == 3  # in time: encoded once
+
+
+def test_values_that_no_noise_can_be_put_around_are_answered_with_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An error reply would tell of the data, after everything was paid."""
+    federation, encode = Federation(tmp_path), NoiseShare.encode
+
+    def fails(share: NoiseShare, values: Any, rng: Any) -> Any:
+        if any(np.any(each) for each in values):
+            raise ValueError("an entry of one record")
+        return encode(share, values, rng)
+
+    monkeypatch.setattr(NoiseShare, "encode", fails)
+    assert code(federation.train()) == "answered"
+
+
+# Coins: nobody sees whether one came up, in no byte and at no time.
+
+NOBODY, EVERYBODY = 1e-12, 1.0  # rates of coins: 1e-12 draws nobody in these tests
+SUMS = 30
+PRICE = SumInstruction(rounds=100, epsilon=1e9, delta=1e-3)
+
+
+class Sent:
+    """What left a node in some sums, and what was in it before it was masked."""
+
+    def __init__(self, folder: Path, rate: float, monkeypatch: pytest.MonkeyPatch) -> None:
+        federation, clock = Federation(folder), [0.0]
+        self.steps: list[Any] = []
+        self.left_at: list[float] = []
+        self.messages: list[MaskedMessage] = []
+        message, train = Participation.message, train_unit
+
+        def kept(part: Participation, steps: Any) -> MaskedMessage:
+            self.steps.append(steps)
+            return message(part, steps)
+
+        def slow(*told: Any) -> Any:
+            clock[0] += 0.7
+            return train(*told)
+
+        def sleep(seconds: float) -> None:
+            clock[0] += seconds
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Participation, "message", kept)
+            patch.setattr("fl_dp.clients.units.train_unit", slow)
+            patch.setattr("fl_dp.clients.secure_sum.time.monotonic", lambda: clock[0])
+            patch.setattr("fl_dp.clients.secure_sum.time.sleep", sleep)
+            asked = federation.content(replace(INSTRUCTION, sampling_rate=rate, secure_sum=PRICE))
+            for number in range(1, SUMS + 1):
+                clock[0] = 0.0
+                reply = federation.train(asked, number=number, sampling_rate=rate, reply_after=5.0)
+                assert code(reply) == "answered"
+                self.left_at.append(clock[0])
+                self.messages.append(masked_of(reply.content))
+                assert sorted(reply.content) == ["bundles", "masked"]
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> dict[float, Sent]:
+    folder = tmp_path_factory.mktemp("coins")
+    with pytest.MonkeyPatch.context() as patch:
+        return {rate: Sent(folder / str(rate), rate, patch) for rate in (NOBODY, EVERYBODY)}
+
+
+def test_answers_leave_at_the_same_time(both: dict[float, Sent]) -> None:
+    assert both[NOBODY].left_at == both[EVERYBODY].left_at == [5.0] * SUMS
+
+
+def test_answers_have_the_same_form(both: dict[float, Sent]) -> None:
+    forms = {
+        (len(m.masked), tuple(map(len, m.bundles)), len(m.commitments))
+        for sent in both.values()
+        for m in sent.messages
+    }
+    assert len(forms) == 1
+
+
+@pytest.mark.parametrize("rate", [NOBODY, EVERYBODY])
+def test_bytes_are_uniform(both: dict[float, Sent], rate: float) -> None:
+    """Sixteen values of half a byte; a right mask fails once in a million runs."""
+    sent = np.frombuffer(b"".join(m.masked for m in both[rate].messages), np.uint8)
+    counts = np.bincount(np.concatenate([sent & 15, sent >> 4]), minlength=16)
+    assert chisquare(counts).pvalue > 1e-6
+
+
+def test_bytes_before_the_masks_would_fail_that_test(both: dict[float, Sent]) -> None:
+    steps = np.concatenate(both[NOBODY].steps).astype("<u2").view(np.uint8)
+    counts = np.bincount(np.concatenate([steps & 15, steps >> 4]), minlength=16)
+    assert chisquare(counts).pvalue < 1e-6
+
+
+@pytest.mark.parametrize(("rate", "centre"), [(NOBODY, 0.0), (EVERYBODY, 0.1 * 100.0)])
+def test_the_share_of_noise_does_not_depend_on_coins(
+    both: dict[float, Sent], rate: float, centre: float
+) -> None:
+    """Law of the squared length, to one false alarm in a million; half the noise would fail."""
+    steps = np.concatenate(both[rate].steps)
+    squared = float((((steps - centre) / SHARE.noise_scale) ** 2).sum())
+    low, high = (float(chi2.ppf(at, SUMS * SIZE)) for at in (5e-7, 1 - 5e-7))
+    assert low < squared < high
+    assert chi2.cdf(low / 0.5**2, SUMS * SIZE) > 0.99  # power

@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.serverapp.strategy import FedAvgM
 from local_grid import FIRST_NODE, LocalGrid
 
-from fl_dp.clients import check_training
-from fl_dp.ledger import NodeLedger
+from fl_dp.clients import check_training, exchanged_arrays
+from fl_dp.ledger import NodeLedger, PrivacyLedger
+from fl_dp.strategies import DPFedAvg
 
 GUIDE = Path(__file__).resolve().parents[2] / "docs/records.md"
 
@@ -40,3 +42,29 @@ def test_a_real_node_without_a_ledger_is_told_what_to_write() -> None:
     exec(compile(first, "docs/records.md", "exec"), guide)
     with pytest.raises(ValueError, match="--node-config 'ledger-path="):
         guide["client_fn"](Context(1, FIRST_NODE, {"partition-id": 1}, RecordDict(), {}))
+
+
+def test_the_guide_to_records_across_silos_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", GUIDE.read_text(), re.DOTALL)
+    guide: dict[str, Any] = {}
+    for code in (each for each in blocks if "NodeRecords" in each or "nodes=10" in each):
+        exec(compile(code, "docs/records.md", "exec"), guide)
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
+    for node in range(10):
+        (tmp_path / f"{node}").mkdir()
+    contexts = [
+        Context(
+            1, FIRST_NODE + node, {"ledger-path": str(tmp_path / f"{node}/l.db")}, RecordDict(), {}
+        )
+        for node in range(10)
+    ]
+    grid = LocalGrid(lambda asked, node: guide["app"](asked, contexts[node]), 10, introduces=True)
+    model = exchanged_arrays(guide["build_model"](None, None))
+    with PrivacyLedger.open(tmp_path / "server.db", guide["plan"]) as ledger:
+        strategy = DPFedAvg(FedAvgM(), plan=guide["plan"], ledger=ledger)
+        strategy.start(grid, model, num_rounds=1)
+        assert ledger.rounds_committed == 1
+    with NodeLedger.read(tmp_path / "3/l.db") as ledger_of_node:
+        assert [each.unit for each in ledger_of_node.spendings] == ["record"]

@@ -94,7 +94,7 @@ def share_scale(nodes: int, multiplier: float, bits: int, cap: float) -> float |
     words = WordSize(
         noise=noise,
         shares=noise.honest_shares(server_lies=True),
-        units_per_node=1,
+        units_in_sum=1,
         bits=bits,
         element_cap=cap,
     )

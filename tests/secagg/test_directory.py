@@ -191,9 +191,14 @@ class TestDirectory:
 
 
 class TestCommittee:
-    def test_up_to_twenty_all_are_members(self) -> None:
+    def test_few_nodes_are_all_members(self) -> None:
         directory = Directory.first(RUN, [entry(str(i)) for i in range(20)])
-        assert directory.committee(4) == tuple(range(20))
+        assert directory.committee(20) == directory.committee(40) == tuple(range(20))
+
+    def test_few_nodes_have_no_more_members_than_were_asked_for(self) -> None:
+        """A visible cohort of 4 among 20 nodes is planned with 4 members."""
+        directory = Directory.first(RUN, [entry(str(i)) for i in range(20)])
+        assert len(directory.committee(4)) == 4
 
     def test_beyond_hashes_choose_the_same_everywhere(self) -> None:
         directory = Directory.first(RUN, [entry(str(i)) for i in range(25)])

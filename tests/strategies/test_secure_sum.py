@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,12 @@ from local_grid import LocalGrid
 from numpy.typing import NDArray
 from secure_nodes import SecureNodes
 
+from fl_dp.accounting import VisibleSampling
+from fl_dp.clients.secure_node import IDENTITY_FILE
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 from fl_dp.mechanisms import AdaptiveClipping
 from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.secagg import Identity, Member, Roster
 from fl_dp.strategies import DPFedAvg, RoundFailed
 
 NODES = 5
@@ -173,6 +177,40 @@ def test_coins_at_the_nodes(tmp_path: Path) -> None:
     released, _ = trained(tmp_path, nodes, plan)
     assert not np.allclose(released, nodes.total() / 10, atol=tolerance(plan, 10))
     assert np.linalg.norm(released) < 2.0
+
+
+def test_a_visible_cohort_of_few_nodes(tmp_path: Path) -> None:
+    """The committee is as large as the plan says, however many nodes there are besides."""
+    nodes = SecureNodes(tmp_path, updates_of(8))
+    plan = plan_of(8, sampling_rate=None, sampling=VisibleSampling(cohort=4))
+    _, strategy = trained(tmp_path, nodes, plan, rounds=3)
+    assert strategy.rounds_completed == 3
+
+
+def test_a_committee_that_the_plan_is_not_for_costs_nothing(tmp_path: Path) -> None:
+    nodes = SecureNodes(tmp_path, updates_of(22))
+    plan = plan_of(22, secure_sum=SecureSum(roster=True))
+    identities = {}
+    for node, context in nodes.contexts.items():
+        folder = Path(str(context.node_config["ledger-path"])).parent
+        identities[node] = Identity.load_or_create(folder / IDENTITY_FILE).public
+    members = [
+        Member(name=f"site-{node:03d}", identity=each, committee=node < 5)
+        for node, each in identities.items()
+    ]
+    lines = [
+        {"name": m.name, "identity": m.identity.hex(), "committee": m.committee} for m in members
+    ]
+    roster_file = tmp_path / "roster.json"
+    roster_file.write_text(json.dumps({"federation": "tests", "members": lines}))
+    owner = {"secagg-roster": str(roster_file), "require-privacy": "distributed"}
+    for context in nodes.contexts.values():
+        context.node_config = dict(context.node_config) | owner | {"max-epsilon": 1e6}
+    roster = Roster.read(roster_file)
+    with pytest.raises(RehearsalFailed, match=r"secure_sum\.committee=5"):
+        trained(tmp_path, nodes, plan, secure_roster=roster)
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        assert ledger.rounds_spent == 0
 
 
 def test_adaptive_clipping_goes_through_the_same_sum(tmp_path: Path) -> None:

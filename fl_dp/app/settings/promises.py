@@ -21,7 +21,9 @@ class PrivacySettings:
             adds noise itself, and sends nothing else. `none`: nothing is promised to clients; with
             `dp_sgd=on` their records are protected alone, without it nothing is private.
         scheme: The clients' noise in `local` mode: `gaussian`, `laplace` or `exponential`.
-        unit: `client`, or `record`: one record; needs `replace-one`.
+        unit: `client`, or `record`: one record; needs `replace-one`. In `distributed` mode a client
+            adds up the clipped gradients of its records then, under any relation: each round is a
+            step of DP-SGD on the records of all (`privacy=distributed_records`).
         epsilon: The budget of each client over the whole training; null only with a noise
             multiplier.
         delta: The probability with which epsilon may fail; null means `num_clients ** -1.1`.

@@ -81,6 +81,12 @@ class Settings:
                 f"{', '.join(self.secure_sum.given)} is for secure sums, which privacy.mode="
                 f"{self.privacy.mode} does not make: write privacy=distributed too, or leave it out"
             )
+        declared = self.task.num_records is not None or self.task.max_records is not None
+        if declared and not self.sums_records:
+            raise IncompatibleOptions(
+                "task.num_records and task.max_records are for sums over records: write "
+                "privacy=distributed_records too, or leave them out"
+            )
         if self.task.partition == "nodes" and self.simulation.units_at_node > 1:
             raise IncompatibleOptions(
                 "a node with its own data is one unit: task.partition=nodes needs "
@@ -100,6 +106,11 @@ class Settings:
     def protects_records(self) -> bool:
         """Whether clients train by DP-SGD."""
         return self.dp_sgd.enabled
+
+    @property
+    def sums_records(self) -> bool:
+        """Whether the units of secure sums are records: each sum is a step of DP-SGD."""
+        return self.privacy.mode == "distributed" and self.privacy.unit == "record"
 
     @property
     def protects_records_alone(self) -> bool:

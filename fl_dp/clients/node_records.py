@@ -1,0 +1,143 @@
+"""Records of a node in PyTorch, whose clipped gradients a secure sum adds up.
+
+Opacus computes the gradients and `RecordGradients` sums them, as in DP-SGD inside a client: a
+record that can't be read, collated or trained on counts as one whose gradient is zero, alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from .dp_sgd import DPSGD
+from .fit_for_dp_sgd import (
+    constants_kept,
+    exchanged_arrays,
+    exchanged_names,
+    load_exchanged,
+    require_trainable_privately,
+)
+from .records import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class NodeRecords:
+    """The records of a node, and the model whose gradients they have: a `RecordsFn`.
+
+    Attributes:
+        model_fn: Builds the model, with the names and shapes of the server's, from the node's
+            `Context` and the message's config; see `private_module` if Opacus refuses it.
+        loader_fn: Returns the loader whose data set and collation are used; see
+            `train_with_dp_sgd`.
+        dp_sgd: Its loss, keys, mode and physical batch size. Step and denominator are the server's:
+            optimizer and expected batch size are not used.
+        trainable_only: The parameters that are not frozen travel, and nothing else.
+    """
+
+    model_fn: Callable[[Context, Config], nn.Module]
+    loader_fn: Callable[[Context, Config], DataLoader[Any]]
+    dp_sgd: DPSGD = field(default_factory=DPSGD)
+    trainable_only: bool = False
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a setting would not be followed.
+        """
+        if self.dp_sgd.expected_batch_size is not None or not self.dp_sgd.secure_randomness:
+            raise ValueError(
+                "the plan says what a sum is divided by, and its coins are secret: leave "
+                "expected_batch_size and secure_randomness out of dp_sgd"
+            )
+
+    def arrays_fn(self, context: Context, config: Config) -> list[NDArray[Any]]:
+        """Return arrays of the forms that are summed, made without any data; see `ArraysFn`.
+
+        Raises:
+            ValueError: If Opacus can't train the model.
+        """
+        module = self._built(context, config)
+        return exchanged_arrays(module, trainable_only=self.trainable_only).to_numpy_ndarrays()
+
+    def __call__(self, context: Context, config: Config, model: ArrayRecord) -> _Gradients:
+        """Return the records at a model.
+
+        Raises:
+            ValueError: If Opacus can't train it, or it is not the server's.
+        """
+        module = self._built(context, config)
+        load_exchanged(module, model.to_numpy_ndarrays(), trainable_only=self.trainable_only)
+        names = exchanged_names(module, trainable_only=self.trainable_only)
+        return _Gradients(
+            module,
+            self.loader_fn(context, config),
+            self.dp_sgd,
+            sent_as=dict(zip(names, model, strict=True)),
+        )
+
+    def _built(self, context: Context, config: Config) -> nn.Module:
+        """Return the model.
+
+        Raises:
+            ValueError: If Opacus can't train it, or an array would travel for nothing but noise.
+        """
+        module = self.model_fn(context, config)
+        require_trainable_privately(module)
+        trained = {name for name, each in module.named_parameters() if each.requires_grad}
+        names = exchanged_names(module, trainable_only=self.trainable_only)
+        state = module.state_dict()
+        still = [each for each in names if each not in trained and state[each].is_floating_point()]
+        if still:
+            raise ValueError(
+                f"'{still[0]}' is no trainable parameter, and would get noise without a gradient: "
+                "write trainable_only=True, for exchanged_arrays at the server too"
+            )
+        return module
+
+
+class _Gradients:
+    """A `RecordsOfNode`."""
+
+    def __init__(
+        self, module: nn.Module, loader: DataLoader[Any], how: DPSGD, *, sent_as: dict[str, str]
+    ) -> None:
+        self._module, self._loader, self._how, self._sent_as = module, loader, how, sent_as
+
+    def __len__(self) -> int:
+        return len(self._loader.dataset)  # type: ignore[arg-type]  # Dataset has no length
+
+    def clipped_sum(
+        self, rows: Sequence[int], clipping_norm: float
+    ) -> tuple[dict[str, NDArray[np.float64]], int]:
+        """Return the sum of some records' clipped gradients; see `RecordsOfNode.clipped_sum`.
+
+        Raises:
+            ValueError: If a pass changed what is no trainable parameter.
+        """
+        trained = [name for name, each in self._module.named_parameters() if each.requires_grad]
+        sums: dict[str, NDArray[np.float64]] = {}
+        count = 0
+
+        def take(totals: Sequence[Tensor]) -> None:
+            nonlocal count
+            for name, total in zip(trained, totals, strict=True):
+                sums[self._sent_as[name]] = total.detach().cpu().numpy().copy()
+            count = gradients.contributing
+
+        gradients = self._how.gradients(self._module, clipping_norm=clipping_norm)
+        try:
+            gradients.read(self._loader)
+            with constants_kept(self._module), torch.enable_grad():
+                gradients.sum_each([list(rows)], take)
+        finally:
+            gradients.close()
+        return sums, count

@@ -1,0 +1,151 @@
+"""A node whose units are its records: it answers with the sum of their clipped gradients.
+
+    >>> app = numpy_client_app(
+    ...     records=NodeRecords(
+    ...         model_fn=lambda context, config: MyModel(),
+    ...         loader_fn=lambda context, config: DataLoader(my_records()),
+    ...     )
+    ... )
+
+Divided by the expected number of records in it, the sum over all nodes is the gradient of one step
+of DP-SGD on the union of their records, and the server optimizer takes that step. Such a sum leaves
+a node masked and noised or not at all (`secure_sum_mod`): it can be of a single record.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+from flwr.app import ArrayRecord, Context
+from numpy.typing import NDArray
+
+from fl_dp.mechanisms import GaussianBundle, SecureRandom
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import SCALARS_METRIC
+from fl_dp.updates import VectorLayout
+
+from .records import Config
+
+# Sums of clipped gradients keep the norm to a tenth of this (`RecordsOfNode.clipped_sum`).
+_MARGIN = 1e-5
+
+
+class RecordsOfNode(Protocol):
+    """The records of a node and their gradients, at the model of one message."""
+
+    def __len__(self) -> int:
+        """Return how many there are; it does not leave the node."""
+
+    def clipped_sum(
+        self, rows: Sequence[int], clipping_norm: float
+    ) -> tuple[Mapping[str, NDArray[np.float64]], int]:
+        """Return the sum of some records' gradients, each clipped on its own.
+
+        Privacy: leaving a record out moves the sum by at most `clipping_norm` (L2 over all arrays,
+        to a relative 1e-6), and nothing else that is returned but the count, by one.
+
+        Args:
+            rows: Numbers of the records; may be none.
+            clipping_norm: L2 bound on the gradient of one.
+
+        Returns:
+            An array for each floating-point array of the model, by its name in the message, and how
+            many records are in it.
+        """
+
+
+RecordsFn = Callable[[Context, Config, ArrayRecord], RecordsOfNode]
+"""Finds a node's records, with a message's config, at the model that it brought."""
+
+
+def sum_of_records(
+    instruction: RoundInstruction,
+    model: ArrayRecord,
+    config: Config,
+    context: Context,
+    records_fn: RecordsFn,
+) -> tuple[ArrayRecord, dict[str, list[float]]]:
+    """Return the sum over the records whose secret coin came up, in grid steps.
+
+    Privacy: for one record on this node, zero-out or add/remove neighbours, the sums move by at
+    most the bundle's clipping norms, as long as `RecordsOfNode.clipped_sum` keeps its promise. The
+    reply has the same form for no record as for all, and says nothing of how many there are.
+
+    Args:
+        instruction: With `of_records`, a `sampling_rate` and a bundle.
+        model: As sent by the server.
+        config: Of the message; the records get a copy.
+        context: The node's.
+        records_fn: Finds them; of more than `max_units` those beyond take no part.
+
+    Returns:
+        The negative sum of gradients, as `ClippedSum.steps` gives a sum of updates, and the metrics
+        of the reply: the sums of scalars.
+
+    Raises:
+        ValueError: If the instruction contradicts itself, or the sum is none of this model.
+    """
+    bundle, rate = _bundle_of(instruction), instruction.sampling_rate
+    assert rate is not None  # checked with the bundle
+    layout = VectorLayout.of(model)
+    norm = inner_norm(bundle, layout.size)
+    found = records_fn(context, dict(config), model)
+    coins = SecureRandom().bernoulli(rate, min(len(found), instruction.max_units))
+    gradients, count = found.clipped_sum(np.flatnonzero(coins).tolist(), norm)
+    total = np.empty(layout.size)
+    for spec in layout.released:
+        if spec.name not in gradients or gradients[spec.name].shape != spec.shape:
+            raise ValueError(f"there is no gradient of array '{spec.name}' in its shape")
+        total[spec.start : spec.stop] = gradients[spec.name].ravel()
+    if not np.isfinite(total).all():
+        raise ValueError("the sum of clipped gradients is not finite")
+    # Down the gradient. Rounding to the grid, by less than a step, is what `inner_norm` is for.
+    steps = np.trunc(total / -bundle.updates.grid)
+    # A record that is in the sum counts as one in each scalar, of which there is at most the count.
+    scalars = bundle.scalar_steps([1.0] * bundle.scalars) * count
+    arrays = layout.in_float64().unflatten(steps)
+    return arrays, {SCALARS_METRIC: scalars.tolist()}
+
+
+def inner_norm(bundle: GaussianBundle, size: int) -> float:
+    """Return what a gradient is clipped to, so that all rounding stays within the charged norm.
+
+    Args:
+        bundle: How the sum is charged, and its grid.
+        size: Coordinates.
+
+    Raises:
+        ValueError: If rounding so many coordinates would take more than half of it.
+    """
+    norm = bundle.updates.clipping_norm
+    # Rounded sums of neighbours are less than a step further apart in each coordinate.
+    rounding = bundle.updates.grid * math.sqrt(size)
+    if rounding > norm / 2.0:
+        raise ValueError(f"{size} coordinates are too many for a grid of {bundle.updates.grid:.3g}")
+    return norm * (1.0 - _MARGIN) - rounding
+
+
+def _bundle_of(instruction: RoundInstruction) -> GaussianBundle:
+    """Check what is asked of a node about its records.
+
+    Raises:
+        ValueError: If it contradicts itself.
+    """
+    bundle = instruction.bundle
+    if bundle is None or instruction.sampling_rate is None:
+        raise ValueError("to sum gradients a node needs a bundle and a sampling_rate")
+    if instruction.units is not None:
+        raise ValueError("the server does not know of single records, and can't name them")
+    if len(bundle.clipping_norms) != 1 or bundle.unclipped_bit or bundle.metrics:
+        raise ValueError("a record's gradient has one clipping norm, and nothing goes with it")
+    if instruction.weight_cap is not None or instruction.utility is not None:
+        raise ValueError("a record has neither a weight nor a utility")
+    if instruction.max_units > bundle.max_units:
+        raise ValueError(
+            f"at this noise at most {bundle.max_units} records can be summed exactly, got "
+            f"max_units {instruction.max_units}"
+        )
+    return bundle

@@ -1,0 +1,88 @@
+"""`privacy=distributed_records`: the app's own clients add up gradients of their records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from local_grid import FIRST_NODE, LocalGrid
+
+from fl_dp.accounting import default_delta
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.planning import make_plan
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
+from fl_dp.app.task_client import app
+from fl_dp.ledger import NodeLedger
+
+RECORDS = 1437  # of the training part of digits
+SILOS = ("privacy=distributed_records", "task.num_clients=5", "clipping.norm=1")
+
+
+@pytest.fixture
+def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message, int], Message]:
+    """Five real nodes, which answer when they are ready."""
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
+    contexts = []
+    for node in range(5):
+        (tmp_path / f"node-{node}").mkdir()
+        config: dict[str, Any] = {
+            "ledger-path": str(tmp_path / f"node-{node}/ledger.db"),
+            "partition-id": node,
+        }
+        contexts.append(Context(1, FIRST_NODE + node, config, RecordDict(), {}))
+    return lambda message, node: app(message, contexts[node])
+
+
+def test_five_silos_learn_digits_and_each_is_charged(
+    tmp_path: Path, silos: Callable[[Message, int], Message]
+) -> None:
+    settings = compose_settings(
+        [*SILOS, "rounds=6", "secure_sum.reply_after=600", f"output_dir={tmp_path}", "run_name=run"]
+    )
+    train(LocalGrid(silos, 5, introduces=True), settings, run_id="1")
+    done = RunFolder(tmp_path / "run")
+    statement = done.read_statement()
+    assert statement["unit"] == "one record of one client, over the whole training"
+    assert statement["num_clients"] == RECORDS
+    assert statement["delta"] == pytest.approx(default_delta(RECORDS))
+    assert statement["rounds_committed"] == 6
+    lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
+    # Chance is 0.1; ten tries came to 0.74 to 0.84.
+    assert json.loads(lines[-1])["test_accuracy"] > 0.5
+    for node in range(5):
+        with NodeLedger.read(tmp_path / f"node-{node}/ledger.db") as ledger:
+            (spending,) = ledger.spendings
+        assert spending.unit == "record"
+        assert [count for _, count in spending.history] == [6]
+
+
+def test_declared_records_divide_and_nothing_else() -> None:
+    plan = make_plan(compose_settings([*SILOS, "rounds=6", "task.num_records=2000"]))
+    assert plan.num_clients == 2000
+    assert plan.denominator == 0.25 * 2000
+    assert plan.hosting.nodes == 5
+    assert plan.hosting.units_per_node == 2000
+    bounded = make_plan(compose_settings([*SILOS, "rounds=6", "task.max_records=300"]))
+    assert bounded.hosting.units_per_node == 300
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["task.partition=nodes"], "task.num_records=..., which is public"),
+        (["task.max_records=100"], "raise the first or lower the second"),
+        (["simulation.units_per_node=2"], "write simulation.units_per_node=1"),
+        (["selection.coins=server"], "write selection.coins=nodes"),
+        (["clipping=adaptive"], "write clipping.norm=..., not adaptive clipping"),
+        (["secure_sum.reply_after=null"], "write secure_sum.reply_after=..., in seconds"),
+    ],
+)
+def test_what_does_not_go_with_records_is_said_in_keys(overrides: list[str], said: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(said)):
+        make_plan(compose_settings([*SILOS, "rounds=6", *overrides]))

@@ -1,0 +1,221 @@
+"""A node's sum of clipped gradients: what one record can do to it, and what it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from fl_dp.clients import DPSGD, NodeRecords, exchanged_arrays, numpy_client_app
+from fl_dp.clients.record_sums import inner_norm, sum_of_records
+from fl_dp.mechanisms import GaussianBundle
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.keys import SCALARS_METRIC
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+NORM, FEATURES, CLASSES = 0.7, 5, 3
+BUNDLE = GaussianBundle(noise_multiplier=1.0, clipping_norms=(NORM,), count_noise_std=5.0)
+ALL = RoundInstruction(
+    server_round=1, sampling_rate=1.0, max_units=50, of_records=True, bundle=BUNDLE
+)
+
+Record = tuple[Tensor, Tensor]
+
+
+class OneByOne(Dataset[Record]):
+    """Records of which some can't even be read."""
+
+    def __init__(self, records: list[Record | None]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, row: int) -> Record:
+        found = self.records[row]
+        if found is None:
+            raise OSError("a record that can't be read")
+        return found
+
+
+def usual(count: int, *, seed: int = 0) -> list[Record | None]:
+    generator = torch.Generator().manual_seed(seed)
+    features = torch.randn(count, FEATURES, generator=generator)
+    labels = torch.randint(0, CLASSES, (count,), generator=generator)
+    return list(zip(features, labels, strict=True))
+
+
+def model_of() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 7), nn.Tanh(), nn.Linear(7, CLASSES))
+
+
+def answer(
+    records: list[Record | None],
+    *,
+    instruction: RoundInstruction = ALL,
+    model_fn: Callable[[], nn.Module] = model_of,
+    **how: Any,
+) -> tuple[NDArray[np.float64], list[float]]:
+    """The sum in the units of gradients, and its scalars in theirs."""
+    found = NodeRecords(
+        model_fn=lambda context, config: model_fn(),
+        loader_fn=lambda context, config: DataLoader(OneByOne(records)),
+        dp_sgd=DPSGD(**how),
+    )
+    context = Context(1, 1, {}, RecordDict(), {})
+    arrays, metrics = sum_of_records(instruction, exchanged_arrays(model_of()), {}, context, found)
+    total = np.concatenate([each.ravel() for each in arrays.to_numpy_ndarrays()])
+    assert instruction.bundle is not None
+    scalars = zip(metrics[SCALARS_METRIC], instruction.bundle.scalar_mechanisms, strict=True)
+    return total * instruction.bundle.updates.grid, [n * each.grid for n, each in scalars]
+
+
+def of(values: float, label: int = 0) -> Record:
+    return torch.full((FEATURES,), values), torch.tensor(label)
+
+
+HOSTILE: dict[str, Record | None] = {
+    "zero": of(0.0),
+    "huge": of(1e30),
+    "beyond float32's squares": of(3e38),
+    "tiny": of(1e-30),
+    "nan": of(float("nan")),
+    "infinite": of(float("inf")),
+    "no such class": of(1.0, CLASSES + 4),
+    "another shape": (torch.ones(FEATURES + 1), torch.tensor(0)),
+    "unreadable": None,
+}
+
+
+@pytest.mark.parametrize("mode", ["hooks", "functorch", "ghost"])
+@pytest.mark.parametrize("name", HOSTILE)
+def test_a_record_moves_the_sum_by_its_clipping_norm_at_most(name: str, mode: str) -> None:
+    others = usual(6)
+    without, count_without = answer(others, grad_sample_mode=mode)
+    with_it, count = answer([*others[:3], HOSTILE[name], *others[3:]], grad_sample_mode=mode)
+    assert np.linalg.norm(with_it - without) <= NORM
+    assert abs(count[0] - count_without[0]) <= 1.0
+    assert count_without[0] == pytest.approx(6.0, rel=1e-6)
+
+
+def test_a_record_can_move_the_sum_by_all_but_the_margin_of_that() -> None:
+    """The bound above is not loose: a sum that was clipped to more would have shown."""
+    others = usual(6)
+    moved = answer([*others, of(50.0, 1)])[0] - answer(others)[0]
+    assert np.linalg.norm(moved) > NORM * (1.0 - 2e-5)
+
+
+def test_no_record_is_a_sum_of_the_same_form() -> None:
+    none, counted_none = answer([])
+    full, _ = answer(usual(9))
+    assert none.shape == full.shape
+    assert not none.any()
+    assert counted_none == [0.0]
+
+
+def test_records_beyond_the_public_bound_take_no_part() -> None:
+    few = replace(ALL, max_units=4)
+    records = usual(9)
+    assert np.array_equal(answer(records, instruction=few)[0], answer(records[:4])[0])
+
+
+def test_memory_for_a_few_records_gives_the_same_sum() -> None:
+    whole, part = answer(usual(11)), answer(usual(11), physical_batch_size=2)
+    assert np.allclose(whole[0], part[0], atol=1e-6)
+    assert whole[1] == part[1]
+
+
+def test_a_model_in_whose_buffers_records_meet_sends_nothing() -> None:
+    class Remembers(nn.Module):
+        seen: Tensor
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model_of()
+            self.register_buffer("seen", torch.zeros(FEATURES))
+
+        def forward(self, features: Tensor) -> Any:
+            self.seen += features.sum(0).detach()
+            return self.inner(features)
+
+    found = NodeRecords(
+        model_fn=lambda context, config: Remembers(),
+        loader_fn=lambda context, config: DataLoader(OneByOne(usual(3))),
+        trainable_only=True,
+    )
+    context = Context(1, 1, {}, RecordDict(), {})
+    sent = exchanged_arrays(Remembers(), trainable_only=True)
+    with pytest.raises(ValueError, match="training changed 'seen'"):
+        sum_of_records(ALL, sent, {}, context, found)
+
+
+def test_frozen_layers_are_left_at_home() -> None:
+    def frozen() -> nn.Module:
+        model = model_of()
+        model[0].requires_grad_(False)  # type: ignore[index]  # a Sequential
+        return model
+
+    found = NodeRecords(
+        model_fn=lambda context, config: frozen(),
+        loader_fn=lambda context, config: DataLoader(OneByOne(usual(3))),
+        trainable_only=True,
+    )
+    context = Context(1, 1, {}, RecordDict(), {})
+    sent = exchanged_arrays(frozen(), trainable_only=True)
+    arrays, _ = sum_of_records(ALL, sent, {}, context, found)
+    assert list(arrays) == list(sent) == ["2.weight", "2.bias"]
+    with pytest.raises(
+        ValueError, match=r"'0\.weight' is no trainable parameter.*trainable_only=True"
+    ):
+        sum_of_records(
+            ALL, exchanged_arrays(frozen()), {}, context, replace(found, trainable_only=False)
+        )
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"bundle": None}, "send"),
+        ({"sampling_rate": None}, "needs a bundle and a sampling_rate"),
+        ({"units": (0,)}, "can't name them"),
+        ({"weight_cap": 3.0}, "neither a weight nor a utility"),
+        ({"utility": "loss"}, "neither a weight nor a utility"),
+        ({"max_units": 1 << 40}, "can be summed exactly"),
+        ({"bundle": replace(BUNDLE, clipping_norms=(1.0, 2.0))}, "one clipping norm"),
+    ],
+)
+def test_an_instruction_that_contradicts_itself_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match="needs a bundle" if said == "send" else said):
+        answer(usual(2), instruction=replace(ALL, **changes))
+
+
+def test_rounding_to_the_grid_is_part_of_the_charged_norm() -> None:
+    size = 10_000_000
+    rounding = BUNDLE.updates.grid * size**0.5
+    assert inner_norm(BUNDLE, size) + rounding < NORM * (1.0 - 1e-6)
+    assert inner_norm(BUNDLE, size) > NORM * (1.0 - 2e-5)
+    with pytest.raises(ValueError, match="too many for a grid"):
+        inner_norm(BUNDLE, 1 << 60)
+
+
+def test_an_app_needs_something_to_answer_with() -> None:
+    with pytest.raises(ValueError, match="client_fn, units or records"):
+        numpy_client_app()
+    with pytest.raises(ValueError, match="leave expected_batch_size"):
+        NodeRecords(
+            model_fn=lambda context, config: model_of(),
+            loader_fn=lambda context, config: DataLoader(OneByOne([])),
+            dp_sgd=DPSGD(expected_batch_size=3.0),
+        )

@@ -1,0 +1,118 @@
+"""Plans whose units are records on nodes: DP-SGD on the union, without anybody who collects it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from scipy import stats
+
+from fl_dp import PrivacyPlan
+from fl_dp.accounting import (
+    NeighboringRelation,
+    PoissonGaussianEvent,
+    PoissonSampling,
+    PrivacyBudget,
+    calibrate_noise_multiplier,
+)
+from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
+from fl_dp.plan import DistributedNoise, Hosting, SecureSum
+
+BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-5)
+RECORDS, RATE = 60_000, 0.03
+
+
+def given(**changes: Any) -> dict[str, Any]:
+    options: dict[str, Any] = dict(
+        rounds=100,
+        num_clients=RECORDS,
+        nodes=10,
+        units_per_node=RECORDS,
+        unit="record",
+        coins_at_nodes=True,
+        sampling_rate=RATE,
+        clipping_norm=1.0,
+        secure_sum=SecureSum(reply_after=10.0, max_parameters=10**6),
+    )
+    return options | changes
+
+
+def planned(**changes: Any) -> PrivacyPlan:
+    return PrivacyPlan.from_noise_multiplier(1.0, delta=1e-5, **given(**changes))
+
+
+def test_the_noise_is_that_of_central_dp_sgd_on_the_union() -> None:
+    """But for what the plan keeps back for the sums' own distance from Gaussians."""
+    across = PrivacyPlan.calibrate(BUDGET, **given())
+    central = calibrate_noise_multiplier(
+        BUDGET.epsilon, BUDGET.delta, sampling_rate=RATE, rounds=100
+    )
+    assert across.noise_multiplier == pytest.approx(central, rel=1e-3)
+    assert across.noise_multiplier >= central
+    assert across.denominator == RATE * RECORDS
+
+
+def test_a_record_is_charged_for_its_own_gradient_and_no_more() -> None:
+    plan = planned()
+    (event,) = {event for event, _ in plan.history}
+    assert event == PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=RATE)
+    neighbours = NeighboringRelation.ADD_OR_REMOVE_ONE
+    added = planned(neighboring_relation=neighbours)
+    assert added.epsilon().best == pytest.approx(plan.epsilon().best)
+    one_client = planned(
+        nodes=None,
+        units_per_node=RECORDS // 10,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+    )
+    assert one_client.epsilon().best > 1.2 * plan.epsilon().best
+
+
+def test_the_noise_is_shared_by_nodes_and_the_grid_is_for_a_batch() -> None:
+    noise = planned().noise
+    assert isinstance(noise, DistributedNoise)
+    assert (noise.nodes, noise.shares.cohort, noise.honest_shares) == (10, 10, 8)
+    # Were the grid for all records that a node may have, 16 bits would be too few.
+    shared = planned().shared_bundle(1.0, size=1000)
+    assert shared.bits == 16
+    assert shared.noise_scale > 2.0
+
+
+@pytest.mark.parametrize("rate", [0.001, 0.1, 0.5, 0.99])
+@pytest.mark.parametrize("hosted", [1, 20, 1000, 60_000])
+def test_more_records_than_the_grid_is_for_are_as_rare_as_said(rate: float, hosted: int) -> None:
+    hosting = Hosting(units_per_node=hosted, coins_at_nodes=True, nodes=5)
+    most = hosting.most_drawn(PoissonSampling(sampling_rate=rate))
+    assert stats.binom.sf(most, hosted, rate) < 1e-8
+    assert most <= hosted
+
+
+def test_a_plan_of_records_survives_being_written_down() -> None:
+    plan = planned()
+    assert PrivacyPlan.from_dict(plan.to_dict()) == plan
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"coins_at_nodes": False}, "write coins_at_nodes=True"),
+        ({"unit": "client"}, "write unit='record', or leave nodes out"),
+        ({"secure_sum": None}, "write secure_sum="),
+        ({"secure_sum": SecureSum()}, "reply_after"),
+        ({"sampling_rate": 1.0, "secure_sum": SecureSum()}, "reply_after"),
+        ({"clipping_norm": None}, "write clipping_norm=..., not adaptive clipping"),
+        (
+            {"clipping_norm": None, "clipping": AdaptiveClipping(initial_norm=1.0)},
+            "not adaptive clipping",
+        ),
+        ({"metrics": (ScalarMetric(name="loss", low=0.0, high=5.0),)}, "leave out metrics"),
+        ({"total_weight": 100.0}, "leave out total_weight"),
+        ({"units_per_node": 10}, "can't hold the num_clients = 60000"),
+        ({"nodes": 2}, "at least 3 nodes"),
+        ({"nodes": 0}, "nodes must be at least 1"),
+    ],
+)
+def test_what_gradients_of_records_do_not_have_is_refused(
+    changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said.replace(".", r"\.")):
+        planned(**changes)

@@ -1,0 +1,164 @@
+"""Keys of a training: nodes that nobody can use cost the others nothing."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from fl_dp.strategies.secure import SecureSums
+from flwr.app import Message
+from flwr.supercore.task_identity import TaskIdentity
+from secure_sums import segments, send
+
+from fl_dp.protocol.secure_sum import text_of, text_to_content
+from fl_dp.secagg import (
+    Directory,
+    Entry,
+    Identity,
+    Member,
+    MemoryStore,
+    OpenSum,
+    Refused,
+    Roster,
+    SecureNode,
+    SumTerms,
+)
+
+Spoil = Callable[[Entry], Entry]
+
+
+class Nodes:
+    """Nodes by Flower's id, and the exchange with them."""
+
+    def __init__(self, count: int, *, pinned: int = 0) -> None:
+        identities = [Identity.generate() for _ in range(count)]
+        members = [
+            Member(name=f"node-{at}", identity=each.public)
+            for at, each in enumerate(identities[:pinned])
+        ]
+        self.roster = Roster(federation="tests", members=tuple(members)) if pinned else None
+        self.of = {
+            at: SecureNode(each, MemoryStore(), name=f"node-{at}", roster=self.roster)
+            for at, each in enumerate(identities)
+        }
+        self.spoils: dict[int, Spoil] = {}
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+    def ask(self, messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+        for message in messages:
+            told, at = text_of(message.content), message.metadata.dst_node_id
+            if (node := self.of.get(at)) is None:
+                continue  # gone
+            if message.metadata.message_type.endswith("_key"):
+                asked = json.loads(told)
+                entry = node.entry(asked["run"], epoch=asked["epoch"])
+                if at in self.spoils:
+                    entry = self.spoils[at](entry)
+                answer = json.dumps(entry.to_dict())
+            else:
+                try:
+                    answer = node.accept(Directory.from_json(told)).hex()
+                except Refused:
+                    answer = "refused"
+            reply = Message(text_to_content(answer), reply_to=message)
+            yield reply
+
+
+def unsigned(entry: Entry) -> Entry:
+    return replace(entry, signature=bytes(64))
+
+
+def of_another_epoch(entry: Entry) -> Entry:
+    return replace(entry, epoch=3)
+
+
+@pytest.mark.parametrize("spoil", [unsigned, of_another_epoch])
+def test_an_entry_that_nobody_would_accept_is_left_out(spoil: Spoil) -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    nodes.spoils[2] = spoil
+    sums.set_up(range(4), nodes.ask)
+    assert set(sums.places(range(4))) == {0, 1, 3}
+
+
+def test_a_stranger_to_the_roster_is_left_out() -> None:
+    nodes = Nodes(5, pinned=4)
+    sums = SecureSums(nodes.roster)
+    sums.set_up(range(5), nodes.ask)
+    assert set(sums.places(range(5))) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize("name", ["node-0", "another name"])
+def test_two_nodes_with_one_folder_of_keys_are_one_and_it_is_said(
+    name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    first = nodes.of[0]
+    nodes.of[3] = SecureNode(first.identity, first.store, name=name)
+    with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
+        sums.set_up(range(4), nodes.ask)
+    assert set(sums.places(range(4))) == {0, 1, 2}
+    assert "a ledger in a folder, of its own" in caplog.text
+
+
+def test_a_name_that_two_nodes_give_themselves_is_the_first_one_s() -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    nodes.of[3] = SecureNode(Identity.generate(), MemoryStore(), name="node-0")
+    sums.set_up(range(4), nodes.ask)
+    assert set(sums.places(range(4))) == {0, 1, 2}
+
+
+def test_a_node_that_comes_back_under_another_id_keeps_its_place() -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    sums.set_up(range(4), nodes.ask)
+    before = sums.places(range(4))
+    nodes.of[9] = nodes.of.pop(3)
+    sums.set_up([0, 1, 2, 9], nodes.ask)
+    assert sums.places([0, 1, 2, 9]) == {0: before[0], 1: before[1], 2: before[2], 9: before[3]}
+
+
+def test_a_node_that_lost_its_keys_is_appended() -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    sums.set_up(range(4), nodes.ask)
+    nodes.of[9] = SecureNode(nodes.of.pop(3).identity, MemoryStore(), name="node-3")
+    sums.set_up([0, 1, 2, 9], nodes.ask)
+    assert sums.places([0, 1, 2, 9])[9] == 4
+
+
+def test_a_receipt_waits_for_a_node_that_the_next_sum_does_not_ask() -> None:
+    """Else nodes of visible cohorts would miss receipts, and refuse after a few sums."""
+    nodes, sums = Nodes(6), SecureSums()
+    sums.set_up(range(6), nodes.ask)
+    place_of = sums.places(range(6))
+    for number, cohort in ((1, (0, 1, 2)), (2, (3, 4, 5))):
+        terms = SumTerms(
+            run=sums.run,
+            number=number,
+            purpose="train",
+            directory=sums.known.hash.hex(),
+            content="ab" * 32,
+            cohort=tuple(sorted(place_of[node] for node in cohort)),
+            committee=sums.committee(6),
+            threshold=6,
+            least=3,
+            degree=4,
+            colluding=0,
+            cross_check=False,
+            segments=segments(3),
+            bits=16,
+            noise_scale=2.0,
+        )
+        opening = OpenSum(terms, sums.known)
+        for node in cohort:
+            opening.fold(place_of[node], send(nodes.of[node], terms, np.zeros(3)))
+        for node, place in place_of.items():
+            opening.answer(place, nodes.of[node].open(terms.to_json(), *opening.question(place)))
+        opening.release()
+        sums.note(opening)
+    receipt = sums.receipt_for(0)
+    assert receipt is not None
+    nodes.of[0].check_receipt(sums.run, receipt)
+    assert nodes.of[0].unreceipted(sums.run) == 0
