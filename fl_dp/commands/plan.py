@@ -47,11 +47,13 @@ def plan(
     from fl_dp.local.hosting import hosted
 
     from .cautions import cautions
+    from .stats import refuse_statistics
 
     if plot is not None:
         _check_picture(plot)
     with failures_told():
         settings = compose_settings(overrides or [])
+        refuse_statistics(settings)
         settings, _ = hosted(settings, Machine.here())
         if plot is not None and settings.protects_records_alone:
             fail("the noise of DP-SGD does not change: there is no picture", status=2)

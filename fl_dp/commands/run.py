@@ -65,13 +65,11 @@ def run(
             _show_config(overrides or [], multirun=multirun, as_json=as_json)
             return
         from .jobs import find_jobs
+        from .stats import refuse_statistics
 
         jobs = find_jobs(overrides or [], multirun=multirun)
         for job in jobs.each:
-            if (query := job.settings.statistic.query) is not None:
-                raise ValueError(
-                    f"statistic.query={query} trains nothing: write `fl-dp stats {query}`"
-                )
+            refuse_statistics(job.settings)
         jobs = _prepare(jobs)
         console = err if as_json else out
         runs = _run_all(jobs, console)

@@ -22,6 +22,8 @@ from .console import (
 )
 
 if TYPE_CHECKING:
+    from fl_dp.app.settings import Settings
+
     from .jobs import Job
 
 _SHOWN = 40  # rows of a table; all of them are in the folder
@@ -86,6 +88,16 @@ def stats(
         out.print(f"Noise: {document['noise']}", soft_wrap=True, markup=False)
         return
     _show(document, job.path)
+
+
+def refuse_statistics(settings: Settings) -> None:
+    """Refuse settings of a statistic where a training is meant.
+
+    Raises:
+        ValueError: If they ask for one, with what to write.
+    """
+    if (query := settings.statistic.query) is not None:
+        raise ValueError(f"statistic.query={query} trains nothing: write `fl-dp stats {query}`")
 
 
 def _overrides(query: str, words: list[str]) -> list[str]:

@@ -83,6 +83,8 @@ def ledger_summary(ledger: SpentLedger) -> str:
     spent, budget = ledger.epsilon(), ledger.plan.budget
     lost = ledger.rounds_spent - ledger.rounds_committed
     warning = "INSECURE noise: nothing is promised. " if ledger.insecure else ""
+    if ledger.uncharged:
+        warning += f"{len(ledger.uncharged)} exact releases are in no epsilon. "
     promised = ledger.promise().best
     stop = (
         f". Quote {promised:.4f}, the plan's, if a release had a part in stopping here"
@@ -107,6 +109,8 @@ def _describe(fields: dict[str, Any]) -> str:
         case "plan":
             plan = fields["plan"]
             noise = plan["noise"]
+            if not plan["rounds"]:
+                return f"statistics alone, budget epsilon {plan['budget']['epsilon']:g}"
             shape = "plateau" if noise.get("plateau") else noise["schedule"]["name"]
             return (
                 f"{plan['rounds']} rounds, {plan['sampling']['kind']} cohorts, {shape} noise from "
@@ -119,5 +123,7 @@ def _describe(fields: dict[str, Any]) -> str:
             if "round" not in fields:
                 return f"{fields['what']}: {event}"
             return f"round {fields['round']}, attempt {fields['attempt']}: {event}"
+        case "uncharged":
+            return f"{fields['what']}: exact, and in no epsilon"
         case _:
             return f"of entry {fields['reserved']}"

@@ -195,8 +195,9 @@ def test_settings_of_a_statistic_that_nobody_asks_for_are_refused() -> None:
         compose_settings(["statistic.low=0", "statistic.high=1"])
 
 
-def test_a_training_is_not_started_by_a_statistic() -> None:
-    result = CliRunner().invoke(app, ["run", "statistic.query=count"])
+@pytest.mark.parametrize("command", ["run", "plan"])
+def test_a_training_is_not_started_by_a_statistic(command: str) -> None:
+    result = CliRunner().invoke(app, [command, "statistic.query=count"])
     assert result.exit_code == 2
     assert "`fl-dp stats count`" in result.stderr
 

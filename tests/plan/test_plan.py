@@ -365,3 +365,26 @@ def test_the_noise_of_scalars_has_to_do_for_every_round_before_any_is_charged() 
     made = calibrated(roomy, rounds=2, metrics=(loss,), scalar_noise_std=0.45)
     assert made.noise_multiplier < 0.9
     assert made.release.scalar_noise_std == 0.45
+
+
+def test_a_plan_of_statistics_alone_costs_what_they_cost() -> None:
+    asked = {GaussianEvent(noise_multiplier=6.0): 1}
+    alone = PrivacyPlan.from_noise_multiplier(
+        1.0,
+        delta=DELTA,
+        rounds=0,
+        sampling_rate=0.25,
+        clipping_norm=1.0,
+        num_clients=200,
+        other_releases=asked,
+        contribution_check=False,
+    )
+    assert alone.noise_multipliers == ()
+    assert alone.epsilon().best == epsilon(asked, DELTA).best
+    assert alone.budget.epsilon == pytest.approx(alone.epsilon().best, rel=1e-8)
+    assert PrivacyPlan.from_dict(json.loads(json.dumps(alone.to_dict()))) == alone
+
+
+def test_a_plan_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="or 0 where other_releases are planned, got 0"):
+        plan(rounds=0)

@@ -23,6 +23,7 @@ from fl_dp.accounting import GaussianEvent, PrivacyBudgetExhausted
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import ExactShare, GaussianMechanism, SecureRandom
 from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.report.ledger_view import ledger_summary, ledger_table
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.statement import privacy_statement
 from fl_dp.statistics import (
@@ -430,6 +431,9 @@ def test_exact_totals_are_exact_and_named_as_uncharged(tmp_path: Path) -> None:
     with PrivacyLedger.read(tmp_path / "server.db") as ledger:
         assert ledger.uncharged == ("exact means",)
         first = privacy_statement(ledger).not_covered[0]
+        assert "1 exact releases are in no epsilon" in ledger_summary(ledger)
+        shown = [str(cell) for cell in ledger_table(ledger).columns[2].cells]
+        assert "exact means: exact, and in no epsilon" in shown
     assert first.startswith("RELEASES THAT WERE NOT CHARGED, 1 in all: 'exact means'")
     masked = [reply for reply in nodes.replies if reply.metadata.message_type == "evaluate"]
     assert all(set(reply.content) == {"masked", "bundles"} for reply in masked)
