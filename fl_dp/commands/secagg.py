@@ -74,14 +74,20 @@ def check(path: Folder, roster: RosterFile = None, as_json: AsJson = False) -> N
         known = None if roster is None else Roster.read(roster)
         store = SQLiteStore(file)
         try:
-            evidence = last_run(store)
+            evidence, running = last_run(store), store.runs()
         finally:
             store.close()
+        # A server that never says so would otherwise hide a run behind an older one.
+        unended = f"{len(running)} runs have not ended by their server's word: none is checked here"
         if evidence is None:
-            raise ValueError(f"{file} knows of no run that has ended")
+            raise ValueError(
+                f"{file} knows of no run that has ended{f'; {unended}' if running else ''}"
+            )
         findings, summary = evidence.findings(known), summary_of(evidence)
+    if running:
+        note(unended)
     if as_json:
-        print_json(summary | {"findings": list(findings)})
+        print_json(summary | {"running": len(running), "findings": list(findings)})
     else:
         _show(summary)
     if findings:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from .directory import Directory
+from .directory import MOST_RUNS, Directory
 from .keys import KEY_BYTES, is_signed
 from .receipts import Receipt
 from .roster import Roster
@@ -49,7 +49,8 @@ class Evidence:
             ValueError: If it is anything else.
         """
         given = object_of(text, list(cls.__dataclass_fields__), "evidence of a run")
-        require_integers(0, _MOST, run=given["run"], last=given["last"])
+        require_integers(0, MOST_RUNS, run=given["run"])
+        require_integers(0, _MOST, last=given["last"])
         return cls(**given | {"missing": tuple(given["missing"])})
 
     def findings(self, roster: Roster | None = None) -> tuple[str, ...]:

@@ -68,6 +68,10 @@ class NodeStore(Protocol):
         """Return the highest marked number of a role, 0 if there is none."""
         ...
 
+    def runs(self) -> tuple[int, ...]:
+        """Return the runs of which something is kept: they have not ended."""
+        ...
+
     def forget(self, run: int) -> None:
         """Delete everything of a run."""
         ...
@@ -118,6 +122,10 @@ class MemoryStore:
     def last(self, run: int, role: str) -> int:
         """See `NodeStore`."""
         return max(self._once.get((run, role), {}), default=0)
+
+    def runs(self) -> tuple[int, ...]:
+        """See `NodeStore`."""
+        return tuple(sorted(self._began))
 
     def forget(self, run: int) -> None:
         """See `NodeStore`."""
@@ -208,6 +216,12 @@ class SQLiteStore:
         """See `NodeStore`."""
         query = "SELECT max(number) FROM once WHERE run = ? AND role = ?"
         return self._number(query, _name(run), role)
+
+    def runs(self) -> tuple[int, ...]:
+        """See `NodeStore`."""
+        with self._lock:
+            rows = self._database.execute("SELECT run FROM runs").fetchall()
+        return tuple(sorted(int(row[0]) for row in rows if row[0] != _ANY_RUN))
 
     def forget(self, run: int) -> None:
         """See `NodeStore`."""

@@ -55,6 +55,15 @@ def test_a_run_is_forgotten_as_a_whole(store: NodeStore) -> None:
     assert store.get(1, "key") == store.get(None, "key") == b"x" and store.last(1, "sum") == 1
 
 
+def test_runs_that_have_not_ended_are_known(store: NodeStore) -> None:
+    store.put(None, "key", b"outlives runs")
+    for run in (7, 2**64 - 1):
+        store.put(run, "key", b"value")
+    assert store.runs() == (7, 2**64 - 1)
+    store.forget(7)
+    assert store.runs() == (2**64 - 1,)
+
+
 def test_old_runs_expire(store: NodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e9
     monkeypatch.setattr("fl_dp.secagg.store.time.time", lambda: now)
