@@ -79,7 +79,8 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
         return call_next(message, context)
     if not owner.allow_unverified_apps:
         _require_verified_apps()
-    if category == MessageType.QUERY and action in SECURE_SUM_ACTIONS:
+    takes_part = any(DISTRIBUTED in each for each in owner.required)
+    if category == MessageType.QUERY and action in SECURE_SUM_ACTIONS and takes_part:
         return call_next(message, context)  # nothing in them is made of data
     offered = _offered(message)
     if category != MessageType.TRAIN and DISTRIBUTED not in offered:

@@ -91,7 +91,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         try:
             if isinstance(share, NoiseShare):
                 assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
-                _charge(terms, share, assumed, summed.price, message, context)
+                _charge(terms, share, assumed, node.largest(terms), summed.price, message, context)
             else:  # `begin` has asked the owner
                 logger.warning("adds to an exact total without noise, which no ledger charges")
             reply = call_next(message, context)
@@ -138,6 +138,7 @@ def _charge(
     terms: SumTerms,
     share: NoiseShare,
     shares: SharedNoise,
+    largest: tuple[int, int],
     asked: SumInstruction,
     message: Message,
     context: Context,
@@ -167,7 +168,7 @@ def _charge(
         # A power of two, beyond what is planned: a budget that changed with every sum would have to
         # be certified anew each time.
         sums = max(asked.rounds, 1 << ledger.spending(account).charges.bit_length())
-        slack = shared_noise_slack(sums, terms.size, shares.cohort)
+        slack = shared_noise_slack(sums, *largest)
         ledger.charge(
             account,
             _event(multiplier, terms.sampling_rate),

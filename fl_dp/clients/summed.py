@@ -115,9 +115,13 @@ def _of_statistic(message: Message) -> Summed:
             total += clip_by_norm(vector, norm)
         return [total]
 
+    price = SumInstruction(**json.loads(str(config[SUM_KEY])))
+    # A record can turn its client's whole answer round: only then is that what is charged.
+    if price.unit != "client" and price.neighboring_relation != "replace-one":
+        raise Refused("terms", "what is charged for is not the unit that is clipped")
     return Summed(
         segments=[(size, norm)],
         sampling_rate=1.0,
-        price=SumInstruction(**json.loads(str(config[SUM_KEY]))),
+        price=price,
         values=values,
     )

@@ -39,7 +39,7 @@ _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"
 _UNRECEIPTED, _RECEIPTED = "unreceipted", "receipted"
 _LAST_RUN = "last run"
-_KNOWN = "identities"
+_KNOWN, _LARGEST = "identities", "largest"
 _SUM, _VIEW, _OPEN = "sum", "view", "open"  # roles of marks
 _REMEMBERED = 3  # sums whose receipt can be checked, where none are demanded
 
@@ -257,6 +257,18 @@ class SecureNode:
         kept = self.store.get(run, _UNRECEIPTED)
         sums: list[dict[str, str | int]] = [] if kept is None else json.loads(kept)
         return sums
+
+    def largest(self, terms: SumTerms) -> tuple[int, int]:
+        """Return the most coordinates and the largest cohort of any sum so far, this included.
+
+        The accounting's own error of all sums together is bounded by that of so many of these.
+        """
+        kept = self.store.get(None, _LARGEST)
+        size, cohort = (0, 0) if kept is None else json.loads(kept)
+        most = max(size, terms.size), max(cohort, len(terms.cohort))
+        if most != (size, cohort):
+            self.store.put(None, _LARGEST, canonical(list(most)).encode())
+        return most
 
     # As a member of the committee.
 

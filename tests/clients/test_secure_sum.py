@@ -32,7 +32,17 @@ from fl_dp.protocol.secure_sum import (
     text_to_content,
     with_terms,
 )
-from fl_dp.secagg import Directory, Entry, Identity, MaskedMessage, Participation, Roster, SumTerms
+from fl_dp.secagg import (
+    Directory,
+    Entry,
+    Identity,
+    MaskedMessage,
+    MemoryStore,
+    Participation,
+    Roster,
+    SecureNode,
+    SumTerms,
+)
 
 RUN, NODES = 7, 4
 SIZE = 3
@@ -420,3 +430,21 @@ def test_the_share_of_noise_does_not_depend_on_coins(
     low, high = (float(chi2.ppf(at, SUMS * SIZE)) for at in (5e-7, 1 - 5e-7))
     assert low < squared < high
     assert chi2.cdf(low / 0.5**2, SUMS * SIZE) > 0.99  # power
+
+
+def test_the_largest_sum_so_far_bounds_what_all_of_them_may_be_off(tmp_path: Path) -> None:
+    """Sums of one size after larger ones do not make the error of those go away."""
+    node = SecureNode(Identity.generate(), MemoryStore(), name="x")
+    federation = Federation(tmp_path)
+    terms = federation.terms(federation.content())
+    assert node.largest(terms) == (SIZE, NODES)
+    more = replace(terms, segments=(replace(SHARE.segments[0], size=1000),))
+    assert node.largest(more) == (1000, NODES)
+    assert node.largest(terms) == (1000, NODES)
+
+
+def test_a_node_that_takes_no_part_gives_no_key(tmp_path: Path) -> None:
+    """Else it would be counted on, and each round would be charged in vain."""
+    owner = {"max-epsilon": 4.0}  # any promise to itself, and no roster: secure sums are none
+    with pytest.raises(AssertionError):
+        Federation(tmp_path, **owner)
