@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from fl_dp.plan import SecureSum
+if TYPE_CHECKING:
+    from fl_dp.plan import SecureSum
 
 
 @dataclass(kw_only=True)
@@ -62,6 +64,8 @@ class SecureSumSettings:
         Raises:
             ValueError: If a number is out of range.
         """
+        from fl_dp.plan import SecureSum  # with SciPy, which no client's settings need
+
         return SecureSum(**asdict(self) | {"roster": self.roster is not None})
 
     @property
