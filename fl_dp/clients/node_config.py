@@ -42,7 +42,9 @@ DEFAULT_MAX_DELTA = 1e-5
 """Delta of a `max-epsilon` that has no `max-delta`: else the server would choose it."""
 
 RECORD, LOCAL, DISTRIBUTED = "record", "local", "distributed"
-"""Values of `require-privacy`: DP-SGD, noise at the client, and noise inside a secure sum."""
+RECORD_SUMS = "distributed-records"
+"""Values of `require-privacy`: DP-SGD, noise at the client, and noise inside a secure sum, of whole
+clients or of their records."""
 
 LEAST_SUM, MISSED_RECEIPTS = 2, 3
 """Defaults of `secagg-min-sum` and `secagg-receipts`."""
@@ -50,6 +52,7 @@ LEAST_SUM, MISSED_RECEIPTS = 2, 3
 EXACT_PURPOSE = "evaluate"
 """Purpose of the only sums that an owner can allow without noise."""
 
+_SECURE_SUMS = {DISTRIBUTED, RECORD_SUMS}
 _OF_SUMS = (ROSTER_KEY, LEAST_SUM_KEY, COLLUDING_KEY, RECEIPTS_KEY, EXACT_KEY)
 _OURS = (
     *(LEDGER_PATH_KEY, MAX_EPSILON_KEY, MAX_DELTA_KEY, REQUIRE_PRIVACY_KEY, UNVERIFIED_APPS_KEY),
@@ -79,7 +82,8 @@ class NodeConfig:
         max_epsilon: Cap over everything that is ever charged for the node's data; None: none.
         max_delta: The delta that goes with it.
         required: What each message has to offer: one of these alternatives, each a set of
-            `record`, `local` and `distributed` that must all be there. Empty: nothing is required.
+            `record`, `local`, `distributed` and `distributed-records` that must all be there.
+            Empty: nothing is required.
         allow_unverified_apps: Whether a requirement holds although Flower verifies no app.
         tell_exhausted: Whether the node may say that its budget is spent.
         dataset_name: A name of the data that stays the same when they change.
@@ -144,7 +148,7 @@ class NodeConfig:
                 f'do: add {MAX_EPSILON_KEY}=4.0 {LEDGER_PATH_KEY}="/data/ledger.db"'
             )
         sums = [key for key in _OF_SUMS if key in given]
-        if sums and not any(DISTRIBUTED in each for each in required):
+        if sums and not any(each & _SECURE_SUMS for each in required):
             raise _error(
                 f"{sums[0]} is about secure sums, which this node does not require, so it protects "
                 f'nothing: add {REQUIRE_PRIVACY_KEY}="{DISTRIBUTED}"'
@@ -171,6 +175,11 @@ class NodeConfig:
             missed_receipts=_count(given, RECEIPTS_KEY, default=MISSED_RECEIPTS, least=1),
             exact=_exact(given),
         )
+
+    @property
+    def takes_part_in_sums(self) -> bool:
+        """Whether a secure sum can be what the owner requires, or nothing is required."""
+        return not self.required or any(each & _SECURE_SUMS for each in self.required)
 
     @property
     def node_name(self) -> str:
@@ -214,13 +223,15 @@ def _refuse_if_meant_for_us(key: str) -> None:
 def _required(asked: object, *, capped: bool, pinned: bool) -> tuple[frozenset[str], ...]:
     any_of_them: tuple[frozenset[str], ...] = (frozenset({RECORD}), frozenset({LOCAL}))
     if pinned:  # else a server that lies makes up the other nodes and their shares of noise
-        any_of_them += (frozenset({DISTRIBUTED}),)
+        any_of_them += (frozenset({DISTRIBUTED}), frozenset({RECORD_SUMS}))
     known: dict[str, tuple[frozenset[str], ...]] = {
         "none": (),
         "any": any_of_them,
         RECORD: (frozenset({RECORD}),),
         LOCAL: (frozenset({LOCAL}),),
         DISTRIBUTED: (frozenset({DISTRIBUTED}),),
+        # Who hides a whole client hides its records.
+        RECORD_SUMS: (frozenset({RECORD_SUMS}), frozenset({DISTRIBUTED})),
         f"{RECORD}+{LOCAL}": (frozenset({RECORD, LOCAL}),),
         f"{LOCAL}+{RECORD}": (frozenset({RECORD, LOCAL}),),
     }
@@ -229,7 +240,8 @@ def _required(asked: object, *, capped: bool, pinned: bool) -> tuple[frozenset[s
     if not isinstance(asked, str) or asked not in known:
         raise _error(
             f'{REQUIRE_PRIVACY_KEY} must be "record", "local", "record+local", "distributed", '
-            f'"any" (of the first two, and of the last with {ROSTER_KEY}) or "none", got {asked!r}'
+            f'"distributed-records", "any" (of the first two, and of the last two with '
+            f'{ROSTER_KEY}) or "none", got {asked!r}'
         )
     return known[asked]
 

@@ -28,6 +28,7 @@ from .node_config import (
     DISTRIBUTED,
     LOCAL,
     RECORD,
+    RECORD_SUMS,
     REQUIRE_PRIVACY_KEY,
     ROSTER_KEY,
     UNVERIFIED_APPS_KEY,
@@ -60,7 +61,8 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     DP-SGD (a `RecordPlan` in the message). `local`: only training whose reply the client noises
     itself. `distributed`: only what takes part in a secure sum, and the messages that such a sum
     needs. Evaluations, statistics and utilities are refused under each unless they are in a secure
-    sum, the node's name is told.
+    sum, the node's name is told. `distributed-records`: also secure sums that hide a record, and
+    not the client as a whole.
     `numpy_client_app` has it built in, outside everything else.
 
     Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
@@ -79,8 +81,8 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
         return call_next(message, context)
     if not owner.allow_unverified_apps:
         _require_verified_apps()
-    takes_part = any(DISTRIBUTED in each for each in owner.required)
-    if category == MessageType.QUERY and action in SECURE_SUM_ACTIONS and takes_part:
+    of_a_sum = category == MessageType.QUERY and action in SECURE_SUM_ACTIONS
+    if of_a_sum and owner.takes_part_in_sums:
         return call_next(message, context)  # nothing in them is made of data
     offered = _offered(message)
     if category != MessageType.TRAIN and DISTRIBUTED not in offered:
@@ -90,7 +92,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
         )
     if not any(required <= offered for required in owner.required):
         asked = " or ".join("privacy=" + "+".join(sorted(each)) for each in owner.required)
-        hint = _HOW_TO_TAKE_PART if DISTRIBUTED in offered else ""
+        hint = _HOW_TO_TAKE_PART if offered & {DISTRIBUTED, RECORD_SUMS} else ""
         raise PolicyRefusal(
             f"this node requires {asked}, and the message offers "
             f"{' and '.join(sorted(offered)) or 'no privacy'}{hint}"
@@ -102,10 +104,13 @@ def _offered(message: Message) -> frozenset[str]:
     # A node drops the records of a sum before it trains: what they offer, nobody does.
     configs = list(without_terms(message.content).config_records.values())
     instructions = [RoundInstruction.of(config) for config in configs]
+    summed = terms_in(message.content) is not None
+    of_records = any(each is not None and each.of_records for each in instructions)
     offered = {
         RECORD: any(RECORD_PLAN_KEY in config for config in configs),
         LOCAL: any(each is not None and each.client_noise for each in instructions),
-        DISTRIBUTED: terms_in(message.content) is not None,
+        DISTRIBUTED: summed and not of_records,
+        RECORD_SUMS: summed and of_records,
     }
     return frozenset(kind for kind, is_offered in offered.items() if is_offered)
 

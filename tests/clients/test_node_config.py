@@ -11,7 +11,7 @@ from fl_dp.clients import NodeConfig, NodeConfigError
 LEDGER = {"ledger-path": "/data/ledger.db"}
 CAPPED = LEDGER | {"max-epsilon": 4.0}
 RECORD, LOCAL = frozenset({"record"}), frozenset({"local"})
-DISTRIBUTED = frozenset({"distributed"})
+DISTRIBUTED, RECORD_SUMS = frozenset({"distributed"}), frozenset({"distributed-records"})
 SUMS = CAPPED | {"require-privacy": "distributed"}
 
 
@@ -144,6 +144,7 @@ def test_a_requirement_needs_a_cap(asked: str) -> None:
         ("local+record", (RECORD | LOCAL,)),
         ("any", (RECORD, LOCAL)),
         ("distributed", (DISTRIBUTED,)),
+        ("distributed-records", (RECORD_SUMS, DISTRIBUTED)),
         ("none", ()),
         (None, (RECORD, LOCAL)),
     ],
@@ -159,7 +160,7 @@ def test_a_cap_requires_some_privacy_unless_the_owner_writes_none(
 def test_any_privacy_is_a_secure_sum_s_only_where_the_nodes_are_known(said: dict[str, str]) -> None:
     """Without a roster its promise falls with a server that lies, as no other does."""
     pinned = NodeConfig.of(CAPPED | said | {"secagg-roster": "/srv/roster.json"})
-    assert pinned.required == (RECORD, LOCAL, DISTRIBUTED)
+    assert pinned.required == (RECORD, LOCAL, DISTRIBUTED, RECORD_SUMS)
 
 
 def test_without_a_cap_nothing_is_required() -> None:

@@ -136,6 +136,33 @@ def test_nothing_but_secure_sums_passes_where_they_are_required(owned: Any) -> N
     assert not refused(here.ask(f"query.{KEY_ACTION}", {"config": asked}))
 
 
+@pytest.mark.parametrize(
+    ("asked", "of_records", "passes"),
+    [
+        ("distributed", False, True),
+        ("distributed", True, False),
+        ("distributed-records", False, True),
+        ("distributed-records", True, True),
+        ("record", True, False),
+    ],
+)
+def test_an_owner_says_whether_a_sum_must_hide_the_client_or_its_records(
+    owned: Any, asked: str, of_records: bool, passes: bool
+) -> None:
+    here, client = owned(**{"require-privacy": asked})
+    told = RoundInstruction(server_round=1, of_records=of_records)
+    reply = here.ask(
+        "train",
+        {
+            "model": ArrayRecord({name: Array(each) for name, each in MODEL.items()}),
+            "config": ConfigRecord({INSTRUCTION_KEY: told.to_json()}),
+            SECURE_SUM_KEY: ConfigRecord({"terms": "{}"}),
+        },
+    )
+    assert (reply.error.reason != "PolicyRefusal") is passes
+    assert client.calls == 0
+
+
 def test_the_node_s_name_is_told(owned: Any) -> None:
     here, _ = owned(**{"unit-name": "ward", "require-privacy": "record"})
     reply = here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord()})

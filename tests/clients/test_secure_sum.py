@@ -445,6 +445,10 @@ def test_the_largest_sum_so_far_bounds_what_all_of_them_may_be_off(tmp_path: Pat
 
 def test_a_node_that_takes_no_part_gives_no_key(tmp_path: Path) -> None:
     """Else it would be counted on, and each round would be charged in vain."""
-    owner = {"max-epsilon": 4.0}  # any promise to itself, and no roster: secure sums are none
-    with pytest.raises(AssertionError):
-        Federation(tmp_path, **owner)
+    # Any promise to itself would do, and without a roster no secure sum is one.
+    federation = Federation(tmp_path)
+    apart = federation.nodes.contexts[0]
+    owner = dict(apart.node_config) | {"max-epsilon": 4.0}
+    federation.nodes.contexts[0] = Context(1, FIRST_NODE, owner, RecordDict(), {})
+    asked = text_to_content(json.dumps({"run": 8, "epoch": 0}))
+    assert code(federation.ask(KEY_ACTION, asked)) == "PolicyRefusal"

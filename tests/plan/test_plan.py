@@ -26,6 +26,7 @@ from fl_dp.accounting import (
     RenyiFilter,
     default_delta,
     epsilon,
+    freeze,
     gaussian_noise_multiplier,
     tight_epsilon,
 )
