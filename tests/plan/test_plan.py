@@ -368,7 +368,7 @@ def test_the_noise_of_scalars_has_to_do_for_every_round_before_any_is_charged() 
 
 
 def test_a_plan_of_statistics_alone_costs_what_they_cost() -> None:
-    asked = {GaussianEvent(noise_multiplier=6.0): 1}
+    asked: dict[PrivacyEvent, int] = {GaussianEvent(noise_multiplier=6.0): 1}
     alone = PrivacyPlan.from_noise_multiplier(
         1.0,
         delta=DELTA,
