@@ -25,7 +25,8 @@ def cautions(settings: Settings) -> list[str]:
             f"others have in common; with {_FEW_CLIENTS} or more a small epsilon costs less"
         )
     if delta > _LARGE_DELTA:
-        chosen = "" if settings.privacy.delta is not None else " (the default)"
+        chosen = " (the default)" if settings.sums_records else f" (the default for {clients})"
+        chosen = chosen if settings.privacy.delta is None else ""
         said.append(
             f"delta {delta:.2g}{chosen} is large: with that probability epsilon may not hold for a "
             "client; fine for trying out, for real data write privacy.delta=1e-5 or less"

@@ -59,6 +59,9 @@ EVERYTHING = [
         "secure_sum.roster=/a/roster.json",
     ),
     *("secure_sum.reply_after=20", "secure_sum.max_parameters=5000"),
+    *("statistic.query=quantiles", "statistic.values=records.1", "statistic.low=1"),
+    *("statistic.high=9", "statistic.bins=7", "statistic.probabilities=[0.5]", "statistic.top=2"),
+    *("statistic.max_records=4", "statistic.law=gaussian"),
     *("privacy.unit=record", "clipping=per_layer", "clipping.norms=[0.1,0.2]"),
     *("clipping.target_quantile=0.75", "clipping.learning_rate=0.1", "weights.cap=9"),
     *("weights.total=5", "weights.capped_denominator=true", "metrics.loss=[0,3]"),
@@ -488,8 +491,8 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 def test_every_setting_can_be_overridden() -> None:
     default, changed = flat(Settings()), flat(compose_settings(EVERYTHING))
-    # They go with `selection=poisson` and `schedule=custom` only.
-    left_alone = {"selection.coins", "schedule.weights"}
+    # They go with `selection=poisson` and `schedule=custom` only, and with no low and high.
+    left_alone = {"selection.coins", "schedule.weights", "statistic.edges"}
     assert {key for key in default if changed[key] == default[key]} == left_alone
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,12 @@ class Federation:
         self.places = {
             node: self.directory.entries.index(each) for node, each in enumerate(entries)
         }
+
+    @property
+    def no_committee(self) -> tuple[int, ...]:
+        """Three places that are not the committee of three."""
+        chosen = self.directory.committee(3)
+        return next(each for each in combinations(range(NODES), 3) if each != chosen)
 
     @property
     def others(self) -> tuple[int, ...]:
@@ -178,7 +185,7 @@ def put(record: str, key: str, value: Any) -> Callable[[RecordDict], None]:
         changed_content(put("model", "w", Array(np.ones(SIZE)))),
         lambda federation: federation.train(purpose="evaluate"),
         lambda federation: federation.train(cohort=federation.others, least=3),
-        lambda federation: federation.train(committee=(0, 1, 2), threshold=3),
+        lambda federation: federation.train(committee=federation.no_committee, threshold=3),
         lambda federation: federation.train(sampling_rate=0.5),
         lambda federation: federation.train(
             segments=(replace(SHARE.segments[0], clipping_norm=0.5),)
