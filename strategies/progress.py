@@ -102,20 +102,26 @@ class Progress:
         self._last = (server_round, model)
         self._failures_in_a_row = 0
 
-    def gives_up(self, failed: RoundFailed) -> bool:
+    def gives_up(self, failed: RoundFailed, *, last: bool) -> bool:
         """Log a failed round, and tell whether it was one too many in a row.
 
+        Args:
+            failed: Why.
+            last: Whether no other round is to come.
+
         Raises:
-            RoundFailed: If it was, and no round was ever released.
+            RoundFailed: If the training ends here, and no round was ever released.
         """
         self._failures_in_a_row += 1
         self._log.warn_once(
             f"a round failed and released nothing ({failed}): the model stays as it was, and what "
             "the round was charged stays spent"
         )
-        if self._failures_in_a_row < _FAILURES_IN_A_ROW:
+        ends_untrained = last and not self.trained
+        if self._failures_in_a_row < _FAILURES_IN_A_ROW and not ends_untrained:
             return False
-        ends = f"{self._failures_in_a_row} rounds in a row failed"
+        count = self._failures_in_a_row
+        ends = f"{count} rounds in a row failed" if count > 1 else "the only round failed"
         if not self.trained:
             raise RoundFailed(f"{ends}, and the model is untrained: {failed}") from failed
         logger.warning("Training ends with the last model: %s", ends)

@@ -139,7 +139,7 @@ class RoundLoop(Strategy):
         Raises:
             RosterIncomplete: If fewer clients connect than are declared.
             PrivacyBudgetExhausted: If there was nothing to train with from the beginning.
-            RoundFailed: If three rounds in a row failed and none was released before.
+            RoundFailed: If three rounds in a row, or all, failed and none was released before.
         """
         if evaluate_config:
             self._log.warn_once("evaluate_config is not used: clients are not asked to evaluate")
@@ -169,7 +169,7 @@ class RoundLoop(Strategy):
                 replies = exchange(grid, messages, window=self._window, timeout=timeout)
                 released, metrics = self.aggregate_train(server_round, replies)
             except RoundFailed as failed:
-                if self._progress.gives_up(failed):
+                if self._progress.gives_up(failed, last=server_round == num_rounds):
                     break
                 continue  # there is no new model to evaluate or to save
             assert released is not None  # a round that did not fail releases a model

@@ -130,6 +130,17 @@ def test_three_failures_in_a_row_end_the_training(tmp_path: Path) -> None:
         trained(tmp_path, nodes, plan_of(), rounds=3)
 
 
+@pytest.mark.parametrize(("rounds", "said"), [(1, "the only round failed"), (2, "2 rounds in")])
+def test_a_training_all_of_whose_rounds_failed_is_an_error(
+    tmp_path: Path, rounds: int, said: str
+) -> None:
+    nodes = SecureNodes(
+        tmp_path, updates_of(NODES), loses=lambda kind, times, node: kind == "secagg_open"
+    )
+    with pytest.raises(RoundFailed, match=f"{said}.*the model is untrained"):
+        trained(tmp_path, nodes, plan_of(), rounds=rounds)
+
+
 def test_no_keys_no_charge(tmp_path: Path) -> None:
     nodes = SecureNodes(
         tmp_path, updates_of(NODES), loses=lambda kind, times, node: kind == "secagg_key"
