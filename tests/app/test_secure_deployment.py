@@ -28,6 +28,7 @@ SETTINGS = (
     *("task.columns=[age,pressure]", "task.classes=[no,yes]", "model=logistic"),
     *("selection.sampling_rate=1", "server_optimizer=fedavg", "client.epochs=1"),
     *(f"rounds={ROUNDS}", "client.learning_rate=0.5", "privacy=distributed", "privacy.epsilon=40"),
+    "privacy.delta=0.01",
     # Nobody colludes: else all three would have to answer, and none could be lost.
     *("secure_sum.least=2", "secure_sum.colluding=0", "secure_sum.threshold=2"),
 )
