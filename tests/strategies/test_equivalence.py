@@ -176,7 +176,7 @@ def test_a_round_of_any_number_of_replies_releases_their_sum_over_the_constant(
         plan,
         lambda message, node: honest(message, node) if node < replies else None,
         record(w=np.zeros(2)),
-        timeout=60.0 if replies == declared else 0.5,
+        timeout=60.0 if replies == declared else 3.0,  # a busy machine sends 3,000 in a second
     )
     expected = [0.25 * replies / declared, 0.0]
     tolerance = SIX_SIGMA * 1e-3 / declared
