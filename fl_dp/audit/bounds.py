@@ -1,0 +1,134 @@
+"""Lower bounds on epsilon from how often an adversary was right: what a guarantee can't be below.
+
+    >>> found = Confusion(true_positives=500, positives=1000, false_positives=50, negatives=1000)
+    >>> epsilon_lower_bound(found, alpha=0.05, delta=1e-5)
+    1.969...
+    >>> gaussian_epsilon_of(gdp_lower_bound(found, alpha=0.05), delta=1e-5)
+    6.672...
+
+A positive is a trial in which the secret was there; the adversary is right if it says so. The
+threshold that the adversary compares its score with must not have been chosen on the trials that
+are counted here, or `alpha` means nothing.
+
+Every bound fails with a probability of at most `alpha`. Clopper-Pearson intervals hold whatever
+the mechanism is. The route over Gaussian DP is far stronger: it bounds the mu of which a mechanism
+is mu-GDP, and its epsilon is a bound only where the mechanism's own trade-off curve is that of a
+Gaussian, as for a Gaussian release, or for many that are composed.
+
+Reference:
+    Jagielski, Ullman and Oprea 2020, arXiv 2006.07709 (Clopper-Pearson); Nasr et al. 2023, arXiv
+    2302.07956 (Gaussian DP).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from scipy.stats import beta, norm
+
+from fl_dp.accounting.gaussian import gaussian_epsilon
+from fl_dp.mechanisms.checks import require_probability
+
+
+@dataclass(frozen=True, kw_only=True)
+class Confusion:
+    """How often an adversary said that the secret was there, and how often it was.
+
+    Attributes:
+        true_positives: Trials with the secret in which the adversary said so.
+        positives: Trials with the secret.
+        false_positives: Trials without it in which the adversary said that it was there.
+        negatives: Trials without it.
+
+    Raises:
+        ValueError: If a count is larger than its trials, or there are no trials.
+    """
+
+    true_positives: int
+    positives: int
+    false_positives: int
+    negatives: int
+
+    def __post_init__(self) -> None:
+        """Check the counts."""
+        _require_counts(self.true_positives, self.positives)
+        _require_counts(self.false_positives, self.negatives)
+
+    def rates(self, alpha: float) -> tuple[float, float]:
+        """Return the least true-positive and the largest false-positive rate, each at alpha / 2."""
+        least, _ = clopper_pearson(self.true_positives, self.positives, alpha=alpha)
+        _, largest = clopper_pearson(self.false_positives, self.negatives, alpha=alpha)
+        return least, largest
+
+
+def clopper_pearson(successes: int, trials: int, *, alpha: float) -> tuple[float, float]:
+    """Return the exact two-sided interval of a rate; each end fails with at most alpha / 2.
+
+    Raises:
+        ValueError: If there are more successes than trials, no trials, or alpha is not in (0, 1).
+    """
+    _require_counts(successes, trials)
+    require_probability(alpha=alpha)
+    low = beta.ppf(alpha / 2.0, successes, trials - successes + 1) if successes else 0.0
+    high = beta.isf(alpha / 2.0, successes + 1, trials - successes) if successes < trials else 1.0
+    return float(low), float(high)
+
+
+def epsilon_lower_bound(found: Confusion, *, alpha: float, delta: float) -> float:
+    """Return the least epsilon that explains how often the adversary was right; never below 0.
+
+    Of `TPR <= e^epsilon FPR + delta` and `TNR <= e^epsilon FNR + delta`, whichever says more: both
+    follow from the same two intervals, so that no confidence is lost.
+
+    Args:
+        found: Counts at a threshold that was chosen on other trials.
+        alpha: Probability that the bound is too large.
+        delta: In [0, 1).
+
+    Raises:
+        ValueError: If alpha is not in (0, 1) or delta not in [0, 1).
+    """
+    if not 0.0 <= delta < 1.0:
+        raise ValueError(f"delta must lie in [0, 1), got {delta}")
+    hit, alarm = found.rates(alpha)
+    ratios = [_log_ratio(hit - delta, alarm), _log_ratio(1.0 - alarm - delta, 1.0 - hit)]
+    return max(0.0, *ratios)
+
+
+def gdp_lower_bound(found: Confusion, *, alpha: float) -> float:
+    """Return the least mu of Gaussian DP that explains the counts: `Phi^-1(TPR) - Phi^-1(FPR)`.
+
+    It is a bound for mechanisms whose trade-off curve is a Gaussian's. 0 if nothing was shown.
+
+    Raises:
+        ValueError: If alpha is not in (0, 1).
+    """
+    hit, alarm = found.rates(alpha)
+    if hit == 0.0 or alarm == 1.0:
+        return 0.0
+    return max(0.0, float(norm.ppf(hit) - norm.ppf(alarm)))
+
+
+def gaussian_epsilon_of(mu: float, *, delta: float) -> float:
+    """Return epsilon at `delta` of a mu-GDP mechanism, 0 for a mu of 0."""
+    return gaussian_epsilon(1.0 / mu, delta) if mu > 0.0 else 0.0
+
+
+def most_that_clopper_pearson_shows(
+    positives: int, negatives: int, *, alpha: float, delta: float
+) -> float:
+    """Return the bound of an adversary that is always right: an audit shows no larger epsilon."""
+    perfect = Confusion(
+        true_positives=positives, positives=positives, false_positives=0, negatives=negatives
+    )
+    return epsilon_lower_bound(perfect, alpha=alpha, delta=delta)
+
+
+def _log_ratio(hit: float, alarm: float) -> float:
+    return math.log(hit / alarm) if hit > 0.0 else -math.inf
+
+
+def _require_counts(successes: int, trials: int) -> None:
+    if not (trials >= 1 and 0 <= successes <= trials):
+        raise ValueError(f"successes must lie between 0 and trials, got {successes} of {trials}")
