@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from flwr.app import Message
 from local_grid import answer_with_update
-from played_rounds import HandOver, PaperLedger, play, reply_from
 from scipy import stats
 from trainings import SIX_SIGMA, plan_of, record, train
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonGaussianEvent
+from fl_dp.app.auditing.played_rounds import HandOver, PaperLedger, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, DiscreteGaussian, PerLayerClipping
 from fl_dp.strategies import DPFedAvg
 

@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 from flwr.app import Message, MetricRecord
 from local_grid import Answer, answer_with_app, arrays_of, reply
-from played_rounds import HandOver, PaperLedger, play, reply_from
 from scipy import stats
 from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import GaussianEvent
+from fl_dp.app.auditing.played_rounds import HandOver, PaperLedger, play, reply_from
 from fl_dp.clients import numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
 from fl_dp.strategies import DPFedAvg

@@ -1,0 +1,190 @@
+"""Rounds of a strategy played by hand, thousands of them: every reply and every charge is ours.
+
+Nothing is sent, trained or charged. The strategy is the one that trains: it draws its cohorts,
+folds what it is given, adds its noise and steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+
+# An internal of Flower's: outside of a run, messages have nobody to come from.
+from flwr.supercore.task_identity import TaskIdentity
+from numpy.typing import NDArray
+
+from fl_dp.accounting import ExponentialEvent, ZcdpEvent
+from fl_dp.ledger import Reservation
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import PrivacyPlan
+
+FIRST_NODE = 100
+
+
+class PaperLedger:
+    """A ledger on no disk, for games: lets every round pass and remembers its charge.
+
+    It bounds nothing: what trains on data needs a `PrivacyLedger`.
+    """
+
+    def __init__(self, plan: PrivacyPlan) -> None:
+        """Charge nothing yet."""
+        self.plan = plan
+        self.location = "nowhere"
+        self.rule = "none"
+        self.insecure = False
+        self.participations: dict[str, int] = {}
+        self.charged: list[Any] = []
+
+    def require_known(self, rng: SecureRandom) -> None:
+        """Accept any source of noise."""
+
+    def reserve(
+        self,
+        *,
+        round: int,
+        noise_multiplier: float | None = None,
+        participants: Sequence[str | int] | None = None,
+    ) -> Reservation:
+        """Return what a ledger would have on disk."""
+        event = self.plan.event_of(round, noise_multiplier=noise_multiplier)
+        assert not isinstance(event, ExponentialEvent | ZcdpEvent)  # no round of updates is one
+        self.charged.append(event)
+        return Reservation(
+            sequence=len(self.charged),
+            what=f"round {round}",
+            noise_multiplier=event.noise_multiplier,
+            index=len(self.charged) - 1,
+        )
+
+    def commit(self, reservation: Reservation) -> None:
+        """Do nothing."""
+
+    def running_epsilon(self) -> float:
+        """Return nothing spent."""
+        return 0.0
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class HandOver(Strategy):
+    """The quickest server optimizer: the private mean is the step."""
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Any
+    ) -> Iterable[Message]:
+        """Return one message."""
+        content = RecordDict({"arrays": arrays, "config": config})
+        return [Message(content, dst_node_id=1, message_type="train")]
+
+    def aggregate_train(self, server_round: int, replies: Iterable[Message]) -> Any:
+        """Return what came."""
+        [only] = replies
+        return only.content["arrays"], None
+
+    def configure_evaluate(self, *_: Any) -> Iterable[Message]:
+        """Ask nobody."""
+        return []
+
+    def aggregate_evaluate(self, *_: Any) -> None:
+        """Return nothing."""
+        return None
+
+    def summary(self) -> None:
+        """Say nothing."""
+
+
+class NodesOnly(Grid):
+    """Nodes 100, 101, ... that are there and never asked."""
+
+    def __init__(self, num_nodes: int) -> None:
+        """Connect so many."""
+        be_in_a_run()
+        self.num_nodes = num_nodes
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return their ids."""
+        return range(FIRST_NODE, FIRST_NODE + self.num_nodes)
+
+    def set_run(self, run: Any) -> None:
+        """Do nothing."""
+
+    @property
+    def run(self) -> Any:
+        """There is none."""
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Not used."""
+        raise NotImplementedError
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Not used."""
+        raise NotImplementedError
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Not used."""
+        raise NotImplementedError
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Not used."""
+        raise NotImplementedError
+
+
+class NoModel(RuntimeError):
+    """A round that released nothing."""
+
+
+def be_in_a_run() -> None:
+    """Let messages be made in this process, which is in no run of Flower's."""
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+
+
+def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
+    """Return a train reply of the node in that place of the roster, to be used in any round."""
+    be_in_a_run()
+    asked = Message(RecordDict(), dst_node_id=FIRST_NODE + node, message_type="train")
+    asked.metadata.__dict__["_message_id"] = f"asked-{node}"  # Flower gives it one when it is sent
+    record = ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
+    content = {"arrays": record, "metrics": MetricRecord({"num-examples": 1} | metrics)}
+    return Message(RecordDict(content), reply_to=asked)
+
+
+def play(
+    strategy: Strategy, replies: Mapping[int, Message], *, nodes: int, rounds: int, size: int
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Play round 1 again and again from a model of zeros, `w`, float64.
+
+    Args:
+        strategy: A `DPFedAvg` over a `PaperLedger`, or a strategy of Flower's.
+        replies: What each node answers if it is asked; those without one are silent.
+        nodes: How many there are.
+        rounds: How often.
+        size: Length of the model.
+
+    Returns:
+        The released models, shape `(rounds, size)`, and how many nodes were asked in each round.
+
+    Raises:
+        NoModel: If a round releases none.
+    """
+    grid = NodesOnly(nodes)
+    model = ArrayRecord({"w": Array(np.zeros(size))})
+    released = np.empty((rounds, size))
+    asked = np.empty(rounds, dtype=np.int64)
+    for row in range(rounds):
+        messages = list(strategy.configure_train(1, model, ConfigRecord(), grid))
+        places = [message.metadata.dst_node_id - FIRST_NODE for message in messages]
+        arrays, _ = strategy.aggregate_train(1, [replies[n] for n in places if n in replies])
+        if arrays is None:
+            raise NoModel("a round released no model")
+        released[row], asked[row] = arrays["w"].numpy(), len(places)
+    return released, asked

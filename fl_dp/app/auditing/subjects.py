@@ -1,0 +1,194 @@
+"""Subjects of the distinguishing game: strategies that claim to be private, each freshly made.
+
+    >>> ours = FlDp()
+    >>> ours.play({0: Sent(updates)}, nodes=2, rounds=1000)
+
+All have the same public plan: the clipping norm, the noise multiplier and how many clients reply
+in each round. What a strategy makes of it is its own.
+"""
+
+from __future__ import annotations
+
+import logging
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from flwr.app import Message
+from flwr.serverapp.strategy import (
+    DifferentialPrivacyServerSideAdaptiveClipping,
+    DifferentialPrivacyServerSideFixedClipping,
+    FedAvg,
+    Strategy,
+)
+from numpy.typing import NDArray
+
+from fl_dp.accounting import PoissonSampling, PrivacyBudget
+from fl_dp.mechanisms import AdaptiveClipping, Clipping, FixedClipping
+from fl_dp.plan import PrivacyPlan
+from fl_dp.strategies import DPFedAvg, Selection
+
+from .played_rounds import HandOver, PaperLedger, play, reply_from
+
+SIZE = 64
+"""Length of the model: one coordinate for the game, the others show the noise."""
+
+_NO_BUDGET = 1e6  # epsilon: a game is not to be stopped by a budget
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sent:
+    """A client's reply to a model of zeros.
+
+    Attributes:
+        first: The first coordinate of its update; all others are zero.
+        examples: How many records it claims to have.
+    """
+
+    first: float
+    examples: int = 1
+
+    def message(self, node: int) -> Message:
+        """Return it as Flower's message."""
+        update = np.zeros(SIZE)
+        update[0] = self.first
+        return reply_from(node, {"w": update}, **{"num-examples": self.examples})
+
+
+Replies = Mapping[int, Sent]
+"""Who replies what, by place in the roster; the others are silent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject(ABC):
+    """A strategy to be audited.
+
+    Attributes:
+        name: What it is called.
+        noise_multiplier: What it is told, and so what one round claims: noise over the clipping
+            norm, on the sum.
+        clipping_norm: That of the first round.
+        crowd: Clients that each game has besides its own, whose updates are clipped.
+    """
+
+    name: str
+    noise_multiplier: float
+    clipping_norm: float = 0.5
+    crowd: int = 0
+
+    def play(
+        self, replies: Replies, *, nodes: int, rounds: int, rate: float = 1.0
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Return the released models and the number of nodes asked, as `played_rounds.play`."""
+        with quiet():
+            return self._play(replies, nodes=nodes, rounds=rounds, rate=rate)
+
+    @abstractmethod
+    def _play(
+        self, replies: Replies, *, nodes: int, rounds: int, rate: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        """Play; Flower's and our own logs are silent."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlDp(Subject):
+    """`DPFedAvg`, or a copy of it that is to be caught.
+
+    Attributes:
+        kind: Its class.
+        adaptive: Whether the clipping norm follows a quantile.
+        selection: Makes who draws cohorts from the sampling rate; None: what a plan would.
+    """
+
+    name: str = "fl-dp, DPFedAvg"
+    kind: type[DPFedAvg] = DPFedAvg
+    adaptive: bool = False
+    selection: Any = field(default=None)
+
+    def plan(self, nodes: int, rate: float = 1.0) -> PrivacyPlan:
+        """Return the plan that the strategy goes by."""
+        clipping: Clipping = FixedClipping(norm=self.clipping_norm)
+        if self.adaptive:
+            clipping = AdaptiveClipping(initial_norm=self.clipping_norm)
+        return PrivacyPlan.of(
+            budget=PrivacyBudget(epsilon=_NO_BUDGET, delta=1e-5),
+            rounds=1,
+            sampling=PoissonSampling(sampling_rate=rate),
+            noise_multiplier=self.noise_multiplier,
+            clipping=clipping,
+            num_clients=nodes,
+            contribution_check=False,  # its share of the noise would be another multiplier
+        )
+
+    def strategy(self, nodes: int, rate: float = 1.0) -> DPFedAvg:
+        """Return the strategy, charged on paper alone."""
+        plan = self.plan(nodes, rate)
+        selection: Selection | None = None if self.selection is None else self.selection(rate)
+        return self.kind(HandOver(), plan=plan, ledger=PaperLedger(plan), selection=selection)  # type: ignore[arg-type]  # plays one
+
+    def _play(
+        self, replies: Replies, *, nodes: int, rounds: int, rate: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        messages = {node: sent.message(node) for node, sent in replies.items()}
+        # A clipping norm that moves makes each round another game: it starts anew.
+        if not self.adaptive:
+            return play(self.strategy(nodes, rate), messages, nodes=nodes, rounds=rounds, size=SIZE)
+        played = [
+            play(self.strategy(nodes, rate), messages, nodes=nodes, rounds=1, size=SIZE)
+            for _ in range(rounds)
+        ]
+        return np.concatenate([p[0] for p in played]), np.concatenate([p[1] for p in played])
+
+
+@dataclass(frozen=True, kw_only=True)
+class FlowersOwn(Subject):
+    """Flower's own server-side wrapper around its FedAvg, as its documentation says.
+
+    Attributes:
+        adaptive: Whether it adapts its clipping norm. Give it a crowd: among few clients its count
+            of those that are clipped leaves no noise multiplier for the updates.
+    """
+
+    name: str = "Flower's server-side fixed clipping"
+    adaptive: bool = False
+
+    def _strategy(self, nodes: int) -> Strategy:
+        inner = FedAvg(
+            fraction_train=1.0,
+            fraction_evaluate=0.0,
+            min_train_nodes=nodes,
+            min_available_nodes=nodes,
+        )
+        if self.adaptive:
+            return DifferentialPrivacyServerSideAdaptiveClipping(
+                inner, self.noise_multiplier, nodes, initial_clipping_norm=self.clipping_norm
+            )
+        return DifferentialPrivacyServerSideFixedClipping(
+            inner, self.noise_multiplier, self.clipping_norm, nodes
+        )
+
+    def _play(
+        self, replies: Replies, *, nodes: int, rounds: int, rate: float
+    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+        played = []
+        for _ in range(rounds):
+            # It changes the replies that it is given, and its norm: both are made anew.
+            messages = {node: sent.message(node) for node, sent in replies.items()}
+            strategy = self._strategy(nodes)
+            played.append(play(strategy, messages, nodes=nodes, rounds=1, size=SIZE)[0])
+        return np.concatenate(played), np.full(rounds, nodes, dtype=np.int64)
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Keep Flower's and our log lines of thousands of rounds off the screen."""
+    logger = logging.getLogger("flwr")
+    before = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

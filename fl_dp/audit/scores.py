@@ -1,0 +1,140 @@
+"""Lower bounds from scores: one number for each trial, larger where the secret seems to be there.
+
+    >>> found = bounds_of_scores(out, there, alpha=0.05, delta=1e-5)
+    >>> found.epsilon, found.gaussian_epsilon
+
+Scores of any adversary will do: projections of released models, likelihood ratios, losses of
+records under a trained model. The thresholds come from the first half of the scores and the bounds
+from the second, so that choosing costs no confidence. Hence scores must not be in an order that
+says anything.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import chi2, norm
+
+from fl_dp.mechanisms.checks import require_probability
+
+from .bounds import Confusion, epsilon_lower_bound, gaussian_epsilon_of, gdp_lower_bound
+
+_CANDIDATES = 200  # thresholds that are tried
+_FEWEST = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScoreBounds:
+    """Lower bounds that scores are proof of; each fails with at most half of `alpha`.
+
+    Attributes:
+        epsilon: By Clopper-Pearson intervals, whatever the mechanism.
+        mu: Of Gaussian DP.
+        gaussian_epsilon: Epsilon of that mu: a bound where the mechanism's trade-off is Gaussian.
+        delta: At which the epsilons hold.
+        at_epsilon: Counts at the threshold of `epsilon`.
+        at_mu: Counts at the threshold of `mu`.
+    """
+
+    epsilon: float
+    mu: float
+    gaussian_epsilon: float
+    delta: float
+    at_epsilon: Confusion
+    at_mu: Confusion
+
+
+def bounds_of_scores(
+    out: NDArray[np.float64], there: NDArray[np.float64], *, alpha: float, delta: float
+) -> ScoreBounds:
+    """Return the bounds that scores of trials without and with the secret are proof of.
+
+    Args:
+        out: Scores of trials without the secret, independent of each other.
+        there: Scores of trials with it.
+        alpha: Probability that any of the bounds is too large.
+        delta: Of the guarantee.
+
+    Raises:
+        ValueError: If there are fewer than four scores of either kind, or one is not finite.
+    """
+    require_probability(alpha=alpha)
+    for name, scores in (("without", out), ("with", there)):
+        if scores.ndim != 1 or len(scores) < _FEWEST or not np.isfinite(scores).all():
+            raise ValueError(
+                f"need at least {_FEWEST} finite scores of trials {name} the secret, got "
+                f"{scores.size}"
+            )
+    chosen_on = out[: len(out) // 2], there[: len(there) // 2]
+    counted_on = out[len(out) // 2 :], there[len(there) // 2 :]
+    each = alpha / 2.0
+    thresholds = np.unique(np.quantile(chosen_on[1], np.linspace(0.0, 1.0, _CANDIDATES)))
+    tried = [(float(t), _confusion(*chosen_on, float(t))) for t in thresholds]
+    for_epsilon = max(tried, key=lambda t: epsilon_lower_bound(t[1], alpha=each, delta=delta))[0]
+    for_mu = max(tried, key=lambda t: gdp_lower_bound(t[1], alpha=each))[0]
+    at_epsilon = _confusion(*counted_on, for_epsilon)
+    at_mu = _confusion(*counted_on, for_mu)
+    mu = gdp_lower_bound(at_mu, alpha=each)
+    return ScoreBounds(
+        epsilon=epsilon_lower_bound(at_epsilon, alpha=each, delta=delta),
+        mu=mu,
+        gaussian_epsilon=gaussian_epsilon_of(mu, delta=delta),
+        delta=delta,
+        at_epsilon=at_epsilon,
+        at_mu=at_mu,
+    )
+
+
+def mu_of_shift(
+    out: NDArray[np.float64],
+    there: NDArray[np.float64],
+    idle: NDArray[np.float64],
+    *,
+    alpha: float,
+) -> float:
+    """Return a lower bound on mu for Gaussian noise that a secret shifts, 0 if nothing is shown.
+
+    The distance of the means over the deviation of the noise, which is read where nothing is
+    hidden: it uses every digit of the scores and not only on which side of a threshold they lie.
+
+    Args:
+        out: Scores without the secret.
+        there: Scores with it.
+        idle: Draws of the same noise, of mean zero, independent of the scores.
+        alpha: Probability that the bound is too large.
+
+    Raises:
+        ValueError: If alpha is not in (0, 1).
+    """
+    return max(0.0, shift_and_slack(out, there, idle, alpha=alpha)[0])
+
+
+def shift_and_slack(
+    out: NDArray[np.float64],
+    there: NDArray[np.float64],
+    idle: NDArray[np.float64],
+    *,
+    alpha: float,
+) -> tuple[float, float]:
+    """Return the bound of `mu_of_shift`, negative if so, and its distance from the estimate."""
+    require_probability(alpha=alpha)
+    draws = idle.size
+    deviation = math.sqrt(float(np.square(idle).mean()))
+    # One half of alpha for the mean's error, the other for the deviation's.
+    largest = deviation * math.sqrt(draws / chi2.ppf(alpha / 2.0, draws))
+    apart = abs(float(there.mean() - out.mean()))
+    error = float(norm.isf(alpha / 2.0)) * math.sqrt(1.0 / len(out) + 1.0 / len(there))
+    bound = apart / largest - error
+    return bound, apart / deviation - bound
+
+
+def _confusion(out: NDArray[np.float64], there: NDArray[np.float64], threshold: float) -> Confusion:
+    return Confusion(
+        true_positives=int((there >= threshold).sum()),
+        positives=len(there),
+        false_positives=int((out >= threshold).sum()),
+        negatives=len(out),
+    )
