@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -37,13 +37,21 @@ logger = logging.getLogger("flwr.fl_dp")
 Training: TypeAlias = DPFedAvg | UnprotectedFedAvg
 
 
-def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
+def train(
+    grid: Grid,
+    settings: Settings,
+    *,
+    run_id: str,
+    make_strategy: Callable[..., DPFedAvg] = DPFedAvg,
+) -> Result:
     """Train a task, or continue a run that was interrupted, and write the run's folder.
 
     Args:
         grid: Flower's grid.
         settings: What to do; with `resume`, the folder's own settings are used.
         run_id: Flower's id of the run; names the folder when the settings don't.
+        make_strategy: Makes the strategy where clients are protected, from the arguments of
+            `DPFedAvg`: an audit passes one that is watched.
 
     Returns:
         Flower's result; also in the folder.
@@ -63,13 +71,18 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
     with logged_to(folder.log):
         record_plan = folder.keep_record_plan(make_record_plan(settings))
         if settings.protects_clients:
-            return _train_by_plan(folder, grid, settings, record_plan, run_id)
+            return _train_by_plan(folder, grid, settings, record_plan, run_id, make_strategy)
         return _train_without_plan(folder, grid, settings, record_plan)
 
 
 @said_in_keys()
 def _train_by_plan(
-    folder: RunFolder, grid: Grid, settings: Settings, record_plan: RecordPlan | None, run_id: str
+    folder: RunFolder,
+    grid: Grid,
+    settings: Settings,
+    record_plan: RecordPlan | None,
+    run_id: str,
+    make_strategy: Callable[..., DPFedAvg],
 ) -> Result:
     """Train with a promise to clients, and to their records if they train by DP-SGD."""
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
@@ -82,7 +95,7 @@ def _train_by_plan(
     # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
     with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
-        strategy = DPFedAvg(
+        strategy = make_strategy(
             make_server_optimizer(settings.server_optimizer),
             plan=plan,
             ledger=ledger,

@@ -67,7 +67,7 @@ class TaskClient(NumPyClient):
             ValueError: If the node has neither a `partition-id` nor a `data-path`.
         """
         self.context = context
-        self.node = _node_of(context)
+        self.node = node_of(context)
         self.unit = unit
 
     def fit(
@@ -165,7 +165,7 @@ def train_many(
     dataset, origin = dataset_of(settings), model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
     parts = parts_of(settings)
-    first = _node_of(context) * settings.simulation.units_at_node
+    first = node_of(context) * settings.simulation.units_at_node
     hosted = [unit for unit in units if first + unit < len(parts)]  # the last node has fewer
     for start in range(0, len(hosted), _UNITS_IN_MEMORY):
         some = hosted[start : start + _UNITS_IN_MEMORY]
@@ -199,7 +199,7 @@ def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> 
     from .private_training import node_records  # with Opacus
 
     settings = _settings(config)
-    place, node_config = _node_of(context), context.node_config
+    place, node_config = node_of(context), context.node_config
     found = node_records(
         lambda: model_of(settings, public_form_of(settings, node_config)),
         lambda: _records_of(settings, place, node_config),
@@ -219,7 +219,7 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
         return 1
     settings = _settings(config)
     per_node = settings.simulation.units_at_node
-    before = _node_of(context) * per_node
+    before = node_of(context) * per_node
     return min(per_node, max(settings.task.num_clients - before, 0))
 
 
@@ -230,7 +230,7 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
         ValueError: If the values have another name, or the unit has no data.
     """
     settings = _settings(config)
-    place = _node_of(context) * settings.simulation.units_at_node + unit
+    place = node_of(context) * settings.simulation.units_at_node + unit
     data = data_of_unit(settings, place, context.node_config)
     if data is None:
         raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")
@@ -260,7 +260,12 @@ def _records_of(settings: Settings, place: int, node_config: Mapping[str, Any]) 
     return Records(*records_of(dataset, rows), fit=fit, folder=own_data_path(node_config))
 
 
-def _node_of(context: Context) -> int:
+def node_of(context: Context) -> int:
+    """Return the place of a node among the simulated ones, or an id of its own.
+
+    Raises:
+        ValueError: If it has neither a `partition-id` nor a `data-path`.
+    """
     owner = NodeConfig.of(context.node_config)
     if owner.partition_id is not None:
         return owner.partition_id

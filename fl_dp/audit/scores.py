@@ -4,9 +4,9 @@
     >>> found.epsilon, found.gaussian_epsilon
 
 Scores of any adversary will do: projections of released models, likelihood ratios, losses of
-records under a trained model. The thresholds come from the first half of the scores and the bounds
-from the second, so that choosing costs no confidence. Hence scores must not be in an order that
-says anything.
+records under a trained model. A threshold must not be chosen on the scores that are counted at it.
+So it comes from the first half of the scores and the bounds from the second, whose order must say
+nothing; or from what the claim expects, and then every score counts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fl_dp.mechanisms.checks import require_probability
 
 from .bounds import Confusion, epsilon_lower_bound, gaussian_epsilon_of, gdp_lower_bound
 
-_CANDIDATES = 200  # thresholds that are tried
+_CANDIDATES = 100  # thresholds that are tried
 _FEWEST = 4
 
 
@@ -48,7 +48,12 @@ class ScoreBounds:
 
 
 def bounds_of_scores(
-    out: NDArray[np.float64], there: NDArray[np.float64], *, alpha: float, delta: float
+    out: NDArray[np.float64],
+    there: NDArray[np.float64],
+    *,
+    alpha: float,
+    delta: float,
+    expected: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
 ) -> ScoreBounds:
     """Return the bounds that scores of trials without and with the secret are proof of.
 
@@ -57,6 +62,8 @@ def bounds_of_scores(
         there: Scores of trials with it.
         alpha: Probability that any of the bounds is too large.
         delta: Of the guarantee.
+        expected: Other scores without and with the secret to choose thresholds on, such as draws
+            from the claimed law; None: the first halves of `out` and `there`.
 
     Raises:
         ValueError: If there are fewer than four scores of either kind, or one is not finite.
@@ -68,15 +75,15 @@ def bounds_of_scores(
                 f"need at least {_FEWEST} finite scores of trials {name} the secret, got "
                 f"{scores.size}"
             )
-    chosen_on = out[: len(out) // 2], there[: len(there) // 2]
-    counted_on = out[len(out) // 2 :], there[len(there) // 2 :]
+    if expected is None:
+        expected = out[: len(out) // 2], there[: len(there) // 2]
+        out, there = out[len(out) // 2 :], there[len(there) // 2 :]
     each = alpha / 2.0
-    thresholds = np.unique(np.quantile(chosen_on[1], np.linspace(0.0, 1.0, _CANDIDATES)))
-    tried = [(float(t), _confusion(*chosen_on, float(t))) for t in thresholds]
+    tried = _thresholds(*expected, negatives=len(out), positives=len(there))
     for_epsilon = max(tried, key=lambda t: epsilon_lower_bound(t[1], alpha=each, delta=delta))[0]
     for_mu = max(tried, key=lambda t: gdp_lower_bound(t[1], alpha=each))[0]
-    at_epsilon = _confusion(*counted_on, for_epsilon)
-    at_mu = _confusion(*counted_on, for_mu)
+    at_epsilon = _confusion(out, there, for_epsilon)
+    at_mu = _confusion(out, there, for_mu)
     mu = gdp_lower_bound(at_mu, alpha=each)
     return ScoreBounds(
         epsilon=epsilon_lower_bound(at_epsilon, alpha=each, delta=delta),
@@ -86,6 +93,23 @@ def bounds_of_scores(
         at_epsilon=at_epsilon,
         at_mu=at_mu,
     )
+
+
+def _thresholds(
+    out: NDArray[np.float64], there: NDArray[np.float64], *, negatives: int, positives: int
+) -> list[tuple[float, Confusion]]:
+    """Return thresholds, each with the counts to be expected of so many other trials."""
+    tried = []
+    for threshold in np.unique(np.quantile(there, np.linspace(0.0, 1.0, _CANDIDATES))):
+        hit, alarm = (there >= threshold).mean(), (out >= threshold).mean()
+        counts = Confusion(
+            true_positives=math.floor(hit * positives),
+            positives=positives,
+            false_positives=math.ceil(alarm * negatives),
+            negatives=negatives,
+        )
+        tried.append((float(threshold), counts))
+    return tried
 
 
 def mu_of_shift(

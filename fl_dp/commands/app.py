@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from fl_dp import __version__
 
+from .audit import audit
 from .config import config
 from .console import fail, out
 from .data import data
@@ -19,7 +20,7 @@ from .run import run
 from .secagg import secagg
 from .stats import stats
 
-_COMMANDS = (run, stats, plan, config, ledger, data)
+_COMMANDS = (run, stats, plan, audit, config, ledger, data)
 
 
 class _Commands(TyperGroup):

@@ -25,9 +25,9 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
 
@@ -49,30 +49,51 @@ _SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
 
 logger = logging.getLogger("flwr.fl_dp")
 
-# The app that is handed to Flower: it only points at the installed library.
-_APP_FILES = {
-    "pyproject.toml": """\
-[project]
-name = "fl-dp-run"
-version = "1.0.0"
-description = "Points Flower at the installed fl-dp"
-license = "Apache-2.0"
-dependencies = []
 
-[tool.flwr.app]
-publisher = "fl-dp"
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """The app that is handed to Flower: it only points at the installed library.
 
-[tool.flwr.app.components]
-serverapp = "fl_dp_run.server:app"
-clientapp = "fl_dp_run.client:app"
+    Attributes:
+        server: Module with the `ServerApp`.
+        client: Module with the `ClientApp`.
+        config: Keys of its run config besides the overrides, with their values.
+    """
 
-[tool.flwr.app.config]
-hydra-overrides = ""
-""",
-    "fl_dp_run/__init__.py": "",
-    "fl_dp_run/server.py": "from fl_dp.server_app import app\n\n__all__ = ['app']\n",
-    "fl_dp_run/client.py": "from fl_dp.app.task_client import app\n\n__all__ = ['app']\n",
-}
+    server: str = "fl_dp.server_app"
+    client: str = "fl_dp.app.task_client"
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What each of its files holds."""
+        project = {
+            "project": {
+                "name": "fl-dp-run",
+                "version": "1.0.0",
+                "description": "Points Flower at the installed fl-dp",
+                "license": "Apache-2.0",
+                "dependencies": [],
+            },
+            "tool": {
+                "flwr": {
+                    "app": {
+                        "publisher": "fl-dp",
+                        "components": {
+                            "serverapp": "fl_dp_run.server:app",
+                            "clientapp": "fl_dp_run.client:app",
+                        },
+                        "config": {"hydra-overrides": "", **self.config},
+                    }
+                }
+            },
+        }
+        return {
+            "pyproject.toml": tomli_w.dumps(project),
+            "fl_dp_run/__init__.py": "",
+            "fl_dp_run/server.py": f"from {self.server} import app\n\n__all__ = ['app']\n",
+            "fl_dp_run/client.py": f"from {self.client} import app\n\n__all__ = ['app']\n",
+        }
 
 
 class LaunchError(RuntimeError):
@@ -100,6 +121,16 @@ class RunStatus:
 class LocalSuperLink:
     """A SuperLink with Flower's simulation engine, for as long as the `with` block lasts."""
 
+    def __init__(self, app: App | None = None, *, more_nodes: int = 0) -> None:
+        """Say what it will run.
+
+        Args:
+            app: The training, unless given.
+            more_nodes: Virtual nodes besides those of the settings' clients.
+        """
+        self._runs = app or App()
+        self._more_nodes = more_nodes
+
     def __enter__(self) -> Self:
         """Start it and wait until it answers.
 
@@ -110,7 +141,7 @@ class LocalSuperLink:
         home = Path(self._folder.name)
         port, control_port = _free_ports(2)
         self._app = home / "fl-dp-run"
-        for name, text in _APP_FILES.items():
+        for name, text in self._runs.files.items():
             target = self._app / name
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_text(text, encoding="utf-8")
@@ -186,7 +217,7 @@ class LocalSuperLink:
             process = subprocess.Popen(
                 [
                     *(str(_BIN / "flwr"), "run", str(self._app), _CONNECTION, "--stream"),
-                    *("--federation-config", federation_config(settings)),
+                    *("--federation-config", self._federation(settings)),
                     *("--run-config", str(run_config)),
                 ],
                 env=self._environment,
@@ -208,6 +239,9 @@ class LocalSuperLink:
         if started is None:
             raise LaunchError(f"Flower did not start the run:\n{said.strip()}")
         return self._status(started.group(1))
+
+    def _federation(self, settings: Settings) -> str:
+        return federation_config(settings, more_nodes=self._more_nodes)
 
     def _status(self, run_id: str) -> RunStatus:
         answer = subprocess.run(
@@ -259,18 +293,21 @@ class LocalSuperLink:
         self._folder.cleanup()
 
 
-def federation_config(settings: Settings, machine: Machine | None = None) -> str:
+def federation_config(
+    settings: Settings, machine: Machine | None = None, *, more_nodes: int = 0
+) -> str:
     """Return what `flwr run --federation-config` needs for these settings.
 
     Args:
         settings: Of the run.
         machine: Where it will run; this one unless given.
+        more_nodes: Nodes besides those of the settings' clients.
     """
     simulation = settings.simulation
     workers = num_workers(settings, machine if machine is not None else Machine.here())
     # Flower starts one worker for each CPU that Ray is told of, whether the machine has it or not.
     return (
-        f"num-supernodes={simulation.num_nodes(settings.task.num_clients)} "
+        f"num-supernodes={simulation.num_nodes(settings.task.num_clients) + more_nodes} "
         f"client-resources-num-cpus=1 client-resources-num-gpus={simulation.num_gpus} "
         f"init-args-num-cpus={workers}"
     )

@@ -91,6 +91,11 @@ class CentralMode(Mode):
         self._weight = 0.0
 
     @property
+    def sums(self) -> BundleSum:
+        """The sums so far, exact: for who audits a round, and nobody else."""
+        return self._sums
+
+    @property
     def reads_models(self) -> bool:
         """Tell whether replies are models. See `Mode.reads_models`."""
         return not self._plan.hosting.sums_at_nodes and super().reads_models

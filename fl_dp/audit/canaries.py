@@ -1,0 +1,119 @@
+"""Canary clients: clients that are put into a training to see what its releases tell of them.
+
+Each canary has a direction of its own and a fair coin that says whether it contributes: if so, in
+every round in which it is drawn its update is as long as it may be, along its direction; if not, it
+is zero. Whoever sees every released model, and knows what all others sent, sees each canary under
+nothing but the noise: the pair of neighbours on which the privacy of a Gaussian on a Poisson sample
+rests. Its best test is the sum of the rounds' privacy losses.
+
+    >>> canaries = Canaries(count=1000, size=8970, seed=0)
+    >>> losses = sum(privacy_losses(canaries.along(seen) / norm, z, q) for seen in releases)
+
+Directions are rows of a cosine basis with random signs, orthonormal to the last digit and never
+stored. Directions that no canary has show the noise alone: as many trials without a canary as the
+model has parameters to spare, which cost the training nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.fft import dct, idct
+
+from fl_dp.accounting.gaussian import loss_of_mixture
+from fl_dp.mechanisms.checks import require_count
+
+_FEWEST = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Canaries:
+    """Directions and coins of canaries, the same wherever they are made from the same numbers.
+
+    Attributes:
+        count: How many there are, those whose coin says that they contribute nothing included.
+        size: Coordinates of the model.
+        seed: Of directions and coins. They protect nobody, so it needs no secret.
+
+    Raises:
+        ValueError: If there are fewer than eight, or more than half of the coordinates.
+    """
+
+    count: int
+    size: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Check the numbers."""
+        require_count(count=self.count, size=self.size)
+        if self.count < _FEWEST:
+            raise ValueError(f"{self.count} canaries show nothing: have at least {_FEWEST}")
+        if 2 * self.count > self.size:
+            raise ValueError(
+                f"{self.count} canaries need a model of at least {2 * self.count} parameters, and "
+                f"this one has {self.size}: have at most {self.size // 2} canaries, or train a "
+                "larger model"
+            )
+
+    @cached_property
+    def there(self) -> NDArray[np.bool_]:
+        """Whether each canary contributes: fair coins, shape `(count,)`."""
+        return self._generator(0).random(self.count) < 0.5
+
+    @cached_property
+    def _signs(self) -> NDArray[np.float64]:
+        return np.where(self._generator(1).random(self.size) < 0.5, -1.0, 1.0)
+
+    @cached_property
+    def _places(self) -> NDArray[np.int64]:
+        return self._generator(2).permutation(self.size)
+
+    def direction(self, canary: int) -> NDArray[np.float64]:
+        """Return the direction of one canary, length 1, shape `(size,)`."""
+        row = np.zeros(self.size)
+        row[self._places[canary]] = 1.0
+        turned: NDArray[np.float64] = idct(row, norm="ortho") * self._signs
+        return turned
+
+    def along(self, vector: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Return a vector's coordinate along every direction, those of the canaries first."""
+        turned: NDArray[np.float64] = dct(vector * self._signs, norm="ortho")
+        return turned[self._places]
+
+    def _generator(self, part: int) -> np.random.Generator:
+        return np.random.default_rng((self.seed, 20230203, part))
+
+
+def privacy_losses(
+    along: NDArray[np.float64], noise_multiplier: float, sampling_rate: float
+) -> NDArray[np.float64]:
+    """Return the privacy loss of one round for each direction.
+
+    `log(1 - q + q e^((2x - 1) / (2 z^2)))`; those of several rounds add up.
+
+    Args:
+        along: The noisy sum without what others sent, in clipping norms, along each direction.
+        noise_multiplier: z, of the noise that the round claims.
+        sampling_rate: q, the probability that a client is drawn.
+    """
+    return loss_of_mixture(along, noise_multiplier, sampling_rate)
+
+
+def one_shot_mu(cosines: NDArray[np.float64], size: int) -> float:
+    """Return Andrew et al.'s estimate of mu: no bound, and no confidence goes with it.
+
+    A direction that is drawn at random has with anything independent of it a cosine of mean zero
+    and variance `1 / size`; that of a canary is larger by mu deviations.
+
+    Args:
+        cosines: Of the canaries that contributed, each with what was released.
+        size: Coordinates of the release.
+
+    Reference:
+        Andrew et al. 2023, "One-shot Empirical Privacy Estimation for Federated Learning", arXiv
+        2302.03098.
+    """
+    return float(np.sqrt(size) * cosines.mean())

@@ -1,0 +1,306 @@
+"""`fl-dp audit`: what the running system leaks at least, beside what it claims."""
+
+from __future__ import annotations
+
+import json
+import math
+import signal
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
+
+from .console import (
+    AsJson,
+    Overrides,
+    err,
+    fail,
+    failures_told,
+    note,
+    out,
+    print_json,
+    warn,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from fl_dp.app.settings import Settings
+    from fl_dp.audit.verdict import AuditReport
+
+    from .jobs import Job
+
+_MOST_CANARIES = 1000
+_FOLDER = "audits"
+
+
+class By(StrEnum):
+    """Kinds of audits."""
+
+    CLIENTS = "clients"
+    GAME = "game"
+
+
+class Against(StrEnum):
+    """Strategies that the game can be played with."""
+
+    FL_DP = "fl-dp"
+    FLOWER = "flower"
+
+
+def audit(
+    overrides: Overrides = None,
+    by: Annotated[
+        By,
+        typer.Option(
+            help="clients: train with canary clients; game: play worst-case rounds on the strategy."
+        ),
+    ] = By.CLIENTS,
+    against: Annotated[
+        Against | None,
+        typer.Option(help="Play the game on fl-dp, or on Flower's own wrappers. Implies game."),
+    ] = None,
+    canaries: Annotated[
+        int | None,
+        typer.Option(help="Canary clients, half of them silent; 1000, or what the model holds."),
+    ] = None,
+    rounds: Annotated[
+        int, typer.Option(help="Rounds of the longest game with and without the client.")
+    ] = 1000,
+    alpha: Annotated[
+        float, typer.Option(help="Probability that a system that keeps its claim is accused.")
+    ] = 1e-6,
+    scores: Annotated[
+        Path | None,
+        typer.Option(help="Audit scores: .npz with `out` and `there`; needs --claim, --delta."),
+    ] = None,
+    claim: Annotated[
+        float | None, typer.Option(help="Epsilon that the model of the scores claims.")
+    ] = None,
+    delta: Annotated[
+        float | None, typer.Option(help="Delta of scores; of the game, 1e-5 unless given.")
+    ] = None,
+    keep_model: Annotated[
+        bool,
+        typer.Option(
+            "--keep-model",
+            help="Keep the model, which canaries have moved, and allow run_name and output_dir.",
+        ),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Bound from below what the running system leaks, and compare it with what it claims.
+
+    `fl-dp audit model=mlp` trains the task through Flower's engine with canary clients among the
+    others, and bounds epsilon from what every released model tells of them. OVERRIDES are those of
+    `fl-dp run`. Canaries take places in cohorts and move the model: it is not for use, and is
+    deleted unless `--keep-model`. Everything else stays in `audits/NAME/`.
+
+    `fl-dp audit --against flower` plays the game on Flower's own wrappers, to see what failing
+    looks like. Ends with status 1 if a claim is violated.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    if not 0.0 < alpha < 1.0:
+        fail(f"--alpha must lie in (0, 1), got {alpha}", status=2)
+    with failures_told():
+        if scores is not None:
+            reports = [_of_scores(scores, claim=claim, delta=delta, alpha=alpha)]
+        elif by is By.GAME or against is not None:
+            if overrides:
+                raise ValueError("the game has a plan of its own: leave the overrides out")
+            reports = _by_game(
+                against or Against.FL_DP, rounds=rounds, alpha=alpha, delta=delta or 1e-5
+            )
+        else:
+            reports = [
+                _by_clients(overrides or [], canaries=canaries, alpha=alpha, keep_model=keep_model)
+            ]
+    if as_json:
+        print_json({"audits": [report.to_dict() for report in reports]})
+    else:
+        _show(reports)
+    if not all(report.stands for report in reports):
+        raise typer.Exit(1)
+
+
+def _show(reports: Sequence[AuditReport]) -> None:
+    from fl_dp.report.audit_view import audit_lines, audit_table
+
+    for report in reports:
+        out.print(audit_table(report))
+        for line in audit_lines(report):
+            out.print(line, soft_wrap=True, markup=False)
+
+
+def _by_game(against: Against, *, rounds: int, alpha: float, delta: float) -> list[AuditReport]:
+    """Play every game on ours, or on Flower's wrappers, with fixed and with adaptive clipping."""
+    from fl_dp.app.auditing.game import GAME_MULTIPLIER, audit_strategy, names_of
+    from fl_dp.app.auditing.subjects import FlDp, FlowersOwn, Subject
+
+    if rounds < 20:
+        raise ValueError(f"--rounds must be at least 20, got {rounds}")
+    subjects: list[Subject] = [
+        FlDp(noise_multiplier=GAME_MULTIPLIER),
+        FlDp(name="fl-dp, adaptive clipping", noise_multiplier=GAME_MULTIPLIER, adaptive=True),
+    ]
+    if against is Against.FLOWER:
+        subjects = [
+            FlowersOwn(noise_multiplier=GAME_MULTIPLIER),
+            FlowersOwn(
+                name="Flower's server-side adaptive clipping",
+                noise_multiplier=GAME_MULTIPLIER,
+                adaptive=True,
+                crowd=18,
+            ),
+        ]
+    reports = []
+    for subject in subjects:
+        with _counted(subject.name, len(names_of(subject))) as done:
+            reports.append(
+                audit_strategy(subject, rounds=rounds, alpha=alpha, delta=delta, on_done=done)
+            )
+    return reports
+
+
+@contextmanager
+def _counted(title: str, tests: int) -> Iterator[Callable[[], None]]:
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
+    with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
+        task = progress.add_task(f"playing: {title}", total=tests)
+        yield lambda: progress.advance(task)
+
+
+def _of_scores(
+    path: Path, *, claim: float | None, delta: float | None, alpha: float
+) -> AuditReport:
+    import numpy as np
+
+    from fl_dp.audit.black_box import report_of_scores
+
+    if claim is None or delta is None:
+        raise ValueError("scores alone claim nothing: give --claim EPSILON and --delta DELTA")
+    with np.load(path, allow_pickle=False) as stored:
+        missing = {"out", "there"} - set(stored.files)
+        if missing:
+            raise ValueError(f"{path} has no array '{sorted(missing)[0]}'")
+        arrays = {name: stored[name].astype(np.float64) for name in ("out", "there")}
+    return report_of_scores(
+        arrays["out"], arrays["there"], claim=claim, delta=delta, alpha=alpha, subject=path.name
+    )
+
+
+def _by_clients(
+    overrides: Sequence[str], *, canaries: int | None, alpha: float, keep_model: bool
+) -> AuditReport:
+    """Train with canaries through Flower's engine, and judge what its releases tell of them."""
+    from fl_dp.app.auditing.canary_run import require_auditable
+    from fl_dp.app.workload import initial_arrays_of
+    from fl_dp.updates import VectorLayout
+
+    from .jobs import find_jobs, prepare
+
+    for key in ("run_name", "output_dir", "resume"):
+        if not keep_model and any(each.startswith(f"{key}=") for each in overrides):
+            raise ValueError(
+                f"{key}= is for models that are used, and canaries move this one: leave it out, or "
+                "say --keep-model"
+            )
+    if any(each.startswith("resume=") for each in overrides):
+        raise ValueError("canaries take part from the first round on: leave resume= out")
+    asked = [*overrides, "roster_may_grow=true"]
+    if not keep_model:
+        asked.append(f"output_dir={_FOLDER}")
+    (job,) = find_jobs(asked, multirun=False).each
+    require_auditable(job.settings)
+    job = prepare(job)
+    size = VectorLayout.of(initial_arrays_of(job.settings)).size
+    count = canaries if canaries is not None else min(_MOST_CANARIES, size // 2)
+    report = _audited(job, count=count, size=size, alpha=alpha, keep_model=keep_model)
+    text = json.dumps({"audits": [_finite(report)]}, indent=2) + "\n"
+    (job.path / "audit.json").write_text(text, encoding="utf-8")
+    note(f"Everything is in {job.path}")
+    return report
+
+
+def _finite(report: AuditReport) -> object:
+    """Return a report for JSON, which has no infinity."""
+    return json.loads(json.dumps(report.to_dict()), parse_constant=lambda _: None)
+
+
+def _audited(job: Job, *, count: int, size: int, alpha: float, keep_model: bool) -> AuditReport:
+    from fl_dp.app.auditing.canary_run import RUN_KEY, CanaryRun
+    from fl_dp.local.launch import App, LaunchError, LocalSuperLink, run_through_flower
+    from fl_dp.report.progress import progress_line
+
+    run = CanaryRun(count=count, seed=job.settings.seed)
+    run.canaries(size)  # refuses more than fit, before anything starts
+    app = App(
+        server="fl_dp.app.auditing.canary_server",
+        client="fl_dp.app.auditing.canary_client",
+        config={RUN_KEY: run.to_json()},
+    )
+    note(
+        f"{count} canary clients join the {job.settings.task.num_clients}: they take places in "
+        "cohorts and move the model, which is not for use"
+    )
+    title = f"auditing {job.settings.task.name}"
+    try:
+        with (
+            LocalSuperLink(app, more_nodes=run.more_nodes(job.settings)) as link,
+            progress_line(err, title, rounds=job.settings.rounds, budget=job.budget) as on_round,
+        ):
+            run_through_flower(link, job.settings, job.sent, job.folder, on_round)
+    except LaunchError as error:
+        fail(str(error), status=1)
+    finally:
+        if not keep_model:
+            for file in (job.folder.model, job.folder.checkpoint):
+                file.unlink(missing_ok=True)
+    return _judged(job.settings, job, run, alpha=alpha)
+
+
+def _judged(settings: Settings, job: Job, run: object, *, alpha: float) -> AuditReport:
+    from fl_dp.app.auditing.canary_run import CANARIES_FILE, CanaryRun
+    from fl_dp.app.auditing.canary_server import read_seen
+    from fl_dp.audit.verdict import AuditReport
+    from fl_dp.audit.whole_run import finding_of_run, one_shot_epsilon
+
+    assert isinstance(run, CanaryRun)
+    rounds, moved = read_seen(job.path / CANARIES_FILE)
+    statement = job.folder.read_statement()
+    claimed = float(statement["epsilon"].get(statement["quoted"], math.inf))
+    delta = float(statement["delta"])
+    if len(rounds) < settings.rounds:
+        warn(f"{len(rounds)} of {settings.rounds} rounds were released; the claim is of all")
+    found = {
+        level: finding_of_run(
+            run.canaries(moved.size),
+            rounds,
+            sampling_rate=settings.selection.sampling_rate,
+            claim=claimed,
+            delta=delta,
+            alpha=level,
+        )
+        for level in (alpha, 0.05)
+    }
+    canaries = run.canaries(moved.size)
+    return AuditReport(
+        subject=f"{settings.task.name}, {len(rounds)} rounds through Flower's engine",
+        findings=(found[alpha],),
+        estimates={
+            "lower bound at confidence 0.95, on which no verdict rests": found[0.05].bound or 0.0,
+            "one-shot estimate from the last model alone, which is no bound": one_shot_epsilon(
+                canaries, moved, delta=delta
+            ),
+        },
+        notes=(
+            f"at delta {delta:.3g}; the adversary sees every released model and knows what all "
+            "others sent, but not who was drawn",
+            "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's; that by "
+            "Clopper-Pearson supposes nothing",
+        ),
+    )

@@ -1,0 +1,174 @@
+"""Canary clients in a training: drawn, clipped, summed and charged as every client is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from local_grid import FIRST_NODE, LocalGrid
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import PoissonSampling
+from fl_dp.app.auditing.canary_client import app, canary_update
+from fl_dp.app.auditing.canary_run import RUN_KEY, CanaryRun, require_auditable
+from fl_dp.app.auditing.canary_server import read_seen, write_seen
+from fl_dp.app.auditing.watched import WatchedFedAvg
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.settings import SETTINGS_KEY, Settings
+from fl_dp.app.workload import initial_arrays_of
+from fl_dp.audit.verdict import Finding
+from fl_dp.audit.whole_run import SeenRound, finding_of_run
+from fl_dp.mechanisms import FixedClipping
+from fl_dp.updates import VectorLayout
+
+OVERRIDES = ("task.num_clients=6", "simulation.units_per_node=50", "clipping.norm=0.5")
+RUN = CanaryRun(count=200, seed=1)
+ROUNDS, RATE, Z = 4, 0.75, 2.0
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    return compose_settings(OVERRIDES)
+
+
+def answer(message: Message, place: int) -> Message:
+    """Answer with the audited app, as a simulated node would; what it raises is an error."""
+    config = {"partition-id": place, "num-partitions": 100}
+    context = Context(1, FIRST_NODE + place, config, RecordDict(), {RUN_KEY: RUN.to_json()})
+    try:
+        return app(message, context)
+    except Exception as error:
+        return Message(Error(code=2, reason=repr(error)), reply_to=message)
+
+
+class AQuarterOfTheNoise(WatchedFedAvg):
+    """Adds a quarter of what is charged; its auditor goes by the charge."""
+
+    def make_mode(self, reservation: Any, *rest: Any) -> Any:
+        less = replace(reservation, noise_multiplier=reservation.noise_multiplier / 4)
+        return super().make_mode(less, *rest)
+
+    def _settle(self, released: Any) -> None:
+        super()._settle(released)
+        self.seen[-1] = replace(self.seen[-1], noise_multiplier=Z)
+
+
+@pytest.fixture
+def trained(settings: Settings, tmp_path: Path) -> Iterator[Any]:
+    def train(kind: type[WatchedFedAvg]) -> WatchedFedAvg:
+        plan = PrivacyPlan.of(
+            budget=PrivacyBudget(epsilon=1e6, delta=1e-3),
+            rounds=ROUNDS,
+            sampling=PoissonSampling(sampling_rate=RATE),
+            noise_multiplier=Z,
+            clipping=FixedClipping(norm=0.5),
+            num_clients=6,
+            units_per_node=50,
+            contribution_check=False,
+        )
+        nodes = 1 + RUN.more_nodes(settings)
+        with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+            strategy = kind(plan=plan, ledger=ledger, roster_may_grow=True, run=RUN)
+            strategy.start(
+                LocalGrid(answer, nodes, introduces=True),
+                initial_arrays_of(settings),
+                num_rounds=ROUNDS,
+                train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
+            )
+            strategy.claim = ledger.epsilon().best  # type: ignore[attr-defined]  # kept for the test
+        return strategy
+
+    yield train
+
+
+def found_in(strategy: WatchedFedAvg, alpha: float) -> Finding:
+    size = strategy.seen[0].along.size
+    return finding_of_run(
+        RUN.canaries(size),
+        strategy.seen,
+        sampling_rate=RATE,
+        claim=strategy.claim,  # type: ignore[attr-defined]  # as above
+        delta=1e-3,
+        alpha=alpha,
+    )
+
+
+def test_a_whole_run_shows_its_canaries_under_the_noise_alone_and_no_more_than_it_claims(
+    trained: Any,
+) -> None:
+    strategy = trained(WatchedFedAvg)
+    seen = np.stack([each.along for each in strategy.seen])
+    there = RUN.canaries(seen.shape[1]).there
+    # What others sent is known exactly: the directions without a canary show the noise alone.
+    # 1,800 draws and about 400: five deviations each.
+    assert seen[:, RUN.count :].std() == pytest.approx(Z, rel=0.085)
+    assert seen[:, : RUN.count][:, ~there].std() == pytest.approx(Z, rel=0.18)
+    # Each is there in three of four rounds, one clipping norm long however long it was sent.
+    hits = seen[:, : RUN.count][:, there]
+    assert hits.mean() == pytest.approx(RATE, abs=5 * np.sqrt((Z**2 + 0.25) / hits.size))
+    found = found_in(strategy, 1e-6)
+    assert found.stands
+    assert found.claim == pytest.approx(4.9, abs=0.1)
+
+
+def test_a_run_with_a_quarter_of_the_noise_is_caught(trained: Any) -> None:
+    assert not found_in(trained(AQuarterOfTheNoise), 1e-6).stands
+
+
+def test_a_canary_moves_the_model_along_its_direction_or_not_at_all() -> None:
+    model = [np.zeros((20, 20), np.float32), np.array(3), np.ones(5)]
+    canaries = RUN.canaries(405)
+    for canary in range(20):
+        moved = canary_update(model, RUN, canary, 7.0)
+        assert [array.dtype for array in moved] == [array.dtype for array in model]
+        assert moved[1] == 3  # counters stay
+        flat = np.concatenate([moved[0].ravel(), moved[2] - 1.0])
+        expected = 7.0 * canaries.direction(canary) * canaries.there[canary]
+        np.testing.assert_allclose(flat, expected, atol=1e-6)
+
+
+def test_canaries_live_on_nodes_of_their_own(settings: Settings) -> None:
+    assert RUN.more_nodes(settings) == 4
+    assert [RUN.first_on_node(settings, node) for node in (0, 1, 2, 4)] == [None, 0, 50, 150]
+    assert CanaryRun.of({RUN_KEY: RUN.to_json()}) == RUN
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("privacy=local", "privacy=central"),
+        ("selection=fixed", "selection=poisson"),
+        ("clipping=per_layer", "clipping=fixed"),
+        ("dp_sgd=on", "dp_sgd=on"),
+    ],
+)
+def test_trainings_whose_claim_canaries_do_not_test_are_refused(override: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        require_auditable(compose_settings([override]))
+
+
+def test_what_was_seen_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    seen = [SeenRound(along=np.arange(4.0) + n, noise_multiplier=1.0 + n) for n in range(3)]
+    write_seen(tmp_path / "seen.npz", seen, moved=np.arange(4.0))
+    read, moved = read_seen(tmp_path / "seen.npz")
+    assert [each.noise_multiplier for each in read] == [1.0, 2.0, 3.0]
+    np.testing.assert_array_equal(read[2].along, seen[2].along)
+    np.testing.assert_array_equal(moved, np.arange(4.0))
+
+
+def test_the_order_of_a_canarys_coordinates_is_the_servers(settings: Settings) -> None:
+    first = initial_arrays_of(settings)
+    moved = canary_update(first.to_numpy_ndarrays(), RUN, _one_that_is_there(), 1.0)
+    layout = VectorLayout.of(first)
+    record = ArrayRecord({n: Array(a) for n, a in zip(first.keys(), moved, strict=True)})
+    along = RUN.canaries(layout.size).along(layout.flatten(record) - layout.flatten(first))
+    assert along[_one_that_is_there()] == pytest.approx(1.0, abs=1e-5)
+
+
+def _one_that_is_there() -> int:
+    return int(np.flatnonzero(RUN.canaries(650).there)[0])
