@@ -43,6 +43,7 @@ class By(StrEnum):
 
     CLIENTS = "clients"
     GAME = "game"
+    RECORDS = "records"
 
 
 class Against(StrEnum):
@@ -57,7 +58,8 @@ def audit(
     by: Annotated[
         By,
         typer.Option(
-            help="clients: train with canary clients; game: play worst-case rounds on the strategy."
+            help="clients: train with canary clients; records: one client trains by DP-SGD with "
+            "canary records; game: play worst-case rounds on the strategy."
         ),
     ] = By.CLIENTS,
     against: Annotated[
@@ -66,7 +68,7 @@ def audit(
     ] = None,
     canaries: Annotated[
         int | None,
-        typer.Option(help="Canary clients, half of them silent; 1000, or what the model holds."),
+        typer.Option(help="Canaries, half of them left out; 1000, or what the model holds."),
     ] = None,
     rounds: Annotated[
         int, typer.Option(help="Rounds of the longest game with and without the client.")
@@ -100,6 +102,7 @@ def audit(
     `fl-dp run`. Canaries take places in cohorts and move the model: it is not for use, and is
     deleted unless `--keep-model`. Everything else stays in `audits/NAME/`.
 
+    `fl-dp audit --by records dp_sgd.epsilon=4` has one client train by DP-SGD with canary records.
     `fl-dp audit --against flower` plays the game on Flower's own wrappers, to see what failing
     looks like. Ends with status 1 if a claim is violated.
     """
@@ -115,6 +118,8 @@ def audit(
             reports = _by_game(
                 against or Against.FL_DP, rounds=rounds, alpha=alpha, delta=delta or 1e-5
             )
+        elif by is By.RECORDS:
+            reports = [_by_records(overrides or [], canaries=canaries, alpha=alpha)]
         else:
             reports = [
                 _by_clients(overrides or [], canaries=canaries, alpha=alpha, keep_model=keep_model)
@@ -170,8 +175,39 @@ def _by_game(against: Against, *, rounds: int, alpha: float, delta: float) -> li
 def _counted(title: str, tests: int) -> Iterator[Callable[[], None]]:
     columns = (SpinnerColumn(), TextColumn("{task.description}"), BarColumn())
     with Progress(*columns, TimeRemainingColumn(), console=err, transient=True) as progress:
-        task = progress.add_task(f"playing: {title}", total=tests)
+        task = progress.add_task(title, total=tests)
         yield lambda: progress.advance(task)
+
+
+def _by_records(overrides: Sequence[str], *, canaries: int | None, alpha: float) -> AuditReport:
+    """Have one client train by DP-SGD with canary records."""
+    from fl_dp.app.compose import compose_settings
+    from fl_dp.app.planning import make_record_plan
+
+    if not any(each.startswith("privacy=") for each in overrides):
+        overrides = ["privacy=dp_sgd", *overrides]
+    settings = compose_settings(overrides)
+    plan = make_record_plan(settings)
+    if plan is None:
+        raise ValueError("these settings have no DP-SGD to audit: write privacy=dp_sgd")
+    from fl_dp.app.auditing.records import AuditedRecords, audit_records
+    from fl_dp.app.workload import data_of_unit
+
+    data = data_of_unit(settings, 0, {"partition-id": 0})
+    if data is None or data[0].form.vocabulary_size is not None:
+        raise ValueError(f"task={settings.task.name} has no records of numbers to hide canaries in")
+    dataset, rows = data
+    import torch
+
+    records = AuditedRecords(
+        features=torch.as_tensor(dataset.features(rows)),
+        labels=torch.as_tensor(dataset.labels(rows)),
+        num_classes=dataset.form.num_classes,
+        canaries=_MOST_CANARIES if canaries is None else canaries,
+        seed=settings.seed,
+    )
+    with _counted(f"{plan.steps} steps of DP-SGD", plan.participations) as done:
+        return audit_records(records, plan, alpha=alpha, on_participation=done)
 
 
 def _of_scores(
