@@ -6,13 +6,15 @@
 Scores of any adversary will do: projections of released models, likelihood ratios, losses of
 records under a trained model. A threshold must not be chosen on the scores that are counted at it.
 So it comes from the first half of the scores and the bounds from the second, whose order must say
-nothing; or from what the claim expects, and then every score counts.
+nothing; or from what the claim expects, and then every score counts. The latter is stronger where
+the claim holds, and may be blind where it does not: who has both uses both, at half of alpha each.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +26,8 @@ from .bounds import Confusion, epsilon_lower_bound, gaussian_epsilon_of, gdp_low
 
 _CANDIDATES = 100  # thresholds that are tried
 _FEWEST = 4
+
+_Scores: TypeAlias = tuple[NDArray[np.float64], NDArray[np.float64]]  # without, with the secret
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +57,7 @@ def bounds_of_scores(
     *,
     alpha: float,
     delta: float,
-    expected: tuple[NDArray[np.float64], NDArray[np.float64]] | None = None,
+    expected: _Scores | None = None,
 ) -> ScoreBounds:
     """Return the bounds that scores of trials without and with the secret are proof of.
 
@@ -63,7 +67,7 @@ def bounds_of_scores(
         alpha: Probability that any of the bounds is too large.
         delta: Of the guarantee.
         expected: Other scores without and with the secret to choose thresholds on, such as draws
-            from the claimed law; None: the first halves of `out` and `there`.
+            from the claimed law, besides the first halves of `out` and `there`.
 
     Raises:
         ValueError: If there are fewer than four scores of either kind, or one is not finite.
@@ -75,11 +79,21 @@ def bounds_of_scores(
                 f"need at least {_FEWEST} finite scores of trials {name} the secret, got "
                 f"{scores.size}"
             )
-    if expected is None:
-        expected = out[: len(out) // 2], there[: len(there) // 2]
-        out, there = out[len(out) // 2 :], there[len(there) // 2 :]
+    first = out[: len(out) // 2], there[: len(there) // 2]
+    second = out[len(out) // 2 :], there[len(there) // 2 :]
+    ways = [(first, second)] if expected is None else [(first, second), (expected, (out, there))]
+    each = alpha / len(ways)
+    found = [_bounds(*way, alpha=each, delta=delta) for way in ways]
+    by_epsilon = max(found, key=lambda bounds: bounds.epsilon)
+    by_mu = max(found, key=lambda bounds: bounds.mu)
+    return replace(by_mu, epsilon=by_epsilon.epsilon, at_epsilon=by_epsilon.at_epsilon)
+
+
+def _bounds(chosen_on: _Scores, counted_on: _Scores, *, alpha: float, delta: float) -> ScoreBounds:
+    """Return the bounds at thresholds that were chosen on other scores."""
+    out, there = counted_on
     each = alpha / 2.0
-    tried = _thresholds(*expected, negatives=len(out), positives=len(there))
+    tried = _thresholds(*chosen_on, negatives=len(out), positives=len(there))
     for_epsilon = max(tried, key=lambda t: epsilon_lower_bound(t[1], alpha=each, delta=delta))[0]
     for_mu = max(tried, key=lambda t: gdp_lower_bound(t[1], alpha=each))[0]
     at_epsilon = _confusion(out, there, for_epsilon)

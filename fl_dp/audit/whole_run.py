@@ -62,6 +62,8 @@ def finding_of_run(
         losses += privacy_losses(seen.along, seen.noise_multiplier, sampling_rate)
     there = losses[: canaries.count][canaries.there]
     out = np.concatenate([losses[: canaries.count][~canaries.there], losses[canaries.count :]])
+    # Otherwise those whose coin said no would choose a threshold for those without a canary.
+    out = np.random.default_rng(canaries.seed).permutation(out)
     found = bounds_of_scores(
         out, there, alpha=alpha, delta=delta, expected=_expected(rounds, sampling_rate)
     )
@@ -72,10 +74,10 @@ def finding_of_run(
     )
     claimed_mu = mu_of_epsilon(claim, delta)
     # The bound lies so much below the truth; 1.645 deviations more are met in 19 of 20 audits.
-    slack = max(estimate - found.mu, 0.0) * (1.0 + norm.isf(0.05) / norm.isf(alpha / 4.0))
+    slack = max(estimate - found.mu, 0.0) * (1.0 + norm.isf(0.05) / norm.isf(alpha / 8.0))
     seen_from = gaussian_epsilon_of(claimed_mu + slack, delta=delta)
     most = most_that_clopper_pearson_shows(
-        counts.positives, counts.negatives, alpha=alpha / 2.0, delta=delta
+        counts.positives, counts.negatives, alpha=alpha / 4.0, delta=delta
     )
     return Finding(
         name=WHOLE_RUN,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.special import expit
@@ -91,7 +93,7 @@ def test_counts_that_contradict_each_other_are_refused(
 def test_the_best_of_several_numbers_of_guesses_is_what_one_run_shows() -> None:
     rng = np.random.default_rng(1)
     there = rng.random(1000) < 0.5
-    known = {"claim": 0.5, "delta": 1e-5, "alpha": 0.01}
+    known: dict[str, Any] = {"claim": 0.5, "delta": 1e-5, "alpha": 0.01}
     assert not finding_of_one_run(rng.normal(size=1000) + 4.0 * there, there, **known).stands
     silent = finding_of_one_run(rng.normal(size=1000), there, **known)
     assert silent.stands
@@ -102,6 +104,6 @@ def test_the_best_of_several_numbers_of_guesses_is_what_one_run_shows() -> None:
 
 def test_delta_alone_explains_what_is_to_be_surer_than_it_allows() -> None:
     # 2 canaries x delta / guesses is 2e-4: no number of right guesses refutes anything at 1e-6.
-    everything = {"canaries": 1000, "guesses": 100, "right": 100, "delta": 1e-5}
+    everything: dict[str, Any] = {"canaries": 1000, "guesses": 100, "right": 100, "delta": 1e-5}
     assert epsilon_of_guesses(**everything, alpha=1e-6) == 0.0
     assert epsilon_of_guesses(**everything, alpha=1e-3) > 1.0

@@ -154,8 +154,8 @@ def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
     asked = Message(RecordDict(), dst_node_id=FIRST_NODE + node, message_type="train")
     asked.metadata.__dict__["_message_id"] = f"asked-{node}"  # Flower gives it one when it is sent
     record = ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
-    content = {"arrays": record, "metrics": MetricRecord({"num-examples": 1} | metrics)}
-    return Message(RecordDict(content), reply_to=asked)
+    measured = MetricRecord({"num-examples": 1} | metrics)
+    return Message(RecordDict({"arrays": record, "metrics": measured}), reply_to=asked)
 
 
 def play(
