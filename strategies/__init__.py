@@ -7,7 +7,7 @@ from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
 from .exact_totals import exact_evaluation
 from .federation_statistics import ask_federation, evaluate_federation
-from .modes import Ask, Cohort, Mode, Released, RoundFailed
+from .modes import Ask, CentralMode, Cohort, Mode, Released, RoundFailed
 from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
     Draw,
@@ -25,6 +25,7 @@ from .utility_selection import DPUtilitySelection, ExponentialSelection
 __all__ = [
     "AdaptiveClipping",
     "Ask",
+    "CentralMode",
     "Checkpoint",
     "Cohort",
     "DPFedAvg",

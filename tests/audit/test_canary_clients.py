@@ -38,7 +38,7 @@ def settings() -> Settings:
 
 def answer(message: Message, place: int) -> Message:
     """Answer with the audited app, as a simulated node would; what it raises is an error."""
-    config = {"partition-id": place, "num-partitions": 100}
+    config: dict[str, Any] = {"partition-id": place, "num-partitions": 100}
     context = Context(1, FIRST_NODE + place, config, RecordDict(), {RUN_KEY: RUN.to_json()})
     try:
         return app(message, context)

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -198,15 +198,15 @@ def _played(
     rounds = rounds if game.full else _fewer(rounds)
     z = subject.noise_multiplier
     claim = gaussian_epsilon(z, delta)
-    known = {"name": game.name, "alpha": alpha, "claim": claim, "delta": delta}
+    known = Finding(name=game.name, alpha=alpha, claim=claim, delta=delta)
     try:
         without, with_unit = play_game(subject, game, rounds)
     except Exception as error:  # of whatever class: an adversary sees that there is no model
         seen = f"the round fails ({type(error).__name__}), which tells who was there"
-        return Finding(**known, caught=True, seen=seen), np.empty((0, 0))
+        return replace(known, caught=True, seen=seen), np.empty((0, 0))
     if not (np.isfinite(without).all() and np.isfinite(with_unit).all()):
         seen = "a released model is not finite, which tells who was there"
-        return Finding(**known, caught=True, seen=seen), np.empty((0, 0))
+        return replace(known, caught=True, seen=seen), np.empty((0, 0))
     idle = np.concatenate([without[:, 1:], with_unit[:, 1:]])
     out, there = without[:, 0], with_unit[:, 0]
     mu = mu_of_shift(out, there, idle, alpha=alpha / 2.0)
@@ -216,8 +216,8 @@ def _played(
     # What shifts the bound beyond the claim in 19 of 20 audits.
     needed = 1.0 / z + (norm.isf(alpha / 4.0) + norm.isf(0.05)) * math.sqrt(2.0 / rounds)
     return (
-        Finding(
-            **known,
+        replace(
+            known,
             bounds={
                 "gaussian": gaussian_epsilon_of(mu, delta=delta),
                 "clopper_pearson": scored.epsilon,
@@ -239,14 +239,14 @@ def _noise_has_its_size(
     """
     z = subject.noise_multiplier
     claim = gaussian_epsilon(z, delta)
-    known = {"name": SIZE_OF_NOISE, "alpha": alpha, "claim": claim, "delta": delta}
+    known = Finding(name=SIZE_OF_NOISE, alpha=alpha, claim=claim, delta=delta)
     if not idle.size:
-        return Finding(**known, seen="no round was released")
+        return replace(known, seen="no round was released")
     squares = float(np.square(idle).sum())
     largest = math.sqrt(squares / chi2.ppf(alpha / 2.0, idle.size))
     smallest = math.sqrt(squares / chi2.isf(alpha / 2.0, idle.size))
-    return Finding(
-        **known,
+    return replace(
+        known,
         bounds={"gaussian": gaussian_epsilon_of(1.0 / largest, delta=delta)},
         seen=f"multiplier between {smallest:.4g} and {largest:.4g}, {z:.4g} is claimed"
         + ("; more than the claim needs" if smallest > z else ""),

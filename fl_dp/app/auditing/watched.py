@@ -12,8 +12,16 @@ from numpy.typing import NDArray
 from fl_dp.audit.canaries import Canaries
 from fl_dp.audit.whole_run import SeenRound
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.strategies import Ask, Cohort, DPFedAvg, Mode, Observation, Released, Unit
-from fl_dp.strategies.modes.central import CentralMode
+from fl_dp.strategies import (
+    Ask,
+    CentralMode,
+    Cohort,
+    DPFedAvg,
+    Mode,
+    Observation,
+    Released,
+    Unit,
+)
 
 from .canary_run import CANARY_METRIC, CanaryRun
 
