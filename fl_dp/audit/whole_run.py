@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.stats import norm
 
+from fl_dp.accounting.trade_off import TradeOff
+
 from .bounds import gaussian_epsilon_of, most_that_clopper_pearson_shows
 from .canaries import Canaries, one_shot_mu, privacy_losses
 from .scores import bounds_of_scores
@@ -41,8 +43,13 @@ def finding_of_run(
     claim: float,
     delta: float,
     alpha: float,
+    curve: TradeOff | None = None,
 ) -> Finding:
     """Return what a run's releases are proof of, beside what its ledger claims.
+
+    With the claimed trade-off curve no verdict rests on a Gaussian's: rates of true and false
+    positives are compared with the curve itself, and a Gaussian bound that contradicts it is left
+    out.
 
     Args:
         canaries: Those of the run.
@@ -51,6 +58,7 @@ def finding_of_run(
         claim: Epsilon that the ledger claims for these rounds.
         delta: Of the claim.
         alpha: Probability that the bound is too large.
+        curve: Trade-off curve of what the ledger was charged.
 
     Raises:
         ValueError: If no round was released, or all coins fell on one side.
@@ -67,6 +75,14 @@ def finding_of_run(
     found = bounds_of_scores(
         out, there, alpha=alpha, delta=delta, expected=_expected(rounds, sampling_rate)
     )
+    bounds = {"gaussian": found.gaussian_epsilon, "clopper_pearson": found.epsilon}
+    caught = False
+    if curve is not None:
+        for at in (found.at_epsilon, found.at_mu):
+            hit, alarm = at.rates(alpha / 4.0)  # the intervals that the bounds are made of
+            caught = caught or hit > float(curve(alarm))
+        if not caught and found.gaussian_epsilon > claim:
+            del bounds["gaussian"]
     counts = found.at_mu
     estimate = float(
         norm.ppf((counts.true_positives + 0.5) / (counts.positives + 1.0))
@@ -84,7 +100,8 @@ def finding_of_run(
         alpha=alpha,
         claim=claim,
         delta=delta,
-        bounds={"gaussian": found.gaussian_epsilon, "clopper_pearson": found.epsilon},
+        bounds=bounds,
+        caught=caught,
         seen=(
             f"{canaries.count} canaries, {int(canaries.there.sum())} of them there, "
             f"{len(out)} directions without one; mu at least {found.mu:.3g}"

@@ -29,6 +29,8 @@ from .console import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from fl_dp.accounting.trade_off import TradeOff
+    from fl_dp.app.auditing.canary_run import CanaryRun
     from fl_dp.app.settings import Settings
     from fl_dp.audit.verdict import AuditReport
 
@@ -299,31 +301,45 @@ def _audited(job: Job, *, count: int, size: int, alpha: float, keep_model: bool)
     return _judged(job.settings, job, run, alpha=alpha)
 
 
-def _judged(settings: Settings, job: Job, run: object, *, alpha: float) -> AuditReport:
-    from fl_dp.app.auditing.canary_run import CANARIES_FILE, CanaryRun
+def _claimed_curve(job: Job) -> TradeOff | None:
+    """Return the trade-off curve of what the ledger was charged, None if it has none."""
+    from fl_dp.accounting.loss_distributions import NoDistribution
+    from fl_dp.accounting.trade_off import trade_off
+
+    with job.folder.read_ledger() as ledger:
+        history, relation = ledger.history, ledger.plan.neighboring_relation
+    try:
+        return trade_off(history, neighboring_relation=relation)
+    except NoDistribution:
+        return None
+
+
+def _judged(settings: Settings, job: Job, run: CanaryRun, *, alpha: float) -> AuditReport:
+    from fl_dp.app.auditing.canary_run import CANARIES_FILE
     from fl_dp.app.auditing.canary_server import read_seen
     from fl_dp.audit.verdict import AuditReport
     from fl_dp.audit.whole_run import finding_of_run, one_shot_epsilon
 
-    assert isinstance(run, CanaryRun)
     rounds, moved = read_seen(job.path / CANARIES_FILE)
     statement = job.folder.read_statement()
     claimed = float(statement["epsilon"].get(statement["quoted"], math.inf))
     delta = float(statement["delta"])
     if len(rounds) < settings.rounds:
         warn(f"{len(rounds)} of {settings.rounds} rounds were released; the claim is of all")
+    curve = _claimed_curve(job)
+    canaries = run.canaries(moved.size)
     found = {
         level: finding_of_run(
-            run.canaries(moved.size),
+            canaries,
             rounds,
             sampling_rate=settings.selection.sampling_rate,
             claim=claimed,
             delta=delta,
             alpha=level,
+            curve=curve,
         )
         for level in (alpha, 0.05)
     }
-    canaries = run.canaries(moved.size)
     return AuditReport(
         subject=f"{settings.task.name}, {len(rounds)} rounds through Flower's engine",
         findings=(found[alpha],),
@@ -336,7 +352,7 @@ def _judged(settings: Settings, job: Job, run: object, *, alpha: float) -> Audit
         notes=(
             f"at delta {delta:.3g}; the adversary sees every released model and knows what all "
             "others sent, but not who was drawn",
-            "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's; that by "
-            "Clopper-Pearson supposes nothing",
+            "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
+            "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
         ),
     )

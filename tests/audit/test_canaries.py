@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
 
 from fl_dp.accounting import PoissonGaussianEvent, PrivacyEvent, epsilon, gaussian_epsilon
+from fl_dp.accounting.trade_off import epsilon_delta_trade_off, trade_off
 from fl_dp.audit.bounds import gaussian_epsilon_of
 from fl_dp.audit.canaries import Canaries, one_shot_mu
 from fl_dp.audit.verdict import Finding
@@ -69,6 +71,7 @@ def audited(seen: tuple[Canaries, list[SeenRound]], *, z: float, q: float, alpha
         claim=epsilon(history, DELTA).best,
         delta=DELTA,
         alpha=alpha,
+        curve=trade_off(history),
     )
 
 
@@ -104,6 +107,17 @@ def test_a_leak_is_seen_where_the_threshold_of_the_claimed_law_is_blind() -> Non
     # So much less noise that scores at that threshold tell nothing: the split halves do.
     seen = played(z=2.0, q=0.75, rounds=4, true_z=0.5)
     assert not audited(seen, z=2.0, q=0.75, alpha=1e-6).stands
+
+
+def test_a_gaussian_bound_that_contradicts_the_claimed_curve_accuses_nobody() -> None:
+    # The curve allows all that was seen, and a claim of 1 beside it is no evidence by itself.
+    canaries, rounds = played(z=2.0, q=0.3, rounds=100)
+    known: dict[str, Any] = dict(sampling_rate=0.3, claim=3.5, delta=DELTA, alpha=0.05)
+    lenient = finding_of_run(canaries, rounds, curve=epsilon_delta_trade_off(50.0, 0.0), **known)
+    assert "gaussian" not in lenient.bounds
+    assert lenient.stands
+    strict = finding_of_run(canaries, rounds, curve=epsilon_delta_trade_off(0.1, 0.0), **known)
+    assert strict.caught
 
 
 def test_no_round_is_no_audit() -> None:
