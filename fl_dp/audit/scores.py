@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import chi2, norm
 
+from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.mechanisms.checks import require_probability
 
 from .bounds import Confusion, epsilon_lower_bound, gaussian_epsilon_of, gdp_lower_bound
@@ -41,6 +42,7 @@ class ScoreBounds:
         delta: At which the epsilons hold.
         at_epsilon: Counts at the threshold of `epsilon`.
         at_mu: Counts at the threshold of `mu`.
+        alpha: Of the intervals that the bounds are made of.
     """
 
     epsilon: float
@@ -49,6 +51,19 @@ class ScoreBounds:
     delta: float
     at_epsilon: Confusion
     at_mu: Confusion
+    alpha: float
+
+    def violates(self, curve: TradeOff) -> bool:
+        """Tell whether the counts lie above the trade-off curve that is claimed."""
+        rates = (at.rates(self.alpha) for at in (self.at_epsilon, self.at_mu))
+        return any(hit > float(curve(alarm)) for hit, alarm in rates)
+
+    def beside(self, claim: float, curve: TradeOff | None) -> dict[str, float]:
+        """Return the bounds by name, without a Gaussian one that contradicts a curve that holds."""
+        bounds = {"gaussian": self.gaussian_epsilon, "clopper_pearson": self.epsilon}
+        if curve is not None and self.gaussian_epsilon > claim and not self.violates(curve):
+            del bounds["gaussian"]
+        return bounds
 
 
 def bounds_of_scores(
@@ -106,6 +121,7 @@ def _bounds(chosen_on: _Scores, counted_on: _Scores, *, alpha: float, delta: flo
         delta=delta,
         at_epsilon=at_epsilon,
         at_mu=at_mu,
+        alpha=each,
     )
 
 

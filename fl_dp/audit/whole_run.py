@@ -75,14 +75,6 @@ def finding_of_run(
     found = bounds_of_scores(
         out, there, alpha=alpha, delta=delta, expected=_expected(rounds, sampling_rate)
     )
-    bounds = {"gaussian": found.gaussian_epsilon, "clopper_pearson": found.epsilon}
-    caught = False
-    if curve is not None:
-        for at in (found.at_epsilon, found.at_mu):
-            hit, alarm = at.rates(alpha / 4.0)  # the intervals that the bounds are made of
-            caught = caught or hit > float(curve(alarm))
-        if not caught and found.gaussian_epsilon > claim:
-            del bounds["gaussian"]
     counts = found.at_mu
     estimate = float(
         norm.ppf((counts.true_positives + 0.5) / (counts.positives + 1.0))
@@ -100,8 +92,8 @@ def finding_of_run(
         alpha=alpha,
         claim=claim,
         delta=delta,
-        bounds=bounds,
-        caught=caught,
+        bounds=found.beside(claim, curve),
+        caught=curve is not None and found.violates(curve),
         seen=(
             f"{canaries.count} canaries, {int(canaries.there.sum())} of them there, "
             f"{len(out)} directions without one; mu at least {found.mu:.3g}"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, TensorDataset
 
+from fl_dp.accounting.trade_off import trade_off
 from fl_dp.audit.bounds import most_that_clopper_pearson_shows
 from fl_dp.audit.one_run import finding_of_one_run
 from fl_dp.audit.scores import bounds_of_scores
@@ -115,7 +116,10 @@ def audit_records(
     most = most_that_clopper_pearson_shows(
         len(within) // 2, len(out) // 2, alpha=alpha / 4.0, delta=delta
     )
-    bounds = {"gaussian": fitted.gaussian_epsilon, "clopper_pearson": fitted.epsilon}
+    curve = trade_off(
+        {plan.event: plan.steps * plan.participations},
+        neighboring_relation=plan.neighboring_relation,
+    )
     return AuditReport(
         subject=f"records of one client, {plan.participations} participations of {plan.steps} "
         "steps of DP-SGD",
@@ -123,7 +127,8 @@ def audit_records(
             replace(
                 one_run,
                 alpha=alpha,
-                bounds={**one_run.bounds, **bounds},
+                bounds={**one_run.bounds, **fitted.beside(claim, curve)},
+                caught=fitted.violates(curve),
                 power=f"the one-run bound {one_run.power}, Clopper-Pearson {most:.3g}",
             ),
         ),
