@@ -103,14 +103,19 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         except Exception:
             logger.exception("the client failed; the sum gets the noise around zero")
         # Encoding counts, too: work that ends just before would leave just after, and so be seen.
-        if due is not None and time.monotonic() - began > due:
+        in_time = due is None or time.monotonic() - began <= due
+        if not in_time:
             logger.warning("not done after %.3g s: contributes zero", due)
             steps = None
         if steps is None:
             steps = share.encode([np.zeros(each.size) for each in terms.segments], SecureRandom())
         masked = part.message(steps)
     if due is not None:
-        time.sleep(max(0.0, began + due - time.monotonic()))
+        left = began + due - time.monotonic()
+        # Masks cost the same for everybody, but what leaves behind the others shows its coins.
+        if left < 0.0 and in_time:
+            raise TimeoutError(f"masked {-left:.3g} s too late, so nothing is sent")
+        time.sleep(max(0.0, left))
     return Message(masked_to_content(masked), reply_to=message)
 
 

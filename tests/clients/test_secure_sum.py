@@ -335,6 +335,46 @@ def test_work_that_is_done_but_not_encoded_in_time_contributes_zero(
     assert len(kept) == 3  # in time: encoded once
 
 
+def test_work_that_is_masked_too_late_is_not_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lying server would have the time end within the masks of those who worked."""
+    federation, clock, message = Federation(tmp_path), [0.0], Participation.message
+    left_at: list[float] = []
+
+    def slow(part: Participation, steps: Any) -> MaskedMessage:
+        clock[0] += 1.0
+        return message(part, steps)
+
+    def trains(seconds: float, number: int) -> Message:
+        def train(*told: Any) -> Any:
+            clock[0] += seconds
+            return train_unit(*told)
+
+        clock[0] = 0.0
+        monkeypatch.setattr("fl_dp.clients.units.train_unit", train)
+        rate = replace(INSTRUCTION, sampling_rate=EVERYBODY if seconds else NOBODY)
+        reply = federation.train(
+            federation.content(rate),
+            sampling_rate=rate.sampling_rate,
+            reply_after=3.0,
+            number=number,
+        )
+        left_at.append(clock[0])
+        return reply
+
+    def sleep(seconds: float) -> None:
+        clock[0] += seconds
+
+    monkeypatch.setattr(Participation, "message", slow)
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.monotonic", lambda: clock[0])
+    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", sleep)
+    assert code(trains(0.0, 1)) == code(trains(1.5, 2)) == "answered"
+    assert left_at == [3.0, 3.0]
+    assert code(trains(2.5, 3)) == "TimeoutError"  # done in time, and masked at 3.5
+    assert federation.charges() == 3
+
+
 def test_values_that_no_noise_can_be_put_around_are_answered_with_zero(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
