@@ -44,7 +44,7 @@ class SecureSum:
     Attributes:
         least: Fewest repliers that a sum is opened with; default: 90 % of the nodes.
         colluding: Nodes that may tell the server what they added; default: 1 up to 10 nodes, 2 up
-            to 20, 5 up to 200, 10 above.
+            to 20, 5 up to 200, 10 above; of a sum, and in a plan with a roster of all nodes.
         committee: Members who hold shares of every client's seeds; default: all nodes up to 20,
             else 40, and 60 from 500 on.
         threshold: Members who can open a sum together; default: 80 % of the committee, or more

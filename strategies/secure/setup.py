@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Message, MessageType, RecordDict
 
-from fl_dp.accounting import SharedNoise
+from fl_dp.accounting import SharedNoise, usual_colluding
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
@@ -280,7 +280,27 @@ def secure_sums_of(plan: PrivacyPlan, roster: Roster | None) -> SecureSums | Non
             f"(SecureSum(roster=...)), and secure_roster is "
             f"{'left out' if roster is None else 'given'}: change one of them"
         )
-    return SecureSums(roster) if isinstance(noise, DistributedNoise) else None
+    if not isinstance(noise, DistributedNoise):
+        return None
+    if roster is not None:
+        _warn_of_more_colluding(noise.shares, len(roster.members))
+    return SecureSums(roster)
+
+
+def _warn_of_more_colluding(planned: SharedNoise, known: int) -> None:
+    """Say where nodes will charge themselves for more noise than the plan, and so stop sooner."""
+    usual = usual_colluding(known)
+    if 0 < planned.colluding < usual:  # nobody colludes: then owners had to write it, too
+        logger.warning(
+            "The roster names %d nodes, of whom nodes suppose that %d collude, and the plan %d: "
+            "they charge themselves more, and send noise alone when their budget ends. Write "
+            "secure_sum.colluding=%d, or let owners write secagg-colluding=%d",
+            known,
+            usual,
+            planned.colluding,
+            usual,
+            planned.colluding,
+        )
 
 
 def _keys_of(entry: Entry) -> tuple[str, bytes, bytes]:

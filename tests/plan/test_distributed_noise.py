@@ -377,3 +377,18 @@ def test_noise_for_fewer_sums_than_are_planned_is_refused() -> None:
     plan = planned()
     with pytest.raises(ValueError, match=r"the noise is for 10 sums .* the plan has 11"):
         replace(plan, other_releases=freeze([(GaussianEvent(noise_multiplier=20.0), 1)]))
+
+
+@pytest.mark.parametrize(
+    ("secure_sum", "colluding"),
+    [
+        (ROSTER, 5),  # of all 100: a server that lies chooses the cohort
+        (replace(ROSTER, roster=False), 1),
+        (replace(ROSTER, colluding=2), 2),
+    ],
+)
+def test_all_who_collude_may_be_in_a_cohort_that_a_lying_server_chooses(
+    secure_sum: SecureSum, colluding: int
+) -> None:
+    plan = planned(secure_sum, sampling=VisibleSampling(cohort=10))
+    assert noise_of(plan).shares.colluding == colluding

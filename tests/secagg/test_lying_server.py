@@ -397,6 +397,19 @@ class TestBegin:
         assert code == "policy" and "of 6 clients that do not collude" in text
         send(house.nodes[0], house.terms(least=10), ZEROS[0])
 
+    def test_a_small_cohort_does_not_make_fewer_collude(self) -> None:
+        # All five who may collude among 30 fit into a cohort of six, where one would be usual.
+        house = Federation.of(30, pinned=True, colluding=None)
+        small: dict[str, Any] = {"members": 7, "threshold": 7, "colluding": 1}
+        code, text = self.refusal(
+            house.nodes[0], house.terms(cohort=tuple(range(6)), least=6, **small)
+        )
+        assert code == "policy" and "with 5 nodes that may collude" in text
+        terms = house.terms(cohort=tuple(range(7)), least=7, **small)
+        assert house.nodes[0].assumed_colluding(terms) == 5
+        alone = Federation.of(7, pinned=True, colluding=None)
+        assert alone.nodes[0].assumed_colluding(alone.terms()) == 1
+
     def test_exact_totals_unless_its_owner_allows_them(self) -> None:
         house = Federation.of(5, exact=frozenset({"evaluate"}))
         terms = house.terms(noise_scale=0.0)
