@@ -58,7 +58,6 @@ if TYPE_CHECKING:
     from .shared_noise import (
         SharedNoise,
         shared_noise_multiplier,
-        shared_noise_scale,
         shared_noise_slack,
         usual_colluding,
         within_slack,
@@ -115,7 +114,6 @@ __all__ = [
     "pld_epsilon",
     "schedule_history",
     "shared_noise_multiplier",
-    "shared_noise_scale",
     "shared_noise_slack",
     "tight_epsilon",
     "udp_sigma",

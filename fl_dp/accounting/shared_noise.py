@@ -110,20 +110,13 @@ class SharedNoise:
         return (self.guaranteed if server_lies else self.least) - self.colluding
 
 
-def shared_noise_scale(noise_multiplier: float, sensitivity: float, shares: int) -> float:
-    """Return the scale of one share, in grid steps, at which so many of them are the multiplier.
+def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> float:
+    """Return the multiplier that shares of noise amount to.
 
     Args:
-        noise_multiplier: What the sum is charged as: a Gaussian of this multiplier.
+        scale: Of one share, in grid steps.
         sensitivity: L2 distance, in grid steps, by which one unit moves the sum.
         shares: That nobody can take away.
-    """
-    require_positive(noise_multiplier=noise_multiplier, sensitivity=sensitivity)
-    return float((((noise_multiplier * sensitivity) ** 2 + _CHANNEL_VARIANCE) / shares) ** 0.5)
-
-
-def shared_noise_multiplier(scale: float, sensitivity: float, shares: int) -> float:
-    """Return the multiplier that shares of noise amount to: the inverse of `shared_noise_scale`.
 
     Raises:
         ValueError: If the shares are too small to be taken for a Gaussian.

@@ -43,7 +43,7 @@ from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
 from .records import config_of, instruction_of
 from .secure_node import secure_node
-from .summed import Summed, summed_of
+from .summed import AskedSum, summed_of
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -126,7 +126,7 @@ def _share_of(terms: SumTerms) -> NoiseShare | ExactShare:
     return NoiseShare(segments=terms.segments, noise_scale=terms.noise_scale)
 
 
-def _require_matching(terms: SumTerms, summed: Summed) -> None:
+def _require_matching(terms: SumTerms, summed: AskedSum) -> None:
     """Check that the noise in the terms is for what units are clipped to.
 
     Raises:
@@ -170,9 +170,18 @@ def _charge(
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
     with NodeLedger.open(node.ledger) as ledger:
+        charged = ledger.spending(account).charges
+        if not charged and (
+            budget.epsilon < (asked.epsilon or 0.0) or budget.delta < (asked.delta or 0.0)
+        ):
+            logger.warning(
+                "this node's owner allows epsilon %.4g at delta %.3g, less than the training asks "
+                "for: once it is spent, the node adds noise alone",
+                *(budget.epsilon, budget.delta),
+            )
         # A power of two, beyond what is planned: a budget that changed with every sum would have to
         # be certified anew each time.
-        sums = max(asked.rounds, 1 << ledger.spending(account).charges.bit_length())
+        sums = max(asked.rounds, 1 << charged.bit_length())
         slack = shared_noise_slack(sums, *largest)
         ledger.charge(
             account,

@@ -31,7 +31,7 @@ Values = list[NDArray[np.float64]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Summed:
+class AskedSum:
     """Numbers that a message asks a node to add to a sum.
 
     Attributes:
@@ -47,7 +47,7 @@ class Summed:
     values: Callable[[Message], Values]
 
 
-def summed_of(message: Message) -> Summed:
+def summed_of(message: Message) -> AskedSum:
     """Return what a message asks for, without its terms.
 
     Raises:
@@ -62,7 +62,7 @@ def summed_of(message: Message) -> Summed:
     raise Refused("terms", f"there is nothing to sum in a message of type '{kind}'")
 
 
-def _of_training(message: Message) -> Summed:
+def _of_training(message: Message) -> AskedSum:
     instruction = instruction_of(message)
     if instruction is None or instruction.bundle is None or instruction.secure_sum is None:
         raise Refused("terms", "the message does not say how units are clipped, and at what price")
@@ -92,7 +92,7 @@ def _of_training(message: Message) -> Summed:
             *(np.array([total * mechanism.grid]) for total, mechanism in each),
         ]
 
-    return Summed(
+    return AskedSum(
         segments=[(layout.size, bundle.updates.clipping_norm), *((1, norm) for norm in norms)],
         sampling_rate=instruction.sampling_rate,
         price=instruction.secure_sum,
@@ -100,7 +100,7 @@ def _of_training(message: Message) -> Summed:
     )
 
 
-def _of_statistic(message: Message) -> Summed:
+def _of_statistic(message: Message) -> AskedSum:
     config = config_of(message)
     if STATISTIC_QUERY_KEY not in config or SUM_KEY not in config:
         raise Refused("terms", "the message does not say what is asked, and what it may cost")
@@ -119,7 +119,7 @@ def _of_statistic(message: Message) -> Summed:
     # A record can turn its client's whole answer round: only then is that what is charged.
     if price.unit != "client" and price.neighboring_relation != "replace-one":
         raise Refused("terms", "what is charged for is not the unit that is clipped")
-    return Summed(
+    return AskedSum(
         segments=[(size, norm)],
         sampling_rate=1.0,
         price=price,

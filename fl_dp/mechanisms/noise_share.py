@@ -20,7 +20,6 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .bundle import GaussianBundle
 from .checks import require_positive
 from .discrete_gaussian import NO_FRACTIONS, DiscreteGaussian
 from .randomness import SecureRandom
@@ -190,30 +189,6 @@ class NoiseShare(GridShare):
             ValueError: If there is not one array of the right size a segment, or an entry is NaN.
         """
         return self._law.sample_around(self.placed(values), rng)
-
-    def require_covers(self, bundle: GaussianBundle, size: int) -> None:
-        """Refuse segments that claim less than one unit can move under a bundle.
-
-        A node that is told both checks this before it takes the sensitivity for its charge.
-
-        Args:
-            bundle: How the node clips its units.
-            size: Coordinates of the updates.
-
-        Raises:
-            ValueError: If sums, sizes or norms are not the bundle's.
-        """
-        mechanisms = (bundle.updates, *bundle.scalar_mechanisms)
-        expected = [("updates", size), *((name, 1) for name in bundle.scalar_names)]
-        found = [(segment.name, segment.size) for segment in self.segments]
-        if found != expected:
-            raise ValueError(f"the sum has segments {found}, and what is summed is {expected}")
-        for segment, mechanism in zip(self.segments, mechanisms, strict=True):
-            if segment.clipping_norm < mechanism.clipping_norm:
-                raise ValueError(
-                    f"segment '{segment.name}' claims clipping norm {segment.clipping_norm:.6g}, "
-                    f"and units are clipped at {mechanism.clipping_norm:.6g}"
-                )
 
     def largest_sum(self, nodes: int) -> float:
         """Return the largest entry, in steps, that a sum of so many nodes can have.

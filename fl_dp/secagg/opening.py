@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
-import random
+import secrets
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
@@ -245,7 +245,7 @@ class OpenSum:
         else:
             for _ in range(_MOST_SUBSETS):
                 # No secret hangs on this choice.
-                yield tuple(sorted(random.sample(xs, threshold)))
+                yield tuple(sorted(secrets.SystemRandom().sample(xs, threshold)))
 
     def _blame_liars(self, points: Mapping[int, bytes]) -> None:
         """Leave members out, for all repliers, whose share is off the polynomial that fitted."""

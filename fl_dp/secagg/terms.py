@@ -113,7 +113,7 @@ class SumTerms:
             require_rate(sampling_rate=self.sampling_rate)
         if self.reply_after is not None:
             require_positive(reply_after=self.reply_after)
-        self.noise  # noqa: B018  # R1 and R2
+        _ = self.noise  # checks R1 and R2
 
     @property
     def noise(self) -> SharedNoise:

@@ -10,36 +10,24 @@ from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 
-import numpy as np
 import pytest
 from deployment import Deployment
 from typer.testing import CliRunner
+from wards import train_wards, write_tables
 
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.commands.app import app
 from fl_dp.ledger import NodeLedger, PrivacyLedger
 
-ROOT = Path(__file__).resolve().parents[2]
 NODES = ("north", "south", "east")
 KILLED = "east"
 ROUNDS = 2
-SETTINGS = (
-    *("task=csv", "task.partition=nodes", "task.num_clients=3", "task.label_column=ill"),
-    *("task.columns=[age,pressure]", "task.classes=[no,yes]", "model=logistic"),
-    *("selection.sampling_rate=1", "server_optimizer=fedavg", "client.epochs=1"),
-    *(f"rounds={ROUNDS}", "client.learning_rate=0.5", "privacy=distributed", "privacy.epsilon=40"),
-    "privacy.delta=0.01",
+SECURE = (
+    *("task.num_clients=3", f"rounds={ROUNDS}"),
+    *("privacy=distributed", "privacy.epsilon=40", "privacy.delta=0.01"),
     # Nobody colludes: else all three would have to answer, and none could be lost.
     *("secure_sum.least=2", "secure_sum.colluding=0", "secure_sum.threshold=2"),
 )
-
-
-def write_table(path: Path, seed: int) -> None:
-    random = np.random.Generator(np.random.PCG64(seed))
-    table = random.normal(size=(200, 2))
-    rows = [f"{a:.4f},{b:.4f},{'yes' if a + b > 0 else 'no'}" for a, b in table]
-    path.parent.mkdir(parents=True)
-    path.write_text("age,pressure,ill\n" + "\n".join(rows) + "\n")
 
 
 def run_cli(*arguments: str) -> str:
@@ -51,10 +39,9 @@ def run_cli(*arguments: str) -> str:
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     """Data, identities and a roster, as three owners and a server have them."""
-    write_table(tmp_path / "public" / "test.csv", 0)
+    write_tables(tmp_path, NODES)
     lines = []
-    for seed, name in enumerate(NODES, start=1):
-        write_table(tmp_path / name / "train.csv", seed)
+    for name in NODES:
         (tmp_path / name / "ledger").mkdir()
         lines.append(
             json.loads(run_cli("secagg", "identity", keys(tmp_path, name), "--name", name))
@@ -104,18 +91,8 @@ def reached(place: Path, phase: str) -> bool:
 
 
 def train(deployment: Deployment, place: Path, name: str) -> RunFolder:
-    ended = deployment.run(
-        ROOT,
-        [
-            *SETTINGS,
-            f"task.data_dir={place / 'public'}",
-            f"output_dir={place / 'runs'}",
-            f"run_name={name}",
-            f"secure_sum.roster={place / 'roster.json'}",
-        ],
-    )
-    assert ended == "finished:completed", ended
-    return RunFolder(place / "runs" / name)
+    roster = f"secure_sum.roster={place / 'roster.json'}"
+    return train_wards(deployment, place, name, *SECURE, roster)
 
 
 def sums_charged(place: Path, name: str) -> int:

@@ -169,6 +169,18 @@ def test_a_budget_that_is_spent_answers_with_noise_that_is_not_charged(tmp_path:
     assert federation.charges() == 0
 
 
+@pytest.mark.parametrize(
+    "owner", [{"max-epsilon": 5.0}, {"max-epsilon": 100.0, "max-delta": 1e-6}], ids=str
+)
+def test_an_owner_who_allows_less_than_is_asked_is_told_that_the_node_will_fall_silent(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, owner: dict[str, float]
+) -> None:
+    federation = Federation(tmp_path, **REQUIRED | owner)
+    for number in (1, 2):  # and once is enough
+        assert code(federation.train(number=number)) == "answered"
+    assert caplog.text.count("once it is spent, the node adds noise alone") == 1
+
+
 def test_a_node_without_a_ledger_refuses(tmp_path: Path) -> None:
     federation = Federation(tmp_path)
     context = federation.nodes.contexts[0]
