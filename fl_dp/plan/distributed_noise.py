@@ -26,6 +26,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.checks import require_count, require_positive
+from fl_dp.protocol.reply_time import require_time
 
 from .hosting import Hosting
 from .noise import ANOTHER_APP, Noise
@@ -242,6 +243,8 @@ class DistributedNoise(Noise):
                 f"the model has {size} coordinates, and the plan accounts for max_parameters = "
                 f"{self.secure_sum.max_parameters}: write SecureSum(max_parameters={size})"
             )
+        if self.secure_sum.reply_after is not None:
+            require_time(self.secure_sum.reply_after, size)
         return self._words.fit(bundle, size)
 
     def shared_statistic(

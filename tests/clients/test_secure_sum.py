@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -205,8 +207,16 @@ def test_a_store_that_was_lost_makes_old_messages_useless(tmp_path: Path) -> Non
 
 
 COINS = replace(INSTRUCTION, sampling_rate=0.5)
+NOBODY, EVERYBODY = 1e-12, 1.0  # rates of coins: 1e-12 draws nobody in these tests
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise and masks of three coordinates need no second."""
+    monkeypatch.setattr("fl_dp.protocol.reply_time._LEAST_RESERVE", 0.1)
+
+
+@pytest.mark.usefixtures("hurried")
 def test_coins_without_a_time_to_answer_are_refused(tmp_path: Path) -> None:
     """A lying server would read the coins off the time, and the node would charge an amplified sum.
 
@@ -216,69 +226,49 @@ def test_coins_without_a_time_to_answer_are_refused(tmp_path: Path) -> None:
     asked = federation.content(COINS)
     assert code(federation.train(asked, sampling_rate=0.5)) == "Refused terms"
     assert federation.charges() == 0
-    assert code(federation.train(asked, sampling_rate=0.5, reply_after=0.05)) == "answered"
+    assert code(federation.train(asked, sampling_rate=0.5, reply_after=0.5)) == "answered"
 
 
-def test_work_that_is_done_but_not_encoded_in_time_contributes_zero(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_time_that_ends_within_the_work_is_refused(tmp_path: Path) -> None:
+    """A lying server would see whose answers are late: theirs whose coins came up."""
+    federation = Federation(tmp_path)
+    asked = federation.content(COINS)
+    assert code(federation.train(asked, sampling_rate=0.5, reply_after=3.9)) == "Refused terms"
+    assert federation.charges() == 0
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("slow", ["train_unit", "encode"])
+def test_work_that_is_not_done_in_time_is_left_behind_and_contributes_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
-    """Else it would leave after the time, and show that a coin came up."""
-    federation, kept, clock = Federation(tmp_path), [], [0.0]
-    encode = NoiseShare.encode
+    """Else the answer would leave after the time, and show that a coin came up."""
+    federation, encode, tried = Federation(tmp_path), NoiseShare.encode, []
+    over = threading.Event()
 
-    def slow(share: NoiseShare, values: Any, rng: Any) -> Any:
-        kept.append(float(np.abs(np.concatenate(values)).max()))
-        clock[0] += 1.0
+    def hangs(*told: Any) -> Any:
+        over.wait()
+        return train_unit(*told)
+
+    def kept(share: NoiseShare, values: Any, rng: Any) -> Any:
+        tried.append(float(np.abs(np.concatenate(values)).max()))
+        if slow == "encode" and tried[-1]:
+            over.wait()
         return encode(share, values, rng)
 
-    monkeypatch.setattr(NoiseShare, "encode", slow)
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
-    asked = federation.content(COINS)
-    federation.train(asked, sampling_rate=0.5, reply_after=0.5, number=1)
-    assert kept[-1] == 0.0 and len(kept) == 2
-    federation.train(asked, sampling_rate=0.5, reply_after=9.5, number=2)
-    assert len(kept) == 3  # in time: encoded once
-
-
-def test_work_that_is_masked_too_late_is_not_sent(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A lying server would have the time end within the masks of those who worked."""
-    federation, clock, message = Federation(tmp_path), [0.0], Participation.message
-    left_at: list[float] = []
-
-    def slow(part: Participation, steps: Any) -> MaskedMessage:
-        clock[0] += 1.0
-        return message(part, steps)
-
-    def trains(seconds: float, number: int) -> Message:
-        def train(*told: Any) -> Any:
-            clock[0] += seconds
-            return train_unit(*told)
-
-        clock[0] = 0.0
-        monkeypatch.setattr("fl_dp.clients.units.train_unit", train)
-        rate = replace(INSTRUCTION, sampling_rate=EVERYBODY if seconds else NOBODY)
-        reply = federation.train(
-            federation.content(rate),
-            sampling_rate=rate.sampling_rate,
-            reply_after=3.0,
-            number=number,
-        )
-        left_at.append(clock[0])
-        return reply
-
-    def sleep(seconds: float) -> None:
-        clock[0] += seconds
-
-    monkeypatch.setattr(Participation, "message", slow)
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", sleep)
-    assert code(trains(0.0, 1)) == code(trains(1.5, 2)) == "answered"
-    assert left_at == [3.0, 3.0]
-    assert code(trains(2.5, 3)) == "TimeoutError"  # done in time, and masked at 3.5
-    assert federation.charges() == 3
+    if slow == "train_unit":
+        monkeypatch.setattr("fl_dp.clients.units.train_unit", hangs)
+    monkeypatch.setattr(NoiseShare, "encode", kept)
+    rate = replace(INSTRUCTION, sampling_rate=EVERYBODY)
+    began = time.monotonic()
+    asked = federation.content(rate)
+    answered = federation.train(asked, sampling_rate=EVERYBODY, reply_after=0.8)
+    assert code(answered) == "answered"
+    # At the time and not before; a fresh process would end here with what it left behind.
+    assert time.monotonic() - began >= 0.8
+    assert [each > 0.0 for each in tried] == ([False] if slow == "train_unit" else [True, False])
+    assert federation.charges() == 1
+    over.set()
 
 
 def test_values_that_no_noise_can_be_put_around_are_answered_with_zero(
@@ -298,7 +288,6 @@ def test_values_that_no_noise_can_be_put_around_are_answered_with_zero(
 
 # Coins: nobody sees whether one came up, in no byte and at no time.
 
-NOBODY, EVERYBODY = 1e-12, 1.0  # rates of coins: 1e-12 draws nobody in these tests
 SUMS = 30
 PRICE = SumInstruction(rounds=100, epsilon=1e9, delta=1e-3)
 

@@ -6,6 +6,7 @@ False alarms: below 1e-6 a test.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest

@@ -313,6 +313,7 @@ def test_masked_words_are_not_compressed() -> None:
         ({"committee": 300}, "more than the 100 nodes"),
         ({"least": 40, "colluding": 30}, "cross_check=True"),
         ({"reply_after": 0.0}, "reply_after must be positive"),
+        ({"reply_after": 3.9}, "at least 4 s"),
         ({"element_cap": -1.0}, "element_cap must be positive"),
         ({"max_parameters": 10**10}, r"SecureSum\(max_parameters=...\)"),
     ],

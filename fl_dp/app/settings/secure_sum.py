@@ -33,7 +33,7 @@ class SecureSumSettings:
             `secagg-roster`; null means none, and the promise is against a server that follows the
             protocol.
         reply_after: Seconds after which every node answers, so that its time does not tell what it
-            did; needed with `selection.coins=nodes`; null means as soon as it is ready.
+            did, at least 4; needed with `selection.coins=nodes`; null means as soon as it is ready.
         max_parameters: Most parameters of the model, which the accounting's own error is for.
     """
 
