@@ -106,7 +106,7 @@ class FirstByte:
     """A cipher whose stream is the first byte of its key, so that all of them can be tried."""
 
     def __init__(self, algorithm: algorithms.AES, mode: modes.CTR) -> None:
-        self._byte = algorithm.key[:1]
+        self._byte = bytes(algorithm.key)[:1]
 
     def encryptor(self) -> FirstByte:
         return self
