@@ -66,6 +66,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     Raises:
         Refused: If the terms are not what the node was sent, contradict themselves, are less than
             its owner asks for, or were answered before. It never depends on data.
+        TimeoutError: If its masks took longer than `reply_after`: an answer that leaves behind the
+            others would show its coins.
         ValueError: If the message is none that a sum can be made of.
     """
     text = terms_in(message.content)

@@ -161,7 +161,14 @@ def _shared_noise(
     if isinstance(sampling, VisibleSampling):
         if secure_sum.roster and secure_sum.colluding is None:
             # A server that lies chooses the cohort, and all who collude may be in it.
-            secure_sum = replace(secure_sum, colluding=usual_colluding(hosting.nodes_of(units)))
+            usual = usual_colluding(hosting.nodes_of(units))
+            if sampling.cohort < usual + 2:
+                raise ValueError(
+                    f"of {units} nodes {usual} may collude, and a server that lies would put them "
+                    f"all into one cohort: write VisibleSampling(cohort={usual + 2}) or more, got "
+                    f"{sampling.cohort}, or SecureSum(colluding=...)"
+                )
+            secure_sum = replace(secure_sum, colluding=usual)
         units = sampling.cohort
     return DistributedNoise(
         **own,

@@ -20,7 +20,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from one_node import INSTRUCTION, Federation, code
 
-from fl_dp.clients import secure_sum, units
+from fl_dp.clients import secure_sum
+from fl_dp.clients.trained_unit import train_unit
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.secagg import Participation
@@ -57,7 +58,6 @@ class Charges(RuleBasedStateMachine):
         self.due = 0  # charges
         self.with_values = 0  # messages that were made with more than noise in them
         charge, encode, message = secure_sum._charge, NoiseShare.encode, Participation.message
-        train = units.train_unit
         holds: list[bool] = []
 
         def charged(*told: Any) -> None:
@@ -69,7 +69,7 @@ class Charges(RuleBasedStateMachine):
             self.die_at(TRAINING)
             if self.fails:
                 raise RuntimeError("the training failed")
-            return train(*told)
+            return train_unit(*told)
 
         def encoded(share: NoiseShare, values: Any, rng: Any) -> Any:
             holds.append(any(np.any(each) for each in values))
@@ -84,7 +84,7 @@ class Charges(RuleBasedStateMachine):
             return message(part, steps)
 
         self.patch.setattr(secure_sum, "_charge", charged)
-        self.patch.setattr(units, "train_unit", trained)
+        self.patch.setattr("fl_dp.clients.units.train_unit", trained)
         self.patch.setattr(NoiseShare, "encode", encoded)
         self.patch.setattr(Participation, "message", masked)
 

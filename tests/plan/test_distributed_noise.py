@@ -393,3 +393,9 @@ def test_all_who_collude_may_be_in_a_cohort_that_a_lying_server_chooses(
 ) -> None:
     plan = planned(secure_sum, sampling=VisibleSampling(cohort=10))
     assert noise_of(plan).shares.colluding == colluding
+
+
+def test_a_cohort_that_those_who_collude_could_fill_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"write VisibleSampling\(cohort=7\) or more, got 6"):
+        planned(sampling=VisibleSampling(cohort=6))
+    assert noise_of(planned(sampling=VisibleSampling(cohort=7))).honest_shares == 2

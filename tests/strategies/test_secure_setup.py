@@ -86,6 +86,28 @@ def test_an_entry_that_nobody_would_accept_is_left_out(spoil: Spoil) -> None:
     assert set(sums.places(range(4))) == {0, 1, 3}
 
 
+def test_a_node_that_missed_the_directory_is_told_again() -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    kinds: list[str] = []
+
+    def ask(messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+        for message in messages:
+            kinds.append(message.metadata.message_type)
+            busy = len(kinds) <= 8 and message.metadata.dst_node_id == 3
+            if not (busy and kinds[-1].endswith("_directory")):
+                yield from nodes.ask([message], timeout)
+
+    sums.set_up(range(4), ask)
+    assert set(sums.places(range(4))) == {0, 1, 2}
+    sums.set_up(range(3), ask)  # it is not asked for a sum without it
+    assert len(kinds) == 8
+    sums.set_up(range(4), ask)
+    assert set(sums.places(range(4))) == {0, 1, 2, 3}
+    assert kinds[8:] == ["query.fl_dp_secagg_directory"]
+    sums.set_up(range(4), ask)
+    assert len(kinds) == 9
+
+
 def test_a_stranger_to_the_roster_is_left_out() -> None:
     nodes = Nodes(5, pinned=4)
     sums = SecureSums(nodes.roster)
