@@ -1,0 +1,1 @@
+"""Attacks on what a training releases, as strong as the published ones: for simulations alone."""
