@@ -62,6 +62,7 @@ if TYPE_CHECKING:
         usual_colluding,
         within_slack,
     )
+    from .trade_off import TradeOff, epsilon_delta_trade_off, gaussian_trade_off
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -90,6 +91,7 @@ __all__ = [
     "RenyiOdometer",
     "Sampling",
     "SharedNoise",
+    "TradeOff",
     "TruncatedPoissonGaussianEvent",
     "TruncatedPoissonSampling",
     "UdpNoise",
@@ -104,12 +106,14 @@ __all__ = [
     "classic_noise_multiplier",
     "default_delta",
     "epsilon",
+    "epsilon_delta_trade_off",
     "event_from_dict",
     "event_of",
     "event_to_dict",
     "freeze",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
+    "gaussian_trade_off",
     "naive_split",
     "pld_epsilon",
     "schedule_history",

@@ -107,6 +107,27 @@ def _epsilon(
         return float(composed.get_epsilon_for_delta(known))
 
 
+def losses_of_removal(
+    history: FrozenHistory, neighboring_relation: NeighboringRelation, interval: float
+) -> tuple[NDArray[np.float64], NDArray[np.float64], float]:
+    """Return the privacy losses of outputs with the unit against outputs without it.
+
+    Args:
+        history: What was released; not empty.
+        neighboring_relation: Which populations are neighbours.
+        interval: Discretisation of the privacy loss.
+
+    Returns:
+        The losses, increasing; their probabilities with the unit; and that of an infinite loss.
+
+    Raises:
+        NoDistribution: If an event has none.
+    """
+    pmf = _composed(history, neighboring_relation, interval, False)._pmf_remove.to_dense_pmf()
+    losses = (pmf._lower_loss + np.arange(pmf.size)) * interval
+    return losses, np.asarray(pmf._probs, dtype=np.float64), float(pmf._infinity_mass)
+
+
 @lru_cache(maxsize=8)
 def _composed(
     history: FrozenHistory, relation: NeighboringRelation, interval: float, all_scores: bool
