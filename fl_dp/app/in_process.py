@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import logging
-import pickle
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from copy import deepcopy
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
@@ -21,7 +21,7 @@ _FIRST_NODE = 1  # 0 is the server's own id
 class InProcessGrid(Grid):
     """Nodes 1, 2, ..., each with a context of its own that lasts as long as the grid.
 
-    What travels is pickled, as between processes: no node reaches into the server's arrays.
+    What travels is copied, as between processes: no node reaches into the server's arrays.
     """
 
     def __init__(self, app: ClientApp, node_configs: Sequence[Mapping[str, Any]]) -> None:
@@ -63,7 +63,7 @@ class InProcessGrid(Grid):
         for message in messages:
             message_id = f"message-{next(self._ids)}"
             message.metadata.__dict__["_message_id"] = message_id  # Flower gives it one on its way
-            self._replies[message_id] = self._answer(pickle.loads(pickle.dumps(message)))
+            self._replies[message_id] = self._answer(deepcopy(message))
             ids.append(message_id)
         return ids
 
@@ -87,16 +87,15 @@ class InProcessGrid(Grid):
 @contextmanager
 def flower_in_silence() -> Iterator[None]:
     """Keep what Flower and nodes log off the terminal, errors included: a run's log has it all."""
-    handlers = [
-        handler
-        for handler in logging.getLogger("flwr").handlers
-        if not isinstance(handler, logging.FileHandler)
-    ]
-    levels = [handler.level for handler in handlers]
-    for handler in handlers:
-        handler.setLevel(logging.CRITICAL)
+    flower = logging.getLogger("flwr")
+    told = [each for each in flower.handlers if not isinstance(each, logging.FileHandler)]
+    levels, propagate = [each.level for each in told], flower.propagate
+    for handler in told:
+        handler.setLevel(logging.CRITICAL + 1)
+    flower.propagate = False
     try:
         yield
     finally:
-        for handler, level in zip(handlers, levels, strict=True):
+        flower.propagate = propagate
+        for handler, level in zip(told, levels, strict=True):
             handler.setLevel(level)

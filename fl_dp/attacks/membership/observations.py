@@ -49,8 +49,8 @@ class Observations:
                 raise ValueError(f"there are no {name}: give at least one column")
             if not np.isfinite(values).all():
                 raise ValueError(
-                    f"confidences of {name} are not finite: a model diverged, train it with smaller "
-                    "steps"
+                    f"confidences of {name} are not finite: a model diverged, train it with "
+                    "smaller steps"
                 )
 
     @property

@@ -7,18 +7,14 @@ those at few false alarms (Carlini et al. 2022, section III).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
+from fl_dp.accounting import TradeOff
 from fl_dp.audit import Confusion, clopper_pearson
-
-Allowed: TypeAlias = Callable[[float], float]
-"""The largest true-positive rate that a promise allows at a false-positive rate."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,15 +50,15 @@ class OperatingPoint:
         """Return where the true-positive rate lies, with confidence `1 - alpha`."""
         return clopper_pearson(self.counts.true_positives, self.counts.positives, alpha=alpha)
 
-    def exceeds(self, allowed: Allowed, alpha: float) -> bool:
-        """Tell whether the attack does better than a promise allows.
+    def exceeds(self, allowed: TradeOff, alpha: float) -> bool:
+        """Tell whether the attack does better than a guarantee allows.
 
         Args:
-            allowed: What it allows.
+            allowed: The curve that no attack lies above.
             alpha: Probability of a false accusation, if trials do not depend on one another.
         """
         least, largest = self.counts.rates(alpha)
-        return least > allowed(largest)
+        return least > float(allowed(largest))
 
 
 @dataclass(frozen=True, eq=False)
