@@ -16,11 +16,12 @@ from .console import fail, out
 from .data import data
 from .ledger import ledger
 from .plan import plan
+from .price import price
 from .run import run
 from .secagg import secagg
 from .stats import stats
 
-_COMMANDS = (run, stats, plan, config, ledger, data)
+_COMMANDS = (run, stats, plan, price, config, ledger, data)
 
 
 class _Commands(TyperGroup):
