@@ -67,7 +67,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
     except HydraException as error:
-        raise ConfigError(_first_line(error.__cause__ or error)) from error
+        raise ConfigError(_first_line(_innermost(error))) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return settings
@@ -96,6 +96,13 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
                 ) from error
         jobs = [[*job, value] for job in jobs for value in values]
     return jobs
+
+
+def _innermost(error: BaseException) -> BaseException:
+    """Return the error that began it: Hydra wraps what is wrong with a file more than once."""
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
 
 
 def _first_line(error: BaseException) -> str:
