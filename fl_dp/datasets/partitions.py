@@ -59,10 +59,10 @@ def partition(
 
     Returns:
         One sorted int64 array of row numbers a client, `num_clients` of them: together every row
-        exactly once, unless `records_per_client` says otherwise. Under "dirichlet" a client may be empty, and clients may outnumber rows. Under
-        "natural" they are in the order of their numbers, none is empty, and where `num_clients` is
-        less than all, those with the most rows are taken (ties: the lower number) and the others'
-        rows are left out.
+        exactly once, unless `records_per_client` says otherwise. Under "dirichlet" a client may be
+        empty, and clients may outnumber rows. Under "natural" they are in the order of their
+        numbers, none is empty, and where `num_clients` is less than all, those with the most rows
+        are taken (ties: the lower number) and the others' rows are left out.
 
     Raises:
         ValueError: If an argument is out of its range, there are too few rows for every client

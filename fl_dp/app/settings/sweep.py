@@ -98,6 +98,18 @@ class SweepSettings:
         only = self.only or self.curves
         return {name: curve for name, curve in self.curves.items() if name in only}
 
+    def require_none(self) -> None:
+        """Check that one training is meant.
+
+        Raises:
+            ValueError: If it is an experiment, with what to write.
+        """
+        if self.curves:
+            raise ValueError(
+                f"this is an experiment of many trainings ({', '.join(self.chosen)}): add -m, as "
+                "in `fl-dp run -m experiment=NAME`, or leave the experiment out"
+            )
+
     def axis_of(self, curve: CurveSettings) -> str | None:
         """Return the key that moves along a curve; None for one that does not move."""
         return None if curve.at is not None else curve.axis or self.axis
