@@ -183,7 +183,8 @@ def _along(
             continue
         noise = _noise_by(curve.formula, composed, float(place))
         given = [*overrides, "privacy.epsilon=null", f"privacy.noise_multiplier={noise!r}"]
-        yield place, given, compose_settings([*given, _ONE_TRAINING])
+        noisy = _moved(composed, "privacy.noise_multiplier", repr(noise))
+        yield place, given, _moved(noisy, "privacy.epsilon", "null")
 
 
 def _moved(settings: Settings, key: str, value: str) -> Settings:
