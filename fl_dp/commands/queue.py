@@ -115,6 +115,9 @@ class Queue:
             with self._progress(f"{place}{self._left.in_words()}{job.title}", job) as on_round:
                 run_through_flower(link, job.settings, job.sent, job.folder, on_round, self._go_on)
             seconds = time.monotonic() - begun
+        except BaseException:
+            self._stopping.set()  # here, before this thread takes the next training
+            raise
         finally:
             self._links.put(link)
         self._left.took(job.variant, seconds)
