@@ -52,6 +52,7 @@ def train(grid: Grid, settings: Settings, *, run_id: str) -> Result:
         ValueError: If the settings can't be carried out; nothing was trained.
         FileNotFoundError: If there is no run to resume.
     """
+    settings.sweep.require_none()
     if settings.resume is not None:
         folder = RunFolder(Path(settings.resume).expanduser())
         settings = folder.read_settings()

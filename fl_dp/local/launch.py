@@ -100,6 +100,14 @@ class RunStatus:
 class LocalSuperLink:
     """A SuperLink with Flower's simulation engine, for as long as the `with` block lasts."""
 
+    def __init__(self, machine: Machine | None = None) -> None:
+        """Name what it may use.
+
+        Args:
+            machine: For its simulations; all of this machine unless given.
+        """
+        self._machine = machine
+
     def __enter__(self) -> Self:
         """Start it and wait until it answers.
 
@@ -186,7 +194,7 @@ class LocalSuperLink:
             process = subprocess.Popen(
                 [
                     *(str(_BIN / "flwr"), "run", str(self._app), _CONNECTION, "--stream"),
-                    *("--federation-config", federation_config(settings)),
+                    *("--federation-config", federation_config(settings, self._machine)),
                     *("--run-config", str(run_config)),
                 ],
                 env=self._environment,
@@ -282,8 +290,17 @@ def run_through_flower(
     overrides: Sequence[str],
     folder: RunFolder,
     on_round: Callable[[dict[str, Any]], None],
+    on_progress: Callable[[], None] | None = None,
 ) -> None:
     """Run one training and report each of its rounds as it is written.
+
+    Args:
+        link: Where it runs.
+        settings: What `overrides` compose to.
+        overrides: Hydra overrides for the ServerApp; every path in them absolute.
+        folder: The folder that it writes.
+        on_round: Takes each line of its metrics.
+        on_progress: Called a few times a second; what it raises ends the run.
 
     Raises:
         LaunchError: If the run failed, with Flower's reason.
@@ -292,6 +309,8 @@ def run_through_flower(
 
     def follow() -> None:
         nonlocal seen
+        if on_progress is not None:
+            on_progress()
         lines = folder.read_metrics()
         for line in lines[seen:]:
             on_round(line)
