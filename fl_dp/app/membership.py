@@ -54,7 +54,8 @@ UNITS = ("record", "client")
 
 FEWEST_MODELS = 4
 _MOST_OTHERS = 2000  # records of the population: more say little, and RMIA compares with each
-_FEWEST_GROUPS = 20  # made-up clients of the population, if need be of fewer records each
+_MADE_UP = 500  # clients of the population: each a draw of test records, which others draw, too
+_FEWEST_OTHERS = 20
 _ROWS_AT_ONCE = 4096
 
 
@@ -210,7 +211,7 @@ def play(
     draws = np.random.default_rng([settings.seed, 0xA77AC])
     tossed = draws.random((models, len(rows) if unit == "record" else len(parts))) < 0.5
     inside = tossed if unit == "record" else tossed[:, clients]  # of each record
-    others, groups = _population(settings, dataset, unit, draws)
+    others = _population(dataset, draws)
     candidates, population, train_accuracy, test_accuracy = [], [], [], []
     with TemporaryDirectory(prefix="fl-dp-membership-") as folder:
         for number, chosen in enumerate(inside):
@@ -231,7 +232,8 @@ def play(
         # A client without a record can't be looked for.
         there, of = np.unique(clients, return_inverse=True)
         found = mean_per_client(found, of, len(there))
-        known = mean_per_client(known, groups, int(groups.max()) + 1)
+        size = math.ceil(len(rows) / len(there))
+        known = known[:, _made_up(len(others), size, draws)].mean(axis=2)
         tossed = tossed[:, there]
     return Played(
         seen=Observations(members=tossed, candidates=found, population=known),
@@ -340,28 +342,25 @@ def _candidate_rows(
     return clients, np.concatenate(parts)
 
 
-def _population(
-    settings: Settings, dataset: Dataset, unit: str, draws: np.random.Generator
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return test rows that no model is trained on, and the made-up client of each.
+def _population(dataset: Dataset, draws: np.random.Generator) -> NDArray[np.int64]:
+    """Return test rows, which no model is trained on.
 
     Raises:
-        ValueError: If there are too few test rows.
+        ValueError: If there are too few.
     """
     available = len(dataset.test_y)
-    if available < _FEWEST_GROUPS:
+    if available < _FEWEST_OTHERS:
         raise ValueError(
             f"the test part has {available} rows, and attacks compare with records that no model "
-            f"was trained on: bring at least {_FEWEST_GROUPS}"
+            f"was trained on: bring at least {_FEWEST_OTHERS}"
         )
-    order = draws.permutation(available)
-    if unit == "record":
-        chosen = order[:_MOST_OTHERS]
-        return chosen, np.arange(len(chosen))
-    typical = math.ceil(len(dataset.train_y) / settings.task.num_clients)
-    size = max(1, min(typical, available // _FEWEST_GROUPS))
-    chosen = order[: available // size * size]
-    return chosen, np.arange(len(chosen)) // size
+    return draws.permutation(available)[:_MOST_OTHERS]
+
+
+def _made_up(available: int, size: int, draws: np.random.Generator) -> NDArray[np.int64]:
+    """Return the places of the records of made-up clients, int64 `(_MADE_UP, size)`."""
+    size = min(size, available)
+    return np.stack([draws.choice(available, size, replace=False) for _ in range(_MADE_UP)])
 
 
 def _logits(settings: Settings, arrays: ArrayRecord, features: Any) -> NDArray[np.float64]:

@@ -54,15 +54,14 @@ def price(
     `fl-dp price resume=runs/NAME` does what is missing.
     """
     with failures_told():
-        from .run import _prepare, _run_all
+        from .queue import Queue
 
         warn(_LABEL)
         given = overrides or []
         resumed = any(each.startswith("resume=") for each in given)
         jobs = _resumed(given) if resumed else _jobs(given, seeds, data_is_public=data_is_public)
-        jobs = _prepare(jobs)
-        console = err if as_json else out
-        runs = _run_all(jobs, console)
+        jobs = _prepared(jobs)
+        runs = Queue(jobs, err if as_json else out).work_off()
         from fl_dp.app.price import prices
 
         accuracies: dict[str, list[float]] = {}
@@ -93,6 +92,7 @@ def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:
         ValueError: If settings are wrong, or their price can't be taken apart.
     """
     from fl_dp.app.price import steps_to
+    from fl_dp.app.settings import SweepSettings
 
     from .jobs import Jobs, find_jobs
     from .stats import refuse_statistics
@@ -103,16 +103,17 @@ def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:
     refuse_statistics(asked.settings)
     because = "a price is found by training without privacy"
     require_public(asked.settings, stated=data_is_public, because=because)
-    # Seeds side by side: after an interruption every step has some of them.
     each = [
         _job(asked, step, number, asked.settings.seed + offset)
         for number, step in enumerate(steps_to(asked.settings), 1)
         for offset in range(seeds)
     ]
-    return Jobs(each=tuple(each), sweep=asked.path)
+    # A plain sweep, so that it can be resumed.
+    return Jobs(each=tuple(each), sweep=asked.path, experiment=SweepSettings())
 
 
 def _job(asked: Job, step: Step, number: int, seed: int) -> Job:
+    from fl_dp.app.cells import digest_of
     from fl_dp.app.compose import compose_settings
     from fl_dp.local.devices import Machine
     from fl_dp.local.hosting import hosted
@@ -122,10 +123,23 @@ def _job(asked: Job, step: Step, number: int, seed: int) -> Job:
     return replace(
         asked,
         variant=step.name,
+        digest=digest_of(settings),
         overrides=overrides,
         settings=settings,
         path=asked.path / f"step-{number}-seed-{seed}",
     )
+
+
+def _prepared(jobs: Jobs) -> Jobs:
+    """Check what takes time, before anything is started or written."""
+    from .jobs import prepare
+
+    many = len(jobs.each)
+    each = [
+        prepare(job, f" of training {number} of {many} ({job.title})")
+        for number, job in enumerate(jobs.each, 1)
+    ]
+    return replace(jobs, each=tuple(each))
 
 
 def _resumed(given: Sequence[str]) -> Jobs:

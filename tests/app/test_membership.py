@@ -31,7 +31,9 @@ def settings_of(*overrides: str) -> Settings:
     return compose_settings([*TINY, *overrides])
 
 
-def model_of_members(settings: Settings, folder: Path, members: np.ndarray, unit: str) -> ArrayRecord:
+def model_of_members(
+    settings: Settings, folder: Path, members: np.ndarray, unit: str
+) -> ArrayRecord:
     return _trained(settings, members, unit, folder)
 
 
@@ -115,9 +117,7 @@ def test_a_record_that_is_out_of_dp_sgd_has_no_gradient(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_what_can_not_be_attacked_is_refused(
-    unit: str, overrides: list[str], message: str
-) -> None:
+def test_what_can_not_be_attacked_is_refused(unit: str, overrides: list[str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         promise_to(settings_of(*overrides), unit)
 
@@ -140,9 +140,7 @@ def test_a_record_of_a_protected_client_has_the_promise_of_clients_that_are_repl
     assert client is not None and record is not None
     assert record.neighboring_relation is NeighboringRelation.REPLACE_ONE
     assert record.epsilon > client.epsilon
-    spent = epsilon(
-        record.history, 1e-5, neighboring_relation=NeighboringRelation.REPLACE_ONE
-    ).best
+    spent = epsilon(record.history, 1e-5, neighboring_relation=NeighboringRelation.REPLACE_ONE).best
     assert record.epsilon == spent
 
 
