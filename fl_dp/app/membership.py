@@ -208,6 +208,11 @@ def play(
         raise ValueError(f"{models} models are too few: train at least {FEWEST_MODELS}")
     dataset, parts = dataset_of(settings), parts_of(settings)
     clients, rows = _candidate_rows(parts)
+    if len(np.unique(rows)) < len(rows):
+        raise IncompatibleOptions(
+            "clients share records, so that one record is more than one client's: lower "
+            "task.records_per_client or task.num_clients until there are enough for all"
+        )
     draws = np.random.default_rng([settings.seed, 0xA77AC])
     tossed = draws.random((models, len(rows) if unit == "record" else len(parts))) < 0.5
     inside = tossed if unit == "record" else tossed[:, clients]  # of each record

@@ -8,10 +8,10 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from click.testing import Result
 from flwr.app import ArrayRecord
 from typer.testing import CliRunner
 
@@ -20,10 +20,9 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.membership import Played, _trained, play, promise_to
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of, initial_arrays_of, parts_of
-from fl_dp.attacks.membership import ATTACKS, attacked
+from fl_dp.attacks.membership import Observations
 from fl_dp.commands.app import app
 
-FALSE_ALARM = 1e-6
 TINY = ("task.num_clients=4", "rounds=1", "client.epochs=1", "selection.sampling_rate=1")
 
 
@@ -149,18 +148,108 @@ def test_without_privacy_nothing_is_promised() -> None:
     assert promise_to(settings_of("privacy=dp_sgd"), "client") is None
 
 
-OVERFITTED = (
-    *("privacy=none", "selection.sampling_rate=1", "server_optimizer=fedavg"),
-    *("model=mlp", "model.hidden=64", "simulation.units_per_node=1"),
-)
+@pytest.fixture(scope="module")
+def random_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Records whose labels can only be learned by heart: 100 to train on, 60 to compare with."""
+    folder = tmp_path_factory.mktemp("random")
+    draws = np.random.default_rng(0)
+    for split, size in (("train", 100), ("test", 60)):
+        rows = np.column_stack([draws.normal(size=(size, 100)), draws.integers(0, 2, size)])
+        heading = ",".join([*(f"x{place}" for place in range(100)), "label"])
+        formats = [*["%.4f"] * 100, "%d"]
+        np.savetxt(folder / f"{split}.csv", rows, formats, ",", header=heading, comments="")
+    return folder
 
 
-def found_at(played: Played, rate: float) -> dict[str, float]:
-    return {name: attacked(played.seen, attack).at(rate).tpr for name, attack in ATTACKS.items()}
+def attack_records(folder: Path, data: Path, *more: str, status: int = 0) -> Any:
+    """Attack the records of two clients that learn them by heart, and return what was printed."""
+    arguments = [
+        *("attack", "membership", "--unit", "record", "--data-is-public", "--json"),
+        *("task=csv", f"task.data_dir={data}", "task.num_clients=2", "model=mlp", "rounds=1"),
+        *("client.learning_rate=0.5", "client.batch_size=64", "server_optimizer=fedavg"),
+        *("selection.sampling_rate=1", f"output_dir={folder}", "run_name=found", *more),
+    ]
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == status, result.stderr
+    return json.loads(result.stdout)
 
 
-def call(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["attack", "membership", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+def rates_at(document: Any, fpr: float) -> dict[str, float]:
+    return {row["attack"]: row["tpr"] for row in document["attacks"] if row["asked_fpr"] == fpr}
+
+
+@pytest.mark.slow
+def test_members_of_an_overfitted_model_are_found(tmp_path: Path, random_labels: Path) -> None:
+    found = attack_records(
+        tmp_path, random_labels, "privacy=none", "client.epochs=60", "--models", "16"
+    )
+    assert found["train_accuracy"] > 0.9 and found["test_accuracy"] < 0.6
+    rates = rates_at(found, 0.01)
+    for name in ("lira offline", "lira online"):
+        assert rates[name] >= 10 * 0.01, name  # ten times chance; measured: 0.54 and 0.57
+    assert rates["rmia, 1 reference"] > 3 * 0.01
+    assert found["promised"] is None and not found["exceeds"]
+    with (tmp_path / "found" / "membership.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["attack"], float(row["tpr"])) for row in rows] == [
+        (row["attack"], row["tpr"]) for row in found["attacks"]
+    ]
+    assert (tmp_path / "found" / "roc.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_members_of_a_private_model_are_found_no_better_than_its_curve_allows(
+    tmp_path: Path, random_labels: Path
+) -> None:
+    found = attack_records(
+        *(tmp_path, random_labels, "privacy=dp_sgd", "dp_sgd.epsilon=1", "client.epochs=4"),
+        *("dp_sgd.sampling_rate=0.2", "--models", "8"),
+    )
+    assert found["promised"]["whom"] == "one record of one client"
+    assert found["promised"]["epsilon"] == pytest.approx(1.0, rel=1e-2)
+    # At a false-alarm rate of 1e-6 over all attacks and rates.
+    assert not found["exceeds"]
+    assert max(rates_at(found, 0.01).values()) < 0.1
+
+
+def test_an_attack_above_the_curve_ends_with_status_1(
+    tmp_path: Path, random_labels: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # A promise that the trainings do not keep: they are not private at all.
+    settings = settings_of("privacy.epsilon=1", "privacy.delta=1e-5")
+    promise = promise_to(settings, "client")
+    monkeypatch.setattr("fl_dp.app.membership.promise_to", lambda settings, unit: promise)
+    monkeypatch.setattr(
+        "fl_dp.app.membership.play", lambda settings, unit, *, models, on_model: PERFECT
+    )
+    found = attack_records(tmp_path, random_labels, "privacy=none", status=1)
+    assert found["exceeds"]
+
+
+def _perfect() -> Played:
+    """Return a game in which every member shines."""
+    draws = np.random.default_rng(0)
+    members = draws.random((8, 200)) < 0.5
+    seen = Observations(
+        members=members,
+        candidates=draws.normal(size=(8, 200)) + 20.0 * members,
+        population=draws.normal(size=(8, 50)),
+    )
+    return Played(seen=seen, train_accuracy=[1.0], test_accuracy=[0.5])
+
+
+PERFECT = _perfect()
+
+
+def test_data_of_your_own_need_a_word(random_labels: Path) -> None:
+    result = CliRunner().invoke(
+        app, ["attack", "membership", "task=csv", f"task.data_dir={random_labels}", "privacy=none"]
+    )
+    assert result.exit_code == 2
+    assert "add --data-is-public if everybody may see them" in result.stderr
+
+
+def test_clients_that_share_records_are_refused() -> None:
+    settings = settings_of("privacy=none", "task.records_per_client=1000")
+    with pytest.raises(ValueError, match="clients share records"):
+        play(settings, "record", models=4)
