@@ -29,6 +29,9 @@ def rmia(
 ) -> NDArray[np.float64]:
     """Return the share of the population that each candidate beats, float64 `(candidates,)`.
 
+    Ties, which a small population has many of, are broken by the ratio itself: at few false alarms
+    there would be no threshold otherwise.
+
     Args:
         seen: Confidences; for each candidate the first models serve that were not trained on it.
         target: Row of the model that is attacked.
@@ -56,7 +59,9 @@ def rmia(
     for models, places in _by_references(seen, target, references):
         theirs = np.sort(raised(population, models))
         ours = raised(candidates[:, places], models)
-        scores[places] = np.searchsorted(theirs, ours / gamma, side="left") / len(theirs)
+        beaten = np.searchsorted(theirs, ours / gamma, side="left")
+        # Candidates who beat the same share, all of it for instance, are told apart by how much.
+        scores[places] = (beaten + ours / (1.0 + ours)) / (len(theirs) + 1)
     return scores
 
 
