@@ -306,9 +306,9 @@ def _table(found: _Found) -> Table:
     document = found.document
     table = Table(
         title=f"Membership of a {document['unit']}: {document['members']} members and "
-        f"{document['others']} others of {document['models']} models"
+        f"{document['others']} others of {document['models']} models; found, with 95 % intervals"
     )
-    for heading in ("attack", "AUC", *(f"found at {rate:.1%} false alarms" for rate in _RATES)):
+    for heading in ("attack", "AUC", *(f"TPR at FPR {rate:.1%}" for rate in _RATES)):
         table.add_column(heading, justify="left" if heading == "attack" else "right")
     for name, roc in found.rocs.items():
         table.add_row(name, f"{roc.auc:.3f}", *map(_cell, found.rows(name)))
@@ -321,4 +321,4 @@ def _table(found: _Found) -> Table:
 
 
 def _cell(row: Mapping[str, Any]) -> str:
-    return f"{row['tpr']:.2%} ({row['tpr_low']:.2%} to {row['tpr_high']:.2%})"
+    return f"{row['tpr']:.2%} ({100 * row['tpr_low']:.2f} to {100 * row['tpr_high']:.2f})"
