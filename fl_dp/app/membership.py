@@ -39,6 +39,7 @@ from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
 from fl_dp.clients.node_config import LEDGER_PATH_KEY, PARTITION_ID_KEY
 from fl_dp.datasets import Dataset
 from fl_dp.models import set_arrays
+from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.training import evaluate
 
 from .in_process import InProcessGrid, flower_in_silence
@@ -116,6 +117,7 @@ def promise_to(settings: Settings, unit: str) -> Promise | None:
         ValueError: If no game can be played, with what to write instead.
     """
     require_playable(settings, unit)
+    settings = _as_played(settings)
     if unit == "record" and settings.protects_records:
         plan = make_record_plan(settings)
         assert plan is not None  # clients train by DP-SGD
@@ -145,6 +147,11 @@ def promise_to(settings: Settings, unit: str) -> Promise | None:
         neighboring_relation=relation,
         whom=f"one {unit}",
     )
+
+
+def _as_played(settings: Settings) -> Settings:
+    """Return settings whose trainings do not end because half of the candidates contribute zero."""
+    return replace(settings, privacy=replace(settings.privacy, contribution_check=False))
 
 
 def require_playable(settings: Settings, unit: str) -> None:
@@ -222,7 +229,7 @@ def play(
         for number, chosen in enumerate(inside):
             members = np.zeros(len(dataset.train_y), dtype=np.bool_)
             members[rows[chosen]] = True
-            arrays = _trained(settings, members, unit, Path(folder) / f"{number}")
+            arrays = train_with(settings, members, unit, Path(folder) / f"{number}")
             logits = partial(_logits, settings, arrays)
             of_candidates = logits(dataset.features(rows))
             labels = dataset.labels(rows)
@@ -268,10 +275,11 @@ class _Player(TaskClient):
     def fit(
         self, parameters: NDArrays, config: dict[str, Scalar]
     ) -> tuple[NDArrays, int, dict[str, Scalar]]:
-        """Train as ever, unless the client is out."""
-        _, data = self._settings_and_data(config)
-        if self._whole and data is not None and not len(data[1]):
-            return parameters, 1, {}
+        """Train as ever, which without a record changes nothing, but under DP-SGD adds noise."""
+        if self._whole and RECORD_PLAN_KEY in config:
+            _, data = self._settings_and_data(config)
+            if data is not None and not len(data[1]):
+                return parameters, 1, {}
         return super().fit(parameters, config)
 
     def data(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
@@ -290,10 +298,20 @@ class _Player(TaskClient):
         return Records(*records_of(dataset, rows), fit=self._members[rows])
 
 
-def _trained(
+def train_with(
     settings: Settings, members: NDArray[np.bool_], unit: str, folder: Path
 ) -> ArrayRecord:
-    """Train one model and return it."""
+    """Train one model in this process and return it.
+
+    Args:
+        settings: Of the training.
+        members: Of the training rows, bool `(n,)`: what is out contributes zero.
+        unit: Whether whole clients are in or out, or records: one of `UNITS`.
+        folder: Made, for the run and the ledgers.
+
+    Raises:
+        RuntimeError: If the training failed.
+    """
     nodes = settings.simulation.num_nodes(settings.task.num_clients)
     configs = [
         {
@@ -306,7 +324,7 @@ def _trained(
     ]
     grid = InProcessGrid(_app(members, whole=unit == "client"), configs)
     folder.mkdir()
-    alone = replace(settings, output_dir=str(folder), run_name="run", resume=None)
+    alone = replace(_as_played(settings), output_dir=str(folder), run_name="run", resume=None)
     with flower_in_silence(), _one_thread():
         return train(grid, alone, run_id="membership").arrays
 

@@ -216,10 +216,10 @@ def _allowed(promise: Promise | None) -> dict[str, TradeOff]:
     """Return the curves that no attack lies above, the tightest last."""
     if promise is None:
         return {}
-    whole = f"epsilon {promise.epsilon:.3g}, delta {promise.delta:.2g}, {promise.whom}"
+    whole = f"epsilon {promise.epsilon:.3g},\ndelta {promise.delta:.2g}, {promise.whom}"
     curves = {f"allowed by {whole}": promise.curve()}
     try:
-        curves["allowed by the whole privacy-loss distribution"] = promise.full_curve()
+        curves["allowed by the whole\nprivacy-loss distribution"] = promise.full_curve()
     except ValueError as error:
         warn(f"no curve of the privacy-loss distribution: {error}")
     return curves

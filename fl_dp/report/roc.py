@@ -53,23 +53,27 @@ def plot_roc(
     Returns:
         Whether it was drawn: False when matplotlib is not installed.
     """
-    made = new_picture(size=(6.4, 5.2))
+    made = new_picture((1.0, 0.45), size=(9.0, 5.0))
     if made is None:
         return False
-    figure, (axes,) = made
+    figure, (axes, key) = made
+    key.axis("off")  # the legend has a panel of its own: curves are everywhere
     grid = np.geomspace(least, 1.0, 400)
     for (name, curve), style in zip(allowed.items(), ("--", "-"), strict=False):
-        axes.plot(grid, curve(grid), style, color=_INK, linewidth=1.6, label=name)
+        axes.plot(grid, curve(grid), style, color=_INK, linewidth=1.6)
+        key.plot([], [], style, color=_INK, linewidth=1.6, label=name)
     if allowed:
         *_, tightest = allowed.values()
         axes.fill_between(grid, tightest(grid), 1.0, color=_INK, alpha=0.06, linewidth=0)
     for index, (name, roc) in enumerate(curves.items()):
         colour = COLOURS[index % len(COLOURS)]
-        axes.plot(roc.fpr, roc.tpr, color=colour, linewidth=1.4, label=name, drawstyle="steps-post")
+        axes.plot(roc.fpr, roc.tpr, color=colour, linewidth=1.4, drawstyle="steps-post")
+        key.plot([], [], color=colour, linewidth=1.4, label=name)
         for fpr, tpr, low, high in roc.points:
             ends = [[max(tpr - low, 0.0)], [max(high - tpr, 0.0)]]
             axes.errorbar([fpr], [tpr], yerr=ends, color=colour, capsize=2.5, marker="o", ms=3)
-    axes.plot(grid, grid, ":", color=PALE, linewidth=1.2, label="guessing")
+    axes.plot(grid, grid, ":", color=PALE, linewidth=1.2)
+    key.plot([], [], ":", color=PALE, linewidth=1.2, label="guessing")
     axes.set(
         xscale="log",
         yscale="log",

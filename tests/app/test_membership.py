@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from fl_dp.accounting import NeighboringRelation, epsilon
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.membership import Played, _trained, play, promise_to
+from fl_dp.app.membership import Played, play, promise_to, train_with
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of, initial_arrays_of, parts_of
 from fl_dp.attacks.membership import Observations
@@ -28,12 +28,6 @@ TINY = ("task.num_clients=4", "rounds=1", "client.epochs=1", "selection.sampling
 
 def settings_of(*overrides: str) -> Settings:
     return compose_settings([*TINY, *overrides])
-
-
-def model_of_members(
-    settings: Settings, folder: Path, members: np.ndarray, unit: str
-) -> ArrayRecord:
-    return _trained(settings, members, unit, folder)
 
 
 def flat(arrays: ArrayRecord) -> np.ndarray:
@@ -53,7 +47,7 @@ def test_a_training_without_members_leaves_the_model_as_it_was(
 ) -> None:
     settings = settings_of(*overrides)
     nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
-    trained = model_of_members(settings, tmp_path / "0", nobody, unit)
+    trained = train_with(settings, tmp_path / "0", nobody, unit)
     assert np.array_equal(flat(trained), flat(initial_arrays_of(settings)))
 
 
@@ -61,25 +55,38 @@ def test_a_client_that_is_out_moves_a_private_model_by_exactly_nothing(tmp_path:
     # With the noise of a seed two trainings differ by what their members add, and by nothing else.
     settings = settings_of(
         *("privacy.epsilon=null", "privacy.noise_multiplier=1", "privacy.insecure_seed=7"),
-        *("privacy.contribution_check=false", "simulation.units_per_node=4"),
+        "simulation.units_per_node=4",
     )
     nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
     one = nobody.copy()
     one[parts_of(settings)[2]] = True
-    without = flat(model_of_members(settings, tmp_path / "0", nobody, "client"))
-    again = flat(model_of_members(settings, tmp_path / "1", nobody, "client"))
-    with_one = flat(model_of_members(settings, tmp_path / "2", one, "client"))
+    without = flat(train_with(settings, tmp_path / "0", nobody, "client"))
+    again = flat(train_with(settings, tmp_path / "1", nobody, "client"))
+    with_one = flat(train_with(settings, tmp_path / "2", one, "client"))
     assert np.array_equal(without, again)
     step = settings.server_optimizer.learning_rate * settings.clipping.norm / 4  # of a mean of 4
     assert np.linalg.norm(with_one - without) == pytest.approx(step, rel=1e-3)
 
 
+def test_a_game_goes_on_although_half_of_the_clients_contribute_nothing(tmp_path: Path) -> None:
+    settings = settings_of("rounds=8", "privacy.epsilon=4", "simulation.units_per_node=4")
+    nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
+    trained = train_with(settings, nobody, "client", tmp_path / "0")  # else: NobodyContributes
+    assert not np.array_equal(flat(trained), flat(initial_arrays_of(settings)))
+
+
+def test_a_client_that_is_out_adds_no_noise_of_its_own_records(tmp_path: Path) -> None:
+    # Under both promises noise for records would make who is out more than zero.
+    settings = settings_of("privacy=dp_sgd")
+    nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
+    trained = train_with(settings, nobody, "client", tmp_path / "0")
+    assert np.array_equal(flat(trained), flat(initial_arrays_of(settings)))
+
+
 def test_noise_is_drawn_anew_for_every_training(tmp_path: Path) -> None:
     settings = settings_of("privacy=dp_sgd", "task.num_clients=2")
     everybody = np.ones(len(dataset_of(settings).train_y), dtype=bool)
-    one, two = (
-        flat(model_of_members(settings, tmp_path / name, everybody, "record")) for name in "ab"
-    )
+    one, two = (flat(train_with(settings, tmp_path / name, everybody, "record")) for name in "ab")
     assert not np.isclose(one, two).any()
 
 
@@ -87,12 +94,12 @@ def test_a_record_that_is_out_of_dp_sgd_has_no_gradient(tmp_path: Path) -> None:
     # Nearly no noise: without any record the model stays where it was.
     settings = settings_of("privacy=dp_sgd", "dp_sgd.epsilon=null", "dp_sgd.noise_multiplier=1e-4")
     nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
-    trained = flat(model_of_members(settings, tmp_path / "0", nobody, "record"))
+    trained = flat(train_with(settings, tmp_path / "0", nobody, "record"))
     moved = np.linalg.norm(trained - flat(initial_arrays_of(settings)))
     assert moved < 1e-2
     some = nobody.copy()
     some[::2] = True
-    trained = flat(model_of_members(settings, tmp_path / "1", some, "record"))
+    trained = flat(train_with(settings, tmp_path / "1", some, "record"))
     assert np.linalg.norm(trained - flat(initial_arrays_of(settings))) > 10.0 * moved
 
 
@@ -203,7 +210,7 @@ def test_members_of_a_private_model_are_found_no_better_than_its_curve_allows(
 ) -> None:
     found = attack_records(
         *(tmp_path, random_labels, "privacy=dp_sgd", "dp_sgd.epsilon=1", "client.epochs=4"),
-        *("dp_sgd.sampling_rate=0.2", "--models", "8"),
+        *("dp_sgd.sampling_rate=0.2", "--models", "6"),
     )
     assert found["promised"]["whom"] == "one record of one client"
     assert found["promised"]["epsilon"] == pytest.approx(1.0, rel=1e-2)
