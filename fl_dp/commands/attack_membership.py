@@ -291,6 +291,7 @@ def _show(found: _Found, path: Path, *, drawn: bool) -> None:
         else f"Promised: epsilon {promised['epsilon']:.4g} at delta {promised['delta']:.3g}, for "
         f"{promised['whom']}",
         f"Read it as {document['note']}",
+        "TPR: the share of members that are found, with 95 % intervals; FPR: of others that are, too",
         f"Everything is in {path}",
         f"Picture: {path / 'roc.png'}"
         if drawn
@@ -305,8 +306,8 @@ def _table(found: _Found) -> Table:
 
     document = found.document
     table = Table(
-        title=f"Membership of a {document['unit']}: {document['members']} members and "
-        f"{document['others']} others of {document['models']} models; found, with 95 % intervals"
+        title=f"Membership of a {document['unit']}, {document['models']} models: "
+        f"{document['members']} members, {document['others']} others"
     )
     for heading in ("attack", "AUC", *(f"TPR at FPR {rate:.1%}" for rate in _RATES)):
         table.add_column(heading, justify="left" if heading == "attack" else "right")

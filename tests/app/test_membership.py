@@ -47,7 +47,7 @@ def test_a_training_without_members_leaves_the_model_as_it_was(
 ) -> None:
     settings = settings_of(*overrides)
     nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
-    trained = train_with(settings, tmp_path / "0", nobody, unit)
+    trained = train_with(settings, nobody, unit, tmp_path / "0")
     assert np.array_equal(flat(trained), flat(initial_arrays_of(settings)))
 
 
@@ -60,9 +60,9 @@ def test_a_client_that_is_out_moves_a_private_model_by_exactly_nothing(tmp_path:
     nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
     one = nobody.copy()
     one[parts_of(settings)[2]] = True
-    without = flat(train_with(settings, tmp_path / "0", nobody, "client"))
-    again = flat(train_with(settings, tmp_path / "1", nobody, "client"))
-    with_one = flat(train_with(settings, tmp_path / "2", one, "client"))
+    without = flat(train_with(settings, nobody, "client", tmp_path / "0"))
+    again = flat(train_with(settings, nobody, "client", tmp_path / "1"))
+    with_one = flat(train_with(settings, one, "client", tmp_path / "2"))
     assert np.array_equal(without, again)
     step = settings.server_optimizer.learning_rate * settings.clipping.norm / 4  # of a mean of 4
     assert np.linalg.norm(with_one - without) == pytest.approx(step, rel=1e-3)
@@ -86,7 +86,7 @@ def test_a_client_that_is_out_adds_no_noise_of_its_own_records(tmp_path: Path) -
 def test_noise_is_drawn_anew_for_every_training(tmp_path: Path) -> None:
     settings = settings_of("privacy=dp_sgd", "task.num_clients=2")
     everybody = np.ones(len(dataset_of(settings).train_y), dtype=bool)
-    one, two = (flat(train_with(settings, tmp_path / name, everybody, "record")) for name in "ab")
+    one, two = (flat(train_with(settings, everybody, "record", tmp_path / name)) for name in "ab")
     assert not np.isclose(one, two).any()
 
 
@@ -94,12 +94,12 @@ def test_a_record_that_is_out_of_dp_sgd_has_no_gradient(tmp_path: Path) -> None:
     # Nearly no noise: without any record the model stays where it was.
     settings = settings_of("privacy=dp_sgd", "dp_sgd.epsilon=null", "dp_sgd.noise_multiplier=1e-4")
     nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
-    trained = flat(train_with(settings, tmp_path / "0", nobody, "record"))
+    trained = flat(train_with(settings, nobody, "record", tmp_path / "0"))
     moved = np.linalg.norm(trained - flat(initial_arrays_of(settings)))
     assert moved < 1e-2
     some = nobody.copy()
     some[::2] = True
-    trained = flat(train_with(settings, tmp_path / "1", some, "record"))
+    trained = flat(train_with(settings, some, "record", tmp_path / "1"))
     assert np.linalg.norm(trained - flat(initial_arrays_of(settings))) > 10.0 * moved
 
 
