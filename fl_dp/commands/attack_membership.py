@@ -291,7 +291,7 @@ def _show(found: _Found, path: Path, *, drawn: bool) -> None:
         else f"Promised: epsilon {promised['epsilon']:.4g} at delta {promised['delta']:.3g}, for "
         f"{promised['whom']}",
         f"Read it as {document['note']}",
-        "TPR: the share of members that are found, with 95 % intervals; FPR: of others that are, too",
+        "TPR: share of members that are found, with 95 % intervals; FPR: of others that are, too",
         f"Everything is in {path}",
         f"Picture: {path / 'roc.png'}"
         if drawn

@@ -148,7 +148,11 @@ def roc_of(*, members: list[float], others: list[float]) -> Roc:
 
 def test_the_area_under_the_curve_is_that_of_scikit_learn() -> None:
     draws = np.random.default_rng(0)
-    members, others = draws.integers(0, 9, 200) + 1.0, draws.integers(0, 9, 300) + 0.0  # with ties
+    members, others = (
+        draws.integers(0, 9, size).astype(np.float64)
+        for size in (200, 300)  # with ties
+    )
+    members += 1.0
     truth = np.repeat([1, 0], [200, 300])
     expected = roc_auc_score(truth, np.concatenate([members, others]))
     roc = Roc(members, others)
