@@ -55,8 +55,8 @@ app = typer.Typer(
 )
 for command in _COMMANDS:
     app.command()(command)
-app.add_typer(attack, name="attack")
 app.add_typer(secagg, name="secagg")
+app.add_typer(attack, name="attack")
 
 
 @app.callback(invoke_without_command=True)
