@@ -18,7 +18,6 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fl_dp.accounting import exposures_noise_multiplier, udp_sigma
-from fl_dp.accounting.incompatible import IncompatibleOptions
 
 from .compose import compose_settings, expand_sweep
 from .keys import all_keys
@@ -203,7 +202,7 @@ def _moved(settings: Settings, key: str, value: str) -> Settings:
 def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
     """Return the noise multiplier of each upload that a formula of the literature asks for."""
     if settings.privacy.mode != "local":
-        raise IncompatibleOptions(
+        raise ConfigError(
             f"a curve with the formula '{formula}' sets the noise of each client's upload: write "
             f"privacy=local among its overrides, got privacy.mode={settings.privacy.mode}"
         )
