@@ -161,7 +161,7 @@ def _places(
     if axis is None:
         return [None]
     for key in (axis, sweep.axis):
-        if key in replaced:
+        if key is not None and key in replaced:
             return replaced[key]
     return curve.values or sweep.values or ()
 

@@ -46,7 +46,8 @@ def test_an_experiment_has_each_place_of_each_curve_once_a_seed(experiment: str)
     per_place = Counter((cell.curve, cell.place) for cell in cells)
     assert set(per_place.values()) == {len(sweep.seeds)}
     for name, curve in sweep.curves.items():
-        places = [curve.at] if curve.at else curve.values or sweep.values or [None]
+        moving: list[str | None] = [*(curve.values or sweep.values or [])]
+        places = [curve.at] if curve.at else moving or [None]
         assert [place for of, place in per_place if of == name] == places
 
 
