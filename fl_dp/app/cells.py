@@ -84,9 +84,10 @@ def expand(overrides: Sequence[str]) -> tuple[SweepSettings, list[Cell]]:
         ConfigError: If settings are wrong, or two cells have the same.
     """
     combinations = expand_sweep(overrides)
-    sweep = compose_settings(combinations[0]).sweep
+    first = compose_settings(combinations[0])
+    sweep = first.sweep
     if sweep.curves:
-        cells = list(_of_experiment(overrides, sweep))
+        cells = list(_of_experiment(overrides, sweep, sweep.seeds or [first.seed]))
     else:
         cells = list(_of_combinations(combinations))
     _require_different(cells)
@@ -103,7 +104,9 @@ def _of_combinations(combinations: Sequence[Sequence[str]]) -> Iterator[Cell]:
         yield Cell(curve=" ".join(told), place=None, overrides=tuple(each), settings=settings)
 
 
-def _of_experiment(overrides: Sequence[str], sweep: SweepSettings) -> Iterator[Cell]:
+def _of_experiment(
+    overrides: Sequence[str], sweep: SweepSettings, seeds: Sequence[int]
+) -> Iterator[Cell]:
     axes = {sweep.axis_of(curve) for curve in sweep.chosen.values()} | {sweep.axis}
     replaced: dict[str, list[str]] = {}
     rest = []
@@ -115,7 +118,7 @@ def _of_experiment(overrides: Sequence[str], sweep: SweepSettings) -> Iterator[C
             _require_one(sweep)
         else:
             rest.append(text)
-    seeds = [int(seed) for seed in replaced.get("seed", ())] or sweep.seeds or [0]
+    seeds = [int(seed) for seed in replaced["seed"]] if "seed" in replaced else seeds
     combinations = expand_sweep(rest)
     shared = set.intersection(*(set(each) for each in combinations))
     for each in combinations:
