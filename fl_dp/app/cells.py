@@ -18,7 +18,6 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from fl_dp.accounting import exposures_noise_multiplier, udp_sigma
-from fl_dp.accounting.incompatible import IncompatibleOptions
 
 from .compose import compose_settings, expand_sweep
 from .keys import all_keys
@@ -85,9 +84,10 @@ def expand(overrides: Sequence[str]) -> tuple[SweepSettings, list[Cell]]:
         ConfigError: If settings are wrong, or two cells have the same.
     """
     combinations = expand_sweep(overrides)
-    sweep = compose_settings(combinations[0]).sweep
+    first = compose_settings(combinations[0])
+    sweep = first.sweep
     if sweep.curves:
-        cells = list(_of_experiment(overrides, sweep))
+        cells = list(_of_experiment(overrides, sweep, sweep.seeds or [first.seed]))
     else:
         cells = list(_of_combinations(combinations))
     _require_different(cells)
@@ -104,7 +104,9 @@ def _of_combinations(combinations: Sequence[Sequence[str]]) -> Iterator[Cell]:
         yield Cell(curve=" ".join(told), place=None, overrides=tuple(each), settings=settings)
 
 
-def _of_experiment(overrides: Sequence[str], sweep: SweepSettings) -> Iterator[Cell]:
+def _of_experiment(
+    overrides: Sequence[str], sweep: SweepSettings, seeds: Sequence[int]
+) -> Iterator[Cell]:
     axes = {sweep.axis_of(curve) for curve in sweep.chosen.values()} | {sweep.axis}
     replaced: dict[str, list[str]] = {}
     rest = []
@@ -116,7 +118,7 @@ def _of_experiment(overrides: Sequence[str], sweep: SweepSettings) -> Iterator[C
             _require_one(sweep)
         else:
             rest.append(text)
-    seeds = [int(seed) for seed in replaced.get("seed", ())] or sweep.seeds or [0]
+    seeds = [int(seed) for seed in replaced["seed"]] if "seed" in replaced else seeds
     combinations = expand_sweep(rest)
     shared = set.intersection(*(set(each) for each in combinations))
     for each in combinations:
@@ -162,7 +164,7 @@ def _places(
     if axis is None:
         return [None]
     for key in (axis, sweep.axis):
-        if key in replaced:
+        if key is not None and key in replaced:
             return replaced[key]
     return curve.values or sweep.values or ()
 
@@ -203,7 +205,7 @@ def _moved(settings: Settings, key: str, value: str) -> Settings:
 def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
     """Return the noise multiplier of each upload that a formula of the literature asks for."""
     if settings.privacy.mode != "local":
-        raise IncompatibleOptions(
+        raise ConfigError(
             f"a curve with the formula '{formula}' sets the noise of each client's upload: write "
             f"privacy=local among its overrides, got privacy.mode={settings.privacy.mode}"
         )

@@ -272,6 +272,8 @@ def _jobs_of_sweep(path: Path) -> Jobs:
         document = json.loads((path / _SWEEP).read_text(encoding="utf-8"))
         experiment = SweepSettings(**document["experiment"])
         known = [_Known(**cell) for cell in document["cells"]]
+        if not known:
+            raise ValueError("it has no cells")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path / _SWEEP} is not what a sweep of fl-dp writes: {error}") from error
     with doing("looking at what there is"):

@@ -80,10 +80,10 @@ class Queue:
 
         if not self._places:
             return
-        shares = [Machine.here().shared_by(self._places)] if self._places > 1 else []
+        share = {"machine": Machine.here().shared_by(self._places)} if self._places > 1 else {}
         with doing("starting Flower"):
             for _ in range(self._places):
-                self._links.put(stack.enter_context(LocalSuperLink(*shares)))
+                self._links.put(stack.enter_context(LocalSuperLink(**share)))
 
     def _train_all(self) -> None:
         with ThreadPoolExecutor(max(1, self._places)) as pool:

@@ -103,15 +103,25 @@ def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> 
 
 
 def _prepare(jobs: Jobs) -> Jobs:
-    """Check what takes time, before anything is started or written."""
+    """Check what takes time, before anything is started or written.
+
+    Trainings of a sweep that differ in their seed alone spend the same, and are checked once.
+    """
     from .cautions import cautions
     from .jobs import prepare
 
     many = len(jobs.each) > 1
+    budgets: dict[str, float] = {}
     prepared = []
     for number, job in enumerate(jobs.each, 1):
         place = f" of run {number} of {len(jobs.each)} ({job.title})" if many else ""
-        prepared.append(prepare(job, place))
+        if job.resumed:
+            prepared.append(prepare(job, place))
+            continue
+        but_for_the_seed = replace(job.settings, seed=0).to_json()
+        if but_for_the_seed not in budgets:
+            budgets[but_for_the_seed] = prepare(job, place).budget
+        prepared.append(replace(job, budget=budgets[but_for_the_seed]))
     for text in dict.fromkeys(text for job in prepared for text in cautions(job.settings)):
         warn(text)
     return replace(jobs, each=tuple(prepared))

@@ -100,7 +100,7 @@ class RunStatus:
 class LocalSuperLink:
     """A SuperLink with Flower's simulation engine, for as long as the `with` block lasts."""
 
-    def __init__(self, machine: Machine | None = None) -> None:
+    def __init__(self, *, machine: Machine | None = None) -> None:
         """Name what it may use.
 
         Args:

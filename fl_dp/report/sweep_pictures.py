@@ -24,7 +24,9 @@ _WORDS = {
 _LOGARITHMIC = ("epsilon", "noise_multiplier", "noise_of_mean")
 _FAR_APART = 8.0  # places further apart than that go on a logarithmic axis
 _MARKERS = "osD^vPX*"
-_PANEL, _HEIGHT = 5.2, 3.8  # inches
+# Grey is for comparison alone; eight ways of choosing clients need as many colours.
+_COLOURS = (*COLOURS[:-1], "#7f5539", "#5fa8d3", "#8c2f39")
+_PANEL, _LONE_PANEL, _HEIGHT = 5.2, 7.5, 3.8  # inches
 
 
 def plot_against_axis(
@@ -43,7 +45,8 @@ def plot_against_axis(
     Returns:
         Whether it was drawn: False when matplotlib is not installed.
     """
-    made = new_picture([1.0] * len(panels), size=(_PANEL * len(panels), _HEIGHT))
+    width = _LONE_PANEL if len(panels) == 1 else _PANEL * len(panels)
+    made = new_picture([1.0] * len(panels), size=(width, _HEIGHT))
     if made is None:
         return False
     figure, axes = made
@@ -74,11 +77,10 @@ def plot_over_rounds(
         return False
     figure, (over_rounds, last) = made
     for place, (curve, runs) in enumerate(curves.items()):
-        colour = COLOURS[place % len(COLOURS)]
-        line = "-" if place < len(COLOURS) else "--"
+        colour = _COLOURS[place % len(_COLOURS)]
         shortest = min(map(len, runs))
         mean = [statistics.fmean(run[t] for run in runs) for t in range(shortest)]
-        over_rounds.plot(range(shortest), mean, line, color=colour, label=curve, linewidth=1.5)
+        over_rounds.plot(range(shortest), mean, color=colour, label=curve, linewidth=1.5)
         (point,) = points(results, curve, "accuracy")
         finals = [result.accuracy for result in results if result.curve == curve]
         last.plot(finals, [place] * len(finals), "o", color=colour, alpha=0.6, markersize=4)
@@ -89,7 +91,7 @@ def plot_over_rounds(
     over_rounds.set_ylim(bottom=_floor([run[-1] for runs in curves.values() for run in runs]))
     last.set(xlabel=accuracy, yticks=range(len(curves)))
     last.set_yticklabels(list(curves))
-    last.set_title(f"last model: {seeds_in_words(results)}", fontsize=9)
+    last.set_title("last model of each seed, mean and deviation", fontsize=9)
     last.invert_yaxis()
     save_picture(figure, target)
     return True
@@ -160,7 +162,7 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, places: _Places) 
         if not found:
             continue
         finite += [point.mean for point in found]
-        colour, marker = COLOURS[index % len(COLOURS)], _MARKERS[index % len(_MARKERS)]
+        colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
         if _is_reference(found, places):
             panel.axhline(found[0].mean, color=PALE, linewidth=1, linestyle=":")
             colour = PALE

@@ -228,5 +228,6 @@ def test_records_are_shared_only_once_all_are_used() -> None:
     ],
 )
 def test_records_that_no_client_can_have_are_refused(changed: dict[str, Any], said: str) -> None:
+    arguments: dict[str, Any] = {"kind": "iid", **changed}
     with pytest.raises(ValueError, match=said):
-        partition(LABELS, **({"num_clients": 3, "kind": "iid", "seed": 0} | changed))
+        partition(LABELS, num_clients=3, seed=0, **arguments)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from sweep_results import RESULT
 
 from fl_dp.report.results import Result
@@ -19,6 +21,14 @@ def saved(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
     figures: list[Figure] = []
     monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
     return figures
+
+
+def xs(line: Line2D) -> list[float]:
+    return [float(x) for x in np.asarray(line.get_xdata())]
+
+
+def ys(line: Line2D) -> list[float]:
+    return [float(y) for y in np.asarray(line.get_ydata())]
 
 
 def along(curve: str, accuracy: dict[str, tuple[float, ...]]) -> list[Result]:
@@ -37,8 +47,8 @@ def test_a_curve_goes_through_the_means_of_its_seeds_with_their_deviations(
     [panel] = saved[0].axes
     [curve] = panel.containers
     line, _, bars = curve
-    assert line.get_xdata().tolist() == [1.0, 8.0]
-    assert line.get_ydata().tolist() == pytest.approx([0.6, 0.8])
+    assert xs(line) == [1.0, 8.0]
+    assert ys(line) == pytest.approx([0.6, 0.8])
     low, high = bars[0].get_segments()[0][:, 1]
     assert high - low == pytest.approx(2 * 0.1414214, rel=1e-6)
     assert panel.get_xlabel() == "epsilon"
@@ -80,7 +90,7 @@ def test_what_was_really_spent_is_drawn_beside_what_is_claimed(saved: list[Figur
     plot_against_axis(results, Path("x.png"), label="claimed", panels=["accuracy", "epsilon"])
     panel = saved[0].axes[1]
     [claimed] = [line for line in panel.get_lines() if line.get_label() == "as claimed"]
-    assert list(claimed.get_xdata()) == list(claimed.get_ydata()) == [4.0, 8.0]
+    assert xs(claimed) == ys(claimed) == [4.0, 8.0]
 
 
 def test_accuracy_over_the_rounds_is_a_mean_with_every_last_model_beside_it(
@@ -90,8 +100,8 @@ def test_accuracy_over_the_rounds_is_a_mean_with_every_last_model_beside_it(
     curves = {RESULT.curve: [[0.1, 0.4, 0.6], [0.1, 0.6, 0.8]]}
     assert plot_over_rounds(results, curves, Path("x.png"))
     over_rounds, last = saved[0].axes
-    assert list(over_rounds.get_lines()[0].get_ydata()) == pytest.approx([0.1, 0.5, 0.7])
-    assert list(last.get_lines()[0].get_xdata()) == [0.6, 0.8]
+    assert ys(over_rounds.get_lines()[0]) == pytest.approx([0.1, 0.5, 0.7])
+    assert xs(last.get_lines()[0]) == [0.6, 0.8]
     assert [t.get_text() for t in last.get_yticklabels()] == [RESULT.curve]
 
 

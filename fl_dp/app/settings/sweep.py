@@ -48,7 +48,7 @@ class SweepSettings:
         curves: Curves by name: the `overrides` of each, and if need be `values` and an `axis` of
             its own, `at`, its one place, or `formula`, which sets the noise; none: no experiment.
         only: Names of the curves to run; null runs all.
-        seeds: Seeds of the trainings; `-m seed=0,1` replaces them.
+        seeds: Seeds of the trainings, which `-m seed=0,1` replaces; null is the run's `seed`.
         panels: Results to draw against the axis, from left to right: `accuracy`, `loss`, `epsilon`,
             `noise_multiplier` or `noise_of_mean`; null is `accuracy`.
         side_by_side: Trainings at a time; null means one for every four processors.
