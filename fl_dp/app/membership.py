@@ -23,6 +23,7 @@ from flwr.app import ArrayRecord, Context
 from flwr.clientapp import ClientApp
 from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
+from torch import nn
 
 from fl_dp.accounting import (
     IncompatibleOptions,
@@ -40,7 +41,6 @@ from fl_dp.clients.node_config import LEDGER_PATH_KEY, PARTITION_ID_KEY
 from fl_dp.datasets import Dataset
 from fl_dp.models import set_arrays
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
-from fl_dp.training import evaluate
 
 from .in_process import InProcessGrid, flower_in_silence
 from .planning import make_plan, make_record_plan, target_delta
@@ -224,20 +224,21 @@ def play(
     tossed = draws.random((models, len(rows) if unit == "record" else len(parts))) < 0.5
     inside = tossed if unit == "record" else tossed[:, clients]  # of each record
     others = _population(dataset, draws)
+    labels, test_labels = dataset.labels(rows), dataset.labels(slice(None), "test")
     candidates, population, train_accuracy, test_accuracy = [], [], [], []
     with TemporaryDirectory(prefix="fl-dp-membership-") as folder:
         for number, chosen in enumerate(inside):
             members = np.zeros(len(dataset.train_y), dtype=np.bool_)
             members[rows[chosen]] = True
             arrays = train_with(settings, members, unit, Path(folder) / f"{number}")
-            logits = partial(_logits, settings, arrays)
-            of_candidates = logits(dataset.features(rows))
-            labels = dataset.labels(rows)
+            model = model_of(settings)
+            set_arrays(model, arrays.to_numpy_ndarrays())
+            of_candidates = _logits(model, dataset, rows, "train")
             candidates.append(logit_confidence(of_candidates, labels))
             train_accuracy.append(_accuracy(of_candidates[chosen], labels[chosen]))
-            of_others = logits(dataset.features(others, "test"))
-            population.append(logit_confidence(of_others, dataset.labels(others, "test")))
-            test_accuracy.append(_test_accuracy(settings, arrays, dataset))
+            of_test = _logits(model, dataset, np.arange(len(test_labels)), "test")
+            population.append(logit_confidence(of_test[others], test_labels[others]))
+            test_accuracy.append(_accuracy(of_test, test_labels))
             on_model(number + 1)
     found, known = np.stack(candidates), np.stack(population)
     if unit == "client":
@@ -386,29 +387,19 @@ def _made_up(available: int, size: int, draws: np.random.Generator) -> NDArray[n
     return np.stack([draws.choice(available, size, replace=False) for _ in range(_MADE_UP)])
 
 
-def _logits(settings: Settings, arrays: ArrayRecord, features: Any) -> NDArray[np.float64]:
-    """Return a model's outputs, float64 `(n, classes)`."""
-    model = model_of(settings)
-    set_arrays(model, arrays.to_numpy_ndarrays())
+def _logits(
+    model: nn.Module, dataset: Dataset, rows: NDArray[np.int64], split: str
+) -> NDArray[np.float64]:
+    """Return a model's outputs for some rows, float64 `(n, classes)`."""
     model.eval()
     device = next(model.parameters()).device
+    batches = []
     with torch.no_grad():
-        batches = [
-            model(torch.from_numpy(features[start : start + _ROWS_AT_ONCE]).to(device)).cpu()
-            for start in range(0, len(features), _ROWS_AT_ONCE)
-        ]
-    return np.asarray(torch.cat(batches).numpy(), np.float64)
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            features = dataset.features(rows[start : start + _ROWS_AT_ONCE], split)
+            batches.append(model(torch.from_numpy(features).to(device)).cpu().numpy())
+    return np.concatenate(batches).astype(np.float64)
 
 
 def _accuracy(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
     return float((logits.argmax(axis=1) == labels).mean()) if len(labels) else math.nan
-
-
-def _test_accuracy(settings: Settings, arrays: ArrayRecord, dataset: Dataset) -> float:
-    model = model_of(settings)
-    set_arrays(model, arrays.to_numpy_ndarrays())
-    everything = slice(None)
-    _, accuracy = evaluate(
-        model, dataset.features(everything, "test"), dataset.labels(everything, "test")
-    )
-    return accuracy

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -81,6 +82,7 @@ def membership(
     Writes `runs/NAME/`: `membership.csv`, `roc.csv`, `roc.png`. Ends with status 1 if an attack
     does better than the promise allows.
     """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its folders are removed then, too
     with failures_told():
         from .jobs import find_jobs, prepare
         from .stats import refuse_statistics

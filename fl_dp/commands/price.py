@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -53,6 +54,8 @@ def price(
     Writes `runs/NAME/`: `price.json`, and a folder for each training. After an interruption
     `fl-dp price resume=runs/NAME` does what is missing.
     """
+    # As Ctrl-C: otherwise what Flower has started would train on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     with failures_told():
         from .queue import Queue
 

@@ -10,6 +10,7 @@ from fl_dp.accounting import (
     GaussianEvent,
     NeighboringRelation,
     PoissonGaussianEvent,
+    PrivacyEvent,
     ZcdpEvent,
     epsilon,
     epsilon_delta_trade_off,
@@ -21,8 +22,11 @@ RATES = np.array([0.0, 1e-6, 1e-3, 0.01, 0.1, 0.5, 0.9, 0.999, 1.0])
 
 
 def test_gaussians_without_sampling_have_their_closed_form() -> None:
-    history = {GaussianEvent(noise_multiplier=2.0): 9, GaussianEvent(noise_multiplier=0.5): 1}
-    mu = np.sqrt(9 / 4 + 4.0)
+    history: dict[PrivacyEvent, int] = {
+        GaussianEvent(noise_multiplier=2.0): 9,
+        GaussianEvent(noise_multiplier=0.5): 1,
+    }
+    mu = float(np.sqrt(9 / 4 + 4.0))
     expected = norm.cdf(norm.ppf(RATES) + mu)
     np.testing.assert_allclose(trade_off(history)(RATES), expected, atol=1e-12)
     replaced = trade_off(history, neighboring_relation=NeighboringRelation.REPLACE_ONE)
@@ -53,7 +57,9 @@ def test_no_adversary_of_a_hundred_rounds_lies_above_its_curve_and_the_best_lies
         return total
 
     out, there = loss(False), loss(True)
-    history = {PoissonGaussianEvent(noise_multiplier=z, sampling_rate=q): rounds}
+    history: dict[PrivacyEvent, int] = {
+        PoissonGaussianEvent(noise_multiplier=z, sampling_rate=q): rounds
+    }
     curve = trade_off(history)
     for threshold in (-1.0, 0.0, 1.0, 3.0):
         alarm, hit = (out > threshold).mean(), (there > threshold).mean()
@@ -61,7 +67,9 @@ def test_no_adversary_of_a_hundred_rounds_lies_above_its_curve_and_the_best_lies
 
 
 def test_the_curve_of_epsilon_and_delta_lies_above_that_of_the_releases_and_touches_it() -> None:
-    history = {PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1): 50}
+    history: dict[PrivacyEvent, int] = {
+        PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1): 50
+    }
     delta = 1e-3
     rates = np.linspace(0.0, 1.0, 2001)
     allowed = epsilon_delta_trade_off(epsilon(history, delta).best, delta)(rates)
