@@ -41,7 +41,7 @@ def test_a_small_price_adds_up_and_its_last_step_is_private(tmp_path: Path) -> N
     done = subprocess.run(
         [
             *(str(Path(sys.executable).parent / "fl-dp"), "price", "--seeds", "1", "--json"),
-            *("rounds=2", "task.num_clients=8", "privacy.epsilon=4", "run_name=one price"),
+            *("rounds=1", "task.num_clients=8", "privacy.epsilon=4", "run_name=one price"),
         ],
         cwd=tmp_path,
         capture_output=True,
