@@ -26,13 +26,14 @@ BENCH_compression := --json
 BENCH_noise := --json
 BENCH_rounds := --json
 BENCH_secagg := --json
-BENCH_selection := --json
 BENCH_silos := --json
 BENCH_startup := --json
 BENCH_stock_flower :=
+# `make experiments`: files of conf/experiment/ that are sweeps, in the order of docs/experiments.md.
+EXPERIMENTS := privacy_levels client_count schedules selection udp_formula
 BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
 
-.PHONY: help demo quick test coverage lint format docs bench wheel setup clean
+.PHONY: help demo quick test coverage lint format docs bench experiments wheel setup clean
 .NOTPARALLEL: # two timings at once would measure each other
 
 help: ## What there is
@@ -72,6 +73,16 @@ bench-%: $(STAMP)
 	@mkdir -p results
 	$(BIN)/python benchmarks/$*.py $(BENCH_$*) > results/$*.part
 	@mv results/$*.part results/$*$(if $(findstring --json,$(BENCH_$*)),.json,.md)
+
+experiments: $(EXPERIMENTS:%=experiment-%) ## Every experiment and its picture; goes on where it was stopped
+
+# Once begun, a sweep goes on by itself, and what is finished is not trained again.
+experiment-%: $(STAMP)
+	@mkdir -p results/experiments
+	if test -f results/experiments/$*/sweep.json; \
+	  then $(BIN)/fl-dp run resume=results/experiments/$*; \
+	  else $(BIN)/fl-dp run -m experiment=$* output_dir=results/experiments run_name=$*; fi
+	cp results/experiments/$*/experiment.png docs/images/$*.png
 
 wheel: $(STAMP) ## Build the wheel, install it in an environment of its own, ask its version
 	rm -rf dist

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from .gaussian import (
         UdpNoise,
         classic_noise_multiplier,
+        exposures_noise_multiplier,
         gaussian_epsilon,
         gaussian_noise_multiplier,
         udp_sigma,
@@ -110,6 +111,7 @@ __all__ = [
     "event_from_dict",
     "event_of",
     "event_to_dict",
+    "exposures_noise_multiplier",
     "freeze",
     "gaussian_epsilon",
     "gaussian_noise_multiplier",

@@ -159,6 +159,29 @@ def udp_sigma(epsilon: float, delta: float, *, participation_rate: float, rounds
     )
 
 
+def exposures_noise_multiplier(epsilon: float, delta: float, *, exposures: int) -> float:
+    """Reproduce the literature's noise of each upload for `exposures` uploads of one client.
+
+    `exposures * sqrt(2 ln(1.25/delta)) / epsilon`: the classic Gaussian with the budget split
+    evenly. It grows with the uploads, where exact composition grows with their root, and its proof
+    ends where one upload's share of epsilon is above 1.
+
+    Returns:
+        Noise standard deviation over the sensitivity, in each upload.
+
+    Raises:
+        ValueError: If an argument is out of range.
+
+    Reference:
+        Wei et al. 2020, "Federated Learning with Differential Privacy: Algorithms and Performance
+        Analysis", arXiv 1911.00222, section III.
+    """
+    _check(epsilon, delta)
+    if exposures < 1:
+        raise ValueError(f"exposures must be at least 1, got {exposures}")
+    return exposures * math.sqrt(2.0 * math.log(1.25 / delta)) / epsilon
+
+
 def _check(epsilon: float, delta: float) -> None:
     require_positive(epsilon=epsilon)
     require_probability(delta=delta)

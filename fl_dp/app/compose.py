@@ -67,7 +67,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error)) from error
     except HydraException as error:
-        raise ConfigError(_first_line(error.__cause__ or error)) from error
+        raise ConfigError(_first_line(_inner(error))) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return settings
@@ -96,6 +96,14 @@ def expand_sweep(overrides: Sequence[str]) -> list[list[str]]:
                 ) from error
         jobs = [[*job, value] for job in jobs for value in values]
     return jobs
+
+
+def _inner(error: BaseException) -> BaseException:
+    """Return what Hydra stumbled over, which names the key where Hydra names its own classes."""
+    from hydra.errors import HydraException
+
+    inner = error.__cause__ or error.__context__
+    return _inner(inner) if inner is not None and isinstance(error, HydraException) else error
 
 
 def _first_line(error: BaseException) -> str:

@@ -12,13 +12,13 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Sequence
-from dataclasses import MISSING, dataclass, fields, is_dataclass
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 
-from .settings import CHOICES, Settings
+from .settings import CHOICES, CurveSettings, Settings
 
 _KINDS: dict[Any, str] = {
     int: "a whole number",
@@ -29,6 +29,7 @@ _KINDS: dict[Any, str] = {
     list[str]: "a list of names",
     list[int]: "a list of whole numbers",
     list[float]: "a list of numbers",
+    dict[str, CurveSettings]: "curves by name",
 }
 
 
@@ -85,7 +86,7 @@ def all_keys() -> dict[str, Key]:
             nullable = type(None) in get_args(types[field.name])
             found[name] = Key(
                 name=name,
-                default=None if field.default is MISSING else field.default,
+                default=_default(field),
                 kind=_KINDS[inner[0] if nullable else types[field.name]],
                 nullable=nullable,
                 choices=CHOICES.get(name, ()),
@@ -126,6 +127,12 @@ def nearest_keys(name: str) -> list[str]:
 def either(names: Sequence[str]) -> str:
     """Return `a, b or c`."""
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
+
+
+def _default(field: Field[Any]) -> Any:
+    if field.default_factory is not MISSING:
+        return field.default_factory()
+    return None if field.default is MISSING else field.default
 
 
 def _attributes(settings: type) -> dict[str, str]:

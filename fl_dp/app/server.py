@@ -60,6 +60,7 @@ def train(
         ValueError: If the settings can't be carried out; nothing was trained.
         FileNotFoundError: If there is no run to resume.
     """
+    settings.sweep.require_none()
     if settings.resume is not None:
         folder = RunFolder(Path(settings.resume).expanduser())
         settings = folder.read_settings()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -115,7 +115,7 @@ class TaskClient(NumPyClient):
                 return parameters, 1, {}
             client = private_client(
                 model_of(settings, public_form_of(settings, node_config)),
-                lambda: _records_of(settings, place, node_config),
+                lambda: self.records(settings),
                 plan=plan,
                 settings=settings,
                 context=self.context,
@@ -145,16 +145,36 @@ class TaskClient(NumPyClient):
         self, config: dict[str, Scalar]
     ) -> tuple[Settings, tuple[Dataset, NDArray[np.int64]] | None]:
         settings = _settings(config)
-        return settings, data_of_unit(settings, self._part(settings), self.context.node_config)
+        return settings, self.data(settings)
+
+    def data(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
+        """Return the data set in which the unit's records lie, and their rows."""
+        return data_of_unit(settings, self._part(settings), self.context.node_config)
+
+    def records(self, settings: Settings) -> Records:
+        """Return the unit's records for DP-SGD, on the device that trains."""
+        return _records_of(settings, self._part(settings), self.context.node_config)
 
     def _part(self, settings: Settings) -> int:
         return self.node * settings.simulation.units_at_node + self.unit
 
 
 def train_many(
-    context: Context, units: Sequence[int], model: ArrayRecord, config: dict[str, Any]
+    context: Context,
+    units: Sequence[int],
+    model: ArrayRecord,
+    config: dict[str, Any],
+    *,
+    parts_of: Callable[[Settings], Sequence[NDArray[np.int64]]] = parts_of,
 ) -> Iterator[TrainedRows]:
     """Train units of this node together, each as `TaskClient.fit` would train it.
+
+    Args:
+        context: The node's.
+        units: Their numbers on this node.
+        model: As the server sent it.
+        config: Of the message.
+        parts_of: The training rows of every unit of the run.
 
     Raises:
         ValueError: If the node has no `partition-id` in its configuration.

@@ -60,7 +60,11 @@ def dataset_of(
     data_dir = task.data_dir if data_path is None else data_path
     if data_format is None:
         data_format = _format_of(settings, data_path)
-    return load_dataset(task.name, data_dir=data_dir, data_format=data_format)
+    # A node trains on all of its own folder: what is held out is the server's.
+    validation = task.validation and data_path is None
+    return load_dataset(
+        task.name, data_dir=data_dir, data_format=data_format, validation=validation
+    )
 
 
 def parts_of(settings: Settings) -> tuple[NDArray[np.int64], ...]:
@@ -85,8 +89,10 @@ def parts_of(settings: Settings) -> tuple[NDArray[np.int64], ...]:
         seed=settings.seed,
         alpha=task.alpha,
         shards_per_client=task.shards_per_client,
+        records_per_client=task.records_per_client,
         data_dir=task.data_dir,
         data_format=_format_of(settings, None),
+        validation=task.validation,
     )
 
 

@@ -10,17 +10,19 @@ from typer.core import TyperGroup
 
 from fl_dp import __version__
 
+from .attack import attack
 from .audit import audit
 from .config import config
 from .console import fail, out
 from .data import data
 from .ledger import ledger
 from .plan import plan
+from .price import price
 from .run import run
 from .secagg import secagg
 from .stats import stats
 
-_COMMANDS = (run, stats, plan, audit, config, ledger, data)
+_COMMANDS = (run, stats, plan, price, audit, config, ledger, data)
 
 
 class _Commands(TyperGroup):
@@ -55,6 +57,7 @@ app = typer.Typer(
 for command in _COMMANDS:
     app.command()(command)
 app.add_typer(secagg, name="secagg")
+app.add_typer(attack, name="attack")
 
 
 @app.callback(invoke_without_command=True)

@@ -10,19 +10,22 @@ import json
 import math
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from fl_dp.files import write_text
+
 from .console import doing, note, warn, warnings_shown
 
 if TYPE_CHECKING:
     from fl_dp.app.run_folder import RunFolder
-    from fl_dp.app.settings import Settings
+    from fl_dp.app.settings import Settings, SweepSettings
 
 _SWEEP = "sweep.json"
+_PROCESSORS_EACH = 4  # one training alone keeps two to four of them busy
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,10 @@ class Job:
     """One training.
 
     Attributes:
-        variant: The overrides that tell it from its siblings in a sweep, but for the seed.
+        variant: The overrides that tell it from its siblings in a sweep, but for the seed; of an
+            experiment, its curve.
+        place: Its place on the axis of an experiment, if there is one.
+        digest: Of the settings, which it keeps to; empty for a single training.
         overrides: What it was asked for by.
         settings: What they compose to.
         path: Its folder, absolute.
@@ -43,6 +49,8 @@ class Job:
     overrides: tuple[str, ...]
     settings: Settings
     path: Path
+    place: str | None = None
+    digest: str = ""
     resumed: bool = False
     finished: bool = False
     budget: float = field(default=math.inf)
@@ -57,7 +65,8 @@ class Job:
     @property
     def title(self) -> str:
         """A name that tells it from its siblings."""
-        return f"{self.variant or self.settings.task.name}, seed {self.settings.seed}"
+        at = "" if self.place is None else f" at {self.place}"
+        return f"{self.variant or self.settings.task.name}{at}, seed {self.settings.seed}"
 
     @property
     def sent(self) -> list[str]:
@@ -83,27 +92,43 @@ class Jobs:
     Attributes:
         each: The trainings.
         sweep: The folder of the sweep that they belong to; None for a single one.
+        experiment: What the sweep was made from and how it is drawn; None for a single one, and
+            without curves for a plain sweep.
+        side_by_side: Trainings at a time.
     """
 
     each: tuple[Job, ...]
     sweep: Path | None = None
+    experiment: SweepSettings | None = None
+    side_by_side: int = 1
 
     @property
     def path(self) -> Path:
         """The folder in which everything is."""
         return self.each[0].path if self.sweep is None else self.sweep
 
+    @property
+    def results(self) -> Path:
+        """The table of a sweep's results."""
+        return self.path / "results.csv"
+
     def note(self) -> None:
         """Write down what a sweep consists of, so that it can be continued when it was stopped."""
-        if self.sweep is None:
+        if self.sweep is None or self.experiment is None:
             return
         self.sweep.mkdir(parents=True, exist_ok=True)
         cells = [
-            {"name": job.path.name, "variant": job.variant, "overrides": list(job.overrides)}
+            {
+                "name": job.path.name,
+                "variant": job.variant,
+                "place": job.place,
+                "digest": job.digest,
+                "overrides": list(job.overrides),
+            }
             for job in self.each
         ]
-        text = json.dumps({"cells": cells}, indent=2) + "\n"
-        (self.sweep / _SWEEP).write_text(text, encoding="utf-8")
+        document = {"experiment": asdict(self.experiment), "cells": cells}
+        write_text(self.sweep / _SWEEP, json.dumps(document, indent=2) + "\n", public=True)
 
 
 def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
@@ -113,7 +138,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         ValueError: If settings are wrong or exclude each other.
         OSError: If a folder is taken, missing, or can't be written to.
     """
-    from fl_dp.app.compose import compose_settings, expand_sweep
+    from fl_dp.app.compose import compose_settings
 
     if any(one.startswith("resume=") for one in overrides):
         if len(overrides) > 1 or multirun:
@@ -122,18 +147,33 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
             )
         path = Path(_absolute(compose_settings(overrides).resume or ""))
         return _jobs_of_sweep(path) if (path / _SWEEP).is_file() else Jobs(each=(_found(path),))
-    cells = expand_sweep(overrides) if multirun else [list(overrides)]
-    composed = _checked([compose_settings(cell) for cell in cells])
-    path = _place_for(composed[0])
     if not multirun:
-        return Jobs(each=(_job(overrides, composed[0], path),))
-    # Titles of runs name what differs; every run would repeat the rest.
-    shared = set.intersection(*(set(cell) for cell in cells))
+        composed = compose_settings(overrides)
+        composed.sweep.require_none()
+        [settings] = _checked([composed])
+        path = _place_for(settings)
+        return Jobs(
+            each=(Job(variant="", overrides=tuple(overrides), settings=settings, path=path),)
+        )
+    with doing("composing the trainings"):
+        from fl_dp.app.cells import expand  # with the accounting, which one training needs later
+
+        experiment, cells = expand(overrides)
+    at_once = _at_once(experiment, cells[0].settings)
+    checked = _checked([cell.settings for cell in cells], at_once)
+    path = _place_for(checked[0], _experiment_of(overrides))
     each = tuple(
-        _job(cell, settings, path / f"run-{index}", variant=_variant(cell, shared))
-        for index, (cell, settings) in enumerate(zip(cells, composed, strict=True))
+        Job(
+            variant=cell.curve,
+            place=cell.place,
+            digest=cell.digest,
+            overrides=cell.overrides,
+            settings=settings,
+            path=path / f"run-{index}",
+        )
+        for index, (cell, settings) in enumerate(zip(cells, checked, strict=True))
     )
-    return Jobs(each=each, sweep=path)
+    return Jobs(each=each, sweep=path, experiment=experiment, side_by_side=at_once)
 
 
 def prepare(job: Job, place: str = "") -> Job:
@@ -178,8 +218,24 @@ def _target(settings: Settings) -> str:
     return f"epsilon {asked.epsilon:g}, {settings.rounds} rounds"
 
 
-def _checked(composed: Sequence[Settings]) -> list[Settings]:
-    """Check settings against this machine, and decide what is left to it."""
+def _at_once(experiment: SweepSettings, settings: Settings) -> int:
+    """Return how many trainings of a sweep run at a time."""
+    from fl_dp.local.devices import Machine
+
+    if experiment.side_by_side is not None:
+        return experiment.side_by_side
+    if settings.simulation.num_gpus > 0:
+        return 1  # the workers of one training share the GPUs already
+    return max(1, Machine.here().cpus // _PROCESSORS_EACH)
+
+
+def _checked(composed: Sequence[Settings], at_once: int = 1) -> list[Settings]:
+    """Check settings against this machine, and decide what is left to it.
+
+    Args:
+        composed: What is to be trained.
+        at_once: Trainings that share this machine.
+    """
     from fl_dp.local.devices import Machine, check_devices
     from fl_dp.local.hosting import hosted
 
@@ -187,17 +243,13 @@ def _checked(composed: Sequence[Settings]) -> list[Settings]:
     said = [check_devices(settings, machine) for settings in composed]
     for text in dict.fromkeys(filter(None, said)):
         warn(text)
-    decided = [hosted(settings, machine) for settings in composed]
+    decided = [hosted(settings, machine.shared_by(at_once)) for settings in composed]
     for text in dict.fromkeys(text for _, text in decided if text is not None):
         note(text)
     return [settings for settings, _ in decided]
 
 
-def _job(overrides: Sequence[str], settings: Settings, path: Path, *, variant: str = "") -> Job:
-    return Job(variant=variant, overrides=tuple(overrides), settings=settings, path=path)
-
-
-def _found(path: Path, *, variant: str = "", overrides: Sequence[str] = ()) -> Job:
+def _found(path: Path) -> Job:
     """Return the training that a folder holds."""
     from fl_dp.app.run_folder import RunFolder
 
@@ -205,38 +257,88 @@ def _found(path: Path, *, variant: str = "", overrides: Sequence[str] = ()) -> J
     [settings] = _checked([folder.read_settings()])
     lines = folder.read_metrics()
     done = bool(lines) and lines[-1]["round"] >= settings.rounds and folder.statement.is_file()
-    job = _job(overrides, settings, path, variant=variant)
-    return replace(job, resumed=True, finished=done)
+    return Job(variant="", overrides=(), settings=settings, path=path, resumed=True, finished=done)
 
 
 def _jobs_of_sweep(path: Path) -> Jobs:
-    """Return a sweep that was stopped: what is finished, what continues, and what is missing."""
-    from fl_dp.app.compose import compose_settings
+    """Return a sweep that was stopped: what is finished, what continues, and what is missing.
+
+    Raises:
+        ValueError: If it can't be read, or a training's settings are not those that it began with.
+    """
+    from fl_dp.app.settings import SweepSettings
 
     try:
-        cells = json.loads((path / _SWEEP).read_text(encoding="utf-8"))["cells"]
-        known = [(path / cell["name"], cell["variant"], cell["overrides"]) for cell in cells]
+        document = json.loads((path / _SWEEP).read_text(encoding="utf-8"))
+        experiment = SweepSettings(**document["experiment"])
+        known = [_Known(**cell) for cell in document["cells"]]
+        if not known:
+            raise ValueError("it has no cells")
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(f"{path / _SWEEP} is not what a sweep of fl-dp writes: {error}") from error
-    each = []
-    for place, variant, overrides in known:
-        if place.exists():
-            each.append(_found(place, variant=variant, overrides=overrides))
-        else:
-            [settings] = _checked([compose_settings(overrides)])
-            each.append(_job(overrides, settings, place, variant=variant))
-    return Jobs(each=tuple(each), sweep=path)
+    with doing("looking at what there is"):
+        begun = [_pinned(path / cell.name, cell) for cell in known]
+    at_once = _at_once(experiment, begun[0].settings)
+    missing = iter(_checked([job.settings for job in begun if not job.resumed], at_once))
+    each = tuple(job if job.resumed else replace(job, settings=next(missing)) for job in begun)
+    return Jobs(each=each, sweep=path, experiment=experiment, side_by_side=at_once)
 
 
-def _place_for(settings: Settings) -> Path:
-    """Return a folder that is not taken and can be made.
+@dataclass(frozen=True, kw_only=True)
+class _Known:
+    """One training of a sweep, as `sweep.json` has it."""
+
+    name: str
+    variant: str
+    place: str | None
+    digest: str
+    overrides: list[str]
+
+
+def _pinned(path: Path, cell: _Known) -> Job:
+    """Return a training of a sweep that was stopped, where it has got to.
+
+    Raises:
+        ValueError: If its settings are not those that the sweep began with.
+    """
+    from fl_dp.app.cells import digest_of
+    from fl_dp.app.compose import compose_settings
+
+    if path.exists():
+        job, changed = _found(path), f"{path / 'config.yaml'} was"
+    else:
+        settings = compose_settings(cell.overrides)
+        job = Job(variant="", overrides=(), settings=settings, path=path)
+        changed = "conf/ or fl-dp itself was"
+    if digest_of(job.settings) != cell.digest:
+        raise ValueError(
+            f"{path} has other settings than this sweep began with: {changed} changed since, and "
+            "results of different settings are never mixed; start a new sweep"
+        )
+    return replace(
+        job,
+        variant=cell.variant,
+        place=cell.place,
+        digest=cell.digest,
+        overrides=tuple(cell.overrides),
+    )
+
+
+def _experiment_of(overrides: Sequence[str]) -> str | None:
+    """Return the name that `experiment=NAME` says, if anything does."""
+    named = [one.partition("=")[2] for one in overrides if one.startswith("experiment=")]
+    return named[-1] if named else None
+
+
+def _place_for(settings: Settings, experiment: str | None = None) -> Path:
+    """Return a folder that is not taken and can be made, named after experiment or task.
 
     Raises:
         FileExistsError: If there is something of that name: its ledger must not be overwritten.
         PermissionError: If nothing can be written there.
     """
     stamp = datetime.now().strftime("%Y%m%d-%H%M%S")
-    name = settings.run_name or f"{stamp}-{settings.task.name}"
+    name = settings.run_name or f"{stamp}-{experiment or settings.task.name}"
     path = Path(_absolute(settings.output_dir or "runs")) / name
     if path.exists():
         raise FileExistsError(
@@ -252,10 +354,6 @@ def _place_for(settings: Settings) -> Path:
             f"{there} can't be written to ({error.strerror}): choose another output_dir"
         ) from error
     return path
-
-
-def _variant(overrides: Sequence[str], shared: set[str]) -> str:
-    return " ".join(one for one in overrides if one not in shared and not one.startswith("seed="))
 
 
 def _absolute(path: str) -> str:

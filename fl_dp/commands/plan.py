@@ -54,6 +54,7 @@ def plan(
     with failures_told():
         settings = compose_settings(overrides or [])
         refuse_statistics(settings)
+        settings.sweep.require_none()
         settings, _ = hosted(settings, Machine.here())
         if plot is not None and settings.protects_records_alone:
             fail("the noise of DP-SGD does not change: there is no picture", status=2)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 import signal
 from collections.abc import Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,7 +15,6 @@ from rich.console import Console
 from .console import (
     AsJson,
     Overrides,
-    doing,
     err,
     fail,
     failures_told,
@@ -27,10 +24,9 @@ from .console import (
 )
 
 if TYPE_CHECKING:
-    from fl_dp.local.launch import LocalSuperLink
     from fl_dp.report.summary import RunSummary
 
-    from .jobs import Job, Jobs
+    from .jobs import Jobs
 
 
 def run(
@@ -57,6 +53,9 @@ def run(
 
     `fl-dp run resume=runs/NAME` continues a run that was stopped or crashed: same settings, same
     ledger, from its last released round. Of a sweep, `resume=runs/SWEEP` does what is missing.
+
+    `fl-dp run -m experiment=privacy_levels` runs an experiment of many trainings, for example with
+    `seed=0,1 task=fashion_mnist`; it ends in `results.csv` and `experiment.png`.
     """
     # As Ctrl-C: otherwise what Flower has started would train on, and spend on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
@@ -65,6 +64,7 @@ def run(
             _show_config(overrides or [], multirun=multirun, as_json=as_json)
             return
         from .jobs import find_jobs
+        from .queue import Queue
         from .stats import refuse_statistics
 
         jobs = find_jobs(overrides or [], multirun=multirun)
@@ -72,7 +72,7 @@ def run(
             refuse_statistics(job.settings)
         jobs = _prepare(jobs)
         console = err if as_json else out
-        runs = _run_all(jobs, console)
+        runs = Queue(jobs, console).work_off()
         _conclude(runs, jobs, console)
     if as_json:
         from fl_dp.report.summary import summary_json
@@ -103,112 +103,35 @@ def _show_config(overrides: Sequence[str], *, multirun: bool, as_json: bool) -> 
 
 
 def _prepare(jobs: Jobs) -> Jobs:
-    """Check what takes time, before anything is started or written."""
+    """Check what takes time, before anything is started or written.
+
+    Trainings of a sweep that differ in their seed alone spend the same, and are checked once.
+    """
     from .cautions import cautions
     from .jobs import prepare
 
     many = len(jobs.each) > 1
+    budgets: dict[str, float] = {}
     prepared = []
     for number, job in enumerate(jobs.each, 1):
         place = f" of run {number} of {len(jobs.each)} ({job.title})" if many else ""
-        prepared.append(prepare(job, place))
+        if job.resumed:
+            prepared.append(prepare(job, place))
+            continue
+        but_for_the_seed = replace(job.settings, seed=0).to_json()
+        if but_for_the_seed not in budgets:
+            budgets[but_for_the_seed] = prepare(job, place).budget
+        prepared.append(replace(job, budget=budgets[but_for_the_seed]))
     for text in dict.fromkeys(text for job in prepared for text in cautions(job.settings)):
         warn(text)
     return replace(jobs, each=tuple(prepared))
 
 
-def _run_all(jobs: Jobs, console: Console) -> list[RunSummary]:
-    """Do what is not finished, one after the other, on one SuperLink."""
-    from fl_dp.local.launch import LaunchError, LocalSuperLink
-
-    jobs.note()
-    runs: list[RunSummary] = []
-    try:
-        with ExitStack() as stack:
-            link: LocalSuperLink | None = None
-            for number, job in enumerate(jobs.each, 1):
-                place = f"[{number}/{len(jobs.each)}] " if len(jobs.each) > 1 else ""
-                if job.finished:
-                    console.print(f"{place}{job.title}: finished before", markup=False)
-                else:
-                    if link is None:
-                        with doing("starting Flower"):
-                            link = stack.enter_context(LocalSuperLink())
-                    _train(link, job, console, f"{place}{job.title}")
-                runs.append(_summary(job))
-    # Only now, when what Flower had started is stopped, does nobody write beside us.
-    except LaunchError as error:
-        _leave_valid(jobs.each[len(runs)])
-        fail(str(error), status=1)
-    except KeyboardInterrupt:
-        if len(runs) < len(jobs.each):
-            stopped = jobs.each[len(runs)]
-            _leave_valid(stopped)
-            started = jobs.sweep is not None or stopped.folder.config.is_file()
-            goes_on = f"; `fl-dp run resume={jobs.path}` continues it" if started else ""
-            fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
-    return runs
-
-
-def _train(link: LocalSuperLink, job: Job, console: Console, title: str) -> None:
-    """Run one job to its end, with its progress on the console."""
-    from fl_dp.local.launch import run_through_flower
-    from fl_dp.report.progress import progress_line
-
-    with progress_line(console, title, rounds=job.settings.rounds, budget=job.budget) as on_round:
-        run_through_flower(link, job.settings, job.sent, job.folder, on_round)
-
-
-def _leave_valid(job: Job) -> None:
-    """Write the statement of a run that could not do so itself."""
-    from fl_dp.ledger import LedgerCorrupted
-
-    try:
-        job.folder.write_statement_of_ledger()
-    except (OSError, ValueError, LedgerCorrupted) as error:
-        warn(f"no privacy statement could be written: {error}")
-
-
-def _summary(job: Job) -> RunSummary:
-    from fl_dp.report.summary import RunSummary
-
-    statement = job.folder.read_statement()
-    last = job.folder.read_metrics()[-1]
-    so_far = statement.get("epsilon_so_far", {}).values()
-    records = statement.get("records")
-    protected = job.settings
-    of_records = protected.protects_records_alone or protected.privacy.unit == "record"
-    return RunSummary(
-        path=str(job.path),
-        variant=job.variant,
-        rounds=statement["rounds"],
-        test_accuracy=last["test_accuracy"],
-        epsilon=_quoted(statement),
-        epsilon_so_far=min(so_far) if so_far else None,
-        delta=statement["delta"],
-        unit="one record" if of_records else "one client",
-        record_epsilon=None if records is None else _quoted(records),
-        record_delta=None if records is None else records["delta"],
-        bytes_down=last.get("bytes_down"),
-        bytes_up=last.get("bytes_up"),
-    )
-
-
-def _quoted(statement: dict[str, Any]) -> float:
-    return float(statement["epsilon"].get(statement["quoted"], math.inf))
-
-
 def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     """Show what the runs came to, draw them, and say where everything is and what comes next."""
-    from fl_dp.report.curves import plot_curves
     from fl_dp.report.summary import epsilon_jump, summary_json, summary_table
 
-    curves: dict[str, list[list[dict[str, Any]]]] = {}
-    for job in jobs.each:
-        curves.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
-    picture = jobs.path / "accuracy.png"
-    unit = " or ".join(dict.fromkeys(run.unit for run in runs))
-    drawn = plot_curves(curves, picture, unit=unit, deltas=[run.delta for run in runs])
+    picture = _draw(runs, jobs)
     if jobs.sweep is not None:
         (jobs.sweep / "summary.json").write_text(
             json.dumps(summary_json(runs), indent=2) + "\n", encoding="utf-8"
@@ -221,11 +144,47 @@ def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     lines = [
         epsilon_jump(runs),
         f"Everything is in {jobs.path}",
+        None if jobs.sweep is None else f"Table: {jobs.results}",
         f"Privacy statement, to read: {first.statement_page}",
         f"Picture: {picture}"
-        if drawn
+        if picture is not None
         else "No picture: pip install 'fl-dp[report]' brings matplotlib",
         f"Next: fl-dp ledger {first.path} verifies what was spent; {next_step}",
     ]
     for line in filter(None, lines):
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
+    """Draw an experiment as it says, other runs over their rounds; None without matplotlib."""
+    from fl_dp.report.curves import plot_curves
+    from fl_dp.report.results import read_results
+    from fl_dp.report.sweep_pictures import plot_against_axis, plot_over_rounds
+
+    lines: dict[str, list[list[dict[str, Any]]]] = {}
+    for job in jobs.each:
+        lines.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
+    experiment = jobs.experiment
+    if experiment is None or not experiment.curves:
+        picture = jobs.path / "accuracy.png"
+        unit = " or ".join(dict.fromkeys(run.unit for run in runs))
+        drawn = plot_curves(
+            lines,
+            picture,
+            unit=unit,
+            deltas=[run.delta for run in runs],
+            measured_on=runs[0].measured_on,
+        )
+        return picture if drawn else None
+    picture = jobs.path / "experiment.png"
+    results = read_results(jobs.results)
+    if experiment.axis is not None:
+        label, panels = experiment.label or experiment.axis, experiment.panels or ["accuracy"]
+        drawn = plot_against_axis(results, picture, label=label, panels=panels)
+    else:
+        accuracies = {
+            curve: [[line["test_accuracy"] for line in of_run] for of_run in of_curve]
+            for curve, of_curve in lines.items()
+        }
+        drawn = plot_over_rounds(results, accuracies, picture)
+    return picture if drawn else None

@@ -210,7 +210,11 @@ class Dataset:
 
 
 def load_dataset(
-    name: str, *, data_dir: str | None = None, data_format: DataFormat | None = None
+    name: str,
+    *,
+    data_dir: str | None = None,
+    data_format: DataFormat | None = None,
+    validation: bool = False,
 ) -> Dataset:
     """Load a data set, once per process.
 
@@ -220,6 +224,8 @@ def load_dataset(
             that ship inside scikit-learn.
         data_format: How to read somebody's own files; None takes every default. Ignored by public
             sets.
+        validation: Hold out a fifth of the training part, and give it as the test part: settings
+            are chosen by it, so that the real test part stays unseen.
 
     Returns:
         The data set; the same object for the same arguments.
@@ -232,9 +238,10 @@ def load_dataset(
     """
     if name not in DATASETS:
         raise ValueError(f"unknown dataset {name!r}; write one of {', '.join(DATASETS)}")
+    load = _validation_once if validation else _load_once
     if name in OWN_DATA:
-        return _load_once(name, data_dir, data_format or DataFormat())
-    return _load_once(name, None if name in EMBEDDED else data_dir, None)
+        return load(name, data_dir, data_format or DataFormat())
+    return load(name, None if name in EMBEDDED else data_dir, None)
 
 
 @cache
@@ -247,7 +254,18 @@ def _load_once(name: str, data_dir: str | None, data_format: DataFormat | None) 
         dataset = load(data_dir, data_format)
     else:
         dataset = load() if name in EMBEDDED else load(data_dir)
-    # All clients of this process share these arrays.
+    return _shared(dataset)
+
+
+@cache
+def _validation_once(name: str, data_dir: str | None, data_format: DataFormat | None) -> Dataset:
+    from fl_dp.datasets.held_out import with_validation_part
+
+    return _shared(with_validation_part(_load_once(name, data_dir, data_format)))
+
+
+def _shared(dataset: Dataset) -> Dataset:
+    """Return a set whose arrays all clients of this process share, and nobody changes."""
     for value in vars(dataset).values():
         if isinstance(value, np.ndarray):
             value.setflags(write=False)

@@ -7,6 +7,7 @@ SciPy's statistics, a second of every worker's start.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +17,7 @@ from fl_dp.datasets.data import Dataset
 # Public and fixed, so that runs with different seeds are tested on the same rows.
 _SPLIT_SEED = 0
 _TEST_FRACTION = 0.2
+_VALIDATION_FRACTION = 0.2
 
 
 def with_test_part(
@@ -47,6 +49,35 @@ def with_test_part(
         num_classes=num_classes,
         train_clients=None if clients is None else clients[train],
         client_names=client_names,
+    )
+
+
+def with_validation_part(dataset: Dataset) -> Dataset:
+    """Return a set that is measured on a fixed, stratified fifth of its training part.
+
+    Nobody trains on that fifth, and the real test part is left out: what is chosen by it has not
+    seen what is reported. The rows are the same in every run.
+
+    Raises:
+        ValueError: If a label has fewer than two training rows.
+    """
+    labels = dataset.train_y
+    _, counts = np.unique(labels, return_counts=True)
+    if not len(counts) or counts.min() < 2:
+        raise ValueError(
+            f"{dataset.name}: a validation part needs at least two training rows of each label"
+        )
+    train, held_out = stratified_split(labels, _VALIDATION_FRACTION, _SPLIT_SEED)
+    train.sort()  # pages of a set on disk are read in their order
+    held_out.sort()
+    return replace(
+        dataset,
+        train_x=dataset.train_x[train],
+        train_y=labels[train],
+        test_x=dataset.train_x[held_out],
+        test_y=labels[held_out],
+        train_clients=None if dataset.train_clients is None else dataset.train_clients[train],
+        train_fit=None if dataset.train_fit is None else dataset.train_fit[train],
     )
 
 

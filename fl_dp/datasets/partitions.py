@@ -37,6 +37,7 @@ def partition(
     seed: int,
     alpha: float = 0.5,
     shards_per_client: int = 2,
+    records_per_client: int | None = None,
     natural_clients: NDArray[np.int64] | None = None,
 ) -> list[NDArray[np.int64]]:
     """Split the rows of a data set over clients.
@@ -51,22 +52,27 @@ def partition(
         seed: Seed of the partition, at least 0. The same arguments give the same partition.
         alpha: Concentration for "dirichlet"; the smaller, the fewer clients share a class.
         shards_per_client: Number of shards a client gets for "shards".
+        records_per_client: Rows of every client for "iid"; None deals out all rows. No client has a
+            row twice. Rows that are too many are left out; once they are used up, they are shuffled
+            and dealt out again, so that clients share some.
         natural_clients: Client of each row for "natural", int64 of shape `(n,)`.
 
     Returns:
         One sorted int64 array of row numbers a client, `num_clients` of them: together every row
-        exactly once. Under "dirichlet" a client may be empty, and clients may outnumber rows. Under
-        "natural" they are in the order of their numbers, none is empty, and where `num_clients` is
-        less than all, those with the most rows are taken (ties: the lower number) and the others'
-        rows are left out.
+        exactly once, unless `records_per_client` says otherwise. Under "dirichlet" a client may be
+        empty, and clients may outnumber rows. Under "natural" they are in the order of their
+        numbers, none is empty, and where `num_clients` is less than all, those with the most rows
+        are taken (ties: the lower number) and the others' rows are left out.
 
     Raises:
         ValueError: If an argument is out of its range, there are too few rows for every client
             ("iid") or every shard ("shards") to have one, or too few natural clients.
     """
     labels = np.asarray(labels)
-    _check(labels, num_clients, kind, seed, alpha, shards_per_client)
+    _check(labels, num_clients, kind, seed, alpha, shards_per_client, records_per_client)
     generator = np.random.Generator(np.random.PCG64(seed))
+    if records_per_client is not None:
+        return _equal_shares(len(labels), num_clients, records_per_client, generator)
     if kind == "natural":
         owner = _natural(natural_clients, num_clients)
     elif kind == "iid":
@@ -91,8 +97,10 @@ def client_indices(
     seed: int,
     alpha: float = 0.5,
     shards_per_client: int = 2,
+    records_per_client: int | None = None,
     data_dir: str | None = None,
     data_format: DataFormat | None = None,
+    validation: bool = False,
 ) -> tuple[NDArray[np.int64], ...]:
     """Partition the training part of a named data set, once per process.
 
@@ -103,8 +111,10 @@ def client_indices(
         seed: See `partition`.
         alpha: See `partition`.
         shards_per_client: See `partition`.
+        records_per_client: See `partition`.
         data_dir: Folder for `load_dataset`.
         data_format: Format for `load_dataset`.
+        validation: See `load_dataset`.
 
     Returns:
         One sorted, read-only int64 array of training rows a client; the same object for the same
@@ -115,7 +125,8 @@ def client_indices(
         FileNotFoundError: As `load_dataset`.
     """
     return _partition_once(
-        dataset, data_dir, data_format, num_clients, kind, seed, alpha, shards_per_client
+        *(dataset, data_dir, data_format, validation, num_clients, kind, seed, alpha),
+        *(shards_per_client, records_per_client),
     )
 
 
@@ -125,13 +136,17 @@ def _partition_once(
     dataset: str,
     data_dir: str | None,
     data_format: DataFormat | None,
+    validation: bool,
     num_clients: int,
     kind: str,
     seed: int,
     alpha: float,
     shards_per_client: int,
+    records_per_client: int | None,
 ) -> tuple[NDArray[np.int64], ...]:
-    loaded = load_dataset(dataset, data_dir=data_dir, data_format=data_format)
+    loaded = load_dataset(
+        dataset, data_dir=data_dir, data_format=data_format, validation=validation
+    )
     clients = partition(
         loaded.train_y,
         num_clients=num_clients,
@@ -139,6 +154,7 @@ def _partition_once(
         seed=seed,
         alpha=alpha,
         shards_per_client=shards_per_client,
+        records_per_client=records_per_client,
         natural_clients=loaded.train_clients,
     )
     for rows in clients:
@@ -150,6 +166,19 @@ def _iid(num_rows: int, num_clients: int, generator: np.random.Generator) -> NDA
     owner = np.arange(num_rows, dtype=np.int64) % num_clients
     generator.shuffle(owner)
     return owner
+
+
+def _equal_shares(
+    num_rows: int, num_clients: int, size: int, generator: np.random.Generator
+) -> list[NDArray[np.int64]]:
+    """Deal out the same number of rows to each, from as many shuffled decks as it takes."""
+    clients: list[NDArray[np.int64]] = []
+    while len(clients) < num_clients:
+        # A share of one deck alone: no client has a row twice.
+        deck = generator.permutation(num_rows).astype(np.int64)
+        shares = min(num_rows // size, num_clients - len(clients))
+        clients.extend(np.sort(deck[: shares * size].reshape(shares, size), axis=1))
+    return clients
 
 
 def _dirichlet(
@@ -208,6 +237,7 @@ def _check(
     seed: int,
     alpha: float,
     shards_per_client: int,
+    records_per_client: int | None,
 ) -> None:
     if kind not in PARTITIONS:
         raise ValueError(f"unknown partition {kind!r}; write one of {', '.join(PARTITIONS)}")
@@ -219,10 +249,21 @@ def _check(
         raise ValueError(f"num_clients is {num_clients}; write at least 1")
     if seed < 0:
         raise ValueError(f"seed is {seed}; write at least 0")
-    if kind == "iid" and num_clients > len(labels):
+    if records_per_client is not None:
+        if kind != "iid":
+            raise ValueError(
+                f"records_per_client is for partition 'iid', got '{kind}': leave it out"
+            )
+        if not 1 <= records_per_client <= len(labels):
+            raise ValueError(
+                f"records_per_client is {records_per_client} and there are {len(labels)} records; "
+                f"write 1 to {len(labels)}"
+            )
+    elif kind == "iid" and num_clients > len(labels):
         raise ValueError(
             f"num_clients is {num_clients} but there are {len(labels)} records; "
-            f"write at most {len(labels)}, or partition 'dirichlet', which allows empty clients"
+            f"write at most {len(labels)}, or partition 'dirichlet', "
+            "which allows empty clients, or records_per_client, which deals out records again"
         )
     if kind == "dirichlet" and not 0 < alpha <= _MAX_ALPHA:
         raise ValueError(

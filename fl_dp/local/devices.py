@@ -10,7 +10,7 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
 
@@ -44,6 +44,13 @@ class Machine:
     def here(cls) -> Self:
         """Look at this machine."""
         return cls(cpus=_usable_cpus(), free_memory=_free_memory(), gpus=visible_gpus())
+
+    def shared_by(self, trainings: int) -> Self:
+        """Return what each of so many trainings at a time may use."""
+        if trainings == 1:
+            return self
+        memory = None if self.free_memory is None else self.free_memory // trainings
+        return replace(self, cpus=max(1, self.cpus // trainings), free_memory=memory)
 
 
 def check_devices(settings: Settings, machine: Machine) -> str | None:

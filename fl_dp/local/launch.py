@@ -121,15 +121,18 @@ class RunStatus:
 class LocalSuperLink:
     """A SuperLink with Flower's simulation engine, for as long as the `with` block lasts."""
 
-    def __init__(self, app: App | None = None, *, more_nodes: int = 0) -> None:
-        """Say what it will run.
+    def __init__(
+        self, app: App | None = None, *, more_nodes: int = 0, machine: Machine | None = None
+    ) -> None:
+        """Say what it will run, and on what.
 
         Args:
             app: The training, unless given.
             more_nodes: Virtual nodes besides those of the settings' clients.
+            machine: For its simulations; all of this machine unless given.
         """
         self._runs = app or App()
-        self._more_nodes = more_nodes
+        self._more_nodes, self._machine = more_nodes, machine
 
     def __enter__(self) -> Self:
         """Start it and wait until it answers.
@@ -241,7 +244,7 @@ class LocalSuperLink:
         return self._status(started.group(1))
 
     def _federation(self, settings: Settings) -> str:
-        return federation_config(settings, more_nodes=self._more_nodes)
+        return federation_config(settings, self._machine, more_nodes=self._more_nodes)
 
     def _status(self, run_id: str) -> RunStatus:
         answer = subprocess.run(
@@ -319,8 +322,17 @@ def run_through_flower(
     overrides: Sequence[str],
     folder: RunFolder,
     on_round: Callable[[dict[str, Any]], None],
+    on_progress: Callable[[], None] | None = None,
 ) -> None:
     """Run one training and report each of its rounds as it is written.
+
+    Args:
+        link: Where it runs.
+        settings: What `overrides` compose to.
+        overrides: Hydra overrides for the ServerApp; every path in them absolute.
+        folder: The folder that it writes.
+        on_round: Takes each line of its metrics.
+        on_progress: Called a few times a second; what it raises ends the run.
 
     Raises:
         LaunchError: If the run failed, with Flower's reason.
@@ -329,6 +341,8 @@ def run_through_flower(
 
     def follow() -> None:
         nonlocal seen
+        if on_progress is not None:
+            on_progress()
         lines = folder.read_metrics()
         for line in lines[seen:]:
             on_round(line)

@@ -19,14 +19,16 @@ def plot_curves(
     *,
     unit: str,
     deltas: Sequence[float],
+    measured_on: str = "test",
 ) -> bool:
-    """Draw public test accuracy and epsilon so far over the rounds, one colour a variant.
+    """Draw public accuracy and epsilon so far over the rounds, one colour a variant.
 
     Args:
         runs: For each variant, the lines of `metrics.jsonl` of each of its runs.
         target: The PNG to write.
         unit: What epsilon protects, for instance `one client`.
         deltas: The delta of each run.
+        measured_on: The public rows that accuracy is of.
 
     Returns:
         Whether it was drawn: False when matplotlib is not installed.
@@ -47,7 +49,9 @@ def plot_curves(
             if nth == 0 and any(each > 0.0 for each in spent):  # NaN without privacy
                 epsilon.plot(rounds, spent, color=colour, label=label, linewidth=1.8)
                 last.append(spent[-1])
-    accuracy.set(xlabel="round", ylabel="public test accuracy", title="Accuracy, one line a run")
+    accuracy.set(
+        xlabel="round", ylabel=f"public {measured_on} accuracy", title="Accuracy, one line a run"
+    )
     epsilon.set(
         xlabel="round",
         ylabel="epsilon",

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
-from collections.abc import Callable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from statistics import fmean
 from typing import Any, TypeAlias
 
 from rich.console import Console
@@ -47,6 +48,43 @@ class TimeLeft:
             return None
         since, first = self._ends[0]
         return (now - since) / max(done - first, 1) * (rounds - done)
+
+
+class CellsLeft:
+    """Estimate of the time that the trainings of a sweep still take, from those that ended.
+
+    Trainings of one curve take about as long as each other; others may not.
+    """
+
+    def __init__(self, curves: Sequence[str], *, at_once: int = 1) -> None:
+        """Begin with what there is to do.
+
+        Args:
+            curves: The curve of each training that is not finished.
+            at_once: Trainings at a time.
+        """
+        self._left = Counter(curves)
+        self._at_once = at_once
+        self._took: dict[str, list[float]] = {}
+
+    def took(self, curve: str, seconds: float) -> None:
+        """Note that a training of a curve has ended."""
+        self._left[curve] -= 1
+        self._took.setdefault(curve, []).append(seconds)
+
+    def seconds(self) -> float | None:
+        """Return how long the rest takes; None before any training has ended."""
+        if not self._took:
+            return None
+        overall = fmean(seconds for each in self._took.values() for seconds in each)
+        of_each = {curve: fmean(each) for curve, each in self._took.items()}
+        rest = sum(count * of_each.get(curve, overall) for curve, count in self._left.items())
+        return rest / self._at_once
+
+    def in_words(self) -> str:
+        """Return the time left as a part of a title; empty while it is not known."""
+        seconds = self.seconds()
+        return "" if seconds is None else f"about {_time(seconds)} left, "
 
 
 @contextmanager

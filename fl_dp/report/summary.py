@@ -19,12 +19,13 @@ class RunSummary:
         path: The run's folder.
         variant: The overrides that tell it from its siblings, without the seed.
         rounds: Rounds that were spent.
-        test_accuracy: On the public test set, of the last model.
+        test_accuracy: On the public rows that `measured_on` names, of the last model.
         epsilon: The bound that the statement quotes, from the ledger's entries.
         epsilon_so_far: What the rounds had spent that were done, which the progress showed; None
             without privacy.
         delta: The delta that goes with it.
         unit: What it protects, for instance `one client`.
+        measured_on: `test`, or `validation` where settings are being chosen.
         record_epsilon: What protects each record besides; None where `unit` is all.
         record_delta: The delta that goes with it.
         bytes_down: Bytes of the arrays in a message to a client; None if no round was done.
@@ -38,6 +39,7 @@ class RunSummary:
     epsilon: float
     delta: float
     unit: str = "one client"
+    measured_on: str = "test"
     epsilon_so_far: float | None = None
     record_epsilon: float | None = None
     record_delta: float | None = None
@@ -82,7 +84,10 @@ def summary_json(runs: Sequence[RunSummary]) -> dict[str, Any]:
 def summary_table(runs: Sequence[RunSummary]) -> Table:
     """Return the variants as a table for the terminal."""
     units = " or ".join(dict.fromkeys(run.unit for run in runs))
-    table = Table(title=f"Public test accuracy under differential privacy (unit: {units})")
+    rows_measured = " or ".join(dict.fromkeys(run.measured_on for run in runs))
+    table = Table(
+        title=f"Public {rows_measured} accuracy under differential privacy (unit: {units})"
+    )
     rows = by_variant(runs)
     both = any(row["record_epsilon"] is not None for row in rows)
     of_records = ("epsilon of a record", "delta of a record") if both else ()

@@ -9,6 +9,7 @@ from scipy.stats import norm
 
 from fl_dp.accounting import (
     classic_noise_multiplier,
+    exposures_noise_multiplier,
     gaussian_epsilon,
     gaussian_noise_multiplier,
     udp_sigma,
@@ -137,3 +138,16 @@ def test_a_multiplier_that_is_not_positive_is_refused(bad: float) -> None:
 def test_the_udp_formula_refuses_nobody_and_nothing(fields: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(fields))):
         udp_sigma(1.0, 1e-5, **({"participation_rate": 0.1, "rounds": 10} | fields))  # type: ignore[arg-type]  # from a plain dict
+
+
+def test_the_formula_of_exposures_splits_the_classic_noise_evenly() -> None:
+    for uploads in (1, 5, 25):
+        noise = exposures_noise_multiplier(0.5, 1e-5, exposures=uploads)
+        assert noise == pytest.approx(uploads * classic_noise_multiplier(0.5, 1e-5))
+        # Exact composition grows with the root of the uploads: the formula wastes the rest.
+        assert gaussian_epsilon(noise / math.sqrt(uploads), 1e-5) < 0.5 / math.sqrt(uploads)
+
+
+def test_uploads_that_never_happen_have_no_noise() -> None:
+    with pytest.raises(ValueError, match="exposures must be at least 1, got 0"):
+        exposures_noise_multiplier(0.5, 1e-5, exposures=0)

@@ -80,6 +80,10 @@ EVERYTHING = [
     *("task.std=[20,15]", "task.test_fraction=0.25"),
     *("compression.up=top_k", "compression.bits=3", "compression.fraction=0.5"),
     *("compression.down=bfloat16", "resume=/some/run"),
+    # Curves come from a file: Hydra's command line adds no keys.
+    *("experiment=privacy_levels", "sweep.axis=rounds", "sweep.values=[3,4]", "sweep.label=x"),
+    *("sweep.only=[central]", "sweep.seeds=[5]", "sweep.panels=[loss]", "sweep.side_by_side=2"),
+    *("task.validation=true",),
 ]
 
 
@@ -189,6 +193,7 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str)
     ("key", "value"),
     [
         ("seed", "-1"),
+        ("task.records_per_client", "0"),
         ("rounds", "0"),
         ("round_timeout", "0.0"),
         ("roster_timeout", "nan"),
@@ -296,6 +301,28 @@ def test_keys_of_own_data_are_refused_for_public_sets(key: str) -> None:
 def test_a_seed_that_no_generator_takes_is_refused() -> None:
     with pytest.raises(ConfigError, match="seed"):
         compose_settings([f"seed={2**64}"])
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["sweep.seeds=[0]"], "is for an experiment, and there is none"),
+        (["experiment=schedules", "sweep.seeds=[1,1]"], "sweep.seeds must be different"),
+        (["experiment=schedules", "sweep.only=[constnt]"], "got 'constnt': did you mean constant?"),
+        (["experiment=schedules", "sweep.panels=[accurcy]"], "did you mean accuracy?"),
+        (["experiment=client_count", "sweep.values=null"], "7 images a client has no values"),
+        (["experiment=client_count", "sweep.axis=null"], "has a place on an axis"),
+        (["experiment=schedules", "sweep.side_by_side=0"], "sweep.side_by_side must be at least 1"),
+        (["task.partition=dirichlet", "task.records_per_client=7"], "is for task.partition=iid"),
+        (["task=csv", "task.partition=nodes", "task.validation=true"], "the server has none"),
+    ],
+)
+def test_an_experiment_that_makes_no_sense_is_refused_in_one_line(
+    overrides: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=re.escape(said)) as refused:
+        compose_settings(overrides)
+    assert "\n" not in str(refused.value)
 
 
 def test_a_run_with_neither_a_budget_nor_a_noise_multiplier_is_refused() -> None:
@@ -467,6 +494,8 @@ def test_every_file_in_the_configuration_composes_and_its_values_arrive(
         for key, value in part.items():
             if isinstance(value, dict):
                 assert_within(value, whole[key])
+            elif key in ("values", "at"):  # places on an axis are text
+                assert whole[key] == [str(each) for each in value] or whole[key] == str(value)
             else:
                 assert whole[key] == value
 
@@ -491,8 +520,10 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 def test_every_setting_can_be_overridden() -> None:
     default, changed = flat(Settings()), flat(compose_settings(EVERYTHING))
-    # They go with `selection=poisson` and `schedule=custom` only, and with no low and high.
+    # They go with `selection=poisson`, `schedule=custom` and `task.partition=iid` only, and with no
+    # low and high.
     left_alone = {"selection.coins", "schedule.weights", "statistic.edges"}
+    left_alone |= {"task.records_per_client"}
     assert {key for key in default if changed[key] == default[key]} == left_alone
 
 

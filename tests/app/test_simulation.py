@@ -12,6 +12,7 @@ from safetensors.numpy import load_file
 
 from fl_dp import PrivacyLedger
 from fl_dp.ledger import NodeLedger
+from fl_dp.report.results import read_results
 
 pytestmark = [pytest.mark.simulation, pytest.mark.xdist_group("simulation")]
 
@@ -135,3 +136,21 @@ def test_secure_sums_of_a_simulation_open_in_every_round(tmp_path: Path) -> None
     log = (folder / "run.log").read_text()
     assert "refused a secure sum" not in log
     assert "a client failed" not in log
+
+
+def test_two_trainings_of_an_experiment_run_side_by_side_through_flower(tmp_path: Path) -> None:
+    done = fl_dp(
+        *("run", "--json", "-m", "experiment=privacy_levels", "sweep.only=[central]"),
+        *("privacy.epsilon=8", "seed=0,1", "rounds=2", "task.num_clients=20", "run_name=sweep"),
+        *("sweep.side_by_side=2", "simulation.workers=1"),
+        cwd=tmp_path,
+    )
+    assert done.returncode == 0, done.stderr
+    folder = tmp_path / "runs" / "sweep"
+    results = read_results(folder / "results.csv")
+    assert [(one.curve, one.x, one.seed) for one in results] == [
+        ("central", "8", 0),
+        ("central", "8", 1),
+    ]
+    assert all(one.epsilon <= 8.0 and one.rounds == 2 for one in results)
+    assert (folder / "experiment.png").is_file()

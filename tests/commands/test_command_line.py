@@ -20,20 +20,15 @@ from typing import Any
 
 import dp_accounting
 import pytest
-from click.testing import Result
+from command_line import call, json_of, said_on_stderr, train_here, use
 from dp_accounting.pld import PLDAccountant
-from local_grid import LocalGrid, answer_with_app
 from omegaconf import OmegaConf
 from rich.console import Console
-from typer.testing import CliRunner
 
 from fl_dp import __version__
-from fl_dp.app import task_client as client_app
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.app.server import train
-from fl_dp.commands.app import app
 from fl_dp.commands.cautions import cautions
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.local.launch import LaunchError, RunStatus
@@ -43,25 +38,6 @@ from fl_dp.report.summary import RunSummary, epsilon_jump, summary_table
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 DISCRETISATION = 1e-4
-
-
-def call(*arguments: str) -> Result:
-    """Call the command line in this process."""
-    result = CliRunner().invoke(app, list(arguments))
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
-
-
-def json_of(*arguments: str) -> Any:
-    """Return the one JSON document that a successful call prints."""
-    result = call(*arguments)
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def said_on_stderr(result: Result) -> str:
-    return " ".join(result.stderr.split())
 
 
 def independent_epsilon(
@@ -86,7 +62,6 @@ def test_the_command_line_imports_nothing_heavy_until_it_is_needed() -> None:
     heavy = {"torch", "scipy", "ray", "flwr", "hydra", "omegaconf", "dp_accounting", "sqlalchemy"}
     code = """
 import json, sys
-from typer.testing import CliRunner
 from fl_dp.commands.entry import app
 for line in (["--version"], ["run", "--help"], ["config"], ["rnu"], ["run", "rouds=3"]):
     CliRunner().invoke(app, line)
@@ -534,33 +509,6 @@ def test_a_sweep_starts_nothing_if_one_of_its_runs_can_t_succeed(tmp_path: Path)
 # fl-dp run: how it ends.
 
 
-class FakeSuperLink:
-    """Stands for Flower; `how` says what becomes of a run."""
-
-    def __init__(self, how: Callable[..., Any]) -> None:
-        self.how = how
-        self.given: list[tuple[Any, Any]] = []
-
-    def __call__(self) -> FakeSuperLink:
-        return self
-
-    def __enter__(self) -> FakeSuperLink:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        pass
-
-    def run(self, settings: Any, overrides: Any, on_progress: Any) -> Any:
-        self.given.append((settings, overrides))
-        return self.how(overrides, on_progress)
-
-
-def use(monkeypatch: pytest.MonkeyPatch, how: Callable[..., Any]) -> FakeSuperLink:
-    link = FakeSuperLink(how)
-    monkeypatch.setattr("fl_dp.local.launch.LocalSuperLink", link)
-    return link
-
-
 def fail_with(error: LaunchError | KeyboardInterrupt) -> Callable[..., Any]:
     def how(overrides: Any, on_progress: Any) -> None:
         raise error
@@ -618,17 +566,6 @@ def test_flower_is_given_the_absolute_data_folder(
     call("run", *CHEAP, "task.data_dir=data")
     [(_, overrides)] = link.given
     assert compose_settings(overrides).task.data_dir == str(tmp_path / "data")
-
-
-def train_here(overrides: Any, on_progress: Any) -> RunStatus:
-    """Do in this process what the ServerApp does."""
-    settings = compose_settings(overrides)
-    resumed = None if settings.resume is None else RunFolder(Path(settings.resume))
-    of_run = settings if resumed is None else resumed.read_settings()
-    nodes = of_run.simulation.num_nodes(of_run.task.num_clients)
-    train(LocalGrid(answer_with_app(client_app.app, nodes), nodes), settings, run_id="1")
-    on_progress()
-    return RunStatus(status="finished:completed", details="")
 
 
 SHORT = [*CHEAP, "rounds=2", "client.epochs=1", "selection.sampling_rate=0.5"]

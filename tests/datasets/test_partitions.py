@@ -201,3 +201,33 @@ def test_client_indices_are_read_only() -> None:
     rows = client_indices("digits", num_clients=30, kind="iid", seed=0)[0]
     with pytest.raises(ValueError, match="read-only"):
         rows[0] = 1
+
+
+# A fixed number of records each.
+
+
+def test_every_client_gets_as_many_records_and_none_twice() -> None:
+    clients = partition(LABELS, num_clients=700, kind="iid", seed=3, records_per_client=7)
+    assert {len(rows) for rows in clients} == {7}
+    assert all(np.all(np.diff(rows) > 0) for rows in clients)
+
+
+def test_records_are_shared_only_once_all_are_used() -> None:
+    """142 shares of 7 are in one deck of 1,000."""
+    clients = partition(LABELS, num_clients=143, kind="iid", seed=3, records_per_client=7)
+    assert len(np.unique(np.concatenate(clients[:142]))) == 142 * 7
+    assert len(np.intersect1d(clients[142], np.concatenate(clients[:142]))) > 0
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"records_per_client": 1001}, "write 1 to 1000"),
+        ({"records_per_client": 0}, "write 1 to 1000"),
+        ({"records_per_client": 7, "kind": "dirichlet"}, "is for partition 'iid'"),
+    ],
+)
+def test_records_that_no_client_can_have_are_refused(changed: dict[str, Any], said: str) -> None:
+    arguments: dict[str, Any] = {"kind": "iid", **changed}
+    with pytest.raises(ValueError, match=said):
+        partition(LABELS, num_clients=3, seed=0, **arguments)

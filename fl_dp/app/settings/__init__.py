@@ -10,6 +10,7 @@ from .data import TaskSettings
 from .optimizers import ServerOptimizerSettings
 from .run import Settings
 from .simulation import SimulationSettings
+from .sweep import CurveSettings, SweepSettings
 
 SETTINGS_KEY = "fl-dp-settings"
 """Key of the settings in a train message's ConfigRecord."""
@@ -17,8 +18,10 @@ SETTINGS_KEY = "fl-dp-settings"
 __all__ = [
     "CHOICES",
     "SETTINGS_KEY",
+    "CurveSettings",
     "ServerOptimizerSettings",
     "Settings",
     "SimulationSettings",
+    "SweepSettings",
     "TaskSettings",
 ]

@@ -36,6 +36,10 @@ class TaskSettings:
             or `nodes` (no split: every SuperNode brings its own data).
         alpha: Dirichlet concentration; small values are far from iid.
         shards_per_client: Label shards that each client gets.
+        records_per_client: Records of every client under `iid`, dealt out again where there are too
+            few, so that clients share some; null deals out all records once.
+        validation: Measure on a fixed fifth of the training part, which then nobody trains on,
+            instead of the test part: for choosing settings.
         data_dir: Folder of the data set; null is where packages and `fl-dp data` put it.
         classes: Your own data: names of the classes in the order of their labels; null takes the
             integers from 0, or the folders' names, that occur.
@@ -59,6 +63,8 @@ class TaskSettings:
     partition: str = "iid"
     alpha: float = 0.5
     shards_per_client: int = 2
+    records_per_client: int | None = None
+    validation: bool = False
     data_dir: str | None = None
     classes: list[str] | None = None
     label_column: str = "label"
@@ -72,10 +78,20 @@ class TaskSettings:
     def __post_init__(self) -> None:
         """Check the values."""
         choices("task", self)
-        for key in ("num_clients", "num_records", "max_records"):
+        for key in ("num_clients", "num_records", "max_records", "records_per_client"):
             at_least(f"task.{key}", getattr(self, key), 1)
         positive("task.alpha", self.alpha)
         at_least("task.shards_per_client", self.shards_per_client, 1)
+        if self.records_per_client is not None and self.partition != "iid":
+            raise ValueError(
+                "task.records_per_client is for task.partition=iid, got task.partition="
+                f"{self.partition}: leave it out"
+            )
+        if self.validation and self.partition == "nodes":
+            raise ValueError(
+                "task.validation holds out training rows, and with task.partition=nodes the server "
+                "has none: leave it out"
+            )
         self._check_own_data()
 
     def _check_own_data(self) -> None:

@@ -17,6 +17,7 @@ from .rounds import ScheduleSettings, SelectionSettings
 from .secure_sum import SecureSumSettings
 from .simulation import SimulationSettings
 from .statistic import StatisticSettings
+from .sweep import SweepSettings
 
 
 @dataclass(kw_only=True)
@@ -61,6 +62,7 @@ class Settings:
     compression: CompressionSettings = field(default_factory=CompressionSettings)
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
     statistic: StatisticSettings = field(default_factory=StatisticSettings)
+    sweep: SweepSettings = field(default_factory=SweepSettings)
 
     def __post_init__(self) -> None:
         """Check the values."""

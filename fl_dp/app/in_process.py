@@ -1,0 +1,101 @@
+"""Flower's grid without Ray: nodes of a small simulation, answered in this process one by one."""
+
+from __future__ import annotations
+
+import itertools
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import deepcopy
+from typing import Any
+
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
+
+_RUN = 1
+_FIRST_NODE = 1  # 0 is the server's own id
+
+
+class InProcessGrid(Grid):
+    """Nodes 1, 2, ..., each with a context of its own that lasts as long as the grid.
+
+    What travels is copied, as between processes: no node reaches into the server's arrays.
+    """
+
+    def __init__(self, app: ClientApp, node_configs: Sequence[Mapping[str, Any]]) -> None:
+        """Connect nodes.
+
+        Args:
+            app: Answers every message.
+            node_configs: What each node's owner configured, a node each.
+        """
+        # Flower's messages want to know in which run they are.
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN, 1, 1
+        self._app = app
+        self._contexts = {
+            node: Context(_RUN, node, dict(config), RecordDict(), {})
+            for node, config in enumerate(node_configs, _FIRST_NODE)
+        }
+        self._ids = itertools.count()
+        self._replies: dict[str, Message] = {}
+
+    def set_run(self, run: Any) -> None:
+        """Do nothing: there is one run."""
+
+    @property
+    def run(self) -> Any:
+        """Refuse: nothing in this process knows of Flower's runs."""
+        raise NotImplementedError
+
+    def create_message(self, *args: Any, **kwargs: Any) -> Message:
+        """Refuse, as Flower deprecated it: make a `Message`."""
+        raise NotImplementedError
+
+    def get_node_ids(self) -> Iterable[int]:
+        """Return the ids of all nodes."""
+        return list(self._contexts)
+
+    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
+        """Let nodes answer messages, and return under which ids their replies lie."""
+        ids = []
+        for message in messages:
+            message_id = f"message-{next(self._ids)}"
+            message.metadata.__dict__["_message_id"] = message_id  # Flower gives it one on its way
+            self._replies[message_id] = self._answer(deepcopy(message))
+            ids.append(message_id)
+        return ids
+
+    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
+        """Return the replies to these messages, each once."""
+        return [self._replies.pop(each) for each in message_ids if each in self._replies]
+
+    def send_and_receive(
+        self, messages: Iterable[Message], *, timeout: float | None = None
+    ) -> Iterable[Message]:
+        """Return the replies to messages."""
+        return self.pull_messages(self.push_messages(messages))
+
+    def _answer(self, message: Message) -> Message:
+        try:
+            return self._app(message, self._contexts[message.metadata.dst_node_id])
+        except Exception as error:
+            return Message(Error(code=2, reason=repr(error)), reply_to=message)
+
+
+@contextmanager
+def flower_in_silence() -> Iterator[None]:
+    """Keep what Flower and nodes log off the terminal, errors included: a run's log has it all."""
+    flower = logging.getLogger("flwr")
+    told = [each for each in flower.handlers if not isinstance(each, logging.FileHandler)]
+    levels, propagate = [each.level for each in told], flower.propagate
+    for handler in told:
+        handler.setLevel(logging.CRITICAL + 1)
+    flower.propagate = False
+    try:
+        yield
+    finally:
+        flower.propagate = propagate
+        for handler, level in zip(told, levels, strict=True):
+            handler.setLevel(level)

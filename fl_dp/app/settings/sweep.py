@@ -1,0 +1,144 @@
+"""Settings of an experiment: many trainings as one configuration, and what is drawn of them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+
+from .checks import at_least, distinct
+
+PANELS = ("accuracy", "loss", "epsilon", "noise_multiplier", "noise_of_mean")
+"""Results that are drawn against an axis: columns of `results.csv`."""
+
+FORMULAS = ("udp", "exposures")
+"""Formulas of the literature for the noise of a claimed epsilon: `fl_dp.accounting.gaussian`."""
+
+
+@dataclass(kw_only=True)
+class CurveSettings:
+    """One curve of an experiment.
+
+    Attributes:
+        overrides: Settings of this curve, as on the command line.
+        axis: Key that moves along this curve; null is the sweep's.
+        values: Its places on the axis; null takes the sweep's.
+        at: The one place of a curve that does not move: a number, or `inf`.
+        formula: Formula that makes `privacy.noise_multiplier` of a place on the axis, an epsilon
+            that it claims: `udp` or `exposures`; the results say what is really spent.
+    """
+
+    overrides: list[str] = field(default_factory=list)
+    axis: str | None = None
+    values: list[str] | None = None
+    at: str | None = None
+    formula: str | None = None
+
+
+@dataclass(kw_only=True)
+class SweepSettings:
+    """Experiment: trainings along an axis, for each curve and each seed. `-m` runs them all.
+
+    Attributes:
+        axis: Key along the horizontal axis, for example `privacy.epsilon`; null draws accuracy over
+            the rounds instead, one training a curve and seed.
+        values: Values of that key. `fl-dp run -m experiment=NAME KEY=1,2` replaces them.
+        label: Words under the axis; null is the key.
+        curves: Curves by name: the `overrides` of each, and if need be `values` and an `axis` of
+            its own, `at`, its one place, or `formula`, which sets the noise; none: no experiment.
+        only: Names of the curves to run; null runs all.
+        seeds: Seeds of the trainings, which `-m seed=0,1` replaces; null is the run's `seed`.
+        panels: Results to draw against the axis, from left to right: `accuracy`, `loss`, `epsilon`,
+            `noise_multiplier` or `noise_of_mean`; null is `accuracy`.
+        side_by_side: Trainings at a time; null means one for every four processors.
+    """
+
+    axis: str | None = None
+    values: list[str] | None = None
+    label: str | None = None
+    curves: dict[str, CurveSettings] = field(default_factory=dict)
+    only: list[str] | None = None
+    seeds: list[int] | None = None
+    panels: list[str] | None = None
+    side_by_side: int | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        for key in ("values", "only", "panels"):
+            distinct(f"sweep.{key}", getattr(self, key), least=1)
+        at_least("sweep.side_by_side", self.side_by_side, 1)
+        if self.seeds is not None and (not self.seeds or len(set(self.seeds)) < len(self.seeds)):
+            raise ValueError(f"sweep.seeds must be different whole numbers, got {self.seeds}")
+        _known("sweep.panels", self.panels or (), PANELS)
+        if not self.curves:
+            given = [
+                f"sweep.{each.name}={getattr(self, each.name)}"
+                for each in fields(self)
+                if getattr(self, each.name) and each.name != "side_by_side"
+            ]
+            if given:
+                raise ValueError(
+                    f"{', '.join(given)} is for an experiment, and there is none: write -m "
+                    "experiment=NAME too, or leave it out"
+                )
+            return
+        # From JSON, where a curve is a mapping.
+        self.curves = {
+            name: curve if isinstance(curve, CurveSettings) else CurveSettings(**curve)
+            for name, curve in self.curves.items()
+        }
+        _known("sweep.only", self.only or (), self.curves)
+        for name, curve in self.curves.items():
+            self._check(f"sweep.curves.{name}", curve)
+
+    @property
+    def chosen(self) -> dict[str, CurveSettings]:
+        """The curves to run, in their order; none if there is no experiment."""
+        only = self.only or self.curves
+        return {name: curve for name, curve in self.curves.items() if name in only}
+
+    def require_none(self) -> None:
+        """Check that one training is meant.
+
+        Raises:
+            ValueError: If it is an experiment, with what to write.
+        """
+        if self.curves:
+            raise ValueError(
+                f"this is an experiment of many trainings ({', '.join(self.chosen)}): add -m, as "
+                "in `fl-dp run -m experiment=NAME`, or leave the experiment out"
+            )
+
+    def axis_of(self, curve: CurveSettings) -> str | None:
+        """Return the key that moves along a curve; None for one that does not move."""
+        return None if curve.at is not None else curve.axis or self.axis
+
+    def _check(self, key: str, curve: CurveSettings) -> None:
+        distinct(f"{key}.values", curve.values, least=1)
+        _known(f"{key}.formula", () if curve.formula is None else (curve.formula,), FORMULAS)
+        if curve.at is not None:
+            if curve.values or curve.axis or curve.formula:
+                raise ValueError(
+                    f"{key}.at={curve.at} is the one place of a curve that does not move: leave "
+                    "its values, axis and formula out"
+                )
+            try:
+                place = float(curve.at)
+            except ValueError:
+                place = math.nan
+            if math.isnan(place):
+                raise ValueError(f"{key}.at must be a number, or inf, got '{curve.at}'")
+        if self.axis is None:
+            if curve.at or curve.values or curve.axis or curve.formula:
+                raise ValueError(f"{key} has a place on an axis, and sweep.axis is null")
+        elif curve.at is None and not (curve.values or self.values):
+            raise ValueError(f"{key} has no values, and sweep.values is null: write either")
+
+
+def _known(key: str, names: Iterable[str], known: Iterable[str]) -> None:
+    """Check that each of some names is known."""
+    for name in names:
+        if name not in known:
+            near = "".join(f": did you mean {n}?" for n in get_close_matches(name, known, 1))
+            raise ValueError(f"{key} must be of {', '.join(known)}, got '{name}'{near}")

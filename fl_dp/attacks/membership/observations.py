@@ -1,0 +1,102 @@
+"""Observations that every membership attack starts from: confidences of many models."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.special import logsumexp
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Observations:
+    """Confidences of models that were trained alike, each on its own random half of candidates.
+
+    Attributes:
+        members: Bool `(models, candidates)`: who was part of which training. Fair coins, thrown
+            apart for each model and candidate: only then says a score nothing but what was learned.
+        candidates: Float64 `(models, candidates)`: logit-scaled confidences (`logit_confidence`),
+            or a client's mean of them (`mean_per_client`).
+        population: Float64 `(models, others)`: the same of those that no model was trained on.
+    """
+
+    members: NDArray[np.bool_]
+    candidates: NDArray[np.float64]
+    population: NDArray[np.float64]
+
+    def __post_init__(self) -> None:
+        """Check that everything belongs together.
+
+        Raises:
+            ValueError: If shapes differ, there are too few models or candidates, or a confidence is
+                not finite.
+        """
+        models = len(self.members)
+        if self.members.shape != self.candidates.shape or len(self.population) != models:
+            raise ValueError(
+                f"members {self.members.shape}, candidates {self.candidates.shape} and population "
+                f"{self.population.shape} do not belong together: give one row for each model, and "
+                "one column for each candidate"
+            )
+        if models < 3:
+            raise ValueError(
+                f"{models} models are too few: give at least 3, a target and two for reference"
+            )
+        for name in ("candidates", "population"):
+            values = getattr(self, name)
+            if not values.shape[1]:
+                raise ValueError(f"there are no {name}: give at least one column")
+            if not np.isfinite(values).all():
+                raise ValueError(
+                    f"confidences of {name} are not finite: a model diverged, train it with "
+                    "smaller steps"
+                )
+
+    @property
+    def models(self) -> int:
+        """How many models there are."""
+        return len(self.members)
+
+    def references(self, target: int) -> NDArray[np.int64]:
+        """Return the rows of all models but the one that is attacked, int64 `(models - 1,)`."""
+        return np.delete(np.arange(self.models), target)
+
+
+def logit_confidence(
+    logits: NDArray[np.floating], labels: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """Return the logit-scaled confidence in the right label, `log(p / (1 - p))`, float64 `(n,)`.
+
+    Over models that are trained alike it is close to a Gaussian, as the loss is not (Carlini et al.
+    2022, section IV). It is computed from logits: a `p` close to 1 would lose its digits.
+
+    Args:
+        logits: A classifier's outputs, `(n, classes)`.
+        labels: Right labels, `(n,)`.
+    """
+    wide = np.array(logits, dtype=np.float64)
+    rows = np.arange(len(labels))
+    right = wide[rows, labels]
+    wide[rows, labels] = -np.inf
+    return np.asarray(right - logsumexp(wide, axis=1), np.float64)
+
+
+def mean_per_client(
+    confidences: NDArray[np.float64], clients: NDArray[np.int64], num_clients: int
+) -> NDArray[np.float64]:
+    """Return each client's mean confidence, float64 `(models, num_clients)`.
+
+    Args:
+        confidences: Of records, `(models, records)`.
+        clients: The client of each record, `(records,)`, in `0..num_clients - 1`.
+        num_clients: How many there are.
+
+    Raises:
+        ValueError: If a client has no record.
+    """
+    counts = np.bincount(clients, minlength=num_clients)
+    if not counts.all():
+        raise ValueError(f"client {int(np.argmin(counts))} has no record to be known by")
+    sums = [np.bincount(clients, row, minlength=num_clients) for row in confidences]
+    return np.asarray(np.stack(sums) / counts, np.float64)

@@ -1,0 +1,327 @@
+"""`fl-dp attack membership`: who was part of a training?"""
+
+from __future__ import annotations
+
+import csv
+import signal
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from statistics import fmean
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+
+from .console import (
+    AsJson,
+    Overrides,
+    doing,
+    err,
+    fail,
+    failures_told,
+    out,
+    print_json,
+    warn,
+)
+from .public_data import DataIsPublic, require_public
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
+    from fl_dp.accounting import TradeOff
+    from fl_dp.app.membership import Played, Promise
+    from fl_dp.attacks.membership import OperatingPoint, Roc
+
+    from .jobs import Job
+
+_RATES = (0.001, 0.01)
+_INTERVAL = 0.05  # false-alarm rate of the intervals that are shown
+_ACCUSATION = 1e-6  # of the verdict, over all attacks and rates
+_MODELS = 16
+
+
+class Unit(StrEnum):
+    """Whom membership is inferred of."""
+
+    RECORD = "record"
+    CLIENT = "client"
+
+
+def membership(
+    overrides: Overrides = None,
+    unit: Annotated[
+        Unit | None,
+        typer.Option("--unit", help="Whom to look for; by default whom the settings protect."),
+    ] = None,
+    models: Annotated[
+        int, typer.Option("--models", help="Trainings; each is attacked with the others' help.")
+    ] = _MODELS,
+    data_is_public: DataIsPublic = False,
+    as_json: AsJson = False,
+) -> None:
+    """Infer who was part of a training, and compare with what its promise allows.
+
+    OVERRIDES are Hydra's, those of `fl-dp run`. For example:
+
+    - `fl-dp attack membership privacy.epsilon=8 rounds=30`
+
+    - `fl-dp attack membership privacy=none --unit client rounds=30`
+
+    - `fl-dp attack membership experiment=records --unit record --models 8`
+
+    Only simulations can be attacked. It trains the task again and again in this process, each time
+    with a random half of the clients (or of their records), by the code that `fl-dp run` runs.
+    Attacks see the final models alone, and their answers for each candidate: a loss threshold, LiRA
+    (offline and online), RMIA with one and with two reference models.
+
+    Writes `runs/NAME/`: `membership.csv`, `roc.csv`, `roc.png`. Ends with status 1 if an attack
+    does better than the promise allows.
+    """
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # its folders are removed then, too
+    with failures_told():
+        from .jobs import find_jobs, prepare
+        from .stats import refuse_statistics
+
+        given = overrides or []
+        if any(each.startswith("resume=") for each in given):
+            fail(
+                "an attack trains models of its own: write the run's settings, not resume", status=2
+            )
+        (job,) = find_jobs(given, multirun=False).each
+        refuse_statistics(job.settings)
+        because = "an attack trains and looks at models that are not released"
+        require_public(job.settings, stated=data_is_public, because=because)
+        whom = _unit_of(job, unit)
+        from fl_dp.app.membership import promise_to
+
+        with doing("looking at what is promised"):
+            promise = promise_to(job.settings, whom)
+        prepare(job)
+        console = err if as_json else out
+        played = _played(job, whom, models, console)
+        found = _found(job, whom, played, promise)
+        drawn = _write(job.path, found)
+    if as_json:
+        print_json(found.document)
+    else:
+        _show(found, job.path, drawn=drawn)
+    if found.document["exceeds"]:
+        fail(
+            "an attack does better than the promise allows: the promise is wrong, or its code is; "
+            "`fl-dp audit` looks closer",
+            status=1,
+        )
+
+
+def _unit_of(job: Job, asked: Unit | None) -> str:
+    if asked is not None:
+        return str(asked)
+    settings = job.settings
+    of_records = settings.protects_records_alone or settings.privacy.unit == "record"
+    return str(Unit.RECORD if of_records else Unit.CLIENT)
+
+
+def _played(job: Job, unit: str, models: int, console: Console) -> Played:
+    """Train all models, with progress."""
+    from fl_dp.app.membership import play
+
+    with _counted(console, f"{job.settings.task.name}: training", models) as on_model:
+        return play(job.settings, unit, models=models, on_model=on_model)
+
+
+@contextmanager
+def _counted(console: Console, title: str, total: int) -> Iterator[Callable[[int], None]]:
+    """Show how many models are trained, and how long the others take."""
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import TimeRemainingColumn as Left
+
+    if not console.is_terminal:
+        console.print(f"{title} {total} models", markup=False)
+        yield (
+            lambda done: (
+                console.print(f"{title}: model {done}/{total}", markup=False)
+                if done % max(1, total // 4) == 0
+                else None
+            )
+        )
+        return
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
+    with Progress(*columns, console=console) as progress:
+        bar = progress.add_task(f"{title} models", total=total)
+        yield lambda done: progress.update(bar, completed=done)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Found:
+    """Everything that was found.
+
+    Attributes:
+        document: Numbers, as `--json` prints them.
+        rocs: By the attacks' names.
+        allowed: Curves that no attack lies above, the tightest last.
+    """
+
+    document: dict[str, Any]
+    rocs: Mapping[str, Roc]
+    allowed: Mapping[str, TradeOff]
+
+    def rows(self, attack: str) -> list[dict[str, Any]]:
+        """Return the rates of one attack."""
+        return [row for row in self.document["attacks"] if row["attack"] == attack]
+
+
+def _found(job: Job, unit: str, played: Played, promise: Promise | None) -> _Found:
+    """Attack every model with every attack."""
+    from fl_dp.attacks.membership import ATTACKS, attacked
+
+    allowed = _allowed(promise)
+    rocs = {name: attacked(played.seen, attack) for name, attack in ATTACKS.items()}
+    alpha = _ACCUSATION / (len(rocs) * len(_RATES))
+    rows = [
+        _row(name, roc, roc.at(rate), allowed, alpha)
+        for name, roc in rocs.items()
+        for rate in _RATES
+    ]
+    first = next(iter(rocs.values()))
+    document = {
+        "task": job.settings.task.name,
+        "model": job.settings.model.name,
+        "unit": unit,
+        "models": played.seen.models,
+        "members": len(first.members),
+        "others": len(first.others),
+        "train_accuracy": fmean(played.train_accuracy),
+        "test_accuracy": fmean(played.test_accuracy),
+        "promised": None
+        if promise is None
+        else {"epsilon": promise.epsilon, "delta": promise.delta, "whom": promise.whom},
+        "attacks": rows,
+        "exceeds": any(row["exceeds"] for row in rows),
+        "note": _NOTE,
+        "path": str(job.path),
+    }
+    return _Found(document=document, rocs=rocs, allowed=allowed)
+
+
+_NOTE = (
+    "attacks of a simulation, on public data: that none succeeds proves no privacy, and intervals "
+    "take trials as independent although those of one model share its noise"
+)
+
+
+def _allowed(promise: Promise | None) -> dict[str, TradeOff]:
+    """Return the curves that no attack lies above, the tightest last."""
+    if promise is None:
+        return {}
+    whole = f"epsilon {promise.epsilon:.3g},\ndelta {promise.delta:.2g}, {promise.whom}"
+    curves = {f"allowed by {whole}": promise.curve()}
+    try:
+        curves["allowed by the whole\nprivacy-loss distribution"] = promise.full_curve()
+    except ValueError as error:
+        warn(f"no curve of the privacy-loss distribution: {error}")
+    return curves
+
+
+def _row(
+    name: str, roc: Roc, point: OperatingPoint, allowed: Mapping[str, TradeOff], alpha: float
+) -> dict[str, Any]:
+    low, high = point.tpr_interval(_INTERVAL)
+    curves = list(allowed.values())
+    return {
+        "attack": name,
+        "auc": roc.auc,
+        "asked_fpr": point.asked,
+        "fpr": point.fpr,
+        "tpr": point.tpr,
+        "tpr_low": low,
+        "tpr_high": high,
+        "allowed_by_epsilon_delta": float(curves[0](point.asked)) if curves else None,
+        "allowed": float(curves[-1](point.asked)) if curves else None,
+        "exceeds": any(point.exceeds(curve, alpha) for curve in curves),
+    }
+
+
+def _write(path: Path, found: _Found) -> bool:
+    """Write tables and the picture; return whether there is a picture."""
+    from fl_dp.files import private_folder
+    from fl_dp.report.roc import RocCurve, plot_roc
+
+    document = found.document
+    private_folder(path, exist_ok=False)
+    whole = ("task", "model", "unit", "models", "members", "others")
+    with (path / "membership.csv").open("w", newline="", encoding="utf-8") as file:
+        table = csv.DictWriter(file, [*whole, *document["attacks"][0]])
+        table.writeheader()
+        shared = {key: document[key] for key in whole}
+        table.writerows({**shared, **row} for row in document["attacks"])
+    curves: dict[str, RocCurve] = {}
+    with (path / "roc.csv").open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["attack", "fpr", "tpr"])
+        for name, roc in found.rocs.items():
+            fpr, tpr = roc.curve()
+            writer.writerows([name, *pair] for pair in zip(fpr, tpr, strict=True))
+            points = [
+                (row["asked_fpr"], row["tpr"], row["tpr_low"], row["tpr_high"])
+                for row in found.rows(name)
+            ]
+            curves[name] = RocCurve(fpr=fpr, tpr=tpr, points=points)
+    return plot_roc(
+        curves,
+        found.allowed,
+        path / "roc.png",
+        title=f"Membership of a {document['unit']}: {document['task']}, {document['model']}, "
+        f"{document['models']} models",
+        least=min(_RATES) / 2.0,
+    )
+
+
+def _show(found: _Found, path: Path, *, drawn: bool) -> None:
+    document = found.document
+    out.print(_table(found))
+    promised = document["promised"]
+    lines = [
+        f"Accuracy {document['train_accuracy']:.3f} on members, {document['test_accuracy']:.3f} on "
+        "the public test part: means of all models",
+        "Nothing is promised to those who were looked for"
+        if promised is None
+        else f"Promised: epsilon {promised['epsilon']:.4g} at delta {promised['delta']:.3g}, for "
+        f"{promised['whom']}",
+        f"Read it as {document['note']}",
+        "TPR: share of members that are found, with 95 % intervals; FPR: of others that are, too",
+        f"Everything is in {path}",
+        f"Picture: {path / 'roc.png'}"
+        if drawn
+        else "No picture: pip install 'fl-dp[report]' brings matplotlib",
+    ]
+    for line in lines:
+        out.print(line, soft_wrap=True, markup=False)
+
+
+def _table(found: _Found) -> Table:
+    from rich.table import Table
+
+    document = found.document
+    table = Table(
+        title=f"Membership of a {document['unit']}, {document['models']} models: "
+        f"{document['members']} members, {document['others']} others"
+    )
+    for heading in ("attack", "AUC", *(f"TPR at FPR {rate:.1%}" for rate in _RATES)):
+        table.add_column(heading, justify="left" if heading == "attack" else "right")
+    for name, roc in found.rocs.items():
+        table.add_row(name, f"{roc.auc:.3f}", *map(_cell, found.rows(name)))
+    if found.allowed:
+        *_, tightest = found.allowed.values()
+        most = (f"{float(tightest(rate)):.2%}" for rate in _RATES)
+        table.add_row("allowed at most", "", *most)
+    table.add_row("guessing", "0.500", *(f"{rate:.2%}" for rate in _RATES))
+    return table
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    return f"{row['tpr']:.2%} ({100 * row['tpr_low']:.2f} to {100 * row['tpr_high']:.2f})"

@@ -1,0 +1,38 @@
+"""Experiments that train without privacy: on public or simulated data only."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from fl_dp.app.settings import Settings
+
+DataIsPublic = Annotated[
+    bool,
+    typer.Option(
+        "--data-is-public",
+        help="Say so of data of your own: what is computed from them here is not private.",
+    ),
+]
+
+
+def require_public(settings: Settings, *, stated: bool, because: str) -> None:
+    """Refuse an experiment without privacy on data that may belong to people.
+
+    Args:
+        settings: Of the experiment.
+        stated: Whether somebody said that data of their own are public.
+        because: Begins the refusal, for example `an attack trains without privacy`.
+
+    Raises:
+        ValueError: If the data are somebody's own and nobody said so.
+    """
+    from fl_dp.datasets import OWN_DATA
+
+    if settings.task.name in OWN_DATA and not stated:
+        raise ValueError(
+            f"{because}: task={settings.task.name} reads data of your own, add --data-is-public if "
+            "everybody may see them, or take a public task such as task=digits"
+        )

@@ -1,0 +1,180 @@
+"""The queue of trainings that `fl-dp run` works off: in turn, or several side by side."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from contextlib import ExitStack, contextmanager
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from .console import doing, fail, warn
+
+if TYPE_CHECKING:
+    from fl_dp.local.launch import LocalSuperLink
+    from fl_dp.report.progress import CellsLeft, OnRound
+    from fl_dp.report.summary import RunSummary
+
+    from .jobs import Job, Jobs
+
+
+class _Stopped(Exception):
+    """Another training failed, or somebody stopped them all."""
+
+
+class Queue:
+    """Trainings that are done one after the other, or as many at a time as `jobs.side_by_side`.
+
+    Each place has a SuperLink of its own, which is given its part of the machine.
+    """
+
+    def __init__(self, jobs: Jobs, console: Console) -> None:
+        """Take what is to be done, and where progress is shown."""
+        from fl_dp.report.progress import CellsLeft
+
+        from .outcomes import results_so_far
+
+        self._jobs = jobs
+        self._console = console
+        self._places = min(jobs.side_by_side, sum(not job.finished for job in jobs.each))
+        self._left: CellsLeft = CellsLeft(
+            [job.variant for job in jobs.each if not job.finished], at_once=max(1, self._places)
+        )
+        self._links: SimpleQueue[LocalSuperLink] = SimpleQueue()
+        self._stopping = threading.Event()
+        self._done: dict[str, RunSummary] = {}
+        self._results = results_so_far(jobs)
+
+    def work_off(self) -> list[RunSummary]:
+        """Do what is not finished, and return what each training came to.
+
+        Raises:
+            typer.Exit: If a training failed, or somebody stopped them; what happened is said, and
+                the statements of what was begun are written.
+        """
+        from fl_dp.local.launch import LaunchError
+
+        self._jobs.note()
+        try:
+            with ExitStack() as stack:
+                self._start(stack)
+                self._train_all()
+        # Only now, when what Flower had started is stopped, does nobody write beside us.
+        except LaunchError as error:
+            self._leave_valid()
+            fail(str(error), status=1)
+        except KeyboardInterrupt:
+            if len(self._done) < len(self._jobs.each):
+                begun = self._leave_valid() or self._jobs.sweep is not None
+                goes_on = f"; `fl-dp run resume={self._jobs.path}` continues it" if begun else ""
+                fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
+        return [self._done[job.path.name] for job in self._jobs.each]
+
+    def _start(self, stack: ExitStack) -> None:
+        from fl_dp.local.devices import Machine
+        from fl_dp.local.launch import LocalSuperLink
+
+        if not self._places:
+            return
+        share = {"machine": Machine.here().shared_by(self._places)} if self._places > 1 else {}
+        with doing("starting Flower"):
+            for _ in range(self._places):
+                self._links.put(stack.enter_context(LocalSuperLink(**share)))
+
+    def _train_all(self) -> None:
+        with ThreadPoolExecutor(max(1, self._places)) as pool:
+            begun = {
+                pool.submit(self._train, number, job): job
+                for number, job in enumerate(self._jobs.each, 1)
+            }
+            try:
+                for future in as_completed(begun):
+                    self._take(begun[future], future)
+            except BaseException:
+                self._stopping.set()
+                for future in begun:
+                    future.cancel()
+                raise
+
+    def _train(self, number: int, job: Job) -> float | None:
+        """Run one training to its end, and return the seconds that all of it took."""
+        from fl_dp.local.launch import run_through_flower
+
+        place = f"[{number}/{len(self._jobs.each)}] " if len(self._jobs.each) > 1 else ""
+        if job.finished:
+            self._console.print(f"{place}{job.title}: finished before", markup=False)
+            return None
+        self._go_on()
+        link = self._links.get()
+        try:
+            begun = time.monotonic()
+            with self._progress(f"{place}{self._left.in_words()}{job.title}", job) as on_round:
+                run_through_flower(link, job.settings, job.sent, job.folder, on_round, self._go_on)
+            seconds = time.monotonic() - begun
+        except BaseException:
+            self._stopping.set()  # here, before this thread takes the next training
+            raise
+        finally:
+            self._links.put(link)
+        self._left.took(job.variant, seconds)
+        return None if job.resumed else seconds
+
+    def _go_on(self) -> None:
+        if self._stopping.is_set():
+            raise _Stopped
+
+    @contextmanager
+    def _progress(self, title: str, job: Job) -> Iterator[OnRound]:
+        from fl_dp.report.progress import describe_round, progress_line
+
+        rounds, budget = job.settings.rounds, job.budget
+        if self._places == 1:
+            with progress_line(self._console, title, rounds=rounds, budget=budget) as on_round:
+                yield on_round
+            return
+        # A terminal has one live line: of several trainings, each says when it began and ended.
+        last: dict[str, Any] = {}
+        self._console.print(f"{title}: started", soft_wrap=True, markup=False)
+        yield last.update
+        said = describe_round(last, rounds=rounds, budget=budget, seconds_left=None)
+        self._console.print(f"{title}: {said}", soft_wrap=True, markup=False)
+
+    def _take(self, job: Job, future: Future[float | None]) -> None:
+        """Read what a training came to, and write the results so far."""
+        from fl_dp.report.results import write_results
+
+        from .outcomes import result_of, summary_of
+
+        name, seconds = job.path.name, future.result()
+        self._done[name] = summary_of(job)
+        if self._jobs.sweep is None:
+            return
+        if not job.finished or name not in self._results:
+            self._results[name] = result_of(job, seconds)
+        names = [each.path.name for each in self._jobs.each]
+        known = [self._results[name] for name in names if name in self._results]
+        write_results(known, self._jobs.results)
+
+    def _leave_valid(self) -> bool:
+        """Write the statements of trainings that could not do so themselves.
+
+        Returns:
+            Whether any had begun.
+        """
+        from fl_dp.ledger import LedgerCorrupted
+
+        begun = [
+            job
+            for job in self._jobs.each
+            if job.path.name not in self._done and job.folder.config.is_file()
+        ]
+        for job in begun:
+            try:
+                job.folder.write_statement_of_ledger()
+            except (OSError, ValueError, LedgerCorrupted) as error:
+                warn(f"no privacy statement could be written: {error}")
+        return bool(begun)

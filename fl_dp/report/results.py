@@ -1,0 +1,147 @@
+"""Results of a sweep as a table that other programs read: `results.csv`, one line a training."""
+
+from __future__ import annotations
+
+import csv
+import io
+import statistics
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+from fl_dp.files import write_text
+
+
+@dataclass(frozen=True, kw_only=True)
+class Result:
+    """One training of a sweep; a line of `results.csv`, where None is an empty field.
+
+    Attributes:
+        cell: The training's folder within the sweep's.
+        curve: The curve that it lies on.
+        x: Its place on the axis: a number, `inf`, or a name; None where there is no axis.
+        seed: Of partition, first weights and shuffling.
+        accuracy: Of the last model.
+        loss: Of the last model, mean cross-entropy in nats.
+        measured_on: The public rows that both are of: `test` or `validation`.
+        epsilon: What the statement quotes of everything that was charged; infinite without privacy.
+        delta: The delta that goes with it.
+        unit: What it protects, for instance `one client`.
+        noise_multiplier: Noise standard deviation over the clipping norm, in the rounds with the
+            least noise; under local noise that of one client's message, under DP-SGD of one step.
+        noise_of_mean: Noise standard deviation of each coordinate of the mean update, in the same
+            rounds; None where it is not Gaussian or is added inside clients' training.
+        rounds: Rounds that were charged, or done where nothing is.
+        seconds: From its start to its end on the machine it ran on; None if it was resumed.
+        versions: Of what a privacy number depends on, `name version` with semicolons between.
+    """
+
+    cell: str
+    curve: str
+    x: str | None
+    seed: int
+    accuracy: float
+    loss: float
+    measured_on: str
+    epsilon: float
+    delta: float
+    unit: str
+    noise_multiplier: float | None
+    noise_of_mean: float | None
+    rounds: int
+    seconds: float | None
+    versions: str
+
+    @property
+    def place(self) -> float | None:
+        """Its place on the axis as a number; None if it is a name, or there is none."""
+        try:
+            return None if self.x is None else float(self.x)
+        except ValueError:
+            return None
+
+
+def write_results(results: Iterable[Result], target: Path) -> None:
+    """Write `results.csv`, whole or not at all."""
+    text = io.StringIO()
+    names = [field.name for field in fields(Result)]
+    writer = csv.DictWriter(text, names, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(asdict(result) for result in results)
+    write_text(target, text.getvalue(), public=True)
+
+
+def read_results(source: Path) -> list[Result]:
+    """Read what `write_results` wrote.
+
+    Raises:
+        OSError: If it can't be read.
+        ValueError: If it is something else.
+    """
+    with source.open(encoding="utf-8", newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    try:
+        return [Result(**{key: read(row[key]) for key, read in _READ.items()}) for row in rows]  # type: ignore[arg-type]  # from text, by each field's own reader
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"{source} is not what a sweep of fl-dp writes: {error!r}") from error
+
+
+def _if_any(read: Callable[[str], object]) -> Callable[[str], object]:
+    return lambda text: read(text) if text else None
+
+
+_READ: dict[str, Callable[[str], object]] = {
+    "cell": str,
+    "curve": str,
+    "x": _if_any(str),
+    "seed": int,
+    "accuracy": float,
+    "loss": float,
+    "measured_on": str,
+    "epsilon": float,
+    "delta": float,
+    "unit": str,
+    "noise_multiplier": _if_any(float),
+    "noise_of_mean": _if_any(float),
+    "rounds": int,
+    "seconds": _if_any(float),
+    "versions": str,
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """Results that differ in their seed alone, as one point of a picture.
+
+    Attributes:
+        x: Their place on the axis.
+        mean: Mean over the seeds.
+        deviation: Sample standard deviation over the seeds; 0 for one.
+    """
+
+    x: str | None
+    mean: float
+    deviation: float
+
+
+def points(results: Sequence[Result], curve: str, column: str) -> list[Point]:
+    """Return a curve's points in the order of the results; places without a number are left out.
+
+    Args:
+        results: Of a sweep.
+        curve: Which of its curves.
+        column: A column of numbers of `Result`, for example `accuracy`.
+    """
+    found: dict[str | None, list[float]] = {}
+    for result in results:
+        value = getattr(result, column)
+        if result.curve == curve and value is not None:
+            found.setdefault(result.x, []).append(float(value))
+    return [
+        Point(
+            x=x,
+            mean=statistics.fmean(values),
+            deviation=statistics.stdev(values) if len(values) > 1 else 0.0,
+        )
+        for x, values in found.items()
+    ]

@@ -1,0 +1,180 @@
+"""Cells of an experiment: every training that it stands for, each with settings of its own."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_dp.accounting import gaussian_epsilon
+from fl_dp.app.cells import Cell, digest_of, expand
+from fl_dp.app.compose import ConfigError, compose_settings, config_folder
+from fl_dp.app.settings import Settings, SweepSettings
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+EXPERIMENTS = sorted(
+    path.stem
+    for path in config_folder().glob("experiment/*.yaml")
+    if "\nsweep:\n" in path.read_text(encoding="utf-8")
+)
+
+
+@cache
+def cells_of(experiment: str) -> tuple[SweepSettings, list[Cell]]:
+    return expand([f"experiment={experiment}"])
+
+
+def where(cells: list[Cell]) -> list[tuple[str, str | None, int]]:
+    return [(cell.curve, cell.place, cell.settings.seed) for cell in cells]
+
+
+def test_the_page_on_experiments_shows_each_with_its_picture() -> None:
+    page = (DOCS / "experiments.md").read_text(encoding="utf-8")
+    assert len(EXPERIMENTS) >= 5
+    for experiment in EXPERIMENTS:
+        assert f"experiment={experiment}" in page
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_an_experiment_has_each_place_of_each_curve_once_a_seed(experiment: str) -> None:
+    sweep, cells = cells_of(experiment)
+    assert sweep.seeds is not None
+    per_place = Counter((cell.curve, cell.place) for cell in cells)
+    assert set(per_place.values()) == {len(sweep.seeds)}
+    for name, curve in sweep.curves.items():
+        moving: list[str | None] = [*(curve.values or sweep.values or [])]
+        places = [curve.at] if curve.at else moving or [None]
+        assert [place for of, place in per_place if of == name] == places
+
+
+@pytest.mark.parametrize("experiment", ["client_count", "udp_formula"])
+def test_a_cell_s_overrides_compose_to_its_settings_and_are_one_training(experiment: str) -> None:
+    """Only the first place of a curve is composed by Hydra; a training composes them all."""
+    _, cells = cells_of(experiment)
+    last = {cell.curve: cell for cell in cells}
+    for cell in last.values():
+        assert compose_settings(cell.overrides) == cell.settings
+        assert cell.settings.sweep == SweepSettings()
+
+
+@pytest.mark.parametrize("experiment", EXPERIMENTS)
+def test_no_two_cells_are_the_same_training(experiment: str) -> None:
+    _, cells = cells_of(experiment)
+    assert len({cell.digest for cell in cells}) == len(cells)
+
+
+def test_nothing_of_an_experiment_is_tuned_where_it_is_measured() -> None:
+    """Reported numbers are of the test part; what chooses settings is of the validation part."""
+    for experiment in EXPERIMENTS:
+        assert not any(cell.settings.task.validation for cell in cells_of(experiment)[1])
+
+
+# Overrides beside an experiment.
+
+
+def test_values_and_seeds_of_the_command_line_replace_those_of_the_experiment() -> None:
+    _, cells = expand(["experiment=schedules", "sweep.only=[constant]", "seed=3,4"])
+    assert {cell.settings.seed for cell in cells} == {3, 4}
+    _, cells = expand(
+        ["experiment=privacy_levels", "sweep.only=[central,dp_sgd]", "privacy.epsilon=3", "seed=0"]
+    )
+    assert where(cells) == [("central", "3", 0), ("dp_sgd", "3", 0)]
+    assert cells[0].settings.privacy.epsilon == cells[1].settings.dp_sgd.epsilon == 3.0
+
+
+def test_another_setting_holds_for_each_cell_and_has_the_last_word() -> None:
+    _, cells = expand(
+        [
+            *("experiment=privacy_levels", "sweep.only=[central,dp_sgd]", "seed=0"),
+            *("privacy.epsilon=3", "task=fashion_mnist", "rounds=7", "task.num_clients=50"),
+        ]
+    )
+    assert {cell.settings.task.name for cell in cells} == {"fashion_mnist"}
+    assert {cell.settings.rounds for cell in cells} == {7}
+    assert {cell.settings.task.num_clients for cell in cells} == {50}
+
+
+def test_several_values_of_another_key_multiply_the_curves() -> None:
+    _, cells = expand(
+        ["experiment=schedules", "sweep.only=[constant]", "seed=0", "rounds=2,3"],
+    )
+    assert where(cells) == [("constant rounds=2", None, 0), ("constant rounds=3", None, 0)]
+
+
+def test_a_curve_that_does_not_move_stays_where_it_is() -> None:
+    _, cells = expand(
+        ["experiment=privacy_levels", "sweep.only=[without privacy]", "privacy.epsilon=1,2"]
+    )
+    assert {cell.place for cell in cells} == {"inf"}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (
+            ["experiment=schedules", "schedule=constant", "schedule.spend=late"],
+            "have the same settings",
+        ),
+        (["experiment=schedules,selection"], "one experiment at a time"),
+        (["experiment=records,selection"], "one experiment at a time"),
+        (["experiment=privacy_levels", "privacy.epsilon=1,-1"], "must be positive"),
+        (["experiment=privacy_levels", "privacy.epsilon=1,much"], "must be a number"),
+        (["experiment=schedules", "seed=zero"], "seed must be a whole number"),
+        (["seed=0,0"], "have the same settings"),
+    ],
+)
+def test_a_sweep_that_makes_no_sense_is_refused_in_one_line(
+    overrides: list[str], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said) as refused:
+        expand(overrides)
+    assert "\n" not in str(refused.value)
+
+
+# Formulas of the literature.
+
+
+def test_a_formula_sets_the_noise_of_each_upload_and_claims_no_budget() -> None:
+    """Golden: 5 uploads, epsilon 4, delta 1e-5."""
+    _, cells = cells_of("udp_formula")
+    noise = {
+        cell.curve: cell.settings.privacy.noise_multiplier for cell in cells if cell.place == "4"
+    }
+    assert noise["udp"] == noise["udp, nobody caps"] == pytest.approx(2.682457532861684)
+    assert noise["exposures"] == pytest.approx(6.056006578256737)
+    assert noise["calibrated"] is None
+    assert {c.settings.privacy.epsilon for c in cells if c.curve != "calibrated"} == {None}
+    # The heuristic is right about small budgets, and wrong about large ones.
+    assert gaussian_epsilon((noise["udp"] or 0.0) / 5**0.5, 1e-5) < 4.0
+    assert gaussian_epsilon(0.04191339895096381 / 5**0.5, 1e-5) > 256.0
+
+
+# Digests.
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["privacy.epsilon=7", "seed=1", "client.epochs=4", "task.validation=true", "rounds=99"],
+)
+def test_a_digest_tells_settings_apart_that_change_a_result(override: str) -> None:
+    assert digest_of(compose_settings([override])) != digest_of(Settings())
+
+
+@pytest.mark.parametrize(
+    "override", ["output_dir=/a", "run_name=b", "simulation.units_per_node=3", "resume=/a/b"]
+)
+def test_a_digest_says_nothing_of_folders_and_machines(override: str) -> None:
+    assert digest_of(compose_settings([override])) == digest_of(Settings())
+
+
+def test_a_digest_survives_the_run_s_own_file(tmp_path: Any) -> None:
+    from fl_dp.app.run_folder import RunFolder
+
+    _, cells = cells_of("udp_formula")
+    folder = RunFolder(tmp_path / "run")
+    folder.create(replace(cells[-1].settings.hosting(4), run_name="run"))
+    assert digest_of(folder.read_settings()) == cells[-1].digest

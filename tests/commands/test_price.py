@@ -1,0 +1,66 @@
+"""`fl-dp price`: refusals, and one small price through Flower's simulation engine."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fl_dp.commands.app import app
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["privacy=none"], "privacy=none costs nothing"),
+        (["--seeds", "0"], "--seeds is 0; write at least 1"),
+        (["task=csv", "task.data_dir=/nowhere"], "add --data-is-public if everybody may see them"),
+        (["statistic.query=count"], "trains nothing: write `fl-dp stats count`"),
+    ],
+)
+def test_what_has_no_price_is_one_line(arguments: list[str], message: str) -> None:
+    result = CliRunner().invoke(app, ["price", *arguments])
+    assert result.exit_code == 2
+    assert message in result.stderr
+    assert "experiments without privacy" in result.stderr
+
+
+def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["price", f"resume={tmp_path}"])
+    assert result.exit_code == 2
+    assert f"there is no run in {tmp_path}" in result.stderr
+
+
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
+def test_a_small_price_adds_up_and_its_last_step_is_private(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).parent / "fl-dp"), "price", "--seeds", "1", "--json"),
+            *("rounds=1", "task.num_clients=8", "privacy.epsilon=4", "run_name=one price"),
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "experiments without privacy" in done.stderr
+    found = json.loads(done.stdout)
+    steps = found["steps"]
+    assert [step["private"] for step in steps] == [False, False, False, True]
+    assert sum(step["cost_mean"] for step in steps[1:]) == pytest.approx(found["cost_of_all"])
+    folder = tmp_path / "runs" / "one price"
+    assert json.loads((folder / "price.json").read_text()) == found
+    epsilons = [
+        json.loads((folder / f"step-{number}-seed-0" / "privacy.json").read_text())["epsilon"]
+        for number in (1, 2, 3, 4)
+    ]
+    assert epsilons[:2] == [{}, {}]  # nothing is promised
+    assert epsilons[2]["rdp"] > 1e4  # nor with next to no noise
+    assert min(epsilons[3].values()) <= found["epsilon"] <= 4.0

@@ -1,0 +1,79 @@
+"""The command line called in this process, with something else in Flower's place."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import Result
+from local_grid import LocalGrid, answer_with_app
+from typer.testing import CliRunner
+
+from fl_dp.app import task_client as client_app
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
+from fl_dp.commands.app import app
+from fl_dp.local.launch import RunStatus
+
+
+def call(*arguments: str) -> Result:
+    """Call the command line in this process."""
+    result = CliRunner().invoke(app, list(arguments))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def json_of(*arguments: str) -> Any:
+    """Return the one JSON document that a successful call prints."""
+    result = call(*arguments)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def said_on_stderr(result: Result) -> str:
+    return " ".join(result.stderr.split())
+
+
+class FakeSuperLink:
+    """Stands for Flower; `how` says what becomes of a run."""
+
+    def __init__(self, how: Callable[..., Any]) -> None:
+        self.how = how
+        self.given: list[tuple[Any, Any]] = []
+        self.machines: list[Any] = []
+
+    def __call__(self, machine: Any = None) -> FakeSuperLink:
+        self.machines.append(machine)
+        return self
+
+    def __enter__(self) -> FakeSuperLink:
+        return self
+
+    def __exit__(self, *error: Any) -> None:
+        pass
+
+    def run(self, settings: Any, overrides: Any, on_progress: Any) -> Any:
+        self.given.append((settings, overrides))
+        return self.how(overrides, on_progress)
+
+
+def use(monkeypatch: pytest.MonkeyPatch, how: Callable[..., Any]) -> FakeSuperLink:
+    link = FakeSuperLink(how)
+    monkeypatch.setattr("fl_dp.local.launch.LocalSuperLink", link)
+    return link
+
+
+def train_here(overrides: Any, on_progress: Any) -> RunStatus:
+    """Do in this process what the ServerApp does."""
+    settings = compose_settings(overrides)
+    resumed = None if settings.resume is None else RunFolder(Path(settings.resume))
+    of_run = settings if resumed is None else resumed.read_settings()
+    nodes = of_run.simulation.num_nodes(of_run.task.num_clients)
+    train(LocalGrid(answer_with_app(client_app.app, nodes), nodes), settings, run_id="1")
+    on_progress()
+    return RunStatus(status="finished:completed", details="")
