@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -139,18 +140,26 @@ def test_a_sweep_that_makes_no_sense_is_refused_in_one_line(
 
 
 def test_a_formula_sets_the_noise_of_each_upload_and_claims_no_budget() -> None:
-    """Golden: 5 uploads, epsilon 4, delta 1e-5."""
+    """Golden: five uploads of a client at delta 1e-5."""
     _, cells = cells_of("udp_formula")
     noise = {
-        cell.curve: cell.settings.privacy.noise_multiplier for cell in cells if cell.place == "4"
+        (cell.curve, cell.place): cell.settings.privacy.noise_multiplier or math.nan
+        for cell in cells
     }
-    assert noise["udp"] == noise["udp, nobody caps"] == pytest.approx(2.682457532861684)
-    assert noise["exposures"] == pytest.approx(6.056006578256737)
-    assert noise["calibrated"] is None
+    assert noise["udp", "1"] == pytest.approx(10.729830131446736)
+    assert noise["udp, nobody caps", "1"] == noise["udp", "1"]
+    assert noise["exposures", "1"] == pytest.approx(24.224026313026947)
+    assert math.isnan(noise["calibrated", "1"])
     assert {c.settings.privacy.epsilon for c in cells if c.curve != "calibrated"} == {None}
-    # The heuristic is right about small budgets, and wrong about large ones.
-    assert gaussian_epsilon((noise["udp"] or 0.0) / 5**0.5, 1e-5) < 4.0
-    assert gaussian_epsilon(0.04191339895096381 / 5**0.5, 1e-5) > 256.0
+    # The heuristic holds for small budgets, and not for large ones.
+    spent = {claim: gaussian_epsilon(noise["udp", claim] / 5**0.5, 1e-5) for claim in ("1", "64")}
+    assert spent["1"] < 1.0
+    assert spent["64"] > 2 * 64.0
+
+
+def test_a_formula_of_a_client_s_noise_is_refused_where_the_server_adds_it() -> None:
+    with pytest.raises(ConfigError, match="write privacy=local among its overrides"):
+        expand(["experiment=udp_formula", "privacy=central", "selection.participation_cap=null"])
 
 
 # Digests.

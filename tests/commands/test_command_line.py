@@ -62,6 +62,7 @@ def test_the_command_line_imports_nothing_heavy_until_it_is_needed() -> None:
     heavy = {"torch", "scipy", "ray", "flwr", "hydra", "omegaconf", "dp_accounting", "sqlalchemy"}
     code = """
 import json, sys
+from typer.testing import CliRunner
 from fl_dp.commands.entry import app
 for line in (["--version"], ["run", "--help"], ["config"], ["rnu"], ["run", "rouds=3"]):
     CliRunner().invoke(app, line)
