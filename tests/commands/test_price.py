@@ -35,8 +35,10 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert f"there is no run in {tmp_path}" in result.stderr
 
 
+@pytest.mark.waits  # four trainings, each with the start of Flower and Ray
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
+@pytest.mark.timeout(900)
 def test_a_small_price_adds_up_and_its_last_step_is_private(tmp_path: Path) -> None:
     done = subprocess.run(
         [
@@ -47,7 +49,7 @@ def test_a_small_price_adds_up_and_its_last_step_is_private(tmp_path: Path) -> N
         capture_output=True,
         text=True,
         check=False,
-        timeout=280,
+        timeout=850,
     )
     assert done.returncode == 0, done.stderr
     assert "experiments without privacy" in done.stderr
