@@ -16,7 +16,6 @@ def audit_table(report: AuditReport) -> Table:
     for column in ("claim", "lower bound", "of it", "confidence"):
         table.add_column(column, justify="right")
     table.add_column("verdict")
-    table.add_column("seen")
     for finding in report.findings:
         share = finding.share
         table.add_row(
@@ -26,7 +25,6 @@ def audit_table(report: AuditReport) -> Table:
             "" if share is None else f"{share:.0%}",
             confidence(finding.alpha),
             "stands" if finding.stands else "VIOLATED",
-            finding.seen,
             style=None if finding.stands else "red",
         )
     return table
@@ -34,7 +32,10 @@ def audit_table(report: AuditReport) -> Table:
 
 def audit_lines(report: AuditReport) -> list[str]:
     """Return what stands below the table."""
-    lines = [f"{_which(each)}: {each.power}" for each in report.findings if each.power]
+    lines = [
+        f"{_which(each)}: {'; '.join(filter(None, (each.seen, each.power)))}"
+        for each in report.findings
+    ]
     lines += [f"{name}: {value:.4g}" for name, value in report.estimates.items()]
     lines += list(report.notes)
     violated = [finding.name for finding in report.findings if not finding.stands]
