@@ -10,6 +10,7 @@ from typer.core import TyperGroup
 
 from fl_dp import __version__
 
+from .attack import attack
 from .config import config
 from .console import fail, out
 from .data import data
@@ -54,6 +55,7 @@ app = typer.Typer(
 for command in _COMMANDS:
     app.command()(command)
 app.add_typer(secagg, name="secagg")
+app.add_typer(attack, name="attack")
 
 
 @app.callback(invoke_without_command=True)
