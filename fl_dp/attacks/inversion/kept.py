@@ -8,6 +8,7 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from zipfile import BadZipFile
 
 import numpy as np
 
@@ -36,7 +37,7 @@ def kept(file: Path) -> Found:
         with np.load(file, allow_pickle=False) as stored:
             arrays = {name: stored[name] for name in _PICTURES}
             return Found(rows=json.loads(str(stored["rows"])), **arrays)
-    except (KeyError, EOFError, ValueError) as error:
+    except (KeyError, ValueError, BadZipFile) as error:
         raise ValueError(
             f"{file} is no finished cell ({error}): remove it to do it again"
         ) from error
