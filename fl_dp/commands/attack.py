@@ -28,6 +28,7 @@ _SAID_EVERY = 0.1  # without a terminal, a line for each tenth of the cells
 _OF_TRAINING = (
     *("privacy.epsilon", "privacy.noise_multiplier", "dp_sgd.epsilon", "dp_sgd.noise_multiplier"),
 )
+_SHORT = {"inverting_gradients": "ig"}
 _MEANS_LITTLE = 20.0  # e^20: a promise in name alone
 
 attack = typer.Typer(help="Attack what training shows, to see what a protection stops.")
@@ -245,36 +246,36 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _table(summaries: Sequence[Summary], title: str) -> Table:
+    """Return the strongest attack of each setting, beside the guess of the mean image."""
+    from fl_dp.attacks.inversion.pictures import strongest
+
     table = Table(title=f"Recovered images: {title}")
-    for head in ("seen", "attack", "noise", "epsilon"):
-        table.add_column(head)
-    for head in ("PSNR dB", "SSIM", "MSE", "mean image's MSE", "labels", "fails"):
+    for head in ("seen", "attack"):
+        table.add_column(head, no_wrap=True)
+    for head in ("noise", "epsilon", "PSNR", "mean image", "SSIM", "labels", "recovered"):
         table.add_column(head, justify="right")
-    for each in summaries:
+    settings = strongest(summaries, by=lambda each: (_seen(each), each.noise_multiplier))
+    for each in settings:
         means = each.means
         table.add_row(
             _seen(each),
-            each.attack.replace("_", " "),
+            _SHORT.get(each.attack, each.attack),
             f"{each.noise_multiplier:g}" if each.noise_multiplier else "none",
             f"{each.epsilon:.3g}",
             f"{means['psnr']:.1f}",
+            f"{means['mean_image_psnr']:.1f}",
             f"{means['ssim']:.2f}",
-            f"{means['mse']:.2g}",
-            f"{means['mean_image_mse']:.2g}",
             f"{100 * means['label_recovered']:.0f} %",
-            "yes" if each.fails else "no",
+            "no" if each.fails else "yes",
         )
     return table
 
 
 def _seen(summary: Summary) -> str:
-    from fl_dp.attacks.inversion.names import WORDS
-
-    if summary.part == "noise":
-        return WORDS[summary.threat]
     more = {
-        "batch": f"{summary.records} images",
-        "epochs": f"{summary.epochs} steps",
-        "network": f"{summary.network.replace('_', ' ')}, {summary.records} images",
+        "noise": summary.threat,
+        "batch": f"raw, {summary.records} images",
+        "epochs": f"raw, {summary.epochs} steps",
+        "network": f"raw, {summary.network}, {summary.records} images",
     }
-    return f"raw, {more[summary.part]}"
+    return more[summary.part]

@@ -9,7 +9,7 @@ from fl_dp.attacks.inversion.names import ATTACKS, THREATS
 
 from .checks import at_least, distinct, positive
 
-_NOISE = (1e-4, 1e-3, 1e-2, 1e-1, 1.0)
+_NOISE = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 1.0)
 
 
 @dataclass(kw_only=True)
@@ -21,7 +21,7 @@ class RecoverySettings:
         threats: What the adversary sees, some of `raw`, `local_steps` (after `client.epochs`
             steps), `clipped`, `secure_sum`, `client_noise`, `released`, `released_others_known`,
             `secure_sum_noise` and `dp_sgd`; null means all.
-        noise_multipliers: Of each threat with noise; null means 0.0001, 0.001, 0.01, 0.1 and 1.
+        noise_multipliers: Of each threat with noise; null means 0.0001, 0.001, 0.01, 0.03, 0.1 and 1.
         images: Clients that are attacked, for each seed.
         records: Images of a client.
         cohort: Clients of a released model and of a secure sum.
@@ -38,7 +38,7 @@ class RecoverySettings:
     records: int = 1
     cohort: int = 8
     seeds: int = 3
-    steps: int = 600
+    steps: int = 300
     resistance: bool = True
 
     def __post_init__(self) -> None:

@@ -39,7 +39,7 @@ from .threats import (
 )
 
 _PRIOR_IMAGES = 5000
-_BATCHES, _EPOCHS = (1, 4, 16, 64), (1, 5, 20)
+_BATCHES, _EPOCHS = (1, 4, 16, 64), (1, 4, 16)
 _NORMALISED = 8  # records of the batches whose statistics are used, and of their control
 
 
@@ -284,7 +284,7 @@ class Recovery:
             case "dlg" | "idlg":
                 return DeepLeakage(knows_labels=name == "idlg", steps=self.steps)
             case "inverting_gradients":
-                return InvertingGradients(steps=self.steps)
+                return InvertingGradients(steps=self.steps, restarts=1)
         raise ValueError(f"there is no attack {name!r}: write one of {', '.join(ATTACKS)}")
 
     def _measured(

@@ -6,6 +6,7 @@ Each needs matplotlib, and returns False where it is not installed.
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -49,20 +50,27 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
         best = strongest([each for each in noisy if each.threat == threat])
         colour = COLOURS[WITH_NOISE.index(threat) % len(COLOURS)]
         for axes, key in ((by_noise, _noise), (by_epsilon, _epsilon)):
-            _line(axes, best, key, colour, f"{WORDS[threat]}")
+            _line(axes, best, key, colour, WORDS[threat] if axes is by_noise else "")
     for axes in (by_noise, by_epsilon):
-        _baselines(axes, noisy)
+        _baselines(axes, noisy, named=axes is by_noise)
         raw = [each for each in summaries if (each.part, each.threat) == ("noise", "raw")]
         if raw:
             reached = max(_shown(each) for each in raw)
             said = "no protection" + (f" ({_EXACT:g} dB or more)" if reached >= _EXACT else "")
-            axes.axhline(reached, color=PALE, linewidth=1.0, label=said)
+            label = said if axes is by_noise else ""
+            axes.axhline(reached, color=PALE, linewidth=1.0, label=label)
         axes.set(xscale="log", ylabel="PSNR in dB")
-        axes.set_ylim(0.0, _EXACT + 3.0)
+        axes.set_ylim(0.0, _EXACT + 15.0)  # room for the legend
     by_noise.set(xlabel="noise multiplier", title=title)
-    delta = noisy[0].delta
-    by_epsilon.set(xlabel=f"epsilon of this one round, delta {delta:.1g}", title="the same")
-    by_epsilon.axvspan(by_epsilon.get_xlim()[0], 10.0, color=COLOURS[2], alpha=0.08)
+    least, most = (end(each.epsilon for each in noisy) for end in (min, max))
+    by_epsilon.set(
+        xlabel=f"epsilon of this one round at delta {noisy[0].delta:.1g}",
+        title="The same against epsilon",
+        xlim=(0.5 * min(least, 1.0), 2.0 * most),
+    )
+    # What people call private at all; recovery has stopped long before.
+    by_epsilon.axvspan(by_epsilon.get_xlim()[0], 10.0, color=COLOURS[2], alpha=0.12)
+    by_epsilon.text(1.0, _EXACT + 5.0, "epsilon up to 10", color=COLOURS[2], fontsize=8)
     save_picture(figure, target)
     return True
 
@@ -113,7 +121,7 @@ def draw_images(found: Mapping[tuple[str, float], Found], target: Path, *, title
     """
     levels = sorted({level for _, level in found})
     threats = [threat for threat in THREATS if any(one == threat for one, _ in found)]
-    made = new_picture(size=(1.25 * (len(levels) + 3) + 2.4, 1.45 * len(threats) + 0.7))
+    made = new_picture(size=(1.0 * (len(levels) + 3) + 2.2, 1.18 * len(threats) + 0.6))
     if made is None or not found:
         return False
     figure, [only] = made
@@ -138,17 +146,14 @@ def draw_images(found: Mapping[tuple[str, float], Found], target: Path, *, title
         grid[row][0].text(
             -0.12,
             0.5,
-            WORDS[threat]
-            .replace(", ", ",\n")
-            .replace(" of one", "\nof one")
-            .replace("with", "\nwith"),
+            textwrap.fill(WORDS[threat], 24),
             transform=grid[row][0].transAxes,
             ha="right",
             va="center",
             fontsize=8,
         )
     figure.suptitle(f"{title}; below each image its PSNR in dB", fontsize=10)
-    figure.savefig(target, dpi=130)
+    figure.savefig(target, dpi=110)
     return True
 
 
@@ -186,8 +191,9 @@ def _line(
     )
 
 
-def _baselines(axes: Axes, summaries: Sequence[Summary]) -> None:
-    for name, label, style in _BASELINES:
+def _baselines(axes: Axes, summaries: Sequence[Summary], *, named: bool = True) -> None:
+    for name, words, style in _BASELINES:
+        label = words if named else ""
         height = float(np.mean([each.means[f"{name}_psnr"] for each in summaries]))
         axes.axhline(height, color="black", linewidth=1.0, linestyle=style, label=label)
 
