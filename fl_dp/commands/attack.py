@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -83,6 +84,8 @@ def recover(jobs: Jobs, *, as_json: bool) -> None:
         ValueError: If the settings do not fit, before anything is written.
         OSError: If data are missing, or nothing can be written.
     """
+    # As Ctrl-C, which a shell's background jobs do not get.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     console = err if as_json else out
     experiments = []
     for job in jobs.each:

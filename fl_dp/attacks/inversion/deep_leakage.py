@@ -36,7 +36,7 @@ class DeepLeakage(Attack):
 
     knows_labels: bool = False
     steps: int = 300
-    restarts: int = 2
+    restarts: int = 3
 
     def recover(
         self,

@@ -20,7 +20,7 @@ from fl_dp.datasets import Dataset
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.models import build_model
 
-from .analytic import AnalyticInversion
+from .analytic import AnalyticInversion, first_linear
 from .attack import Attack, PixelRange, Recovered
 from .deep_leakage import DeepLeakage
 from .image_metrics import matched, mse, psnr, ssim
@@ -162,8 +162,6 @@ class Recovery:
             )
         network = self._network(0, "plain")
         if "analytic" in self.attacks:
-            from .analytic import first_linear
-
             first_linear(network)
 
     @property
@@ -201,7 +199,9 @@ class Recovery:
         """Attack the images of one cell."""
         victims, others = self._clients(cell)
         threat, network = self._threat(cell), self._network(cell.seed, cell.network)
-        rng = SecureRandom() if self.insecure_seed is None else SecureRandom(self.insecure_seed)
+        # Of a test: another stream for each seed of the experiment.
+        seed = None if self.insecure_seed is None else self.insecure_seed + cell.seed
+        rng = SecureRandom(insecure_seed=seed)
         seen = [
             threat.observe(network, [victim, *others], seed=cell.seed, rng=rng)
             for victim in victims
