@@ -71,7 +71,7 @@ def run(
         for job in jobs.each:
             refuse_statistics(job.settings)
         if any(job.settings.recovery.attacks for job in jobs.each):
-            from .attack import recover
+            from .attack_inversion import recover
 
             recover(jobs, as_json=as_json)
             return
