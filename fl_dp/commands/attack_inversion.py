@@ -29,7 +29,6 @@ _SAID_EVERY = 0.1  # without a terminal, a line for each tenth of the cells
 _OF_TRAINING = (
     *("privacy.epsilon", "privacy.noise_multiplier", "dp_sgd.epsilon", "dp_sgd.noise_multiplier"),
 )
-_SHORT = {"inverting_gradients": "ig"}
 _MEANS_LITTLE = 20.0  # e^20: a promise in name alone
 
 
@@ -241,25 +240,22 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
 
 
 def _table(summaries: Sequence[Summary], title: str) -> Table:
-    """Return the strongest attack of each setting, beside the guess of the mean image."""
+    """Return the strongest attack of each setting; the guess is the mean image's PSNR."""
     from fl_dp.attacks.inversion.pictures import strongest
 
     table = Table(title=f"Recovered images: {title}")
-    for head in ("seen", "attack"):
-        table.add_column(head, no_wrap=True)
-    for head in ("noise", "epsilon", "PSNR", "mean image", "SSIM", "labels", "recovered"):
-        table.add_column(head, justify="right")
+    table.add_column("seen", no_wrap=True)
+    for head in ("noise", "epsilon", "PSNR", "guess", "labels", "found"):
+        table.add_column(head, justify="right", no_wrap=True)
     settings = strongest(summaries, by=lambda each: (_seen(each), each.noise_multiplier))
     for each in settings:
         means = each.means
         table.add_row(
             _seen(each),
-            _SHORT.get(each.attack, each.attack),
             f"{each.noise_multiplier:g}" if each.noise_multiplier else "none",
             f"{each.epsilon:.3g}",
             f"{means['psnr']:.1f}",
             f"{means['mean_image_psnr']:.1f}",
-            f"{means['ssim']:.2f}",
             f"{100 * means['label_recovered']:.0f} %",
             "no" if each.fails else "yes",
         )

@@ -69,12 +69,13 @@ def first_linear(model: nn.Module) -> str:
     Raises:
         ValueError: If it is not linear with a bias.
     """
+    name: str
     for name, layer in model.named_modules():
-        if not list(layer.parameters(recurse=False)):
-            continue
-        if isinstance(layer, nn.Linear) and layer.bias is not None:
+        own = dict(layer.named_parameters(recurse=False))
+        if own and not (isinstance(layer, nn.Linear) and "bias" in own):
+            break
+        if own:
             return name
-        break
     raise ValueError(
         "the analytic inversion needs a model whose first layer is linear with a bias, such as "
         "model=mlp or model=logistic: leave it out"

@@ -110,6 +110,6 @@ def _minimised(loss: Callable[[], Tensor], variables: Sequence[Tensor], steps: i
             each.grad = gradient
         return value
 
-    optimizer.step(closure)
+    optimizer.step(closure)  # type: ignore[no-untyped-call]  # torch
     reached = float(loss().detach())
     return math.inf if math.isnan(reached) else reached

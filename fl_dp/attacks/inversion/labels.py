@@ -48,9 +48,9 @@ def num_classes(model: nn.Module) -> int:
 
 def _towards_each_class(observation: Observation) -> Tensor:
     """Return how far the update moves towards predicting each class, `(classes,)`."""
-    name, layer = _last_linear(observation.model)
+    name, _ = _last_linear(observation.model)
     parts = observation.parts()
-    if layer.bias is not None:
+    if f"{name}.bias" in parts:
         return parts[f"{name}.bias"]
     # Activations are not negative behind most activation functions: a row has its factor's sign.
     return parts[f"{name}.weight"].sum(1)
