@@ -105,15 +105,15 @@ def test_noise_at_the_client_stops_the_recovery(attack: Attack) -> None:
     assert no_better_than_the_mean_image(made, truth)
 
 
-@each_attack
+@pytest.mark.parametrize("name", ["analytic", "inverting_gradients"])
 @pytest.mark.parametrize("knows_others", [False, True])
-def test_a_released_model_gives_no_more_than_the_prior(attack: Attack, knows_others: bool) -> None:
+def test_a_released_model_gives_no_more_than_the_prior(name: str, knows_others: bool) -> None:
     clients = [images([row]) for row in range(7, 11)]
     threat = CentralNoise(
         training=ONE_STEP, clipping_norm=0.1, noise_multiplier=1.0, knows_others=knows_others
     )
     seen = threat.observe(network(), clients, seed=0, rng=rng())
-    assert no_better_than_the_mean_image(attacked(attack, seen), clients[0])
+    assert no_better_than_the_mean_image(attacked(ATTACKS[name], seen), clients[0])
 
 
 def test_noise_that_stops_the_search_can_have_an_epsilon_that_says_nothing() -> None:
