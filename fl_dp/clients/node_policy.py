@@ -13,15 +13,16 @@ that sends another app only Flower's own verification of apps helps (`--trusted-
 
 from __future__ import annotations
 
+import json
 import logging
 from functools import cache
 
-from flwr.app import Context, Message, MessageType
+from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
 from fl_dp.protocol.keys import IDENTITY_ACTION, RECORD_PLAN_KEY
-from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, terms_in, without_terms
+from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, SUM_KEY, terms_in, without_terms
 
 from .app_verification import apps_are_verified
 from .node_config import (
@@ -62,7 +63,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     itself. `distributed`: only what takes part in a secure sum, and the messages that such a sum
     needs. Evaluations, statistics and utilities are refused under each unless they are in a secure
     sum, the node's name is told. `distributed-records`: also secure sums that hide a record, and
-    not the client as a whole.
+    not the client as a whole, or count against the cap of records alone.
     `numpy_client_app` has it built in, outside everything else.
 
     Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
@@ -85,7 +86,7 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     if of_a_sum and owner.takes_part_in_sums:
         return call_next(message, context)  # nothing in them is made of data
     offered = _offered(message)
-    if category != MessageType.TRAIN and DISTRIBUTED not in offered:
+    if category != MessageType.TRAIN and not offered & {DISTRIBUTED, RECORD_SUMS}:
         raise PolicyRefusal(
             f"this node trains privately and answers no {category} message: its owner set "
             "require-privacy or max-epsilon"
@@ -105,7 +106,10 @@ def _offered(message: Message) -> frozenset[str]:
     configs = list(without_terms(message.content).config_records.values())
     instructions = [RoundInstruction.of(config) for config in configs]
     summed = terms_in(message.content) is not None
-    of_records = any(each is not None and each.of_records for each in instructions)
+    # A sum that counts against the cap of the client's records alone hides no more than those.
+    of_records = any(each is not None and each.of_records for each in instructions) or any(
+        unit != "client" for config in configs for unit in _units_charged(config)
+    )
     offered = {
         RECORD: any(RECORD_PLAN_KEY in config for config in configs),
         LOCAL: any(each is not None and each.client_noise for each in instructions),
@@ -113,6 +117,15 @@ def _offered(message: Message) -> frozenset[str]:
         RECORD_SUMS: summed and of_records,
     }
     return frozenset(kind for kind, is_offered in offered.items() if is_offered)
+
+
+def _units_charged(config: ConfigRecord) -> set[str]:
+    """Return the units that a secure sum would be charged to, by whichever key says so."""
+    instruction = RoundInstruction.of(config)
+    prices = [] if instruction is None else [instruction.secure_sum]
+    if SUM_KEY in config:
+        prices.append(SumInstruction(**json.loads(str(config[SUM_KEY]))))
+    return {price.unit for price in prices if price is not None}
 
 
 def _require_verified_apps() -> None:

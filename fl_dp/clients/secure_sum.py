@@ -30,6 +30,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
 from fl_dp.protocol.instruction import SumInstruction
+from fl_dp.protocol.reply_time import require_time, work_ends
 from fl_dp.protocol.secure_sum import (
     content_digest,
     masked_to_content,
@@ -39,6 +40,7 @@ from fl_dp.protocol.secure_sum import (
 )
 from fl_dp.secagg import Refused, SumTerms
 
+from .cut_off import done_within
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
 from .records import config_of, instruction_of
@@ -64,6 +66,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     Raises:
         Refused: If the terms are not what the node was sent, contradict themselves, are less than
             its owner asks for, or were answered before. It never depends on data.
+        TimeoutError: If its masks took longer than `reply_after`: an answer that leaves behind the
+            others would show its coins.
         ValueError: If the message is none that a sum can be made of.
     """
     text = terms_in(message.content)
@@ -82,36 +86,56 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     due = None if in_simulation() else terms.reply_after
     if terms.sampling_rate is not None and due is None and not in_simulation():
         raise Refused("terms", "secret coins without reply_after would show in the time they take")
+    if due is not None:
+        _require_time(due, terms)
     with secure_node(context) as node:
         if receipt is not None:
             node.check_receipt(terms.run, receipt)
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
         share = _share_of(terms)
         steps: NDArray[np.int64] | None = None
+
+        def work(context: Context) -> NDArray[np.int64]:
+            reply = call_next(message, context)
+            if reply.has_error():
+                raise ValueError("the handler replied with an error")
+            return share.encode(summed.values(reply), SecureRandom())
+
         try:
             if isinstance(share, NoiseShare):
                 assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
                 _charge(terms, share, assumed, node.largest(terms), summed.price, message, context)
             else:  # `begin` has asked the owner
                 logger.warning("adds to an exact total without noise, which no ledger charges")
-            reply = call_next(message, context)
-            if reply.has_error():
-                raise ValueError("the handler replied with an error")
-            steps = share.encode(summed.values(reply), SecureRandom())
+            if due is None:
+                steps = work(context)
+            else:
+                steps = done_within(began + work_ends(due) - time.monotonic(), work, context)
         except PrivacyBudgetExhausted as exhausted:
             logger.info("%s; the sum gets the noise around zero", exhausted)
         except Exception:
             logger.exception("the client failed; the sum gets the noise around zero")
-        # Encoding counts, too: work that ends just before would leave just after, and so be seen.
-        if due is not None and time.monotonic() - began > due:
-            logger.warning("not done after %.3g s: contributes zero", due)
-            steps = None
         if steps is None:
             steps = share.encode([np.zeros(each.size) for each in terms.segments], SecureRandom())
         masked = part.message(steps)
     if due is not None:
-        time.sleep(max(0.0, began + due - time.monotonic()))
+        left = began + due - time.monotonic()
+        if left < 0.0:
+            logger.error("answers %.3g s too late, which may show whose coins came up", -left)
+        time.sleep(max(0.0, left))
     return Message(masked_to_content(masked), reply_to=message)
+
+
+def _require_time(due: float, terms: SumTerms) -> None:
+    """Check that a lying server has no time end within the work of those who work.
+
+    Raises:
+        Refused: If it would.
+    """
+    try:
+        require_time(due, sum(each.size for each in terms.segments))
+    except ValueError as error:
+        raise Refused("terms", f"{error}") from error
 
 
 def _share_of(terms: SumTerms) -> NoiseShare | ExactShare:

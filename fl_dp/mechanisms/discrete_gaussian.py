@@ -27,7 +27,9 @@ from .randomness import SecureRandom
 
 _TAIL = 12.5  # buckets reach this many standard deviations: the rest has mass below 2^-116
 _LEAST_AROUND = 0.5
-_NO_FRACTIONS = 2.0**52
+NO_FRACTIONS = 2.0**52
+"""Where float64 has no fractions any more: no centre of a draw may reach it."""
+
 _CHUNK = 1 << 15  # draws at a time: the work arrays stay in the cache
 _SLOT_BITS = 10
 _THRESHOLD_BITS = 64 - _SLOT_BITS
@@ -78,9 +80,9 @@ class DiscreteGaussian(IntegerLaw):
                 f"{self.scale}"
             )
         # "not <" instead of ">=": a NaN has to fail, too.
-        if centres.size and not np.abs(centres).max() < _NO_FRACTIONS:
+        if centres.size and not np.abs(centres).max() < NO_FRACTIONS:
             raise ValueError(
-                f"centres must be finite and below {_NO_FRACTIONS:.3g} grid steps: clip them"
+                f"centres must be finite and below {NO_FRACTIONS:.3g} grid steps: clip them"
             )
         out = np.empty(centres.size, dtype=np.int64)
         rejected = [np.empty(0, dtype=np.intp)]

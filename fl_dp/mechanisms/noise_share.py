@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .checks import require_positive
-from .discrete_gaussian import DiscreteGaussian
+from .discrete_gaussian import NO_FRACTIONS, DiscreteGaussian
 from .randomness import SecureRandom
 
 LEAST_NOISE_SCALE = 2.0
@@ -41,7 +41,7 @@ class Segment:
         name: What it holds, for instance `updates`.
         size: Coordinates.
         scale: Grid steps a unit of value.
-        cap: Largest entry of one node, in steps; what is beyond is cut.
+        cap: Largest entry of one node, in steps, below 2^52; what is beyond is cut.
         clipping_norm: L2 distance by which one privacy unit moves the segment, in units of value.
     """
 
@@ -60,6 +60,13 @@ class Segment:
         if self.size < 0:
             raise ValueError(f"size must be at least 0, got {self.size}")
         require_positive(scale=self.scale, cap=self.cap, clipping_norm=self.clipping_norm)
+        # Beyond it no noise can be drawn around an entry, and a sum that is left out for that is
+        # further from its neighbour than any norm says.
+        if self.cap >= NO_FRACTIONS:
+            raise ValueError(
+                f"cap must be below {NO_FRACTIONS:.4g} grid steps, got {self.cap:.4g}: use fewer "
+                "steps a unit of value"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)

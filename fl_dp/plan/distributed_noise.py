@@ -26,6 +26,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.checks import require_count, require_positive
+from fl_dp.protocol.reply_time import require_time
 
 from .hosting import Hosting
 from .noise import ANOTHER_APP, Noise
@@ -44,7 +45,7 @@ class SecureSum:
     Attributes:
         least: Fewest repliers that a sum is opened with; default: 90 % of the nodes.
         colluding: Nodes that may tell the server what they added; default: 1 up to 10 nodes, 2 up
-            to 20, 5 up to 200, 10 above.
+            to 20, 5 up to 200, 10 above; of a sum, and in a plan with a roster of all nodes.
         committee: Members who hold shares of every client's seeds; default: all nodes up to 20,
             else 40, and 60 from 500 on.
         threshold: Members who can open a sum together; default: 80 % of the committee, or more
@@ -242,6 +243,8 @@ class DistributedNoise(Noise):
                 f"the model has {size} coordinates, and the plan accounts for max_parameters = "
                 f"{self.secure_sum.max_parameters}: write SecureSum(max_parameters={size})"
             )
+        if self.secure_sum.reply_after is not None:
+            require_time(self.secure_sum.reply_after, size)
         return self._words.fit(bundle, size)
 
     def shared_statistic(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any, Required, TypedDict, get_type_hints
 
 from fl_dp.accounting import (
@@ -16,6 +16,7 @@ from fl_dp.accounting import (
     Sampling,
     VisibleSampling,
     freeze,
+    usual_colluding,
 )
 from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, FixedClipping, ScalarMetric
 
@@ -158,6 +159,16 @@ def _shared_noise(
             )
     units: int = options["num_clients"]
     if isinstance(sampling, VisibleSampling):
+        if secure_sum.roster and secure_sum.colluding is None:
+            # A server that lies chooses the cohort, and all who collude may be in it.
+            usual = usual_colluding(hosting.nodes_of(units))
+            if sampling.cohort < usual + 2:
+                raise ValueError(
+                    f"of {units} nodes {usual} may collude, and a server that lies would put them "
+                    f"all into one cohort: write VisibleSampling(cohort={usual + 2}) or more, got "
+                    f"{sampling.cohort}, or SecureSum(colluding=...)"
+                )
+            secure_sum = replace(secure_sum, colluding=usual)
         units = sampling.cohort
     return DistributedNoise(
         **own,

@@ -273,7 +273,7 @@ class PrivacyPlan:
         noise, noise_std = found.pop("noise", self.noise), given.get("scalar_noise_std")
         secure_sum = given.get("secure_sum")
         if isinstance(noise, DistributedNoise) and secure_sum is not None:
-            noise = replace(noise, secure_sum=secure_sum)
+            noise = replace(noise, secure_sum=replace(noise.secure_sum, bits=secure_sum.bits))
         release = replace(self.release, scalar_noise_std=noise_std)
         return replace(self, noise=noise, release=release, **found)
 

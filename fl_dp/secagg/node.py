@@ -69,7 +69,7 @@ class SecureNode:
             roster: Nodes that the owner knows; None: a name keeps the identity first seen with it.
             least_sum: Fewest clients that do not collude in any sum that could be opened.
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
-                None: as many as is usual for the cohort.
+                None: as many as is usual for the roster.
             receipts: Sums without a receipt after which the node refuses; 0: never.
             exact: Purposes whose totals it adds to without noise.
             told: Digest of what the node was told besides its messages. Its masks don't cancel with
@@ -373,8 +373,12 @@ class SecureNode:
 
     def assumed_colluding(self, terms: SumTerms) -> int:
         """Return how many may collude: what the terms say, or the owner if that is more."""
-        own = usual_colluding(len(terms.cohort)) if self.colluding is None else self.colluding
-        return max(own, terms.colluding)
+        if self.colluding is not None:
+            return max(self.colluding, terms.colluding)
+        # Of all that the owner knows: a server that lies would put its accomplices into a cohort
+        # so small that fewer were usual.
+        known = 0 if self.roster is None else len(self.roster.members)
+        return max(usual_colluding(max(known, len(terms.cohort))), terms.colluding)
 
     def _noise(self, terms: SumTerms) -> SharedNoise:
         """Return the rules with as many colluding as terms or owner assume, if they hold."""

@@ -82,6 +82,7 @@ class OpenSum:
         self._total = np.zeros(terms.size, word_dtype(terms.bits))
         self._heads: dict[int, _Head] = {}
         self._points: dict[int, dict[int, bytes]] = {}  # shares of a replier's seeds, by x
+        self._unreadable: dict[int, set[int]] = {}  # members who can't read a replier's bundle
         self._seeds: dict[int, tuple[bytes, ...]] = {}
         self._needed: dict[int, list[tuple[int, int | None]]] = {}
         self._asked, self._answered, self._fresh = False, set[int](), False
@@ -176,6 +177,11 @@ class OpenSum:
         self._answered.add(member)
         self._asked = self._fresh = True
         self.sign(member, opened.signature)
+        for place in self._heads.keys() & set(opened.unreadable):
+            self._unreadable.setdefault(place, set()).add(member)
+            # More than may lie: then one of them tells the truth.
+            if len(self._unreadable[place]) > self.terms.noise.colluding_members:
+                self.blamed_clients.add(place)
         x = self.terms.committee.index(member) + 1
         for place in self.online:
             share = opened.shares.get(place)

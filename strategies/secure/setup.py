@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flwr.app import Message, MessageType, RecordDict
 
-from fl_dp.accounting import SharedNoise
+from fl_dp.accounting import SharedNoise, usual_colluding
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
@@ -58,26 +58,27 @@ class SecureSums:
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
         """Let nodes that are not known yet make their keys, and everybody know them.
 
-        Two short messages a node, and none where everybody is known.
+        Two short messages a node, and none where everybody is known and has confirmed the keys.
 
         Args:
             nodes: Flower's ids.
             ask: For the exchange.
             timeout: Seconds to wait for each of the two answers.
         """
-        new = sorted(set(nodes) - set(self._place_of))
-        if not new:
-            return
-        epoch = 0 if self.directory is None else self.directory.epoch + 1
-        asked = json.dumps({"run": self.run, "epoch": epoch})
-        entries: dict[int, Entry] = {}
-        for node, content in self._ask(KEY_ACTION, new, asked, ask, timeout):
-            try:
-                entries[node] = Entry.from_dict(json.loads(text_of(content)))
-            except (ValueError, TypeError, KeyError):
-                logger.warning("A node's answer with its key can't be read: it takes no part")
-        self._take_in(entries, epoch)
-        self._hand_out(ask, timeout)
+        asked_for = set(nodes)
+        if new := sorted(asked_for - set(self._place_of)):
+            epoch = 0 if self.directory is None else self.directory.epoch + 1
+            asked = json.dumps({"run": self.run, "epoch": epoch})
+            entries: dict[int, Entry] = {}
+            for node, content in self._ask(KEY_ACTION, new, asked, ask, timeout):
+                try:
+                    entries[node] = Entry.from_dict(json.loads(text_of(content)))
+                except (ValueError, TypeError, KeyError):
+                    logger.warning("A node's answer with its key can't be read: it takes no part")
+            self._take_in(entries, epoch)
+            self._hand_out(self._place_of, ask, timeout)
+        elif missed := asked_for - self._confirmed:  # busy or away when it was handed out
+            self._hand_out(missed, ask, timeout)
 
     def forget(self, ask: Ask) -> None:
         """Let nodes delete the keys of the training; who does not hear it deletes them later."""
@@ -220,11 +221,11 @@ class SecureSums:
             return f"'{entry.name}' is not in the roster with that key"
         return None
 
-    def _hand_out(self, ask: Ask, timeout: float) -> None:
+    def _hand_out(self, nodes: Iterable[int], ask: Ask, timeout: float) -> None:
         if self.directory is None:
             return
         told = self.directory.to_json()
-        missing = sorted(set(self._place_of) - self._confirmed)
+        missing = sorted(set(nodes) - self._confirmed)
         for node, content in self._ask(DIRECTORY_ACTION, missing, told, ask, timeout):
             try:
                 confirmed = text_of(content) == self.directory.hash.hex()
@@ -280,7 +281,27 @@ def secure_sums_of(plan: PrivacyPlan, roster: Roster | None) -> SecureSums | Non
             f"(SecureSum(roster=...)), and secure_roster is "
             f"{'left out' if roster is None else 'given'}: change one of them"
         )
-    return SecureSums(roster) if isinstance(noise, DistributedNoise) else None
+    if not isinstance(noise, DistributedNoise):
+        return None
+    if roster is not None:
+        _warn_of_more_colluding(noise.shares, len(roster.members))
+    return SecureSums(roster)
+
+
+def _warn_of_more_colluding(planned: SharedNoise, known: int) -> None:
+    """Say where nodes will charge themselves for more noise than the plan, and so stop sooner."""
+    usual = usual_colluding(known)
+    if 0 < planned.colluding < usual:  # nobody colludes: then owners had to write it, too
+        logger.warning(
+            "The roster names %d nodes, of whom nodes suppose that %d collude, and the plan %d: "
+            "they charge themselves more, and send noise alone when their budget ends. Write "
+            "secure_sum.colluding=%d, or let owners write secagg-colluding=%d",
+            known,
+            usual,
+            planned.colluding,
+            usual,
+            planned.colluding,
+        )
 
 
 def _keys_of(entry: Entry) -> tuple[str, bytes, bytes]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fl_dp.clients import app_verification, node_policy, numpy_client_app
-from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction
+from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
 from fl_dp.protocol.keys import (
     IDENTITY_ACTION,
     INSTRUCTION_KEY,
@@ -23,7 +24,7 @@ from fl_dp.protocol.keys import (
     UTILITY_ACTION,
     UTILITY_QUERY_KEY,
 )
-from fl_dp.protocol.secure_sum import KEY_ACTION, RECEIPT_KEY, SECURE_SUM_KEY
+from fl_dp.protocol.secure_sum import KEY_ACTION, RECEIPT_KEY, SECURE_SUM_KEY, SUM_KEY
 
 MODEL = {"w": np.zeros(3, np.float32)}
 NOISED = RoundInstruction(
@@ -161,6 +162,38 @@ def test_an_owner_says_whether_a_sum_must_hide_the_client_or_its_records(
     )
     assert (reply.error.reason != "PolicyRefusal") is passes
     assert client.calls == 0
+
+
+@pytest.mark.parametrize("kind", ["train", "evaluate", f"query.{STATISTIC_ACTION}"])
+@pytest.mark.parametrize(
+    ("asked", "unit", "passes"),
+    [
+        ("distributed", "client", True),
+        ("distributed", "record", False),
+        ("distributed-records", "record", True),
+    ],
+)
+def test_a_sum_of_clients_that_is_charged_to_their_records_does_not_hide_the_client(
+    owned: Any, kind: str, asked: str, unit: str, passes: bool
+) -> None:
+    """Caps of clients and of records are apart: a lying server would spend both."""
+    here, _ = owned(**{"require-privacy": asked})
+    price = SumInstruction(rounds=3, unit=unit, neighboring_relation="replace-one")
+    told = RoundInstruction(server_round=1, secure_sum=price)
+    innocent = json.dumps(asdict(replace(price, unit="client")))
+    config = {INSTRUCTION_KEY: told.to_json(), SUM_KEY: innocent}
+    if kind != "train":  # charged by the other key
+        told = replace(told, secure_sum=replace(price, unit="client"))
+        config = {INSTRUCTION_KEY: told.to_json(), SUM_KEY: json.dumps(asdict(price))}
+    reply = here.ask(
+        kind,
+        {
+            "model": ArrayRecord({name: Array(each) for name, each in MODEL.items()}),
+            "config": ConfigRecord(dict(config)),
+            SECURE_SUM_KEY: ConfigRecord({"terms": "{}"}),
+        },
+    )
+    assert (reply.error.reason != "PolicyRefusal") is passes
 
 
 def test_the_node_s_name_is_told(owned: Any) -> None:

@@ -3,147 +3,46 @@
 from __future__ import annotations
 
 import json
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
-from local_grid import FIRST_NODE, LocalGrid
+from flwr.app import Array, Context, Message, RecordDict
+from local_grid import FIRST_NODE
+from one_node import (
+    INSTRUCTION,
+    NODES,
+    REQUIRED,
+    SHARE,
+    SIZE,
+    Federation,
+    code,
+)
 from scipy.stats import chi2, chisquare
-from secure_nodes import SecureNodes
 
 from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
 from fl_dp.clients.trained_unit import train_unit
-from fl_dp.files import private_folder
 from fl_dp.ledger import NodeLedger
-from fl_dp.mechanisms import NoiseShare, Segment
-from fl_dp.mechanisms.bundle import GaussianBundle
-from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import INSTRUCTION_KEY
+from fl_dp.mechanisms import NoiseShare
+from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
-    DIRECTORY_ACTION,
     KEY_ACTION,
-    content_digest,
     masked_of,
-    text_of,
     text_to_content,
     with_terms,
 )
 from fl_dp.secagg import (
-    Directory,
-    Entry,
     Identity,
     MaskedMessage,
     MemoryStore,
     Participation,
-    Roster,
     SecureNode,
-    SumTerms,
 )
-
-RUN, NODES = 7, 4
-SIZE = 3
-INSTRUCTION = RoundInstruction(
-    server_round=1,
-    bundle=GaussianBundle(noise_multiplier=1.0, clipping_norms=(1.0,)),
-    sampling_rate=1.0,
-    secure_sum=SumInstruction(rounds=3, epsilon=100.0, delta=1e-3),
-)
-SHARE = NoiseShare(segments=(Segment("updates", SIZE, 100.0, 100.0, 1.0),), noise_scale=100.0)
-
-
-class Federation:
-    """Four nodes that know each other, and messages to the first of them."""
-
-    def __init__(self, folder: Path, *, pinned: bool = False, **owner: Any) -> None:
-        self.folder = folder
-        update = [np.full(SIZE, 0.1)]
-        roster_hash = ""
-        if pinned:
-            members = []
-            for node in range(NODES):
-                private_folder(folder / f"node-{node}")
-                identity = Identity.load_or_create(folder / f"node-{node}" / IDENTITY_FILE)
-                members.append({"name": f"site-{node:03d}", "identity": identity.public.hex()})
-            file = folder / "roster.json"
-            file.write_text(json.dumps({"federation": "tests", "members": members}))
-            owner |= {"secagg-roster": str(file)} | REQUIRED
-            roster_hash = Roster.read(file).hash
-        self.nodes = SecureNodes(folder, [[update]] * NODES, owners={0: owner})
-        self.grid = LocalGrid(self.nodes, NODES)
-        keys = text_to_content(json.dumps({"run": RUN, "epoch": 0}))
-        entries = [
-            Entry.from_dict(json.loads(text_of(self.ask(KEY_ACTION, keys, node).content)))
-            for node in range(NODES)
-        ]
-        self.directory = Directory.first(RUN, entries, roster_hash=roster_hash)
-        for node in range(NODES):
-            told = text_to_content(self.directory.to_json())
-            assert not self.ask(DIRECTORY_ACTION, told, node).has_error()
-        self.places = {
-            node: self.directory.entries.index(each) for node, each in enumerate(entries)
-        }
-
-    @property
-    def no_committee(self) -> tuple[int, ...]:
-        """Three places that are not the committee of three."""
-        chosen = self.directory.committee(3)
-        return next(each for each in combinations(range(NODES), 3) if each != chosen)
-
-    @property
-    def others(self) -> tuple[int, ...]:
-        """The places of all but the first node."""
-        return tuple(place for place in range(NODES) if place != self.places[0])
-
-    def ask(self, action: str, content: RecordDict, node: int = 0) -> Message:
-        kind = action if action == "train" else f"query.{action}"
-        message = Message(content, dst_node_id=FIRST_NODE + node, message_type=kind)
-        [reply] = self.grid.send_and_receive([message])
-        return reply
-
-    def content(self, instruction: RoundInstruction = INSTRUCTION, **config: Any) -> RecordDict:
-        told = ConfigRecord({INSTRUCTION_KEY: instruction.to_json()} | config)
-        model = ArrayRecord({"w": Array(np.zeros(SIZE))})
-        return RecordDict({"model": model, "config": told})
-
-    def terms(self, content: RecordDict, **changed: Any) -> SumTerms:
-        given: dict[str, Any] = {
-            "run": RUN,
-            "number": 1,
-            "purpose": "train",
-            "directory": self.directory.hash.hex(),
-            "content": content_digest(content),
-            "cohort": tuple(range(NODES)),
-            "committee": tuple(range(NODES)),
-            "threshold": 4,
-            "least": 4,
-            "degree": 4,
-            "colluding": 1,
-            "cross_check": False,
-            "segments": SHARE.segments,
-            "bits": 16,
-            "noise_scale": SHARE.noise_scale,
-        }
-        return SumTerms(**given | changed)
-
-    def train(self, content: RecordDict | None = None, **changed: Any) -> Message:
-        sent = self.content() if content is None else content
-        return self.ask("train", with_terms(sent, self.terms(sent, **changed).to_json()))
-
-    def charges(self) -> int:
-        ledger = self.folder / "node-0" / "ledger.db"
-        if not ledger.is_file():
-            return 0
-        with NodeLedger.read(ledger) as opened:
-            return sum(each.charges for each in opened.spendings)
-
-
-def code(reply: Message) -> str:
-    return str(reply.error.reason) if reply.has_error() else "answered"
 
 
 def test_what_was_agreed_on_is_answered_and_charged(tmp_path: Path) -> None:
@@ -229,9 +128,6 @@ def test_an_owner_s_least_sum_counts_without_those_who_may_collude(tmp_path: Pat
     assert code(wary.train()) == "Refused policy"
 
 
-REQUIRED: dict[str, Any] = {"require-privacy": "distributed", "max-epsilon": 100.0}
-
-
 def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> None:
     multipliers = []
     for colluding in (1, 2):
@@ -311,8 +207,16 @@ def test_a_store_that_was_lost_makes_old_messages_useless(tmp_path: Path) -> Non
 
 
 COINS = replace(INSTRUCTION, sampling_rate=0.5)
+NOBODY, EVERYBODY = 1e-12, 1.0  # rates of coins: 1e-12 draws nobody in these tests
 
 
+@pytest.fixture
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise and masks of three coordinates need no second."""
+    monkeypatch.setattr("fl_dp.protocol.reply_time._LEAST_RESERVE", 0.1)
+
+
+@pytest.mark.usefixtures("hurried")
 def test_coins_without_a_time_to_answer_are_refused(tmp_path: Path) -> None:
     """A lying server would read the coins off the time, and the node would charge an amplified sum.
 
@@ -322,29 +226,49 @@ def test_coins_without_a_time_to_answer_are_refused(tmp_path: Path) -> None:
     asked = federation.content(COINS)
     assert code(federation.train(asked, sampling_rate=0.5)) == "Refused terms"
     assert federation.charges() == 0
-    assert code(federation.train(asked, sampling_rate=0.5, reply_after=0.05)) == "answered"
+    assert code(federation.train(asked, sampling_rate=0.5, reply_after=0.5)) == "answered"
 
 
-def test_work_that_is_done_but_not_encoded_in_time_contributes_zero(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_time_that_ends_within_the_work_is_refused(tmp_path: Path) -> None:
+    """A lying server would see whose answers are late: theirs whose coins came up."""
+    federation = Federation(tmp_path)
+    asked = federation.content(COINS)
+    assert code(federation.train(asked, sampling_rate=0.5, reply_after=3.9)) == "Refused terms"
+    assert federation.charges() == 0
+
+
+@pytest.mark.usefixtures("hurried")
+@pytest.mark.parametrize("slow", ["train_unit", "encode"])
+def test_work_that_is_not_done_in_time_is_left_behind_and_contributes_zero(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: str
 ) -> None:
-    """Else it would leave after the time, and show that a coin came up."""
-    federation, kept, clock = Federation(tmp_path), [], [0.0]
-    encode = NoiseShare.encode
+    """Else the answer would leave after the time, and show that a coin came up."""
+    federation, encode, tried = Federation(tmp_path), NoiseShare.encode, []
+    over = threading.Event()
 
-    def slow(share: NoiseShare, values: Any, rng: Any) -> Any:
-        kept.append(float(np.abs(np.concatenate(values)).max()))
-        clock[0] += 1.0
+    def hangs(*told: Any) -> Any:
+        over.wait()
+        return train_unit(*told)
+
+    def kept(share: NoiseShare, values: Any, rng: Any) -> Any:
+        tried.append(float(np.abs(np.concatenate(values)).max()))
+        if slow == "encode" and tried[-1]:
+            over.wait()
         return encode(share, values, rng)
 
-    monkeypatch.setattr(NoiseShare, "encode", slow)
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.monotonic", lambda: clock[0])
-    monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
-    asked = federation.content(COINS)
-    federation.train(asked, sampling_rate=0.5, reply_after=0.5, number=1)
-    assert kept[-1] == 0.0 and len(kept) == 2
-    federation.train(asked, sampling_rate=0.5, reply_after=9.5, number=2)
-    assert len(kept) == 3  # in time: encoded once
+    if slow == "train_unit":
+        monkeypatch.setattr("fl_dp.clients.units.train_unit", hangs)
+    monkeypatch.setattr(NoiseShare, "encode", kept)
+    rate = replace(INSTRUCTION, sampling_rate=EVERYBODY)
+    began = time.monotonic()
+    asked = federation.content(rate)
+    answered = federation.train(asked, sampling_rate=EVERYBODY, reply_after=0.8)
+    assert code(answered) == "answered"
+    # At the time and not before; a fresh process would end here with what it left behind.
+    assert time.monotonic() - began >= 0.8
+    assert [each > 0.0 for each in tried] == ([False] if slow == "train_unit" else [True, False])
+    assert federation.charges() == 1
+    over.set()
 
 
 def test_values_that_no_noise_can_be_put_around_are_answered_with_zero(
@@ -364,7 +288,6 @@ def test_values_that_no_noise_can_be_put_around_are_answered_with_zero(
 
 # Coins: nobody sees whether one came up, in no byte and at no time.
 
-NOBODY, EVERYBODY = 1e-12, 1.0  # rates of coins: 1e-12 draws nobody in these tests
 SUMS = 30
 PRICE = SumInstruction(rounds=100, epsilon=1e9, delta=1e-3)
 

@@ -6,6 +6,7 @@ False alarms: below 1e-6 a test.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -82,6 +83,16 @@ def test_an_entry_beyond_the_cap_is_cut_to_it() -> None:
     steps = share.encode([[math.inf, -1e300, 0.0]], SecureRandom())
     reach = 13.0 * share.noise_scale
     assert np.abs(steps - np.array([segment.cap, -segment.cap, 0.0])).max() < reach
+
+
+def test_every_allowed_cap_is_cut_to_and_not_failed_at() -> None:
+    """A node whose sum fails answers with zero: one unit would move it by all that others made."""
+    largest = math.nextafter(2.0**52, 0.0)
+    segment = Segment("updates", size=1, scale=1.0, cap=largest, clipping_norm=1.0)
+    share = NoiseShare(segments=(segment,), noise_scale=2.0)
+    assert abs(int(share.encode([[math.inf]], SecureRandom())[0]) - largest) < 13.0 * 2.0
+    with pytest.raises(ValueError, match="cap must be below"):
+        replace(segment, cap=2.0**52)
 
 
 def test_a_value_that_is_no_number_is_never_sent() -> None:

@@ -313,6 +313,7 @@ def test_masked_words_are_not_compressed() -> None:
         ({"committee": 300}, "more than the 100 nodes"),
         ({"least": 40, "colluding": 30}, "cross_check=True"),
         ({"reply_after": 0.0}, "reply_after must be positive"),
+        ({"reply_after": 3.9}, "at least 4 s"),
         ({"element_cap": -1.0}, "element_cap must be positive"),
         ({"max_parameters": 10**10}, r"SecureSum\(max_parameters=...\)"),
     ],
@@ -377,3 +378,24 @@ def test_noise_for_fewer_sums_than_are_planned_is_refused() -> None:
     plan = planned()
     with pytest.raises(ValueError, match=r"the noise is for 10 sums .* the plan has 11"):
         replace(plan, other_releases=freeze([(GaussianEvent(noise_multiplier=20.0), 1)]))
+
+
+@pytest.mark.parametrize(
+    ("secure_sum", "colluding"),
+    [
+        (ROSTER, 5),  # of all 100: a server that lies chooses the cohort
+        (replace(ROSTER, roster=False), 1),
+        (replace(ROSTER, colluding=2), 2),
+    ],
+)
+def test_all_who_collude_may_be_in_a_cohort_that_a_lying_server_chooses(
+    secure_sum: SecureSum, colluding: int
+) -> None:
+    plan = planned(secure_sum, sampling=VisibleSampling(cohort=10))
+    assert noise_of(plan).shares.colluding == colluding
+
+
+def test_a_cohort_that_those_who_collude_could_fill_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"write VisibleSampling\(cohort=7\) or more, got 6"):
+        planned(sampling=VisibleSampling(cohort=6))
+    assert noise_of(planned(sampling=VisibleSampling(cohort=7))).honest_shares == 2

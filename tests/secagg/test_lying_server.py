@@ -7,6 +7,7 @@ then it succeeds, so the test can fail.
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -26,6 +27,8 @@ from fl_dp.secagg import (
     SumTerms,
 )
 from fl_dp.secagg.client import sign_of
+from fl_dp.secagg.frames import digest, prf
+from fl_dp.secagg.keys import RunKey
 from fl_dp.secagg.masks import add_mask, unpack
 from fl_dp.secagg.member import lost_neighbours
 from fl_dp.secagg.shares import combine
@@ -329,6 +332,54 @@ class TestAnotherStory:
         assert refused.value.code == "stale"
 
 
+class TestCuriousServer:
+    """Of three clients one colludes, so that one pair's mask hides the values of another."""
+
+    BITS = 12  # that the server does not know of a weak secret, and searches
+
+    def weak(self, guess: int) -> bytes:
+        return digest("weak", guess)
+
+    def read_by_search(self) -> np.ndarray | None:
+        """Return what is read of client 0 by trying every weak secret of it and client 1."""
+        house = Federation.of(3)
+        terms, values = house.terms(), np.arange(60).reshape(3, 20)
+        sent = [send(node, terms, each) for node, each in zip(house.nodes, values, strict=True)]
+        opening = OpenSum(terms)
+        for place, message in enumerate(sent):
+            opening.fold(place, message)
+        for place, node in enumerate(house.nodes):
+            opening.answer(place, node.open(terms.to_json(), *opening.question(place)))
+        assert opening.enough and (opening.release() == values.sum(0)).all()
+        bare = unpack(sent[0].masked, terms.bits, terms.size)
+        add_mask(bare, opening._seeds[0][0], sign=-1)  # as in every sum
+        shared = house.nodes[2]._run_key(RUN).root(house.directory.entries[0].run_key, 0, 2)
+        add_mask(bare, prf(shared, "pair", terms.hash, 0, 2), sign=-1)  # from the one who colludes
+        for guess in range(1 << self.BITS):
+            tried = bare.copy()
+            add_mask(tried, prf(self.weak(guess), "pair", terms.hash, 0, 1), sign=-1)
+            if (tried < 1 << 10).all():  # as updates are: 20 values by chance with 2^-120
+                assert (tried == values[0]).all()
+                return tried
+        return None
+
+    def test_reads_nothing(self) -> None:
+        assert self.read_by_search() is None
+
+    def test_reads_an_update_whose_mask_is_of_few_bits(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        # Power: as of Flower's generator, whose seeds vary in 28 bits (benchmarks/stock_flower.py).
+        root = RunKey.root
+
+        def few_bits(key: RunKey, *told: Any, **more: Any) -> bytes:
+            strong = int.from_bytes(root(key, *told, **more))
+            return self.weak(strong & ((1 << self.BITS) - 1))
+
+        monkeypatch.setattr(RunKey, "root", few_bits)
+        assert self.read_by_search() is not None
+
+
 class TestBegin:
     """What a client checks before it takes part."""
 
@@ -381,7 +432,9 @@ class TestBegin:
         assert "entry is their last" in self.refusal(house.nodes[0], old)[1]
 
     def test_another_committee(self, house: Federation) -> None:
-        terms = house.terms(committee=(0, 1, 2, 3), threshold=4)
+        chosen = house.directory.committee(4)  # by hashes of fresh keys: any four of five
+        other = next(each for each in combinations(range(5), 4) if each != chosen)
+        terms = house.terms(committee=other, threshold=4)
         code, text = self.refusal(house.nodes[0], terms)
         assert code == "terms" and "committee" in text
 
@@ -396,6 +449,19 @@ class TestBegin:
         code, text = self.refusal(house.nodes[0], house.terms())
         assert code == "policy" and "of 6 clients that do not collude" in text
         send(house.nodes[0], house.terms(least=10), ZEROS[0])
+
+    def test_a_small_cohort_does_not_make_fewer_collude(self) -> None:
+        # All five who may collude among 30 fit into a cohort of six, where one would be usual.
+        house = Federation.of(30, pinned=True, colluding=None)
+        small: dict[str, Any] = {"members": 7, "threshold": 7, "colluding": 1}
+        code, text = self.refusal(
+            house.nodes[0], house.terms(cohort=tuple(range(6)), least=6, **small)
+        )
+        assert code == "policy" and "with 5 nodes that may collude" in text
+        terms = house.terms(cohort=tuple(range(7)), least=7, **small)
+        assert house.nodes[0].assumed_colluding(terms) == 5
+        alone = Federation.of(7, pinned=True, colluding=None)
+        assert alone.nodes[0].assumed_colluding(alone.terms()) == 1
 
     def test_exact_totals_unless_its_owner_allows_them(self) -> None:
         house = Federation.of(5, exact=frozenset({"evaluate"}))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Callable
+import secrets
+from collections import Counter
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import ALARM, counts_p
+from laws import ALARM, counts_p, same_law_p
 
 from fl_dp.secagg.frames import prf
 from fl_dp.secagg.keys import RunKey
@@ -100,24 +102,56 @@ def test_every_bit_of_a_pair_seed_varies() -> None:
     assert varying_bits([base64.urlsafe_b64encode(root)[:4] for root in roots]) == 28
 
 
-def distance(make: Callable[[int], np.ndarray]) -> float:
-    """Total variation between the masked laws of the values 0 and 1, by counting."""
-    laws = [np.bincount(make(value), minlength=4) / make(value).size for value in (0, 1)]
-    return float(np.abs(laws[0] - laws[1]).sum() / 2)
+class FirstByte:
+    """A cipher whose stream is the first byte of its key, so that all of them can be tried."""
+
+    def __init__(self, algorithm: algorithms.AES, mode: modes.CTR) -> None:
+        self._byte = bytes(algorithm.key)[:1]
+
+    def encryptor(self) -> FirstByte:
+        return self
+
+    def update_into(self, zeros: bytes, buffer: bytearray) -> None:
+        buffer[: len(zeros)] = self._byte * len(zeros)
 
 
-def test_a_masked_value_has_the_same_law_whatever_it_is() -> None:
-    # b = 2, d = 1, every mask of two bits once: the law is exact.
-    every = np.arange(4)
-    assert distance(lambda value: (value + every) & 3) == 0.0
-    assert distance(lambda value: (value + np.zeros(4, int)) & 3) == 1.0  # power: a constant seed
+def test_a_masked_value_has_the_same_law_whatever_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    # b = 2, d = 1, every seed of a byte once: the law is exact.
+    monkeypatch.setattr("fl_dp.secagg.masks.prf", lambda seed, label: seed)
+    monkeypatch.setattr("fl_dp.secagg.masks.Cipher", FirstByte)
 
-    def drawn(value: int) -> np.ndarray:
-        masks = [mask_of(prf(_SEED, "draw", value, i), 2, 1)[0] & 3 for i in range(4_000)]
-        return (value + np.array(masks)) & 3
+    def law(value: int, seeds: Iterable[int]) -> Counter[bytes]:
+        sent: Counter[bytes] = Counter()
+        for seed in seeds:
+            words = np.array([value], word_dtype(2))
+            add_mask(words, bytes([seed]) * 32, sign=1)
+            sent[pack(words, 2)] += 1
+        return sent
 
-    counts = [np.bincount(drawn(value), minlength=4) for value in (0, 1)]
-    assert all(counts_p(each, np.full(4, 0.25)) > ALARM / 2 for each in counts)
+    uniform = {bytes([value]): 64 for value in range(4)}
+    assert all(law(value, range(256)) == uniform for value in range(4))
+    assert law(0, [7] * 256) != law(1, [7] * 256)  # power: a constant seed
+
+
+def masked_draws(value: int, count: int, seed_of: Callable[[], bytes]) -> np.ndarray:
+    """Return a value of two bits as often as asked, each time under another mask."""
+    return (value + np.array([mask_of(seed_of(), 2, 1)[0] & 3 for _ in range(count)])) & 3
+
+
+def least_p(seed_of: Callable[[], bytes], count: int) -> float:
+    """P-value that masked values of 0 and of 1 are uniform, and of one law."""
+    drawn = [masked_draws(value, count, seed_of) for value in (0, 1)]
+    uniform = (counts_p(np.bincount(each, minlength=4), np.full(4, 0.25)) for each in drawn)
+    return min(*uniform, same_law_p(*drawn))
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_masked_values_do_not_tell_what_they_are() -> None:
+    assert least_p(lambda: secrets.token_bytes(32), 50_000) > ALARM / 3
+
+
+def test_a_constant_seed_tells_them_by_the_same_test() -> None:
+    assert least_p(lambda: _SEED, 100) < ALARM / 3
 
 
 @given(st.integers(1, 32), st.integers(0, 70), st.randoms(use_true_random=False))

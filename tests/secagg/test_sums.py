@@ -201,6 +201,24 @@ class TestLiesAboutShares:
             opening.answer(member, answer)
         assert (opening.release() == 0).all()
 
+    @pytest.mark.parametrize(("unreadable", "blamed"), [(1, set()), (2, {3}), (10, {3})])
+    def test_bundles_that_more_than_may_lie_can_not_read_are_the_clients(
+        self, unreadable: int, blamed: set[int]
+    ) -> None:
+        """Else one client would make every sum fail, and stay."""
+        house = Federation.of(10)
+        terms = house.terms(colluding=1)
+        opening = OpenSum(terms)
+        for place in range(10):
+            message = send(house.nodes[place], terms, np.zeros(20))
+            if place == 3:
+                message.bundles[:unreadable] = [bytes(len(message.bundles[0]))] * unreadable
+            opening.fold(place, message)
+        for member, node in enumerate(house.nodes):
+            opening.answer(member, node.open(terms.to_json(), *opening.question(member)))
+        assert opening.enough is (unreadable < 3)
+        assert opening.blamed_clients == blamed
+
     def test_a_second_answer_and_a_strangers_are_left_out(self) -> None:
         opening = self.asked(forge={0: bytes(32)}, silent=(1, 2))
         right = Opened({place: b"\x05" * 32 for place in range(10)}, bytes(64))

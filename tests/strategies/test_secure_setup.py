@@ -9,11 +9,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from fl_dp.strategies.secure import SecureSums
+from fl_dp.strategies.secure import SecureSums, secure_sums_of
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
 from secure_sums import segments, send
 
+from fl_dp import PrivacyPlan
+from fl_dp.plan import SecureSum
 from fl_dp.protocol.secure_sum import text_of, text_to_content
 from fl_dp.secagg import (
     Directory,
@@ -82,6 +84,28 @@ def test_an_entry_that_nobody_would_accept_is_left_out(spoil: Spoil) -> None:
     nodes.spoils[2] = spoil
     sums.set_up(range(4), nodes.ask)
     assert set(sums.places(range(4))) == {0, 1, 3}
+
+
+def test_a_node_that_missed_the_directory_is_told_again() -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    kinds: list[str] = []
+
+    def ask(messages: Iterable[Message], timeout: float) -> Iterator[Message]:
+        for message in messages:
+            kinds.append(message.metadata.message_type)
+            busy = len(kinds) <= 8 and message.metadata.dst_node_id == 3
+            if not (busy and kinds[-1].endswith("_directory")):
+                yield from nodes.ask([message], timeout)
+
+    sums.set_up(range(4), ask)
+    assert set(sums.places(range(4))) == {0, 1, 2}
+    sums.set_up(range(3), ask)  # it is not asked for a sum without it
+    assert len(kinds) == 8
+    sums.set_up(range(4), ask)
+    assert set(sums.places(range(4))) == {0, 1, 2, 3}
+    assert kinds[8:] == ["query.fl_dp_secagg_directory"]
+    sums.set_up(range(4), ask)
+    assert len(kinds) == 9
 
 
 def test_a_stranger_to_the_roster_is_left_out() -> None:
@@ -162,3 +186,24 @@ def test_a_receipt_waits_for_a_node_that_the_next_sum_does_not_ask() -> None:
     assert receipt is not None
     nodes.of[0].check_receipt(sums.run, receipt)
     assert nodes.of[0].unreceipted(sums.run) == 0
+
+
+@pytest.mark.parametrize(
+    ("clients", "colluding", "said"), [(10, None, 1), (10, 2, 0), (11, None, 0)]
+)
+def test_a_plan_for_fewer_who_collude_than_nodes_of_the_roster_suppose_is_said(
+    clients: int, colluding: int | None, said: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else nodes would charge themselves more, and send noise alone before the training ends."""
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.0,
+        delta=1e-5,
+        rounds=3,
+        num_clients=clients,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        secure_sum=SecureSum(roster=True, colluding=colluding, max_parameters=1000),
+    )
+    with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
+        assert secure_sums_of(plan, Nodes(11, pinned=11).roster) is not None
+    assert caplog.text.count("Write secure_sum.colluding=2") == said

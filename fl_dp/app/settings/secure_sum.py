@@ -17,7 +17,7 @@ class SecureSumSettings:
     Attributes:
         least: Fewest repliers that a sum is opened with; null means 90 % of the nodes.
         colluding: Nodes that may tell the server what they added; null means 1 up to 10 nodes, 2
-            up to 20, 5 up to 200 and 10 above.
+            up to 20, 5 up to 200 and 10 above: of a sum, and with a roster of all nodes.
         committee: Members who hold shares of every client's seeds; null means all nodes up to 20,
             else 40, and 60 from 500 on.
         threshold: Members who can open a sum together; null means 80 % of the committee, or more
@@ -33,7 +33,7 @@ class SecureSumSettings:
             `secagg-roster`; null means none, and the promise is against a server that follows the
             protocol.
         reply_after: Seconds after which every node answers, so that its time does not tell what it
-            did; needed with `selection.coins=nodes`; null means as soon as it is ready.
+            did, at least 4; needed with `selection.coins=nodes`; null means as soon as it is ready.
         max_parameters: Most parameters of the model, which the accounting's own error is for.
     """
 
