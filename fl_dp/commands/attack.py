@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from .attack_inversion import inversion
 from .attack_membership import membership
 
 attack = typer.Typer(
@@ -12,3 +13,4 @@ attack = typer.Typer(
     rich_markup_mode="markdown",
 )
 attack.command()(membership)
+attack.command()(inversion)

@@ -70,6 +70,11 @@ def run(
         jobs = find_jobs(overrides or [], multirun=multirun)
         for job in jobs.each:
             refuse_statistics(job.settings)
+        if any(job.settings.recovery.attacks for job in jobs.each):
+            from .attack_inversion import recover
+
+            recover(jobs, as_json=as_json)
+            return
         jobs = _prepare(jobs)
         console = err if as_json else out
         runs = Queue(jobs, console).work_off()

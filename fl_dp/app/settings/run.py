@@ -12,6 +12,7 @@ from .checks import at_least, positive
 from .data import ModelSettings, TaskSettings
 from .optimizers import ClientSettings, ServerOptimizerSettings
 from .promises import DPSGDSettings, PrivacySettings
+from .recovery import RecoverySettings
 from .released import ClippingSettings, CompressionSettings, MetricsSettings, WeightSettings
 from .rounds import ScheduleSettings, SelectionSettings
 from .secure_sum import SecureSumSettings
@@ -63,6 +64,7 @@ class Settings:
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
     statistic: StatisticSettings = field(default_factory=StatisticSettings)
     sweep: SweepSettings = field(default_factory=SweepSettings)
+    recovery: RecoverySettings = field(default_factory=RecoverySettings)
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -1,0 +1,80 @@
+"""Settings of a measured attack: images recovered from what training shows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+
+from fl_dp.attacks.inversion.names import ATTACKS, THREATS
+
+from .checks import at_least, distinct, positive
+
+_NOISE = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 1.0)
+
+
+@dataclass(kw_only=True)
+class RecoverySettings:
+    """Images recovered from updates, in place of a training: `experiment=data_recovery`.
+
+    Attributes:
+        attacks: Some of `analytic`, `dlg`, `idlg` and `inverting_gradients`; null trains.
+        threats: What the adversary sees, some of `raw`, `local_steps` (after `client.epochs`
+            steps), `clipped`, `secure_sum`, `client_noise`, `released`, `released_others_known`,
+            `secure_sum_noise` and `dp_sgd`; null means all.
+        noise_multipliers: Of each threat with noise; null means 0.0001, 0.001, 0.01, 0.03, 0.1
+            and 1.
+        images: Clients that are attacked, for each seed.
+        records: Images of a client.
+        cohort: Clients of a released model and of a secure sum.
+        seeds: Repetitions with other images, weights and first guesses, from `seed` on.
+        steps: Of an attack's search.
+        resistance: Also measure, without noise, larger batches, more local epochs, dropout and
+            batch statistics.
+    """
+
+    attacks: list[str] | None = None
+    threats: list[str] | None = None
+    noise_multipliers: list[float] | None = None
+    images: int = 4
+    records: int = 1
+    cohort: int = 8
+    seeds: int = 3
+    steps: int = 300
+    resistance: bool = True
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        _some_of("recovery.attacks", self.attacks, ATTACKS)
+        _some_of("recovery.threats", self.threats, THREATS)
+        for key in ("images", "records", "seeds", "steps"):
+            at_least(f"recovery.{key}", getattr(self, key), 1)
+        at_least("recovery.cohort", self.cohort, 2)
+        if self.noise_multipliers is not None and not self.noise_multipliers:
+            raise ValueError(
+                "recovery.noise_multipliers is empty: leave it out, or write [0.01, 1]"
+            )
+        for noise in self.noise_multipliers or ():
+            positive("recovery.noise_multipliers", noise)
+        given = [
+            f"recovery.{each.name}={getattr(self, each.name)}"
+            for each in fields(self)
+            if self.attacks is None and getattr(self, each.name) != each.default
+        ]
+        if given:
+            raise ValueError(
+                f"{', '.join(given)} is for an attack, and none is asked for: write "
+                "experiment=data_recovery too, or leave it out"
+            )
+
+    @property
+    def noise(self) -> tuple[float, ...]:
+        """The noise multipliers, rising."""
+        return tuple(sorted(set(self.noise_multipliers or _NOISE)))
+
+
+def _some_of(key: str, names: list[str] | None, known: tuple[str, ...]) -> None:
+    distinct(key, names, least=1)
+    for name in names or ():
+        if name not in known:
+            nearest = "".join(f": did you mean {n}?" for n in get_close_matches(name, known, 1))
+            raise ValueError(f"{key} must be some of {', '.join(known)}, got '{name}'{nearest}")

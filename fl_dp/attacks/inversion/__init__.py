@@ -1,0 +1,54 @@
+"""Gradient inversion: images recovered from what a client's training shows.
+
+    >>> step = LocalTraining(learning_rate=0.1)
+    >>> threat = ClientNoise(training=step, clipping_norm=0.5, noise_multiplier=0.01)
+    >>> seen = threat.observe(model, [records], seed=0)
+    >>> [recovered] = InvertingGradients().recover(
+    ...     [seen], input_shape=(1, 28, 28), pixels=PixelRange((0.0,), (1.0,)), seed=0
+    ... )
+
+A `ThreatModel` says what the adversary sees, and makes it with the mechanisms that fl-dp trains
+with. An `Attack` makes images of it. `image_metrics` compares these with the true ones, and `prior`
+says what somebody who saw nothing would have guessed.
+"""
+
+from typing import TYPE_CHECKING
+
+from fl_dp.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .analytic import AnalyticInversion
+    from .attack import Attack, PixelRange, Recovered
+    from .deep_leakage import DeepLeakage
+    from .inverting_gradients import InvertingGradients
+    from .labels import recovered_labels
+    from .observation import LocalTraining, Observation, Records
+    from .threats import (
+        CentralNoise,
+        ClientNoise,
+        DPSGDUpdate,
+        RawUpdate,
+        SecureSum,
+        ThreatModel,
+    )
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = [
+    "AnalyticInversion",
+    "Attack",
+    "CentralNoise",
+    "ClientNoise",
+    "DPSGDUpdate",
+    "DeepLeakage",
+    "InvertingGradients",
+    "LocalTraining",
+    "Observation",
+    "PixelRange",
+    "RawUpdate",
+    "Records",
+    "Recovered",
+    "SecureSum",
+    "ThreatModel",
+    "recovered_labels",
+]

@@ -1,0 +1,83 @@
+"""Likeness of a recovered image to the true one: MSE, PSNR, SSIM. Pixels lie between 0 and 1.
+
+Reference:
+    Wang et al. 2004, "Image Quality Assessment: From Error Visibility to Structural Similarity",
+    equations 13 to 17.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.lib.stride_tricks import sliding_window_view
+from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
+
+_WINDOW = 7  # pixels; every weight is the same, as in the usual implementations' default
+_C1, _C2 = 0.01**2, 0.03**2  # for pixels between 0 and 1
+
+Image = NDArray[np.floating]
+"""Pixels between 0 and 1, `(channels, height, width)`."""
+
+
+def mse(image: Image, other: Image) -> float:
+    """Return the mean squared difference of the pixels."""
+    return float(np.mean((_wide(image) - _wide(other)) ** 2))
+
+
+def psnr(image: Image, other: Image) -> float:
+    """Return the peak signal-to-noise ratio in decibels, infinite for the same image."""
+    error = mse(image, other)
+    return math.inf if error == 0.0 else -10.0 * math.log10(error)
+
+
+def ssim(image: Image, other: Image) -> float:
+    """Return the mean structural similarity over all windows of 7x7 pixels and all channels.
+
+    1 for the same image; about 0 for unrelated ones; below for the reverse.
+
+    Raises:
+        ValueError: If a side has fewer than 7 pixels, or the shapes differ.
+    """
+    if image.shape != other.shape or image.ndim != 3 or min(image.shape[1:]) < _WINDOW:
+        raise ValueError(
+            f"SSIM needs two images (channels, height, width) with sides of at least {_WINDOW}, "
+            f"got {image.shape} and {other.shape}"
+        )
+    x, y = _windows(image), _windows(other)
+    mean_x, mean_y = x.mean((-2, -1)), y.mean((-2, -1))
+    var_x = (x * x).mean((-2, -1)) - mean_x**2
+    var_y = (y * y).mean((-2, -1)) - mean_y**2
+    covariance = (x * y).mean((-2, -1)) - mean_x * mean_y
+    luminance = (2 * mean_x * mean_y + _C1) / (mean_x**2 + mean_y**2 + _C1)
+    structure = (2 * covariance + _C2) / (var_x + var_y + _C2)
+    return float((luminance * structure).mean())
+
+
+def matched(recovered: NDArray[np.floating], truth: NDArray[np.floating]) -> NDArray[np.int64]:
+    """Return for each true image the recovered one that it is compared with, int64 `(n,)`.
+
+    Attacks do not know the order of a batch. Each true image gets a recovered one of its own, so
+    that the sum of squared differences is least: in the attack's favour.
+
+    Args:
+        recovered: `(m, channels, height, width)`, at least as many as there are true ones.
+        truth: `(n, channels, height, width)`.
+
+    Raises:
+        ValueError: If there are fewer recovered than true images.
+    """
+    if len(recovered) < len(truth):
+        raise ValueError(f"{len(recovered)} recovered images for {len(truth)} true ones")
+    costs = [[mse(one, other) for other in recovered] for one in truth]
+    _, places = linear_sum_assignment(np.asarray(costs))
+    return places.astype(np.int64)
+
+
+def _windows(image: Image) -> NDArray[np.float64]:
+    return sliding_window_view(_wide(image), (_WINDOW, _WINDOW), axis=(1, 2))
+
+
+def _wide(image: Image) -> NDArray[np.float64]:
+    return np.asarray(image, dtype=np.float64)

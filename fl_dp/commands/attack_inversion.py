@@ -1,0 +1,272 @@
+"""`fl-dp attack inversion`: images recovered from what training shows."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from .console import AsJson, Overrides, doing, err, fail, failures_told, out, print_json
+
+if TYPE_CHECKING:
+    from fl_dp.attacks.inversion.experiment import Found, Recovery
+    from fl_dp.attacks.inversion.summary import Summary
+
+    from .jobs import Job, Jobs
+
+_EXPERIMENT = "experiment=data_recovery"
+_SAID_EVERY = 0.1  # without a terminal, a line for each tenth of the cells
+# Noise that somebody asks for is that of a training; an attack has a list of its own.
+_OF_TRAINING = (
+    *("privacy.epsilon", "privacy.noise_multiplier", "dp_sgd.epsilon", "dp_sgd.noise_multiplier"),
+)
+_MEANS_LITTLE = 20.0  # e^20: a promise in name alone
+
+
+def inversion(
+    overrides: Overrides = None,
+    multirun: Annotated[
+        bool,
+        typer.Option("-m", "--multirun", help="Sweep: `key=a,b` attacks once with each value."),
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Recover images from updates under every threat model, with and without noise.
+
+    OVERRIDES are Hydra's, over `experiment=data_recovery`; `fl-dp config recovery` lists the
+    attack's own. For example:
+
+    - `fl-dp attack inversion task=fashion_mnist recovery.images=2 recovery.seeds=1`
+
+    - `fl-dp attack inversion recovery.threats=[raw,client_noise]
+    recovery.attacks=[inverting_gradients] recovery.noise_multipliers=[0.001,0.01]`
+
+    - `fl-dp attack inversion model=cnn recovery.attacks=[inverting_gradients]`
+
+    Writes `runs/NAME/`: `recovery.csv` (a line per image), `summary.json`, `recovery.png` (against
+    noise and epsilon), `resistance.png`, `images.png`, `config.yaml`, and `cells/`, from which
+    `fl-dp attack inversion resume=runs/NAME` continues what was stopped.
+
+    An attack that fails proves no privacy: read epsilon beside it.
+    """
+    with failures_told():
+        from .jobs import find_jobs
+
+        asked = overrides or []
+        if not any(each.startswith(("experiment=", "resume=")) for each in asked):
+            asked = [_EXPERIMENT, *asked]
+        jobs = find_jobs(asked, multirun=multirun)
+        recover(jobs, as_json=as_json)
+
+
+def recover(jobs: Jobs, *, as_json: bool) -> None:
+    """Attack what the jobs name, one after the other, and show what was recovered.
+
+    Raises:
+        ValueError: If the settings do not fit, before anything is written.
+        OSError: If data are missing, or nothing can be written.
+    """
+    # As Ctrl-C, which a shell's background jobs do not get.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    console = err if as_json else out
+    experiments = []
+    for job in jobs.each:
+        _refuse_noise_of_training(job)
+        with doing(f"loading the data: task={job.settings.task.name}"):
+            from fl_dp.app.recovery import recovery_of
+
+            experiments.append(recovery_of(job.settings))
+    jobs.note()
+    runs = []
+    for job, experiment in zip(jobs.each, experiments, strict=True):
+        try:
+            found = _done(job, experiment, console)
+        except KeyboardInterrupt:
+            fail(f"stopped; `fl-dp attack inversion resume={jobs.path}` continues it", status=130)
+        runs.append(_concluded(job, experiment, found, console))
+    if as_json:
+        print_json({"runs": runs})
+
+
+def _refuse_noise_of_training(job: Job) -> None:
+    """Check that nobody asked for noise that no threat model would add.
+
+    Raises:
+        ValueError: If somebody did.
+    """
+    for text in job.overrides:
+        if text.partition("=")[0] in _OF_TRAINING:
+            raise ValueError(
+                f"{text} is the noise of a training, and every threat model is attacked at each of "
+                "recovery.noise_multipliers: write these, or leave it out"
+            )
+
+
+def _done(job: Job, experiment: Recovery, console: Console) -> list[Found]:
+    """Do the cells that are missing, and return what all of them found."""
+    from fl_dp.attacks.inversion.kept import keep, kept
+    from fl_dp.files import private_folder
+
+    if not job.resumed:
+        job.folder.create(job.settings)
+    folder = job.path / "cells"
+    private_folder(folder)
+    found = []
+    files = [folder / f"{cell.name}.npz" for cell in experiment.cells]
+    missing = [
+        cell for cell, file in zip(experiment.cells, files, strict=True) if not file.exists()
+    ]
+    with _progress(console, f"attacking {job.title}", len(missing)) as on_cell:
+        for cell, file in zip(experiment.cells, files, strict=True):
+            if file.exists():
+                found.append(kept(file))
+                continue
+            found.append(experiment.run(cell))
+            keep(found[-1], file)
+            on_cell()
+    return found
+
+
+@contextmanager
+def _progress(console: Console, title: str, cells: int) -> Iterator[Callable[[], None]]:
+    """Show how many cells are done and the time left: a live bar, or a few plain lines."""
+    if console.is_terminal:
+        columns = (
+            *(TextColumn("{task.description}", markup=False), BarColumn(bar_width=24)),
+            *(MofNCompleteColumn(), TimeRemainingColumn()),
+        )
+        with Progress(*columns, console=console) as progress:
+            bar = progress.add_task(title, total=cells)
+            yield lambda: progress.advance(bar)
+        return
+    begun, done = time.monotonic(), 0
+    step = max(1, round(cells * _SAID_EVERY))
+
+    def on_cell() -> None:
+        nonlocal done
+        done += 1
+        if done % step == 0 or done == cells:
+            left = (time.monotonic() - begun) / done * (cells - done)
+            text = f"{title}: {done}/{cells} cells, {left:.0f} s left"
+            console.print(text, soft_wrap=True, markup=False)
+
+    yield on_cell
+
+
+def _concluded(
+    job: Job, experiment: Recovery, found: Sequence[Found], console: Console
+) -> dict[str, Any]:
+    """Write and show what a run came to, and return it as plain values."""
+    from fl_dp.attacks.inversion.kept import write_csv
+    from fl_dp.attacks.inversion.pictures import draw_images, draw_recovery, draw_resistance
+    from fl_dp.attacks.inversion.summary import summarised
+    from fl_dp.files import write_text
+
+    rows = [row for each in found for row in each.rows]
+    write_csv(rows, job.path / "recovery.csv")
+    summaries = summarised(rows)
+    title = f"{job.settings.task.name}, {job.settings.model.name}"
+    pictures = [
+        draw_recovery(summaries, job.path / "recovery.png", title=title),
+        draw_resistance(summaries, job.path / "resistance.png", title=title),
+        draw_images(_first_seed(experiment, found), job.path / "images.png", title=title),
+    ]
+    document = {
+        "path": str(job.path),
+        "settings": [asdict(each) | {"fails": each.fails} for each in summaries],
+        "sentences": _sentences(summaries),
+    }
+    text = json.dumps(document, indent=2) + "\n"
+    write_text(job.path / "summary.json", text)
+    console.print(_table(summaries, title))
+    lines = [
+        *document["sentences"],
+        f"Everything is in {job.path}; recovery.csv has a line per image",
+        "Pictures: recovery.png, resistance.png, images.png"
+        if any(pictures)
+        else "No pictures: pip install 'fl-dp[report]' brings matplotlib",
+    ]
+    for line in lines:
+        console.print(line, soft_wrap=True, markup=False)
+    return document
+
+
+def _first_seed(experiment: Recovery, found: Sequence[Found]) -> dict[tuple[str, float], Found]:
+    """Return the pictures of the first seed, of each threat and noise the strongest attack's."""
+    best: dict[tuple[str, float], Found] = {}
+    for cell, each in zip(experiment.cells, found, strict=True):
+        if cell.part != "noise" or cell.seed != experiment.first_seed:
+            continue
+        place = cell.threat, cell.noise_multiplier
+        if place not in best or each.rows[0]["mse"] < best[place].rows[0]["mse"]:
+            best[place] = each
+    return best
+
+
+def _sentences(summaries: Sequence[Summary]) -> list[str]:
+    """Return where the recovery fails under each threat with noise, and what epsilon is there."""
+    from fl_dp.attacks.inversion.names import WITH_NOISE, WORDS
+    from fl_dp.attacks.inversion.pictures import strongest
+    from fl_dp.attacks.inversion.summary import fails_from
+
+    said = []
+    for threat in WITH_NOISE:
+        of_threat = strongest(
+            [each for each in summaries if each.part == "noise" and each.threat == threat]
+        )
+        if not of_threat:
+            continue
+        failing = fails_from(of_threat)
+        if failing is None:
+            said.append(f"{WORDS[threat]}: recovered at every noise multiplier that was tried")
+            continue
+        said.append(
+            f"{WORDS[threat]}: recovery fails from noise multiplier {failing.noise_multiplier:g} "
+            f"on, where epsilon is {failing.epsilon:.3g} at delta {failing.delta:.1g} for "
+            f"{failing.unit}" + ("" if failing.epsilon < _MEANS_LITTLE else ": no privacy")
+        )
+    if said:
+        said.append("An attack that fails proves no privacy: another may succeed up to epsilon")
+    return said
+
+
+def _table(summaries: Sequence[Summary], title: str) -> Table:
+    """Return the strongest attack of each setting; the guess is the mean image's PSNR."""
+    from fl_dp.attacks.inversion.pictures import strongest
+
+    table = Table(title=f"Recovered images: {title}")
+    table.add_column("seen", no_wrap=True)
+    for head in ("noise", "epsilon", "PSNR", "guess", "labels", "found"):
+        table.add_column(head, justify="right", no_wrap=True)
+    settings = strongest(summaries, by=lambda each: (_seen(each), each.noise_multiplier))
+    for each in settings:
+        means = each.means
+        table.add_row(
+            _seen(each),
+            f"{each.noise_multiplier:g}" if each.noise_multiplier else "none",
+            f"{each.epsilon:.3g}",
+            f"{means['psnr']:.1f}",
+            f"{means['mean_image_psnr']:.1f}",
+            f"{100 * means['label_recovered']:.0f} %",
+            "no" if each.fails else "yes",
+        )
+    return table
+
+
+def _seen(summary: Summary) -> str:
+    more = {
+        "noise": summary.threat,
+        "batch": f"raw, {summary.records} images",
+        "epochs": f"raw, {summary.epochs} steps",
+        "network": f"raw, {summary.network}, {summary.records} images",
+    }
+    return more[summary.part]

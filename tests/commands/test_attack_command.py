@@ -1,0 +1,120 @@
+"""`fl-dp attack inversion`, and the same as an experiment of `fl-dp run`."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fl_dp.attacks.inversion.experiment import Cell, Found, Recovery
+from fl_dp.commands.app import app
+
+SMALL = (
+    *("model.hidden=16", "recovery.images=1", "recovery.seeds=1", "recovery.cohort=2"),
+    *("recovery.attacks=[analytic]", "recovery.threats=[raw,client_noise]"),
+    *("recovery.noise_multipliers=[1e-6,1]", "run_name=attacked"),
+)
+
+
+def fl_dp(*words: str) -> Result:
+    return CliRunner().invoke(app, list(words))
+
+
+def flat(result: Result) -> str:
+    return " ".join(result.output.split())
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "command", [("attack", "inversion"), ("run", "experiment=data_recovery")], ids=["attack", "run"]
+)
+def test_an_attack_writes_its_table_and_says_where_recovery_fails(
+    command: tuple[str, ...],
+) -> None:
+    done = fl_dp(*command, *SMALL)
+    assert done.exit_code == 0, done.output
+    folder = Path("runs/attacked")
+    assert len((folder / "recovery.csv").read_text().splitlines()) == 1 + 3
+    said = json.loads((folder / "summary.json").read_text())
+    assert [each["fails"] for each in said["settings"]] == [False, False, True]
+    assert "recovery fails from noise multiplier 1 on, where epsilon is 4.38" in flat(done)
+    assert "An attack that fails proves no privacy" in flat(done)
+    assert not (folder / "ledger.db").exists()  # nothing was trained
+
+
+def test_json_is_one_document() -> None:
+    done = fl_dp("attack", "inversion", *SMALL, "--json")
+    assert done.exit_code == 0
+    [run] = json.loads(done.stdout)["runs"]
+    assert run["path"].endswith("runs/attacked")
+    assert run["settings"][0]["epsilon"] is None  # nothing is promised
+    assert run["settings"][0]["means"]["mse"] < 1e-9
+
+
+def test_what_was_stopped_continues_with_the_cells_that_are_missing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    run = Recovery.run
+    done: list[Cell] = []
+
+    def stopped_at_the_second(self: Recovery, cell: Cell) -> Found:
+        if len(done) == 1:
+            raise KeyboardInterrupt
+        done.append(cell)
+        return run(self, cell)
+
+    monkeypatch.setattr(Recovery, "run", stopped_at_the_second)
+    stopped = fl_dp("attack", "inversion", *SMALL)
+    assert stopped.exit_code == 130
+    assert "runs/attacked` continues it" in "".join(stopped.output.split("\n"))
+    first = done.pop()
+
+    def noted(self: Recovery, cell: Cell) -> Found:
+        done.append(cell)
+        return run(self, cell)
+
+    monkeypatch.setattr(Recovery, "run", noted)
+    assert fl_dp("attack", "inversion", "resume=runs/attacked").exit_code == 0
+    assert len(done) == 2
+    assert first not in done
+
+
+def test_a_sweep_attacks_once_with_each_value() -> None:
+    done = fl_dp("attack", "inversion", *SMALL, "model.hidden=8,16", "-m")
+    assert done.exit_code == 0, done.output
+    for run in ("run-0", "run-1"):
+        assert Path("runs/attacked", run, "recovery.csv").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["privacy.noise_multiplier=2"], "is the noise of a training"),
+        (["recovery.threats=[row]"], "did you mean raw?"),
+        (["recovery.attacks=[dgl]"], "did you mean dlg?"),
+        (["recovery.noise_multipliers=[0]"], "must be positive and finite, got 0.0"),
+        (["recovery.noise_multipliers=[]"], "write [0.01, 1]"),
+        (["task=breast_cancer"], "recovery is measured on images"),
+        (["model=cnn"], "leave it out"),
+        (["recovery.cohort=1"], "recovery.cohort must be at least 2, got 1"),
+    ],
+    ids=lambda each: each if isinstance(each, str) else None,
+)
+def test_a_mistake_is_one_line_and_nothing_is_written(words: list[str], said: str) -> None:
+    done = fl_dp("attack", "inversion", *words)
+    assert done.exit_code == 2
+    assert said in flat(done)
+    assert not Path("runs").exists()
+
+
+def test_settings_of_an_attack_are_refused_where_none_is_asked_for() -> None:
+    done = fl_dp("run", "recovery.images=2")
+    assert done.exit_code == 2
+    assert "recovery.images=2 is for an attack, and none is asked for" in flat(done)

@@ -1,0 +1,62 @@
+"""Images to attack, and the small networks that give them away."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_dp.attacks.inversion import (
+    Attack,
+    LocalTraining,
+    Observation,
+    PixelRange,
+    Records,
+    Recovered,
+)
+from fl_dp.attacks.inversion.image_metrics import mse, psnr
+from fl_dp.attacks.inversion.prior import Prior
+from fl_dp.datasets import Dataset, load_dataset
+from fl_dp.models import build_model
+
+ONE_STEP = LocalTraining(learning_rate=0.1)
+DIGITS = PixelRange((-0.3,), (0.7,))
+
+
+def images(rows: list[int], dataset: Dataset | None = None) -> Records:
+    """Return some test images as a client's records."""
+    source = dataset or load_dataset("digits")
+    chosen = np.asarray(rows)
+    return Records(
+        features=torch.from_numpy(source.features(chosen, "test").astype(np.float32)),
+        labels=torch.from_numpy(source.labels(chosen, "test")),
+    )
+
+
+def network(name: str = "mlp", dataset: Dataset | None = None, *, hidden: int = 32) -> nn.Module:
+    """Return an untrained network."""
+    form = (dataset or load_dataset("digits")).form
+    return build_model(name, hidden=hidden, seed=3, **form._asdict())
+
+
+def attacked(
+    attack: Attack, seen: Observation, pixels: PixelRange = DIGITS, shape: tuple[int, ...] = ()
+) -> Recovered:
+    """Return what an attack makes of one observation."""
+    [made] = attack.recover([seen], input_shape=shape or (1, 8, 8), pixels=pixels, seed=0)
+    return made
+
+
+def decibels(made: Recovered, truth: Records, pixels: PixelRange = DIGITS) -> list[float]:
+    """Return the PSNR of each image, in the order of both."""
+    pairs = zip(pixels.to_unit(made.features), pixels.to_unit(truth.features), strict=True)
+    return [psnr(one.numpy(), other.numpy()) for one, other in pairs]
+
+
+def no_better_than_the_mean_image(made: Recovered, truth: Records) -> bool:
+    """Tell whether none of some digits is nearer to the first true one than the mean image is."""
+    digits = load_dataset("digits")
+    prior = Prior(images=DIGITS.to_unit(torch.from_numpy(digits.train_x.copy())).numpy())
+    image = DIGITS.to_unit(truth.features)[0].numpy()
+    errors = [mse(one.numpy(), image) for one in DIGITS.to_unit(made.features)]
+    return min(errors) >= mse(prior.mean_image, image)
