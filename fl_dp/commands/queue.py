@@ -80,10 +80,10 @@ class Queue:
 
         if not self._places:
             return
-        share = {"machine": Machine.here().shared_by(self._places)} if self._places > 1 else {}
+        share = Machine.here().shared_by(self._places) if self._places > 1 else None
         with doing("starting Flower"):
             for _ in range(self._places):
-                self._links.put(stack.enter_context(LocalSuperLink(**share)))
+                self._links.put(stack.enter_context(LocalSuperLink(machine=share)))
 
     def _train_all(self) -> None:
         with ThreadPoolExecutor(max(1, self._places)) as pool:

@@ -46,11 +46,11 @@ def answer(message: Message, place: int) -> Message:
         return Message(Error(code=2, reason=repr(error)), reply_to=message)
 
 
-class AQuarterOfTheNoise(WatchedFedAvg):
-    """Adds a quarter of what is charged; its auditor goes by the charge."""
+class AnEighthOfTheNoise(WatchedFedAvg):
+    """Adds an eighth of what is charged; its auditor goes by the charge."""
 
     def make_mode(self, reservation: Any, *rest: Any) -> Any:
-        less = replace(reservation, noise_multiplier=reservation.noise_multiplier / 4)
+        less = replace(reservation, noise_multiplier=reservation.noise_multiplier / 8)
         return super().make_mode(less, *rest)
 
     def _settle(self, released: Any) -> None:
@@ -116,8 +116,8 @@ def test_a_whole_run_shows_its_canaries_under_the_noise_alone_and_no_more_than_i
     assert found.claim == pytest.approx(2.407, abs=0.01)
 
 
-def test_a_run_with_a_quarter_of_the_noise_is_caught(trained: Any) -> None:
-    assert not found_in(trained(AQuarterOfTheNoise), 1e-6).stands
+def test_a_run_with_an_eighth_of_the_noise_is_caught(trained: Any) -> None:
+    assert not found_in(trained(AnEighthOfTheNoise), 1e-6).stands
 
 
 def test_a_canary_moves_the_model_along_its_direction_or_not_at_all() -> None:
