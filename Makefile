@@ -33,7 +33,7 @@ BENCH_stock_flower :=
 EXPERIMENTS := privacy_levels client_count schedules selection udp_formula
 BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
 
-.PHONY: help demo quick test coverage lint format docs bench experiments wheel setup clean
+.PHONY: help demo quick test coverage lint format docs bench experiments recovery wheel setup clean
 .NOTPARALLEL: # two timings at once would measure each other
 
 help: ## What there is
@@ -74,7 +74,7 @@ bench-%: $(STAMP)
 	$(BIN)/python benchmarks/$*.py $(BENCH_$*) > results/$*.part
 	@mv results/$*.part results/$*$(if $(findstring --json,$(BENCH_$*)),.json,.md)
 
-experiments: $(EXPERIMENTS:%=experiment-%) ## Every experiment and its picture; goes on where it was stopped
+experiments: $(EXPERIMENTS:%=experiment-%) recovery ## Every experiment and its picture; goes on where it was stopped
 
 # Once begun, a sweep goes on by itself, and what is finished is not trained again.
 experiment-%: $(STAMP)
@@ -83,6 +83,16 @@ experiment-%: $(STAMP)
 	  then $(BIN)/fl-dp run resume=results/experiments/$*; \
 	  else $(BIN)/fl-dp run -m experiment=$* output_dir=results/experiments run_name=$*; fi
 	cp results/experiments/$*/experiment.png docs/images/$*.png
+
+# An attack: pictures of its own, which docs/attacks.md shows.
+recovery: $(STAMP)
+	@mkdir -p results/experiments
+	if test -d results/experiments/data_recovery; \
+	  then $(BIN)/fl-dp run resume=results/experiments/data_recovery; \
+	  else $(BIN)/fl-dp run experiment=data_recovery output_dir=results/experiments run_name=data_recovery; fi
+	cp results/experiments/data_recovery/images.png docs/images/attack_images.png
+	cp results/experiments/data_recovery/recovery.png docs/images/attack_noise.png
+	cp results/experiments/data_recovery/resistance.png docs/images/attack_resistance.png
 
 wheel: $(STAMP) ## Build the wheel, install it in an environment of its own, ask its version
 	rm -rf dist
