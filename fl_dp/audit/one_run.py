@@ -10,21 +10,24 @@ whatever it knows of the other coins, but for what delta adds.
 
 Reference:
     Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv
-    2305.08846, theorem 5.2 and appendix D. The f-DP refinement of Mahloujifar, Melis and Chaudhuri
-    2024, arXiv 2410.22235, is tighter and not here.
+    2305.08846, theorem 5.2 and appendix D. `one_run_curve.py` has the refinement for f-DP.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.special import expit
 from scipy.stats import binom
 
+from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.mechanisms.checks import require_probability
 
+from .bounds import gaussian_epsilon_of
+from .one_run_curve import mu_of_guesses, refutes
 from .verdict import Finding
 
 _LARGEST = 60.0  # epsilon beyond which nobody looks
@@ -128,6 +131,7 @@ def finding_of_one_run(
     claim: float,
     delta: float,
     alpha: float,
+    curve: TradeOff | None = None,
     shares: tuple[float, ...] = (0.05, 0.1, 0.2, 0.4),
 ) -> Finding:
     """Return what one training is proof of, the best of several numbers of guesses.
@@ -140,6 +144,8 @@ def finding_of_one_run(
         claim: Epsilon that is claimed for one canary.
         delta: Of the claim.
         alpha: Probability that a training that keeps its claim is accused.
+        curve: Trade-off curve of what was charged: the guesses are compared with it, too, and a
+            Gaussian bound that contradicts a curve that holds is left out.
         shares: Of the canaries, that are guessed.
 
     Raises:
@@ -149,25 +155,38 @@ def finding_of_one_run(
         raise ValueError("scores of canaries must be finite")
     canaries = len(scores)
     counts = sorted({max(2, round(share * canaries)) for share in shares})
+    # Each number of guesses has its part, and so has each of two ways to judge it.
+    level = alpha / len(counts) / (1 if curve is None else 2)
 
     def bound(count: int, right: int) -> float:
         return epsilon_of_guesses(
             canaries=canaries,
             guesses=count,
             right=right,
-            alpha=alpha / len(counts),
+            alpha=level,
             delta=delta,
         )
+
+    def seen(each: Guesses) -> dict[str, Any]:
+        return {"canaries": canaries, "guesses": each.count, "right": each.right, "alpha": level}
 
     made = [guess(scores, there, count=count) for count in counts]
     bounds = [bound(each.count, each.right) for each in made]
     best = int(np.argmax(bounds))
+    shown, caught = {"one_run": bounds[best]}, False
+    if curve is not None:
+        caught = any(refutes(curve, **seen(each)) for each in made)
+        mu = max(mu_of_guesses(**seen(each)) for each in made)
+        gaussian = gaussian_epsilon_of(mu, delta=delta)
+        if caught or gaussian <= claim:
+            shown["one_run_gaussian"] = gaussian
     return Finding(
         name="records in one run",
         alpha=alpha,
         claim=claim,
         delta=delta,
-        bounds={"one_run": bounds[best]},
+        bounds=shown,
+        caught=caught,
         seen=f"{made[best].right} of {made[best].count} guesses right, of {canaries} canaries",
         power=f"shows epsilon {max(bound(count, count) for count in counts):.3g} at most",
     )

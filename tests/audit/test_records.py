@@ -48,7 +48,7 @@ def test_a_client_that_keeps_its_claim_is_not_accused_and_something_of_it_is_sho
     report = audit_records(records(), loud, alpha=0.05)
     (found,) = report.findings
     assert found.stands
-    assert set(found.bounds) == {"one_run", "gaussian", "clopper_pearson"}
+    assert set(found.bounds) == {"one_run", "one_run_gaussian", "gaussian", "clopper_pearson"}
     assert found.bounds["one_run"] > 1.0  # of 15 that are claimed; 400 canaries show 3.5 at most
     assert found.bounds["gaussian"] > 3.0
 
