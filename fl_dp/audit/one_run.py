@@ -28,6 +28,7 @@ from fl_dp.mechanisms.checks import require_probability
 
 from .bounds import gaussian_epsilon_of
 from .one_run_curve import mu_of_guesses, refutes
+from .refuted import largest_refuted
 from .verdict import Finding
 
 _LARGEST = 60.0  # epsilon beyond which nobody looks
@@ -84,13 +85,7 @@ def epsilon_of_guesses(
         value = p_value_of_guesses(epsilon, delta, canaries=canaries, guesses=guesses, right=right)
         return value <= alpha
 
-    if not refuted(0.0):
-        return 0.0
-    low, high = 0.0, _LARGEST
-    while high - low > 1e-7:
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    return largest_refuted(refuted, most=_LARGEST, within=1e-7)
 
 
 @dataclass(frozen=True, kw_only=True)

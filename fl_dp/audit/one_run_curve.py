@@ -25,6 +25,8 @@ from numpy.typing import NDArray
 from fl_dp.accounting.trade_off import TradeOff, gaussian_trade_off
 from fl_dp.mechanisms.checks import require_probability
 
+from .refuted import largest_refuted
+
 _LARGEST_MU = 30.0
 _PLACES = 5000  # of a curve, on either side
 
@@ -59,13 +61,7 @@ def mu_of_guesses(*, canaries: int, guesses: int, right: int, alpha: float) -> f
         # Its own mirror image, and concave.
         return _refutes(*_above(gaussian_trade_off(mu)), canaries, guesses, right, alpha)
 
-    if not refuted(0.0):
-        return 0.0
-    low, high = 0.0, _LARGEST_MU
-    while high - low > 1e-3:
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if refuted(middle) else (low, middle)
-    return low
+    return largest_refuted(refuted, most=_LARGEST_MU, within=1e-3)
 
 
 def _refutes(
