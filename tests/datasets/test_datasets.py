@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.datasets import DATASETS, EMBEDDED, Dataset, idx_files, load_dataset
+from fl_dp.datasets import DATASETS, EMBEDDED, Dataset, data, idx_files, load_dataset
 from fl_dp.datasets.forms import PUBLIC_FORMS
 from fl_dp.datasets.sources import SOURCES
 
@@ -234,6 +234,7 @@ def test_a_set_that_is_not_here_says_how_to_get_it(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.setitem(SOURCES, name, replace(SOURCES[name], system_folder=None))
     monkeypatch.setattr(idx_files, "find_spec", lambda module: None)
+    data._load_once.cache_clear()  # another test may have had it
     with pytest.raises(FileNotFoundError) as raised:
         load_dataset(name)
     for way in (f"`fl-dp data {name}`", SOURCES[name].package, "task.data_dir=/folder with"):
