@@ -26,7 +26,6 @@ from numpy.typing import NDArray
 from torch import nn
 
 from fl_dp.accounting import (
-    IncompatibleOptions,
     NeighboringRelation,
     TradeOff,
     epsilon,
@@ -164,29 +163,27 @@ def require_playable(settings: Settings, unit: str) -> None:
         raise ValueError(f"membership is that of a {' or a '.join(UNITS)}, got '{unit}'")
     privacy = settings.privacy
     if settings.task.partition == "nodes":
-        raise IncompatibleOptions(
+        raise ValueError(
             "only a simulation can be attacked, and with task.partition=nodes the data are on real "
             "nodes: choose another partition"
         )
     if privacy.mode in ("local", "distributed"):
-        raise IncompatibleOptions(
+        raise ValueError(
             f"models of privacy={privacy.mode} are not trained in one process: attack those of "
             "privacy=central, of none or of dp_sgd"
         )
     if privacy.insecure_seed is not None:
-        raise IncompatibleOptions(
+        raise ValueError(
             "with privacy.insecure_seed every training would draw the same noise, and a difference "
             "between two models would be free of it: leave it out"
         )
     if settings.schedule.name == "plateau":
-        raise IncompatibleOptions(
+        raise ValueError(
             "the noise of schedule=plateau is not known beforehand, so there is no curve to "
             "compare with: choose another schedule"
         )
     if unit == "client" and privacy.unit == "record":
-        raise IncompatibleOptions(
-            "with privacy.unit=record nothing is promised to clients: attack records"
-        )
+        raise ValueError("with privacy.unit=record nothing is promised to clients: attack records")
 
 
 def play(
@@ -216,7 +213,7 @@ def play(
     dataset, parts = dataset_of(settings), parts_of(settings)
     clients, rows = _candidate_rows(parts)
     if len(np.unique(rows)) < len(rows):
-        raise IncompatibleOptions(
+        raise ValueError(
             "clients share records, so that one record is more than one client's: lower "
             "task.records_per_client or task.num_clients until there are enough for all"
         )

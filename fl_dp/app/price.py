@@ -13,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.accounting import IncompatibleOptions
 from fl_dp.mechanisms import least_noise_multiplier
 
 from .settings import Settings
@@ -116,26 +115,24 @@ def _require_price(settings: Settings) -> None:
     """
     privacy = settings.privacy
     if settings.protects_records:
-        raise IncompatibleOptions(
+        raise ValueError(
             "the price of DP-SGD inside clients is not taken apart: leave dp_sgd=on or "
             "privacy=dp_sgd out, and compare whole trainings with `fl-dp run -m "
             "dp_sgd.epsilon=2,4,8`"
         )
     if privacy.mode == "none":
-        raise IncompatibleOptions(
+        raise ValueError(
             "privacy=none costs nothing: write what is to be priced, for example privacy.epsilon=4"
         )
     if privacy.unit == "record":
-        raise IncompatibleOptions(
-            "prices are those of a promise to clients: leave privacy.unit=record out"
-        )
+        raise ValueError("prices are those of a promise to clients: leave privacy.unit=record out")
     if privacy.mode == "local" and privacy.scheme != "gaussian":
-        raise IncompatibleOptions(
+        raise ValueError(
             f"privacy.scheme={privacy.scheme} bounds another norm than the step before its noise "
             "would: prices are those of privacy.scheme=gaussian"
         )
     if settings.task.partition == "nodes":
-        raise IncompatibleOptions(
+        raise ValueError(
             "a price is found by training without privacy, which only a simulation may: with "
             "task.partition=nodes the data are on real nodes"
         )
