@@ -9,6 +9,7 @@ would for a server that adds the noise (`sum_of_units`).
 from __future__ import annotations
 
 import logging
+import math
 import time
 from dataclasses import replace
 
@@ -48,6 +49,8 @@ from .secure_node import secure_node
 from .summed import AskedSum, summed_of
 
 logger = logging.getLogger("flwr.fl_dp.client")
+
+_DIGITS = 10  # of a multiplier, behind the first
 
 
 def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -184,7 +187,9 @@ def _charge(
         )
     owner = NodeConfig.of(context.node_config)
     honest = shares.honest_shares(server_lies=owner.roster is not None)
-    multiplier = shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest)
+    multiplier = _same_each_round(
+        shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest)
+    )
     account = node.account(unit=asked.unit)
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
@@ -209,6 +214,16 @@ def _charge(
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(asked.neighboring_relation),
         )
+
+
+def _same_each_round(multiplier: float) -> float:
+    """Return a multiplier without its last digits, rounded down.
+
+    Adaptive clipping moves the grids from round to round, and by a rounding error the multiplier,
+    too. A ledger admits far more of one event, again and again, than of events that differ.
+    """
+    unit = 10.0 ** (math.floor(math.log10(multiplier)) - _DIGITS)
+    return math.floor(multiplier / unit) * unit
 
 
 def _event(multiplier: float, sampling_rate: float | None) -> PrivacyEvent:
