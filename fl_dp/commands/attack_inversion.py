@@ -16,12 +16,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from .console import AsJson, Overrides, doing, err, fail, failures_told, out, print_json
+from .public_data import DataIsPublic, require_public
 
 if TYPE_CHECKING:
     from fl_dp.attacks.inversion.experiment import Found, Recovery
     from fl_dp.attacks.inversion.summary import Summary
 
     from .jobs import Job, Jobs
+
+SHOWS_RECORDS = "this experiment writes records, and what is recovered of them, to a file"
 
 _EXPERIMENT = "experiment=data_recovery"
 _SAID_EVERY = 0.1  # without a terminal, a line for each tenth of the cells
@@ -38,6 +41,7 @@ def inversion(
         bool,
         typer.Option("-m", "--multirun", help="Sweep: `key=a,b` attacks once with each value."),
     ] = False,
+    data_is_public: DataIsPublic = False,
     as_json: AsJson = False,
 ) -> None:
     """Recover images from updates under every threat model, with and without noise.
@@ -57,6 +61,8 @@ def inversion(
     `fl-dp attack inversion resume=runs/NAME` continues what was stopped.
 
     An attack that fails proves no privacy: read epsilon beside it.
+
+    The folder holds records as they are, beside what was recovered of them: public data only.
     """
     with failures_told():
         from .jobs import find_jobs
@@ -65,11 +71,16 @@ def inversion(
         if not any(each.startswith(("experiment=", "resume=")) for each in asked):
             asked = [_EXPERIMENT, *asked]
         jobs = find_jobs(asked, multirun=multirun)
+        for job in jobs.each:
+            if not job.resumed:
+                require_public(job.settings, stated=data_is_public, because=SHOWS_RECORDS)
         recover(jobs, as_json=as_json)
 
 
 def recover(jobs: Jobs, *, as_json: bool) -> None:
     """Attack what the jobs name, one after the other, and show what was recovered.
+
+    Records of theirs that are attacked end up in a file: the caller makes sure that they may.
 
     Raises:
         ValueError: If the settings do not fit, before anything is written.

@@ -25,6 +25,7 @@ from .console import (
     print_json,
     warn,
 )
+from .public_data import DataIsPublic, require_public
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -95,6 +96,7 @@ def audit(
             help="Keep the model, which canaries have moved, and allow run_name and output_dir.",
         ),
     ] = False,
+    data_is_public: DataIsPublic = False,
     as_json: AsJson = False,
 ) -> None:
     """Bound from below what the running system leaks, and compare it with what it claims.
@@ -121,10 +123,20 @@ def audit(
                 against or Against.FL_DP, rounds=rounds, alpha=alpha, delta=delta or 1e-5
             )
         elif by is By.RECORDS:
-            reports = [_by_records(overrides or [], canaries=canaries, alpha=alpha)]
+            reports = [
+                _by_records(
+                    overrides or [], canaries=canaries, alpha=alpha, data_is_public=data_is_public
+                )
+            ]
         else:
             reports = [
-                _by_clients(overrides or [], canaries=canaries, alpha=alpha, keep_model=keep_model)
+                _by_clients(
+                    overrides or [],
+                    canaries=canaries,
+                    alpha=alpha,
+                    keep_model=keep_model,
+                    data_is_public=data_is_public,
+                )
             ]
     if as_json:
         print_json({"audits": [report.to_dict() for report in reports]})
@@ -181,7 +193,9 @@ def _counted(title: str, tests: int) -> Iterator[Callable[[], None]]:
         yield lambda: progress.advance(task)
 
 
-def _by_records(overrides: Sequence[str], *, canaries: int | None, alpha: float) -> AuditReport:
+def _by_records(
+    overrides: Sequence[str], *, canaries: int | None, alpha: float, data_is_public: bool
+) -> AuditReport:
     """Have one client train by DP-SGD with canary records."""
     from fl_dp.app.compose import compose_settings
     from fl_dp.app.planning import make_record_plan
@@ -189,6 +203,9 @@ def _by_records(overrides: Sequence[str], *, canaries: int | None, alpha: float)
     if not any(each.startswith("privacy=") for each in overrides):
         overrides = ["privacy=dp_sgd", *overrides]
     settings = compose_settings(overrides)
+    require_public(
+        settings, stated=data_is_public, because="no ledger is charged for an audited training"
+    )
     plan = make_record_plan(settings)
     if plan is None:
         raise ValueError("these settings have no DP-SGD to audit: write privacy=dp_sgd")
@@ -232,7 +249,12 @@ def _of_scores(
 
 
 def _by_clients(
-    overrides: Sequence[str], *, canaries: int | None, alpha: float, keep_model: bool
+    overrides: Sequence[str],
+    *,
+    canaries: int | None,
+    alpha: float,
+    keep_model: bool,
+    data_is_public: bool,
 ) -> AuditReport:
     """Train with canaries through Flower's engine, and judge what its releases tell of them."""
     from fl_dp.app.auditing.canary_run import require_auditable
@@ -254,6 +276,10 @@ def _by_clients(
         asked.append(f"output_dir={_FOLDER}")
     (job,) = find_jobs(asked, multirun=False).each
     require_auditable(job.settings)
+    # With the noise of a round and its model, everybody has the exact sum of the others' updates.
+    require_public(
+        job.settings, stated=data_is_public, because="an audit writes down the noise of each round"
+    )
     job = prepare(job)
     size = VectorLayout.of(initial_arrays_of(job.settings)).size
     count = canaries if canaries is not None else min(_MOST_CANARIES, size // 2)

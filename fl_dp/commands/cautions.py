@@ -12,13 +12,13 @@ _LARGE_DELTA = 1e-3
 
 
 def cautions(settings: Settings) -> list[str]:
-    """Return what to think of before a promise to clients is relied on, a line each."""
+    """Return what to think of before a promise is relied on, a line each."""
     from fl_dp.app.planning import target_delta
 
+    said = _of_held_out_rows(settings)
     if not settings.protects_clients:
-        return []
+        return said
     clients, delta = settings.task.num_clients, target_delta(settings)
-    said = []
     if clients < _FEW_CLIENTS and not settings.sums_records:
         said.append(
             f"{clients} clients are few: noise that hides one of them hides much of what the "
@@ -32,3 +32,22 @@ def cautions(settings: Settings) -> list[str]:
             "client; fine for trying out, for real data write privacy.delta=1e-5 or less"
         )
     return said
+
+
+def _of_held_out_rows(settings: Settings) -> list[str]:
+    """Return a line if accuracy is measured on rows of somebody's own that no promise covers."""
+    from fl_dp.datasets import OWN_DATA
+
+    task = settings.task
+    if task.name not in OWN_DATA:
+        return []
+    keys = {
+        "task.validation=true": task.validation,
+        f"task.test_fraction={task.test_fraction}": task.test_fraction is not None,
+    }
+    return [
+        f"{key} measures accuracy and loss on rows of your own data after each round, and no "
+        "promise covers these rows; write only what is public into the test part"
+        for key, is_asked in keys.items()
+        if is_asked
+    ]

@@ -18,13 +18,16 @@ DataIsPublic = Annotated[
 ]
 
 
-def require_public(settings: Settings, *, stated: bool, because: str) -> None:
+def require_public(
+    settings: Settings, *, stated: bool, because: str, command: str = ""
+) -> None:
     """Refuse an experiment without privacy on data that may belong to people.
 
     Args:
         settings: Of the experiment.
         stated: Whether somebody said that data of their own are public.
         because: Begins the refusal, for example `an attack trains without privacy`.
+        command: The one that has the option, if it is not the one that was called.
 
     Raises:
         ValueError: If the data are somebody's own and nobody said so.
@@ -33,6 +36,7 @@ def require_public(settings: Settings, *, stated: bool, because: str) -> None:
 
     if settings.task.name in OWN_DATA and not stated:
         raise ValueError(
-            f"{because}: task={settings.task.name} reads data of your own, add --data-is-public if "
-            "everybody may see them, or take a public task such as task=digits"
+            f"{because}: task={settings.task.name} reads data of your own, "
+            f"{f'call `{command}` and ' if command else ''}add --data-is-public if everybody may "
+            "see them, or take a public task such as task=digits"
         )

@@ -71,8 +71,16 @@ def run(
         for job in jobs.each:
             refuse_statistics(job.settings)
         if any(job.settings.recovery.attacks for job in jobs.each):
-            from .attack_inversion import recover
+            from .attack_inversion import SHOWS_RECORDS, recover
+            from .public_data import require_public
 
+            for job in jobs.each:
+                require_public(
+                    job.settings,
+                    stated=job.resumed,
+                    because=SHOWS_RECORDS,
+                    command="fl-dp attack inversion",
+                )
             recover(jobs, as_json=as_json)
             return
         jobs = _prepare(jobs)

@@ -63,6 +63,8 @@ def test_scores_that_show_more_than_is_claimed_are_status_1_and_others_status_0(
         (["--by=game", "--rounds=3"], "at least 20"),
         (["--by=records", "privacy=central"], "no DP-SGD"),
         (["--by=records", "--canaries=3"], "at least 20"),
+        (["task=csv"], "writes down the noise of each round: task=csv reads data of your own"),
+        (["--by=records", "task=csv"], "no ledger is charged for an audited training: task=csv"),
         (["--scores=missing.npz", "--claim=1", "--delta=1e-5"], "missing.npz"),
     ],
 )

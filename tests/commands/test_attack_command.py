@@ -49,6 +49,25 @@ def test_an_attack_writes_its_table_and_says_where_recovery_fails(
     assert not (folder / "ledger.db").exists()  # nothing was trained
 
 
+@pytest.mark.parametrize(
+    ("command", "told"),
+    [
+        (("attack", "inversion"), "reads data of your own, add --data-is-public"),
+        (("run", "experiment=data_recovery"), "call `fl-dp attack inversion` and add --data-is-pu"),
+    ],
+    ids=["attack", "run"],
+)
+def test_records_of_people_do_not_end_up_in_a_file_unasked(
+    command: tuple[str, ...], told: str
+) -> None:
+    refused = fl_dp(*command, "task=folder", "task.data_dir=/nowhere")
+    assert refused.exit_code == 2
+    assert told in flat(refused)
+    assert not Path("runs").exists()
+    stated = fl_dp("attack", "inversion", "task=folder", "task.data_dir=/x", "--data-is-public")
+    assert "/x" in flat(stated)  # only the folder is missing then
+
+
 def test_json_is_one_document() -> None:
     done = fl_dp("attack", "inversion", *SMALL, "--json")
     assert done.exit_code == 0

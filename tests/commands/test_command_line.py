@@ -382,9 +382,12 @@ def test_a_plateau_plan_tells_what_its_filter_guarantees() -> None:
         ("task.num_clients=200", ["delta 0.0029 (the default for 200) is large"]),
         ("task.num_clients=50", ["50 clients are few", "delta 0.014"]),
         ("task.num_clients=50 privacy=none", []),
+        ("privacy=none task=csv task.test_fraction=0.2", ["task.test_fraction=0.2 measures"]),
+        ("privacy=none task=csv task.validation=true", ["task.validation=true measures"]),
+        ("privacy=none task.validation=true", []),
     ],
 )
-def test_few_clients_and_a_large_delta_are_cautioned_of(
+def test_what_promises_less_than_it_seems_is_cautioned_of(
     overrides: str, cautioned: list[Any]
 ) -> None:
     said = cautions(compose_settings(overrides.split()))
