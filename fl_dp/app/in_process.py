@@ -14,7 +14,6 @@ from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
-_RUN = 1
 _FIRST_NODE = 1  # 0 is the server's own id
 
 
@@ -24,18 +23,27 @@ class InProcessGrid(Grid):
     What travels is copied, as between processes: no node reaches into the server's arrays.
     """
 
-    def __init__(self, app: ClientApp, node_configs: Sequence[Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        app: ClientApp,
+        node_configs: Sequence[Mapping[str, Any]],
+        *,
+        run_id: int = 1,
+        run_config: Mapping[str, Any] | None = None,
+    ) -> None:
         """Connect nodes.
 
         Args:
             app: Answers every message.
             node_configs: What each node's owner configured, a node each.
+            run_id: Of the run, as Flower would number it.
+            run_config: Of the run, as every node sees it.
         """
         # Flower's messages want to know in which run they are.
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = _RUN, 1, 1
+        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 1, 1
         self._app = app
         self._contexts = {
-            node: Context(_RUN, node, dict(config), RecordDict(), {})
+            node: Context(run_id, node, dict(config), RecordDict(), dict(run_config or {}))
             for node, config in enumerate(node_configs, _FIRST_NODE)
         }
         self._ids = itertools.count()

@@ -11,7 +11,8 @@ machine, the ledgers lie in a folder that the server names.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -127,10 +128,29 @@ def simulated_run_folder(context: Context) -> Path:
     return Path.home() / ".fl-dp" / "simulations" / f"run-{context.run_id}"
 
 
+_plays_nodes = False  # of the process: a node's work may go on in another thread
+
+
+@contextmanager
+def simulated_nodes() -> Iterator[None]:
+    """Say that every node of this process is virtual, for as long as the block lasts.
+
+    For whoever plays all nodes in one process; a message has no way to say so.
+    """
+    global _plays_nodes
+    _plays_nodes = True
+    try:
+        yield
+    finally:
+        _plays_nodes = False
+
+
 def in_simulation() -> bool:
-    """Tell whether this process is a worker of Flower's simulation engine.
+    """Tell whether this process is a worker of Flower's simulation engine, or plays all nodes.
 
     A SuperNode's processes never load Ray, so no server can pass for a simulation.
     """
+    if _plays_nodes:
+        return True
     ray = sys.modules.get("ray")
     return ray is not None and bool(ray.is_initialized())

@@ -297,7 +297,8 @@ def _finite(report: AuditReport) -> object:
 
 def _audited(job: Job, *, count: int, size: int, alpha: float, keep_model: bool) -> AuditReport:
     from fl_dp.app.auditing.canary_run import RUN_KEY, CanaryRun
-    from fl_dp.local.launch import App, LaunchError, LocalSuperLink, run_through_flower
+    from fl_dp.local.engines import engine
+    from fl_dp.local.launch import App, LaunchError, run_and_follow
     from fl_dp.report.progress import progress_line
 
     run = CanaryRun(count=count, seed=job.settings.seed)
@@ -314,10 +315,12 @@ def _audited(job: Job, *, count: int, size: int, alpha: float, keep_model: bool)
     title = f"auditing {job.settings.task.name}"
     try:
         with (
-            LocalSuperLink(app, more_nodes=run.more_nodes(job.settings)) as link,
+            engine(
+                job.settings.simulation.engine, app, more_nodes=run.more_nodes(job.settings)
+            ) as started,
             progress_line(err, title, rounds=job.settings.rounds, budget=job.budget) as on_round,
         ):
-            run_through_flower(link, job.settings, job.sent, job.folder, on_round)
+            run_and_follow(started, job.settings, job.sent, job.folder, on_round)
     except LaunchError as error:
         fail(str(error), status=1)
     finally:

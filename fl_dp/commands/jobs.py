@@ -226,6 +226,8 @@ def _at_once(experiment: SweepSettings, settings: Settings) -> int:
         return experiment.side_by_side
     if settings.simulation.num_gpus > 0:
         return 1  # the workers of one training share the GPUs already
+    if settings.simulation.engine == "in_process":
+        return Machine.here().cpus  # each computes on one
     return max(1, Machine.here().cpus // _PROCESSORS_EACH)
 
 

@@ -18,9 +18,7 @@ DataIsPublic = Annotated[
 ]
 
 
-def require_public(
-    settings: Settings, *, stated: bool, because: str, command: str = ""
-) -> None:
+def require_public(settings: Settings, *, stated: bool, because: str, command: str = "") -> None:
     """Refuse an experiment without privacy on data that may belong to people.
 
     Args:

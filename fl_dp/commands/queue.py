@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from contextlib import ExitStack, contextmanager
 from queue import SimpleQueue
@@ -15,7 +15,7 @@ from rich.console import Console
 from .console import doing, fail, warn
 
 if TYPE_CHECKING:
-    from fl_dp.local.launch import LocalSuperLink
+    from fl_dp.local.launch import Engine
     from fl_dp.report.progress import CellsLeft, OnRound
     from fl_dp.report.summary import RunSummary
 
@@ -29,7 +29,7 @@ class _Stopped(Exception):
 class Queue:
     """Trainings that are done one after the other, or as many at a time as `jobs.side_by_side`.
 
-    Each place has a SuperLink of its own, which is given its part of the machine.
+    Each place has an engine of its own, which is given its part of the machine.
     """
 
     def __init__(self, jobs: Jobs, console: Console) -> None:
@@ -44,7 +44,7 @@ class Queue:
         self._left: CellsLeft = CellsLeft(
             [job.variant for job in jobs.each if not job.finished], at_once=max(1, self._places)
         )
-        self._links: SimpleQueue[LocalSuperLink] = SimpleQueue()
+        self._free: SimpleQueue[Mapping[str, Engine]] = SimpleQueue()
         self._stopping = threading.Event()
         self._done: dict[str, RunSummary] = {}
         self._results = results_so_far(jobs)
@@ -76,14 +76,18 @@ class Queue:
 
     def _start(self, stack: ExitStack) -> None:
         from fl_dp.local.devices import Machine
-        from fl_dp.local.launch import LocalSuperLink
+        from fl_dp.local.engines import engine
 
         if not self._places:
             return
         share = Machine.here().shared_by(self._places) if self._places > 1 else None
+        each = (job.settings.simulation.engine for job in self._jobs.each if not job.finished)
+        names = list(dict.fromkeys(each))
         with doing("starting Flower"):
             for _ in range(self._places):
-                self._links.put(stack.enter_context(LocalSuperLink(machine=share)))
+                self._free.put(
+                    {name: stack.enter_context(engine(name, machine=share)) for name in names}
+                )
 
     def _train_all(self) -> None:
         with ThreadPoolExecutor(max(1, self._places)) as pool:
@@ -102,24 +106,25 @@ class Queue:
 
     def _train(self, number: int, job: Job) -> float | None:
         """Run one training to its end, and return the seconds that all of it took."""
-        from fl_dp.local.launch import run_through_flower
+        from fl_dp.local.launch import run_and_follow
 
         place = f"[{number}/{len(self._jobs.each)}] " if len(self._jobs.each) > 1 else ""
         if job.finished:
             self._console.print(f"{place}{job.title}: finished before", markup=False)
             return None
         self._go_on()
-        link = self._links.get()
+        free = self._free.get()
         try:
             begun = time.monotonic()
             with self._progress(f"{place}{self._left.in_words()}{job.title}", job) as on_round:
-                run_through_flower(link, job.settings, job.sent, job.folder, on_round, self._go_on)
+                engine = free[job.settings.simulation.engine]
+                run_and_follow(engine, job.settings, job.sent, job.folder, on_round, self._go_on)
             seconds = time.monotonic() - begun
         except BaseException:
             self._stopping.set()  # here, before this thread takes the next training
             raise
         finally:
-            self._links.put(link)
+            self._free.put(free)
         self._left.took(job.variant, seconds)
         return None if job.resumed else seconds
 

@@ -129,12 +129,13 @@ def _caution(job: Job) -> None:
 
 def _answered(job: Job) -> dict[str, Any]:
     """Ask the federation and return what was written."""
-    from fl_dp.local.launch import LaunchError, LocalSuperLink
+    from fl_dp.local.engines import engine
+    from fl_dp.local.launch import LaunchError
 
     try:
         with ExitStack() as stack:
             with doing("starting Flower"):
-                link = stack.enter_context(LocalSuperLink())
+                link = stack.enter_context(engine(job.settings.simulation.engine))
             with doing(f"asking {job.settings.task.num_clients} clients", plainly=True):
                 status = link.run(job.settings, job.sent, lambda: None)
     except LaunchError as error:

@@ -105,8 +105,11 @@ def num_workers(settings: Settings, machine: Machine) -> int:
 def busy_workers(simulation: SimulationSettings, machine: Machine) -> int:
     """Return how many workers a machine keeps busy that are sent one message a round each.
 
-    Those that the settings ask for, or else one a processor, as far as memory and GPUs go.
+    Those that the settings ask for, or else one a processor, as far as memory and GPUs go; one
+    where nodes answer in one process.
     """
+    if simulation.engine == "in_process":
+        return 1
     asked = simulation.workers or simulation.num_cpus
     workers = _within_memory(machine.cpus, machine) if asked is None else asked
     if simulation.num_gpus > 0:

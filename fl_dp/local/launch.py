@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Protocol, Self
 
 import tomli_w
 
@@ -44,8 +44,8 @@ _CONNECTION = "fl-dp"
 _STARTUP_TIMEOUT = 60.0
 _LONGEST_RAY_FOLDER = 40  # Ray's sockets lie below it, and a socket's path has at most 103 bytes
 
-# Reports on its use that Flower and Ray send to their makers, unless whoever calls us wants them.
-_SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Reports on its use that Flower and Ray send to their makers, unless whoever calls wants them."""
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -118,6 +118,15 @@ class RunStatus:
         return self.status == "finished:completed"
 
 
+class Engine(Protocol):
+    """Somewhere that trainings run, one at a time, for as long as a `with` block lasts."""
+
+    def run(
+        self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
+    ) -> RunStatus:
+        """Run one training to its end, as `LocalSuperLink.run` does."""
+
+
 class LocalSuperLink:
     """A SuperLink with Flower's simulation engine, for as long as the `with` block lasts."""
 
@@ -155,7 +164,7 @@ class LocalSuperLink:
         )
         self._log = home / "superlink.log"
         self._environment = {
-            **_SILENT,
+            **SILENT,
             **os.environ,
             "FLWR_HOME": str(home),
             # The app points at what is installed; nothing is fetched for it.
@@ -316,8 +325,8 @@ def federation_config(
     )
 
 
-def run_through_flower(
-    link: LocalSuperLink,
+def run_and_follow(
+    engine: Engine,
     settings: Settings,
     overrides: Sequence[str],
     folder: RunFolder,
@@ -327,7 +336,7 @@ def run_through_flower(
     """Run one training and report each of its rounds as it is written.
 
     Args:
-        link: Where it runs.
+        engine: Where it runs.
         settings: What `overrides` compose to.
         overrides: Hydra overrides for the ServerApp; every path in them absolute.
         folder: The folder that it writes.
@@ -348,7 +357,7 @@ def run_through_flower(
             on_round(line)
         seen = len(lines)
 
-    status = link.run(settings, overrides, follow)
+    status = engine.run(settings, overrides, follow)
     if not status.succeeded:
         raise LaunchError(f"the run ended as '{status.status}': {status.details}")
 

@@ -103,7 +103,7 @@ def progress_line(console: Console, title: str, *, rounds: int, budget: float) -
         left = time_left.after(line["round"], rounds, time.monotonic())
         return describe_round(line, rounds=rounds, budget=budget, seconds_left=left)
 
-    starting = "starting Flower and its workers"
+    starting = "starting the nodes"
     if not console.is_terminal:
         step = max(1, round(rounds * _QUIET_SHARE))
         console.print(f"{title}: {starting}", soft_wrap=True, markup=False)

@@ -12,7 +12,7 @@ from flwr.app import Context, RecordDict
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import NodePrivacy
-from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY, in_simulation
+from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY, in_simulation, simulated_nodes
 from fl_dp.ledger import Account
 
 ASKED = PrivacyBudget(epsilon=3.0, delta=1e-5)
@@ -78,6 +78,13 @@ def test_a_ledger_can_be_a_database() -> None:
 
 
 @pytest.mark.usefixtures("real")
+def test_nodes_are_virtual_only_while_their_process_says_so() -> None:
+    with pytest.raises(KeyError), simulated_nodes():
+        assert in_simulation()
+        raise KeyError
+    assert not in_simulation()
+
+
 def test_a_real_node_does_not_write_where_the_server_says(tmp_path: Path) -> None:
     message = {SIMULATED_LEDGERS_KEY: str(tmp_path)}
     assert not in_simulation()

@@ -408,6 +408,9 @@ def test_plan_says_what_is_promised_to_whom() -> None:
 @pytest.fixture
 def nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
     class MustNotStart:
+        def __init__(self, *_: Any, **__: Any) -> None:
+            pass
+
         def __enter__(self) -> None:
             raise AssertionError("Flower was started")
 

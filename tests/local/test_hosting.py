@@ -43,6 +43,15 @@ def test_there_is_a_node_for_each_worker_that_is_asked_for(asked: str) -> None:
     assert nodes_of(decided(asked)) == 5
 
 
+def test_nodes_that_answer_in_one_process_are_one_node() -> None:
+    assert nodes_of(decided("simulation.engine=in_process", cpus=64)) == 1
+
+
+def test_workers_of_a_single_process_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"simulation.workers=5 are for simulation.engine=flower"):
+        decided("simulation.engine=in_process", "simulation.workers=5")
+
+
 def test_a_share_of_a_gpu_bounds_the_workers() -> None:
     assert nodes_of(decided("simulation=gpu", cpus=64, gpus=2)) == 8
 

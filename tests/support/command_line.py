@@ -47,7 +47,7 @@ class FakeSuperLink:
         self.given: list[tuple[Any, Any]] = []
         self.machines: list[Any] = []
 
-    def __call__(self, machine: Any = None) -> FakeSuperLink:
+    def __call__(self, *_: Any, machine: Any = None, **__: Any) -> FakeSuperLink:
         self.machines.append(machine)
         return self
 

@@ -32,6 +32,7 @@ CHOICES = {
     "statistic.law": ("laplace", "gaussian"),
     "compression.up": UPLINKS,
     "compression.down": DOWNLINKS,
+    "simulation.engine": ("flower", "in_process"),
 }
 """The values of each key that takes one of a few names."""
 

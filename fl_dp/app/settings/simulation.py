@@ -5,15 +5,19 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .checks import at_least
+from .checks import at_least, choices
 
 
 @dataclass(kw_only=True)
 class SimulationSettings:
-    """Flower's simulation engine; not used on real nodes.
+    """Simulated nodes; not used on real ones.
 
     Attributes:
+        engine: `flower` is Flower's simulation engine: workers in processes of their own, by Ray.
+            `in_process` lets the nodes answer one after the other in one process of Flower's app:
+            small trainings start five times as fast, large ones have one processor's speed.
         num_cpus: CPUs that Ray may use, one worker each; null means what suits this machine.
+            Threads of PyTorch with `engine=in_process`; null is 1.
         num_gpus: Share of a GPU for each worker, or a whole number of them; 0 trains on the CPU.
             `simulation=gpu` is a quarter.
         workers: Processes that train clients, instead of one for each of `num_cpus`; null means,
@@ -23,6 +27,7 @@ class SimulationSettings:
             one a client where something needs each reply; without `fl-dp run` it is 1.
     """
 
+    engine: str = "flower"
     num_cpus: int | None = None
     num_gpus: float = 0.0
     workers: int | None = None
@@ -30,6 +35,11 @@ class SimulationSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        choices("simulation", self)
+        if self.engine == "in_process" and self.workers is not None:
+            raise ValueError(
+                f"simulation.workers={self.workers} are for simulation.engine=flower: leave it out"
+            )
         at_least("simulation.num_cpus", self.num_cpus, 1)
         at_least("simulation.workers", self.workers, 1)
         if isinstance(self.units_per_node, int):

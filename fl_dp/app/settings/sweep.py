@@ -51,7 +51,8 @@ class SweepSettings:
         seeds: Seeds of the trainings, which `-m seed=0,1` replaces; null is the run's `seed`.
         panels: Results to draw against the axis, from left to right: `accuracy`, `loss`, `epsilon`,
             `noise_multiplier` or `noise_of_mean`; null is `accuracy`.
-        side_by_side: Trainings at a time; null means one for every four processors.
+        side_by_side: Trainings at a time; null means one for every four processors, or for each
+            processor with `simulation.engine=in_process`.
     """
 
     axis: str | None = None

@@ -1,0 +1,195 @@
+"""Simulated nodes that answer one after the other in a process of their own, without Ray.
+
+The app's own `ServerApp` and `ClientApp` run there, on a grid that hands messages over in memory.
+Flower's engine starts six processes and Ray before the first round; this starts one. It trains one
+node at a time, and no round times out: what a node's training takes, the round takes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import json
+import os
+import secrets
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+from fl_dp.app.settings import Settings
+
+from .launch import SILENT, App, RunStatus, descendants
+
+_ENDED = "ended.json"
+_PATIENCE = 10.0
+
+
+class OneProcess:
+    """An engine that plays all nodes of a training in one process, a new one for each training."""
+
+    def __init__(self, app: App | None = None, *, more_nodes: int = 0) -> None:
+        """Say what it will run.
+
+        Args:
+            app: The training, unless given.
+            more_nodes: Virtual nodes besides those of the settings' clients.
+        """
+        self._app = app or App()
+        self._more_nodes = more_nodes
+
+    def __enter__(self) -> Self:
+        """Do nothing: each training starts what it needs."""
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Do nothing: each training stops what it started."""
+
+    def run(
+        self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
+    ) -> RunStatus:
+        """Run one training to its end.
+
+        Args:
+            settings: What `overrides` compose to.
+            overrides: Hydra overrides for the ServerApp; every path in them absolute.
+            on_progress: Called a few times a second while the run goes on.
+        """
+        simulation = settings.simulation
+        with tempfile.TemporaryDirectory(prefix="fl-dp-") as name:
+            folder = Path(name)
+            asked = {
+                "server": self._app.server,
+                "client": self._app.client,
+                "config": {"hydra-overrides": shlex.join(overrides), **self._app.config},
+                "nodes": simulation.num_nodes(settings.task.num_clients) + self._more_nodes,
+                "threads": simulation.num_cpus or 1,
+                "ended": str(folder / _ENDED),
+            }
+            log = folder / "process.log"
+            with log.open("wb") as stream:
+                process = subprocess.Popen(
+                    # -P: a module that lies where the user stands is not imported for ours.
+                    [sys.executable, "-P", "-m", __name__],
+                    env=_environment(simulation.num_gpus),
+                    stdin=subprocess.PIPE,
+                    stdout=stream,
+                    stderr=subprocess.STDOUT,
+                    cwd=folder,
+                    start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+                )
+            try:
+                _tell(process, asked)
+                while process.poll() is None:
+                    on_progress()
+                    time.sleep(0.1)
+            finally:
+                _stop(process)
+            on_progress()
+            return _status(folder / _ENDED, log, process.returncode)
+
+
+def _environment(num_gpus: float) -> dict[str, str]:
+    # As Flower's workers, which see a GPU only if they get a share of one.
+    hidden = {} if num_gpus > 0 else {"CUDA_VISIBLE_DEVICES": ""}
+    return {**SILENT, **os.environ, **hidden}
+
+
+def _tell(process: subprocess.Popen[bytes], asked: dict[str, Any]) -> None:
+    """Write what is asked; the pipe stays open, and its end tells the process that we ended."""
+    stdin = process.stdin
+    if stdin is None:
+        raise AssertionError("the process was started with a pipe")
+    with contextlib.suppress(BrokenPipeError):  # it ended at once: its status tells why
+        stdin.write(json.dumps(asked).encode() + b"\n")
+        stdin.flush()
+
+
+def _stop(process: subprocess.Popen[bytes]) -> None:
+    """Stop a process that still runs, with everything that it started."""
+    if process.poll() is None:
+        started = descendants(process.pid)
+        process.terminate()
+        try:
+            process.wait(timeout=_PATIENCE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        for pid in started:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+    if process.stdin is not None:
+        with contextlib.suppress(BrokenPipeError):
+            process.stdin.close()
+
+
+def _status(ended: Path, log: Path, returncode: int) -> RunStatus:
+    """Return how a training ended, in Flower's words."""
+    try:
+        details = json.loads(ended.read_text(encoding="utf-8"))["details"]
+    except FileNotFoundError:
+        said = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-5:]
+        reason = f"its process ended with status {returncode}: " + " ".join(said)
+        return RunStatus(status="finished:failed", details=reason)
+    if details is not None:
+        return RunStatus(status="finished:failed", details=str(details))
+    return RunStatus(status="finished:completed", details="")
+
+
+def _end_with(parent: int) -> None:
+    """End this process when whoever started it is gone: nobody would read what it spends on."""
+
+    def wait() -> None:
+        # The bare descriptor: a buffer that a thread holds would break the process's own exit.
+        while os.read(parent, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _play(asked: dict[str, Any]) -> None:
+    """Run a training as the server and all of its nodes."""
+    server = importlib.import_module(asked["server"]).app
+    client = importlib.import_module(asked["client"]).app
+
+    import torch
+    from flwr.app import Context, RecordDict
+
+    from fl_dp.app.in_process import InProcessGrid
+    from fl_dp.clients.node_config import PARTITION_ID_KEY
+    from fl_dp.clients.node_privacy import simulated_nodes
+
+    torch.set_num_threads(asked["threads"])
+    nodes, config = asked["nodes"], asked["config"]
+    run_id = secrets.randbits(63)
+    grid = InProcessGrid(
+        client,
+        [{PARTITION_ID_KEY: node, "num-partitions": nodes} for node in range(nodes)],
+        run_id=run_id,
+        run_config=config,
+    )
+    with simulated_nodes():
+        server(grid, Context(run_id, 0, {}, RecordDict(), dict(config)))
+
+
+def main() -> None:
+    """Play the training that standard input asks for, and write how it ended."""
+    asked = json.loads(sys.stdin.buffer.readline())
+    _end_with(sys.stdin.fileno())
+    details: str | None = None
+    try:
+        _play(asked)
+    except Exception as error:
+        details = f"{type(error).__name__}: {error}"
+    Path(asked["ended"]).write_text(json.dumps({"details": details}), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
