@@ -24,6 +24,7 @@ BENCH_client_schemes := --json
 BENCH_clients := --case dp_sgd --json
 BENCH_compression := --json
 BENCH_noise := --json
+BENCH_real_nodes := --json
 BENCH_rounds := --json
 BENCH_secagg := --json
 BENCH_silos := --json

@@ -166,6 +166,11 @@ def cases(ours: Checkout, before: Checkout | None) -> list[Case]:
         both("fl-dp run to the first round", Checkout.first_round),
         run(1),
         run(50),
+        Case(
+            name="fl-dp run to the first round, in one process",
+            ours=lambda: ours.first_round("simulation.engine=in_process"),
+            before=None,  # no release has had it
+        ),
     ]
 
 

@@ -49,7 +49,7 @@ EVERYTHING = [
     *("server_optimizer.learning_rate=0.7", "server_optimizer.momentum=0.5"),
     *("server_optimizer.beta_1=0.8", "server_optimizer.beta_2=0.9", "server_optimizer.tau=0.01"),
     *("client.learning_rate=0.01", "client.epochs=2", "client.batch_size=8"),
-    *("simulation.num_cpus=3", "simulation.num_gpus=0.25", "simulation.workers=5"),
+    *("simulation.num_cpus=3", "simulation.num_gpus=0.25"),
     *("simulation.units_per_node=4", "privacy=distributed", "privacy.scheme=laplace"),
     *("secure_sum.least=300", "secure_sum.colluding=7", "secure_sum.committee=50"),
     *("secure_sum.threshold=45", "secure_sum.degree=30", "secure_sum.bits=24"),
@@ -523,10 +523,10 @@ def flat(settings: Settings) -> dict[str, Any]:
 
 def test_every_setting_can_be_overridden() -> None:
     default, changed = flat(Settings()), flat(compose_settings(EVERYTHING))
-    # They go with `selection=poisson`, `schedule=custom` and `task.partition=iid` only, and with no
-    # low and high.
+    # They go with `selection=poisson`, `schedule=custom` and `task.partition=iid` only, with no low
+    # and high, and with engine=flower.
     left_alone = {"selection.coins", "schedule.weights", "statistic.edges"}
-    left_alone |= {"task.records_per_client"}
+    left_alone |= {"task.records_per_client", "simulation.workers"}
     assert {key for key in default if changed[key] == default[key]} == left_alone
 
 

@@ -1,0 +1,150 @@
+"""Seconds a round on three real SuperNodes: secure sums beside plain sums, in turn.
+
+A SuperLink and three SuperNodes each, all on this machine: what is compared is how many messages a
+round waits for and what Flower does for each, not a network.
+
+    python benchmarks/real_nodes.py [--rounds 6] [--turns 2] [--json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+# The deployment that the tests use: real processes, and tables of three wards.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+
+from deployment import Deployment
+from wards import train_wards, write_tables
+
+NODES = ("north", "south", "east")
+PLAIN, SECURE = "plain sums", "secure sums"
+SHARED = ("task.num_clients=3", "privacy.epsilon=40", "privacy.delta=0.01")
+OVERRIDES = {
+    PLAIN: ("privacy=central",),
+    SECURE: (
+        *("privacy=distributed", "secure_sum.least=2", "secure_sum.colluding=0"),
+        "secure_sum.threshold=2",
+    ),
+}
+
+
+def configured(place: Path, name: str, kind: str) -> dict[str, str | float]:
+    """Return what an owner configures."""
+    config: dict[str, str | float] = {
+        "data-path": str(place / name),
+        "unit-name": name,
+        "ledger-path": str(place / name / "ledger" / "ledger.db"),
+        "max-epsilon": 500.0,
+        "max-delta": 0.5,
+        "allow-unverified-apps": True,  # the SuperLink is our own
+    }
+    if kind == SECURE:
+        config["require-privacy"] = "distributed"
+        config["secagg-roster"] = str(place / "roster.json")
+        config["secagg-colluding"] = 0
+    return config
+
+
+def write_place(place: Path) -> None:
+    """Write tables, identities and the roster of three owners."""
+    write_tables(place, NODES)
+    members = []
+    for name in NODES:
+        (place / name / "ledger").mkdir()
+        ledger = str(place / name / "ledger" / "ledger.db")
+        said = subprocess.run(
+            [sys.executable, "-m", "fl_dp", "secagg", "identity", ledger, "--name", name],
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        members.append(json.loads(said.stdout))
+    roster = {"federation": "three wards", "members": members}
+    (place / "roster.json").write_text(json.dumps(roster), encoding="utf-8")
+
+
+@contextmanager
+def clocked(metrics: Path) -> Iterator[list[float]]:
+    """Note when each line of a run's metrics appears."""
+    seen: list[float] = []
+    ended = threading.Event()
+
+    def watch() -> None:
+        while not ended.wait(0.02):
+            lines = metrics.read_bytes().count(b"\n") if metrics.is_file() else 0
+            seen.extend(time.monotonic() for _ in range(lines - len(seen)))
+
+    thread = threading.Thread(target=watch)
+    thread.start()
+    try:
+        yield seen
+        time.sleep(0.1)
+    finally:
+        ended.set()
+        thread.join()
+
+
+def seconds_of_rounds(
+    deployment: Deployment, place: Path, kind: str, turn: int, rounds: int
+) -> list[float]:
+    """Train once and return the seconds of each round but the first, which sets up."""
+    name = f"{kind}-{turn}".replace(" ", "-")
+    roster = [f"secure_sum.roster={place / 'roster.json'}"] if kind == SECURE else []
+    asked = [f"rounds={rounds}", *SHARED, *OVERRIDES[kind], *roster]
+    with clocked(place / "runs" / name / "metrics.jsonl") as seen:
+        train_wards(deployment, place, name, *asked)
+    times = [after - before for before, after in itertools.pairwise(seen)]
+    return times[1:]
+
+
+def main() -> None:
+    """Time both and print a table, or JSON with `--json`."""
+    parser = argparse.ArgumentParser(description="Rounds on real SuperNodes")
+    parser.add_argument("--rounds", type=int, default=6, help="rounds of a training (default: 6)")
+    parser.add_argument("--turns", type=int, default=2, help="trainings a side (default: 2)")
+    parser.add_argument("--json", action="store_true", help="print the timings as JSON")
+    options = parser.parse_args()
+    times: dict[str, list[float]] = {PLAIN: [], SECURE: []}
+    with tempfile.TemporaryDirectory() as folder:
+        places = {kind: Path(folder) / kind.replace(" ", "-") for kind in times}
+        for place in places.values():
+            write_place(place)
+        for turn in range(options.turns):
+            for kind in sorted(times, reverse=turn % 2 == 1):
+                # One deployment at a time: idle nodes ask for work, too.
+                place = places[kind]
+                with Deployment(place / f"processes-{turn}") as deployment:
+                    for name in NODES:
+                        deployment.join(name, configured(place, name, kind))
+                    times[kind] += seconds_of_rounds(deployment, place, kind, turn, options.rounds)
+    medians = {kind: statistics.median(found) for kind, found in times.items()}
+    if options.json:
+        document = {"load": os.getloadavg()[0], "seconds": times, "median_s": medians}
+        print(json.dumps(document, indent=2))
+        return
+    table = Table(title=f"Seconds of a round on {len(NODES)} SuperNodes of this machine")
+    for column in ("", "least", "median", "of plain"):
+        table.add_column(column, justify="right" if column else "left")
+    for kind, found in times.items():
+        share = f"{medians[kind] / medians[PLAIN]:.2f}"
+        table.add_row(kind, f"{min(found):.2f}", f"{medians[kind]:.2f}", share)
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()
