@@ -10,6 +10,6 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or PyTorch is imported, which read it
 
-from fl_dp.accounting.calibration_cache import SWITCH  # noqa: E402
+from fl_dp.accounting.calibration_cache import SWITCH
 
 os.environ[SWITCH] = "off"  # at import, as plans of module level are calibrated, too
