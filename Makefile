@@ -11,10 +11,12 @@ TORCH_INDEX ?=
 # `make quick`: these rooms, less the files that took long; 60 s of a processor are left.
 QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/clients tests/datasets \
   tests/models tests/training tests/secagg
-SLOW := tests/mechanisms/test_exponential.py tests/mechanisms/test_grid_exponential.py \
-  tests/mechanisms/test_laplace.py tests/plan/test_plan.py tests/plan/test_record_plan.py \
+SLOW := tests/mechanisms/test_estimators.py tests/mechanisms/test_exponential.py \
+  tests/mechanisms/test_grid_exponential.py tests/mechanisms/test_laplace.py \
+  tests/plan/test_plan.py tests/plan/test_record_plan.py \
   tests/statistics/test_contributions.py tests/statistics/test_release.py \
-  tests/clients/test_deadline.py tests/clients/test_dp_sgd.py \
+  tests/clients/test_clipped_gradients.py tests/clients/test_deadline.py \
+  tests/clients/test_dp_sgd.py tests/clients/test_opacus_client.py \
   tests/training/test_training_together.py
 
 # `make bench`: what each script is given. A test knows those that are left out, and why.

@@ -25,7 +25,7 @@ from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import gammaln, logsumexp, xlog1py, xlogy
+from scipy.special import gammaln, xlog1py, xlogy
 
 from fl_dp.accounting import FixedSizeSampling, TruncatedPoissonSampling
 from fl_dp.plan import PrivacyPlan
@@ -200,8 +200,9 @@ def _log_likelihood(count: float, law: CohortLaw, share: float, noise_std: float
     if noise_std == 0.0:
         hit = log_probabilities[sizes == count]
         return float(hit[0]) if len(hit) else -math.inf
-    exponents = (count * sizes - sizes * sizes / 2.0) / noise_std**2
-    return float(logsumexp(log_probabilities + exponents))
+    terms = log_probabilities + (count * sizes - sizes * sizes / 2.0) / noise_std**2
+    largest = float(terms.max())  # finite: some size has a probability, and counts are finite
+    return largest + math.log(float(np.exp(terms - largest).sum()))
 
 
 @lru_cache(maxsize=64)

@@ -223,9 +223,10 @@ def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = Fa
     Raises:
         RehearsalFailed: If a node can't contribute whatever its data are.
     """
+    unable = set(answers.unable)
     for node, error in sorted(answers.errors.items()):
         meaning = meaning_of(error)
-        if node in answers.unable:
+        if node in unable:
             continue
         if meaning is not None and meaning.lasting:
             raise RehearsalFailed(f"{answers.called(node)} can't take part: {meaning.text}")
@@ -241,7 +242,7 @@ def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = Fa
                 "and its app adds up none: give numpy_client_app(records=NodeRecords(...))"
             )
         _require_fit(answers.called(node), identity, layout)
-    if answers.unable:
+    if unable:
         logger.warning(
             "The nodes' app can't say beforehand what it will answer with (it is a plain Flower "
             "ClientApp). Its errors 'No query function registered' are harmless. Whether its "

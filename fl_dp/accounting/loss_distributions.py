@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from .bounded_range import additive_gumbel_delta, bounded_range_delta
+from .convolutions import composed_pair, composed_with_itself, epsilon_at
 from .events import (
     ExponentialEvent,
     FixedSizeGaussianEvent,
@@ -104,7 +105,7 @@ def _epsilon(
     if known <= 0.0:
         return math.inf
     with np.errstate(over="ignore"):  # masses too small to divide by: the result is infinite
-        return float(composed.get_epsilon_for_delta(known))
+        return epsilon_at(composed, known)
 
 
 def losses_of_removal(
@@ -143,7 +144,7 @@ def _composed(
     _refuse_above(_LONGEST, length, f"{len(parts)} different releases")
     while len(parts) > 1:
         pairs = [parts[at : at + 2] for at in range(0, len(parts), 2)]
-        parts = [pair[0].compose(pair[1]) if len(pair) == 2 else pair[0] for pair in pairs]
+        parts = [composed_pair(*pair) if len(pair) == 2 else pair[0] for pair in pairs]
     return parts[0]
 
 
@@ -173,8 +174,7 @@ def _repeated(
         return single
     for pmf in (single._pmf_remove, single._pmf_add):
         _refuse_above(_LONGEST, _composed_length(pmf.to_dense_pmf()._probs, count), str(event))
-    with np.errstate(over="ignore"):  # in tail bounds of orders that the library then leaves out
-        return single.self_compose(count)
+    return composed_with_itself(single, count)
 
 
 @lru_cache(maxsize=32)
@@ -223,7 +223,7 @@ def _distribution(
             if all_scores and event.one_coordinate:
                 return _additive_gumbel(spread, interval)
             once = _bounded_range(spread, interval)
-            return once if draws == 1 else once.self_compose(draws)
+            return once if draws == 1 else composed_with_itself(once, draws)
         case ZcdpEvent():
             raise NoDistribution("zCDP alone does not determine a privacy-loss distribution")
         case _:

@@ -11,9 +11,13 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from copy import deepcopy
+from functools import lru_cache
+from pathlib import Path
 
 from .kept import check_kept
 from .overrides import ConfigError, check_keys, check_values, config_folder, parsed, wrong_value
+from .schema import new_schema, settings_of
 from .settings import Settings
 
 __all__ = ["ConfigError", "compose_settings", "config_folder", "expand_sweep"]
@@ -30,6 +34,13 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     Raises:
         ConfigError: If a key is unknown or a value has the wrong type or range.
     """
+    # A copy: whoever changes a setting of theirs changes nobody else's.
+    return deepcopy(_composed(tuple(overrides), config_folder()))
+
+
+@lru_cache(maxsize=512)
+def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
+    """Compose once: a command, its plan and its price ask for the same settings."""
     check_keys(overrides)
     # After that, as they take a third of a second: a misspelt key is said at once.
     from hydra import compose, initialize_config_dir
@@ -44,20 +55,16 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     try:
         # A ServerApp runs in a thread of a process where Hydra may be in use already.
         with _hydra_is_global:
-            ConfigStore.instance().store(name="schema", node=Settings)
+            ConfigStore.instance().store(name="schema", node=new_schema())
             outer = GlobalHydra.instance().hydra
             GlobalHydra.instance().clear()
             try:
-                with initialize_config_dir(
-                    str(config_folder()), version_base="1.3", job_name="fl-dp"
-                ):
+                with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
                     composed = compose("config", overrides=list(overrides))
             finally:
                 GlobalHydra.instance().hydra = outer
         # Merged into the schema once more: Hydra lets a file add keys that nobody reads.
-        plain = OmegaConf.to_container(composed)
-        settings = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Settings), plain))
-        assert isinstance(settings, Settings)
+        settings = settings_of(OmegaConf.to_container(composed))
         given = {
             each.key_or_group: str(each.input_line).partition("=")[2]
             for each in read

@@ -78,9 +78,9 @@ def check_values(overrides: Sequence[Override]) -> None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from .settings import Settings
+    from .schema import new_schema
 
-    schema = OmegaConf.structured(Settings)
+    schema = new_schema()
     for override in overrides:
         key, text = override.key_or_group, str(override.input_line)
         written = text.partition("=")[2]

@@ -31,6 +31,7 @@ from fl_dp.statement import (
 )
 
 from .checkpoints import checkpoint_anchor
+from .schema import settings_of
 from .settings import Settings
 
 
@@ -111,14 +112,11 @@ class RunFolder:
         if not self.config.is_file():
             raise FileNotFoundError(f"there is no run in {self.path}: it has no config.yaml")
         try:
-            stored = OmegaConf.merge(OmegaConf.structured(Settings), OmegaConf.load(self.config))
-            settings = OmegaConf.to_object(stored)
+            return settings_of(OmegaConf.load(self.config))
         except (OmegaConfBaseException, YAMLError, ValueError) as error:
             raise ValueError(
                 f"{self.config} does not fit this version of fl-dp: {error}"
             ) from error
-        assert isinstance(settings, Settings)
-        return settings
 
     def read_ledger(self) -> SpentLedger:
         """Open the run's ledger to look at it, after comparing it with all that knows of it.

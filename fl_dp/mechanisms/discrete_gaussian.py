@@ -16,7 +16,7 @@ is computed anyway, has the centre in it.
 from __future__ import annotations
 
 import math
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import numpy as np
@@ -102,6 +102,16 @@ class DiscreteGaussian(IntegerLaw):
         """Propose `count` values and return those that are accepted."""
         value, accepted = self._centred.propose(np.zeros(count), rng)
         return value[accepted]
+
+
+@lru_cache(maxsize=16)
+def discrete_gaussian(scale: float) -> DiscreteGaussian:
+    """Return the law of a scale, whose tables take milliseconds: the last ones are kept.
+
+    Args:
+        scale: As for `DiscreteGaussian`. A law has no state: its draws come from whoever asks.
+    """
+    return DiscreteGaussian(scale)
 
 
 class _Buckets:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from .clipping import Norm
-from .discrete_gaussian import DiscreteGaussian
+from .discrete_gaussian import DiscreteGaussian, discrete_gaussian
 from .grid import GridMechanism
 
 
@@ -43,4 +43,4 @@ class GaussianMechanism(GridMechanism):
     @cached_property
     def law(self) -> DiscreteGaussian:
         """The law of the noise on each coordinate of the sum, in grid steps."""
-        return DiscreteGaussian(self.noise_scale / self.grid)
+        return discrete_gaussian(self.noise_scale / self.grid)

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .checks import require_positive
-from .discrete_gaussian import NO_FRACTIONS, DiscreteGaussian
+from .discrete_gaussian import NO_FRACTIONS, DiscreteGaussian, discrete_gaussian
 from .randomness import SecureRandom
 
 LEAST_NOISE_SCALE = 2.0
@@ -173,7 +173,7 @@ class NoiseShare(GridShare):
 
     @cached_property
     def _law(self) -> DiscreteGaussian:
-        return DiscreteGaussian(self.noise_scale)
+        return discrete_gaussian(self.noise_scale)
 
     def encode(self, values: Sequence[ArrayLike], rng: SecureRandom) -> NDArray[np.int64]:
         """Return a node's values with its share of the noise.

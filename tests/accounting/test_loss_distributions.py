@@ -20,8 +20,10 @@ from fl_dp.accounting import (
     ZcdpEvent,
     pld_epsilon,
 )
+from fl_dp.accounting.convolutions import composed_pair, composed_with_itself, epsilon_at
 from fl_dp.accounting.events import freeze
 from fl_dp.accounting.loss_distributions import (
+    Distribution,
     NoDistribution,
     distribution_epsilon,
     poisson_gaussian,
@@ -99,6 +101,55 @@ def test_compositions_match_dp_accountings_own_distribution(
     exact = theirs.get_epsilon_for_delta(delta)
     above = 1e-5 if delta > 1e-6 else 2e-3
     assert exact * (1 - 1e-5) - 1e-8 <= ours <= exact * (1 + above) + 1e-8
+
+
+PAIRS = {
+    "two samples": (poisson_gaussian(1.0, 0.1, 1e-3), poisson_gaussian(0.5, 1.0, 1e-3)),
+    "little noise": (poisson_gaussian(0.2, 1.0, 1e-3), poisson_gaussian(0.2, 0.5, 1e-3)),
+    "next to nothing": (poisson_gaussian(1e4, 0.1, 1e-3), poisson_gaussian(1e4, 1.0, 1e-3)),
+    "symmetric": (
+        library.from_laplace_mechanism(2.0, value_discretization_interval=1e-3),
+        library.from_laplace_mechanism(1.0, value_discretization_interval=1e-3),
+    ),
+    "one is symmetric": (
+        library.from_laplace_mechanism(2.0, value_discretization_interval=1e-3),
+        poisson_gaussian(1.0, 0.1, 1e-3),
+    ),
+}
+
+
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_steps_on_arrays_are_the_library_s_entry_by_entry(
+    pair: tuple[Distribution, Distribution],
+) -> None:
+    ours, theirs = composed_pair(*pair), pair[0].compose(pair[1])
+    assert ours._symmetric == theirs._symmetric
+    for side in ("_pmf_remove", "_pmf_add"):
+        own, other = getattr(ours, side), getattr(theirs, side)
+        assert (own._lower_loss, own._discretization) == (other._lower_loss, other._discretization)
+        np.testing.assert_array_equal(own._probs, other._probs)
+        assert own._infinity_mass == pytest.approx(other._infinity_mass, rel=1e-12, abs=1e-30)
+    with np.errstate(over="ignore"):
+        for delta in (0.999, 0.5, 1e-2, 1e-5, 1e-9, 1e-14, 1e-17):
+            for distribution in (*pair, theirs):
+                expected = distribution.get_epsilon_for_delta(delta)
+                assert epsilon_at(distribution, delta) == pytest.approx(expected, rel=1e-10)
+
+
+@pytest.mark.parametrize("count", [2, 300])
+@pytest.mark.parametrize("pair", PAIRS.values(), ids=PAIRS)
+def test_equal_releases_compose_as_in_the_library(
+    pair: tuple[Distribution, Distribution], count: int
+) -> None:
+    single = pair[0]
+    ours, theirs = composed_with_itself(single, count), single.self_compose(count)
+    assert ours._symmetric == theirs._symmetric
+    for side in ("_pmf_remove", "_pmf_add"):
+        own, other = getattr(ours, side), getattr(theirs, side)
+        assert (own._lower_loss, own.size) == (other._lower_loss, other.size)
+        # Powers of the transform round `count` times, in the library as well.
+        np.testing.assert_allclose(own._probs, other._probs, atol=count * 2.0**-52, rtol=0)
+        assert own._infinity_mass == pytest.approx(other._infinity_mass, rel=1e-12)
 
 
 @pytest.mark.filterwarnings("error")

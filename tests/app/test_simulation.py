@@ -1,4 +1,9 @@
-"""The main job through Flower's real simulation engine, as a user starts it."""
+"""The main job through Flower's real simulation engine, as a user starts it.
+
+One training starts the command itself. The others call it in this process, which has imported what
+a command imports: Flower's own processes are started all the same. Where it is no matter how many
+workers there are, there is one.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from command_line import call, said_on_stderr
 from safetensors.numpy import load_file
 
 from fl_dp import PrivacyLedger
@@ -70,17 +76,19 @@ def test_a_small_training_runs_end_to_end_and_its_papers_agree(tmp_path: Path) -
     assert "Received" not in log
 
 
-def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(tmp_path: Path) -> None:
+def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     # No update is finite, so none counts: the noisy count ends the training before round 10.
-    done = fl_dp(
-        "run",
+    done = call(
+        *("run", "simulation.workers=1"),
         *("task.num_clients=10", "rounds=10", "selection.sampling_rate=1", "run_name=broken"),
         *("privacy.epsilon=null", "privacy.noise_multiplier=0.3", "client.learning_rate=1e300"),
-        cwd=tmp_path,
     )
-    assert done.returncode == 1
-    assert "finished:failed" in done.stderr
-    assert "almost nobody contributes" in done.stderr
+    assert done.exit_code == 1
+    assert "finished:failed" in said_on_stderr(done)
+    assert "almost nobody contributes" in said_on_stderr(done)
     folder = tmp_path / "runs" / "broken"
     with PrivacyLedger.read(folder / "ledger.db") as ledger:
         spent = ledger.rounds_spent
@@ -89,17 +97,16 @@ def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(tmp_pat
 
 
 def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    done = fl_dp(
-        "run",
-        "--json",
+    monkeypatch.chdir(tmp_path)
+    done = call(
+        *("run", "--json", "simulation.workers=1"),
         *("privacy=central", "dp_sgd=on", "privacy.epsilon=50", "dp_sgd.epsilon=6"),
         *("task.num_clients=3", "rounds=2", "selection.sampling_rate=1", "dp_sgd.steps=5"),
         *("dp_sgd.participations=4", "run_name=both"),
-        cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     folder = tmp_path / "runs" / "both"
     statement = json.loads((folder / "privacy.json").read_text())
     assert statement["unit"].startswith("one client")
@@ -119,15 +126,16 @@ def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(
             assert spending.epsilon().pld == pytest.approx(spent["pld"])
 
 
-def test_secure_sums_of_a_simulation_open_in_every_round(tmp_path: Path) -> None:
-    done = fl_dp(
-        "run",
-        "privacy=distributed",
+def test_secure_sums_of_a_simulation_open_in_every_round(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call(
+        *("run", "privacy=distributed"),
         *("task.num_clients=12", "simulation.units_per_node=2", "rounds=3", "run_name=sums"),
         *("selection.sampling_rate=1", "privacy.epsilon=8", "clipping=adaptive"),
-        cwd=tmp_path,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     folder = tmp_path / "runs" / "sums"
     with PrivacyLedger.read(folder / "ledger.db") as ledger:
         assert (ledger.rounds_spent, ledger.rounds_committed) == (3, 3)

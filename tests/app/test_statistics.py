@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -204,19 +202,18 @@ def test_a_training_is_not_started_by_a_statistic(command: str) -> None:
 
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
-def test_a_statistic_by_a_secure_sum_through_flowers_simulation(tmp_path: Path) -> None:
-    done = subprocess.run(
+def test_a_statistic_by_a_secure_sum_through_flowers_simulation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = CliRunner().invoke(
+        app,
         [
-            *(str(Path(sys.executable).parent / "fl-dp"), "stats", "histogram", "labels", "--json"),
+            *("stats", "histogram", "labels", "--json", "simulation.workers=1"),
             *("privacy=distributed", "privacy.epsilon=500", "task.num_clients=6", "run_name=s"),
         ],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
     )
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     document = json.loads(done.stdout)
     found = [value for _, value, _ in document["rows"]]
     np.testing.assert_allclose(found, shares_of_labels(), atol=0.5)

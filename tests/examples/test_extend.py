@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import compileall
 import json
 import os
 import re
@@ -74,6 +75,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (wheel,) = folder.glob("*.whl")
     with zipfile.ZipFile(wheel) as opened:
         opened.extractall(folder)
+    compileall.compile_dir(folder / "fl_dp", quiet=1)  # or each process of each test does it anew
     return folder
 
 

@@ -8,7 +8,7 @@ from laws import ALARM, DRAWS, discrete_gaussian_pmf, law_p
 from scipy import stats
 
 from fl_dp.mechanisms import DiscreteGaussian, GaussianMechanism, SecureRandom
-from fl_dp.mechanisms.discrete_gaussian import _Buckets
+from fl_dp.mechanisms.discrete_gaussian import _Buckets, discrete_gaussian
 
 
 def chi_square_p(draws: np.ndarray, scale: float) -> float:
@@ -71,6 +71,16 @@ def test_rounding_the_table_does_not_bend_the_tails(scale: float) -> None:
 def test_a_scale_out_of_range_is_refused(scale: float) -> None:
     with pytest.raises(ValueError, match="scale"):
         DiscreteGaussian(scale)
+
+
+def test_the_tables_of_a_scale_are_built_once_and_those_of_another_anew() -> None:
+    first = GaussianMechanism(noise_multiplier=1.1, clipping_norm=1.0)
+    again = GaussianMechanism(noise_multiplier=1.1, clipping_norm=1.0)
+    assert again.law is first.law
+    other = GaussianMechanism(noise_multiplier=1.2, clipping_norm=1.0)
+    assert other.law.scale == pytest.approx(1.2 / 1.1 * first.law.scale, rel=1e-12)
+    with pytest.raises(ValueError, match="scale"):
+        discrete_gaussian(float("nan"))
 
 
 def standardised_release(mechanism: GaussianMechanism) -> np.ndarray:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +17,7 @@ from trainings import SIX_SIGMA, plan_of, record, train
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.app.auditing.played_rounds import HandOver, PaperLedger, play, reply_from
-from fl_dp.mechanisms import AdaptiveClipping, DiscreteGaussian, PerLayerClipping
+from fl_dp.mechanisms import AdaptiveClipping, PerLayerClipping
 from fl_dp.strategies import DPFedAvg
 
 ALARM = 1e-6
@@ -208,19 +207,11 @@ def least_joint_mu(kind: type[NormPutBack], rounds: int) -> float:
     return float(mu - stats.norm.isf(ALARM) * math.sqrt(2 / rounds + mu**2 / (4 * rounds)))
 
 
-@pytest.fixture
-def tables_are_built_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    cached = functools.cache(DiscreteGaussian)
-    monkeypatch.setattr("fl_dp.mechanisms.gaussian.DiscreteGaussian", cached)
-
-
-@pytest.mark.usefixtures("tables_are_built_once")
 def test_updates_and_bits_together_tell_no_more_than_the_joint_multiplier() -> None:
     # mu = 4 is charged. The bound is 0.5 below it, with a deviation of 0.1: seven to the left end.
     assert 0.7 / Z <= least_joint_mu(NormPutBack, 700) <= 1 / Z
 
 
-@pytest.mark.usefixtures("tables_are_built_once")
 def test_bits_that_nobody_paid_for_are_caught_by_the_same_game() -> None:
     # Together they are 5.2-GDP, of which 4 are charged: five deviations beyond the alarm.
     assert least_joint_mu(BitsForFreePutBack, 700) > 1 / Z

@@ -11,7 +11,6 @@ thousand rounds tell nine tenths of it from all of it.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -33,7 +32,7 @@ from fl_dp.app.auditing.game import (
 )
 from fl_dp.app.auditing.subjects import FlDp, FlowersOwn, Sent, Subject
 from fl_dp.audit.verdict import AuditReport, Finding
-from fl_dp.mechanisms import DiscreteGaussian, SecureRandom
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Released, Selection, Unit
 from fl_dp.updates import ClippedSum
 
@@ -43,14 +42,6 @@ DELTA = 1e-5
 ONE_MOVES, ONE_IS_ZERO, ONE_IS_LONG, ONE_IS_SILENT, ONE_CLAIMS_MUCH, NOT_FINITE = (
     game.name for game in GAMES
 )
-
-
-@pytest.fixture(autouse=True)
-def tables_are_built_once(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Each round builds the tables of its noise anew: the same ones, of thousands of rounds."""
-    module = "fl_dp.mechanisms.gaussian.DiscreteGaussian"
-    monkeypatch.setattr(module, functools.cache(DiscreteGaussian))
-    yield
 
 
 # --- copies that are broken ---------------------------------------------------------------------

@@ -120,7 +120,8 @@ UTILITIES = (0.3, 4.9, 2.5, 1.0, 3.3)
 def test_one_client_is_chosen_like_the_softmax() -> None:
     selection = ExponentialSelection(1, epsilon=1.0, utility_range=(0.0, 5.0))
     told(selection, UTILITIES)
-    counts = Counter(nodes(selection.select(a_draw(5)))[0] for _ in range(DRAWS))
+    draw = a_draw(5)
+    counts = Counter(nodes(selection.select(draw))[0] for _ in range(DRAWS))
     # One unit moves its own utility by at most 2.5: exp(epsilon u / 2.5), no further half.
     observed = np.array([counts[node] for node in range(5)])
     for factor, right in ((1.0, True), (0.9, False), (1.1, False), (0.5, False)):
@@ -131,7 +132,8 @@ def test_one_client_is_chosen_like_the_softmax() -> None:
 def test_two_of_five_are_chosen_one_after_the_other() -> None:
     selection = ExponentialSelection(2, epsilon=1.0, utility_range=(0.0, 5.0))
     told(selection, UTILITIES)
-    counts = Counter(nodes(selection.select(a_draw(5))) for _ in range(DRAWS))
+    draw = a_draw(5)
+    counts = Counter(nodes(selection.select(draw)) for _ in range(DRAWS))
     for factor, right in ((1.0, True), (0.9, False), (1.1, False)):
         law = plackett_luce(factor * np.array(UTILITIES) / 2.5, 2)
         observed = np.array([counts[choice] for choice in law])
