@@ -255,11 +255,12 @@ class RunsFolder:
             raise Unreadable(f"{STATEMENT} holds no JSON object")
         epsilon, budget = said.get("epsilon"), said.get("budget")
         quoted = said.get("quoted")
-        known = isinstance(epsilon, dict) and isinstance(quoted, str) and quoted != "none"
+        named = isinstance(quoted, str) and quoted != "none"
+        bound = epsilon.get(quoted) if isinstance(epsilon, dict) and named else None
         unit = said.get("unit")
         return {
             "promises": quoted != "none",
-            "epsilon": number(epsilon.get(quoted)) if known else None,
+            "epsilon": number(bound),
             "delta": number(said.get("delta")),
             "budget": number(budget.get("epsilon")) if isinstance(budget, dict) else None,
             "unit": shown(unit) if isinstance(unit, str) else None,
