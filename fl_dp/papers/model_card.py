@@ -24,7 +24,8 @@ def model_card(subject: Subject) -> str:
         ],
         parts,
     )
-    statement = statement_markdown(subject.statement).replace("\n#", "\n##")
+    # Its own page takes the statement as it is; a card goes to a site that may show markup.
+    statement = statement_markdown(subject.statement).replace("\n#", "\n##").replace("<", "&lt;")
     return f"{_front(subject)}\n{page}\n#{statement}"
 
 
@@ -35,7 +36,7 @@ def _front(subject: Subject) -> str:
     if not isinstance(statement, NoPromise) and not statement.insecure:
         private = {
             "promised": statement.quoted in statement.epsilon,
-            "epsilon": rounded_up(statement.best_epsilon)
+            "epsilon": float(rounded_up(statement.best_epsilon))
             if statement.quoted in statement.epsilon
             else None,
             "delta": statement.delta,

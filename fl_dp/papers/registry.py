@@ -16,6 +16,8 @@ from fl_dp.statement.words import rounded_up
 from .fields import TO_FILL
 from .subject import Promised, Subject, guarantee, neighbours
 
+_NO_WRAP = 1 << 20  # what is left to a person stays in one piece, to be searched for
+
 
 def registry_entry(subject: Subject) -> str:
     """Return the entry as YAML; what a person must write says so in its value.
@@ -41,7 +43,7 @@ def registry_entry(subject: Subject) -> str:
             },
         },
     }
-    text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=100)
+    text = yaml.safe_dump(entry, sort_keys=False, allow_unicode=True, width=_NO_WRAP)
     return (
         f"# Draft by fl-dp {__version__}. {text.count(TO_FILL)} places are left to a person: "
         f"search for '{TO_FILL}'.\n{text}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 from pathlib import Path
 
 import numpy as np
 
 from fl_dp.accounting import PoissonGaussianEvent
+from fl_dp.accounting.events import History
 from fl_dp.accounting.trade_off import TradeOff, epsilon_delta_trade_off, trade_off
 from fl_dp.files import write_text
 from fl_dp.report.pictures import COLOURS, PALE, new_picture, save_picture
@@ -48,8 +50,9 @@ def write_trade_off(subject: Subject, target: Path) -> list[Path]:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["false_positive_rate", "false_negative_rate", "by_epsilon_delta_alone"])
-    for row in zip(rates, by_all, by_pair, strict=True):
-        writer.writerow([f"{value:.9g}" for value in row])
+    # Rounded down: a lower bound stays one.
+    for rate, *bounds in zip(rates, by_all, by_pair, strict=True):
+        writer.writerow([repr(float(rate)), *(f"{math.floor(1e9 * x) / 1e9:.9f}" for x in bounds)])
     write_text(target, text.getvalue())
     picture = target.with_suffix(".png")
     made = new_picture(size=(5.0, 4.4))
@@ -85,11 +88,11 @@ def full_trade_off(statement: Promised) -> TradeOff | None:
         step = PoissonGaussianEvent(
             noise_multiplier=statement.noise_multiplier, sampling_rate=statement.sampling_rate
         )
-        history = {step: statement.steps * statement.participations_planned}
+        history: History = {step: statement.steps * statement.participations_planned}
     elif statement.epsilon != statement.epsilon_so_far or statement.secure_sums is not None:
         return None
     else:
-        history = dict(statement.releases)
+        history = statement.releases
     try:
         return trade_off(history, neighboring_relation=statement.neighboring_relation)
     except ValueError:

@@ -208,11 +208,11 @@ def _accountants(statement: Mapping[str, Any]) -> list[Row]:
     bounds = statement.get("epsilon")
     if not isinstance(bounds, Mapping):
         return []
-    rows = []
+    rows: list[Row] = []
     for name, bound in bounds.items():
         quoted = f" ({WORDS['quoted']})" if name == statement.get("quoted") else ""
         if isinstance(bound, int | float):
-            rows.append((ACCOUNTANTS.get(name, name) + quoted, rounded_up(bound)))
+            rows.append((f"{ACCOUNTANTS.get(name, name)}{quoted}", rounded_up(bound)))
     return rows
 
 
