@@ -1,0 +1,113 @@
+"""One run with all that its files tell."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from .rounds import Round, read_rounds
+from .states import RunCard
+from .untrusted import Unreadable, opened, parsed_yaml, read_object, read_whole, shown
+
+_MOST_SETTINGS = 1 << 18
+_MOST_DOCUMENT = 1 << 23
+_MOST_LOG = 1 << 14
+_DOCUMENTS = ("privacy.json", "statistic.json", "audit.json", "summary.json", "price.json")
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundRun:
+    """One run, as far as its files can be read; everything in it is data, nothing is trusted.
+
+    Attributes:
+        card: What a list shows of it.
+        settings: All of `config.yaml` by keys such as `task.name`; empty if it can't be read.
+        rounds: Of `metrics.jsonl`.
+        statement: `privacy.json`; None if there is none that can be read.
+        documents: Other JSON files of the run by their names, for example `audit.json`.
+        log: The last lines of the operator's log, which is no part of what is released.
+        problems: What could not be read, for a person.
+    """
+
+    card: RunCard
+    settings: Mapping[str, Any]
+    rounds: tuple[Round, ...]
+    statement: Mapping[str, Any] | None
+    documents: Mapping[str, Mapping[str, Any]]
+    log: tuple[str, ...]
+    problems: tuple[str, ...]
+
+    @property
+    def failed(self) -> bool:
+        """Whether the log ends in an exception of the run."""
+        return any("the run failed" in line for line in self.log)
+
+
+def found_run(root: Path, card: RunCard) -> FoundRun:
+    """Return a run that was listed, with its files.
+
+    Args:
+        root: The folder that somebody named.
+        card: Of the run.
+    """
+    name, problems = card.name, list(card.problems)
+    settings: dict[str, Any] = {}
+    rounds: tuple[Round, ...] = ()
+    try:
+        text = read_whole(root, f"{name}/config.yaml", most=_MOST_SETTINGS)
+        read = parsed_yaml(text, "config.yaml")
+        if not isinstance(read, dict):
+            raise Unreadable("config.yaml has no settings")
+        settings = flattened(read)
+    except (OSError, Unreadable) as error:
+        problems.append(str(error))
+    try:
+        found = read_rounds(root, name)
+        rounds = found.rounds
+        problems += found.problems
+    except FileNotFoundError:
+        pass  # before the first round
+    except (OSError, Unreadable) as error:
+        problems.append(str(error))
+    documents: dict[str, dict[str, Any]] = {}
+    for file in _DOCUMENTS:
+        try:
+            documents[file] = read_object(root, f"{name}/{file}", most=_MOST_DOCUMENT)
+        except FileNotFoundError:
+            continue
+        except (OSError, Unreadable) as error:
+            problems.append(str(error))
+    said = tuple(dict.fromkeys(problems))
+    return FoundRun(
+        card=replace(card, problems=said),
+        settings=settings,
+        rounds=rounds,
+        statement=documents.pop("privacy.json", None),
+        documents=documents,
+        log=_log(root, name),
+        problems=said,
+    )
+
+
+def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Return nested settings by keys with dots between."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= flattened(value, f"{group}{key}.")
+        else:
+            found[f"{group}{key}"] = value
+    return found
+
+
+def _log(root: Path, name: str) -> tuple[str, ...]:
+    try:
+        with opened(root, f"{name}/run.log") as stream:
+            stream.seek(0, 2)
+            stream.seek(max(stream.tell() - _MOST_LOG, 0))
+            text = stream.read(_MOST_LOG).decode(errors="replace")
+    except (OSError, Unreadable):
+        return ()
+    return tuple(shown(line) for line in text.splitlines()[-60:])

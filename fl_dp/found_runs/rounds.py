@@ -1,0 +1,178 @@
+"""Rounds of a run, from the lines of `metrics.jsonl`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import BinaryIO
+
+from .untrusted import Unreadable, number, opened, parsed_json, shown
+
+METRICS = "metrics.jsonl"
+_LONGEST_LINE = 1 << 16
+_MOST_READ = 1 << 25  # 32 MiB: 100,000 rounds
+_MOST_METRICS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Round:
+    """One round, as it was released; None is what a line does not say, or not as a finite number.
+
+    Attributes:
+        round: Its number; 0 is the model before training.
+        expected_cohort: Expected clients of a round.
+        test_loss: On public rows, mean cross-entropy in nats.
+        test_accuracy: On the same rows.
+        epsilon: Spent until then.
+        bytes_down: Bytes of the arrays in a message to a client.
+        bytes_up: Bytes of the arrays in its reply.
+        next_clipping_norm: Under adaptive clipping, the norm that the next round clips to.
+        clients: Clients' metrics that were released with the model, by name.
+    """
+
+    round: int
+    expected_cohort: float | None = None
+    test_loss: float | None = None
+    test_accuracy: float | None = None
+    epsilon: float | None = None
+    bytes_down: float | None = None
+    bytes_up: float | None = None
+    next_clipping_norm: float | None = None
+    clients: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReadRounds:
+    """Rounds of a file.
+
+    Attributes:
+        rounds: In their order.
+        planned: Rounds of the plan, as the last line says; None if it does not.
+        problems: Said to the reader, if something was left out.
+    """
+
+    rounds: tuple[Round, ...]
+    planned: int | None = None
+    problems: tuple[str, ...] = ()
+
+
+def read_rounds(root: Path, name: str) -> ReadRounds:
+    """Return the rounds of a run's folder, its last 32 MiB at most.
+
+    Args:
+        root: The folder that somebody named.
+        name: Of the run's folder below it.
+
+    Raises:
+        FileNotFoundError: If the run has no metrics yet.
+        Unreadable: As `opened`.
+        OSError: As `opened`.
+    """
+    with opened(root, f"{name}/{METRICS}") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        problems = []
+        if size > _MOST_READ:
+            problems.append(f"{METRICS} has {size:,} bytes: only its last {_MOST_READ:,} are shown")
+        found = rounds_of(_last_bytes(stream, size, _MOST_READ))
+    return ReadRounds(
+        rounds=found.rounds, planned=found.planned, problems=(*problems, *found.problems)
+    )
+
+
+def last_round(root: Path, name: str) -> ReadRounds:
+    """Return the last round alone, from the end of the file; otherwise as `read_rounds`."""
+    with opened(root, f"{name}/{METRICS}") as stream:
+        size = os.fstat(stream.fileno()).st_size
+        for most in (1 << 12, _LONGEST_LINE):
+            found = rounds_of(_last_bytes(stream, size, most), last_alone=True)
+            if found.rounds or size <= most:
+                break
+    return found
+
+
+def rounds_of(text: bytes, *, last_alone: bool = False) -> ReadRounds:
+    """Return the rounds that complete lines tell of.
+
+    Lines that are none are left out and counted; a line without its end is still being written.
+
+    Args:
+        text: Of `metrics.jsonl`.
+        last_alone: Whether only the last line that is one is wanted.
+    """
+    lines = text.split(b"\n")[:-1]
+    rounds: list[Round] = []
+    planned, broken = None, 0
+    for line in reversed(lines):
+        if not line.strip():
+            continue
+        read = _round(line)
+        if read is None:
+            broken += 1
+            continue
+        found, of_all = read
+        planned = of_all if planned is None else planned
+        # Read backwards, so of a round that was done again only the last line counts.
+        if not rounds or found.round < rounds[-1].round:
+            rounds.append(found)
+        if last_alone:
+            break
+    problems = (f"{METRICS} has {broken:,} lines that tell no round",) if broken else ()
+    return ReadRounds(rounds=tuple(reversed(rounds)), planned=planned, problems=problems)
+
+
+def thinned(rounds: Sequence[Round], most: int) -> list[Round]:
+    """Return at most so many of the rounds, evenly, the first and the last among them."""
+    if len(rounds) <= most:
+        return list(rounds)
+    if most < 2:
+        return [rounds[-1]][:most]
+    step = (len(rounds) - 1) / (most - 1)
+    return [rounds[round(index * step)] for index in range(most)]
+
+
+def _round(line: bytes) -> tuple[Round, int | None] | None:
+    """Return the round that a line tells of and how many are planned, or None if it tells none."""
+    if len(line) > _LONGEST_LINE:
+        return None
+    try:
+        said = parsed_json(line, METRICS)
+    except Unreadable:
+        return None
+    if not isinstance(said, dict):
+        return None
+    of = _count(said.get("round"))
+    if of is None:
+        return None
+    numbers = {name: number(said.get(name)) for name in _NUMBERS}
+    clients = said.get("clients")
+    found = Round(
+        round=of, clients=_metrics(clients.items() if isinstance(clients, dict) else ()), **numbers
+    )
+    return found, _count(said.get("rounds"))
+
+
+_NUMBERS = (
+    *("expected_cohort", "test_loss", "test_accuracy", "epsilon"),
+    *("bytes_down", "bytes_up", "next_clipping_norm"),
+)
+
+
+def _metrics(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
+    read = [(shown(str(name)), number(value)) for name, value in pairs]
+    return {name: value for name, value in read[:_MOST_METRICS] if value is not None}
+
+
+def _count(value: object) -> int | None:
+    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
+    return value if is_count else None  # type: ignore[return-value]  # mypy does not narrow by it
+
+
+def _last_bytes(stream: BinaryIO, size: int, most: int) -> bytes:
+    """Return the last whole lines of a file."""
+    start = max(size - most, 0)
+    stream.seek(start)
+    text = stream.read(most)
+    # From the middle of a line, if that is where it begins.
+    return text if start == 0 else text.partition(b"\n")[2]

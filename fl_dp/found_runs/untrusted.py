@@ -1,0 +1,180 @@
+"""Files that anybody may have written: opened without following links, read up to a bound."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import yaml
+
+_MOST_DEEP = 20
+_LONGEST_TEXT = 10_000
+
+# Not every build of PyYAML has libyaml.
+_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class Unreadable(ValueError):
+    """Nothing that can be shown; its text says why, in words for a person."""
+
+
+@contextmanager
+def opened(root: Path, name: str) -> Iterator[BinaryIO]:
+    """Open a plain file below a folder, for reading.
+
+    Args:
+        root: The folder that somebody named; it may be a link itself.
+        name: Parts with slashes between, none of which may be a link.
+
+    Yields:
+        The file; `os.fstat` of it tells size and time of what is read.
+
+    Raises:
+        FileNotFoundError: If there is nothing of that name.
+        Unreadable: If it is a link, no plain file, or `name` leads elsewhere.
+        OSError: If it can't be read.
+    """
+    *folders, last = parts_of(name)
+    place = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        for folder in folders:
+            inner = _open_at(place, folder, os.O_DIRECTORY)
+            os.close(place)
+            place = inner
+        # Without O_NONBLOCK a named pipe would wait for its writer forever.
+        descriptor = _open_at(place, last, os.O_NONBLOCK)
+    finally:
+        os.close(place)
+    with os.fdopen(descriptor, "rb") as stream:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise Unreadable(f"{last} is no plain file")
+        yield stream
+
+
+def parts_of(name: str) -> list[str]:
+    """Split a name below a folder.
+
+    Raises:
+        Unreadable: If it is empty, absolute, leads upwards, or has a character that is not shown.
+    """
+    parts = name.split("/")
+    if not name.isprintable() or any(part in ("", ".", "..") or "\\" in part for part in parts):
+        raise Unreadable("a name that leads nowhere in this folder")
+    return parts
+
+
+def read_whole(root: Path, name: str, *, most: int) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        Unreadable: If there are more than `most`, or as `opened`.
+        OSError: As `opened`.
+    """
+    with opened(root, name) as stream:
+        found = stream.read(most + 1)
+    if len(found) > most:
+        raise Unreadable(f"{parts_of(name)[-1]} is larger than {most:,} bytes")
+    return found
+
+
+def read_object(root: Path, name: str, *, most: int) -> dict[str, Any]:
+    """Return the JSON object that a file holds, made harmless by `tame`.
+
+    Raises:
+        Unreadable: If it holds none, or as `read_whole`.
+        OSError: As `opened`.
+    """
+    document = tame(parsed_json(read_whole(root, name, most=most), parts_of(name)[-1]))
+    if not isinstance(document, dict):
+        raise Unreadable(f"{parts_of(name)[-1]} holds no JSON object")
+    return document
+
+
+def parsed_json(text: bytes, what: str) -> Any:
+    """Return what JSON text says.
+
+    Raises:
+        Unreadable: If it is none, or is nested too deeply.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise Unreadable(f"{what} is no JSON") from None
+
+
+def parsed_yaml(text: bytes, what: str) -> Any:
+    """Return what YAML text says, without tags, aliases or deep nesting.
+
+    Raises:
+        Unreadable: If it is none, or has one of those.
+    """
+    depth = 0
+    try:
+        for event in yaml.parse(text, Loader=_YAML):
+            # A few aliases of aliases would stand for gigabytes.
+            if isinstance(event, yaml.AliasEvent):
+                raise Unreadable(f"{what} has aliases, which fl-dp never writes")
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            if depth > _MOST_DEEP:
+                raise Unreadable(f"{what} is nested too deeply")
+        return tame(yaml.load(text, Loader=_YAML))
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
+        if isinstance(error, Unreadable):
+            raise
+        raise Unreadable(f"{what} is no YAML") from None
+
+
+def tame(value: Any, depth: int = 0) -> Any:
+    """Return a value of JSON or YAML that a page can show.
+
+    Numbers that are not finite become None, text loses characters that are not shown and what is
+    beyond 10,000 of them, keys become text, and what lies too deep is None.
+    """
+    match value:
+        case bool() | None:
+            return value
+        case int():
+            return value if abs(value) < 2**63 else None
+        case float():
+            return value if math.isfinite(value) else None
+        case str():
+            return shown(value)
+        case dict() if depth < _MOST_DEEP:
+            return {shown(str(key)): tame(each, depth + 1) for key, each in value.items()}
+        case list() if depth < _MOST_DEEP:
+            return [tame(each, depth + 1) for each in value]
+        case _:
+            return None
+
+
+def shown(text: str) -> str:
+    """Return text on one line, each character that is not shown replaced, cut where it is long."""
+    text = text[:_LONGEST_TEXT]
+    return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
+
+
+def number(value: object) -> float | None:
+    """Return a finite number as a float, and None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def _open_at(place: int, name: str, how: int) -> int:
+    try:
+        return os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | how, dir_fd=place)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        raise Unreadable(f"{name} can't be opened, or is a link ({error.strerror})") from None
