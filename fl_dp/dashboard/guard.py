@@ -115,7 +115,7 @@ class Guard:
         return None
 
     def _unknown_caller(self, request: Request) -> Response | None:
-        path = request.url.path
+        path = request.scope["path"]  # `request.url` would cut it at a quoted question mark
         if path == LOGIN or path.startswith(_OPEN):
             return None
         authorization = request.headers.get("authorization")

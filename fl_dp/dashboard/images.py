@@ -1,4 +1,4 @@
-"""Images of a run's folder that the dashboard shows: PNG alone, under the names that fl-dp gives."""
+"""Images of a run's folder that the dashboard shows: PNG alone, under fl-dp's own names."""
 
 from __future__ import annotations
 

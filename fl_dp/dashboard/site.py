@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -202,14 +204,14 @@ class _Pages:
             sort=query.get("sort", "changed"),
         )
         try:
-            listing = self.dashboard.runs.list()
+            listing = self.dashboard.runs.listing()
         except OSError as error:
             return self._message(request, "runs.unreadable", 503, reason=error.strerror)
         found = wanted.of(listing.cards)
         number = query.get("page", "1")
         last = max(1, -(-len(found) // PAGE))
-        page = min(int(number), last) if number.isascii() and number.isdecimal() else 1
-        page = max(page, 1)
+        page = int(number) if re.fullmatch(r"[0-9]{1,9}", number) else 1
+        page = max(1, min(page, last))
         kept = [(key, value) for key, value in query.multi_items() if key not in ("page", "lang")]
         return self._page(
             request,
@@ -229,7 +231,8 @@ class _Pages:
             page=page,
             last=last,
             page_links={
-                each: "/?" + urlencode([*kept, ("page", str(each))]) for each in (page - 1, page + 1)
+                each: "/?" + urlencode([*kept, ("page", str(each))])
+                for each in (page - 1, page + 1)
             },
         )
 
@@ -249,12 +252,15 @@ class _Pages:
             advice=advice_for(run, age),
             age=age,
             mine=mine,
+            resume=shlex.join(["fl-dp", "run", f"resume={root / name}"]),
             live=mine or card.state in (RunState.RUNNING, RunState.SILENT),
             planned=planned_and_done(run),
             promise=promise(run.statement or {}),
             not_covered=_texts((run.statement or {}).get("not_covered")),
             images=[(name, image) for image in images_of(root, name)]
-            + [(card.sweep, image) for image in (images_of(root, card.sweep) if card.sweep else ())],
+            + [
+                (card.sweep, image) for image in (images_of(root, card.sweep) if card.sweep else ())
+            ],
             rows=points(thinned(run.rounds, _MOST_ROWS), multipliers_of(run)),
         )
 
@@ -364,6 +370,7 @@ class _Pages:
             form=form,
             wrong=wrong,
             price=price,
+            command="" if price is None else shlex.join(["fl-dp", "run", *price.request.overrides]),
             options={group: group_options()[group] for group in GROUPS},
             first=[offered()[name] for name in FIRST],
             folded=folded(),
@@ -401,10 +408,10 @@ class _Pages:
     def _page(
         self, request: Request, template: str, *, status: int = 200, **values: Any
     ) -> Response:
-        words = _words(request)
-        path, query = request.url.path, request.query_params.multi_items()
-        # A page that answers a form is not asked for again by its address.
-        path = path if request.method == "GET" else {"/price": "/start"}.get(path, path)
+        words, may_start = _words(request), self.dashboard.started is not None
+        query = request.query_params.multi_items()
+        # Relative to the page: an address of ours made of its path could lead elsewhere.
+        path = "" if request.method == "GET" else "/start" if may_start else "/"
         links = [
             (
                 code,
@@ -419,7 +426,7 @@ class _Pages:
             "inside": True,
             "place": "",
             "version": __version__,
-            "may_start": self.dashboard.started is not None,
+            "may_start": may_start,
             "script_words": {
                 key: text for key, text in words.texts.items() if key.startswith(("js.", "state."))
             },

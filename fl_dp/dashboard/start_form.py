@@ -150,9 +150,7 @@ def _override(key: Key, written: str) -> str:
 
 def _value(key: Key, written: str) -> str:
     if key.choices and written not in key.choices:
-        raise WrongField(
-            field=key.name, text=f"{key.name} must be {key.allowed}, got {written!r}"
-        )
+        raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}, got {written!r}")
     if key.kind == "true or false":
         if written in ("true", "false"):
             return written

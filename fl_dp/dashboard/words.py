@@ -47,7 +47,9 @@ class Words:
             return "∞" if value > 0 else "-∞"
         if isinstance(value, int):
             return self._separated(f"{value:,}")
-        return self._separated(f"{value:,.{digits}g}" if abs(value) < 1e6 else f"{value:.{digits}g}")
+        return self._separated(
+            f"{value:,.{digits}g}" if abs(value) < 1e6 else f"{value:.{digits}g}"
+        )
 
     def percent(self, value: float | None) -> str:
         """Return a share with one decimal."""
