@@ -26,7 +26,7 @@ from .planning import target_delta
 from .settings import CurveSettings, Settings, SweepSettings
 
 # Where a training is written and where it is computed changes nothing of what it comes to.
-_NOT_PINNED = ("output_dir", "run_name", "resume", "simulation", "sweep")
+_NOT_PINNED = ("output_dir", "run_name", "resume", "report", "simulation", "sweep")
 
 # The cell's own settings: without it, each cell would be an experiment.
 _ONE_TRAINING = "~sweep"
@@ -58,7 +58,8 @@ class Cell:
 def digest_of(settings: Settings) -> str:
     """Return a SHA-256 over all settings that a result can depend on, as hexadecimal text.
 
-    Left out are the run's folder and the machine: names of folders, `simulation`, and `sweep`.
+    Left out are the run's folder, its report and the machine: names of folders, `report`,
+    `simulation`, and `sweep`.
     """
     pinned = {key: value for key, value in asdict(settings).items() if key not in _NOT_PINNED}
     if settings.task.data_dir is not None:

@@ -19,11 +19,12 @@ from .data import data
 from .ledger import ledger
 from .plan import plan
 from .price import price
+from .report import report
 from .run import run
 from .secagg import secagg
 from .stats import stats
 
-_COMMANDS = (run, stats, plan, price, audit, config, ledger, data, dashboard)
+_COMMANDS = (run, stats, plan, price, audit, report, dashboard, config, ledger, data)
 
 
 class _Commands(TyperGroup):

@@ -45,6 +45,7 @@ def result_of(job: Job, seconds: float | None) -> Result:
         seconds: How long it took; None if that is not known.
     """
     from fl_dp.ledger.training import library_versions
+    from fl_dp.report.released_noise import least_noise, noise_of_mean
     from fl_dp.report.results import Result
 
     statement = job.folder.read_statement()
@@ -62,8 +63,13 @@ def result_of(job: Job, seconds: float | None) -> Result:
         epsilon=_quoted(statement),
         delta=statement["delta"],
         unit="nobody" if math.isinf(_quoted(statement)) else _unit(job),
-        noise_multiplier=_noise_multiplier(statement),
-        noise_of_mean=_noise_of_mean(job, statement, last["expected_cohort"]),
+        noise_multiplier=least_noise(statement),
+        noise_of_mean=noise_of_mean(
+            statement,
+            mode=job.settings.privacy.mode,
+            scheme=job.settings.privacy.scheme,
+            cohort=last["expected_cohort"],
+        ),
         rounds=statement["rounds"],
         seconds=None if seconds is None else round(seconds, 1),
         versions=";".join(f"{name} {number}" for name, number in versions.items()),
@@ -92,21 +98,3 @@ def _unit(job: Job) -> str:
     settings = job.settings
     of_records = settings.protects_records_alone or settings.privacy.unit == "record"
     return "one record" if of_records else "one client"
-
-
-def _noise_multiplier(statement: dict[str, Any]) -> float | None:
-    of_rounds = statement.get("noise_multipliers")
-    return min(of_rounds) if of_rounds else statement.get("noise_multiplier")
-
-
-def _noise_of_mean(job: Job, statement: dict[str, Any], cohort: float) -> float | None:
-    """Return the noise on a coordinate of the mean update, from public numbers."""
-    noise, privacy = _noise_multiplier(statement), job.settings.privacy
-    if noise is None or "denominator" not in statement:
-        return None  # of DP-SGD, or none
-    on_sum = noise * float(statement["clipping_norm"])
-    if privacy.mode == "local":
-        if privacy.scheme != "gaussian":
-            return None
-        on_sum *= math.sqrt(cohort)  # each message brings its own
-    return on_sum / float(statement["denominator"])

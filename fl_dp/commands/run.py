@@ -48,8 +48,8 @@ def run(
     config` lists every key.
 
     Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (a line a round), `ledger.db`,
-    `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`. Ends
-    with status 0 only if Flower's run did.
+    `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`, and
+    `report.html` (`report=none` leaves it out). Ends with status 0 only if Flower's run did.
 
     `fl-dp run resume=runs/NAME` continues a run that was stopped or crashed: same settings, same
     ledger, from its last released round. Of a sweep, `resume=runs/SWEEP` does what is missing.
@@ -136,7 +136,7 @@ def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     """Show what the runs came to, draw them, and say where everything is and what comes next."""
     from fl_dp.report.summary import epsilon_jump, summary_json, summary_table
 
-    picture = _draw(runs, jobs)
+    picture, page = _draw(runs, jobs), _page(jobs)
     if jobs.sweep is not None:
         (jobs.sweep / "summary.json").write_text(
             json.dumps(summary_json(runs), indent=2) + "\n", encoding="utf-8"
@@ -151,6 +151,7 @@ def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
         f"Everything is in {jobs.path}",
         None if jobs.sweep is None else f"Table: {jobs.results}",
         f"Privacy statement, to read: {first.statement_page}",
+        None if page is None else f"Report, to look at: {page}",
         f"Picture: {picture}"
         if picture is not None
         else "No picture: pip install 'fl-dp[report]' brings matplotlib",
@@ -158,6 +159,20 @@ def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     ]
     for line in filter(None, lines):
         console.print(line, soft_wrap=True, markup=False)
+
+
+def _page(jobs: Jobs) -> Path | None:
+    """Write the report, unless no training wants one; a report that fails is only said."""
+    from .report import write_report
+
+    places = [job.path for job in jobs.each if job.settings.report == "html"]
+    if not places:
+        return None
+    try:
+        return write_report(places, jobs.path / "report.html")
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        warn(f"no report could be written: {error}")
+        return None
 
 
 def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:

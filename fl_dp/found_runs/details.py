@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 from .rounds import Round, read_rounds
 from .states import RunCard
-from .untrusted import Unreadable, opened, parsed_yaml, read_object, read_whole, shown
+from .untrusted import Unreadable, opened, parsed_json, parsed_yaml, read_object, read_whole, shown
 
 _MOST_SETTINGS = 1 << 18
 _MOST_DOCUMENT = 1 << 23
@@ -27,6 +28,7 @@ class FoundRun:
         rounds: Of `metrics.jsonl`.
         statement: `privacy.json`; None if there is none that can be read.
         documents: Other JSON files of the run by their names, for example `audit.json`.
+        parameters: Numbers in the model, from the head of its file; None if that can't be read.
         log: The last lines of the operator's log, which is no part of what is released.
         problems: What could not be read, for a person.
     """
@@ -36,6 +38,7 @@ class FoundRun:
     rounds: tuple[Round, ...]
     statement: Mapping[str, Any] | None
     documents: Mapping[str, Mapping[str, Any]]
+    parameters: int | None
     log: tuple[str, ...]
     problems: tuple[str, ...]
 
@@ -86,6 +89,7 @@ def found_run(root: Path, card: RunCard) -> FoundRun:
         rounds=rounds,
         statement=documents.pop("privacy.json", None),
         documents=documents,
+        parameters=_parameters(root, name),
         log=_log(root, name),
         problems=said,
     )
@@ -100,6 +104,19 @@ def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
         else:
             found[f"{group}{key}"] = value
     return found
+
+
+def _parameters(root: Path, name: str) -> int | None:
+    """Return how many numbers a safetensors file says that it holds."""
+    try:
+        with opened(root, f"{name}/model.safetensors") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            head = parsed_json(stream.read(min(length, _MOST_SETTINGS)), "model.safetensors")
+        shapes = [each["shape"] for key, each in head.items() if key != "__metadata__"]
+        total = sum(math.prod(int(side) for side in shape) for shape in shapes)
+    except (OSError, Unreadable, AttributeError, KeyError, TypeError, ValueError):
+        return None
+    return total if 0 < total < 2**53 else None
 
 
 def _log(root: Path, name: str) -> tuple[str, ...]:

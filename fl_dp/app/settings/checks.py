@@ -49,7 +49,7 @@ def distinct(key: str, values: list[str] | None, *, least: int) -> None:
 def choices(group: str, settings: object) -> None:
     """Check that every key of a group that takes one of a few names is null or has one of them."""
     for key, known in CHOICES.items():
-        of, _, name = key.partition(".")
+        of, _, name = key.rpartition(".")
         value = getattr(settings, name) if of == group else None
         if value is not None and value not in known:
             nearest = "".join(f": did you mean {n}?" for n in get_close_matches(value, known, 1))

@@ -7,6 +7,7 @@ from fl_dp.models import MODELS
 from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS
 
 CHOICES = {
+    "report": ("html", "none"),
     "task.name": DATASETS,
     "task.partition": (*PARTITIONS, "nodes"),
     "model.name": MODELS,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_dp.accounting.incompatible import IncompatibleOptions
 
-from .checks import at_least, positive
+from .checks import at_least, choices, positive
 from .data import ModelSettings, TaskSettings
 from .optimizers import ClientSettings, ServerOptimizerSettings
 from .promises import DPSGDSettings, PrivacySettings
@@ -38,6 +38,7 @@ class Settings:
         run_name: Name of the run's folder; null makes one up.
         resume: Folder of a run to continue, with its own settings and its own ledger; leave out
             every other setting.
+        report: Page that `fl-dp run` writes when it ends: `html`, or `none` to leave it out.
     """
 
     seed: int = 0
@@ -48,6 +49,7 @@ class Settings:
     output_dir: str | None = None
     run_name: str | None = None
     resume: str | None = None
+    report: str = "html"
     task: TaskSettings = field(default_factory=TaskSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PrivacySettings = field(default_factory=PrivacySettings)
@@ -71,6 +73,7 @@ class Settings:
         if not 0 <= self.seed < 2**63:
             raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
         at_least("rounds", self.rounds, 1)
+        choices("", self)
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
         several = self.simulation.units_at_node > 1 or self.selection.coins == "nodes"

@@ -1,0 +1,135 @@
+"""`fl-dp report`: a page, or a paper, of what runs came to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from .console import fail, failures_told, out
+
+if TYPE_CHECKING:
+    from fl_dp.found_runs import FoundRun
+
+_PAGE = "report.html"
+_MOST_RUNS = 200
+
+
+def report(
+    runs: Annotated[list[Path], typer.Argument(metavar="RUN...")],
+    form: Annotated[
+        str,
+        typer.Option("--format", help="html, model-card, registry, nist-800-226, edpb, trade-off."),
+    ] = "html",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write; else beside the run.")
+    ] = None,
+) -> None:
+    """Write what runs came to, for a person: one page of charts and tables, or a paper.
+
+    RUN is the folder of a run, of a sweep, or one that holds runs. Several are compared: what
+    differs between their settings, and curves with bands over seeds. For example:
+
+    - `fl-dp report runs/NAME`
+
+    - `fl-dp report runs/A runs/B --output compared.html`
+
+    - `fl-dp report runs/NAME --format model-card`
+
+    `html` is one file that loads nothing: it opens from a disk and prints. It has no folder's name
+    of this machine and no seed of the noise, and only its owner may read it until somebody says
+    otherwise.
+
+    The papers are of one run, and each says which of its fields a person must still fill in:
+    `model-card` (Markdown as model hubs read it), `registry` (the fields of a public registry of
+    deployments), `nist-800-226` (what to evaluate, point by point), `edpb` (documents to keep
+    about a model that is called anonymous) and `trade-off` (a CSV and a PNG).
+
+    Nothing is verified here: `fl-dp ledger` does that.
+    """
+    with failures_told():
+        if form == "html":
+            target = write_report(runs, output)
+            out.print(f"Report: {target}", soft_wrap=True, markup=False)
+            return
+        _require_paper(form)
+        from fl_dp.papers import write_paper
+
+        for file in write_paper(form, _one(runs), output):
+            out.print(f"Paper: {file}", soft_wrap=True, markup=False)
+
+
+def write_report(places: Sequence[Path], output: Path | None = None) -> Path:
+    """Write the page of runs and return where it is.
+
+    Args:
+        places: Folders of runs, or that hold runs.
+        output: The file; None puts it into the one folder that is named, else into this one.
+
+    Raises:
+        FileNotFoundError: If there is no run.
+        ValueError: If the file's name is no page's, or there are too many runs.
+        ModuleNotFoundError: Without jinja2.
+        OSError: If something can't be read or written.
+    """
+    from fl_dp.files import write_text
+    from fl_dp.report.page import report_page
+
+    if output is None:
+        output = places[0] / _PAGE if len(places) == 1 else Path(_PAGE)
+    if output.suffix.lower() not in (".html", ".htm") or output.is_dir():
+        raise ValueError(f"the report is a page: write a name that ends in .html, got '{output}'")
+    page = report_page(_found(places))
+    write_text(output, page)
+    return output
+
+
+def _found(places: Sequence[Path]) -> list[FoundRun]:
+    """Return the runs in folders, each once.
+
+    Raises:
+        FileNotFoundError: If one of the folders holds none.
+        ValueError: If there are too many.
+    """
+    from fl_dp.found_runs import RunsFolder, read_run
+
+    found: dict[Path, FoundRun] = {}
+    for place in places:
+        if (place / "config.yaml").exists():
+            found.setdefault(place.resolve(), read_run(place))
+            continue
+        if not place.is_dir():
+            raise FileNotFoundError(f"there is no folder {place}")
+        folder = RunsFolder(place)
+        names = sorted(card.name for card in folder.listing().cards)
+        if not names:
+            raise FileNotFoundError(
+                f"there is no run in {place}: name the folder of a run, of a sweep, or several"
+            )
+        if len(names) + len(found) > _MOST_RUNS:
+            raise ValueError(
+                f"{place} holds {len(names)} runs, and a page takes {_MOST_RUNS}: name fewer"
+            )
+        for name in names:
+            found.setdefault(folder.root / name, folder.read(name))
+    return list(found.values())
+
+
+def _require_paper(form: str) -> None:
+    from fl_dp.papers import PAPERS
+
+    known = ["html", *PAPERS]
+    if form not in known:
+        near = "".join(f": did you mean {name}?" for name in get_close_matches(form, known, 1))
+        fail(f"--format must be one of {', '.join(known)}, got '{form}'{near}", status=2)
+
+
+def _one(runs: Sequence[Path]) -> Path:
+    if len(runs) > 1:
+        raise ValueError(f"a paper is of one run, got {len(runs)}: write one command each")
+    if not (runs[0] / "config.yaml").exists():
+        raise FileNotFoundError(f"there is no run in {runs[0]}: it has no config.yaml")
+    return runs[0]

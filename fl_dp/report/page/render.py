@@ -1,0 +1,172 @@
+"""The report's file: runs in, one HTML text out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.resources import files
+
+from fl_dp import __version__
+from fl_dp.found_runs import FoundRun
+from fl_dp.statement.words import rounded_up
+
+from .charts import MOST_CURVES, charts_of
+from .facts import facts_of
+from .findings import findings_of
+from .groups import Group, compared, differences, groups_of, shown_value
+from .words import WORDS
+
+_ASSETS = files("fl_dp.report") / "assets"
+_MOST_DIFFERENCES = 8
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Table:
+    """A table of the page.
+
+    Attributes:
+        caption: Above it.
+        headings: Of its columns.
+        rows: Text, as many in each as there are headings.
+    """
+
+    caption: str
+    headings: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+
+
+def report_page(runs: Sequence[FoundRun]) -> str:
+    """Return the report of runs as one HTML page that needs nothing else.
+
+    Everything that the runs' folders say is escaped; the page's policy lets no other script run and
+    nothing be fetched.
+
+    Args:
+        runs: At least one.
+
+    Raises:
+        ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[report]'` brings.
+        ValueError: Without any run.
+    """
+    if not runs:
+        raise ValueError("a report needs at least one run")
+    try:
+        from jinja2 import DictLoader, Environment, StrictUndefined
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "the report needs jinja2: pip install 'fl-dp[report]' brings it"
+        ) from error
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        loader=DictLoader({"page": _asset("page/report.html.j2")}),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    groups = groups_of(runs)
+    style = _asset("uplot/uPlot.min.css") + _asset("page/report.css")
+    script = "\n".join((_asset("uplot/uPlot.iife.min.js"), _asset("page/report.js")))
+    several = len(runs) > 1
+    title = WORDS["title.several"].format(count=len(runs)) if several else WORDS["title.one"]
+    return environment.get_template("page").render(
+        words=WORDS,
+        title=title,
+        made=WORDS["made"].format(version=__version__),
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+        facts=[facts_of(run) for run in runs],
+        several=several,
+        charts=charts_of(groups),
+        bands=any(len(group.runs) > 1 for group in groups),
+        too_many=WORDS["too_many"].format(count=len(groups), most=MOST_CURVES)
+        if len(groups) > MOST_CURVES
+        else None,
+        tables=[_over_seeds(groups), _side_by_side(groups)] if several else [],
+        findings=[finding for run in runs for finding in findings_of(run)],
+    )
+
+
+def _policy(style: str, script: str) -> str:
+    """Return the page's content security policy: our style and our script, and nothing else."""
+    allowed = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'"
+        for each in (style, script)
+    ]
+    return (
+        f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}; "
+        "base-uri 'none'; form-action 'none'"
+    )
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _side_by_side(groups: Sequence[Group]) -> _Table:
+    runs = [run for group in groups for run in group.runs]
+    differing = differences(runs)[:_MOST_DIFFERENCES]
+    if len({run.settings.get("seed") for run in runs}) > 1:
+        differing = ["seed", *differing]
+    headings = [
+        WORDS[f"compare.{name}"]
+        for name in ("run", "state", "rounds", "accuracy", "loss", "epsilon", "delta")
+    ]
+    rows = []
+    for run in runs:
+        card = run.card
+        of_run = dict(compared(run)) | {"seed": run.settings.get("seed")}
+        rows.append(
+            (
+                card.name,
+                WORDS[f"state.{card.state}"],
+                f"{_number(card.round, 'd')} / {_number(card.rounds, 'd')}",
+                _number(card.test_accuracy, ".4f"),
+                _number(card.test_loss, ".4f"),
+                "∞" if not card.promises else _bound(card.epsilon),
+                "–" if not card.promises else _number(card.delta, ".3g"),
+                *(shown_value(of_run.get(key)) for key in differing),
+            )
+        )
+    return _Table(
+        caption=WORDS["compare.caption"], headings=(*headings, *differing), rows=tuple(rows)
+    )
+
+
+def _over_seeds(groups: Sequence[Group]) -> _Table:
+    names = ("curve", "accuracy", "loss", "epsilon")
+    headings = [WORDS[f"compare.{name}"] for name in names]
+    headings.insert(1, WORDS["seeds.runs"])
+    rows = []
+    for group in groups:
+        spent = [run.card.epsilon for run in group.runs if run.card.epsilon is not None]
+        promised = all(run.card.promises for run in group.runs)
+        rows.append(
+            (
+                group.name,
+                str(len(group.runs)),
+                _mean(group, lambda run: run.card.test_accuracy),
+                _mean(group, lambda run: run.card.test_loss),
+                _bound(max(spent, default=None)) if promised else "∞",
+            )
+        )
+    return _Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
+
+
+def _mean(group: Group, value: Callable[[FoundRun], float | None]) -> str:
+    values = [each for each in map(value, group.runs) if each is not None]
+    if not values:
+        return "–"
+    mean = f"{statistics.fmean(values):.4f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
+
+
+def _number(value: float | None, digits: str) -> str:
+    return "–" if value is None else f"{value:{digits}}"
+
+
+def _bound(value: float | None) -> str:
+    return "–" if value is None else rounded_up(value)
