@@ -93,8 +93,8 @@ class Door:
 
     def open_session(self) -> str:
         """Return a new session's secret, for a browser that knew the token."""
-        for old in list(self._sessions)[: len(self._sessions) - _MOST_SESSIONS + 1]:
-            del self._sessions[old]
+        while len(self._sessions) >= _MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]  # the oldest
         session = secrets.token_urlsafe(32)
         self._sessions[_digest(session).hex()] = self.now() + SESSION_SECONDS
         return session
