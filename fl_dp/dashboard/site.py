@@ -133,7 +133,9 @@ class _Pages:
         self.templates.filters["address"] = lambda name: quote(str(name), safe="/")
 
     def routes(self) -> FastAPI:
-        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
+        app = FastAPI(
+            docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
+        )
         app.add_exception_handler(HTTPException, self._failed)
         app.get("/static/{name}")(self.static)
         app.get(LOGIN)(self.login_form)

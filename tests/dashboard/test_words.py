@@ -89,7 +89,7 @@ def test_numbers_dates_and_times_have_the_language_s_form() -> None:
     assert words("en").moment(when) == "7 Mar 2026, 09:05"
     assert words("zh").moment(when) == "2026年3月7日 09:05"
     assert words("en").number(12345) == "12,345"
-    assert words("en").number(0.0029435) == "0.002944"
+    assert words("en").number(0.00294352) == "0.002944"
     assert words("en").percent(0.9167) == "91.7%"
     assert words("en").duration(7260) == "2 h 01"
     assert words("zh").duration(90) == "90 秒"
