@@ -22,11 +22,11 @@ from fastapi.responses import (
     StreamingResponse,
 )
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from fl_dp import __version__
-from fl_dp.app.overrides import group_options
 from fl_dp.found_runs import FoundRun, RunCard, RunsFolder, RunState, thinned
 
 from .access import SESSION_SECONDS, Door, TooManyGuesses, WrongToken
@@ -48,7 +48,16 @@ from .shown_runs import (
     seconds_left,
     sweeps_of,
 )
-from .start_form import FIRST, GROUPS, RUN_NAME, WrongField, folded, offered, read_form
+from .start_form import (
+    FIRST,
+    RUN_NAME,
+    WrongField,
+    field_of,
+    folded,
+    offered,
+    options,
+    read_form,
+)
 from .started_runs import NotPriced, NotStarted, StartedRuns
 from .words import Words, language_for, languages
 
@@ -133,9 +142,7 @@ class _Pages:
         self.templates.filters["address"] = lambda name: quote(str(name), safe="/")
 
     def routes(self) -> FastAPI:
-        app = FastAPI(
-            docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False
-        )
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
         app.add_exception_handler(HTTPException, self._failed)
         app.get("/static/{name}")(self.static)
         app.get(LOGIN)(self.login_form)
@@ -322,8 +329,6 @@ class _Pages:
         try:
             price = self.dashboard.started.price(wanted)
         except NotPriced as error:
-            from .start_form import field_of
-
             said = WrongField(field=field_of(str(error), form), text=str(error))
             return self._form_page(request, form, wrong=said)
         return self._form_page(request, form, price=price)
@@ -373,7 +378,7 @@ class _Pages:
             wrong=wrong,
             price=price,
             command="" if price is None else shlex.join(["fl-dp", "run", *price.request.overrides]),
-            options={group: group_options()[group] for group in GROUPS},
+            options=options(),
             first=[offered()[name] for name in FIRST],
             folded=folded(),
             run_name=RUN_NAME,
@@ -462,8 +467,6 @@ async def _form(request: Request) -> dict[str, str]:
 
 
 async def _in_thread(answer: Any, request: Request, form: Mapping[str, str]) -> Response:
-    from starlette.concurrency import run_in_threadpool
-
     found: Response = await run_in_threadpool(answer, request, form)
     return found
 

@@ -21,10 +21,13 @@ FIRST = (
 )
 """Keys that are shown at once; the others are folded away by group."""
 
-# A form chooses neither folders of this machine nor noise that can be predicted; sweeps, attacks
-# and statistics are other commands.
+# A form chooses neither folders of this machine, and so no data of one's own, nor noise that can
+# be predicted; sweeps, attacks and statistics are other commands.
+_OWN_DATA = ("csv", "parquet", "folder")
 _NOT_OFFERED = {
     *("output_dir", "run_name", "resume", "task.data_dir", "dp_sgd.ledger_dir"),
+    *("task.label_column", "task.client_column", "task.classes", "task.columns"),
+    *("task.image_shape", "task.mean", "task.std", "task.test_fraction"),
     *("secure_sum.roster", "privacy.insecure_seed"),
     *(f"{group}.name" for group in GROUPS),
 }
@@ -35,7 +38,6 @@ _RUN_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _NUMBER = re.compile(r"[+-]?(\d{1,18}(\.\d{0,18})?|\.\d{1,18})([eE][+-]?\d{1,3})?|[+-]?inf")
 
 
-@dataclass(frozen=True, kw_only=True)
 class WrongField(Exception):
     """A value can't be used.
 
@@ -44,8 +46,10 @@ class WrongField(Exception):
         text: Says what to write instead.
     """
 
-    field: str
-    text: str
+    def __init__(self, *, field: str, text: str) -> None:
+        """Say which field is wrong and why."""
+        super().__init__(text)
+        self.field, self.text = field, text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,15 @@ def folded() -> dict[str, tuple[Key, ...]]:
     return found
 
 
+@cache
+def options() -> dict[str, tuple[str, ...]]:
+    """Return what each group's field offers."""
+    return {
+        group: tuple(name for name in group_options()[group] if name not in _OWN_DATA)
+        for group in GROUPS
+    }
+
+
 def read_form(form: Mapping[str, str]) -> Request:
     """Return what a filled form asks for; an empty field leaves its default.
 
@@ -102,16 +115,14 @@ def read_form(form: Mapping[str, str]) -> Request:
     overrides = []
     for group in GROUPS:
         option = form.get(group, "").strip()
-        if option and option not in group_options()[group]:
-            raise WrongField(
-                field=group, text=f"{group} is one of {', '.join(group_options()[group])}"
-            )
+        if option and option not in options()[group]:
+            raise WrongField(field=group, text=f"{group} is one of {', '.join(options()[group])}")
         if option:
             overrides.append(f"{group}={option}")
     for name, key in offered().items():
         written = form.get(name, "").strip()
         if written:
-            overrides.append(_override(key, written))
+            overrides.append(override_of(key, written))
     run_name = form.get(RUN_NAME, "").strip()
     if run_name and _RUN_NAME.fullmatch(run_name) is None:
         raise WrongField(
@@ -128,16 +139,19 @@ def read_form(form: Mapping[str, str]) -> Request:
 def field_of(error: str, form: Mapping[str, str]) -> str:
     """Return the field that an error is about: the first it names, rather one that was filled."""
     named = [word.rstrip(".") for word in re.findall(r"[a-z_][a-z_0-9.]*", error)]
+    # `privacy.mode` may have been chosen in the field of its group.
+    named += [name.partition(".")[0] for name in named if "." in name]
     known = [name for name in named if name in offered() or name in GROUPS]
     filled = [name for name in known if form.get(name, "").strip()]
-    # `privacy.mode` is chosen in the field of its group.
-    of_groups = [name.partition(".")[0] for name in named if "." in name]
-    found = [*filled, *known, *(name for name in of_groups if name in GROUPS)]
-    return found[0] if found else ""
+    return next(iter([*filled, *known]), "")
 
 
-def _override(key: Key, written: str) -> str:
-    """Return an override that Hydra reads as this value and as nothing else."""
+def override_of(key: Key, written: str) -> str:
+    """Return an override that Hydra reads as this value and as nothing else.
+
+    Raises:
+        WrongField: If it is not a value of the key's kind.
+    """
     if len(written) > 500 or not written.isprintable():
         raise WrongField(field=key.name, text=f"{key.name} must be {key.allowed}")
     if written == "null" and key.nullable:

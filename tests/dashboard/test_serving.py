@@ -91,6 +91,7 @@ def test_a_mistake_at_the_command_line_is_one_line(tmp_path: Path) -> None:
     assert "at least 16" in said_on_stderr(result)
 
 
+@pytest.mark.slow
 def test_the_command_serves_until_it_is_stopped_and_logs_no_token(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     process = subprocess.Popen(
@@ -131,7 +132,7 @@ PLAN = PrivacyPlan.from_noise_multiplier(
 def spend(location: Path, rounds: int) -> None:
     with PrivacyLedger.open(location, PLAN) as ledger:
         for number in range(1, rounds + 1):
-            ledger.commit(ledger.reserve(PLAN.release.round_event(number), server_round=number))
+            ledger.commit(ledger.reserve(round=number))
 
 
 def test_the_gauge_of_a_server_s_ledger_is_what_the_ledger_computes(tmp_path: Path) -> None:
@@ -169,7 +170,7 @@ def test_a_gauge_is_computed_anew_only_when_its_ledger_has_changed(
     assert gauges.read() == [before]
     assert read == []
     with PrivacyLedger.open(place, PLAN) as ledger:
-        ledger.commit(ledger.reserve(PLAN.release.round_event(2), server_round=2))
+        ledger.commit(ledger.reserve(round=2))
     [after] = gauges.read()
     assert len(read) == 1
     assert after.rounds == 2
