@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -92,7 +93,8 @@ def dashboard(
     if given is None:
         out.print(f"Token: {token}", soft_wrap=True, markup=False)
     err.print("Ctrl-C ends it", markup=False)
-    serve(site, address, listener)
+    with suppress(KeyboardInterrupt):  # uvicorn ends in order, and then passes it on
+        serve(site, address, listener)
     if started is not None:
         _tell_what_goes_on(started)
 

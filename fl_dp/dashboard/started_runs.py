@@ -48,6 +48,7 @@ class Price:
         request: They.
         epsilon: Quoted epsilon; None where nothing is promised.
         delta: The delta that goes with it.
+        records: Epsilon and delta of a client's records, where they are protected besides.
         promise: Sentences of the promise by name.
         warnings: What the command line warns of.
     """
@@ -56,6 +57,7 @@ class Price:
     request: Request
     epsilon: float | None = None
     delta: float | None = None
+    records: tuple[float, float] | None = None
     promise: dict[str, str] = field(default_factory=dict)
     warnings: tuple[str, ...] = ()
 
@@ -124,12 +126,13 @@ class StartedRuns:
         if request.promises:
             with self._pricing:  # a calibration keeps a processor busy
                 document, warnings = self._plan(request.overrides)
-            quoted_name = document.get("quoted")
+            records = document.get("records")
             price = Price(
                 key=price.key,
                 request=request,
-                epsilon=document.get("epsilon", {}).get(quoted_name),
+                epsilon=_quoted_epsilon(document),
                 delta=document.get("delta"),
+                records=None if records is None else (_quoted_epsilon(records), records["delta"]),
                 promise=document.get("promise", {}),
                 warnings=warnings,
             )
@@ -235,6 +238,10 @@ class StartedRuns:
 def _environment() -> dict[str, str]:
     """Return the environment of what is started: it need not know the token."""
     return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+
+
+def _quoted_epsilon(document: dict[str, Any]) -> float:
+    return float(document["epsilon"][document["quoted"]])
 
 
 def _after(prefix: str, line: str) -> str:

@@ -175,7 +175,7 @@ def test_everything_is_reached_by_keyboard_alone(page: Any, root: Path) -> None:
         expect(page.get_by_role("link", name="Skip to the content")).to_be_in_viewport()
         page.keyboard.press("Enter")
         order = []
-        for _ in range(16):
+        for _ in range(11):
             page.keyboard.press("Tab")
             order.append(
                 page.evaluate(
@@ -184,7 +184,7 @@ def test_everything_is_reached_by_keyboard_alone(page: Any, root: Path) -> None:
                 )
             )
             outline = page.evaluate("getComputedStyle(document.activeElement).outlineStyle")
-            assert outline != "none", order
+            assert outline != "none", order[-1]
         wanted = ["q", "state", "task", "sort", "Show", "run", "/run/", "run", "/run/", "Compare"]
         places = iter(order)
         assert all(any(str(each).startswith(want) for each in places) for want in wanted), order

@@ -226,11 +226,15 @@ def test_a_folder_that_is_taken_is_not_written_to(started: StartedRuns) -> None:
 
 
 def test_a_start_that_fails_shows_why(tmp_path: Path) -> None:
-    command = ["sh", "-c", "test $0 = plan && echo '{}' && exit; echo 'error: no data'; exit 2"]
+    said = '{"epsilon": {"pld": 1.5}, "quoted": "pld", "delta": 1e-5, "records": '
+    said += '{"epsilon": {"rdp": 2.5}, "quoted": "rdp", "delta": 1e-6}}'
+    plan_alone = f"test $0 = plan && echo '{said}' && exit; echo 'error: no data'; exit 2"
+    command = ["sh", "-c", plan_alone]
     (tmp_path / "runs").mkdir()
     started = StartedRuns(root=tmp_path / "runs", command=command)
     client = reader(dashboard_of(tmp_path / "runs", started=started).site())
     price = started.price(read_form({"run_name": "mine"}))
+    assert (price.epsilon, price.records) == (1.5, (2.5, 1e-6))
     started.start(price.key)
     wait_for(lambda: not started.is_running("mine"))
     page = client.get("/started/mine").text
