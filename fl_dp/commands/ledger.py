@@ -22,6 +22,10 @@ def ledger(
         Path | None,
         typer.Option("--check", help="Compare with this privacy.json, wherever it lies."),
     ] = None,
+    summary: Annotated[
+        bool,
+        typer.Option("--summary", help="Only budget, spent, left and when; no name, no entry."),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Tell what was spent, entry by entry, after verifying the chain.
@@ -33,13 +37,21 @@ def ledger(
     ledger's folder are compared with it: every number and sentence of the statement is computed
     anew. An auditor who has the two files names the statement with `--check privacy.json`.
 
+    `--summary` is for governance: it names no node, no participant and no place, and tells a number
+    of clients below ten as such.
+
     An entry that was altered, removed or reordered, an end that was cut off and a statement that
     was edited are errors with status 1.
     """
-    from .shown_ledger import show_ledger
+    from .shown_ledger import show_ledger, summarise_ledger
 
     with failures_told():
-        shown = show_ledger(location, csv=csv, check=check)
+        if summary and (csv is not None or check is not None):
+            raise ValueError("--summary has no entries and no files: leave out --csv and --check")
+        if summary:
+            shown = summarise_ledger(location)
+        else:
+            shown = show_ledger(location, csv=csv, check=check)
     if as_json:
         print_json(shown.document)
         return

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from rich.markup import escape
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
 from fl_dp.ledger.training import library_versions
+from fl_dp.report.governance import nodes_summary, summary_lines, training_summary
 from fl_dp.report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
 from fl_dp.report.node_ledger_view import node_ledger_json, node_ledger_table
 from fl_dp.statement import (
@@ -84,18 +86,13 @@ def _show_node_ledgers(
     location: str, *, csv: Path | None, check: Path | None
 ) -> ShownLedger | None:
     """Show ledgers that nodes keep; None if it is the ledger of a training."""
-    folder = Path(location)
-    places = _node_ledgers_in(folder) if folder.is_dir() else [location]
-    try:
-        if not places or not NodeLedger.is_one(places[0]):
-            return None
-    except (OSError, ValueError):
-        return None  # the other reader says what is wrong
+    of_nodes = _opened_node_ledgers(location)
+    if of_nodes is None:
+        return None
     if csv is not None:
         raise ValueError("a node's ledger is shown by account: leave out --csv, or write --json")
-    findings = _compare(None, RunFolder(folder) if folder.is_dir() else None, check)
-    with ExitStack() as stack:
-        opened = [stack.enter_context(NodeLedger.read(place)) for place in places]
+    with of_nodes as (opened, folder):
+        findings = _compare(None, folder, check)
         each = [node_ledger_json(ledger) for ledger in opened]
         verified = "Chains verified" if len(opened) > 1 else "Chain verified"
         return ShownLedger(
@@ -103,6 +100,52 @@ def _show_node_ledgers(
             | _comparison_json(findings),
             lines=[node_ledger_table(opened, location), verified, *_sentences(findings)],
         )
+
+
+_OfNodes = AbstractContextManager[tuple[list[NodeLedger], RunFolder | None]]
+
+
+def _opened_node_ledgers(location: str) -> _OfNodes | None:
+    """Return the ledgers of nodes at a place, to be opened; None if it is that of a training."""
+    folder = Path(location)
+    places = _node_ledgers_in(folder) if folder.is_dir() else [location]
+    try:
+        if not places or not NodeLedger.is_one(places[0]):
+            return None
+    except (OSError, ValueError):
+        return None  # the other reader says what is wrong
+
+    @contextmanager
+    def opened() -> Iterator[tuple[list[NodeLedger], RunFolder | None]]:
+        with ExitStack() as stack:
+            ledgers = [stack.enter_context(NodeLedger.read(place)) for place in places]
+            yield ledgers, RunFolder(folder) if folder.is_dir() else None
+
+    return opened()
+
+
+def summarise_ledger(location: str) -> ShownLedger:
+    """Verify a ledger and tell budget, spent, left and when; no site's name, no small count.
+
+    Args:
+        location: As in `show_ledger`.
+
+    Raises:
+        LedgerCorrupted: As `show_ledger`.
+        OSError: As `show_ledger`.
+        ValueError: As `show_ledger`.
+    """
+    opened = _opened_node_ledgers(location)
+    if opened is not None:
+        with opened as (ledgers, folder):
+            _compare(None, folder, None)
+            summary = nodes_summary(ledgers)
+        return ShownLedger(document=summary, lines=list(summary_lines(summary)))
+    folder = _folder_of(location)
+    with SpentLedger.read(location if folder is None else folder.ledger) as ledger:
+        _compare(ledger, folder, None)
+        summary = training_summary(ledger)
+    return ShownLedger(document=summary, lines=list(summary_lines(summary)))
 
 
 def _folder_of(location: str) -> RunFolder | None:

@@ -36,7 +36,8 @@ GROUP_OPTIONS = sorted(
 EVERYTHING = [
     *("seed=7", "rounds=11", "round_timeout=12.5", "roster_timeout=3.0"),
     *("roster_may_grow=true", "privacy.contribution_check=false"),
-    *("output_dir=/some/where", "run_name=a-name", "report=none", "task=csv", "task.num_clients=321"),
+    *("output_dir=/some/where", "run_name=a-name", "report=none"),
+    *("task=csv", "task.num_clients=321"),
     *("task.num_records=5000", "task.max_records=90"),
     *("task.partition=dirichlet", "task.alpha=0.125", "task.shards_per_client=3"),
     *("task.data_dir=/data", "model=cnn", "model.hidden=17", "privacy.epsilon=1.5"),

@@ -9,9 +9,9 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from fl_dp.app.compose import compose_settings
+from fl_dp.app.settings import Settings
 
 
 def write_run(
@@ -28,7 +28,7 @@ def write_run(
 
     Args:
         path: The folder.
-        overrides: Of its settings.
+        overrides: Of its settings, each `key=value`; unchecked.
         rounds: Planned.
         done: Released; None: all.
         stated: Whether it wrote its statement.
@@ -114,6 +114,11 @@ def statement(*, rounds: int, done: int, epsilon: float) -> dict[str, Any]:
     }
 
 
-@cache
 def _settings(overrides: tuple[str, ...], rounds: int) -> str:
-    return OmegaConf.to_yaml(asdict(compose_settings([*overrides, f"rounds={rounds}"])))
+    given = OmegaConf.from_dotlist([*overrides, f"rounds={rounds}"])
+    return OmegaConf.to_yaml(OmegaConf.merge(_defaults(), given))
+
+
+@cache
+def _defaults() -> DictConfig:
+    return OmegaConf.create(asdict(Settings()))

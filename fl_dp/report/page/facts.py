@@ -9,6 +9,7 @@ from typing import Any
 
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.found_runs import FoundRun
+from fl_dp.found_runs.untrusted import number
 from fl_dp.report.released_noise import noise_of_mean
 from fl_dp.statement.words import ACCOUNTANTS, rounded_up
 
@@ -91,7 +92,7 @@ def facts_of(run: FoundRun) -> Facts:
         warning=warning,
         gauge=_gauge(run),
         plain=() if warning else tuple(_plain(run)),
-        statement=tuple(_texts(statement, _STATED)),
+        statement=(*_texts(statement, _STATED), *_others_promised(statement)),
         not_covered=tuple(_sentences(statement.get("not_covered"))),
         accountants=tuple(_accountants(statement)),
         costs=tuple(_costs(run)),
@@ -122,6 +123,23 @@ _STATED = {
     "rounds_planned": "rounds planned",
     "randomness": "randomness",
 }
+
+
+def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of promises besides the one that is quoted: to records, of secure sums."""
+    rows = []
+    records = statement.get("records")
+    if isinstance(records, Mapping):
+        bounds, delta = records.get("epsilon"), number(records.get("delta"))
+        quoted = str(records.get("quoted"))
+        bound = number(bounds.get(quoted)) if isinstance(bounds, Mapping) else None
+        if bound is not None and delta is not None:
+            rows.append(("each record, besides", f"epsilon {rounded_up(bound)} at {delta:.3g}"))
+    sums = statement.get("secure_sums")
+    bound = number(sums.get("epsilon_of_models")) if isinstance(sums, Mapping) else None
+    if bound is not None:
+        rows.append(("against who sees released models alone", f"epsilon {rounded_up(bound)}"))
+    return rows
 
 
 def _promise(run: FoundRun) -> tuple[str, bool]:
@@ -190,11 +208,11 @@ def _accountants(statement: Mapping[str, Any]) -> list[Row]:
     bounds = statement.get("epsilon")
     if not isinstance(bounds, Mapping):
         return []
-    rows = []
+    rows: list[Row] = []
     for name, bound in bounds.items():
         quoted = f" ({WORDS['quoted']})" if name == statement.get("quoted") else ""
         if isinstance(bound, int | float):
-            rows.append((ACCOUNTANTS.get(name, name) + quoted, rounded_up(bound)))
+            rows.append((f"{ACCOUNTANTS.get(name, name)}{quoted}", rounded_up(bound)))
     return rows
 
 
