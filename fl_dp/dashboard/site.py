@@ -350,10 +350,12 @@ class _Pages:
         started = self.dashboard.started.get(name)
         if started is None:
             raise HTTPException(404)
-        with _no_such_run():
+        try:
             self.dashboard.runs.card(name)
-            return RedirectResponse(f"/run/{quote(name)}", status_code=303)
-        return self._page(request, "started.html", started=started, age=time.time() - started.begun)
+        except (OSError, ValueError):
+            age = time.time() - started.begun
+            return self._page(request, "started.html", started=started, age=age)
+        return RedirectResponse(f"/run/{quote(name)}", status_code=303)
 
     def stop(self, request: Request, name: str) -> Response:
         assert self.dashboard.started is not None  # else there is no such page
@@ -478,14 +480,6 @@ def _found_or_404() -> Iterator[None]:
         yield
     except (OSError, ValueError):
         raise HTTPException(404) from None
-
-
-@contextmanager
-def _no_such_run() -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError):
-        return
 
 
 def _texts(value: object) -> list[str]:

@@ -51,6 +51,13 @@ class Words:
             f"{value:,.{digits}g}" if abs(value) < 1e6 else f"{value:.{digits}g}"
         )
 
+    def bound(self, value: float | None, digits: int = 4) -> str:
+        """Return an upper bound such as epsilon, rounded up: less would be another promise."""
+        if value is None or not math.isfinite(value) or value <= 0.0:
+            return self.number(value, digits)
+        scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+        return self.number(math.ceil(value * scale * (1.0 - 1e-12)) / scale, digits)
+
     def percent(self, value: float | None) -> str:
         """Return a share with one decimal."""
         if value is None or not math.isfinite(value):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 
@@ -194,7 +195,7 @@ def test_pages_are_kept_by_no_cache(inside: TestClient) -> None:
 
 
 def test_a_form_without_a_length_or_with_a_large_one_is_not_read(inside: TestClient) -> None:
-    def endless():  # type: ignore[no-untyped-def]  # of chunks, without a length
+    def endless() -> Iterator[bytes]:  # in chunks, without a length
         yield b"token="
 
     assert inside.post("/price", content=endless(), headers=OWN).status_code == 411

@@ -90,9 +90,11 @@ def test_a_long_run_is_told_in_a_bounded_number_of_points(tmp_path: Path) -> Non
 
 def test_a_folder_that_goes_away_ends_the_stream(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", done=1, stated=False)
-    found = follow(
-        live_of(tmp_path), "a", after={"state": lambda: path.rename(tmp_path.parent / "b")}
-    )
+
+    def take_away() -> None:
+        path.rename(tmp_path.parent / "b")
+
+    found = follow(live_of(tmp_path), "a", after={"state": take_away})
     assert found[-1][0] == "gone"
 
 

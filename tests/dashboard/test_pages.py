@@ -87,7 +87,7 @@ def test_search_and_filter(three: TestClient, query: str, found: set[str]) -> No
 def three(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
     root = tmp_path_factory.mktemp("runs")
     write_run(root / "a", done=2)
-    write_run(root / "b", "seed=7", "task=breast_cancer")
+    write_run(root / "b", "seed=7", "task.name=breast_cancer")
     write_run(root / "s" / "run-0")
     cells = [{"name": "run-0", "variant": "schedule=cosine", "place": None}]
     (root / "s" / "sweep.json").write_text(json.dumps({"cells": cells}))
@@ -221,7 +221,7 @@ def test_html_in_names_settings_and_log_lines_stays_text(tmp_path: Path) -> None
     "name",
     [
         *(
-            "..",
+            "%2e%2e",
             "../secret",
             "..%2Fsecret",
             "%2e%2e%2fsecret",

@@ -166,7 +166,12 @@ def test_a_gauge_is_computed_anew_only_when_its_ledger_has_changed(
     [before] = gauges.read()
     read = []
     original = gauges_room._gauges
-    monkeypatch.setattr(gauges_room, "_gauges", lambda at: read.append(at) or original(at))
+
+    def noted(location: str) -> list[gauges_room.Gauge]:
+        read.append(location)
+        return original(location)
+
+    monkeypatch.setattr(gauges_room, "_gauges", noted)
     assert gauges.read() == [before]
     assert read == []
     with PrivacyLedger.open(place, PLAN) as ledger:

@@ -255,6 +255,7 @@ def test_the_price_is_that_of_the_command_line(tmp_path: Path) -> None:
     request: Request = read_form({"rounds": "2", "privacy.epsilon": "3", "task.num_clients": "20"})
     price = StartedRuns(root=tmp_path).price(request)
     assert price.epsilon == pytest.approx(3.0, abs=0.01)
+    assert price.epsilon is not None
     assert price.epsilon <= 3.0
     assert "unit" in price.promise
     assert any("20 clients are few" in warning for warning in price.warnings)

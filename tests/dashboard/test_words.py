@@ -95,6 +95,14 @@ def test_numbers_dates_and_times_have_the_language_s_form() -> None:
     assert words("zh").duration(90) == "90 秒"
 
 
+@pytest.mark.parametrize(
+    ("epsilon", "shown"),
+    [(1.9999999962, "2"), (2.0, "2"), (2.0000001, "2.001"), (0.12341, "0.1235"), (0.0, "0")],
+)
+def test_an_epsilon_is_never_rounded_down(epsilon: float, shown: str) -> None:
+    assert words("en").bound(epsilon) == shown
+
+
 def test_other_separators_are_only_another_file() -> None:
     texts = {**words("en").texts, "format.decimal": ",", "format.group": "."}
     assert Words(code="de", texts=texts).number(12345.6, 7) == "12.345,6"

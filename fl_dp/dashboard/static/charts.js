@@ -1,5 +1,5 @@
 // Charts: uPlot in the page's colours, each with a sentence that says what it shows.
-import { number, percent, word } from "./words.js";
+import { bound, number, percent, word } from "./words.js";
 
 // Columns of a point, as `points` in shown_runs.py writes them.
 export const ROUND = 0, ACCURACY = 1, LOSS = 2, EPSILON = 3, CLIPPING = 4, NOISE = 5;
@@ -7,7 +7,7 @@ export const ROUND = 0, ACCURACY = 1, LOSS = 2, EPSILON = 3, CLIPPING = 4, NOISE
 const KINDS = {
   accuracy: { x: ROUND, y: ACCURACY, format: percent },
   loss: { x: ROUND, y: LOSS, format: number },
-  epsilon: { x: ROUND, y: EPSILON, format: number },
+  epsilon: { x: ROUND, y: EPSILON, format: bound },
   "accuracy-epsilon": { x: EPSILON, y: ACCURACY, format: percent },
   noise: { x: ROUND, y: NOISE, format: number },
   clipping: { x: ROUND, y: CLIPPING, format: number },

@@ -1,6 +1,6 @@
 // One run: its curves, and what is new while it goes on.
 import { charts } from "./charts.js";
-import { duration, number, percent, word } from "./words.js";
+import { bound, duration, number, percent, word } from "./words.js";
 
 const MOST = 2000;
 const place = document.getElementById("run");
@@ -36,7 +36,7 @@ function state(said) {
   badge.textContent = word(`state.${said.state}`);
   put("round", `${number(said.round)} / ${number(said.rounds)}`);
   put("accuracy", percent(said.accuracy));
-  if (said.epsilon !== null) put("epsilon", number(said.epsilon));
+  if (said.epsilon !== null) put("epsilon", bound(said.epsilon));
   put("left", duration(said.left));
   const part = place.querySelector(".facts .gauge .part");
   if (part && said.epsilon !== null && said.budget) {

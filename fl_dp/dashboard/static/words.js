@@ -11,6 +11,13 @@ export function number(value, digits = 4) {
   return new Intl.NumberFormat(language, { maximumSignificantDigits: digits }).format(value);
 }
 
+// An upper bound such as epsilon is rounded up: less would be another promise.
+export function bound(value, digits = 4) {
+  if (value === null || value === undefined) return "–";
+  const form = { maximumSignificantDigits: digits, roundingMode: "ceil" };
+  return new Intl.NumberFormat(language, form).format(value * (1 - 1e-12));
+}
+
 export function percent(value) {
   if (value === null || value === undefined) return "–";
   const form = { style: "percent", minimumFractionDigits: 1, maximumFractionDigits: 1 };
