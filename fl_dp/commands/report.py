@@ -97,6 +97,8 @@ def _found(places: Sequence[Path]) -> list[FoundRun]:
     from fl_dp.found_runs import RunsFolder, read_run
 
     found: dict[Path, FoundRun] = {}
+    if len(places) > _MOST_RUNS:
+        raise ValueError(f"{len(places)} runs, and a page takes {_MOST_RUNS}: name fewer")
     for place in places:
         if (place / "config.yaml").exists():
             found.setdefault(place.resolve(), read_run(place))

@@ -43,7 +43,12 @@ def write_paper(form: str, folder: Path, output: Path | None = None) -> list[Pat
     ending = Path(name).suffix
     if target.suffix.lower() != ending or target.is_dir():
         raise ValueError(f"this paper's name must end in {ending}, got '{target}'")
-    if form == "trade-off":
-        return write_trade_off(subject, target)
-    write_text(target, _TEXTS[form][0](subject))
+    try:
+        if form == "trade-off":
+            return write_trade_off(subject, target)
+        text = _TEXTS[form][0](subject)
+    except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
+        # Somebody wrote a value of another kind into it.
+        raise ValueError(f"{folder}: the privacy statement can't be read: {error!r}") from error
+    write_text(target, text)
     return [target]

@@ -2,15 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from fl_dp.found_runs import FoundRun, read_run
+from fl_dp.found_runs.untrusted import Unreadable, parsed_json, read_whole
 from fl_dp.ledger import LedgerAnchor
-from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement, read_statement
+from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement
 from fl_dp.statement.words import ceiling, neighbours_in_words, rounded_up
+
+_FILE = "privacy.json"
+_MOST = 1 << 23
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+# Of what papers write; a statement may have been edited by hand.
+_KINDS: Mapping[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "rule", "quoted"), _is_text),
+    **dict.fromkeys(("delta", "clipping_norm", "num_clients"), _is_number),
+    **dict.fromkeys(("epsilon", "epsilon_so_far"), _are_numbers),
+    "not_covered": _are_texts,
+}
 
 Promised: TypeAlias = PrivacyStatement | RecordStatement
 
@@ -35,7 +64,7 @@ class Subject:
             OSError: If it has no statement that can be read.
             ValueError: If its statement is none of ours.
         """
-        return cls(run=read_run(folder), statement=_statement(folder / "privacy.json"))
+        return cls(run=read_run(folder), statement=_statement(folder))
 
     @property
     def promise(self) -> Promised:
@@ -80,10 +109,21 @@ def neighbours(statement: Promised) -> str:
     return f"{relation}: {neighbours_in_words(statement.unit, relation)}"
 
 
-def _statement(file: Path) -> Promised | NoPromise:
-    said: Mapping[str, Any] = read_statement(file)
+def _statement(folder: Path) -> Promised | NoPromise:
+    try:
+        text = read_whole(folder, _FILE, most=_MOST)
+        said = parsed_json(text, _FILE)
+    except Unreadable as error:
+        raise ValueError(f"{folder / _FILE} is no privacy statement: {error}") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{folder / _FILE} is no privacy statement: it holds no JSON object")
     if said.get("quoted") == "none" and not said.get("epsilon"):
         rounds = said.get("rounds")
         return NoPromise(rounds=rounds if isinstance(rounds, int) else 0)
+    for name, fits in _KINDS.items():
+        if not fits(said.get(name)):
+            raise ValueError(
+                f"{folder / _FILE} is no privacy statement: its '{name}' is of another kind"
+            )
     of_clients = LedgerAnchor.stated_in(said) is not None
     return (PrivacyStatement if of_clients else RecordStatement).from_dict(said)

@@ -162,6 +162,38 @@ def test_a_statement_that_is_none_gets_no_paper(tmp_path: Path, text: str) -> No
             write_paper(form, path)
 
 
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("epsilon", {"pld": "x"}), ("delta", "small"), ("not_covered", [1]), ("rule", None)),
+        *(("epsilon", [1]), ("releases", [{"event": "laplace"}]), ("num_clients", "many")),
+        *(("clipping_norm", "x"), ("randomness", 3), ("unit", {})),
+    ],
+)
+def test_a_statement_of_other_kinds_of_values_ends_in_one_line(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    path = write_run(tmp_path / "a")
+    said = json.loads((path / "privacy.json").read_text())
+    (path / "privacy.json").write_text(json.dumps(said | {key: value}))
+    refused = 0
+    for form in PAPERS:
+        try:
+            write_paper(form, path)
+        except ValueError as error:
+            assert "statement" in str(error)
+            refused += 1
+    assert refused > 0
+
+
+def test_a_statement_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    (path / "privacy.json").rename(tmp_path / "elsewhere.json")
+    (path / "privacy.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(ValueError, match="link"):
+        write_paper("edpb", path)
+
+
 def test_a_name_of_another_kind_is_refused(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a")
     with pytest.raises(ValueError, match=r"must end in \.yaml"):

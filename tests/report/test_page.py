@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -123,6 +124,12 @@ def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_a_band(tmp_path
     assert (banded.lows[-1], banded.means[-1], banded.highs[-1]) == pytest.approx((0.9, 0.95, 1.0))
     assert banded.has_band
     assert not plain.has_band
+
+
+def test_a_mean_over_seeds_says_which_runs_have_not_ended(tmp_path: Path) -> None:
+    whole = write_run(tmp_path / "a", "seed=0")
+    part = write_run(tmp_path / "b", "seed=1", done=2)
+    assert "2, 1 unfinished" in Tags(page_of(whole, part)).text
 
 
 def test_a_comparison_names_what_differs_and_nothing_else(tmp_path: Path) -> None:
@@ -251,3 +258,13 @@ def test_a_harmless_mistake_ends_in_one_line(
     with pytest.raises((FileNotFoundError, ValueError), match=said):
         write_report([tmp_path / place for place in places], target)
     assert not list(tmp_path.rglob("*.html"))
+
+
+def test_more_runs_than_a_page_takes_are_refused(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run-0")
+    for index in range(1, 201):
+        shutil.copytree(path, tmp_path / f"run-{index}")
+    with pytest.raises(ValueError, match="holds 201 runs, and a page takes 200"):
+        write_report([tmp_path])
+    with pytest.raises(ValueError, match="201 runs, and a page takes 200"):
+        write_report(sorted(tmp_path.iterdir()))

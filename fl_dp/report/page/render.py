@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from importlib.resources import files
 
 from fl_dp import __version__
-from fl_dp.found_runs import FoundRun
+from fl_dp.found_runs import FoundRun, RunState
 from fl_dp.statement.words import rounded_up
 
 from .charts import MOST_CURVES, charts_of
@@ -147,13 +147,22 @@ def _over_seeds(groups: Sequence[Group]) -> _Table:
         rows.append(
             (
                 group.name,
-                str(len(group.runs)),
+                _count(group),
                 _mean(group, lambda run: run.card.test_accuracy),
                 _mean(group, lambda run: run.card.test_loss),
                 _bound(max(spent, default=None)) if promised else "∞",
             )
         )
     return _Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
+
+
+def _count(group: Group) -> str:
+    """Return how many runs a group has, and how many of them a mean should not be read with."""
+    unfinished = sum(run.card.state != RunState.FINISHED for run in group.runs)
+    runs = str(len(group.runs))
+    return (
+        runs if not unfinished else f"{runs}, {WORDS['seeds.unfinished'].format(count=unfinished)}"
+    )
 
 
 def _mean(group: Group, value: Callable[[FoundRun], float | None]) -> str:

@@ -43,6 +43,7 @@ WORDS = {
     "seeds": "Over seeds",
     "seeds.caption": "Runs that differ in their seed alone: mean ± standard deviation",
     "seeds.runs": "runs",
+    "seeds.unfinished": "{count} unfinished",
     "curves": "Curves",
     "summary": "At a glance",
     "budget": "Privacy budget",
