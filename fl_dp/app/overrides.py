@@ -118,6 +118,14 @@ def parsed(text: str) -> Override:
         ) from error
 
 
+def quoted(value: str) -> str:
+    """Return a value for an override that may hold any character."""
+    # Hydra reads a backslash literally unless quotes follow, and would interpolate a dollar sign.
+    escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
+    escaped = escaped.replace("${", "\\${")
+    return f'"{escaped}"'
+
+
 def wrong_value(key: str, written: str | None) -> str:
     """Return what to say of a value of the wrong type, or of a key inside a group that is none.
 

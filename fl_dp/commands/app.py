@@ -14,6 +14,7 @@ from .attack import attack
 from .audit import audit
 from .config import config
 from .console import fail, out
+from .dashboard import dashboard
 from .data import data
 from .ledger import ledger
 from .plan import plan
@@ -23,7 +24,7 @@ from .run import run
 from .secagg import secagg
 from .stats import stats
 
-_COMMANDS = (run, stats, plan, price, audit, report, config, ledger, data)
+_COMMANDS = (run, stats, plan, price, audit, report, dashboard, config, ledger, data)
 
 
 class _Commands(TyperGroup):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -16,6 +15,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
+from fl_dp.app.overrides import quoted
 from fl_dp.files import write_text
 
 from .console import doing, note, warn, warnings_shown
@@ -72,16 +72,16 @@ class Job:
     def sent(self) -> list[str]:
         """The overrides for the ServerApp, which runs elsewhere: every path in them is absolute."""
         if self.resumed:
-            return [_quoted("resume", str(self.path))]
+            return [f"resume={quoted(str(self.path))}"]
         sent = [
             *self.overrides,
-            _quoted("output_dir", str(self.path.parent)),
-            _quoted("run_name", self.path.name),
+            f"output_dir={quoted(str(self.path.parent))}",
+            f"run_name={quoted(self.path.name)}",
         ]
         # Decided here, for the nodes that are started here.
         sent.append(f"simulation.units_per_node={self.settings.simulation.units_per_node}")
         if self.settings.task.data_dir is not None:
-            sent.append(_quoted("task.data_dir", _absolute(self.settings.task.data_dir)))
+            sent.append(f"task.data_dir={quoted(_absolute(self.settings.task.data_dir))}")
         return sent
 
 
@@ -360,11 +360,3 @@ def _place_for(settings: Settings, experiment: str | None = None) -> Path:
 
 def _absolute(path: str) -> str:
     return str(Path(path).expanduser().resolve())
-
-
-def _quoted(key: str, value: str) -> str:
-    """Return a Hydra override whose value may hold any character."""
-    # Hydra reads a backslash literally unless quotes follow, and would interpolate a dollar sign.
-    escaped = re.sub(r'(\\*)("|$)', lambda m: m[1] * 2 + ('\\"' if m[2] else ""), value)
-    escaped = escaped.replace("${", "\\${")
-    return f'{key}="{escaped}"'

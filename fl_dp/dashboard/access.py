@@ -1,0 +1,125 @@
+"""Door of the dashboard: one token, sessions of those who knew it, and few wrong guesses.
+
+The token opens a session; a browser then carries the session alone. After a few wrong tokens from
+an address, or some more from everywhere, no token is compared any more for a minute, the right one
+neither; sessions that are open go on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import math
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+SHORTEST_TOKEN = 16
+SESSION_SECONDS = 12 * 3600
+MOST_WRONG_OF_AN_ADDRESS = 10
+MOST_WRONG_OF_ALL = 100
+WINDOW_SECONDS = 60.0
+_MOST_SESSIONS = 100
+
+
+class WrongToken(Exception):
+    """The token is another one."""
+
+
+class TooManyGuesses(Exception):
+    """Tokens are not compared for a while.
+
+    Attributes:
+        seconds: Until they are again.
+    """
+
+    def __init__(self, seconds: int) -> None:
+        """Say for how long."""
+        super().__init__(f"too many wrong tokens: try again in {seconds} seconds")
+        self.seconds = seconds
+
+
+def new_token() -> str:
+    """Return a token of 192 random bits."""
+    return secrets.token_urlsafe(24)
+
+
+def check_token(token: str) -> str:
+    """Return a token that somebody chose.
+
+    Raises:
+        ValueError: If it is short enough to be guessed, or can't stand in a header.
+    """
+    if len(token) < SHORTEST_TOKEN or not token.isascii() or not token.isprintable():
+        raise ValueError(
+            f"the dashboard's token has {len(token)} characters: write at least {SHORTEST_TOKEN}, "
+            "letters, digits and signs of ASCII; without one, a new token is made and shown"
+        )
+    return token
+
+
+@dataclass(kw_only=True)
+class Door:
+    """Token and sessions.
+
+    Attributes:
+        token: Opens a session.
+        now: Clock in seconds.
+    """
+
+    token: str = field(repr=False)
+    now: Callable[[], float] = time.monotonic
+    _sessions: dict[str, float] = field(default_factory=dict, repr=False)
+    _wrong: deque[tuple[float, str]] = field(default_factory=deque, repr=False)
+
+    def check(self, token: str, address: str) -> None:
+        """Compare a token in constant time.
+
+        Args:
+            token: As somebody wrote it.
+            address: Where it came from.
+
+        Raises:
+            TooManyGuesses: If it was not compared.
+            WrongToken: If it is another one.
+        """
+        self._require_few_guesses(address)
+        # Digests have one length, which is all that the time of the comparison depends on.
+        if not hmac.compare_digest(_digest(token), _digest(self.token)):
+            self._wrong.append((self.now(), address))
+            raise WrongToken
+
+    def open_session(self) -> str:
+        """Return a new session's secret, for a browser that knew the token."""
+        while len(self._sessions) >= _MOST_SESSIONS:
+            del self._sessions[next(iter(self._sessions))]  # the oldest
+        session = secrets.token_urlsafe(32)
+        self._sessions[_digest(session).hex()] = self.now() + SESSION_SECONDS
+        return session
+
+    def knows(self, session: str) -> bool:
+        """Tell whether a session is open."""
+        # Looked up by its digest: the time of a look-up says nothing of the secret.
+        return self._sessions.get(_digest(session).hex(), -math.inf) > self.now()
+
+    def close_session(self, session: str) -> None:
+        """End a session."""
+        self._sessions.pop(_digest(session).hex(), None)
+
+    def _require_few_guesses(self, address: str) -> None:
+        now = self.now()
+        while self._wrong and self._wrong[0][0] <= now - WINDOW_SECONDS:
+            self._wrong.popleft()
+        here = [when for when, of in self._wrong if of == address]
+        for times, most in (
+            (here, MOST_WRONG_OF_AN_ADDRESS),
+            ([when for when, _ in self._wrong], MOST_WRONG_OF_ALL),
+        ):
+            if len(times) >= most:
+                raise TooManyGuesses(math.ceil(times[0] + WINDOW_SECONDS - now) or 1)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,248 @@
+"""Simulations that the dashboard starts: priced first, one at a time, and stopped as by Ctrl-C."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+from fl_dp.app.overrides import quoted
+
+from .start_form import Request
+
+# -P: a module that lies where the user stands is not imported for ours.
+_COMMAND = (sys.executable, "-P", "-m", "fl_dp")
+_LONGEST_PRICING = 300.0
+_MOST_PRICED = 50
+_MOST_OUTPUT = 1 << 14
+TOKEN_VARIABLE = "FL_DP_DASHBOARD_TOKEN"
+_SIGNS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal
+
+
+class NotPriced(Exception):
+    """A simulation can't be priced; the text says why."""
+
+
+class NotStarted(Exception):
+    """A simulation can't be started; the text is the key of a word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Price:
+    """What a simulation would spend, as `fl-dp plan` computes it.
+
+    Attributes:
+        key: Names the priced settings to `start`.
+        request: They.
+        epsilon: Quoted epsilon; None where nothing is promised.
+        delta: The delta that goes with it.
+        records: Epsilon and delta of a client's records, where they are protected besides.
+        promise: Sentences of the promise by name.
+        warnings: What the command line warns of.
+    """
+
+    key: str
+    request: Request
+    epsilon: float | None = None
+    delta: float | None = None
+    records: tuple[float, float] | None = None
+    promise: dict[str, str] = field(default_factory=dict)
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(kw_only=True)
+class Started:
+    """One simulation.
+
+    Attributes:
+        name: Of its folder.
+        request: What was asked for.
+        process: `fl-dp run`.
+        output: What it prints.
+        begun: When it was started, seconds since 1970.
+        stopping: Whether somebody asked it to stop.
+    """
+
+    name: str
+    request: Request
+    process: subprocess.Popen[bytes]
+    output: IO[bytes]
+    begun: float
+    stopping: bool = False
+
+    @property
+    def runs(self) -> bool:
+        """Whether it has not ended."""
+        return self.process.poll() is None
+
+    @property
+    def failed(self) -> bool:
+        """Whether it ended otherwise than well or by us."""
+        return self.process.poll() not in (None, 0) and not self.stopping
+
+    def said(self) -> str:
+        """Return the end of what it printed."""
+        descriptor = self.output.fileno()
+        size = os.fstat(descriptor).st_size
+        tail = os.pread(descriptor, _MOST_OUTPUT, max(size - _MOST_OUTPUT, 0))
+        return _SIGNS.sub("", tail.decode(errors="replace")).strip()
+
+
+@dataclass(kw_only=True)
+class StartedRuns:
+    """Prices, starts and stops.
+
+    Attributes:
+        root: Folder of runs.
+        command: The command line.
+    """
+
+    root: Path
+    command: Sequence[str] = _COMMAND
+    _priced: dict[str, Price] = field(default_factory=dict)
+    _started: dict[str, Started] = field(default_factory=dict)
+    _starting: threading.Lock = field(default_factory=threading.Lock)
+    _pricing: threading.Lock = field(default_factory=threading.Lock)
+
+    def price(self, request: Request) -> Price:
+        """Return what a simulation would spend; nothing is trained.
+
+        Raises:
+            NotPriced: If it would be refused.
+        """
+        price = Price(key=secrets.token_urlsafe(16), request=request)
+        if request.promises:
+            with self._pricing:  # a calibration keeps a processor busy
+                document, warnings = self._plan(request.overrides)
+            records = document.get("records")
+            price = Price(
+                key=price.key,
+                request=request,
+                epsilon=_quoted_epsilon(document),
+                delta=document.get("delta"),
+                records=None if records is None else (_quoted_epsilon(records), records["delta"]),
+                promise=document.get("promise", {}),
+                warnings=warnings,
+            )
+        while len(self._priced) >= _MOST_PRICED:
+            del self._priced[next(iter(self._priced))]
+        self._priced[price.key] = price
+        return price
+
+    def start(self, key: str) -> Started:
+        """Start a simulation at the price that was shown.
+
+        Args:
+            key: Of its price.
+
+        Raises:
+            NotStarted: If there is no such price, another one runs, or its folder is taken.
+        """
+        with self._starting:
+            price = self._priced.get(key)
+            if price is None:
+                raise NotStarted("start.no_price")
+            if any(each.runs for each in self._started.values()):
+                raise NotStarted("start.busy")
+            request = price.request
+            stamp = time.strftime("%Y%m%d-%H%M%S")
+            name = request.run_name or f"{stamp}-{request.settings.task.name}"
+            if name in self._started or os.path.lexists(self.root / name):
+                raise NotStarted("start.taken")
+            del self._priced[key]  # a form that is sent twice starts one run
+            # In a file without a name: neither a pipe that fills up nor anything to clean away.
+            output = tempfile.TemporaryFile()  # noqa: SIM115  # open as long as the run is known
+            place = (f"output_dir={quoted(str(self.root))}", f"run_name={quoted(name)}")
+            process = subprocess.Popen(
+                [*self.command, "run", *request.overrides, *place],
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                env=_environment(),
+                start_new_session=True,  # Ctrl-C ends the dashboard, not a training
+            )
+            started = Started(
+                name=name, request=request, process=process, output=output, begun=time.time()
+            )
+            self._started[name] = started
+            return started
+
+    def stop(self, name: str) -> bool:
+        """Stop a simulation as Ctrl-C does; what it had reserved stays spent.
+
+        Returns:
+            Whether it was one that this dashboard started and that still ran.
+        """
+        started = self._started.get(name)
+        if started is None or not started.runs:
+            return False
+        started.stopping = True
+        with suppress(ProcessLookupError):
+            # `fl-dp run` takes it as Ctrl-C, which a shell's background jobs would not hear.
+            started.process.send_signal(signal.SIGTERM)
+        return True
+
+    def get(self, name: str) -> Started | None:
+        """Return a simulation that this dashboard started."""
+        return self._started.get(name)
+
+    def each(self) -> list[Started]:
+        """Return all simulations that this dashboard started, the last first."""
+        return list(reversed(self._started.values()))
+
+    def is_running(self, name: str) -> bool:
+        """Tell whether a run was started here and still runs."""
+        started = self._started.get(name)
+        return started is not None and started.runs
+
+    def _plan(self, overrides: Sequence[str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+        try:
+            answer = subprocess.run(
+                [*self.command, "plan", "--json", *overrides],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                errors="replace",
+                env=_environment(),
+                timeout=_LONGEST_PRICING,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise NotPriced(f"no price after {_LONGEST_PRICING:.0f} seconds") from None
+        lines = answer.stderr.splitlines()
+        if answer.returncode != 0:
+            errors = [_after("error: ", line) for line in lines if line.startswith("error: ")]
+            raise NotPriced(errors[-1] if errors else f"`fl-dp plan` ended {answer.returncode}")
+        try:
+            document = json.loads(answer.stdout)
+        except ValueError:
+            raise NotPriced("`fl-dp plan` printed no JSON") from None
+        warnings = tuple(
+            _after("warning: ", line) for line in lines if line.startswith("warning: ")
+        )
+        return document, warnings
+
+
+def _environment() -> dict[str, str]:
+    """Return the environment of what is started: it need not know the token."""
+    return {name: value for name, value in os.environ.items() if name != TOKEN_VARIABLE}
+
+
+def _quoted_epsilon(document: dict[str, Any]) -> float:
+    return float(document["epsilon"][document["quoted"]])
+
+
+def _after(prefix: str, line: str) -> str:
+    return line.removeprefix(prefix).strip()

@@ -1,0 +1,75 @@
+// One run: its curves, and what is new while it goes on.
+import { charts } from "./charts.js";
+import { bound, duration, number, percent, word } from "./words.js";
+
+const MOST = 2000;
+const place = document.getElementById("run");
+const connection = document.getElementById("connection");
+const shown = charts(place, [""]);
+let points = [];
+let waiting = false;
+
+function draw() {
+  waiting = false;
+  for (const chart of shown) chart.show([points]);
+}
+
+function take(added, anew) {
+  points = anew ? added : points.concat(added);
+  // Every second point of a long run is enough, and the last one stays.
+  while (points.length > MOST) {
+    points = points.filter((_, index) => index % 2 === 0 || index === points.length - 1);
+  }
+  if (!waiting) {
+    waiting = true;
+    setTimeout(draw, 50);
+  }
+}
+
+function put(id, text) {
+  document.getElementById(id).textContent = text;
+}
+
+function state(said) {
+  const badge = document.querySelector("#state .state");
+  badge.className = `state state-${said.state}`;
+  badge.textContent = word(`state.${said.state}`);
+  put("round", `${number(said.round)} / ${number(said.rounds)}`);
+  put("accuracy", percent(said.accuracy));
+  if (said.epsilon !== null) put("epsilon", bound(said.epsilon));
+  put("left", duration(said.left));
+  const part = place.querySelector(".facts .gauge .part");
+  if (part && said.epsilon !== null && said.budget) {
+    part.setAttribute("width", `${Math.min(100, (100 * said.epsilon) / said.budget)}%`);
+  }
+}
+
+function follow() {
+  const source = new EventSource(place.dataset.events);
+  source.addEventListener("open", () => { connection.textContent = word("js.live"); });
+  source.addEventListener("rounds", (event) => {
+    const data = JSON.parse(event.data);
+    take(data.points, data.anew);
+  });
+  source.addEventListener("state", (event) => state(JSON.parse(event.data)));
+  for (const kind of ["end", "gone"]) {
+    source.addEventListener(kind, () => {
+      source.close();
+      connection.textContent = word(`js.${kind}`);
+    });
+  }
+  source.addEventListener("error", () => {
+    connection.textContent = word("js.lost");
+    // A browser gives up after an answer that is no stream, for instance after a log-in ran out.
+    if (source.readyState === EventSource.CLOSED) setTimeout(follow, 2000);
+  });
+}
+
+if (place.dataset.events) {
+  follow();
+} else {
+  fetch(place.dataset.points)
+    .then((answer) => answer.json())
+    .then((data) => take(data.points, true))
+    .catch(() => { connection.textContent = word("js.lost"); });
+}

@@ -1,0 +1,125 @@
+"""Words, numbers and dates of the pages, one file for each language.
+
+A word that a language lacks is English. To add a language, write `words/CODE.json` with the keys of
+`words/en.json`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+_FOLDER = Path(__file__).parent / "words"
+FALLBACK = "en"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Words:
+    """One language.
+
+    Attributes:
+        code: As in the `lang` attribute of HTML.
+        texts: Text by key; braces name what is put in.
+    """
+
+    code: str
+    texts: Mapping[str, str]
+
+    def __call__(self, key: str, **values: Any) -> str:
+        """Return a text with its values in place.
+
+        Raises:
+            KeyError: If no language has it: a page asks for a word that there is not.
+        """
+        return self.texts[key].format(**values)
+
+    def number(self, value: float | None, digits: int = 4) -> str:
+        """Return a number with so many significant digits; a dash where there is none."""
+        if value is None or math.isnan(value):
+            return "–"
+        if math.isinf(value):
+            return "∞" if value > 0 else "-∞"
+        if isinstance(value, int):
+            return self._separated(f"{value:,}")
+        return self._separated(
+            f"{value:,.{digits}g}" if abs(value) < 1e6 else f"{value:.{digits}g}"
+        )
+
+    def bound(self, value: float | None, digits: int = 4) -> str:
+        """Return an upper bound such as epsilon, rounded up: less would be another promise."""
+        if value is None or not math.isfinite(value) or value <= 0.0:
+            return self.number(value, digits)
+        scale = 10.0 ** (digits - 1 - math.floor(math.log10(value)))
+        return self.number(math.ceil(value * scale * (1.0 - 1e-12)) / scale, digits)
+
+    def percent(self, value: float | None) -> str:
+        """Return a share with one decimal."""
+        if value is None or not math.isfinite(value):
+            return "–"
+        return self("format.percent", number=self._separated(f"{100 * value:.1f}"))
+
+    def moment(self, timestamp: float | None) -> str:
+        """Return a date and a time of this machine's zone."""
+        try:
+            when = datetime.fromtimestamp(math.nan if timestamp is None else timestamp)
+        except (ValueError, OverflowError, OSError):
+            return "–"
+        month = self("format.months").split()[when.month - 1]
+        return self(
+            "format.moment",
+            **{"year": when.year, "month": month, "day": when.day},
+            **{"hour": f"{when.hour:02}", "minute": f"{when.minute:02}"},
+        )
+
+    def duration(self, seconds: float | None) -> str:
+        """Return a time span in its largest fitting unit."""
+        if seconds is None or not math.isfinite(seconds):
+            return "–"
+        if seconds < 100:
+            return self("format.seconds", n=round(seconds))
+        minutes = round(seconds / 60)
+        if minutes < 100:
+            return self("format.minutes", n=minutes)
+        return self("format.hours", n=minutes // 60, minutes=f"{minutes % 60:02}")
+
+    def _separated(self, plain: str) -> str:
+        whole, dot, part = plain.partition(".")
+        return whole.replace(",", self("format.group")) + (dot and self("format.decimal")) + part
+
+
+@cache
+def languages() -> dict[str, Words]:
+    """Return each language by its code, English first."""
+    texts = {file.stem: _read(file) for file in sorted(_FOLDER.glob("*.json"))}
+    return {
+        code: Words(code=code, texts={**texts[FALLBACK], **texts[code]})
+        for code in [FALLBACK, *(code for code in texts if code != FALLBACK)]
+    }
+
+
+def language_for(chosen: str | None, accepted: str) -> Words:
+    """Return the language of a reader.
+
+    Args:
+        chosen: Code that the reader chose; None or anything else: not yet.
+        accepted: The browser's `Accept-Language`.
+    """
+    known = languages()
+    if chosen in known:
+        return known[chosen]
+    for entry in accepted[:200].split(","):
+        code = entry.partition(";")[0].strip().lower().partition("-")[0]
+        if code in known:
+            return known[code]
+    return known[FALLBACK]
+
+
+def _read(file: Path) -> dict[str, str]:
+    found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    return found
