@@ -127,4 +127,4 @@ def _log(root: Path, name: str) -> tuple[str, ...]:
             text = stream.read(_MOST_LOG).decode(errors="replace")
     except (OSError, Unreadable):
         return ()
-    return tuple(shown(line) for line in text.splitlines()[-60:])
+    return tuple(shown(line.expandtabs()) for line in text.splitlines()[-60:])
