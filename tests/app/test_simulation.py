@@ -150,7 +150,7 @@ def test_two_trainings_of_an_experiment_run_side_by_side_through_flower(tmp_path
     done = fl_dp(
         *("run", "--json", "-m", "experiment=privacy_levels", "sweep.only=[central]"),
         *("privacy.epsilon=8", "seed=0,1", "rounds=2", "task.num_clients=20", "run_name=sweep"),
-        *("sweep.side_by_side=2", "simulation.workers=1"),
+        *("sweep.side_by_side=2", "simulation.engine=flower", "simulation.workers=1"),
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
