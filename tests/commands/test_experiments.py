@@ -21,6 +21,7 @@ TINY = [
     *("-m", "experiment=schedules", "sweep.only=[constant,'linear, late']"),
     *("privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients=20"),
     *("rounds=2", "client.epochs=1", "selection.sampling_rate=0.5", "run_name=s"),
+    "simulation.engine=flower",  # for which the tests have a stand-in
 ]
 
 
