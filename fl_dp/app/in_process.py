@@ -47,7 +47,7 @@ class InProcessGrid(Grid):
             for node, config in enumerate(node_configs, _FIRST_NODE)
         }
         self._ids = itertools.count()
-        self._replies: dict[str, Message] = {}
+        self._asked: dict[str, Message] = {}
 
     def set_run(self, run: Any) -> None:
         """Do nothing: there is one run."""
@@ -66,24 +66,32 @@ class InProcessGrid(Grid):
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Let nodes answer messages, and return under which ids their replies lie."""
+        """Keep messages until somebody asks for their replies, and return their ids."""
         ids = []
         for message in messages:
             message_id = f"message-{next(self._ids)}"
             message.metadata.__dict__["_message_id"] = message_id  # Flower gives it one on its way
-            self._replies[message_id] = self._answer(deepcopy(message))
+            self._asked[message_id] = message
             ids.append(message_id)
         return ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """Return the replies to these messages, each once."""
-        return [self._replies.pop(each) for each in message_ids if each in self._replies]
+        """Let the next node answer, and return its reply; nothing if all of these have answered.
+
+        One at a time: whoever waits looks at the clock in between, and handles a reply before the
+        next one takes memory.
+        """
+        for message_id in message_ids:
+            if message_id in self._asked:
+                return [self._answer(deepcopy(self._asked.pop(message_id)))]
+        return []
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
-        """Return the replies to messages."""
-        return self.pull_messages(self.push_messages(messages))
+        """Return the replies to messages, all of them."""
+        ids = list(self.push_messages(messages))
+        return [reply for each in ids for reply in self.pull_messages([each])]
 
     def _answer(self, message: Message) -> Message:
         try:

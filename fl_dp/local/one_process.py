@@ -2,7 +2,7 @@
 
 The app's own `ServerApp` and `ClientApp` run there, on a grid that hands messages over in memory.
 Flower's engine starts six processes and Ray before the first round; this starts one. It trains one
-node at a time, and no round times out: what a node's training takes, the round takes.
+node at a time; when `round_timeout` is over, nodes that were not asked yet are not asked any more.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ def trained(
     plan: PrivacyPlan,
     *,
     rounds: int = 1,
-    timeout: float = 5.0,
+    timeout: float = 10.0,
     **options: Any,
 ) -> tuple[NDArray[np.float64], DPFedAvg]:
     """The model after some rounds, flattened, and the strategy."""

@@ -1,0 +1,62 @@
+"""The grid of a simulation in one process: who answers when, and what travels."""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from fl_dp.app.in_process import InProcessGrid
+
+app = ClientApp()
+
+
+@app.train()
+def _train(message: Message, context: Context) -> Message:
+    if context.node_config["place"] == 2:
+        raise ValueError("no data")
+    context.state["seen"] = ArrayRecord({"runs": Array(np.array([context.run_id]))})
+    arrays = message.content.array_records["arrays"]
+    assert isinstance(arrays, ArrayRecord)
+    arrays["w"] = Array(np.array([float(context.node_config["place"])]))
+    return Message(RecordDict({"arrays": arrays}), reply_to=message)
+
+
+def grid() -> InProcessGrid:
+    return InProcessGrid(app, [{"place": place} for place in range(3)], run_id=7)
+
+
+def asked(one: InProcessGrid) -> tuple[RecordDict, list[str]]:
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(1))})})
+    messages = [Message(content, message_type="train", dst_node_id=n) for n in one.get_node_ids()]
+    return content, list(one.push_messages(messages))
+
+
+def value(reply: Message) -> float:
+    return float(reply.content.array_records["arrays"]["w"].numpy()[0])
+
+
+def test_nodes_answer_one_by_one_and_each_once() -> None:
+    one = grid()
+    _, ids = asked(one)
+    first, second = (list(one.pull_messages(ids)) for _ in range(2))
+    assert [value(reply) for reply in first + second] == [0.0, 1.0]
+    (failed,) = one.pull_messages(ids)
+    assert failed.has_error()
+    assert "no data" in str(failed.error.reason)
+    assert list(one.pull_messages(ids)) == []
+
+
+def test_a_node_changes_nothing_that_the_server_holds() -> None:
+    one = grid()
+    content, ids = asked(one)
+    list(one.pull_messages(ids[1:2]))
+    arrays = content.array_records["arrays"]
+    assert arrays["w"].numpy()[0] == 0.0
+
+
+def test_sending_and_receiving_waits_for_all() -> None:
+    one = grid()
+    content = RecordDict({"arrays": ArrayRecord({"w": Array(np.zeros(1))})})
+    messages = [Message(content, message_type="train", dst_node_id=n) for n in (1, 2)]
+    assert [value(reply) for reply in one.send_and_receive(messages)] == [0.0, 1.0]
