@@ -86,7 +86,9 @@ class Deployment:
         """Stop a SuperNode with all that it started."""
         _stop(self._nodes.pop(name))
 
-    def run(self, app: Path, overrides: Sequence[str]) -> str:
+    def run(
+        self, app: Path, overrides: Sequence[str], *, timeout: float | None = 3 * _PATIENCE
+    ) -> str:
         """Run an app to its end and return Flower's word for how it ended."""
         config = self._folder / "run-config.toml"
         config.write_text(tomli_w.dumps({"hydra-overrides": shlex.join(overrides)}))
@@ -95,7 +97,7 @@ class Deployment:
             env=self._environment,
             capture_output=True,
             text=True,
-            timeout=3 * _PATIENCE,
+            timeout=timeout,
             check=False,
         )
         started = re.search(r"Successfully started run (\d+)", said.stdout + said.stderr)

@@ -25,10 +25,12 @@ def write_tables(place: Path, wards: tuple[str, ...]) -> None:
         _write_table(place / ward / "train.csv", seed)
 
 
-def train_wards(deployment: Deployment, place: Path, name: str, *overrides: str) -> RunFolder:
+def train_wards(
+    deployment: Deployment, place: Path, name: str, *overrides: str, **limits: float | None
+) -> RunFolder:
     """Train to the end on all nodes of a deployment and return the folder of the run."""
     paths = (f"task.data_dir={place / 'public'}", f"output_dir={place / 'runs'}")
-    ended = deployment.run(ROOT, [*SETTINGS, *overrides, *paths, f"run_name={name}"])
+    ended = deployment.run(ROOT, [*SETTINGS, *overrides, *paths, f"run_name={name}"], **limits)
     assert ended == "finished:completed", ended
     return RunFolder(place / "runs" / name)
 
