@@ -54,7 +54,8 @@ def accuracy(weights: Weights, patients: Patients) -> float:
 
 def _predict(weights: Weights, features: NDArray[np.float32]) -> NDArray[np.float32]:
     coefficients, bias = weights
-    return 1.0 / (1.0 + np.exp(-(features @ coefficients + bias)))
+    predicted: NDArray[np.float32] = 1.0 / (1.0 + np.exp(-(features @ coefficients + bias)))
+    return predicted
 
 
 @cache
