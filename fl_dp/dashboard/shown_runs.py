@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.found_runs import FoundRun, Round, RunCard, RunState, thinned
+from fl_dp.found_runs import FoundRun, Round, RunCard, RunState, number, thinned
 
 MOST_POINTS = 1000
 MOST_COMPARED = 12
@@ -120,7 +120,7 @@ def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) ->
 def multipliers_of(run: FoundRun) -> list[float | None]:
     """Return the noise multipliers that a statement lists."""
     found = (run.statement or {}).get("noise_multipliers")
-    return [_number(each) for each in found] if isinstance(found, list) else []
+    return [number(each) for each in found] if isinstance(found, list) else []
 
 
 def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | None]]:
@@ -130,23 +130,23 @@ def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | Non
     budget = budget if isinstance(budget, dict) else {}
     multipliers = [each for each in multipliers_of(run) if each is not None]
     rate, clients = (
-        _number(settings.get(key)) for key in ("selection.sampling_rate", "task.num_clients")
+        number(settings.get(key)) for key in ("selection.sampling_rate", "task.num_clients")
     )
     rows = [
         ("rounds", card.rounds, card.round),
-        ("epsilon", card.budget or _number(settings.get("privacy.epsilon")), card.epsilon),
-        ("delta", _number(budget.get("delta")), card.delta),
+        ("epsilon", card.budget or number(settings.get("privacy.epsilon")), card.epsilon),
+        ("delta", number(budget.get("delta")), card.delta),
         (
             "noise",
-            _number(settings.get("privacy.noise_multiplier")),
-            min(multipliers, default=_number(said.get("noise_multiplier"))),
+            number(settings.get("privacy.noise_multiplier")),
+            min(multipliers, default=number(said.get("noise_multiplier"))),
         ),
         (
             "cohort",
             None if rate is None or clients is None else rate * clients,
             run.rounds[-1].expected_cohort if run.rounds else None,
         ),
-        ("clipping", _number(settings.get("clipping.norm")), _number(said.get("clipping_norm"))),
+        ("clipping", number(settings.get("clipping.norm")), number(said.get("clipping_norm"))),
     ]
     return [row for row in rows if row[1] is not None or row[2] is not None]
 
@@ -200,11 +200,6 @@ def _has(card: RunCard, words: Sequence[str]) -> bool:
 
 def _or(value: float | None, instead: float) -> float:
     return instead if value is None else value
-
-
-def _number(value: object) -> float | None:
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number else None  # type: ignore[arg-type]  # mypy does not narrow by it
 
 
 def _shown(value: object) -> str:

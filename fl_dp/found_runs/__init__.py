@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from .rounds import Round, thinned
     from .runs_folder import Listing, RunsFolder, read_run
     from .states import RunCard, RunState
+    from .untrusted import number
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -34,6 +35,7 @@ __all__ = [
     "RunCard",
     "RunState",
     "RunsFolder",
+    "number",
     "read_run",
     "thinned",
 ]

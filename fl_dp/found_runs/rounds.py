@@ -165,8 +165,9 @@ def _metrics(pairs: Iterable[tuple[object, object]]) -> dict[str, float]:
 
 
 def _count(value: object) -> int | None:
-    is_count = isinstance(value, int) and not isinstance(value, bool) and 0 <= value < 2**53
-    return value if is_count else None  # type: ignore[return-value]  # mypy does not narrow by it
+    if isinstance(value, bool) or not isinstance(value, int):
+        return None
+    return value if 0 <= value < 2**53 else None
 
 
 def _last_bytes(stream: BinaryIO, size: int, most: int) -> bytes:

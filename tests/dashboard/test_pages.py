@@ -287,6 +287,17 @@ def test_broken_files_are_told_and_the_page_stands(tmp_path: Path) -> None:
     assert "unreadable" in client.get("/").text
 
 
+def test_numbers_beyond_all_measure_are_survived(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", "selection.sampling_rate=1e308", "clipping.norm=1e308")
+    huge = {"noise_multipliers": [10**400, -(10**400)], "clipping_norm": 10**400}
+    budget = {"epsilon": 10**400, "delta": 10**400}
+    said = json.loads((path / "privacy.json").read_text())
+    (path / "privacy.json").write_text(json.dumps(said | huge | {"budget": budget}))
+    client = client_of(tmp_path)
+    for page in ("/", "/run/a", "/points/a", "/compare?run=a"):
+        assert client.get(page).status_code == 200, page
+
+
 def test_a_gigabyte_of_metrics_is_not_read_whole(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", rounds=3)
     lines = (path / "metrics.jsonl").read_bytes()

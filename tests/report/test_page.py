@@ -119,6 +119,7 @@ def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_a_band(tmp_path
     groups = groups_of([read_run(path) for path in (low, high, other)])
     assert [len(group.runs) for group in groups] == [2, 1]
     assert [group.name for group in groups] == ["clipping.norm=0.5", "clipping.norm=0.25"]
+    assert [group.name for group in groups_of(groups[0].runs)] == [f"{low.name} and 1 more"]
     [accuracy] = [chart for chart in charts_of(groups) if chart.key == "accuracy"]
     banded, plain = accuracy.curves
     assert (banded.lows[-1], banded.means[-1], banded.highs[-1]) == pytest.approx((0.9, 0.95, 1.0))

@@ -131,12 +131,13 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
         for name in each.clients
     )
     for name in names:
-        of_clients = [
-            _curve(group.name, group.series(lambda each, name=name: each.clients.get(name)))  # type: ignore[misc]  # bound now, as each chart has its own
-            for group in groups
-        ]
-        charts.append(_chart("clients", WORDS["axis.round"], of_clients, y=name))
+        curves = [_curve(group.name, group.series(_of_clients(name))) for group in groups]
+        charts.append(_chart("clients", WORDS["axis.round"], curves, y=name))
     return [chart for chart in charts if chart is not None]
+
+
+def _of_clients(name: str) -> Callable[[Round], float | None]:
+    return lambda each: each.clients.get(name)
 
 
 def _over_rounds(

@@ -74,9 +74,10 @@ def groups_of(runs: Sequence[FoundRun]) -> list[Group]:
     of_groups = [each[0] for each in members.values()]
     differing = differences(of_groups)
     names: list[str] = []
-    for run in of_groups:
+    for run, group in zip(of_groups, members.values(), strict=True):
         told = [f"{key}={shown_value(compared(run).get(key))}" for key in differing[:4]]
-        names.append(", ".join(told) or run.card.name)
+        more = f" and {len(group) - 1} more" if len(group) > 1 else ""
+        names.append(", ".join(told) or f"{run.card.name}{more}")
     return [
         Group(
             name=name if names.count(name) == 1 else f"{name} ({each[0].card.name})",
