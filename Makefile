@@ -28,18 +28,25 @@ BENCH_aggregation := --json
 BENCH_client_schemes := --json
 BENCH_clients := --case dp_sgd --json
 BENCH_compression := --json
+BENCH_correlated := --json
+BENCH_dashboard := --json
+BENCH_endurance := --json
 BENCH_noise := --json
 BENCH_real_nodes := --json
 BENCH_rounds := --json
 BENCH_secagg := --json
 BENCH_silos := --json
 BENCH_startup := --json
+BENCH_tuning := --json
 BENCH_stock_flower :=
 # `make experiments`: files of conf/experiment/ that are sweeps, in the order of docs/experiments.md.
-EXPERIMENTS := privacy_levels client_count schedules selection udp_formula
+EXPERIMENTS := privacy_levels client_count schedules selection udp_formula correlated_noise
 BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
 
-.PHONY: help demo quick test coverage lint format docs bench experiments recovery wheel setup clean
+# `make federation`: central, dp_sgd, local or distributed.
+PRIVACY ?= dp_sgd
+
+.PHONY: help demo federation quick test coverage lint format docs site sbom advisories notes pictures bench experiments recovery wheel setup clean
 .NOTPARALLEL: # two timings at once would measure each other
 
 help: ## What there is
@@ -47,6 +54,9 @@ help: ## What there is
 
 demo: $(STAMP) ## Train digits under client-level DP at epsilon 2 and 8, about two minutes
 	$(BIN)/fl-dp run -m privacy.epsilon=2,8
+
+federation: $(STAMP) ## SuperLink and SuperNodes with all protections on, a training, two minutes
+	$(BIN)/python deploy/federation.py --privacy $(PRIVACY)
 
 quick: $(STAMP) ## Unit tests, under a minute
 	$(BIN)/python -m pytest -n 2 -q -m "not slow and not simulation" $(QUICK) $(SLOW:%=--ignore=%)
@@ -73,6 +83,34 @@ docs: $(STAMP) ## Write the generated tables, follow every link, run the example
 	$(BIN)/python docs/draw_secure_sum.py
 	$(BIN)/python -m pytest -q tests/docs
 
+site: $(STAMP) ## The documentation as a site that loads nothing from elsewhere: site/
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+sbom: $(STAMP) ## A bill of materials of the tested packages: dist/sbom.json
+	@mkdir -p dist
+	$(BIN)/cyclonedx-py requirements --pyproject pyproject.toml --output-reproducible \
+	  --output-format JSON --output-file dist/sbom.json requirements.lock
+
+advisories: $(STAMP) ## What public advisories say of the tested packages; needs a network
+	$(BIN)/pip-audit --disable-pip --no-deps --requirement requirements.lock
+
+notes: $(STAMP) ## What the changelog says of this version: dist/notes.md
+	@mkdir -p dist
+	awk '/^## /{n++} n==1' CHANGELOG.md > dist/notes.md
+	test -s dist/notes.md
+
+# Needs Chromium (Debian: apt install chromium). The pictures of experiments are of `make experiments`.
+pictures: $(STAMP) ## README's picture, screens of report and dashboard, drawings of the docs; look at each
+	@mkdir -p results/pictures
+	if test -f results/pictures/digits/sweep.json; \
+	  then $(BIN)/fl-dp run resume=results/pictures/digits; \
+	  else $(BIN)/fl-dp run -m privacy.epsilon=2,8 seed=0,1,2 simulation.engine=in_process \
+	    output_dir=results/pictures run_name=digits; fi
+	cp results/pictures/digits/accuracy.png docs/images/digits.png
+	$(BIN)/python docs/draw_rooms.py
+	$(BIN)/python docs/draw_secure_sum.py
+	$(BIN)/python docs/draw_screens.py
+
 bench: $(BENCHES:%=bench-%) ## Time and train against the peers, for hours: results/
 
 bench-%: $(STAMP)
@@ -91,7 +129,7 @@ experiment-%: $(STAMP)
 	cp results/experiments/$*/experiment.png docs/images/$*.png
 
 # An attack: pictures of its own, which docs/attacks.md shows.
-recovery: $(STAMP)
+recovery: $(STAMP) ## The attack on pictures, three seeds, and its pictures
 	@mkdir -p results/experiments
 	if test -d results/experiments/data_recovery; \
 	  then $(BIN)/fl-dp run resume=results/experiments/data_recovery; \
@@ -133,4 +171,4 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $(STAMP)
 
 clean: ## Remove the environment, every cache and results/, keep runs/
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist results
+	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist site results

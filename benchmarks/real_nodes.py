@@ -25,15 +25,18 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-# The deployment that the tests use: real processes, and tables of three wards.
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
+# What `make federation` and the tests use: real processes, and tables of three wards.
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "deploy"))
 
 from deployment import Deployment
 from wards import train_wards, write_tables
 
 NODES = ("north", "south", "east")
 PLAIN, SECURE = "plain sums", "secure sums"
-SHARED = ("task.num_clients=3", "privacy.epsilon=40", "privacy.delta=0.01")
+SHARED = (
+    *("task.num_clients=3", "privacy.epsilon=40", "privacy.delta=0.01"),
+    "roster_timeout=600",  # a busy machine starts a process a message slowly
+)
 OVERRIDES = {
     PLAIN: ("privacy=central",),
     SECURE: (

@@ -15,6 +15,8 @@ from fl_dp.app.statistics import statistic_plan
 
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
 _GRADIENTS = "privacy=distributed_records"
+_CYCLIC = "privacy.noise=cyclic privacy.groups=4 privacy.bands=4"
+_TUNED = "tune.candidates=['client.epochs=1','client.epochs=2']"
 _SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
 
 EXCLUSIONS: tuple[tuple[str, ...], ...] = (
@@ -40,6 +42,10 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     (
         *("privacy=none simulation.units_per_node=50", "privacy=none selection.coins=nodes"),
         *("privacy=dp_sgd simulation.units_per_node=50", "privacy=dp_sgd selection.coins=nodes"),
+    ),
+    (
+        "privacy=none privacy.witness_dir=/mnt/other",
+        "privacy=dp_sgd privacy.witness_dir=/mnt/other",
     ),
     (
         *("dp_sgd.epsilon=4", "privacy=none dp_sgd.clipping_norm=2"),
@@ -114,6 +120,26 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
         "compression.up=quantize selection.coins=nodes",
     ),
     ("schedule=plateau selection=truncated_poisson",),
+    (f"{_CYCLIC} schedule=linear", f"{_CYCLIC} schedule=plateau"),
+    (f"{_CYCLIC} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
+    (f"{_CYCLIC} selection.coins=nodes",),
+    (f"{_CYCLIC} roster_may_grow=true",),
+    (
+        "privacy.noise=spaced selection=public selection.sampling_rate=1",
+        "privacy.noise=spaced selection=public selection.sampling_rate=0.75",
+    ),
+    (
+        *(f"privacy.noise=cyclic selection={name}" for name in ("public", "fixed")),
+        *(f"privacy.noise=spaced selection={name}" for name in ("poisson", "exponential")),
+        "privacy.noise=auto selection=dp_utility",
+    ),
+    (
+        *("privacy.noise=cyclic privacy.separation=4", "privacy.noise=spaced privacy.groups=4"),
+        "privacy.bands=4",
+    ),
+    ("privacy.noise=auto privacy.noise_multiplier=2",),
+    (f"{_SHARES} privacy.noise=cyclic", "privacy=local privacy.noise=cyclic"),
+    ("privacy=none privacy.noise=cyclic", "privacy=dp_sgd privacy.noise=auto"),
     ("schedule=plateau privacy.noise_multiplier=2",),
     ("task=csv task.partition=nodes simulation.units_per_node=2",),
     tuple(
@@ -131,11 +157,30 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
         "statistic.query=count privacy.noise_multiplier=2 statistic.law=laplace",
         "statistic.query=count selection.coins=nodes",
     ),
+    (
+        *(f"{_TUNED} privacy={mode}" for mode in ("local", "distributed")),
+        f"{_TUNED} dp_sgd=on",
+        f"{_TUNED} privacy.noise_multiplier=2",
+        f"{_TUNED} selection.coins=nodes",
+        f"{_TUNED} tune.by=stopping schedule=plateau",
+        f"{_TUNED} tune.by=stopping selection=public selection.participation_cap=9",
+        f"{_TUNED} tune.by=public tune.share=0.2",
+    ),
     ("privacy=dp_sgd selection.participation_cap=9",),
     ("privacy=dp_sgd schedule=linear",),
     ("privacy=dp_sgd clipping=adaptive",),
     ("privacy=dp_sgd privacy.epsilon=4", "privacy=dp_sgd privacy.noise_multiplier=2"),
     ("privacy=dp_sgd dp_sgd=off",),
+    (
+        "tracking.uri=https://mlflow.example.org",
+        "tracking=wandb tracking.uri=https://mlflow.example.org",
+    ),
+    (
+        "tracking.mode=online",
+        "tracking=tensorboard tracking.mode=online",
+        "tracking=mlflow tracking.mode=online",
+    ),
+    ("tracking=mlflow tracking.uri=https://mlflow.example.org",),
 )
 """Overrides that are refused; those of one row for one reason."""
 

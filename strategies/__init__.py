@@ -10,12 +10,14 @@ from .federation_statistics import ask_federation, evaluate_federation
 from .modes import Ask, CentralMode, Cohort, Mode, Released, RoundFailed
 from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
+    CyclicSelection,
     Draw,
     FixedSelection,
     Observation,
     PoissonSelection,
     PublicSelection,
     Selection,
+    SpacedSelection,
     TruncatedPoissonSelection,
 )
 from .together import check_together
@@ -28,6 +30,7 @@ __all__ = [
     "CentralMode",
     "Checkpoint",
     "Cohort",
+    "CyclicSelection",
     "DPFedAvg",
     "DPUtilitySelection",
     "Draw",
@@ -45,6 +48,7 @@ __all__ = [
     "RosterTooLarge",
     "RoundFailed",
     "Selection",
+    "SpacedSelection",
     "TruncatedPoissonSelection",
     "Unit",
     "UnprotectedFedAvg",

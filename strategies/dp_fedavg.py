@@ -40,7 +40,14 @@ from fl_dp.accounting import (
     freeze,
 )
 from fl_dp.ledger import PrivacyLedger, Reservation
-from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, NoiseStream, SecureRandom, WhiteStream
+from fl_dp.mechanisms import (
+    DEFAULT_CLIPPING,
+    BandedStream,
+    Clipping,
+    NoiseStream,
+    SecureRandom,
+    WhiteStream,
+)
 from fl_dp.plan import ClientNoise, DistributedNoise, PrivacyPlan, RecordPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
@@ -56,7 +63,7 @@ from .compatibility import (
     selection_for,
 )
 from .contributions import ContributionCheck
-from .exchange import asking
+from .exchange import asking, is_simulation
 from .modes import (
     CentralMode,
     ClientNoiseMode,
@@ -71,6 +78,7 @@ from .roster import Roster
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
 from .secure import secure_sums_of
+from .secure.heads import head_of, keep_heads
 from .selection import Selection
 from .server_optimizer import refuse_unfit
 from .together import check_together
@@ -149,7 +157,10 @@ class DPFedAvg(RoundLoop):
             TypeError: If the inner strategy can't work on a private mean.
         """
         require_ledger_of(plan, ledger)
-        self.noise_stream: NoiseStream = WhiteStream()
+        coefficients = plan.noise.coefficients
+        self.noise_stream: NoiseStream = (
+            WhiteStream() if coefficients is None else BandedStream(coefficients)
+        )
         rng = rng if rng is not None else SecureRandom()
         ledger.require_known(rng)
         selection = selection_for(plan, selection)
@@ -170,9 +181,7 @@ class DPFedAvg(RoundLoop):
                 may_grow=roster_may_grow,
                 timeout=roster_timeout,
             ),
-            participations=Participations(
-                plan.participation_cap, units_per_node=plan.hosting.told_apart, ledger=ledger
-            ),
+            participations=Participations(ledger),
             contribution_check=ContributionCheck(plan) if plan.release.contribution_check else None,
             cohorts_are_seen=plan.sampling.visible,
             weight_cap=weight_cap,
@@ -340,7 +349,9 @@ class DPFedAvg(RoundLoop):
                 evaluate_fn,
             )
             if self._secure_sums is not None:
-                self._secure_sums.forget(asking(grid, window=self._window))
+                head = None if is_simulation(grid) else head_of(self.ledger)
+                ask = asking(grid, window=self._window)
+                keep_heads(self.ledger, self._secure_sums.forget(ask, head=head))
             return result
         except PrivacyBudgetExhausted as exhausted:
             if self._progress.trained:
@@ -387,9 +398,12 @@ class DPFedAvg(RoundLoop):
                 round=server_round,
                 noise_multiplier=multiplier,
                 participants=self._participations.names_of(cohort),
+                index=draft.draw.index,
             )
         else:  # charged whoever is drawn: an empty cohort costs as much as a full one
-            self._reservation = self.ledger.reserve(round=server_round, noise_multiplier=multiplier)
+            self._reservation = self.ledger.reserve(
+                round=server_round, noise_multiplier=multiplier, index=draft.draw.index
+            )
             # Where nodes flip the coins themselves, the server must not know how they came up.
             coins_at_server = not plan.hosting.coins_at_nodes
             cohort = list(self.selection.select(draft.draw)) if coins_at_server else draft.roster
@@ -516,7 +530,7 @@ class DPFedAvg(RoundLoop):
         multiplier = None if self._plateau is None else self._plateau.multiplier
         if plan.participation_cap is not None:
             self._participations.require_some_left(self._roster.units(grid, self._log))
-        elif ledger.would_exceed(plan.event_of(1, noise_multiplier=multiplier)):
+        elif ledger.another_round_exceeds(plan.event_of(1, noise_multiplier=multiplier)):
             raise PrivacyBudgetExhausted(
                 f"epsilon {plan.budget.epsilon:.4g} at delta {plan.budget.delta:.3g} pays for no "
                 f"round after the {ledger.rounds_spent} that are spent"

@@ -1,4 +1,4 @@
-"""Participation cap of a plan: which units are left, told by names that outlast a run."""
+"""Participations under a cap, a separation or in groups: whose turn it is, by lasting names."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.accounting import CyclicSampling, PrivacyBudgetExhausted
 from fl_dp.ledger import PrivacyLedger
 
 from .exchange import ATTEMPTS
@@ -20,22 +20,26 @@ _BY_ID = "node-"  # no lasting name starts like this
 
 
 class Participations:
-    """Count of each unit's participations, over all runs on one ledger.
+    """Participations of each unit, over all runs on one ledger.
 
-    Without a cap nobody is counted, every check passes, and the ledger charges everybody.
+    A unit that was asked has taken part. Without a plan whose units are capped, rest or take turns
+    nobody is counted, every check passes, and the ledger charges everybody.
     """
 
-    def __init__(
-        self,
-        cap: int | None = None,
-        *,
-        units_per_node: int = 1,
-        ledger: PrivacyLedger | None = None,
-    ) -> None:
-        """Count by the ledger, up to `cap`."""
-        self._cap = cap
-        self._units_per_node = units_per_node
-        self._ledger = ledger if cap is not None else None
+    def __init__(self, ledger: PrivacyLedger | None = None) -> None:
+        """Count by the ledger, as its plan says."""
+        self._cap: int | None = None
+        self._separation, self._units_per_node, self._most = 1, 1, 0
+        self._grouped = False
+        if ledger is not None:
+            plan, hosting = ledger.plan, ledger.plan.hosting
+            self._cap = plan.participation_cap
+            self._separation = plan.sampling.least_separation
+            self._units_per_node = hosting.told_apart
+            self._most = hosting.nodes_of(plan.num_clients) * self._units_per_node
+            self._grouped = self._separation > 1 and isinstance(plan.sampling, CyclicSampling)
+        self._counts = self._cap is not None or self._separation > 1
+        self._ledger = ledger if self._counts else None
         self._names: dict[int, str] | None = None
 
     def require_countable(self) -> None:
@@ -44,34 +48,57 @@ class Participations:
         Raises:
             ValueError: If they were counted by ids of an earlier run.
         """
-        if any(name.startswith(_BY_ID) for name in self._taken):
+        if any(name.startswith(_BY_ID) for name in self._known):
             raise ValueError(
                 "the ledger has counted participations by Flower's node ids, which change from run "
-                "to run, so a cap can't go on: give each node a unit-name in its --node-config, "
-                "and start a new ledger with what is left of the budget"
+                f"to run, so a {self._rule} can't go on: give each node a unit-name in its "
+                "--node-config, and start a new ledger with what is left of the budget"
             )
 
     def needs_everyone(self, first: Answers) -> bool:
         """Tell, by the first answers of a rehearsal, whether every node has to say its name."""
-        return self._cap is not None and bool(self._taken or named(first))
+        return self._counts and bool(self._known or named(first))
 
     def recognise(self, answers: Answers, nodes: Sequence[int]) -> None:
-        """Take in the names of nodes.
+        """Take in the names of nodes, and give each new unit its group, where there are any.
 
         Raises:
             RosterIncomplete: If names count and a node does not tell its own.
+            ValueError: If there are more units than the plan declares groups for.
         """
-        if self._cap is not None:
-            self._names = lasting_names(answers, nodes, spoken_for=self._taken)
+        if not self._counts:
+            return
+        self._names = lasting_names(answers, nodes, spoken_for=self._known)
+        if self._grouped and self._ledger is not None:
+            numbers = range(self._units_per_node)
+            units = [Unit(node, number) for node in self._names for number in numbers]
+            self._ledger.assign((self._name(unit) for unit in units), most=self._most)
 
-    def left(self, roster: list[Unit]) -> list[Unit]:
-        """Return the units that may take part once more."""
-        if self._cap is None:
+    def next_index(self) -> int | None:
+        """Return the index of the next round, where it decides who may take part; else None."""
+        if self._ledger is None or self._separation == 1:
+            return None
+        return self._ledger.next_index()
+
+    def left(self, roster: list[Unit], index: int | None = None) -> list[Unit]:
+        """Return the units that may take part once more, at that index where it matters.
+
+        Nothing but names and the ledger decides, so leaving a unit out never depends on data.
+        """
+        if self._ledger is None:
             return roster
         if self._names is not None:  # who came later, or can't be told apart, takes no part
             roster = [unit for unit in roster if unit.node in self._names]
-        taken = self._taken
-        return [unit for unit in roster if taken.get(self._name(unit), 0) < self._cap]
+        if self._cap is not None:
+            taken = self._ledger.participations
+            roster = [unit for unit in roster if taken.get(self._name(unit), 0) < self._cap]
+        if index is None or self._separation == 1:
+            return roster
+        if self._grouped:
+            groups, turn = self._ledger.group_of, index % self._separation
+            return [unit for unit in roster if groups.get(self._name(unit)) == turn]
+        last, rested = self._ledger.last_index, index - self._separation
+        return [unit for unit in roster if last.get(self._name(unit), rested) <= rested]
 
     def require_some_left(self, roster: list[Unit]) -> None:
         """Check that not everybody is at the cap.
@@ -79,18 +106,29 @@ class Participations:
         Raises:
             PrivacyBudgetExhausted: If everybody is.
         """
-        if roster and not self.left(roster):
+        if self._cap is not None and roster and not self.left(roster):
             raise PrivacyBudgetExhausted(
                 f"every client has taken part {self._cap} times, the plan's participation_cap"
             )
 
     def names_of(self, cohort: Iterable[Unit]) -> list[str] | None:
         """Return the names that the ledger charges a cohort under; None: it charges everybody."""
-        return None if self._cap is None else [self._name(unit) for unit in cohort]
+        if not self._counts or self._grouped:
+            return None
+        return [self._name(unit) for unit in cohort]
 
     @property
-    def _taken(self) -> dict[str, int]:
-        return {} if self._ledger is None else self._ledger.participations
+    def _known(self) -> frozenset[str]:
+        """Every name that the ledger has counted or placed."""
+        if self._ledger is None:
+            return frozenset()
+        return frozenset(self._ledger.participations) | frozenset(self._ledger.group_of)
+
+    @property
+    def _rule(self) -> str:
+        if self._grouped:
+            return "training in groups"
+        return "cap" if self._separation == 1 else "separation"
 
     def _name(self, unit: Unit) -> str:
         node = (self._names or {}).get(unit.node, f"{_BY_ID}{unit.node}")
@@ -123,8 +161,8 @@ def lasting_names(
         raise RosterIncomplete(
             f"{len(missing)} of {len(nodes)} nodes did not tell their names within "
             f"{answers.timeout:.0f} s though asked {ATTEMPTS} times ({_listed(missing)}), and a "
-            "participation cap counts by names: nothing is spent yet. Look at these nodes' logs, "
-            "give them more time (roster_timeout), and start again"
+            "participation cap counts by names, as do clients that take turns: nothing is spent "
+            "yet. Look at these nodes' logs, give them more time (roster_timeout), and start again"
         )
     if not claims and not spoken_for:
         logger.warning(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import time
 from collections.abc import Iterable, Sequence
@@ -9,7 +10,12 @@ from typing import NamedTuple
 
 from flwr.serverapp import Grid
 
+from .exchange import is_simulation
 from .run_log import RunLog
+
+logger = logging.getLogger("flwr.fl_dp")
+
+_PAUSE = 0.2
 
 
 class RosterIncomplete(RuntimeError):
@@ -137,27 +143,40 @@ def wait_for_roster(
 
     Raises:
         RosterIncomplete: If they are not there after `timeout` seconds.
-        RosterTooLarge: If more are there and the roster may not grow.
+        RosterTooLarge: If more are there and the roster may not grow; on real nodes, if they are
+            still there after `timeout` seconds.
     """
     wanted = declared_nodes(num_clients, units_per_node)
     declared = f"the plan declares {num_clients} clients"
     if units_per_node > 1:
         declared += f", up to {units_per_node} on each of {wanted} nodes"
     deadline = time.monotonic() + timeout
-    while len(nodes := sorted(grid.get_node_ids())) < wanted:
-        if time.monotonic() >= deadline:
+    warned = False
+    while True:
+        nodes = sorted(grid.get_node_ids())
+        if len(nodes) == wanted or (len(nodes) > wanted and roster_may_grow):
+            return nodes
+        late = time.monotonic() >= deadline
+        if len(nodes) < wanted and late:
             lower = f", or declare num_clients={len(nodes) * units_per_node}" if nodes else ""
             raise RosterIncomplete(
                 f"{declared}, but {len(nodes)} nodes are connected after {timeout:.0f} s: connect "
                 f"the others (in a simulation, --federation-config 'num-supernodes={wanted}')"
                 f"{lower}"
             )
-        time.sleep(0.2)
-    if len(nodes) > wanted and not roster_may_grow:
-        hosted = len(nodes) * units_per_node
-        raise RosterTooLarge(
-            f"{declared}, but {len(nodes)} nodes are connected: the mean is divided by what is "
-            f"declared and would come out up to {hosted / num_clients:.3g} times too large. "
-            f"Declare num_clients={hosted}, or allow it with roster_may_grow=True"
-        )
-    return nodes
+        if len(nodes) > wanted and (late or is_simulation(grid)):  # whose nodes never leave
+            hosted = len(nodes) * units_per_node
+            raise RosterTooLarge(
+                f"{declared}, but {len(nodes)} nodes are connected: the mean is divided by what is "
+                f"declared and would come out up to {hosted / num_clients:.3g} times too large. "
+                f"Declare num_clients={hosted}, or allow it with roster_may_grow=True"
+            )
+        if len(nodes) > wanted and not warned:
+            warned = True
+            # A node that was restarted has two ids until Flower misses the first one's heartbeat.
+            logger.warning(
+                "%s, but %d nodes are connected: one that was restarted counts twice until Flower "
+                "notices, about a minute; waiting for that, at most %.0f s",
+                *(declared, len(nodes), deadline - time.monotonic()),
+            )
+        time.sleep(_PAUSE)

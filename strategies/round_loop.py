@@ -322,9 +322,11 @@ class RoundLoop(Strategy):
         narrow = self._compression.down != "none"
         origin = layout.flatten(layout.only_released(widen(sent))) if narrow else flat_model
         ask = asking(grid, window=self._window)
+        index = self._participations.next_index()
         draw = Draw(
             server_round=server_round,
-            roster=self._participations.left(roster),
+            index=index,
+            roster=self._participations.left(roster, index),
             num_units=len(roster) if num_units is None else num_units,
             rng=self._rng,
             model=arrays,

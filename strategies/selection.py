@@ -12,12 +12,13 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fl_dp.accounting import (
+    CyclicSampling,
     FixedSizeSampling,
     History,
     PoissonSampling,
@@ -40,7 +41,10 @@ class Draw:
 
     Attributes:
         server_round: The round's number.
-        roster: Every unit that can take part; under a participation cap, those with any left.
+        index: The round's place among all that the ledger has reserved, where units take turns or
+            rest by it; else None.
+        roster: Every unit that can take part; under a participation cap, those with any left; where
+            units take turns or rest, those who may take part at this index.
         num_units: Units that the plan declares.
         rng: Where coins and draws come from.
         model: The last released model.
@@ -58,6 +62,7 @@ class Draw:
     config: ConfigRecord
     ledger: PrivacyLedger | None
     ask: Callable[[Iterable[Message]], Iterator[Message]]
+    index: int | None = None
 
     @contextmanager
     def charged(self, what: str, event: PrivacyEvent) -> Iterator[None]:
@@ -268,6 +273,68 @@ class PublicSelection(Selection):
         return float(server_round - self._last_round.get(unit, 0))
 
 
+class SpacedSelection(PublicSelection):
+    """The `cohort` units with the highest public score among those who have rested long enough.
+
+    Privacy: as `PublicSelection`. A unit takes part at indices of the ledger that are at least
+    `separation` apart, over restarts, whether it answered or not; nothing about cohorts is secret.
+    Without a score units take turns.
+    """
+
+    def __init__(
+        self,
+        cohort: int,
+        separation: int,
+        score: Callable[[Unit, int], float] | None = None,
+    ) -> None:
+        """Choose by `score(unit, server_round)`.
+
+        Args:
+            cohort: Units a round; times `separation` at most as many as are declared.
+            separation: Least distance of two indices of one unit.
+            score: As for `PublicSelection`.
+
+        Raises:
+            ValueError: If a number is below 1.
+        """
+        super().__init__(cohort, score)
+        self.sampling = VisibleSampling(cohort=cohort, separation=separation)
+
+    def select(self, draw: Draw) -> list[Unit]:
+        """Return the cohort; those who may take part are all that the draw shows."""
+        _require_turns(draw)
+        return super().select(draw)
+
+
+class CyclicSelection(Selection):
+    """Secret coins in the one public group whose turn it is.
+
+    Privacy: the ledger gives each unit a group, once and in the open, and each index is one group's
+    turn, over restarts. In the group the law is `inside`'s, whose cohorts must stay as secret.
+    Zero-out neighbours on a public roster.
+    """
+
+    def __init__(self, groups: int, inside: PoissonSampling | TruncatedPoissonSampling) -> None:
+        """Let so many groups take turns.
+
+        Args:
+            groups: How many; each unit's indices are so far apart.
+            inside: The law of the coins in a group, at its own rate.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
+        self.sampling: CyclicSampling = CyclicSampling(groups=groups, inside=inside)
+        # A cut cohort is drawn from lasting places, and each group has its own.
+        self._inside = [selection_of(inside) for _ in range(groups)]
+
+    def select(self, draw: Draw) -> list[Unit]:
+        """Return the units of the group whose coin came up; possibly none."""
+        group = self.sampling.group_of(_require_turns(draw))
+        places = self.sampling.largest_group(draw.num_units)
+        return list(self._inside[group].select(replace(draw, num_units=places)))
+
+
 def selection_of(sampling: Sampling) -> Selection:
     """Return the plain selection that follows a sampling law.
 
@@ -281,10 +348,25 @@ def selection_of(sampling: Sampling) -> Selection:
             return TruncatedPoissonSelection(rate, cut)
         case FixedSizeSampling(cohort=cohort):
             return FixedSelection(cohort)
+        case VisibleSampling(cohort=cohort, separation=apart) if apart > 1:
+            return SpacedSelection(cohort, apart)
         case VisibleSampling(cohort=cohort):
             return PublicSelection(cohort)
+        case CyclicSampling(groups=groups, inside=inside):
+            return CyclicSelection(groups, inside)
         case _:
             raise ValueError(f"a plan with {sampling} needs its selection: pass it as selection=")
+
+
+def _require_turns(draw: Draw) -> int:
+    """Return the index of a draw whose roster was chosen by it.
+
+    Raises:
+        ValueError: If nothing says whose turn it is.
+    """
+    if draw.index is None:
+        raise ValueError("units take turns by a ledger's index: this selection needs a plan")
+    return draw.index
 
 
 def _uniform_part(places: list[Unit | None], size: int, rng: SecureRandom) -> list[Unit]:

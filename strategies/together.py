@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fl_dp.accounting import CyclicSampling, IncompatibleOptions
 from fl_dp.mechanisms.checks import require_positive
 from fl_dp.plan import Hosting, PrivacyPlan, RecordPlan
 from fl_dp.updates import Compression
@@ -52,6 +53,11 @@ def check_together(
         plan.noise.check_reports(selection.utility, weighted=weight_cap is not None)
         plan.noise.check_compression(compression.up)
         plan.noise.check_roster(may_grow=roster_may_grow)
+        if roster_may_grow and isinstance(plan.sampling, CyclicSampling):
+            raise IncompatibleOptions(
+                "groups that take turns are dealt out of the declared clients: leave "
+                "roster_may_grow=True out, and declare as many as may ever come"
+            )
         metrics = bool(plan.release.metrics)
         if selection.unit == "record" and plan.unit == "client":
             raise ValueError(

@@ -5,6 +5,13 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from .banded import (
+        Objective,
+        model_error,
+        optimal_coefficients,
+        sensitivity_squared,
+        squared_norm,
+    )
     from .bounds import EpsilonBounds, epsilon, pld_epsilon, tight_epsilon
     from .budget import PrivacyBudget, PrivacyBudgetExhausted, default_delta
     from .budget_split import naive_split
@@ -23,6 +30,7 @@ if TYPE_CHECKING:
         LaplaceEvent,
         PoissonGaussianEvent,
         PrivacyEvent,
+        RandomStoppingEvent,
         TruncatedPoissonGaussianEvent,
         ZcdpEvent,
         event_from_dict,
@@ -48,6 +56,7 @@ if TYPE_CHECKING:
     from .incompatible import IncompatibleOptions
     from .relations import NeighboringRelation
     from .sampling import (
+        CyclicSampling,
         FixedSizeSampling,
         PoissonSampling,
         Sampling,
@@ -68,6 +77,7 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
+    "CyclicSampling",
     "DeclaredFilter",
     "EpsilonBounds",
     "ExponentialEvent",
@@ -80,6 +90,7 @@ __all__ = [
     "LaplaceEvent",
     "NeighboringRelation",
     "NoiseSchedule",
+    "Objective",
     "PlateauController",
     "PlateauSchedule",
     "PoissonGaussianEvent",
@@ -88,6 +99,7 @@ __all__ = [
     "PrivacyBudgetExhausted",
     "PrivacyEvent",
     "PrivacyFilter",
+    "RandomStoppingEvent",
     "RenyiFilter",
     "RenyiOdometer",
     "Sampling",
@@ -116,11 +128,15 @@ __all__ = [
     "gaussian_epsilon",
     "gaussian_noise_multiplier",
     "gaussian_trade_off",
+    "model_error",
     "naive_split",
+    "optimal_coefficients",
     "pld_epsilon",
     "schedule_history",
+    "sensitivity_squared",
     "shared_noise_multiplier",
     "shared_noise_slack",
+    "squared_norm",
     "tight_epsilon",
     "udp_sigma",
     "usual_colluding",

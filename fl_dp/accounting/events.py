@@ -15,6 +15,8 @@ from typing import Any, ClassVar, TypeAlias, get_args
 from fl_dp.kinds import known_kind
 from fl_dp.mechanisms.checks import require_count, require_positive, require_rate
 
+from .random_stopping import RunsLaw
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
@@ -160,6 +162,37 @@ class ZcdpEvent(Checked):
     rho: float
 
 
+@dataclass(frozen=True, kw_only=True)
+class RandomStoppingEvent:
+    """The best of a random number of runs; no other run, nor their number, is ever released.
+
+    Attributes:
+        releases: What each run releases, with counts; the same for all runs.
+        mean_runs: Expected number of runs.
+        shape: Of its truncated negative binomial law: 1 is geometric, 0 logarithmic.
+    """
+
+    kind: ClassVar[str] = "random-stopping"
+    releases: FrozenHistory
+    mean_runs: float
+    shape: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a number is out of range, or a run releases nothing.
+        """
+        _ = self.law
+        if not self.releases:
+            raise ValueError("a run of a random number of runs has to release something")
+
+    @property
+    def law(self) -> RunsLaw:
+        """The law of the number of runs."""
+        return RunsLaw(mean=self.mean_runs, shape=self.shape)
+
+
 PrivacyEvent: TypeAlias = (
     GaussianEvent
     | PoissonGaussianEvent
@@ -168,6 +201,7 @@ PrivacyEvent: TypeAlias = (
     | LaplaceEvent
     | ExponentialEvent
     | ZcdpEvent
+    | RandomStoppingEvent
 )
 _KINDS: dict[str, type[PrivacyEvent]] = {kind.kind: kind for kind in get_args(PrivacyEvent)}
 
@@ -200,6 +234,9 @@ def freeze(history: History) -> FrozenHistory:
 
 def event_to_dict(event: PrivacyEvent) -> dict[str, Any]:
     """Return the event as plain JSON values; `event` names its kind."""
+    if isinstance(event, RandomStoppingEvent):
+        plain = {"mean_runs": event.mean_runs, "shape": event.shape}
+        return {"event": event.kind, "releases": history_to_list(event.releases), **plain}
     return {"event": event.kind, **asdict(event)}
 
 
@@ -210,6 +247,8 @@ def event_from_dict(fields: Mapping[str, Any]) -> PrivacyEvent:
         ValueError: If the kind is unknown: it may be a charge that this version can't read.
     """
     kind = known_kind(_KINDS, fields["event"], of="an event")
+    if kind is RandomStoppingEvent:
+        fields = {**fields, "releases": freeze(history_from_list(fields["releases"]))}
     return kind(**{field.name: fields[field.name] for field in dataclass_fields(kind)})
 
 
@@ -228,4 +267,6 @@ def history_from_list(releases: Sequence[Mapping[str, Any]]) -> FrozenHistory:
 
 
 def _order(event: PrivacyEvent) -> tuple[str, tuple[float, ...]]:
+    if isinstance(event, RandomStoppingEvent):
+        return event.kind, (event.mean_runs, event.shape)
     return event.kind, tuple(asdict(event).values())

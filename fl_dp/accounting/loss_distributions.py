@@ -30,6 +30,7 @@ from .events import (
     LaplaceEvent,
     PoissonGaussianEvent,
     PrivacyEvent,
+    RandomStoppingEvent,
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
 )
@@ -226,6 +227,8 @@ def _distribution(
             return once if draws == 1 else composed_with_itself(once, draws)
         case ZcdpEvent():
             raise NoDistribution("zCDP alone does not determine a privacy-loss distribution")
+        case RandomStoppingEvent():
+            raise NoDistribution("the best of a random number of runs is known by Renyi DP alone")
         case _:
             assert_never(event)
 

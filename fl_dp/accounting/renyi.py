@@ -28,6 +28,7 @@ from .events import (
     LaplaceEvent,
     PoissonGaussianEvent,
     PrivacyEvent,
+    RandomStoppingEvent,
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
 )
@@ -117,6 +118,9 @@ def _divergences(
             return [draws * bounded_range_renyi(spread, order) for order in orders]
         case ZcdpEvent(rho=rho):
             return np.array(orders) * rho * relation.distance**2
+        case RandomStoppingEvent(releases=releases):
+            once = sum(count * renyi_divergences(one, relation, orders) for one, count in releases)
+            return event.law.divergences(orders, np.asarray(once))
 
 
 def _poisson_gaussian(z: float, q: float, orders: Sequence[float]) -> NDArray[np.float64]:

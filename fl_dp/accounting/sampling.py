@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
 from fl_dp.kinds import known_kind
-from fl_dp.mechanisms.checks import require_rate
+from fl_dp.mechanisms.checks import require_count, require_rate
 
 from .events import (
     Checked,
@@ -37,6 +37,15 @@ class Sampling(Checked, ABC):
     def visible(self) -> bool:
         """Whether who takes part is seen, and counted as seen."""
         return False
+
+    @property
+    def least_separation(self) -> int:
+        """Least distance between two indices at which one unit takes part; 1: it may in all."""
+        return 1
+
+    def turns(self, rounds: int) -> int:
+        """Return in how many of these rounds one unit can take part: what it is charged."""
+        return -(-rounds // self.least_separation)
 
     @abstractmethod
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
@@ -227,15 +236,23 @@ class VisibleSampling(Sampling):
 
     Attributes:
         cohort: At most so many units a round: the public denominator.
+        separation: Least distance between the indices of two rounds with the same unit; 1: it may
+            take part in any two rounds. Correlated noise needs as many as it has bands.
     """
 
     kind: ClassVar[str] = "visible"
     cohort: int
+    separation: int = 1
 
     @property
     def visible(self) -> bool:
         """Always."""
         return True
+
+    @property
+    def least_separation(self) -> int:
+        """The separation."""
+        return self.separation
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian in full."""
@@ -247,7 +264,10 @@ class VisibleSampling(Sampling):
 
     def describe(self, unit: str = "client") -> str:
         """Return one phrase for people."""
-        return f"none: {self.cohort} {unit}s a round are chosen in sight, and charged in full"
+        apart = f", each at least {self.separation} rounds apart" if self.separation > 1 else ""
+        return (
+            f"none: {self.cohort} {unit}s a round are chosen in sight{apart}, and charged in full"
+        )
 
     def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
         """Refuse add-or-remove neighbours, and a cohort above the roster."""
@@ -257,6 +277,93 @@ class VisibleSampling(Sampling):
             raise ValueError(
                 f"cohort must be at most the roster's {num_units} units, got {self.cohort}"
             )
+        if self.cohort * self.separation > num_units:
+            raise ValueError(
+                f"cohorts of {self.cohort} whose units rest for {self.separation} rounds need "
+                f"{self.cohort * self.separation} units, got {num_units}: use a separation of at "
+                f"most {num_units // self.cohort}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CyclicSampling(Sampling):
+    """Public groups that take turns, and secret coins inside the group whose turn it is.
+
+    Each unit has one group for the whole training, and index t belongs to group t mod `groups`. So
+    two participations of a unit are at least `groups` indices apart, which correlated noise needs,
+    and each is amplified by its coin.
+
+    Attributes:
+        groups: How many there are; 1 is the law inside.
+        inside: The law of the cohort inside a group, by its own rate.
+    """
+
+    kind: ClassVar[str] = "cyclic"
+    groups: int
+    inside: PoissonSampling | TruncatedPoissonSampling
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a field is out of range.
+        """
+        require_count(groups=self.groups)
+        if not isinstance(self.inside, PoissonSampling | TruncatedPoissonSampling):
+            raise ValueError(
+                "inside a group only secret coins are charged for: write inside=PoissonSampling("
+                f"sampling_rate=...) or TruncatedPoissonSampling(...), got {self.inside}"
+            )
+
+    @property
+    def visible(self) -> bool:
+        """Whether everybody of the group whose turn it is takes part."""
+        return self.inside.visible
+
+    @property
+    def least_separation(self) -> int:
+        """The number of groups, as each has every such turn."""
+        return self.groups
+
+    def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
+        """Return the event of the law inside the largest group."""
+        return self.inside.event(noise_multiplier, self.largest_group(num_units))
+
+    def expected_cohort(self, num_units: int) -> float:
+        """Return the expected size, which is the same in all rounds."""
+        return self.inside.expected_cohort(num_units) / self.groups
+
+    def describe(self, unit: str = "client") -> str:
+        """Return one phrase for people."""
+        within = self.inside.describe(unit)
+        if self.inside.visible:
+            within = f"each {unit} of the group is charged in full"
+        return f"{self.groups} public groups of {unit}s that take turns; inside a group {within}"
+
+    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
+        """Refuse all neighbours but zero-out, and more groups than units."""
+        if neighboring_relation is not NeighboringRelation.ZERO_OUT:
+            raise ValueError(
+                "cyclic sampling is charged for zero-out neighbours on a public roster, not for "
+                f"{neighboring_relation}"
+            )
+        if self.groups > num_units:
+            raise ValueError(
+                f"groups must be at most the roster's {num_units} units, got {self.groups}"
+            )
+        super().check(num_units, neighboring_relation)
+
+    def group_of(self, index: int) -> int:
+        """Return the group whose turn an index is, from 0 on."""
+        return index % self.groups
+
+    def largest_group(self, num_units: int) -> int:
+        """Return the size of the largest group, where units are dealt in turn."""
+        return -(-num_units // self.groups)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the rule as plain JSON values."""
+        return {"kind": self.kind, "groups": self.groups, "inside": self.inside.to_dict()}
 
 
 _KINDS: dict[str, type[Sampling]] = {
@@ -267,6 +374,7 @@ _KINDS: dict[str, type[Sampling]] = {
         UtilityPoissonSampling,
         FixedSizeSampling,
         VisibleSampling,
+        CyclicSampling,
     )
 }
 
@@ -278,6 +386,8 @@ def sampling_from_dict(fields: Mapping[str, Any]) -> Sampling:
         ValueError: If the kind is unknown to this version.
     """
     given = dict(fields)
+    if "inside" in given:
+        given["inside"] = sampling_from_dict(given["inside"])
     return known_kind(_KINDS, given.pop("kind"), of="sampling")(**given)
 
 

@@ -180,27 +180,31 @@ def _along(
         if composed is None or axis not in all_keys() or place is None:
             composed = compose_settings([*given, _ONE_TRAINING])
         else:
-            composed = _moved(composed, axis, place)
+            composed = moved(composed, axis, place)
         if curve.formula is None or place is None:
             yield place, given, composed
             continue
         noise = _noise_by(curve.formula, composed, float(place))
         given = [*overrides, "privacy.epsilon=null", f"privacy.noise_multiplier={noise!r}"]
-        noisy = _moved(composed, "privacy.noise_multiplier", repr(noise))
-        yield place, given, _moved(noisy, "privacy.epsilon", "null")
+        noisy = moved(composed, "privacy.noise_multiplier", repr(noise))
+        yield place, given, moved(noisy, "privacy.epsilon", "null")
 
 
-def _moved(settings: Settings, key: str, value: str) -> Settings:
-    """Return settings in which one key has another value, without Hydra, which is slow."""
+def moved(settings: Settings, key: str, value: str) -> Settings:
+    """Return settings in which one key has another value, without Hydra, which is slow.
+
+    Raises:
+        ConfigError: If it can't have that value.
+    """
     check_values([parsed(f"{key}={value}")])
     changed = OmegaConf.structured(settings)
     OmegaConf.update(changed, key, parsed(f"{key}={value}").value())
     try:
-        moved = OmegaConf.to_object(changed)
+        settled = OmegaConf.to_object(changed)
     except ValueError as error:
         raise ConfigError(str(error)) from error
-    assert isinstance(moved, Settings)
-    return moved
+    assert isinstance(settled, Settings)
+    return settled
 
 
 def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save
 
+from fl_dp.documents import document, parsed_object
 from fl_dp.files import written_whole
 from fl_dp.ledger import LedgerAnchor
 from fl_dp.strategies import Checkpoint
@@ -105,13 +106,14 @@ def _opened(path: Path) -> Iterator[tuple[Any, dict[str, Any]]]:
         raise FileNotFoundError(f"there is no checkpoint {path}")
     try:
         with safe_open(path, framework="numpy") as stored:
-            header = json.loads((stored.metadata() or {}).get("fl-dp", "{}"))
+            header = parsed_object((stored.metadata() or {}).get("fl-dp", "{}"), "checkpoint")
             if header.get("version") != _VERSION:
                 raise ValueError(
                     f"{path} is of another version of fl-dp: continue with the one that wrote "
                     "it, or start a new run"
                 )
-            yield stored, header
+            with document("checkpoint"):
+                yield stored, header
     except SafetensorError as error:
         raise ValueError(
             f"{path} is no checkpoint ({error}): put back the one that belongs to the run"

@@ -6,6 +6,7 @@
     label_column: outcome
     classes: [well, ill]
     columns: [age, pressure]
+    types: [integer, number]
 
 Under DP-SGD a server that varies the schema learns nothing that was not charged; with a schema of
 its own a node also trains on what its owner meant.
@@ -18,8 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from fl_dp.datasets import DataFormat
+from fl_dp.datasets.own_tables import require_types
 
-_LISTS = {"classes": str, "columns": str, "mean": float, "std": float, "image_shape": int}
+_LISTS = {
+    "classes": str,
+    "columns": str,
+    "types": str,
+    "mean": float,
+    "std": float,
+    "image_shape": int,
+}
 _KEYS = (*_LISTS, "label_column")
 
 
@@ -35,7 +44,12 @@ def pinned_format(file: Path) -> DataFormat:
     schema = OmegaConf.to_container(OmegaConf.load(file))
     if not isinstance(schema, dict):
         raise ValueError(f"{file} must hold keys and values: {', '.join(_KEYS)}")
-    return DataFormat(**{str(key): _value(file, str(key), each) for key, each in schema.items()})
+    pinned = DataFormat(**{str(key): _value(file, str(key), each) for key, each in schema.items()})
+    try:
+        require_types(pinned)
+    except ValueError as error:
+        raise ValueError(f"{file}: {error}") from error
+    return pinned
 
 
 def _value(file: Path, key: str, value: Any) -> Any:

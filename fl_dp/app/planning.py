@@ -10,7 +10,9 @@ from fl_dp.accounting import (
     IncompatibleOptions,
     NeighboringRelation,
     PrivacyBudget,
+    PrivacyEvent,
     default_delta,
+    freeze,
 )
 from fl_dp.mechanisms import (
     AdaptiveClipping,
@@ -32,7 +34,9 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
+from .noise_choice import correlation_of, cyclic_selection, spaced_selection, with_noise
 from .settings import Settings
+from .tuning.priced import vote_of
 from .wording import said_in_keys
 
 _MOST_STEPS = 10_000_000
@@ -87,8 +91,15 @@ def make_selection(settings: Settings) -> Selection:
     Raises:
         ValueError: If settings exclude each other.
     """
+    if settings.protects_clients:
+        settings = with_noise(settings, target_delta(settings))
     chosen, num_clients = settings.selection, settings.task.num_clients
     cohort = max(1, round(chosen.sampling_rate * num_clients))
+    match settings.privacy.noise:
+        case "spaced":
+            return spaced_selection(settings, cohort)
+        case "cyclic":
+            return cyclic_selection(settings)
     match chosen.name:
         case "poisson":
             return PoissonSelection(chosen.sampling_rate)
@@ -165,8 +176,9 @@ def target_delta(settings: Settings) -> float:
 
 
 def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan:
-    privacy = settings.privacy
     delta = target_delta(settings)
+    settings = with_noise(settings, delta)
+    privacy = settings.privacy
     selection = make_selection(settings)
     num_clients, units_per_node, nodes = _roster(settings)
     arguments = PlanArguments(
@@ -179,8 +191,9 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         neighboring_relation=NeighboringRelation(privacy.neighboring_relation),
         schedule=settings.schedule.noise_schedule,
         plateau=settings.schedule.plateau_schedule,
+        correlation=correlation_of(settings),
         participation_cap=settings.selection.participation_cap,
-        other_releases=selection.releases(settings.rounds),
+        other_releases=[*freeze(selection.releases(settings.rounds)), *_choice(settings)],
         metrics=_metrics(settings),
         scalar_noise_std=settings.metrics.noise_std,
         total_weight=settings.weights.total,
@@ -209,6 +222,12 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         max_epsilon=privacy.epsilon if within_budget else None,
         **arguments,
     )
+
+
+def _choice(settings: Settings) -> list[tuple[PrivacyEvent, int]]:
+    """Return what a vote on hyper-parameters is charged as, if clients cast one."""
+    vote = vote_of(settings)
+    return [] if vote is None else [(event, 1) for event in vote.events]
 
 
 def declared_records(settings: Settings) -> int:

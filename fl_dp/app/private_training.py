@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -27,7 +26,7 @@ _AT_ONCE = 256  # records whose gradients are in memory together
 
 def record_plan_of(config: Mapping[str, Any]) -> RecordPlan:
     """Return the plan of DP-SGD in a message's config."""
-    return RecordPlan.from_dict(json.loads(str(config[RECORD_PLAN_KEY])))
+    return RecordPlan.from_json(str(config[RECORD_PLAN_KEY]))
 
 
 class Records(Dataset[tuple[Tensor, Tensor]]):

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from yaml import YAMLError
 
 from fl_dp.files import private_file, private_folder, write_text, written_whole
-from fl_dp.ledger import LedgerAnchor, SpentLedger
+from fl_dp.ledger import LedgerAnchor, SpentLedger, Witness, witness_at
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.statement import (
     NoPromise,
@@ -62,6 +62,7 @@ class RunFolder:
         statistic: What a statistic answered, JSON; where one was asked for instead of a training.
         model: The last private model.
         checkpoint: State from which `resume` continues.
+        identity: Random name of the run for trackers, where there are any.
         log: The operator's log; not part of what is released.
     """
 
@@ -78,6 +79,7 @@ class RunFolder:
         self.statistic = path / "statistic.json"
         self.model = path / "model.safetensors"
         self.checkpoint = path / "checkpoint.safetensors"
+        self.identity = path / "tracking.id"
         self.log = path / "run.log"
 
     def require_new(self) -> None:
@@ -99,8 +101,12 @@ class RunFolder:
         """
         self.require_new()
         private_folder(self.path, exist_ok=False)
-        write_text(self.config, OmegaConf.to_yaml(asdict(settings)))
+        self.write_settings(settings)
         private_file(self.log)
+
+    def write_settings(self, settings: Settings) -> None:
+        """Write the settings that the run is made with, instead of those that are there."""
+        write_text(self.config, OmegaConf.to_yaml(asdict(settings)))
 
     def read_settings(self) -> Settings:
         """Return the settings that the run was made with.
@@ -117,6 +123,11 @@ class RunFolder:
             raise ValueError(
                 f"{self.config} does not fit this version of fl-dp: {error}"
             ) from error
+
+    def witness(self, settings: Settings) -> Witness | None:
+        """Return the second place that knows how far the ledger has come, if settings name one."""
+        folder = settings.privacy.witness_dir
+        return None if folder is None else witness_at(Path(folder) / f"{self.path.name}.heads")
 
     def read_ledger(self) -> SpentLedger:
         """Open the run's ledger to look at it, after comparing it with all that knows of it.
@@ -194,7 +205,7 @@ class RunFolder:
         """Return the plan of DP-SGD inside clients that the run goes by, if it has one."""
         if not self.record_plan.is_file():
             return None
-        return RecordPlan.from_dict(json.loads(self.record_plan.read_text(encoding="utf-8")))
+        return RecordPlan.from_json(self.record_plan.read_text(encoding="utf-8"))
 
     def drop_metrics_after(self, server_round: int) -> None:
         """Forget the lines of rounds that will be done again."""

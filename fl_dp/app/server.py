@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -22,13 +22,18 @@ from fl_dp.plan import RecordPlan
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg, wait_for_roster
+from fl_dp.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.training import evaluate
 
+from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
 from .planning import make_plan, make_record_plan, make_selection
 from .run_folder import RunFolder, statement_of_records
 from .server_optimizers import make_server_optimizer
 from .settings import SETTINGS_KEY, Settings
+from .shown import for_clients
+from .tracking import final_of, start_of, trackers_of
+from .tuning.choice import chosen_settings
 from .wording import said_in_keys
 from .workload import check_data, dataset_of, initial_arrays_of, model_of
 
@@ -43,6 +48,7 @@ def train(
     *,
     run_id: str,
     make_strategy: Callable[..., DPFedAvg] = DPFedAvg,
+    trackers: Sequence[Tracker] = (),
 ) -> Result:
     """Train a task, or continue a run that was interrupted, and write the run's folder.
 
@@ -52,6 +58,7 @@ def train(
         run_id: Flower's id of the run; names the folder when the settings don't.
         make_strategy: Makes the strategy where clients are protected, from the arguments of
             `DPFedAvg`: an audit passes one that is watched.
+        trackers: Who is told the released values, besides the settings' own tracker.
 
     Returns:
         Flower's result; also in the folder.
@@ -59,21 +66,33 @@ def train(
     Raises:
         ValueError: If the settings can't be carried out; nothing was trained.
         FileNotFoundError: If there is no run to resume.
+        ModuleNotFoundError: If the tracker's package is missing.
     """
     settings.sweep.require_none()
     if settings.resume is not None:
         folder = RunFolder(Path(settings.resume).expanduser())
         settings = folder.read_settings()
+        require_installed(settings.tracking.name)
     else:
+        require_installed(settings.tracking.name)
         # Whoever starts the nodes knows what they host: here, `auto` is one client each.
         settings = settings.hosting(settings.simulation.units_at_node)
         folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
         folder.create(settings)
     with logged_to(folder.log):
+        settings = chosen_settings(folder, grid, settings, run_id=run_id)
+    told = TrackedRun([*trackers_of(settings, folder), *trackers])
+    with logged_to(folder.log), told:
         record_plan = folder.keep_record_plan(make_record_plan(settings))
-        if settings.protects_clients:
-            return _train_by_plan(folder, grid, settings, record_plan, run_id, make_strategy)
-        return _train_without_plan(folder, grid, settings, record_plan)
+        try:
+            if settings.protects_clients:
+                return _train_by_plan(
+                    folder, grid, settings, record_plan, run_id, make_strategy, told
+                )
+            return _train_without_plan(folder, grid, settings, record_plan, told)
+        finally:
+            with suppress(OSError, ValueError):  # whoever ended before it had a statement
+                told.conclude(final_of(folder.read_statement()))
 
 
 @said_in_keys()
@@ -84,6 +103,7 @@ def _train_by_plan(
     record_plan: RecordPlan | None,
     run_id: str,
     make_strategy: Callable[..., DPFedAvg],
+    told: TrackedRun,
 ) -> Result:
     """Train with a promise to clients, and to their records if they train by DP-SGD."""
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
@@ -95,7 +115,15 @@ def _train_by_plan(
         )
     # A resumed run goes by the ledger's plan to the last digit, wherever it was calibrated.
     plan = folder.read_plan() if resumed else make_plan(settings)
-    with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
+    witness = folder.witness(settings)
+    with PrivacyLedger.open(
+        folder.ledger,
+        plan,
+        run_id=run_id,
+        rng=rng,
+        witness=witness,
+        settings=digest_of(settings),
+    ) as ledger:
         strategy = make_strategy(
             make_server_optimizer(settings.server_optimizer),
             plan=plan,
@@ -107,7 +135,7 @@ def _train_by_plan(
             **_options(folder, settings, record_plan, rng),
         )
         try:
-            result = _start(strategy, folder, grid, settings)
+            result = _start(strategy, folder, grid, settings, told)
         finally:
             # Also after a failure: what was reserved is spent, and somebody has to say so.
             statement = privacy_statement(ledger)
@@ -127,7 +155,11 @@ def _train_by_plan(
 
 @said_in_keys()
 def _train_without_plan(
-    folder: RunFolder, grid: Grid, settings: Settings, record_plan: RecordPlan | None
+    folder: RunFolder,
+    grid: Grid,
+    settings: Settings,
+    record_plan: RecordPlan | None,
+    told: TrackedRun,
 ) -> Result:
     """Train with a promise to records at most: the server averages the updates unclipped."""
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
@@ -139,9 +171,9 @@ def _train_without_plan(
     )
     if record_plan is None:
         folder.write_statement(NoPromise(rounds=settings.rounds))
-        return _start(strategy, folder, grid, settings)
+        return _start(strategy, folder, grid, settings, told)
     try:
-        return _start(strategy, folder, grid, settings)
+        return _start(strategy, folder, grid, settings, told)
     finally:
         asked = strategy.most_participations
         statement = statement_of_records(record_plan, settings, asked)
@@ -168,36 +200,43 @@ def _options(
     }
 
 
-def _start(strategy: Training, folder: RunFolder, grid: Grid, settings: Settings) -> Result:
+def _start(
+    strategy: Training, folder: RunFolder, grid: Grid, settings: Settings, told: TrackedRun
+) -> Result:
     """Train from the start, or from the folder's checkpoint if it has one."""
     check_data(settings)  # what is wrong with the data shows before anything is released
     dataset = dataset_of(settings)
     test_x = dataset.features(slice(None), "test")
     test_y = dataset.labels(slice(None), "test")
     model = model_of(settings)
-    if folder.checkpoint.is_file():
+    resumed = folder.checkpoint.is_file()
+    if resumed:
         checkpoint = load_checkpoint(folder.checkpoint)
         strategy.resume(checkpoint)
         folder.drop_metrics_after(checkpoint.server_round)
         logger.info("Resuming %s after round %d", folder.path, checkpoint.server_round)
     else:
         folder.drop_metrics_after(-1)
+    plan = strategy.plan if isinstance(strategy, DPFedAvg) else None
+    told.start(
+        start_of(settings, folder, plan=plan, record_plan=strategy.record_plan, resumed=resumed)
+    )
 
     def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         set_arrays(model, arrays.to_numpy_ndarrays())
         loss, accuracy = evaluate(model, test_x, test_y)
         spent = _spent(strategy, server_round)
-        folder.append_metrics(
-            {
-                "round": server_round,
-                "rounds": settings.rounds,
-                "expected_cohort": _expected_cohort(strategy, settings),
-                "test_loss": loss,
-                "test_accuracy": accuracy,
-                **spent,
-                **_released(strategy),
-            }
-        )
+        line = {
+            "round": server_round,
+            "rounds": settings.rounds,
+            "expected_cohort": _expected_cohort(strategy, settings),
+            "test_loss": loss,
+            "test_accuracy": accuracy,
+            **spent,
+            **_released(strategy),
+        }
+        folder.append_metrics(line)
+        told.released(line)
         folder.write_model(arrays)
         return MetricRecord({"loss": loss, "accuracy": accuracy, **spent})
 
@@ -237,12 +276,6 @@ def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
         private_folder(ledgers)
         config[SIMULATED_LEDGERS_KEY] = str(ledgers)
     return ConfigRecord(dict(config))
-
-
-def for_clients(settings: Settings) -> Settings:
-    """Return what clients may know: neither the operator's folders nor a seed of the noise."""
-    privacy = replace(settings.privacy, insecure_seed=None)
-    return replace(settings, privacy=privacy, output_dir=None, run_name=None, resume=None)
 
 
 def _expected_cohort(strategy: Training, settings: Settings) -> float:

@@ -43,9 +43,10 @@ from fl_dp.strategies import ask_federation
 
 from .planning import target_delta
 from .run_folder import RunFolder
-from .server import for_clients, logged_to, output_dir, roster_of
+from .server import logged_to, output_dir, roster_of
 from .settings import SETTINGS_KEY, Settings
 from .settings.statistic import StatisticSettings
+from .shown import for_clients
 from .wording import said_in_keys
 from .workload import check_data, dataset_of
 
@@ -80,7 +81,10 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
         if shared:  # each simulated node charges itself, as a real one does
             private_folder(folder.node_ledgers)
             told[SIMULATED_LEDGERS_KEY] = str(folder.node_ledgers)
-        with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng) as ledger:
+        witness = folder.witness(settings)
+        with PrivacyLedger.open(
+            folder.ledger, plan, run_id=run_id, rng=rng, witness=witness
+        ) as ledger:
             try:
                 answer = ask_federation(
                     grid,

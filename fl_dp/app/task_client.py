@@ -27,6 +27,7 @@ from fl_dp.protocol.keys import (
 from fl_dp.training import UnitData, evaluate, train_locally, train_together
 
 from .settings import SETTINGS_KEY, Settings
+from .tuning import TRIAL_VALUES
 from .workload import (
     data_of_unit,
     dataset_of,
@@ -246,11 +247,17 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
 def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
     """Return a unit's `labels`, shape `(n,)`, its `records`, rows, or `records.3`, one column.
 
+    Or, by the name `trials`, its score of each candidate of a choice of hyper-parameters.
+
     Raises:
         ValueError: If the values have another name, or the unit has no data.
     """
     settings = _settings(config)
     place = node_of(context) * settings.simulation.units_at_node + unit
+    if name == TRIAL_VALUES:
+        from .tuning.scores import scores_of_unit  # with the server optimizers
+
+        return scores_of_unit(place, context.node_config, config)
     data = data_of_unit(settings, place, context.node_config)
     if data is None:
         raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")

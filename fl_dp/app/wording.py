@@ -15,6 +15,7 @@ from dataclasses import fields
 from fl_dp.plan import SecureSum
 
 _KEYS = {
+    "bands": "privacy.bands",
     "capped_denominator": "weights.capped_denominator",
     "client_scheme": "privacy.mode=local",
     "clipping_norm": "clipping.norm",
@@ -24,6 +25,8 @@ _KEYS = {
     "noise_multiplier": "privacy.noise_multiplier",
     "num_clients": "task.num_clients",
     "participation_cap": "selection.participation_cap",
+    "groups": "privacy.groups",
+    "separation": "privacy.separation",
     "records_per_client": "selection.records_per_client",
     "refresh_every": "selection.refresh_every",
     "sampling_rate": "selection.sampling_rate",
@@ -55,6 +58,9 @@ _SELECTIONS = {
 _SHARED = {"VisibleSampling": ("public", "exponential")}
 _MORE = {
     "selection=public (selection=public)": "selection=public",
+    "leave correlation out, or let clients rest: sampling=CyclicSampling(...) or "
+    "selection=public": "write privacy.noise=independent, or a smaller selection.sampling_rate",
+    "leave correlation out": "write privacy.noise=independent",
     "roster_may_grow=True": "roster_may_grow=true",
     "cross_check=True": "cross_check=true",
     "selection.coins=nodes=True": "selection.coins=nodes",
@@ -64,7 +70,7 @@ _MORE = {
     "one clipping norm for each": "as many clipping.norms",
 }
 # Words of prose, too: they are arguments only before an equals sign.
-_PROSE = ("unit", "utility")
+_PROSE = ("bands", "groups", "separation", "unit", "utility")
 # Arguments of DP-SGD stand in a group of their own.
 _OF_DP_SGD = {name: f"dp_sgd.{name}" for name in ("clipping_norm", "sampling_rate")}
 # The rules of a secure sum name its numbers as prose does: each is a key where a value follows.

@@ -13,10 +13,14 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-_SUPERNODE = "flower-supernode"
-_OPTION = "--trusted-entities"
+# Flower's own command, and the module that runs it behind a guard.
+_SUPERNODES = {"flower-supernode", "fl_dp.local.supernode"}
+ENTITIES_OPTION = "--trusted-entities"
+"""Flower's option for a SuperNode that runs signed apps alone."""
+
 _KEY_TYPE = "ssh-ed25519"  # of all keys that Flower takes
 _PROCESSES = Path("/proc")
+_BEFORE_OPTIONS = 4  # at most: `python -P -m MODULE`
 
 
 def apps_are_verified() -> bool | None:
@@ -27,7 +31,7 @@ def apps_are_verified() -> bool | None:
     """
     for process in _ancestors():
         words = _command_line(process)
-        if any(Path(word).name == _SUPERNODE for word in words[:3]):
+        if any(Path(word).name in _SUPERNODES for word in words[:_BEFORE_OPTIONS]):
             trusted = _trusted_entities(words)
             return trusted is not None and _names_a_key(process, trusted)
     return None
@@ -57,7 +61,7 @@ def _trusted_entities(words: list[str]) -> str | None:
     """Return the file that the option names; argparse takes any unambiguous start of its name."""
     for place, word in enumerate(words):
         name, equals, value = word.partition("=")
-        if name.startswith("--t") and _OPTION.startswith(name):
+        if name.startswith("--t") and ENTITIES_OPTION.startswith(name):
             return value if equals else [*words, ""][place + 1]
     return None
 

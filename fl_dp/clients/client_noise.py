@@ -116,13 +116,12 @@ def _charge(
             "the server names no budget, as its noise changes over the rounds, and the node's "
             "owner none: --node-config 'max-epsilon=8.0 max-delta=1e-5'"
         )
-    from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
-
-    with NodeLedger.open(node.ledger) as ledger:
+    with node.open_ledger() as ledger:
         ledger.charge(
             node.account(unit="client"),
             event_of(scheme),
             budget=budget,
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(noise.neighboring_relation),
+            use=node.use(message.metadata.message_type),
         )

@@ -7,10 +7,10 @@ budget is exhausted, which is looked up by the name of its data alone.
 
 from __future__ import annotations
 
-import json
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -109,13 +109,18 @@ def _is_exhausted(context: Context, config: Config) -> bool:
         return False
     from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
+    if node.expires is not None and datetime.now(UTC).date() >= node.expires:
+        return True
     unit, event, count, budget, relation = asked
     try:
         with NodeLedger.read(node.ledger) as ledger:
             spending = ledger.spending_of_source(node.account(unit=unit))
+            revoked = ledger.revoked is not None
     except FileNotFoundError:
         return False
-    return spending.would_exceed(event, count=count, budget=budget, neighboring_relation=relation)
+    return revoked or spending.would_exceed(
+        event, count=count, budget=budget, neighboring_relation=relation
+    )
 
 
 def _asked(
@@ -125,7 +130,7 @@ def _asked(
     if RECORD_PLAN_KEY in config:
         from fl_dp.plan import RecordPlan  # with SciPy, for DP-SGD alone
 
-        plan = RecordPlan.from_dict(json.loads(str(config[RECORD_PLAN_KEY])))
+        plan = RecordPlan.from_json(str(config[RECORD_PLAN_KEY]))
         allowed = node.budget(plan.budget)
         return "record", plan.event, plan.steps, allowed, plan.neighboring_relation
     instruction = RoundInstruction.of(config)

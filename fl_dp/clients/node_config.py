@@ -4,8 +4,10 @@
 
 It is closed by default. A key that is almost one of these is refused and not ignored: an owner who
 misspells what protects a node would believe it protected. Underscores are read as hyphens. Keys of
-other projects are left alone. A cap on what may be spent also requires that every message offers
-differential privacy, unless the owner writes that it does not.
+other projects are left alone. The same keys can stand in a file, `policy-path`, which is read at
+every message: an owner who tightens it need not start the node anew. A cap on what may be spent
+also requires that every message offers differential privacy, unless the owner writes that it does
+not.
 """
 
 from __future__ import annotations
@@ -15,10 +17,15 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from .running_app import AppRule, rules_in
+
+POLICY_PATH_KEY = "policy-path"
 LEDGER_PATH_KEY = "ledger-path"
+WITNESS_PATH_KEY = "witness-path"
 MAX_EPSILON_KEY = "max-epsilon"
 MAX_DELTA_KEY = "max-delta"
 REQUIRE_PRIVACY_KEY = "require-privacy"
@@ -28,6 +35,13 @@ DATASET_NAME_KEY = "dataset-name"
 UNIT_NAME_KEY = "unit-name"
 DATA_PATH_KEY = "data-path"
 DATA_SCHEMA_KEY = "data-schema"
+EXPIRES_KEY = "policy-expires"
+BUDGET_EXPIRES_KEY = "budget-expires"
+APPS_KEY = "allowed-apps"
+STATISTICS_KEY = "statistics-from"
+EVALUATION_KEY = "evaluation-from"
+INTERVAL_KEY = "min-round-interval"
+COHORT_KEY = "min-cohort"
 ROSTER_KEY = "secagg-roster"
 LEAST_SUM_KEY = "secagg-min-sum"
 COLLUDING_KEY = "secagg-colluding"
@@ -37,6 +51,8 @@ EXACT_KEY = "secagg-exact"
 
 PARTITION_ID_KEY = "partition-id"
 """Flower's own key: which part of a simulated split the node holds."""
+
+_LONGEST_POLICY = 100_000
 
 DEFAULT_MAX_DELTA = 1e-5
 """Delta of a `max-epsilon` that has no `max-delta`: else the server would choose it."""
@@ -49,20 +65,34 @@ clients or of their records."""
 LEAST_SUM, MISSED_RECEIPTS = 2, 3
 """Defaults of `secagg-min-sum` and `secagg-receipts`."""
 
+NOBODY, ANYBODY = "none", "any"
+"""Values of `statistics-from` and `evaluation-from`, besides apps."""
+
 EXACT_PURPOSE = "evaluate"
 """Purpose of the only sums that an owner can allow without noise."""
 
 _SECURE_SUMS = {DISTRIBUTED, RECORD_SUMS}
-_OF_SUMS = (ROSTER_KEY, LEAST_SUM_KEY, COLLUDING_KEY, RECEIPTS_KEY, EXACT_KEY)
+_OF_SUMS = (ROSTER_KEY, LEAST_SUM_KEY, COHORT_KEY, COLLUDING_KEY, RECEIPTS_KEY, EXACT_KEY)
 _OURS = (
-    *(LEDGER_PATH_KEY, MAX_EPSILON_KEY, MAX_DELTA_KEY, REQUIRE_PRIVACY_KEY, UNVERIFIED_APPS_KEY),
-    *(TELL_EXHAUSTED_KEY, DATASET_NAME_KEY, UNIT_NAME_KEY, DATA_PATH_KEY, DATA_SCHEMA_KEY),
+    *(POLICY_PATH_KEY, EXPIRES_KEY, BUDGET_EXPIRES_KEY),
+    *(APPS_KEY, STATISTICS_KEY, EVALUATION_KEY, INTERVAL_KEY),
+    *(LEDGER_PATH_KEY, WITNESS_PATH_KEY, MAX_EPSILON_KEY, MAX_DELTA_KEY, REQUIRE_PRIVACY_KEY),
+    *(
+        UNVERIFIED_APPS_KEY,
+        TELL_EXHAUSTED_KEY,
+        DATASET_NAME_KEY,
+        UNIT_NAME_KEY,
+        DATA_PATH_KEY,
+        DATA_SCHEMA_KEY,
+    ),
     *_OF_SUMS,
 )
 _FLOWERS = (PARTITION_ID_KEY, "num-partitions")
 # No other project's key has them, so a key that does was meant for fl-dp.
 _OUR_WORDS = re.compile(
-    r"ledger|epsilon|privacy|exhausted|unverified|secagg|\b(max)?eps\b|\brequire|^fl-dp"
+    r"ledger|witness|expir|epsilon|privacy|exhausted|unverified|secagg|\b(max)?eps\b|\brequire"
+    r"|\ballow(ed)?-?app|statistics-?from|evaluations?-?from|cohort|round-?interval"
+    r"|^(node-)?policy(-?(file|path|yaml))?$|^fl-dp"
 )
 # One wrong, missing or swapped letter in any key of ours; `dataset-path`, which Flower's examples
 # use, is further from `data-path`.
@@ -79,6 +109,15 @@ class NodeConfig:
 
     Attributes:
         ledger_path: Absolute file or database URL of the node's ledger; None: there is none.
+        witness_path: Absolute file or PostgreSQL URL, elsewhere, that knows how far the ledger
+            has come: an older copy that is put back is refused. None: there is none.
+        expires: The first day, in UTC, on which the node answers nothing any more; None: never.
+        budget_expires: The first day, in UTC, on which what is left of the budget is gone, as if it
+            were spent; None: never.
+        apps: Apps whose messages are answered; None: whatever app Flower runs.
+        statistics_from: Apps that may ask for statistics, within what is required; None: each.
+        evaluation_from: Apps that may ask for evaluations and utilities; None: each.
+        round_interval: Least seconds between two messages of a kind that use the data; None: none.
         max_epsilon: Cap over everything that is ever charged for the node's data; None: none.
         max_delta: The delta that goes with it.
         required: What each message has to offer: one of these alternatives, each a set of
@@ -95,6 +134,7 @@ class NodeConfig:
         roster: Absolute file with the identities of everybody who may take part in a secure sum;
             without it a server could invent the other nodes.
         least_sum: Fewest honest clients of any secure sum that the server could open.
+        least_cohort: Fewest clients that a secure sum is opened over, honest or not.
         colluding: Nodes that the owner supposes to collude; a server may suppose more. None: the
             owner leaves it to the plan without a roster, and to what is usual with one, lest a
             server that lies writes 0.
@@ -103,6 +143,13 @@ class NodeConfig:
     """
 
     ledger_path: str | None = None
+    witness_path: str | None = None
+    expires: date | None = None
+    budget_expires: date | None = None
+    apps: tuple[AppRule, ...] | None = None
+    statistics_from: tuple[AppRule, ...] | None = None
+    evaluation_from: tuple[AppRule, ...] | None = None
+    round_interval: float | None = None
     max_epsilon: float | None = None
     max_delta: float | None = None
     required: tuple[frozenset[str], ...] = ()
@@ -115,19 +162,22 @@ class NodeConfig:
     partition_id: int | None = None
     roster: str | None = None
     least_sum: int = LEAST_SUM
+    least_cohort: int = 0
     colluding: int | None = None
     missed_receipts: int = MISSED_RECEIPTS
     exact: bool = False
 
     @classmethod
     def of(cls, node_config: Mapping[str, Any]) -> Self:
-        """Read `Context.node_config`.
+        """Read `Context.node_config`, and the policy's file if it names one.
 
         Raises:
             NodeConfigError: If a key is almost one of fl-dp's or is given twice, a value is out of
-                range, a cap or a requirement has no ledger, or a requirement has no cap.
+                range, a cap or a requirement has no ledger, or a requirement has no cap; or if the
+                policy's file can't be read or has a key that is not fl-dp's.
         """
         given = _by_hyphens(node_config)
+        given = _with_policy(given)
         ledger_path, roster = _path(given, LEDGER_PATH_KEY), _path(given, ROSTER_KEY)
         max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
         max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
@@ -140,6 +190,24 @@ class NodeConfig:
         if max_epsilon is not None and ledger_path is None:
             raise _error(
                 f"{MAX_EPSILON_KEY}={max_epsilon:g} needs a ledger to count in: add "
+                f'{LEDGER_PATH_KEY}="/data/ledger.db"'
+            )
+        witness_path = _path(given, WITNESS_PATH_KEY)
+        if witness_path is not None and ledger_path is None:
+            raise _error(
+                f"{WITNESS_PATH_KEY} has no ledger to watch: add "
+                f'{LEDGER_PATH_KEY}="/data/ledger.db"'
+            )
+        interval = _number(given, INTERVAL_KEY, below=math.inf)
+        if interval is not None and (ledger_path is None or "://" in ledger_path):
+            raise _error(
+                f"{INTERVAL_KEY}={interval:g} needs a file beside the ledger for the last round's "
+                f'time: add {LEDGER_PATH_KEY}="/data/ledger.db"'
+            )
+        budget_expires = _day(given, BUDGET_EXPIRES_KEY)
+        if budget_expires is not None and ledger_path is None:
+            raise _error(
+                f"{BUDGET_EXPIRES_KEY} ends the budget of a ledger, and there is none: add "
                 f'{LEDGER_PATH_KEY}="/data/ledger.db"'
             )
         if required and max_epsilon is None:
@@ -157,6 +225,13 @@ class NodeConfig:
             max_delta = DEFAULT_MAX_DELTA
         return cls(
             ledger_path=ledger_path,
+            witness_path=witness_path,
+            expires=_day(given, EXPIRES_KEY),
+            budget_expires=budget_expires,
+            apps=_apps(given, APPS_KEY),
+            statistics_from=_askers(given, STATISTICS_KEY),
+            evaluation_from=_askers(given, EVALUATION_KEY),
+            round_interval=interval,
             max_epsilon=max_epsilon,
             max_delta=max_delta,
             required=required,
@@ -169,12 +244,18 @@ class NodeConfig:
             partition_id=_partition(given),
             roster=roster,
             least_sum=_count(given, LEAST_SUM_KEY, default=LEAST_SUM, least=2),
+            least_cohort=_count(given, COHORT_KEY, default=0, least=2),
             colluding=(
                 _count(given, COLLUDING_KEY, default=0, least=0) if COLLUDING_KEY in given else None
             ),
             missed_receipts=_count(given, RECEIPTS_KEY, default=MISSED_RECEIPTS, least=1),
             exact=_exact(given),
         )
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether the owner's permission has ended."""
+        return self.expires is not None and datetime.now(UTC).date() >= self.expires
 
     @property
     def takes_part_in_sums(self) -> bool:
@@ -207,6 +288,49 @@ def _by_hyphens(node_config: Mapping[str, Any]) -> dict[str, Any]:
             raise _error(f"{name} is given twice, with hyphens and with underscores: keep one")
         given[name] = value
     return given
+
+
+def _with_policy(given: dict[str, Any]) -> dict[str, Any]:
+    """Return what was given, and what stands in the policy's file if one is named."""
+    place = _path(given, POLICY_PATH_KEY)
+    if place is None:
+        return given
+    import yaml  # by an owner's wish alone
+
+    from fl_dp.found_runs.untrusted import plain_yaml
+
+    try:
+        with Path(place).open("rb") as stream:
+            text = stream.read(_LONGEST_POLICY + 1)
+        if len(text) > _LONGEST_POLICY:  # it is read at every message
+            raise ValueError(f"it is longer than {_LONGEST_POLICY:,} bytes")
+        policy = plain_yaml(text, "it")  # which finds deep nesting before it is composed
+        written = yaml.compose(text, Loader=yaml.SafeLoader)
+    except (OSError, ValueError, yaml.YAMLError) as error:  # a day that there is not, for one
+        said = " ".join(str(error).split())
+        raise _error(
+            f"{POLICY_PATH_KEY}={place} can't be read, so nothing is answered: {said}"
+        ) from error
+    if not isinstance(policy, dict) or not all(isinstance(key, str) for key in policy):
+        raise _error(f"{place} must hold lines like `{MAX_EPSILON_KEY}: 4.0`, and holds others")
+    # YAML itself takes the last of two lines with one key, and an empty value for none.
+    keys = [key.value for key, _ in written.value]
+    twice = sorted({key for key in keys if keys.count(key) > 1})
+    if twice:
+        raise _error(f"{place}: '{twice[0]}' is given twice: keep one")
+    # No other project reads this file: what is not fl-dp's is a mistake.
+    names = {key.replace("_", "-"): value for key, value in policy.items()}
+    for name in names:
+        if name not in _OURS or name == POLICY_PATH_KEY:
+            nearest = difflib.get_close_matches(name, _OURS, n=1, cutoff=0.0)[0]
+            raise _error(f"{place}: '{name}' is no key of a policy: did you mean {nearest}?")
+        if name in given:
+            raise _error(f"{name} is given twice, in --node-config and in {place}: keep one")
+        if names[name] is None:
+            raise _error(f"{place}: {name} has no value: write one, or leave the line out")
+    if len(names) < len(policy):
+        raise _error(f"{place}: a key is given twice, with hyphens and with underscores")
+    return given | names
 
 
 def _refuse_if_meant_for_us(key: str) -> None:
@@ -257,7 +381,8 @@ def _text(given: Mapping[str, Any], key: str) -> str | None:
 
 def _path(given: Mapping[str, Any], key: str) -> str | None:
     path = _text(given, key)
-    is_database = key == LEDGER_PATH_KEY and path is not None and "://" in path  # has no folder
+    may_be_database = key in (LEDGER_PATH_KEY, WITNESS_PATH_KEY)
+    is_database = may_be_database and path is not None and "://" in path  # has no folder
     if path is not None and not is_database and not Path(path).is_absolute():
         raise _error(
             f"{key} must be absolute, got '{path}': a ClientApp does not run where you started the "
@@ -270,10 +395,46 @@ def _number(given: Mapping[str, Any], key: str, *, below: float) -> float | None
     value = given.get(key)
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < below:
+    number = None if isinstance(value, bool) else _finite(value)
+    if number is None or not 0 < number < below:
         limit = "" if math.isinf(below) else f" below {below:g}"
-        raise _error(f"{key} must be a positive number{limit}, got {value!r}")
-    return float(value)
+        raise _error(f"{key} must be a positive number{limit}, got {value!r:.50}")
+    return number
+
+
+def _finite(value: object) -> float | None:
+    """Return a finite number as a float, None for anything else."""
+    try:
+        number = float(value) if isinstance(value, int | float) else math.nan
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None
+
+
+def _day(given: Mapping[str, Any], key: str) -> date | None:
+    value = given.get(key)
+    if value is None:
+        return None
+    try:
+        return date.fromisoformat(str(value))  # YAML has read it as a date already
+    except ValueError:
+        raise _error(f'{key} must be a day like "2027-01-31", got {value!r}') from None
+
+
+def _apps(given: Mapping[str, Any], key: str) -> tuple[AppRule, ...] | None:
+    if key not in given:
+        return None
+    try:
+        return rules_in(given[key])
+    except ValueError as error:
+        raise _error(f"{key}: {error}") from error
+
+
+def _askers(given: Mapping[str, Any], key: str) -> tuple[AppRule, ...] | None:
+    value = given.get(key)
+    if value == NOBODY:
+        return ()
+    return None if value == ANYBODY else _apps(given, key)
 
 
 def _flag(given: Mapping[str, Any], key: str) -> bool:
@@ -284,7 +445,9 @@ def _flag(given: Mapping[str, Any], key: str) -> bool:
 
 
 def _count(given: Mapping[str, Any], key: str, *, default: int, least: int) -> int:
-    value = given.get(key, default)
+    if key not in given:
+        return default
+    value = given[key]
     if isinstance(value, bool) or not isinstance(value, int) or value < least:
         raise _error(f"{key} must be a whole number from {least} on, got {value!r}")
     return value

@@ -13,7 +13,6 @@ that sends another app only Flower's own verification of apps helps (`--trusted-
 
 from __future__ import annotations
 
-import json
 import logging
 from functools import cache
 
@@ -21,20 +20,28 @@ from flwr.app import ConfigRecord, Context, Message, MessageType
 from flwr.clientapp.typing import ClientAppCallable
 
 from fl_dp.protocol.instruction import RoundInstruction, SumInstruction
-from fl_dp.protocol.keys import IDENTITY_ACTION, RECORD_PLAN_KEY
+from fl_dp.protocol.keys import IDENTITY_ACTION, RECORD_PLAN_KEY, UTILITY_ACTION
 from fl_dp.protocol.secure_sum import SECURE_SUM_ACTIONS, SUM_KEY, terms_in, without_terms
 
 from .app_verification import apps_are_verified
 from .node_config import (
+    APPS_KEY,
     DISTRIBUTED,
+    EVALUATION_KEY,
+    EXPIRES_KEY,
+    INTERVAL_KEY,
     LOCAL,
     RECORD,
     RECORD_SUMS,
     REQUIRE_PRIVACY_KEY,
     ROSTER_KEY,
+    STATISTICS_KEY,
     UNVERIFIED_APPS_KEY,
     NodeConfig,
 )
+from .node_privacy import in_simulation
+from .round_interval import RoundInterval
+from .running_app import AppRule, running_app
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -66,6 +73,12 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     not the client as a whole, or count against the cap of records alone.
     `numpy_client_app` has it built in, outside everything else.
 
+    Nothing at all is answered from the day on which the owner's permission ends, or after it was
+    revoked (`fl-dp node revoke`), or by an app that the owner does not allow (`allowed-apps`).
+    Statistics and evaluations can be left to some apps, or to none (`statistics-from`,
+    `evaluation-from`). A message that comes sooner than `min-round-interval` after the last of its
+    kind is refused before anything is charged.
+
     Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
     allows that. That protects an owner who forgot the option, not against a malicious app: this
     check is a part of the app. Where it can't be seen, the node's log says once what to do.
@@ -75,14 +88,18 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
         NodeConfigError: If the owner's configuration is no good; whatever the message asks for.
     """
     owner = NodeConfig.of(context.node_config)
-    if not owner.required:
-        return call_next(message, context)
     category, _, action = message.metadata.message_type.partition(".")
     if category == MessageType.QUERY and action == IDENTITY_ACTION:
         return call_next(message, context)
+    of_a_sum = category == MessageType.QUERY and action in SECURE_SUM_ACTIONS
+    # What is charged before it is made finds out by itself that a ledger can't be read.
+    _require_permission(owner, charged=of_a_sum or bool(_offered(message)))
+    _require_allowed_app(owner, message)
+    if not owner.required:
+        _require_time_since_the_last(owner, message, of_a_sum=of_a_sum)
+        return call_next(message, context)
     if not owner.allow_unverified_apps:
         _require_verified_apps()
-    of_a_sum = category == MessageType.QUERY and action in SECURE_SUM_ACTIONS
     if of_a_sum and owner.takes_part_in_sums:
         return call_next(message, context)  # nothing in them is made of data
     offered = _offered(message)
@@ -98,7 +115,82 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
             f"this node requires {asked}, and the message offers "
             f"{' and '.join(sorted(offered)) or 'no privacy'}{hint}"
         )
+    _require_time_since_the_last(owner, message, of_a_sum=of_a_sum)
     return call_next(message, context)
+
+
+def _require_permission(owner: NodeConfig, *, charged: bool) -> None:
+    """Refuse everything once the owner's permission has ended, or was revoked.
+
+    Args:
+        owner: The configuration.
+        charged: Whether nothing is released of such a message without a charge.
+    """
+    if owner.has_expired:
+        raise PolicyRefusal(
+            f"this node answers nothing since {owner.expires}: its owner's permission has ended "
+            f"({EXPIRES_KEY})"
+        )
+    if owner.ledger_path is None:
+        return
+    # With SciPy, for a node that keeps a ledger alone.
+    from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, NodeLedger
+
+    try:
+        day = NodeLedger.day_of_revocation(owner.ledger_path)
+    except (LedgerCorrupted, LedgerUnavailable):
+        if not charged:
+            raise
+        return
+    if day is not None:
+        raise PolicyRefusal(
+            f"this node answers nothing: its owner revoked every use of its data on {day}"
+        )
+
+
+def _require_allowed_app(owner: NodeConfig, message: Message) -> None:
+    """Refuse apps that the owner does not name, or not for this kind of question."""
+    category, _, action = message.metadata.message_type.partition(".")
+    rules: list[tuple[str, tuple[AppRule, ...] | None]] = [(APPS_KEY, owner.apps)]
+    if category == MessageType.EVALUATE or action == UTILITY_ACTION:
+        rules.append((EVALUATION_KEY, owner.evaluation_from))
+    elif category == MessageType.QUERY and action not in SECURE_SUM_ACTIONS:
+        rules.append((STATISTICS_KEY, owner.statistics_from))
+    for key, allowed in rules:
+        if allowed is None:
+            continue
+        if not allowed:
+            raise PolicyRefusal(f"this node answers no {category} message: {key} is none")
+        app = running_app()
+        if app is None:
+            raise PolicyRefusal(
+                f"it can't be seen which app this is, and {key} names those that are answered: the "
+                "app has to come in a bundle, as `flwr run` sends it"
+            )
+        if not any(rule.allows(app) for rule in allowed):
+            named = ", ".join(rule.text for rule in allowed)
+            raise PolicyRefusal(f"the app is {app}, and {key} allows {named}")
+
+
+def _require_time_since_the_last(owner: NodeConfig, message: Message, *, of_a_sum: bool) -> None:
+    """Refuse what comes too early after the last message of its kind; last of all checks.
+
+    Keys and openings of a secure sum have no times of their own: they belong to a round that had.
+    """
+    if owner.round_interval is None or of_a_sum or in_simulation():
+        return
+    assert owner.ledger_path is not None  # `NodeConfig.of` asks for it
+    # Flower has two names for one handler, `train` and `train.default`: one time is kept for both.
+    category, _, action = message.metadata.message_type.partition(".")
+    kind = action if category == MessageType.QUERY else category
+    left = RoundInterval.beside(owner.ledger_path).wait_left(
+        f"{kind} {owner.source}", owner.round_interval
+    )
+    if left > 0.0:
+        raise PolicyRefusal(
+            f"this {kind} message comes {left:.0f} s too early: {INTERVAL_KEY} is "
+            f"{owner.round_interval:g}"
+        )
 
 
 def _offered(message: Message) -> frozenset[str]:
@@ -124,7 +216,7 @@ def _units_charged(config: ConfigRecord) -> set[str]:
     instruction = RoundInstruction.of(config)
     prices = [] if instruction is None else [instruction.secure_sum]
     if SUM_KEY in config:
-        prices.append(SumInstruction(**json.loads(str(config[SUM_KEY]))))
+        prices.append(SumInstruction.from_json(str(config[SUM_KEY])))
     return {price.unit for price in prices if price is not None}
 
 

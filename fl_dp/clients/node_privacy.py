@@ -14,6 +14,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -24,9 +25,10 @@ from fl_dp.files import private_folder
 from fl_dp.protocol.instruction import NoiseInstruction, SumInstruction
 
 from .node_config import LEDGER_PATH_KEY, NodeConfig
+from .running_app import running_app
 
 if TYPE_CHECKING:
-    from fl_dp.ledger import Account
+    from fl_dp.ledger import Account, NodeLedger, Use, Witness
 
 SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
 """Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
@@ -42,12 +44,18 @@ class NodePrivacy:
             each run asks for.
         max_delta: The delta that goes with it.
         source: A name of the node's data that stays the same when they change.
+        run: Flower's id of the run that asks.
+        expires: The first day on which what is left of the budget is gone; None: never.
+        witness_path: File or database URL that knows how far the ledger has come; None: none.
         simulated_ledger: Where a simulated node's ledger lies if nobody names one; None on a real
             node.
     """
 
     ledger: str | None
     source: str
+    run: int = 0
+    expires: date | None = None
+    witness_path: str | None = None
     max_epsilon: float | None = None
     max_delta: float | None = None
     simulated_ledger: str | None = None
@@ -77,6 +85,9 @@ class NodePrivacy:
         return cls(
             ledger=ledger,
             source=source,
+            run=context.run_id,
+            expires=owner.budget_expires,
+            witness_path=owner.witness_path,
             max_epsilon=owner.max_epsilon,
             max_delta=owner.max_delta,
             simulated_ledger=simulated,
@@ -98,6 +109,25 @@ class NodePrivacy:
             )
         private_folder(Path(self.simulated_ledger).parent)
         return self.simulated_ledger
+
+    @property
+    def witness(self) -> Witness | None:
+        """What the ledger is compared with whenever it is opened; None: nothing."""
+        from fl_dp.ledger import witness_at  # with SQLAlchemy, for a node that keeps a ledger alone
+
+        return None if self.witness_path is None else witness_at(self.witness_path)
+
+    def open_ledger(self) -> NodeLedger:
+        """Open the required ledger to spend from, compared with its witness if there is one.
+
+        Raises:
+            ValueError: If a real node was started without one.
+            LedgerCorrupted: If the ledger was altered, or put back to an older state.
+            LedgerUnavailable: If it can't be read or written, or its witness.
+        """
+        from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
+
+        return NodeLedger.open(self.required_ledger, witness=self.witness, expires=self.expires)
 
     def budget(self, asked: PrivacyBudget) -> PrivacyBudget:
         """Return what a run may spend in all: what it asks for, as far as the owner allows."""
@@ -121,6 +151,17 @@ class NodePrivacy:
         from fl_dp.ledger import Account  # with SciPy, for a node that keeps a ledger alone
 
         return Account(unit=unit, source=self.source, fingerprint=fingerprint)
+
+    def use(self, purpose: str) -> Use:
+        """Return what the ledger writes down of a charge for its owner.
+
+        Args:
+            purpose: Type of the message that asks.
+        """
+        from fl_dp.ledger import Use  # with SciPy, for a node that keeps a ledger alone
+
+        app = running_app()
+        return Use(run=self.run, purpose=purpose, app=None if app is None else str(app))
 
 
 def simulated_run_folder(context: Context) -> Path:

@@ -17,18 +17,19 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from datetime import date
 from pathlib import Path
 from typing import Any, Self
 
 import torch
-from flwr.app import Context
+from flwr.app import Context, MessageType
 from flwr.client import NumPyClient
 from flwr.common.typing import NDArrays, Scalar
 from torch import nn
 from torch.utils.data import DataLoader
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted
-from fl_dp.ledger import Account, NodeLedger
+from fl_dp.ledger import Account, NodeLedger, Use, Witness
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 
@@ -77,6 +78,9 @@ class OpacusClient(NumPyClient):
         trainable_only: bool = False,
         fingerprint_of: Callable[[DataLoader[Any]], str] | None = None,
         rng: SecureRandom | None = None,
+        witness: Witness | None = None,
+        expires: date | None = None,
+        use: Use | None = None,
     ) -> None:
         """Be a client.
 
@@ -94,6 +98,9 @@ class OpacusClient(NumPyClient):
             trainable_only: Exchange the parameters that are not frozen, and nothing else.
             fingerprint_of: Computes the account's fingerprint once the data were read.
             rng: Of noise and coins; a fresh secure one by default.
+            witness: What the ledger is compared with whenever its file or database is opened.
+            expires: The first day on which nothing of the budget is left.
+            use: On whose behalf it trains, for the ledger.
 
         Raises:
             ValueError: If DP-SGD can't train the model, or the account is not about records.
@@ -120,6 +127,9 @@ class OpacusClient(NumPyClient):
         self._trainable_only = trainable_only
         self._fingerprint_of = fingerprint_of
         self._rng = rng
+        self._witness = witness
+        self._expires = expires
+        self._use = use
 
     @classmethod
     def on_node(
@@ -158,6 +168,9 @@ class OpacusClient(NumPyClient):
             ledger=node.required_ledger,
             account=node.account(unit="record"),
             budget=node.budget(plan.budget),
+            witness=node.witness,
+            expires=node.expires,
+            use=node.use(MessageType.TRAIN),
             **rest,
         )
 
@@ -207,6 +220,7 @@ class OpacusClient(NumPyClient):
                 budget=self._budget,
                 what=f"round {config.get('server-round', 'unknown')!s}",
                 neighboring_relation=plan.neighboring_relation,
+                use=self._use,
             )
             # From here on records are read: whatever happens, a reply has noise.
             try:
@@ -254,4 +268,4 @@ class OpacusClient(NumPyClient):
     def _opened(self) -> AbstractContextManager[NodeLedger]:
         if isinstance(self._ledger, NodeLedger):
             return nullcontext(self._ledger)
-        return NodeLedger.open(self._ledger)
+        return NodeLedger.open(self._ledger, witness=self._witness, expires=self._expires)

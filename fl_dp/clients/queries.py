@@ -5,7 +5,6 @@ Config keys and replies stand with each handler. A reply has one record of its k
 
 from __future__ import annotations
 
-import json
 import logging
 import math
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from fl_dp.protocol.keys import (
     UTILITY_QUERY_KEY,
 )
 from fl_dp.protocol.utility import UtilityQuery
-from fl_dp.statistics import Evaluation, query_from_dict
+from fl_dp.statistics import Evaluation, query_from_json
 from fl_dp.statistics.values import real_number
 
 from .records import Config, config_of, only_record
@@ -78,7 +77,7 @@ def evaluation_handler(units: NodeUnits) -> ClientAppCallable:
     def answer(message: Message, context: Context) -> Message:
         _, model = only_record(message.content.array_records, "ArrayRecord")
         config = config_of(message)
-        query = query_from_dict(json.loads(str(config[STATISTIC_QUERY_KEY])))
+        query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
         if not isinstance(query, Evaluation):
             raise ValueError(f"models are measured by an Evaluation, not by '{query.kind}'")
         names = query.names
@@ -101,7 +100,7 @@ def _contributions(
     Raises:
         Exception: The first failure, if no unit has any.
     """
-    query = query_from_dict(json.loads(str(config[STATISTIC_QUERY_KEY])))
+    query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
     sent: list[float] = []
     failures: list[Exception] = []
     for unit in range(hosted):

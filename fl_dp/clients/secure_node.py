@@ -22,6 +22,7 @@ from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
     KEY_ACTION,
+    NO_HEAD,
     OPEN_ACTION,
     VIEW_ACTION,
     MemberQuestion,
@@ -36,8 +37,9 @@ from fl_dp.secagg import Directory, Identity, Roster, SecureNode, SQLiteStore
 
 from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
 from .node_privacy import in_simulation, simulated_run_folder
+from .run_receipts import IDENTITY_FILE, write_receipt
 
-IDENTITY_FILE, STORE_FILE = "secagg-identity.pem", "secagg.db"
+STORE_FILE = "secagg.db"
 
 
 @contextmanager
@@ -58,6 +60,7 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
             name=owner.node_name or identity.public.hex()[:16],
             roster=None if owner.roster is None else Roster.read(Path(owner.roster)),
             least_sum=owner.least_sum,
+            least_cohort=owner.least_cohort,
             colluding=0 if owner.colluding is None and owner.roster is None else owner.colluding,
             receipts=0 if owner.roster is None else owner.missed_receipts,
             exact=frozenset({EXACT_PURPOSE}) if owner.exact else frozenset(),
@@ -140,4 +143,6 @@ def _done(message: Message, context: Context) -> Message:
         node.forget(run)
     if in_simulation():
         shutil.rmtree(_simulated_folder(context), ignore_errors=True)
-    return Message(text_to_content("done"), reply_to=message)
+    head = asked.get("head")
+    sealed = write_receipt(context, None if head is None else json.dumps(head))
+    return Message(text_to_content(sealed or NO_HEAD), reply_to=message)

@@ -191,9 +191,7 @@ def _charge(
         shared_noise_multiplier(terms.noise_scale, share.sensitivity, honest)
     )
     account = node.account(unit=asked.unit)
-    from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
-
-    with NodeLedger.open(node.ledger) as ledger:
+    with node.open_ledger() as ledger:
         charged = ledger.spending(account).charges
         if not charged and (
             budget.epsilon < (asked.epsilon or 0.0) or budget.delta < (asked.delta or 0.0)
@@ -213,6 +211,7 @@ def _charge(
             budget=within_slack(budget, slack),
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(asked.neighboring_relation),
+            use=node.use(message.metadata.message_type),
         )
 
 

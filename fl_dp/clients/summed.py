@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
@@ -21,7 +20,7 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.protocol.secure_sum import SUM_KEY
 from fl_dp.secagg import Refused
-from fl_dp.statistics import query_from_dict
+from fl_dp.statistics import query_from_json
 from fl_dp.updates import BundleSum, VectorLayout, only_array_record, widen
 
 from .records import config_of, instruction_of, only_record
@@ -104,7 +103,7 @@ def _of_statistic(message: Message) -> AskedSum:
     config = config_of(message)
     if STATISTIC_QUERY_KEY not in config or SUM_KEY not in config:
         raise Refused("terms", "the message does not say what is asked, and what it may cost")
-    query = query_from_dict(json.loads(str(config[STATISTIC_QUERY_KEY])))
+    query = query_from_json(str(config[STATISTIC_QUERY_KEY]))
     size, norm = query.dimension, query.l2_sensitivity
 
     def values(reply: Message) -> Values:
@@ -115,7 +114,7 @@ def _of_statistic(message: Message) -> AskedSum:
             total += clip_by_norm(vector, norm)
         return [total]
 
-    price = SumInstruction(**json.loads(str(config[SUM_KEY])))
+    price = SumInstruction.from_json(str(config[SUM_KEY]))
     # A record can turn its client's whole answer round: only then is that what is charged.
     if price.unit != "client" and price.neighboring_relation != "replace-one":
         raise Refused("terms", "what is charged for is not the unit that is clipped")

@@ -12,19 +12,29 @@ from fl_dp import __version__
 
 from .attack import attack
 from .audit import audit
+from .completion import completion
 from .config import config
 from .console import fail, out
 from .dashboard import dashboard
 from .data import data
 from .ledger import ledger
+from .new import new
+from .node import node
 from .plan import plan
 from .price import price
 from .report import report
 from .run import run
+from .runs import runs
 from .secagg import secagg
 from .stats import stats
+from .status import status
+from .tune import tune
 
-_COMMANDS = (run, stats, plan, price, audit, report, dashboard, config, ledger, data)
+_COMMANDS = (
+    *(run, runs, status, tune, stats, plan, price, audit, report, dashboard, config, ledger),
+    *(data, new),
+    completion,
+)
 
 
 class _Commands(TyperGroup):
@@ -54,10 +64,12 @@ app = typer.Typer(
     help="Differentially private federated learning for Flower.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
+    add_completion=False,  # `fl-dp completion` knows keys and their values, too
     pretty_exceptions_enable=False,
 )
 for command in _COMMANDS:
     app.command()(command)
+app.add_typer(node, name="node")
 app.add_typer(secagg, name="secagg")
 app.add_typer(attack, name="attack")
 

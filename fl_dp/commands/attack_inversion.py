@@ -15,6 +15,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fl_dp.report.live import shows_live
+
 from .console import AsJson, Overrides, doing, err, fail, failures_told, out, print_json
 from .public_data import DataIsPublic, require_public
 
@@ -150,7 +152,7 @@ def _done(job: Job, experiment: Recovery, console: Console) -> list[Found]:
 @contextmanager
 def _progress(console: Console, title: str, cells: int) -> Iterator[Callable[[], None]]:
     """Show how many cells are done and the time left: a live bar, or a few plain lines."""
-    if console.is_terminal:
+    if shows_live(console):
         columns = (
             *(TextColumn("{task.description}", markup=False), BarColumn(bar_width=24)),
             *(MofNCompleteColumn(), TimeRemainingColumn()),

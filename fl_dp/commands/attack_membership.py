@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fl_dp.report.live import shows_live
+
 from .console import (
     AsJson,
     Overrides,
@@ -140,7 +142,7 @@ def _counted(console: Console, title: str, total: int) -> Iterator[Callable[[int
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
     from rich.progress import TimeRemainingColumn as Left
 
-    if not console.is_terminal:
+    if not shows_live(console):
         console.print(f"{title} {total} models", markup=False)
         yield (
             lambda done: (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -31,6 +32,13 @@ def dashboard(
             "--ledger",
             help="Ledger whose budget is shown, a server's or a node's: a file or a URL; may be "
             "given repeatedly.",
+        ),
+    ] = None,
+    data: Annotated[
+        list[Path] | None,
+        typer.Option(
+            "--data",
+            help="Folder of own data that `--allow-start` may train on; may be given repeatedly.",
         ),
     ] = None,
     token_file: Annotated[
@@ -84,6 +92,7 @@ def dashboard(
             port=port,
             secure=address.secure,
             ledgers=tuple(ledger or ()),
+            data=_named(data or []),
             started=started,
         ).site()
         listener = listening_socket(address)
@@ -97,6 +106,18 @@ def dashboard(
         serve(site, address, listener)
     if started is not None:
         _tell_what_goes_on(started)
+
+
+def _named(folders: Sequence[Path]) -> dict[str, Path]:
+    """Return folders by the names that the form shows."""
+    found: dict[str, Path] = {}
+    for folder in folders:
+        if not folder.is_dir():
+            fail(f"there is no folder {folder}: write the folder that your data are in", status=2)
+        whole = folder.resolve()
+        if found.setdefault(whole.name, whole) != whole:
+            fail(f"two folders of data are called {whole.name}: give one another name", status=2)
+    return found
 
 
 def _tell_what_goes_on(started: StartedRuns) -> None:

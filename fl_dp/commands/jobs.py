@@ -222,6 +222,14 @@ def _at_once(experiment: SweepSettings, settings: Settings) -> int:
     """Return how many trainings of a sweep run at a time."""
     from fl_dp.local.devices import Machine
 
+    one_port = settings.tracking.metrics_port is not None
+    if one_port and (experiment.side_by_side or 1) > 1:
+        raise ValueError(
+            "one training at a time can have tracking.metrics_port: write sweep.side_by_side=1, or "
+            "leave the port out"
+        )
+    if one_port:
+        return 1
     if experiment.side_by_side is not None:
         return experiment.side_by_side
     if settings.simulation.num_gpus > 0:
@@ -240,7 +248,10 @@ def _checked(composed: Sequence[Settings], at_once: int = 1) -> list[Settings]:
     """
     from fl_dp.local.devices import Machine, check_devices
     from fl_dp.local.hosting import hosted
+    from fl_dp.tracking import require_installed
 
+    for settings in composed:
+        require_installed(settings.tracking.name)
     machine = Machine.here()
     said = [check_devices(settings, machine) for settings in composed]
     for text in dict.fromkeys(filter(None, said)):

@@ -22,6 +22,22 @@ def ledger(
         Path | None,
         typer.Option("--check", help="Compare with this privacy.json, wherever it lies."),
     ] = None,
+    witness: Annotated[
+        str | None,
+        typer.Option("--witness", help="Compare with what this file or database knows of it."),
+    ] = None,
+    begin_witness: Annotated[
+        str | None,
+        typer.Option("--begin-witness", help="Tell an empty one, once, how far the ledger is."),
+    ] = None,
+    receipt: Annotated[
+        Path | None,
+        typer.Option("--verify-receipt", help="Check this receipt of a node against the ledger."),
+    ] = None,
+    key: Annotated[
+        str | None,
+        typer.Option("--key", help="The node's public key in hex, which a receipt should be of."),
+    ] = None,
     summary: Annotated[
         bool,
         typer.Option("--summary", help="Only budget, spent, left and when; no name, no entry."),
@@ -37,21 +53,41 @@ def ledger(
     ledger's folder are compared with it: every number and sentence of the statement is computed
     anew. An auditor who has the two files names the statement with `--check privacy.json`.
 
+    A witness is a second place that knows how far the ledger has come (`privacy.witness_dir`, and
+    `witness-path` of a node): an older copy that was put back is an error then, too.
+
+    `--verify-receipt FILE` checks a receipt that a node signed for a run: that its key signed it,
+    that the ledger holds the entries that it names, and that they charged what it says. PATH is the
+    node's ledger, or the server's, whose head and statement the receipt names. The server's
+    `node-heads.json` is checked against a node's ledger by the same option.
+
     `--summary` is for governance: it names no node, no participant and no place, and tells a number
     of clients below ten as such.
 
     An entry that was altered, removed or reordered, an end that was cut off and a statement that
     was edited are errors with status 1.
     """
-    from .shown_ledger import show_ledger, summarise_ledger
+    from .shown_ledger import begin_witness_of, show_ledger, summarise_ledger
+    from .verified_receipt import verify_receipt
 
     with failures_told():
+        if receipt is None and key is not None:
+            raise ValueError("--key is the key of a receipt: name it with --verify-receipt FILE")
+        if receipt is not None and (summary or csv or witness or begin_witness):
+            raise ValueError("--verify-receipt is asked for alone, or with --key and --check")
         if summary and (csv is not None or check is not None):
             raise ValueError("--summary has no entries and no files: leave out --csv and --check")
-        if summary:
-            shown = summarise_ledger(location)
+        if begin_witness is not None:
+            if witness is not None or summary or csv is not None or check is not None:
+                raise ValueError("--begin-witness is asked for alone: leave out the other options")
+            begin_witness_of(location, begin_witness)
+            witness = begin_witness
+        if receipt is not None:
+            shown = verify_receipt(location, receipt, key=key, check=check)
+        elif summary:
+            shown = summarise_ledger(location, witness=witness)
         else:
-            shown = show_ledger(location, csv=csv, check=check)
+            shown = show_ledger(location, csv=csv, check=check, witness=witness)
     if as_json:
         print_json(shown.document)
         return

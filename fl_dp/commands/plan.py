@@ -23,6 +23,7 @@ from .console import (
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
     from fl_dp.plan import RecordPlan
+    from fl_dp.report.noise_comparison_view import NoiseComparisonView
     from fl_dp.report.plan_view import PlanView
 
 
@@ -32,6 +33,23 @@ def plan(
         Path | None,
         typer.Option("--plot", help="Write noise and epsilon over the rounds here, PNG."),
     ] = None,
+    compare: Annotated[
+        bool,
+        typer.Option(
+            "--compare", help="Compare independent and correlated noise at the same promise."
+        ),
+    ] = False,
+    buffer_mib: Annotated[
+        float, typer.Option("--buffer-mib", help="With --compare: most memory for earlier noise.")
+    ] = 1024.0,
+    cohort_seen: Annotated[
+        bool,
+        typer.Option("--cohort-seen", help="With --compare: who takes part can't be kept secret."),
+    ] = False,
+    available: Annotated[
+        float,
+        typer.Option("--available", help="With --compare: share of clients that can be asked."),
+    ] = 1.0,
     as_json: AsJson = False,
 ) -> None:
     """Tell what a training would spend, without training.
@@ -41,6 +59,8 @@ def plan(
 
     Epsilon by each accountant, the smallest to quote; the noise multipliers, calibrated if
     `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
+
+    With `--compare`: the error that independent, spaced and cyclic noise would leave in the model.
     """
     from fl_dp.app.compose import compose_settings
     from fl_dp.local.devices import Machine
@@ -56,6 +76,16 @@ def plan(
         refuse_statistics(settings)
         settings.sweep.require_none()
         settings, _ = hosted(settings, Machine.here())
+        if compare:
+            from .plan_comparison import compared, show
+
+            comparison = compared(
+                settings, buffer_mib=buffer_mib, cohort_seen=cohort_seen, available=available
+            )
+            if plot is not None:
+                _draw(comparison, plot)
+            show(comparison, as_json=as_json, plot=plot)
+            return
         if plot is not None and settings.protects_records_alone:
             fail("the noise of DP-SGD does not change: there is no picture", status=2)
         with doing("calibrating the noise and composing the rounds"), warnings_shown():
@@ -90,7 +120,7 @@ def plan(
             "privacy.noise_multiplier out"
         )
     if plot is not None:
-        _draw_plan(view, plot)
+        _draw(view, plot)
     if as_json:
         records = {} if record_plan is None else {"records": record_plan_json(record_plan)}
         print_json(view.to_dict() | {"budget": budget} | records)
@@ -128,7 +158,7 @@ def _check_picture(plot: Path) -> None:
         fail(f"the picture is a PNG: write a name that ends in .png, got '{plot}'", status=2)
 
 
-def _draw_plan(view: PlanView, plot: Path) -> None:
+def _draw(view: PlanView | NoiseComparisonView, plot: Path) -> None:
     try:
         drawn = view.draw(plot)
     except OSError as error:

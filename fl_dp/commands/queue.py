@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -16,7 +16,7 @@ from .console import doing, fail, warn
 
 if TYPE_CHECKING:
     from fl_dp.local.launch import Engine
-    from fl_dp.report.progress import CellsLeft, OnRound
+    from fl_dp.report.progress import CellsLeft, OnRound, ProgressLines
     from fl_dp.report.summary import RunSummary
 
     from .jobs import Job, Jobs
@@ -34,7 +34,7 @@ class Queue:
 
     def __init__(self, jobs: Jobs, console: Console) -> None:
         """Take what is to be done, and where progress is shown."""
-        from fl_dp.report.progress import CellsLeft
+        from fl_dp.report.progress import CellsLeft, ProgressLines
 
         from .outcomes import results_so_far
 
@@ -44,6 +44,7 @@ class Queue:
         self._left: CellsLeft = CellsLeft(
             [job.variant for job in jobs.each if not job.finished], at_once=max(1, self._places)
         )
+        self._lines: ProgressLines = ProgressLines(console)
         self._free: SimpleQueue[Mapping[str, Engine]] = SimpleQueue()
         self._stopping = threading.Event()
         self._done: dict[str, RunSummary] = {}
@@ -62,6 +63,8 @@ class Queue:
         try:
             with ExitStack() as stack:
                 self._start(stack)
+                if self._places > 1:
+                    stack.enter_context(self._lines)
                 self._train_all()
         # Only now, when what Flower had started is stopped, does nobody write beside us.
         except LaunchError as error:
@@ -132,21 +135,13 @@ class Queue:
         if self._stopping.is_set():
             raise _Stopped
 
-    @contextmanager
-    def _progress(self, title: str, job: Job) -> Iterator[OnRound]:
-        from fl_dp.report.progress import describe_round, progress_line
+    def _progress(self, title: str, job: Job) -> AbstractContextManager[OnRound]:
+        from fl_dp.report.progress import progress_line
 
         rounds, budget = job.settings.rounds, job.budget
-        if self._places == 1:
-            with progress_line(self._console, title, rounds=rounds, budget=budget) as on_round:
-                yield on_round
-            return
-        # A terminal has one live line: of several trainings, each says when it began and ended.
-        last: dict[str, Any] = {}
-        self._console.print(f"{title}: started", soft_wrap=True, markup=False)
-        yield last.update
-        said = describe_round(last, rounds=rounds, budget=budget, seconds_left=None)
-        self._console.print(f"{title}: {said}", soft_wrap=True, markup=False)
+        if self._places > 1:
+            return self._lines.line(title, rounds=rounds, budget=budget)
+        return progress_line(self._console, title, rounds=rounds, budget=budget)
 
     def _take(self, job: Job, future: Future[float | None]) -> None:
         """Read what a training came to, and write the results so far."""

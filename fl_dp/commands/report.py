@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +14,7 @@ import typer
 from .console import fail, failures_told, out
 
 if TYPE_CHECKING:
-    from fl_dp.found_runs import FoundRun
+    from fl_dp.found_runs import FoundAttack, FoundRun, Image
 
 _PAGE = "report.html"
 _MOST_RUNS = 200
@@ -31,11 +33,14 @@ def report(
     """Write what runs came to, for a person: one page of charts and tables, or a paper.
 
     RUN is the folder of a run, of a sweep, or one that holds runs. Several are compared: what
-    differs between their settings, and curves with bands over seeds. For example:
+    differs between their settings, and curves with bands over seeds. It can also be the folder of
+    an attack on membership, which stands beside the runs. For example:
 
     - `fl-dp report runs/NAME`
 
     - `fl-dp report runs/A runs/B --output compared.html`
+
+    - `fl-dp report runs/NAME runs/ATTACK`
 
     - `fl-dp report runs/NAME --format model-card`
 
@@ -66,7 +71,7 @@ def write_report(places: Sequence[Path], output: Path | None = None) -> Path:
     """Write the page of runs and return where it is.
 
     Args:
-        places: Folders of runs, or that hold runs.
+        places: Folders of runs, of attacks on membership, or that hold some.
         output: The file; None puts it into the one folder that is named, else into this one.
 
     Raises:
@@ -82,42 +87,80 @@ def write_report(places: Sequence[Path], output: Path | None = None) -> Path:
         output = places[0] / _PAGE if len(places) == 1 else Path(_PAGE)
     if output.suffix.lower() not in (".html", ".htm") or output.is_dir():
         raise ValueError(f"the report is a page: write a name that ends in .html, got '{output}'")
-    page = report_page(_found(places))
+    found = _found(places)
+    page = report_page(
+        list(found.runs.values()), attacks=list(found.attacks.values()), images=found.images
+    )
     write_text(output, page)
     return output
 
 
-def _found(places: Sequence[Path]) -> list[FoundRun]:
-    """Return the runs in folders, each once.
+@dataclass(kw_only=True)
+class _Found:
+    """What lies in the folders that were named, each once.
+
+    Attributes:
+        runs: By their folders.
+        attacks: On membership, by their folders.
+        images: That runs and sweeps drew.
+    """
+
+    runs: dict[Path, FoundRun] = field(default_factory=dict)
+    attacks: dict[Path, FoundAttack] = field(default_factory=dict)
+    images: list[Image] = field(default_factory=list)
+
+    def add_images(self, folder: Path) -> None:
+        """Take the images of a folder; what can't be shown is left out, as are links."""
+        from fl_dp.found_runs import images_of, read_image
+
+        for name in images_of(folder.parent, folder.name):
+            with suppress(OSError, ValueError):
+                self.images.append(read_image(folder.parent, folder.name, name))
+
+
+def _found(places: Sequence[Path]) -> _Found:
+    """Return what lies in folders.
 
     Raises:
-        FileNotFoundError: If one of the folders holds none.
-        ValueError: If there are too many.
+        FileNotFoundError: If one of the folders holds neither a run nor an attack.
+        ValueError: If there are too many runs.
     """
-    from fl_dp.found_runs import RunsFolder, read_run
+    from fl_dp.found_runs import RunsFolder, attacks_in, is_attack, read_attack, read_run
 
-    found: dict[Path, FoundRun] = {}
+    found = _Found()
     if len(places) > _MOST_RUNS:
         raise ValueError(f"{len(places)} runs, and a page takes {_MOST_RUNS}: name fewer")
     for place in places:
+        whole = place.resolve()
         if (place / "config.yaml").exists():
-            found.setdefault(place.resolve(), read_run(place))
+            if whole not in found.runs:
+                found.runs[whole] = read_run(place)
+                found.add_images(whole)
+            continue
+        if is_attack(place):
+            found.attacks.setdefault(whole, read_attack(place))
             continue
         if not place.is_dir():
             raise FileNotFoundError(f"there is no folder {place}")
         folder = RunsFolder(place)
         names = sorted(card.name for card in folder.listing().cards)
-        if not names:
+        attacks = attacks_in(whole)
+        if not names and not attacks:
             raise FileNotFoundError(
                 f"there is no run in {place}: name the folder of a run, of a sweep, or several"
             )
-        if len(names) + len(found) > _MOST_RUNS:
+        if len(names) + len(found.runs) > _MOST_RUNS:
             raise ValueError(
                 f"{place} holds {len(names)} runs, and a page takes {_MOST_RUNS}: name fewer"
             )
+        found.add_images(whole)
         for name in names:
-            found.setdefault(folder.root / name, folder.read(name))
-    return list(found.values())
+            if folder.root / name not in found.runs:
+                found.runs[folder.root / name] = folder.read(name)
+                found.add_images(folder.root / name)
+        for attack in attacks:
+            found.attacks.setdefault(whole / attack.name, attack)
+    return found
 
 
 def _require_paper(form: str) -> None:

@@ -86,7 +86,7 @@ def run(
         jobs = _prepare(jobs)
         console = err if as_json else out
         runs = Queue(jobs, console).work_off()
-        _conclude(runs, jobs, console)
+        conclude(runs, jobs, console)
     if as_json:
         from fl_dp.report.summary import summary_json
 
@@ -140,7 +140,7 @@ def _prepare(jobs: Jobs) -> Jobs:
     return replace(jobs, each=tuple(prepared))
 
 
-def _conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
+def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     """Show what the runs came to, draw them, and say where everything is and what comes next."""
     from fl_dp.report.summary import epsilon_jump, summary_json, summary_table
 

@@ -39,7 +39,7 @@ def identity(
     file `{"federation": "...", "members": [LINE, ...]}`, compare it over another channel, and name
     it in each node's `secagg-roster`.
     """
-    from fl_dp.clients.secure_node import IDENTITY_FILE
+    from fl_dp.clients.run_receipts import IDENTITY_FILE
     from fl_dp.secagg import Identity
     from fl_dp.secagg.roster import Member
 

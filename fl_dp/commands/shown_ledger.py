@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +12,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
+from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger, witness_at
 from fl_dp.ledger.training import library_versions
 from fl_dp.report.governance import nodes_summary, summary_lines, training_summary
 from fl_dp.report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
@@ -51,27 +51,55 @@ class _Comparison:
     behind: int | None = None
 
 
-def show_ledger(location: str, *, csv: Path | None, check: Path | None) -> ShownLedger:
+def show_ledger(
+    location: str, *, csv: Path | None, check: Path | None, witness: str | None = None
+) -> ShownLedger:
     """Verify a ledger, compare it with what knows of it, and tell what was spent.
 
     Args:
         location: A ledger's file or URL, or a run's folder.
         csv: Where to write the entries, one line each.
         check: A privacy statement; None: the one in the ledger's folder, if there is one.
+        witness: File or database that knows how far the ledger has come; None: none is looked at.
 
     Raises:
         LedgerCorrupted: If the ledger was altered, or something disagrees with it, one line each.
         OSError: If the ledger can't be read.
         ValueError: As `OSError`, or if the call is wrong.
     """
-    shown = _show_node_ledgers(location, csv=csv, check=check)
-    return shown or _show_server_ledger(location, csv=csv, check=check)
+    shown = _show_node_ledgers(location, csv=csv, check=check, witness=witness)
+    return shown or _show_server_ledger(location, csv=csv, check=check, witness=witness)
 
 
-def _show_server_ledger(location: str, *, csv: Path | None, check: Path | None) -> ShownLedger:
-    folder = _folder_of(location)
-    with SpentLedger.read(location if folder is None else folder.ledger) as ledger:
+def begin_witness_of(location: str, place: str) -> None:
+    """Tell a witness that knows nothing how far a ledger has come, once it was verified.
+
+    Args:
+        location: As in `show_ledger`, of one ledger.
+        place: The witness's file or URL.
+
+    Raises:
+        LedgerCorrupted: As `show_ledger`.
+        OSError: As `show_ledger`, or if the witness can't be written.
+        ValueError: As `show_ledger`, or if the witness knows of a ledger already.
+    """
+    of_nodes = _opened_node_ledgers(location)
+    if of_nodes is not None:
+        with of_nodes as (opened, _):
+            known = witness_at(_of_one([each.location for each in opened], place))
+            opened[0].begin_witness(known)
+        return
+    with _opened_server_ledger(location) as (ledger, _):
+        ledger.begin_witness(witness_at(place))
+
+
+def _show_server_ledger(
+    location: str, *, csv: Path | None, check: Path | None, witness: str | None
+) -> ShownLedger:
+    with _opened_server_ledger(location, witness) as (ledger, folder):
         findings = _compare(ledger, folder, check)
+        if witness is not None:
+            findings.compared.append(f"its witness {witness}")
         if csv is not None:
             write_csv(ledger, csv)
         lines: list[RenderableType] = [ledger_table(ledger), ledger_summary(ledger)]
@@ -82,30 +110,62 @@ def _show_server_ledger(location: str, *, csv: Path | None, check: Path | None) 
     return ShownLedger(document=document, lines=lines)
 
 
+@contextmanager
+def _opened_server_ledger(
+    location: str, witness: str | None = None
+) -> Iterator[tuple[SpentLedger, RunFolder | None]]:
+    folder = _folder_of(location)
+    place = location if folder is None else folder.ledger
+    known = None if witness is None else witness_at(witness)
+    with SpentLedger.read(place, witness=known) as ledger:
+        yield ledger, folder
+
+
+def _of_one(ledgers: Sequence[str], witness: str) -> str:
+    """Return a witness, which can be of one ledger alone."""
+    if len(ledgers) != 1:
+        raise ValueError(
+            f"a witness belongs to one ledger, and here are {len(ledgers)}: name one of them, for "
+            f"example {ledgers[0]}"
+        )
+    return witness
+
+
 def _show_node_ledgers(
-    location: str, *, csv: Path | None, check: Path | None
+    location: str, *, csv: Path | None, check: Path | None, witness: str | None
 ) -> ShownLedger | None:
     """Show ledgers that nodes keep; None if it is the ledger of a training."""
-    of_nodes = _opened_node_ledgers(location)
+    of_nodes = _opened_node_ledgers(location, witness)
     if of_nodes is None:
         return None
     if csv is not None:
         raise ValueError("a node's ledger is shown by account: leave out --csv, or write --json")
     with of_nodes as (opened, folder):
         findings = _compare(None, folder, check)
+        if witness is not None:
+            findings.compared.append(f"its witness {witness}")
         each = [node_ledger_json(ledger) for ledger in opened]
         verified = "Chains verified" if len(opened) > 1 else "Chain verified"
         return ShownLedger(
             document=(each[0] if len(each) == 1 else {"ledgers": each})
             | _comparison_json(findings),
-            lines=[node_ledger_table(opened, location), verified, *_sentences(findings)],
+            lines=[
+                node_ledger_table(opened, location),
+                verified,
+                *(
+                    f"Every use was revoked on {each.revoked}: nothing is charged any more"
+                    for each in opened
+                    if each.revoked is not None
+                ),
+                *_sentences(findings),
+            ],
         )
 
 
 _OfNodes = AbstractContextManager[tuple[list[NodeLedger], RunFolder | None]]
 
 
-def _opened_node_ledgers(location: str) -> _OfNodes | None:
+def _opened_node_ledgers(location: str, witness: str | None = None) -> _OfNodes | None:
     """Return the ledgers of nodes at a place, to be opened; None if it is that of a training."""
     folder = Path(location)
     places = _node_ledgers_in(folder) if folder.is_dir() else [location]
@@ -118,31 +178,34 @@ def _opened_node_ledgers(location: str) -> _OfNodes | None:
     @contextmanager
     def opened() -> Iterator[tuple[list[NodeLedger], RunFolder | None]]:
         with ExitStack() as stack:
-            ledgers = [stack.enter_context(NodeLedger.read(place)) for place in places]
+            known = None if witness is None else witness_at(_of_one(places, witness))
+            ledgers = [
+                stack.enter_context(NodeLedger.read(place, witness=known)) for place in places
+            ]
             yield ledgers, RunFolder(folder) if folder.is_dir() else None
 
     return opened()
 
 
-def summarise_ledger(location: str) -> ShownLedger:
+def summarise_ledger(location: str, *, witness: str | None = None) -> ShownLedger:
     """Verify a ledger and tell budget, spent, left and when; no site's name, no small count.
 
     Args:
         location: As in `show_ledger`.
+        witness: As in `show_ledger`.
 
     Raises:
         LedgerCorrupted: As `show_ledger`.
         OSError: As `show_ledger`.
         ValueError: As `show_ledger`.
     """
-    opened = _opened_node_ledgers(location)
+    opened = _opened_node_ledgers(location, witness)
     if opened is not None:
         with opened as (ledgers, folder):
             _compare(None, folder, None)
             summary = nodes_summary(ledgers)
         return ShownLedger(document=summary, lines=list(summary_lines(summary)))
-    folder = _folder_of(location)
-    with SpentLedger.read(location if folder is None else folder.ledger) as ledger:
+    with _opened_server_ledger(location, witness) as (ledger, folder):
         _compare(ledger, folder, None)
         summary = training_summary(ledger)
     return ShownLedger(document=summary, lines=list(summary_lines(summary)))

@@ -1,53 +1,21 @@
-"""Budget gauges: ledgers that the operator names, verified and read, never written."""
+"""Budget gauges: ledgers that the operator names or that lie among the runs; never written."""
 
 from __future__ import annotations
 
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
+from fl_dp.found_runs import FoundLedger, ledgers_in
+
+from .gauges_apart import read_apart
+from .ledger_gauges import Gauge, gauges_of
 
 _KEPT = 30.0  # seconds that the answer of a database is good for
-
-
-@dataclass(frozen=True, kw_only=True)
-class Gauge:
-    """One account of one ledger.
-
-    Attributes:
-        ledger: Its file or database, without a password.
-        kind: `training` for a server's ledger, `node` for one that a node keeps; empty if the
-            ledger can't be read.
-        account: Number of the account within a node's ledger, from 1; no site is named.
-        unit: `client` or `record`.
-        spent: Epsilon; None if no bound is known.
-        budget: Epsilon that may be spent.
-        delta: The delta that goes with both.
-        rounds: Rounds or charges so far.
-        problem: Says why there are no numbers.
-        altered: Whether that is because the ledger was altered.
-    """
-
-    ledger: str
-    kind: str = ""
-    account: int = 1
-    unit: str = ""
-    spent: float | None = None
-    budget: float | None = None
-    delta: float | None = None
-    rounds: int = 0
-    problem: str = ""
-    altered: bool = False
-
-    @property
-    def left(self) -> float | None:
-        """What may still be spent; epsilon adds up at most."""
-        if self.spent is None or self.budget is None:
-            return None
-        return max(self.budget - self.spent, 0.0)
+MOST_FOUND = 20
+"""Ledgers that are shown without having been named, those that were written last."""
 
 
 @dataclass(kw_only=True)
@@ -56,68 +24,59 @@ class Gauges:
 
     Attributes:
         locations: Files or URLs of ledgers, or a node's.
+        root: Folder whose ledgers are shown besides; None: none are.
     """
 
     locations: Sequence[str]
+    root: Path | None = None
     _kept: dict[str, tuple[object, list[Gauge]]] = field(default_factory=dict)
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
-    def read(self) -> list[Gauge]:
-        """Return the gauges, in the order in which the ledgers were named."""
+    def read(self) -> tuple[list[Gauge], int]:
+        """Return the gauges of ledgers that were named, then of those that were found.
+
+        Returns:
+            The gauges, and how many ledgers more were found.
+        """
         with self._one_at_a_time:
-            return [gauge for location in self.locations for gauge in self._of(location)]
+            named = [gauge for location in self.locations for gauge in self._of(location)]
+            found = self._found()
+            return [*named, *self._of_found(found[:MOST_FOUND])], len(found[MOST_FOUND:])
 
     def _of(self, location: str) -> list[Gauge]:
         seen = _seen(location)
         kept = self._kept.get(location)
         if kept is None or kept[0] != seen:
-            kept = self._kept[location] = (seen, _gauges(location))
+            kept = self._kept[location] = (seen, gauges_of(location))
         return kept[1]
 
+    def _found(self) -> list[FoundLedger]:
+        if self.root is None:
+            return []
+        named = {Path(each).resolve() for each in self.locations if "://" not in each}
+        try:
+            return [found for found in ledgers_in(self.root) if found.path not in named]
+        except OSError:
+            return []  # the list of runs says so
 
-def _gauges(location: str) -> list[Gauge]:
-    try:
-        if NodeLedger.is_one(location):
-            with NodeLedger.read(location) as node:
-                return _of_node(node)
-        with SpentLedger.read(location) as ledger:
-            return [_of_training(ledger)]
-    except LedgerCorrupted as error:
-        return [Gauge(ledger=_name(location), problem=str(error), altered=True)]
-    except (OSError, ValueError, RuntimeError) as error:
-        return [Gauge(ledger=_name(location), problem=str(error))]
-
-
-def _of_training(ledger: SpentLedger) -> Gauge:
-    budget = ledger.plan.budget
-    return Gauge(
-        ledger=ledger.location,
-        kind="training",
-        unit=ledger.plan.unit,
-        spent=ledger.epsilon().best,
-        budget=budget.epsilon,
-        delta=budget.delta,
-        rounds=ledger.rounds_spent,
-    )
-
-
-def _of_node(ledger: NodeLedger) -> list[Gauge]:
-    found = []
-    for account, spending in enumerate(ledger.spendings, 1):
-        bounds = spending.epsilon()
-        found.append(
-            Gauge(
-                ledger=ledger.location,
-                kind="node",
-                account=account,
-                unit=spending.unit,
-                spent=bounds.best if bounds.by_name else None,
-                budget=None if spending.budget is None else spending.budget.epsilon,
-                delta=None if spending.budget is None else spending.budget.delta,
-                rounds=spending.charges,
+    def _of_found(self, found: Sequence[FoundLedger]) -> list[Gauge]:
+        seen = {str(each.path): _seen(str(each.path)) for each in found}
+        changed = [
+            file for file in seen if file not in self._kept or self._kept[file][0] != seen[file]
+        ]
+        # Runs come and go, and this must not grow with them.
+        known = {*seen, *self.locations}
+        self._kept = {file: kept for file, kept in self._kept.items() if file in known}
+        for file, gauges in read_apart(changed).items():
+            self._kept[file] = (seen[file], gauges)
+        return [
+            # Below the folder of runs, not where that lies on this machine.
+            replace(
+                gauge, ledger=each.name, problem=gauge.problem.replace(str(each.path), each.name)
             )
-        )
-    return found or [Gauge(ledger=ledger.location, kind="node", problem="nothing was spent yet")]
+            for each in found
+            for gauge in self._kept[str(each.path)][1]
+        ]
 
 
 def _seen(location: str) -> object:
@@ -133,8 +92,3 @@ def _seen(location: str) -> object:
         else:
             found.append((status.st_mtime_ns, status.st_size))
     return tuple(found)
-
-
-def _name(location: str) -> str:
-    """Return a location without what may be a password."""
-    return f"{location.partition('://')[0]}://…" if "://" in location else location

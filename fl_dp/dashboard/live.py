@@ -1,4 +1,4 @@
-"""Live run: server-sent events with the rounds that have come and where the run has got to."""
+"""Live run: server-sent events with new rounds, new lines of the log, and the run's state."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from fl_dp.found_runs import Mark, RunCard, RunsFolder, RunState
+from fl_dp.found_runs import Mark, RunCard, RunsFolder, RunState, follow_log
 
 from .shown_runs import points, seconds_left
 
@@ -47,15 +47,17 @@ class LiveRuns:
         self.streams += 1
         try:
             mark, said, spoken = mark_of(last_event_id), "", time.monotonic()
-            end = spoken + _LONGEST
+            end, log = spoken + _LONGEST, Mark()
             while time.monotonic() < end:
                 try:
                     mark, text, state, over = await run_in_threadpool(self._look, name, mark)
+                    log, lines = await run_in_threadpool(self._look_at_log, name, log)
                 except (OSError, ValueError):
                     yield _event("gone", {})
                     return
                 if state != said:
                     text, said = text + state, state
+                text += lines
                 if over:
                     yield text + _event("end", {})
                     return
@@ -78,6 +80,15 @@ class LiveRuns:
         # The statement is written after the last round, and the run's process ends after that.
         over = card.state not in (RunState.RUNNING, RunState.SILENT) and not self.is_mine(name)
         return found.mark, text, _event("state", state_of(card)), over
+
+    def _look_at_log(self, name: str, mark: Mark) -> tuple[Mark, str]:
+        try:
+            found = follow_log(self.runs.root, name, mark)
+        except (OSError, ValueError):
+            return mark, ""  # the page says that there is none
+        if not found.lines and not found.anew:
+            return found.mark, ""
+        return found.mark, _event("log", {"anew": found.anew, "lines": found.lines})
 
 
 def state_of(card: RunCard) -> dict[str, Any]:

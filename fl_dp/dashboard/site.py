@@ -27,12 +27,20 @@ from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
 
 from fl_dp import __version__
-from fl_dp.found_runs import FoundRun, RunCard, RunsFolder, RunState, thinned
+from fl_dp.app.keys import all_keys
+from fl_dp.found_runs import (
+    FoundRun,
+    RunCard,
+    RunsFolder,
+    RunState,
+    images_of,
+    read_image,
+    thinned,
+)
 
 from .access import SESSION_SECONDS, Door, TooManyGuesses, WrongToken
-from .gauges import Gauges
+from .gauges import MOST_FOUND, Gauges
 from .guard import LOGIN, Guard, address_of, session_of, too_many
-from .images import images_of, read_image
 from .live import MOST_STREAMS, LiveRuns
 from .shown_runs import (
     MOST_COMPARED,
@@ -49,6 +57,7 @@ from .shown_runs import (
     sweeps_of,
 )
 from .start_form import (
+    DATA,
     FIRST,
     RUN_NAME,
     WrongField,
@@ -86,7 +95,8 @@ class Dashboard:
         hosts: `Host` headers that name it, each with its port.
         port: Of its cookie's name: two dashboards on one machine share their cookies.
         secure: Whether it speaks TLS.
-        ledgers: Files or URLs whose budgets it shows.
+        ledgers: Files or URLs whose budgets it shows, besides the ledgers among the runs.
+        data: Folders of own data by the names that the form offers.
         started: Starts simulations; None: it does not.
         tick: Seconds between two looks at a run that goes on.
     """
@@ -97,6 +107,7 @@ class Dashboard:
     port: int
     secure: bool = False
     ledgers: Sequence[str] = ()
+    data: Mapping[str, Path] = field(default_factory=dict)
     started: StartedRuns | None = None
     tick: float = 1.0
 
@@ -131,7 +142,7 @@ class _Pages:
             is_mine=(lambda name: False) if started is None else started.is_running,
             tick=self.dashboard.tick,
         )
-        self.gauges = Gauges(locations=self.dashboard.ledgers)
+        self.gauges = Gauges(locations=self.dashboard.ledgers, root=self.dashboard.runs.root)
         self.templates = Environment(
             loader=FileSystemLoader(_HERE / "templates"),
             autoescape=True,
@@ -294,7 +305,7 @@ class _Pages:
         run, _, image = name.rpartition("/")
         with _found_or_404():
             found = read_image(self.dashboard.runs.root, run, image)
-        return Response(found, media_type="image/png")
+        return Response(found.png, media_type="image/png")
 
     def compare(self, request: Request) -> Response:
         names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
@@ -310,7 +321,10 @@ class _Pages:
         )
 
     def budgets(self, request: Request) -> Response:
-        return self._page(request, "budgets.html", place="budgets", gauges=self.gauges.read())
+        gauges, more = self.gauges.read()
+        return self._page(
+            request, "budgets.html", place="budgets", gauges=gauges, more=more, most=MOST_FOUND
+        )
 
     # Starting and stopping.
 
@@ -323,13 +337,14 @@ class _Pages:
     def _priced(self, request: Request, form: Mapping[str, str]) -> Response:
         assert self.dashboard.started is not None  # else there is no such page
         try:
-            wanted = read_form(form)
+            wanted = read_form(form, self.dashboard.data)
         except WrongField as error:
             return self._form_page(request, form, wrong=error)
         try:
             price = self.dashboard.started.price(wanted)
         except NotPriced as error:
-            said = WrongField(field=field_of(str(error), form), text=str(error))
+            place = field_of(str(error), form, own_data=bool(self.dashboard.data))
+            said = WrongField(field=place, text=str(error))
             return self._form_page(request, form, wrong=said)
         return self._form_page(request, form, price=price)
 
@@ -371,6 +386,7 @@ class _Pages:
         wrong: WrongField | None = None,
         price: Any = None,
     ) -> Response:
+        own = bool(self.dashboard.data)
         return self._page(
             request,
             "start.html",
@@ -380,10 +396,12 @@ class _Pages:
             wrong=wrong,
             price=price,
             command="" if price is None else shlex.join(["fl-dp", "run", *price.request.overrides]),
-            options=options(),
-            first=[offered()[name] for name in FIRST],
-            folded=folded(),
+            options=options(own_data=own),
+            first=[offered(own_data=own)[name] for name in FIRST],
+            folded=folded(own_data=own),
             run_name=RUN_NAME,
+            data=sorted(self.dashboard.data),
+            data_field=all_keys()[DATA],
         )
 
     def _started_unseen(self, cards: Sequence[RunCard]) -> list[Any]:

@@ -23,6 +23,7 @@ class DataFormat:
         label_column: Column of a table that holds the label.
         client_column: Column of a table that names the natural client of each training row.
         columns: Columns of a table that are features; None takes all others, which must be numbers.
+        types: Of each of `columns`: `number`, `integer` or `truth` (0 or 1). None: numbers.
         image_shape: `(channels, height, width)` of every image; None takes that of the first.
         mean: Subtracted from the features, one number a column or a channel; None subtracts none.
         std: What the rest is divided by, like `mean`.
@@ -39,6 +40,7 @@ class DataFormat:
     label_column: str = "label"
     client_column: str | None = None
     columns: tuple[str, ...] | None = None
+    types: tuple[str, ...] | None = None
     image_shape: tuple[int, int, int] | None = None
     mean: tuple[float, ...] | None = None
     std: tuple[float, ...] | None = None

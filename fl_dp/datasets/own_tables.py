@@ -32,6 +32,9 @@ from fl_dp.datasets.own_data import (
 )
 from fl_dp.datasets.own_rows import Rows, csv_rows, parquet_rows
 
+TYPES = ("number", "integer", "truth")
+"""Types of a column: any number, a whole one, 0 or 1."""
+
 _LARGEST_BLOCK = 2**30
 
 
@@ -127,6 +130,7 @@ def _load(
         return _fitting_rows(task, paths["train"], data_format)
     arrow = optional_import("pyarrow", extra="tables", task=task)
     columns = data_format.columns
+    require_types(data_format)
     parts: dict[str, _Part] = {}
     for split in splits_to_read(data_format, paths):
         try:
@@ -155,6 +159,7 @@ def _load(
 def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
     """Return one node's training rows, those that do not fit left empty."""
     columns, classes = data_format.columns, data_format.classes
+    require_types(data_format)
     assert columns is not None and classes is not None  # required of one node's data
     require_scale_of(data_format, len(columns), "columns")
     read: Rows = (csv_rows if task == "csv" else parquet_rows)(
@@ -164,7 +169,7 @@ def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
     y = np.array(
         [-1 if label is None else number.get(label, -1) for label in read.labels], dtype=np.int64
     )
-    fit = np.isfinite(read.x).all(axis=1) & (y >= 0)
+    fit = np.isfinite(read.x).all(axis=1) & (y >= 0) & of_types(read.x, data_format.types)
     x = _scaled(np.where(fit[:, None], read.x, np.float32(0)), data_format)
     y[~fit] = 0
     return dataset_of_rows(task, x, y, fit, num_classes=len(classes), source=file)
@@ -196,11 +201,53 @@ def _read(
         raise ValueError(f"{file} has several columns {listed(twice)}: give each its own name")
     rows = table.read(wanted, text)
     texts = {name: _coded(rows.column(name), file, name) for name in text}
+    x = _numbers(rows, columns, file)
+    of_other_types = int((~of_types(x, data_format.types)).sum())
+    if of_other_types:
+        raise ValueError(
+            f"{file}: {of_other_types} rows hold a value that is not of its column's type in "
+            f"the schema: {listed([*(data_format.types or ())])}"
+        )
     return _Part(
-        x=_numbers(rows, columns, file),
+        x=x,
         labels=texts[label],
         clients=None if client is None else texts[client],
     )
+
+
+def of_types(x: NDArray[np.float32], types: tuple[str, ...] | None) -> NDArray[np.bool_]:
+    """Return which rows hold values of their columns' types alone, bool `(n,)`.
+
+    Args:
+        x: Values, `(n, columns)`; what is not finite is of none but `number`.
+        types: As `DataFormat.types`.
+    """
+    right = np.ones(len(x), dtype=bool)
+    for place, kind in enumerate(types or ()):
+        values = x[:, place]
+        if kind == "integer":
+            right &= values == np.floor(values)
+        elif kind == "truth":
+            right &= (values == 0.0) | (values == 1.0)
+    return right
+
+
+def require_types(data_format: DataFormat) -> None:
+    """Check that there is one known type for each column, if any.
+
+    Raises:
+        ValueError: If not.
+    """
+    types, columns = data_format.types, data_format.columns
+    if types is None:
+        return
+    unknown = sorted(set(types) - set(TYPES))
+    if unknown:
+        raise ValueError(f"types must be {', '.join(TYPES)}, got '{unknown[0]}'")
+    if columns is None or len(columns) != len(types):
+        raise ValueError(
+            f"{len(types)} types are given for {len(columns or ())} columns: write one for each"
+        )
 
 
 def _numbers(rows: Any, columns: tuple[str, ...], file: Path) -> NDArray[np.float32]:

@@ -8,13 +8,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from .follow import Mark
+from .log_tail import follow_log
 from .rounds import Round, read_rounds
 from .states import RunCard
-from .untrusted import Unreadable, opened, parsed_json, parsed_yaml, read_object, read_whole, shown
+from .untrusted import Unreadable, opened, parsed_json, parsed_yaml, read_object, read_whole
 
 _MOST_SETTINGS = 1 << 18
 _MOST_DOCUMENT = 1 << 23
-_MOST_LOG = 1 << 14
 _DOCUMENTS = ("privacy.json", "statistic.json", "audit.json", "summary.json", "price.json")
 
 
@@ -121,10 +122,6 @@ def _parameters(root: Path, name: str) -> int | None:
 
 def _log(root: Path, name: str) -> tuple[str, ...]:
     try:
-        with opened(root, f"{name}/run.log") as stream:
-            stream.seek(0, 2)
-            stream.seek(max(stream.tell() - _MOST_LOG, 0))
-            text = stream.read(_MOST_LOG).decode(errors="replace")
+        return follow_log(root, name, Mark()).lines
     except (OSError, Unreadable):
         return ()
-    return tuple(shown(line.expandtabs()) for line in text.splitlines()[-60:])

@@ -26,6 +26,61 @@ class Mark:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Appended:
+    """Complete lines since a mark.
+
+    Attributes:
+        text: The lines.
+        start: The first byte that was read.
+        mark: From where to follow next.
+        anew: Whether this does not follow what was shown before.
+    """
+
+    text: bytes
+    start: int
+    mark: Mark
+    anew: bool
+
+
+def lines_since(
+    root: Path, path: str, mark: Mark, *, most: int, only_the_last: bool = False
+) -> Appended:
+    """Return complete lines of a file since a mark, at most so many bytes of them.
+
+    Args:
+        root: The folder that somebody named.
+        path: Of the file below it.
+        mark: What the last call returned; `Mark()` at first.
+        most: Bytes to read.
+        only_the_last: Pass over what came before the last `most` bytes, instead of going on with
+            it at the next call.
+
+    Raises:
+        Unreadable: As `opened`.
+        OSError: As `opened`, except where there is no file, which has no lines.
+    """
+    try:
+        with opened(root, path) as stream:
+            status = os.fstat(stream.fileno())
+            behind = status.st_size - mark.offset
+            too_far = only_the_last and behind > most
+            anew = status.st_ino != mark.file or behind < 0 or too_far
+            start = mark.offset
+            if anew:
+                start = max(status.st_size - most, 0) if only_the_last else 0
+            text = b""
+            if status.st_size > start:
+                stream.seek(start)
+                text = stream.read(most)
+    except FileNotFoundError:
+        return Appended(text=b"", start=0, mark=Mark(), anew=mark != Mark())
+    # A line without its end is half written, unless it has no end within all that is read.
+    end = text.rfind(b"\n") + 1 or (len(text) if len(text) == most else 0)
+    place = Mark(file=status.st_ino, offset=start + end)
+    return Appended(text=text[:end], start=start, mark=place, anew=anew)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Followed:
     """Rounds since a mark.
 
@@ -54,19 +109,5 @@ def follow(root: Path, name: str, mark: Mark) -> Followed:
         Unreadable: As `opened`.
         OSError: As `opened`, except where there are no metrics yet, which are no rounds.
     """
-    try:
-        with opened(root, f"{name}/{METRICS}") as stream:
-            status = os.fstat(stream.fileno())
-            anew = status.st_ino != mark.file or status.st_size < mark.offset
-            start = 0 if anew else mark.offset
-            text = b""
-            if status.st_size > start:
-                stream.seek(start)
-                text = stream.read(_MOST_AT_ONCE)
-    except FileNotFoundError:
-        return Followed(rounds=(), mark=Mark(), anew=mark != Mark())
-    end = text.rfind(b"\n") + 1
-    if not end and len(text) == _MOST_AT_ONCE:
-        end = len(text)  # no line of ours is that long: what follows its end may be one
-    place = Mark(file=status.st_ino, offset=start + end)
-    return Followed(rounds=rounds_of(text[:end]).rounds, mark=place, anew=anew)
+    came = lines_since(root, f"{name}/{METRICS}", mark, most=_MOST_AT_ONCE)
+    return Followed(rounds=rounds_of(came.text).rounds, mark=came.mark, anew=came.anew)

@@ -109,6 +109,15 @@ def parsed_json(text: bytes, what: str) -> Any:
 
 
 def parsed_yaml(text: bytes, what: str) -> Any:
+    """Return what YAML text says, as `plain_yaml`, made harmless by `tame`.
+
+    Raises:
+        Unreadable: As `plain_yaml`.
+    """
+    return tame(plain_yaml(text, what))
+
+
+def plain_yaml(text: bytes, what: str) -> Any:
     """Return what YAML text says, without tags, aliases or deep nesting.
 
     Raises:
@@ -124,7 +133,7 @@ def parsed_yaml(text: bytes, what: str) -> Any:
             depth -= isinstance(event, yaml.CollectionEndEvent)
             if depth > _MOST_DEEP:
                 raise Unreadable(f"{what} is nested too deeply")
-        return tame(yaml.load(text, Loader=_YAML))
+        return yaml.load(text, Loader=_YAML)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         if isinstance(error, Unreadable):
             raise

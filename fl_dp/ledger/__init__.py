@@ -7,15 +7,28 @@ from fl_dp.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from .anchors import LedgerAnchor
     from .entries import LedgerCorrupted, LedgerEntry, LedgerUnavailable
-    from .node import Account, NodeLedger, Spending
+    from .node import (
+        Account,
+        BudgetExpired,
+        ConsentRevoked,
+        NodeLedger,
+        Spending,
+        Use,
+        UseOfData,
+    )
     from .spent import SpentLedger
-    from .state import Reservation
+    from .state import Choice, Reservation, SeparationBroken
     from .training import ParticipationCapReached, PlanMismatch, PrivacyLedger
+    from .witness import FileWitness, TableWitness, Witness, witness_at
 else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
     "Account",
+    "BudgetExpired",
+    "Choice",
+    "ConsentRevoked",
+    "FileWitness",
     "LedgerAnchor",
     "LedgerCorrupted",
     "LedgerEntry",
@@ -25,6 +38,12 @@ __all__ = [
     "PlanMismatch",
     "PrivacyLedger",
     "Reservation",
+    "SeparationBroken",
     "Spending",
     "SpentLedger",
+    "TableWitness",
+    "Use",
+    "UseOfData",
+    "Witness",
+    "witness_at",
 ]

@@ -11,23 +11,33 @@ from typing import Any, ClassVar, Self
 
 import sqlalchemy as sa
 
+from fl_dp.documents import MALFORMED
+
 from .anchors import LedgerAnchor
 from .entries import LedgerCorrupted, LedgerEntry, next_entry, verify_chain
 from .store import LedgerStore
+from .witness import Witness
 
 
 class EntryChain:
     """The entries of one store, verified and replayed before anything is added to them."""
 
-    def __init__(self, store: LedgerStore, replay: Callable[[int, dict[str, Any]], None]) -> None:
+    def __init__(
+        self,
+        store: LedgerStore,
+        replay: Callable[[int, dict[str, Any]], None],
+        witness: Witness | None = None,
+    ) -> None:
         """Follow a store.
 
         Args:
             store: Where the entries lie.
             replay: Takes in one entry, by its sequence number and fields. What it can't read it
                 refuses with a KeyError, TypeError or ValueError: it may be a charge.
+            witness: A second place that is told of each entry.
         """
         self._store = store
+        self.witness = witness
         self._replay_fields = replay
         self._lock = threading.Lock()
         self._unsaved: list[LedgerEntry] = []
@@ -44,7 +54,8 @@ class EntryChain:
 
         Raises:
             LedgerCorrupted: If an entry does not match the chain or can't be read.
-            LedgerUnavailable: If the disk or the database fails.
+            LedgerUnavailable: If the disk or the database fails, or the witness; what was appended
+                may then be written, and counts.
         """
         with self._lock:
             self._unsaved = []  # what a failed transaction had added was never written
@@ -53,6 +64,15 @@ class EntryChain:
                 yield connection
             for entry in self._unsaved:  # only now is it on disk
                 self._replay(entry)
+            # Last: what the witness knows has to be there, and not the other way round.
+            if self._unsaved and self.witness is not None:
+                self.witness.note(self.anchor)
+
+    @property
+    def anchor(self) -> LedgerAnchor:
+        """The point that the entries have reached, as last read."""
+        last = self.entries[-1]
+        return LedgerAnchor(entries=last.sequence, hash=last.hash)
 
     def append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerEntry:
         """Add an entry within a transaction; it is replayed once it is on disk."""
@@ -89,7 +109,7 @@ class EntryChain:
     def _replay(self, entry: LedgerEntry) -> None:
         try:
             self._replay_fields(entry.sequence, entry.fields)
-        except (KeyError, TypeError, ValueError) as error:
+        except (*MALFORMED, ValueError) as error:
             why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
             raise LedgerCorrupted(f"entry {entry.sequence} can't be read: {why}") from error
         self.entries.append(entry)
@@ -101,21 +121,28 @@ class ChainedLedger(ABC):
     first_entry: ClassVar[str]
     """The content of its first entry, in words."""
 
-    def __init__(self, store: LedgerStore) -> None:
-        """Follow a store."""
+    def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
+        """Follow a store, which a witness is told of."""
         self._store = store
-        self._chain = EntryChain(store, self._replay)
+        self._chain = EntryChain(store, self._replay, witness)
+        if witness is not None:
+            witness.require_apart(store.file)
 
     @classmethod
-    def read(cls, location: str | Path) -> Self:
+    def read(cls, location: str | Path, *, witness: Witness | None = None) -> Self:
         """Open a ledger to look at it; nothing can be spent or changed.
+
+        Args:
+            location: Its file, or the URL of its database.
+            witness: A second place that it is compared with.
 
         Raises:
             FileNotFoundError: If there is no such file.
-            LedgerCorrupted: If it is no such ledger or an entry does not match the chain.
+            LedgerCorrupted: If it is no such ledger, an entry does not match the chain, or it is
+                an older copy than the witness knows.
             LedgerUnavailable: If the disk or the database fails.
         """
-        ledger = cls(LedgerStore.readable(location))
+        ledger = cls(LedgerStore.readable(location), witness)
         with ledger._first_transaction():
             if not ledger._chain.entries:
                 raise LedgerCorrupted(f"{ledger.location} holds no {cls.first_entry}")
@@ -126,10 +153,31 @@ class ChainedLedger(ABC):
         """Replay every entry, as `EntryChain.transaction`; what fails closes the ledger."""
         try:
             with self._chain.transaction() as connection:
+                self._require_witnessed()
                 yield connection
         except BaseException:
             self.close()
             raise
+
+    def _require_witnessed(self) -> None:
+        """Compare the entries with all that the witness knows, if there is one.
+
+        Raises:
+            LedgerCorrupted: If the witness knows more, something else, or nothing.
+        """
+        witness, known = self._chain.witness, len(self._chain.entries)
+        if witness is None:
+            return
+        anchors = witness.anchors()
+        if known and not anchors:
+            raise LedgerCorrupted(
+                f"the witness {witness.place} knows nothing of {self.location}, which has {known} "
+                "entries: name the witness that it had; if it never had one, "
+                f"`fl-dp ledger {self.location} --begin-witness {witness.place}` begins it once"
+            )
+        # The furthest first: what is missing says more than what differs.
+        for anchor in sorted(anchors, key=lambda each: -each.entries):
+            self.require_holds(anchor, of=f"its witness {witness.place}")
 
     @abstractmethod
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
@@ -139,6 +187,11 @@ class ChainedLedger(ABC):
     def location(self) -> str:
         """The file or database that it lies in, without a password."""
         return self._chain.location
+
+    @property
+    def file(self) -> Path | None:
+        """The file that it lies in; None for a database."""
+        return self._store.file
 
     @property
     def name(self) -> str:
@@ -153,8 +206,7 @@ class ChainedLedger(ABC):
     @property
     def anchor(self) -> LedgerAnchor:
         """The point that it has reached, as last read: a later copy can be compared with it."""
-        last = self._chain.entries[-1]
-        return LedgerAnchor(entries=last.sequence, hash=last.hash)
+        return self._chain.anchor
 
     def as_of(self, entries: int) -> Self:
         """Return the ledger as it was after so many of its entries, to look at."""
@@ -186,6 +238,21 @@ class ChainedLedger(ABC):
                 "the end was cut off and grew again, or it is another training's ledger. Put back "
                 "the one that belongs to it"
             )
+
+    def begin_witness(self, witness: Witness) -> None:
+        """Tell a witness that knows nothing yet how far this ledger has come.
+
+        Raises:
+            LedgerUnavailable: If it can't be written.
+            ValueError: If it knows something, or lies beside the ledger.
+        """
+        witness.require_apart(self._store.file)
+        if witness.anchors():
+            raise ValueError(
+                f"the witness {witness.place} has begun already: `fl-dp ledger {self.location} "
+                f"--witness {witness.place}` compares"
+            )
+        witness.note(self.anchor)
 
     def close(self) -> None:
         """Close the file or the connection; closing twice does no harm."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-SCHEMA = 6  # 5: an entry was a `record`, as one of data is
+SCHEMA = 7  # 5: an entry was a `record`, as one of data is; 6: nobody took turns
 GENESIS = "0" * 64
 
 
@@ -46,7 +46,7 @@ class LedgerEntry:
 
     @property
     def kind(self) -> str:
-        """`plan`, `run`, `reserve`, `commit` or `uncharged`."""
+        """`plan`, `run`, `reserve`, `commit` and others; a node's: `charge` and others."""
         return str(self.fields["kind"])
 
 

@@ -30,7 +30,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from datetime import date
 from pathlib import Path
 from typing import Any, Required, Self, TypedDict, Unpack
 
@@ -53,8 +54,9 @@ from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
 from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences, renyi_epsilon
 
 from .chain import ChainedLedger
-from .entries import require_printable, require_schema, today
+from .entries import LedgerEntry, require_printable, require_schema, today
 from .store import LedgerStore
+from .witness import Witness
 
 NODE_SCHEMA = 3  # 1: a record was an `example`; 2: an entry was a `record`, too
 _UNITS = ("client", "record")
@@ -66,6 +68,59 @@ _AHEAD = 1.25  # times what is asked for: certified at once, so that few questio
 _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
 
 
+@dataclass(frozen=True, kw_only=True)
+class Use:
+    """Purpose of a charge, and on whose behalf, for the owner of the data.
+
+    Attributes:
+        run: Flower's id of the run.
+        purpose: Type of the message that asked, for instance `train`.
+        app: The app that asked, as far as the node knew it.
+    """
+
+    run: int
+    purpose: str
+    app: str | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If a text is empty or can't be printed.
+        """
+        require_printable(self.purpose)
+        if self.app is not None:
+            require_printable(self.app)
+
+
+@dataclass(kw_only=True, eq=False)
+class UseOfData:
+    """Charges of one use to one account, summed up. Days are all that a ledger knows of time.
+
+    Attributes:
+        use: Run, app and purpose; None where whoever charged did not say.
+        unit: `record` or `client`.
+        source: Name of the data.
+        first_day: Of the charges, in UTC.
+        last_day: Of the charges, in UTC.
+        charges: How many there were.
+        releases: Each kind of release, with its count.
+    """
+
+    use: Use | None
+    unit: str
+    source: str
+    first_day: str
+    last_day: str
+    charges: int = 0
+    releases: Counter[PrivacyEvent] = field(default_factory=Counter)
+
+    @property
+    def history(self) -> FrozenHistory:
+        """Every release, merged and in one fixed order."""
+        return freeze(self.releases)
+
+
 class ChargeTerms(TypedDict, total=False):
     """Keywords of a charge, besides whose data it is for and of what event."""
 
@@ -73,6 +128,7 @@ class ChargeTerms(TypedDict, total=False):
     what: Required[str]
     count: int
     neighboring_relation: NeighboringRelation
+    use: Use | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -211,33 +267,60 @@ class Spending:
         self.budget = budget
 
 
+class ConsentRevoked(PrivacyBudgetExhausted):
+    """The owner of the data has revoked every use; nothing was released or charged."""
+
+
+class BudgetExpired(PrivacyBudgetExhausted):
+    """The day has come from which the owner's budget is gone; nothing was released or charged."""
+
+
 class NodeLedger(ChainedLedger):
-    """The charges of a node's data. Open it with `open` (to spend) or `read` (to look)."""
+    """The charges of a node's data. Open it with `open` (to spend) or `read` (to look).
+
+    Attributes:
+        expires: The first day, in UTC, on which nothing is charged any more; None: never.
+    """
 
     first_entry = "node's charges"
 
-    def __init__(self, store: LedgerStore) -> None:
+    def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
         """Use `open` or `read` instead."""
-        super().__init__(store)
+        super().__init__(store, witness)
         self._by_key: dict[tuple[str, str, str], Spending] = {}
         # By unit and source alone: what decides before the data are read.
         self._by_source: dict[tuple[str, str], Spending] = {}
         self._unread: dict[int, dict[str, Any]] = {}
+        self._revoked: str | None = None
+        self._uses: dict[tuple[Use | None, str, str], UseOfData] = {}
+        self.expires: date | None = None
 
     @classmethod
-    def open(cls, location: str | Path) -> Self:
+    def open(
+        cls,
+        location: str | Path,
+        *,
+        witness: Witness | None = None,
+        expires: date | None = None,
+    ) -> Self:
         """Open a node's ledger to spend from, creating it if there is none.
 
         Args:
             location: An SQLite file or a SQLAlchemy URL, as for `PrivacyLedger.open`. Keep it as
                 long as the data.
+            witness: A second place that is told of each entry, and that the ledger is compared with
+                now; see `witness_at`.
+            expires: The first day, in UTC, on which nothing is charged any more.
 
         Raises:
             FileNotFoundError: If the file's folder does not exist.
-            LedgerCorrupted: If it is no node's ledger or an entry does not match the chain.
-            LedgerUnavailable: If the disk or the database fails.
+            LedgerCorrupted: If it is no node's ledger, an entry does not match the chain, or its
+                witness knows of another state.
+            LedgerUnavailable: If the disk or the database fails, or the witness.
+            ValueError: If the witness lies beside the ledger.
         """
-        ledger = cls(LedgerStore.writable(location))
+        ledger = cls(LedgerStore.writable(location), witness)
+        ledger.expires = expires
         with ledger._first_transaction() as connection:
             if not ledger._chain.entries:
                 ledger._chain.append(connection, {"kind": "node", "schema": NODE_SCHEMA})
@@ -251,19 +334,56 @@ class NodeLedger(ChainedLedger):
             FileNotFoundError: If there is no such file.
             LedgerCorrupted: If it can't be read.
         """
-        store = LedgerStore.readable(location)
-        try:
-            with store.transaction() as connection:
-                entries = store.entries_from(connection, 0)
-        finally:
-            store.close()
+        entries = _entries_at(location)
         return bool(entries) and entries[0].fields.get("kind") == "node"
+
+    @classmethod
+    def day_of_revocation(cls, location: str | Path) -> str | None:
+        """Return the day on which a ledger's owner revoked every use; None if not, or without one.
+
+        Quick, and without verifying the chain: that is left to whoever charges.
+
+        Raises:
+            LedgerCorrupted: If it can't be read.
+            LedgerUnavailable: If the disk or the database fails.
+        """
+        try:
+            entries = _entries_at(location)
+        except FileNotFoundError:
+            return None
+        revoked = (each.fields for each in entries if '"revoked"' in each.payload)
+        return next((str(each["day"]) for each in revoked if each["kind"] == "revoked"), None)
 
     @property
     def spendings(self) -> tuple[Spending, ...]:
         """The spending of each account, in the order of their first release, as last read."""
         distinct = {id(each): each for each in self._by_key.values()}
         return tuple(sorted(distinct.values(), key=lambda each: each.first))
+
+    @property
+    def revoked(self) -> str | None:
+        """The day on which every further use was revoked, as last read; None if it was not."""
+        return self._revoked
+
+    @property
+    def uses(self) -> tuple[UseOfData, ...]:
+        """By whom and for what the data were used, in the order of the first charge."""
+        return tuple(self._uses.values())
+
+    def revoke(self) -> None:
+        """Write down that nothing is ever charged again: whatever is spent is all.
+
+        It can't be taken back: whoever agrees anew begins a new ledger, and takes off its cap what
+        this one has spent.
+
+        Raises:
+            LedgerUnavailable: If it can't be written.
+            ValueError: If it was revoked before.
+        """
+        with self._chain.transaction() as connection:
+            if self._revoked is not None:
+                raise ValueError(f"every use was revoked already, on {self._revoked}")
+            self._chain.append(connection, {"kind": "revoked", "day": today()})
 
     def spending(self, account: Account) -> Spending:
         """Return what an account has spent so far, as of now.
@@ -286,10 +406,13 @@ class NodeLedger(ChainedLedger):
             event: What one release is charged as.
             **terms: `budget`, over everything that the account ever spends; `what`, a name for the
                 entries, for instance the run and the round; `count`, how many releases, 1 unless
-                given; `neighboring_relation`, which data are neighbours, zero-out unless given.
+                given; `neighboring_relation`, which data are neighbours, zero-out unless given;
+                `use`, for what and on whose behalf.
 
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            ConsentRevoked: If the owner has revoked every use; then nothing is written.
+            BudgetExpired: If the budget has ended; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
             ValueError: If an argument is out of range.
         """
@@ -314,6 +437,8 @@ class NodeLedger(ChainedLedger):
 
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
+            ConsentRevoked: If the owner has revoked every use; then nothing is written.
+            BudgetExpired: If the budget has ended; then nothing is written.
             ValueError: If an argument is out of range.
         """
         unnamed = Account(unit=account.unit, source=account.source)
@@ -371,13 +496,22 @@ class NodeLedger(ChainedLedger):
         what: str,
         count: int = 1,
         neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+        use: Use | None = None,
     ) -> int:
         require_printable(what)
         if count < 1:
             raise ValueError(f"count must be at least 1, got {count}")
+        if self.expires is not None and today() >= self.expires.isoformat():
+            raise BudgetExpired(
+                f"{what} is not paid for: the budget of '{account.source}' ended on {self.expires}"
+            )
         # Before the lock is taken, which others wait for.
         first_order = filter_order(event, budget, neighboring_relation)
         with self._chain.transaction() as connection:
+            if self._revoked is not None:
+                raise ConsentRevoked(
+                    f"{what} is not allowed: the owner revoked every use on {self._revoked}"
+                )
             spending = self._of_source(account) if unread else self._joined(account)
             order = spending.filter_order
             if not spending.charges:
@@ -405,6 +539,7 @@ class NodeLedger(ChainedLedger):
                     "filter_order": order,
                     "day": today(),  # for its owner; a time would show how long training took
                     **({"unread": True} if unread else {}),
+                    **({} if use is None else {"use": asdict(use)}),
                 },
             )
         return entry.sequence
@@ -435,6 +570,9 @@ class NodeLedger(ChainedLedger):
                 self._replay_charge(sequence, fields)
             case "data":
                 self._replay_name(fields)
+            case "revoked":
+                require_printable(fields["day"])
+                self._revoked = fields["day"]
             case _:
                 raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 
@@ -456,8 +594,22 @@ class NodeLedger(ChainedLedger):
             each.charges += 1
         self._by_source[account.unit, account.source] = alone
         self._know(spending, account)
+        self._replay_use(account, fields)
         if fields.get("unread"):
             self._unread[sequence] = fields
+
+    def _replay_use(self, account: Account, fields: dict[str, Any]) -> None:
+        use = Use(**fields["use"]) if "use" in fields else None
+        day = str(fields.get("day", "unknown"))
+        found = self._uses.setdefault(
+            (use, account.unit, account.source),
+            UseOfData(
+                use=use, unit=account.unit, source=account.source, first_day=day, last_day=day
+            ),
+        )
+        found.first_day, found.last_day = min(found.first_day, day), max(found.last_day, day)
+        found.charges += 1
+        found.releases[event_from_dict(fields)] += int(fields["count"])
 
     def _replay_name(self, fields: dict[str, Any]) -> None:
         charged = self._unread.pop(fields["charge"])
@@ -477,6 +629,16 @@ class NodeLedger(ChainedLedger):
             self._by_key[account.unit, "source", source] = spending
         for fingerprint in spending.fingerprints:
             self._by_key[account.unit, "fingerprint", fingerprint] = spending
+
+
+def _entries_at(location: str | Path) -> list[LedgerEntry]:
+    """Return the entries of a ledger, unverified."""
+    store = LedgerStore.readable(location)
+    try:
+        with store.transaction() as connection:
+            return store.entries_from(connection, 0)
+    finally:
+        store.close()
 
 
 def _fit(

@@ -12,8 +12,9 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 
 from .chain import ChainedLedger
-from .state import TrainingState
+from .state import Choice, Reservation, TrainingState
 from .store import LedgerStore
+from .witness import Witness
 
 
 class SpentLedger(ChainedLedger):
@@ -21,9 +22,9 @@ class SpentLedger(ChainedLedger):
 
     first_entry = "plan"
 
-    def __init__(self, store: LedgerStore) -> None:
+    def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
         """Use `read` instead."""
-        super().__init__(store)
+        super().__init__(store, witness)
         self._state = TrainingState()
 
     @property
@@ -57,6 +58,31 @@ class SpentLedger(ChainedLedger):
         return dict(self._state.participations)
 
     @property
+    def counts(self) -> dict[str, int]:
+        """Rounds in which each unit could take part: its own, or those that were its group's turn.
+
+        Of groups, as public as these: nobody knows how often a unit's coin came up.
+        """
+        if not self._state.group_of:
+            return self.participations
+        turns = Counter(
+            each.index % self.plan.sampling.least_separation
+            for each in self._state.reserved.values()
+            if each.index is not None
+        )
+        return {unit: turns[group] for unit, group in self._state.group_of.items()}
+
+    @property
+    def last_index(self) -> dict[str, int]:
+        """The last index at which each unit took part, as far as rounds said so."""
+        return dict(self._state.last_index)
+
+    @property
+    def group_of(self) -> dict[str, int]:
+        """The group of each unit, where groups take turns; public."""
+        return dict(self._state.group_of)
+
+    @property
     def randomness(self) -> frozenset[str]:
         """Every source of randomness that the ledger was opened with."""
         return frozenset(self._state.randomness)
@@ -72,6 +98,21 @@ class SpentLedger(ChainedLedger):
         return tuple(self._state.uncharged)
 
     @property
+    def choice(self) -> Choice | None:
+        """How the hyper-parameters were chosen, where the ledger knows; None: nobody said."""
+        return self._state.choice
+
+    @property
+    def trained_as_chosen(self) -> bool:
+        """Whether the ledger knows the choice, and every opening since had the chosen settings."""
+        return self._state.choice is not None and not self._state.changed_by_hand
+
+    def reservation_of(self, what: str) -> Reservation | None:
+        """Return the last reservation of that name, whether or not it was committed."""
+        named = [each for each in self._state.reserved.values() if each.what == what]
+        return named[-1] if named else None
+
+    @property
     def rule(self) -> str:
         """The rule that decides whether a release still fits."""
         return self._state.gate.rule
@@ -81,13 +122,10 @@ class SpentLedger(ChainedLedger):
         """Every release that one unit is charged for so far.
 
         Under a participation cap that is the cap's worth of rounds, whoever took part in which: how
-        often a single unit did is private itself.
+        often a single unit did is private itself. Where units take turns it is one unit's turns.
         """
-        rounds = dict(self._state.rounds)
-        if self.plan.participation_cap is not None:
-            rounds = {
-                event: min(count, self.plan.participation_cap) for event, count in rounds.items()
-            }
+        # Different events have no cap and no turns: the plan refuses them.
+        rounds = {event: self.plan.charged_of(count) for event, count in self._state.rounds.items()}
         return freeze([*rounds.items(), *self._state.others.items()])
 
     def epsilon(self) -> EpsilonBounds:
@@ -126,6 +164,10 @@ class SpentLedger(ChainedLedger):
     def would_exceed(self, event: PrivacyEvent) -> bool:
         """Tell whether one more `event` would break the budget, as of the last look."""
         return self._state.gate.would_exceed(event)
+
+    def another_round_exceeds(self, event: PrivacyEvent) -> bool:
+        """Tell whether one more round, charged as `event`, would break the budget; see above."""
+        return self._state.charges_another_round and self.would_exceed(event)
 
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
         self._state.take_in(sequence, fields)

@@ -6,13 +6,18 @@ Entry by entry is the one way in: what is spent can't depend on anything but the
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_dp.accounting import PrivacyEvent, PrivacyFilter, event_from_dict
+from fl_dp.accounting import CyclicSampling, PrivacyEvent, PrivacyFilter, event_from_dict
 from fl_dp.plan import PrivacyPlan
 
 from .entries import SCHEMA, require_schema
+
+
+class SeparationBroken(ValueError):
+    """A unit would take part again before it has rested as long as the plan says."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,6 +38,23 @@ class Reservation:
     index: int | None
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Hyper-parameters that were chosen for this training, in a way that the ledger knows.
+
+    Attributes:
+        how: The way, in words for the privacy statement.
+        chosen: The settings that won, as overrides.
+        settings: Digest of all settings that the training is to be made with.
+        reserved: Entry of the reservation that pays for it; None: nobody's data had a part in it.
+    """
+
+    how: str
+    chosen: str
+    settings: str
+    reserved: int | None
+
+
 class TrainingState:
     """What the entries so far come to.
 
@@ -42,10 +64,14 @@ class TrainingState:
         multipliers: Noise multiplier of each reserved round, in their order.
         attempts: How often each round was reserved, by its number.
         participations: Rounds of each unit, as far as rounds said so.
+        last_index: The last index at which each unit took part, as far as rounds said so.
+        group_of: The group of each unit, where groups take turns.
         reserved: Every reservation, by its entry.
         committed: Entries of the reservations that were committed.
         randomness: Every source of randomness that the ledger was opened with.
         uncharged: Names of releases that no epsilon covers, in their order.
+        choice: Hyper-parameters that were chosen for this training; None: nobody said how.
+        changed_by_hand: Whether the ledger was opened with other settings after that.
     """
 
     def __init__(self) -> None:
@@ -57,10 +83,14 @@ class TrainingState:
         self.multipliers: list[float] = []
         self.attempts: Counter[int] = Counter()
         self.participations: Counter[str] = Counter()
+        self.last_index: dict[str, int] = {}
+        self.group_of: dict[str, int] = {}
         self.reserved: dict[int, Reservation] = {}
         self.committed: set[int] = set()
         self.randomness: set[str] = set()
         self.uncharged: list[str] = []
+        self.choice: Choice | None = None
+        self.changed_by_hand = False
 
     @property
     def plan(self) -> PrivacyPlan:
@@ -76,9 +106,24 @@ class TrainingState:
 
     @property
     def charges_another_round(self) -> bool:
-        """Whether a unit can be charged for a round more: not for more rounds than the cap."""
-        cap = self.plan.participation_cap
-        return cap is None or self.rounds.total() < cap
+        """Whether one more reserved round raises what a unit is charged for at most."""
+        reserved = self.rounds.total()
+        return self.plan.charged_of(reserved + 1) > self.plan.charged_of(reserved)
+
+    def require_rested(self, units: Iterable[str], index: int) -> None:
+        """Check that units may take part at an index, after the ones at which they did.
+
+        Raises:
+            SeparationBroken: If one has not rested for as long as the plan says.
+        """
+        apart = self.plan.sampling.least_separation
+        early = [unit for unit in units if index - self.last_index.get(unit, index - apart) < apart]
+        if early:
+            raise SeparationBroken(
+                f"{len(early)} of the participants of index {index} took part less than {apart} "
+                f"indices before, the plan's separation; the first is {early[0]}, at index "
+                f"{self.last_index[early[0]]}"
+            )
 
     def take_in(self, sequence: int, fields: dict[str, Any]) -> None:
         """Take in one entry.
@@ -102,10 +147,16 @@ class TrainingState:
                 self._filter = self._plan.filter()
             case "run":
                 self.randomness.add(fields["randomness"])
+                if self.choice is not None and fields.get("settings") != self.choice.settings:
+                    self.changed_by_hand = True
+            case "assign":
+                self._take_in_groups(fields["groups"])
             case "reserve":
                 self._take_in_reservation(sequence, fields)
             case "uncharged":
                 self.uncharged.append(str(fields["what"]))
+            case "chosen":
+                self._take_in_choice(fields)
             case "commit":
                 reserved = fields["reserved"]
                 if reserved not in self.reserved or reserved in self.committed:
@@ -114,22 +165,80 @@ class TrainingState:
             case _:
                 raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 
+    def _take_in_groups(self, groups: dict[str, int]) -> None:
+        sampling = self.plan.sampling
+        if not isinstance(sampling, CyclicSampling):
+            raise ValueError("it assigns groups, and the plan has none")
+        for unit, group in groups.items():
+            if unit in self.group_of:
+                raise ValueError(f"{unit} has group {self.group_of[unit]} for the whole training")
+            if not 0 <= group < sampling.groups:
+                raise ValueError(f"there is no group {group} of {sampling.groups}")
+            self.group_of[unit] = group
+
+    def _check_turn(self, fields: dict[str, Any]) -> None:
+        """Check a round's index and group, where units take turns.
+
+        Raises:
+            KeyError: If it has none.
+            ValueError: If another one's turn it was.
+        """
+        sampling, index = self.plan.sampling, self.rounds.total()
+        if fields["index"] != index:
+            raise ValueError(f"its index is {fields['index']} and the next one was {index}")
+        if isinstance(sampling, CyclicSampling):
+            if fields["group"] != sampling.group_of(index):
+                raise ValueError(f"index {index} is not the turn of group {fields['group']}")
+        else:
+            self.require_rested(fields["participants"], index)
+
+    def require_choosable(self, plan: PrivacyPlan, paid: int | None) -> None:
+        """Check that a choice of hyper-parameters can stand here.
+
+        Args:
+            plan: Of the training with what was chosen.
+            paid: Entry of the reservation that pays for it, if one does.
+
+        Raises:
+            ValueError: If there was a choice or a round before, the plan differs in what is
+                charged, or the reservation was not committed.
+        """
+        if self.choice is not None or self.rounds:
+            raise ValueError("hyper-parameters are chosen once, before the first round")
+        if paid is not None and paid not in self.committed:
+            raise ValueError(f"entry {paid} is no release that could have been this choice")
+        # What the choice showed may decide about the updates, and about nothing that is charged.
+        if replace(plan, release=self.plan.release) != self.plan:
+            raise ValueError("a choice changes more of the plan than what a round releases")
+
+    def _take_in_choice(self, fields: dict[str, Any]) -> None:
+        chosen, paid = PrivacyPlan.from_dict(fields["plan"]), fields["reserved"]
+        self.require_choosable(chosen, paid)
+        self._plan = chosen
+        self.choice = Choice(
+            how=fields["how"], chosen=fields["chosen"], settings=fields["settings"], reserved=paid
+        )
+
     def _take_in_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)
         is_round = "round" in fields
+        if is_round and self.plan.sampling.least_separation > 1:
+            self._check_turn(fields)
         self.reserved[sequence] = Reservation(
             sequence=sequence,
             what=f"round {fields['round']}" if is_round else fields["what"],
             noise_multiplier=fields.get("noise_multiplier"),
             index=self.rounds.total() if is_round else None,
         )
-        # No unit takes part more often than the cap: rounds beyond it charge none of them more.
+        # Beyond the cap, or where it is another's turn, a round charges no unit more than before.
         if not is_round or self.charges_another_round:
             self.gate.spend(event)
         if not is_round:
             self.others[event] += 1
             return
+        units = fields.get("participants", ())
+        self.last_index |= dict.fromkeys(units, self.rounds.total())
         self.rounds[event] += 1
         self.multipliers.append(fields["noise_multiplier"])
         self.attempts[fields["round"]] += 1
-        self.participations.update(fields.get("participants", ()))
+        self.participations.update(units)

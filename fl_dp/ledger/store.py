@@ -64,7 +64,7 @@ class LedgerStore:
         """
         path = _sqlite_path(location)
         if path is None:
-            return cls(*_server(str(location), writable=True), writable=True)
+            return cls(*postgresql_engine(str(location), writable=True), writable=True)
         if not path.parent.is_dir():
             raise FileNotFoundError(f"no folder {path.parent} to keep the privacy ledger in")
         try:
@@ -86,7 +86,7 @@ class LedgerStore:
         """
         path = _sqlite_path(location)
         if path is None:
-            return cls(*_server(str(location), writable=False), writable=False)
+            return cls(*postgresql_engine(str(location), writable=False), writable=False)
         if not path.is_file():
             raise FileNotFoundError(f"no ledger at {path}")
         return cls(_sqlite_engine(path, writable=False), str(path), writable=False, file=path)
@@ -108,6 +108,10 @@ class LedgerStore:
             self._looked = True
         except sa.exc.DBAPIError as error:
             raise _told_apart(self.location, error.orig) from error
+        except UnicodeDecodeError as error:  # the table's own description is damaged
+            raise LedgerCorrupted(
+                f"{self.location} is no ledger that can be read: {error.reason}"
+            ) from error
 
     def entries_from(self, connection: sa.Connection, sequence: int) -> list[LedgerEntry]:
         """Return that entry and all behind it, unverified; from 0 everything that there is."""
@@ -194,7 +198,16 @@ def _url(location: str) -> sa.URL:
         ) from error
 
 
-def _server(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
+def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]:
+    """Return the engine of a PostgreSQL database, and its URL without what is secret in it.
+
+    Args:
+        location: Its URL.
+        writable: Whether each transaction writes, and so holds the lock from its beginning.
+
+    Raises:
+        ValueError: If the URL is of another database, or has no driver here.
+    """
     url = _url(location)
     if url.get_backend_name() != "postgresql":
         raise ValueError(

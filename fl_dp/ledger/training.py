@@ -17,12 +17,18 @@ from __future__ import annotations
 
 import platform
 import uuid
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Self
 
-from fl_dp.accounting import PrivacyBudgetExhausted, PrivacyEvent, event_to_dict
+from fl_dp.accounting import (
+    CyclicSampling,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+    event_to_dict,
+)
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 
@@ -31,6 +37,7 @@ from .entries import SCHEMA, now_to_the_minute, require_printable
 from .spent import SpentLedger
 from .state import Reservation
 from .store import LedgerStore
+from .witness import Witness
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
 
@@ -46,9 +53,9 @@ class ParticipationCapReached(PrivacyBudgetExhausted):
 class PrivacyLedger(SpentLedger):
     """The spending of one plan. Open it with `open` (to train) or `read` (to look)."""
 
-    def __init__(self, store: LedgerStore) -> None:
+    def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
         """Use `open` or `read` instead."""
-        super().__init__(store)
+        super().__init__(store, witness)
         self._run_id = uuid.uuid4().hex
 
     @classmethod
@@ -60,6 +67,8 @@ class PrivacyLedger(SpentLedger):
         run_id: str | None = None,
         rng: SecureRandom | None = None,
         anchor: LedgerAnchor | None = None,
+        witness: Witness | None = None,
+        settings: str | None = None,
     ) -> Self:
         """Open the ledger of `plan` to spend from, creating it if there is none.
 
@@ -75,19 +84,24 @@ class PrivacyLedger(SpentLedger):
                 the ledger for good.
             anchor: What the ledger has to hold already: the `anchor` that it had earlier, as kept
                 in a checkpoint.
+            witness: A second place that is told of each entry, and that the ledger is compared with
+                now; see `witness_at`.
+            settings: Digest of all that is trained with; compared with the one of a `choose`.
 
         Raises:
             PlanMismatch: With every difference named.
-            LedgerCorrupted: If an entry does not match the chain, or the ledger's end was cut off.
-            LedgerUnavailable: If the disk or the database fails.
+            LedgerCorrupted: If an entry does not match the chain, the ledger's end was cut off, or
+                its witness knows of another state.
+            LedgerUnavailable: If the disk or the database fails, or the witness.
             FileNotFoundError: If the file's folder does not exist.
-            ValueError: If the `privacy.json` beside it is no statement.
+            ValueError: If the `privacy.json` beside it is no statement, or the witness lies beside
+                the ledger.
         """
         if run_id is not None:
             require_printable(run_id)
         store = LedgerStore.writable(location)
         stated = None if store.file is None else anchor_beside(store.file)
-        ledger = cls(store)
+        ledger = cls(store, witness)
         if run_id is not None:
             ledger._run_id = run_id
         randomness = SecureRandom.SECURE_KIND if rng is None else rng.kind
@@ -101,7 +115,10 @@ class PrivacyLedger(SpentLedger):
                 ledger._chain.append(connection, opening)
             else:
                 _require_same_plan(ledger, plan)
-            ledger._chain.append(connection, ledger._run_fields(plan, randomness))
+            opened = ledger._run_fields(plan, randomness)
+            if ledger._state.choice is not None:  # else nobody asks
+                opened["settings"] = settings
+            ledger._chain.append(connection, opened)
         return ledger
 
     def require_known(self, rng: SecureRandom) -> None:
@@ -122,6 +139,7 @@ class PrivacyLedger(SpentLedger):
         round: int,
         noise_multiplier: float | None = None,
         participants: Sequence[str | int] | None = None,
+        index: int | None = None,
     ) -> Reservation:
         """Write one round to disk as spent, before anything of it happens.
 
@@ -129,13 +147,18 @@ class PrivacyLedger(SpentLedger):
             round: Its number in the training, from 1. A second attempt is charged again.
             noise_multiplier: Only under a plan with a plateau: what its controller decided.
             participants: The units that take part, where that is no secret; required under a
-                participation cap. Never the cohort of a Poisson sample: the ledger would reveal it.
+                participation cap or a separation. Never the cohort of a Poisson sample: the ledger
+                would reveal it. A unit that is named has taken part, whether it answers or not.
+            index: The `next_index` that the participants were chosen for, to make sure that it is
+                still the next one; the ledger counts itself.
 
         Raises:
             PrivacyBudgetExhausted: If it would exceed the budget; then nothing is written.
             ParticipationCapReached: If a participant has none left; then nothing is written.
+            SeparationBroken: If a participant has to rest; then nothing is written.
             LedgerUnavailable: If it can't be written; then nothing may be released.
-            ValueError: If participants are missing or not wanted, or the noise is not the plan's.
+            ValueError: If participants are missing or not wanted, the noise is not the plan's, or
+                another process has taken the index.
         """
         if isinstance(round, bool) or not isinstance(round, int):
             raise ValueError(f"round must be an integer from 1 on, got {round!r}")
@@ -146,9 +169,17 @@ class PrivacyLedger(SpentLedger):
         event = self.plan.event_of(round, noise_multiplier=noise_multiplier)
         if noise_multiplier is None:
             noise_multiplier = self.plan.noise_multipliers[round - 1]
-        units = self._check_participants(participants)
+        units, sampling = self._check_participants(participants), self.plan.sampling
         with self._chain.transaction() as connection:
+            turn = self._state.rounds.total()
+            if index is not None and index != turn:
+                raise ValueError(
+                    f"round {round} was prepared for index {index}, and the ledger's next one is "
+                    f"{turn}: another process reserves rounds in it; stop one of them"
+                )
             self._require_participations_left(units)
+            if units is not None:
+                self._state.require_rested(units, turn)
             if self._state.charges_another_round:
                 self._require_budget(event, f"round {round}")
             fields = {
@@ -159,10 +190,73 @@ class PrivacyLedger(SpentLedger):
                 "noise_multiplier": noise_multiplier,  # not every event has one
                 **event_to_dict(event),
             }
+            if sampling.least_separation > 1:
+                fields["index"] = turn
+            if isinstance(sampling, CyclicSampling):
+                fields["group"] = sampling.group_of(turn)
             if units is not None:
                 fields["participants"] = units
             entry = self._chain.append(connection, fields)
         return self._state.reserved[entry.sequence]
+
+    def next_index(self) -> int:
+        """Return the index that the next reserved round will have, by all that is on disk now.
+
+        An index that was reserved and never committed keeps its number: no other round gets it.
+
+        Raises:
+            LedgerUnavailable: If the entries can't be read.
+        """
+        with self._chain.transaction():
+            return self._state.rounds.total()
+
+    def assign(self, units: Iterable[str], *, most: int | None = None) -> dict[str, int]:
+        """Write down the group of every unit that has none yet, once and for good.
+
+        New units are dealt in the order of their names, each to the smallest group. Groups are
+        public, and made from names alone.
+
+        Args:
+            units: Lasting names of those that are there.
+            most: Units that there may be in all; the plan's by default. One more would be a unit
+                under a second name.
+
+        Returns:
+            The group of every unit that has one.
+
+        Raises:
+            LedgerUnavailable: If it can't be written; then nobody may take part.
+            ValueError: If the plan has no groups, a name can't be printed or repeats, or there
+                are more units than the plan declares.
+        """
+        sampling, names = self.plan.sampling, sorted(units)
+        if not isinstance(sampling, CyclicSampling):
+            raise ValueError(
+                f"only groups that take turns are assigned, and the plan has {sampling}"
+            )
+        if len(set(names)) != len(names):
+            raise ValueError("a unit has one group, but names repeat")
+        for name in names:
+            require_printable(name)
+        with self._chain.transaction() as connection:
+            known = self._state.group_of
+            fresh = [name for name in names if name not in known]
+            most = self.plan.num_clients if most is None else most
+            if len(known) + len(fresh) > most:
+                raise ValueError(
+                    f"{len(fresh)} new units after {len(known)} are more than the {most} that the "
+                    f"plan declares: is one there under a second name? The first is {fresh[0]}"
+                )
+            sizes = Counter(known.values())
+            groups: dict[str, int] = {}
+            for name in fresh:
+                groups[name] = min(range(sampling.groups), key=lambda group: (sizes[group], group))
+                sizes[groups[name]] += 1
+            if groups:
+                self._chain.append(
+                    connection, {"kind": "assign", "run": self._run_id, "groups": groups}
+                )
+        return self.group_of
 
     def reserve_release(self, what: str, event: PrivacyEvent) -> Reservation:
         """Write a release other than a round to disk as spent, before it is made.
@@ -214,6 +308,50 @@ class PrivacyLedger(SpentLedger):
             fields = {"kind": "uncharged", "run": self._run_id, "what": what}
             return self._chain.append(connection, fields).sequence
 
+    def choose(
+        self,
+        chosen: str,
+        *,
+        how: str,
+        settings: str,
+        plan: PrivacyPlan,
+        paid: Reservation | None,
+    ) -> None:
+        """Write down which hyper-parameters were chosen, how, and what pays for it.
+
+        The privacy statement then no longer lists their choice among what is not covered, as long
+        as the ledger is opened with these settings alone.
+
+        Args:
+            chosen: The settings that won, as overrides.
+            how: The way, in words for the privacy statement.
+            settings: Digest of all settings that the training is to be made with.
+            plan: That of the training; may differ from the ledger's in its `release` alone.
+            paid: The committed release that the choice was; None if it saw nobody's data.
+
+        Raises:
+            LedgerUnavailable: If it can't be written.
+            ValueError: If there was a choice or a round before, the plan differs in what is
+                charged, or `paid` was not committed.
+        """
+        for text in (chosen, how, settings):
+            require_printable(text)
+        entry = None if paid is None else paid.sequence
+        with self._chain.transaction() as connection:
+            self._state.require_choosable(plan, entry)
+            self._chain.append(
+                connection,
+                {
+                    "kind": "chosen",
+                    "run": self._run_id,
+                    "chosen": chosen,
+                    "how": how,
+                    "settings": settings,
+                    "reserved": entry,
+                    "plan": plan.to_dict(),
+                },
+            )
+
     def commit(self, reservation: Reservation) -> None:
         """Note that the reserved release has happened.
 
@@ -235,11 +373,15 @@ class PrivacyLedger(SpentLedger):
             )
 
     def _check_participants(self, participants: Sequence[str | int] | None) -> list[str] | None:
+        sampling = self.plan.sampling
+        grouped = isinstance(sampling, CyclicSampling)  # each of a group is charged for its turn
         if participants is None:
             if self.plan.participation_cap is not None:
                 raise ValueError("under a participation cap every round has to name participants")
+            if sampling.least_separation > 1 and not grouped:
+                raise ValueError("under a separation every round has to name its participants")
             return None
-        if not self.plan.sampling.visible:
+        if grouped or not sampling.visible:
             raise ValueError(
                 "the participants of a secret sample are secret: the plan's amplification rests "
                 "on it, so they are not recorded"

@@ -1,1 +1,1 @@
-"""This machine: its devices, and Flower started on it for one run."""
+"""Devices of this machine, and engines that are started on it for one run."""

@@ -11,13 +11,11 @@ token that only this run's processes have and a folder that others can't enter.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import re
 import secrets
 import shlex
-import signal
 import socket
 import subprocess
 import sys
@@ -25,8 +23,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, Self
@@ -37,9 +34,10 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
 
 from .devices import Machine, num_workers
-from .superlink import CLOSED_PATH, users_can_be_told_apart
+from .flower_runs import BIN, RunStatus, RunUnknown, run_status
+from .processes import stop_with_descendants
+from .superlink import CLOSED_PATH, FOLDER_VARIABLE, users_can_be_told_apart
 
-_BIN = Path(sys.executable).parent
 _CONNECTION = "fl-dp"
 _STARTUP_TIMEOUT = 60.0
 _LONGEST_RAY_FOLDER = 40  # Ray's sockets lie below it, and a socket's path has at most 103 bytes
@@ -100,24 +98,6 @@ class LaunchError(RuntimeError):
     """Flower could not be started, or its run failed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RunStatus:
-    """End of a Flower run.
-
-    Attributes:
-        status: Flower's word for it, for example `finished:completed`.
-        details: Flower's reason when it failed.
-    """
-
-    status: str
-    details: str
-
-    @property
-    def succeeded(self) -> bool:
-        """Whether the run came to its normal end."""
-        return self.status == "finished:completed"
-
-
 class Engine(Protocol):
     """Somewhere that trainings run, one at a time, for as long as a `with` block lasts."""
 
@@ -167,10 +147,11 @@ class LocalSuperLink:
             **SILENT,
             **os.environ,
             "FLWR_HOME": str(home),
+            FOLDER_VARIABLE: str(home),
             # The app points at what is installed; nothing is fetched for it.
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
@@ -193,7 +174,7 @@ class LocalSuperLink:
                 env=self._environment,
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
+                stdin=subprocess.PIPE,  # its end tells the SuperLink that we were killed
                 start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
             )
         try:
@@ -228,7 +209,7 @@ class LocalSuperLink:
         with output.open("wb") as log:
             process = subprocess.Popen(
                 [
-                    *(str(_BIN / "flwr"), "run", str(self._app), _CONNECTION, "--stream"),
+                    *(str(BIN / "flwr"), "run", str(self._app), _CONNECTION, "--stream"),
                     *("--federation-config", self._federation(settings)),
                     *("--run-config", str(run_config)),
                 ],
@@ -256,23 +237,10 @@ class LocalSuperLink:
         return federation_config(settings, self._machine, more_nodes=self._more_nodes)
 
     def _status(self, run_id: str) -> RunStatus:
-        answer = subprocess.run(
-            [
-                *(str(_BIN / "flwr"), "list", _CONNECTION),
-                *("--run-id", run_id, "--format", "json"),
-            ],
-            env=self._environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
         try:
-            run: dict[str, Any] = json.loads(answer.stdout)["runs"][0]
-        except (json.JSONDecodeError, KeyError, IndexError):
-            raise LaunchError(
-                f"Flower does not tell how run {run_id} ended:\n{answer.stdout}{answer.stderr}"
-            ) from None
-        return RunStatus(status=str(run["status"]), details=str(run.get("status-details", "")))
+            return run_status(run_id, _CONNECTION, environment=self._environment)
+        except RunUnknown as error:
+            raise LaunchError(str(error)) from error
 
     def _wait_until_healthy(self, port: int) -> None:
         # The guard's own answer: a SuperLink that came up without it is not used.
@@ -288,20 +256,9 @@ class LocalSuperLink:
         raise LaunchError(f"Flower's SuperLink did not start:\n{said.strip()}")
 
     def _stop(self) -> None:
-        # A run that is under way has processes in sessions of their own, and would train on.
-        started = descendants(self._process.pid)
-        for signal_number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self._process.pid, signal_number)
-                self._process.wait(timeout=10.0)
-            except (ProcessLookupError, PermissionError):
-                break
-            except subprocess.TimeoutExpired:
-                continue
-        self._process.wait()
-        for pid in started:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        stop_with_descendants(self._process)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
         self._folder.cleanup()
 
 
@@ -360,36 +317,6 @@ def run_and_follow(
     status = engine.run(settings, overrides, follow)
     if not status.succeeded:
         raise LaunchError(f"the run ended as '{status.status}': {status.details}")
-
-
-def descendants(pid: int) -> list[int]:
-    """Return the ids of all processes that a process started, and those that they did."""
-    children: dict[int, list[int]] = {}
-    for child, parent in _parents():
-        children.setdefault(parent, []).append(child)
-    found = list(children.get(pid, ()))
-    for one in found:  # grows while it is walked
-        found.extend(children.get(one, ()))
-    return found
-
-
-def _parents() -> Iterator[tuple[int, int]]:
-    """Yield each process and its parent."""
-    processes = Path("/proc")
-    if not (processes / "self" / "stat").exists():
-        listed = subprocess.run(
-            ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
-        )
-        for line in listed.stdout.splitlines():
-            child, parent = line.split()
-            yield int(child), int(parent)
-        return
-    for folder in processes.iterdir():
-        if folder.name.isdigit():
-            with suppress(OSError):
-                # The name in brackets may hold anything, also brackets.
-                rest = (folder / "stat").read_text(errors="replace").rpartition(")")[2]
-                yield int(folder.name), int(rest.split()[1])
 
 
 def _free_ports(count: int) -> list[int]:

@@ -13,11 +13,10 @@ import json
 import os
 import secrets
 import shlex
-import signal
+import shutil
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -25,7 +24,9 @@ from typing import Any, Self
 
 from fl_dp.app.settings import Settings
 
-from .launch import SILENT, App, RunStatus, descendants
+from .flower_runs import RunStatus
+from .launch import SILENT, App
+from .processes import descendants, end_with, kill_all
 
 _ENDED = "ended.json"
 _PATIENCE = 10.0
@@ -70,7 +71,7 @@ class OneProcess:
                 "config": {"hydra-overrides": shlex.join(overrides), **self._app.config},
                 "nodes": simulation.num_nodes(settings.task.num_clients) + self._more_nodes,
                 "threads": simulation.num_cpus or 1,
-                "ended": str(folder / _ENDED),
+                "folder": str(folder),
             }
             log = folder / "process.log"
             with log.open("wb") as stream:
@@ -121,9 +122,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        for pid in started:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
+        kill_all(started)
     if process.stdin is not None:
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()
@@ -140,18 +139,6 @@ def _status(ended: Path, log: Path, returncode: int) -> RunStatus:
     if details is not None:
         return RunStatus(status="finished:failed", details=str(details))
     return RunStatus(status="finished:completed", details="")
-
-
-def _end_with(parent: int) -> None:
-    """End this process when whoever started it is gone: nobody would read what it spends on."""
-
-    def wait() -> None:
-        # The bare descriptor: a buffer that a thread holds would break the process's own exit.
-        while os.read(parent, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=wait, daemon=True).start()
 
 
 def _play(asked: dict[str, Any]) -> None:
@@ -182,13 +169,13 @@ def _play(asked: dict[str, Any]) -> None:
 def main() -> None:
     """Play the training that standard input asks for, and write how it ended."""
     asked = json.loads(sys.stdin.buffer.readline())
-    _end_with(sys.stdin.fileno())
+    end_with(sys.stdin.fileno(), lambda: shutil.rmtree(asked["folder"]))
     details: str | None = None
     try:
         _play(asked)
     except Exception as error:
         details = f"{type(error).__name__}: {error}"
-    Path(asked["ended"]).write_text(json.dumps({"details": details}), encoding="utf-8")
+    (Path(asked["folder"]) / _ENDED).write_text(json.dumps({"details": details}), encoding="utf-8")
 
 
 if __name__ == "__main__":

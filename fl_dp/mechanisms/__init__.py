@@ -5,6 +5,14 @@ from .adaptive_clipping import (
     default_bit_noise_std,
     update_noise_multiplier,
 )
+from .banded_stream import (
+    COEFFICIENT_ONE,
+    BandedGaussianMechanism,
+    BandedStream,
+    banded_noise_scale,
+    column_norm,
+    require_coefficients,
+)
 from .bundle import GaussianBundle, ScalarMetric
 from .clipping import Norm, clip_by_norm, joint_clipping_norm, l1_norm, l2_norm
 from .clipping_rules import (
@@ -31,9 +39,12 @@ from .randomness import SecureRandom
 from .schemes import ClientScheme, client_scheme
 
 __all__ = [
+    "COEFFICIENT_ONE",
     "DEFAULT_CLIPPING",
     "LEAST_NOISE_SCALE",
     "AdaptiveClipping",
+    "BandedGaussianMechanism",
+    "BandedStream",
     "ClientScheme",
     "Clipping",
     "DiscreteGaussian",
@@ -53,16 +64,19 @@ __all__ = [
     "SecureRandom",
     "Segment",
     "WhiteStream",
+    "banded_noise_scale",
     "capped_denominator_sensitivity",
     "client_scheme",
     "clip_by_norm",
     "clipping_from_dict",
     "clipping_to_dict",
+    "column_norm",
     "default_bit_noise_std",
     "joint_clipping_norm",
     "l1_norm",
     "l2_norm",
     "least_noise_multiplier",
     "require_clipping",
+    "require_coefficients",
     "update_noise_multiplier",
 ]

@@ -25,7 +25,10 @@ from typing import Any, Self
 import numpy as np
 from numpy.typing import NDArray
 
+from fl_dp.documents import document
+
 from .adaptive_clipping import update_noise_multiplier
+from .banded_stream import BandedGaussianMechanism
 from .checks import require_positive
 from .clipping import joint_clipping_norm
 from .gaussian import GaussianMechanism
@@ -101,6 +104,9 @@ class GaussianBundle:
             centred metrics; needed only with either.
         count_noise_std: Standard deviation of the noise on the number of units that contribute
             (whose update is finite and not zero); None: they are not counted.
+        coefficients: Of the stream that the updates' noise comes from; None: it is independent of
+            that of other rounds. Scalars always have independent noise.
+        size: Coordinates of the sum of updates, which `coefficients` need for the noise's scale.
     """
 
     noise_multiplier: float
@@ -109,6 +115,8 @@ class GaussianBundle:
     metrics: tuple[ScalarMetric, ...] = ()
     scalar_noise_std: float | None = None
     count_noise_std: float | None = None
+    coefficients: tuple[int, ...] | None = None
+    size: int = 1
 
     def __post_init__(self) -> None:
         """Validate.
@@ -159,8 +167,14 @@ class GaussianBundle:
                     "it is chosen"
                 )
             multiplier = update_noise_multiplier(multiplier, joint)
-        return GaussianMechanism(
-            noise_multiplier=multiplier, clipping_norm=joint_clipping_norm(self.clipping_norms)
+        clipping_norm = joint_clipping_norm(self.clipping_norms)
+        if self.coefficients is None:
+            return GaussianMechanism(noise_multiplier=multiplier, clipping_norm=clipping_norm)
+        return BandedGaussianMechanism(
+            noise_multiplier=multiplier,
+            clipping_norm=clipping_norm,
+            coefficients=self.coefficients,
+            size=self.size,
         )
 
     @cached_property
@@ -254,11 +268,18 @@ class GaussianBundle:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> Self:
-        """Return the bundle that `to_dict` described."""
-        return cls(
-            **dict(fields)
-            | {
-                "clipping_norms": tuple(fields["clipping_norms"]),
-                "metrics": tuple(ScalarMetric(**metric) for metric in fields["metrics"]),
-            }
-        )
+        """Return the bundle that `to_dict` described.
+
+        Raises:
+            ValueError: If a field is missing, unknown or out of range.
+        """
+        with document("bundle of sums"):
+            coefficients = fields.get("coefficients")
+            return cls(
+                **dict(fields)
+                | {
+                    "coefficients": None if coefficients is None else tuple(coefficients),
+                    "clipping_norms": tuple(fields["clipping_norms"]),
+                    "metrics": tuple(ScalarMetric(**metric) for metric in fields["metrics"]),
+                }
+            )

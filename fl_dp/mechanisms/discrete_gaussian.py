@@ -25,7 +25,9 @@ from numpy.typing import NDArray
 from .grid import IntegerLaw
 from .randomness import SecureRandom
 
-_TAIL = 12.5  # buckets reach this many standard deviations: the rest has mass below 2^-116
+TAIL = 12.5
+"""Standard deviations that a draw reaches at most: the rest has mass below 2^-116."""
+
 _LEAST_AROUND = 0.5
 NO_FRACTIONS = 2.0**52
 """Where float64 has no fractions any more: no centre of a draw may reach it."""
@@ -127,7 +129,7 @@ class _Buckets:
         # 16 to 32 buckets a deviation: at most 805 in all, which fit into the table's 1024 slots.
         self._width_bits = max(0, math.floor(math.log2(scale)) - 4)
         width = 1 << self._width_bits
-        reach = math.ceil(_TAIL * scale / width) + 1
+        reach = math.ceil(TAIL * scale / width) + 1
         low = np.arange(-reach, reach + 1, dtype=np.int64) * width
         high = low + (width - 1)
         self._low = low

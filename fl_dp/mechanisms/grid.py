@@ -19,7 +19,9 @@ from .checks import require_positive
 from .clipping import Norm, clip_by_norm
 from .randomness import SecureRandom
 
-_NOISE_BITS = 30  # the noise spans 2^30 to 2^31 grid steps: the grid is far below the noise
+NOISE_BITS = 30
+"""The noise spans 2^30 to 2^31 grid steps: the grid is far below the noise."""
+
 _EXACT_INTEGERS = 2.0**53
 _MIN_SCALE, _MAX_SCALE = 0.05, 2.0**34  # of a law, in grid steps
 _CHUNK = 1 << 15  # draws at a time: the work arrays stay in the cache
@@ -116,7 +118,7 @@ class GridMechanism(ABC):
     @property
     def grid(self) -> float:
         """The grid step, a power of two between 2^-31 and 2^-30 noise scales."""
-        return 2.0 ** (math.floor(math.log2(self.noise_scale)) - _NOISE_BITS)
+        return 2.0 ** (math.floor(math.log2(self.noise_scale)) - NOISE_BITS)
 
     @property
     def max_units(self) -> int:
@@ -203,7 +205,7 @@ def least_noise_multiplier(units: int, clipping_norm: float) -> float:
     """
     # 2^53 grid / clipping_norm >= units, solved for the exponent of the grid.
     smallest_grid = math.ceil(math.log2(units * clipping_norm / _EXACT_INTEGERS))
-    exact = 2.0 ** (smallest_grid + _NOISE_BITS) / clipping_norm
+    exact = 2.0 ** (smallest_grid + NOISE_BITS) / clipping_norm
     digits = 2 - math.floor(math.log10(exact))
     # One step further where rounding would fall short of it.
     return float(f"{(math.floor(exact * 10.0**digits) + 1) * 10.0**-digits:.2e}")

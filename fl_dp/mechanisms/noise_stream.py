@@ -82,7 +82,13 @@ class NoiseStream(ABC):
             self.cut()
         # Before the draw: an index whose draw fails is spent.
         self._index, self._process = index, os.getpid()
-        return self._draw(law, size, rng)
+        try:
+            return self._draw(law, size, rng)
+        except BaseException:
+            # The index is spent without a noise: with memory kept, the releases around it would
+            # be nearer to each other than their indices say.
+            self.cut()
+            raise
 
     @abstractmethod
     def cut(self) -> None:

@@ -18,11 +18,14 @@ class Field:
         name: Of the point.
         answer: From the statement; empty where only a person can answer.
         ask: What a person is to write or to check; empty where nothing is left.
+        source: Where the paper's source has this point, and how it was read; empty where the paper
+            as a whole says so.
     """
 
     name: str
     answer: str = ""
     ask: str = ""
+    source: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,4 +68,6 @@ def markdown(title: str, notes: Iterable[str], parts: Sequence[Part]) -> str:
                 lines += [escaped(each.answer), ""]
             if each.ask:
                 lines += [f"*{TO_FILL}: {escaped(each.ask)}*", ""]
+            if each.source:
+                lines += [f"Source: {escaped(each.source)}", ""]
     return "\n".join(lines)

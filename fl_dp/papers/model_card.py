@@ -1,4 +1,10 @@
-"""Model card: Markdown behind YAML front matter, as model hubs read it."""
+"""Model card: Markdown behind YAML front matter, as model hubs read it.
+
+Read point by point against Hugging Face's specification (`modelcard.md`, `docs/hub/model-cards.md`
+and `docs/hub/model-card-annotated.md` of huggingface/hub-docs, as of 22 August 2026). The hub
+validates the front matter when a card is pushed; what is marked there for a person is no value
+that it knows. `differential_privacy` is a key of ours: no hub defines it.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +21,15 @@ from .subject import Subject, guarantee, neighbours
 
 def model_card(subject: Subject) -> str:
     """Return the card of a run's model; one without privacy says that it promises nothing."""
-    parts = [_use(), _data(subject), _results(subject), _privacy(subject)]
+    parts = [
+        _details(subject),
+        _use(),
+        _risks(),
+        _training(subject),
+        _evaluation(subject),
+        _privacy(subject),
+        _how_to_start(),
+    ]
     page = markdown(
         f"Model card: {subject.setting('model.name')} on {subject.setting('task.name')}",
         [
@@ -48,36 +62,81 @@ def _front(subject: Subject) -> str:
         }
     accuracy = last[0].test_accuracy if last else None
     values: dict[str, Any] = {
-        "license": TO_FILL,
-        "library_name": "fl-dp",
-        "tags": ["federated-learning", "differential-privacy"],
-        "datasets": [subject.setting("task.name")],
+        "license": TO_FILL,  # an identifier of the hub's list, or `other` with a name and a link
+        # A library of the hub's list loads models; fl-dp is none of them, so it is a tag.
+        "tags": ["federated-learning", "differential-privacy", "fl-dp", "flower", "pytorch"],
+        "datasets": [TO_FILL],  # the hub's identifiers: our task's name would link a stranger's
         "metrics": ["accuracy"],
         "differential_privacy": private,
-        "test_accuracy": accuracy,
     }
+    if accuracy is not None:
+        values["model-index"] = [_evaluated(subject, accuracy)]
     lines = [f"{key}: {json.dumps(value)}" for key, value in values.items()]
     return "\n".join(["---", *lines, "---", ""])
 
 
-def _use() -> Part:
+def _evaluated(subject: Subject, accuracy: float) -> dict[str, Any]:
+    """Return one entry of `model-index`, with all that the specification requires."""
+    task = subject.setting("task.name")
+    return {
+        "name": subject.run.card.name,
+        "results": [
+            {
+                "task": {"type": TO_FILL},
+                "dataset": {"type": TO_FILL, "name": task, "split": "test"},
+                "metrics": [{"type": "accuracy", "value": accuracy, "name": "Test accuracy"}],
+            }
+        ],
+    }
+
+
+def _details(subject: Subject) -> Part:
+    parameters = subject.run.parameters
+    size = "" if parameters is None else f", {parameters:,} numbers"
     return Part(
-        title="Use",
+        title="Model details",
         fields=[
-            Field(name="Who made this model", ask="the organisation and a contact"),
-            Field(name="Licence", ask="the licence, here and in the front matter"),
-            Field(name="Intended use", ask="what the model is for, and for whom"),
-            Field(name="Uses that are out of scope", ask="what it must not be used for"),
+            Field(name="Developed by", ask="the organisation, who paid, and a contact"),
             Field(
-                name="Risks and biases", ask="noise weighs most on small groups: who was checked"
+                name="Model type",
+                answer=f"{subject.setting('model.name')}{size}, trained by federated learning.",
+                ask="the kind of task, as the hub calls it",
             ),
+            Field(name="License", ask="the licence, here and in the front matter"),
+            Field(name="Sources", ask="repository, and a paper if there is one"),
         ],
     )
 
 
-def _data(subject: Subject) -> Part:
+def _use() -> Part:
     return Part(
-        title="Data",
+        title="Uses",
+        fields=[
+            Field(name="Direct use", ask="what the model is for, and for whom"),
+            Field(name="Out-of-scope use", ask="what it must not be used for"),
+        ],
+    )
+
+
+def _risks() -> Part:
+    return Part(
+        title="Bias, risks and limitations",
+        fields=[
+            Field(
+                name="Bias",
+                answer="Clipping and noise weigh most on small groups.",
+                ask="which groups were checked, and with what result",
+            ),
+            Field(name="Recommendations", ask="what users should do about it"),
+        ],
+    )
+
+
+def _training(subject: Subject) -> Part:
+    rounds = subject.run.card.round
+    done = "" if rounds is None else f"{rounds} rounds; "
+    return Part(
+        title="Training details",
         fields=[
             Field(
                 name="Training data",
@@ -87,24 +146,36 @@ def _data(subject: Subject) -> Part:
                 ask="where the data came from, whom it describes, when, on what legal basis",
             ),
             Field(
-                name="Evaluation data",
-                answer="Public rows that no client's data enters.",
-                ask="whether these rows are like those that the model will meet",
+                name="Training procedure",
+                answer=f"{done}clients' learning rate {subject.setting('client.learning_rate')}; "
+                f"server optimizer '{subject.setting('server_optimizer.name')}'.",
+                ask="preprocessing, hardware and hours, for the environmental impact",
             ),
         ],
     )
 
 
-def _results(subject: Subject) -> Part:
+def _evaluation(subject: Subject) -> Part:
+    return Part(
+        title="Evaluation",
+        fields=[
+            Field(
+                name="Testing data",
+                answer="Public rows that no client's data enters.",
+                ask="whether these rows are like those that the model will meet",
+            ),
+            _results(subject),
+        ],
+    )
+
+
+def _results(subject: Subject) -> Field:
     card = subject.run.card
     found = "The run's metrics can't be read."
     if card.test_accuracy is not None:
         loss = "" if card.test_loss is None else f", loss {card.test_loss:.4f} nats"
         found = f"Accuracy {card.test_accuracy:.4f}{loss}, after {card.round} rounds."
-    return Part(
-        title="Results",
-        fields=[Field(name="On the public rows", answer=found, ask="results by group of people")],
-    )
+    return Field(name="Results", answer=found, ask="results by group of people")
 
 
 def _privacy(subject: Subject) -> Part:
@@ -121,5 +192,15 @@ def _privacy(subject: Subject) -> Part:
                 name="Other releases about the same people",
                 ask="every other run, statistic or publication: their budgets add up",
             ),
+        ],
+    )
+
+
+def _how_to_start() -> Part:
+    return Part(
+        title="More",
+        fields=[
+            Field(name="How to get started", ask="code that loads the model and predicts"),
+            Field(name="Model card authors and contact", ask="who wrote this, and an address"),
         ],
     )

@@ -1,6 +1,9 @@
 """Entry for the OpenDP deployments registry, at its third tier.
 
-The fields are those of the tier-3 entries in the registry's public data, read in November 2026.
+Read point by point against the registry's own schema, `schemas/deployments-schema.yaml` of
+opendp/deployments-registry-data as of 15 July 2026: names, kinds, enumerations and required fields
+of all tiers. It takes no other fields. Where the schema has a choice that only a person can make,
+the value is no member of it, so that its check fails until somebody has chosen.
 """
 
 from __future__ import annotations
@@ -31,14 +34,15 @@ def registry_entry(subject: Subject) -> str:
         "status": "Draft",
         "tier": 3,
         "deployment": {
-            "product": _product(),
-            "dp_flavor": _flavor(subject, statement),
+            "basic": _basic(),
+            "dp_variant": _variant(subject, statement),
             "privacy_loss": _loss(statement),
-            "model": _model(subject, statement),
+            "deployment_model": _model(subject, statement),
             "accounting": _accounting(statement),
-            "implementation": _implementation(subject, statement),
-            "resources": {
+            "implementation": _implementation(statement),
+            "administrative": {
                 "sources": f"fl-dp {__version__}; the run's privacy statement. {TO_FILL}: links",
+                "notes": f"Draft by fl-dp {__version__}; `fl-dp ledger RUN` verifies its numbers.",
                 "registry_authors": [TO_FILL],
             },
         },
@@ -50,7 +54,7 @@ def registry_entry(subject: Subject) -> str:
     )
 
 
-def _product() -> dict[str, Any]:
+def _basic() -> dict[str, Any]:
     return {
         "name": TO_FILL,
         "data_curators": [TO_FILL],
@@ -63,13 +67,9 @@ def _product() -> dict[str, Any]:
     }
 
 
-def _flavor(subject: Subject, statement: Promised) -> dict[str, Any]:
+def _variant(subject: Subject, statement: Promised) -> dict[str, Any]:
     return {
-        "name": "Approximate DP",
-        "input_metric": neighbours(statement),
-        "bound_on_input_distance": "1",
-        "output_measure": "epsilon at delta (hockey-stick divergence)",
-        "bound_on_output_distance": guarantee(statement),
+        "variant_name": "Approximate DP",
         "data_domain": f"{TO_FILL}. Task '{subject.setting('task.name')}' of "
         f"{statement.num_clients} clients",
         "unprotected_quantities": "; ".join(statement.not_covered),
@@ -82,27 +82,31 @@ def _loss(statement: Promised) -> dict[str, Any]:
         parameters = {"epsilon": float(rounded_up(statement.best_epsilon))} | parameters
     return {
         "privacy_unit": statement.unit,
-        "privacy_unit_description": neighbours(statement),
+        "privacy_unit_details": f"{neighbours(statement)}. Adjacent datasets are at distance 1",
         "privacy_parameters": parameters,
-        "privacy_parameters_description": f"Upper bounds, {guarantee(statement)}",
+        "privacy_parameters_details": f"Upper bounds, {guarantee(statement)}",
     }
 
 
+# An enumeration of the schema; its Federated is defined nowhere and no entry has it.
+_MODELS = {"central": "Central", "distributed": "Federated", "local": "Local"}
+
+
 def _model(subject: Subject, statement: Promised) -> dict[str, Any]:
-    names = {"central": "Central", "local": "Local", "distributed": "Distributed"}
-    name = names.get(subject.setting("privacy.mode"), "Local")
     return {
-        "model_name": name,
-        "model_name_description": statement.mechanism,
+        "model_name": _MODELS.get(subject.setting("privacy.mode"), TO_FILL),
+        "model_name_details": f"Federated learning. {statement.mechanism}. "
+        f"Trusted: {statement.trusted}",
         "actors": f"Trusted: {statement.trusted}. The adversary {statement.adversary}. {TO_FILL}: "
-        "who the server, the nodes and the users of the model are",
+        "who the server, the nodes and the users of the model are, and why each is trusted",
         "release_type": "Many releases",
-        "release_type_description": "One model a round, all of them charged together. "
-        f"{TO_FILL}: whether the people's data is used again, and when",
+        "release_type_details": f"One model a round, all charged together to a budget of epsilon "
+        f"{statement.budget.epsilon:g} that does not reset. {TO_FILL}: whether the people's data "
+        "is used again, and when",
         "data_source_type": TO_FILL,
-        "data_source_type_description": TO_FILL,
+        "data_source_type_details": TO_FILL,
         "access_type": "Non-interactive",
-        "access_type_description": TO_FILL,
+        "access_type_details": TO_FILL,
     }
 
 
@@ -118,14 +122,18 @@ def _accounting(statement: Promised) -> dict[str, Any]:
     }
 
 
-def _implementation(subject: Subject, statement: Promised) -> dict[str, Any]:
+def _implementation(statement: Promised) -> dict[str, Any]:
     randomness = "drawn by each client"
     if isinstance(statement, PrivacyStatement):
         randomness = "; ".join(statement.randomness)
     return {
-        "pre_processing_eda_hyperparameter_tuning": f"{TO_FILL}: how settings were chosen, and on "
-        "which data; the statement does not cover a choice that was made on the clients' data",
+        "preprocessing_and_hyperparameter_tuning": f"{TO_FILL}: pre-processing, exploration and "
+        "how settings were chosen, and on which data; the statement does not cover a choice that "
+        "was made on the clients' data",
         "mechanisms": f"{statement.mechanism}. Clipping norm {statement.clipping_norm:g}. "
-        f"Randomness: {randomness}. Timing and network traffic are not covered",
-        "justification": f"{TO_FILL}: why this unit, this epsilon and this delta",
+        f"Implemented by fl-dp {__version__}. Randomness: {randomness}. Timing and network traffic "
+        f"are not covered. {TO_FILL}: access controls on the data under protection; link to the "
+        "code",
+        "justification": f"{TO_FILL}: why this unit, this epsilon and this delta, and how that was "
+        "validated",
     }

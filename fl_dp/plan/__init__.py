@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from .correlation import Banded
     from .distributed_noise import DistributedNoise, SecureSum
     from .hosting import Hosting
     from .noise import CentralNoise, ClientNoise, Noise
@@ -17,6 +18,7 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
+    "Banded",
     "CentralNoise",
     "ClientNoise",
     "DistributedNoise",

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from math import ceil, sqrt
 
 from fl_dp.accounting import (
+    CyclicSampling,
     FixedSizeSampling,
     IncompatibleOptions,
     PoissonSampling,
@@ -127,15 +128,21 @@ class Hosting:
                 "a capped denominator needs each unit's weight, which a node that sums its units "
                 "does not tell: use the fixed denominator"
             )
-        counted = isinstance(sampling, FixedSizeSampling | TruncatedPoissonSampling)
+        law = sampling.inside if isinstance(sampling, CyclicSampling) else sampling
+        counted = isinstance(law, FixedSizeSampling | TruncatedPoissonSampling)
         if counted and num_clients % self.units_per_node:
             raise IncompatibleOptions(
-                f"{sampling.kind} cohorts are drawn from the declared units, and the server "
+                f"{law.kind} cohorts are drawn from the declared units, and the server "
                 f"can't tell which node hosts fewer: units_per_node = {self.units_per_node} has to "
                 f"divide num_clients = {num_clients}"
             )
         if not self.coins_at_nodes:
             return
+        if isinstance(sampling, CyclicSampling):
+            raise IncompatibleOptions(
+                "nodes that flip the coins themselves do not know whose turn it is: with groups "
+                "that take turns, the server flips the coins"
+            )
         if not isinstance(sampling, PoissonSampling):
             raise IncompatibleOptions(
                 "nodes that flip the coins themselves draw Poisson samples: use PoissonSampling, "

@@ -29,6 +29,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
 
+from .correlation import Banded
 from .hosting import Hosting
 from .release import Release
 
@@ -78,6 +79,11 @@ class Noise(ABC):
     def least_multiplier(self) -> float:
         """The smallest multiplier that any round may have."""
         return self.multiplier
+
+    @property
+    def coefficients(self) -> tuple[int, ...] | None:
+        """Those of noise that is correlated over rounds; None: each round's is independent."""
+        return None
 
     @property
     def not_covered(self) -> tuple[str, ...]:
@@ -209,6 +215,9 @@ class CentralNoise(Noise):
         plateau: How the noise reacts to a public metric, instead of a schedule; `multiplier` is
             then what its own multipliers are relative to, and a privacy filter gates the rounds.
         filter_order: That filter's Renyi order, fixed beforehand; None: Gaussian.
+        correlation: How the noise of later rounds takes that of earlier ones away; None: each
+            round's is independent. `multiplier` is then that of one participation: the noise on a
+            sum is larger, and the errors of many rounds cancel.
     """
 
     kind: ClassVar[str] = "central"
@@ -216,6 +225,7 @@ class CentralNoise(Noise):
 
     plateau: PlateauSchedule | None = None
     filter_order: float | None = None
+    correlation: Banded | None = None
 
     def __post_init__(self) -> None:
         """Validate.
@@ -223,6 +233,12 @@ class CentralNoise(Noise):
         Raises:
             ValueError: If fields exclude each other.
         """
+        if self.correlation is not None and self.course != "constant":
+            raise IncompatibleOptions(
+                "correlated noise is charged at one multiplier, and what a round costs would "
+                f"depend on the noise of later ones: use the constant schedule, not '{self.course}'"
+                ", and let the server's learning rate fall instead"
+            )
         if self.plateau is not None and self.schedule != _CONSTANT:
             raise ValueError(
                 f"the noise can follow the plateau or the schedule '{self.schedule.name}', not both"
@@ -236,8 +252,15 @@ class CentralNoise(Noise):
         return min(self.plateau.first, self.plateau.smallest) * self.multiplier
 
     @property
+    def coefficients(self) -> tuple[int, ...] | None:
+        """Those of the correlation, if there is one."""
+        return None if self.correlation is None else self.correlation.coefficients
+
+    @property
     def not_covered(self) -> tuple[str, ...]:
-        """With a plateau: what its metric may tell."""
+        """With a plateau: what its metric may tell. With correlated noise: who reads memory."""
+        if self.correlation is not None:
+            return self.correlation.not_covered
         if self.plateau is None:
             return ()
         return (
@@ -278,7 +301,15 @@ class CentralNoise(Noise):
         hosting: Hosting,
         relation: NeighboringRelation,
     ) -> None:
-        """Refuse nothing: the server that adds this noise may see everything else."""
+        """Refuse what correlated noise does not go with; else nothing.
+
+        The server that adds this noise may see everything else.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        if self.correlation is not None:
+            self.correlation.check(sampling=sampling, release=release)
 
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
         """Return that it holds against who sees the models."""
@@ -294,7 +325,8 @@ class CentralNoise(Noise):
 
     def trusted(self, hosting: Hosting) -> str:
         """Return that the server is, and nodes as far as they host several units."""
-        return hosting.trusted
+        kept = "" if self.correlation is None else f"; {self.correlation.kept}"
+        return f"{hosting.trusted}{kept}"
 
     def mechanism(self, release: Release) -> str:
         """Return what is summed, and what goes with it."""
@@ -305,7 +337,7 @@ class CentralNoise(Noise):
         if release.metrics:
             names = ", ".join(metric.name for metric in release.metrics)
             text += f", released as one with the clients' metrics {names}"
-        return text
+        return text if self.correlation is None else f"{text}; {self.correlation.in_words}"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,6 +8,7 @@ from typing import Any
 from fl_dp.accounting import NoiseSchedule, PlateauSchedule
 from fl_dp.kinds import known_kind
 
+from .correlation import Banded
 from .distributed_noise import DistributedNoise, SecureSum
 from .noise import CentralNoise, ClientNoise, Noise
 
@@ -27,6 +28,8 @@ def noise_from_dict(fields: Mapping[str, Any]) -> Noise:
     given["schedule"] = NoiseSchedule.from_dict(given["schedule"])
     if given.get("plateau") is not None:
         given["plateau"] = PlateauSchedule(**given["plateau"])
+    if given.get("correlation") is not None:
+        given["correlation"] = Banded.from_dict(given["correlation"])
     if "secure_sum" in given:
         given["secure_sum"] = SecureSum(**given["secure_sum"])
         del given["slack"]  # follows from the rest

@@ -21,6 +21,7 @@ from fl_dp.accounting import (
 from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, FixedClipping, ScalarMetric
 
 from .arguments import require_known, require_types
+from .correlation import Banded
 from .distributed_noise import DistributedNoise, SecureSum
 from .hosting import Hosting
 from .noise import CentralNoise, ClientNoise, Noise, server_needed
@@ -37,6 +38,7 @@ class PlanOptions(TypedDict, total=False):
     neighboring_relation: NeighboringRelation
     schedule: NoiseSchedule
     plateau: PlateauSchedule | None
+    correlation: Banded | None
     participation_cap: int | None
     other_releases: History
     metrics: tuple[ScalarMetric, ...]
@@ -151,6 +153,11 @@ def _shared_noise(
         )
     others = dict(given)
     own = _taken(others, Noise)
+    if others.pop("correlation", None) is not None:
+        raise ValueError(
+            "correlated noise takes earlier noise away, which nobody knows where it is in shares: "
+            "leave correlation or secure_sum out"
+        )
     for name, value in others.items():
         if value is not None:
             raise IncompatibleOptions(

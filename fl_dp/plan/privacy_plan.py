@@ -150,6 +150,12 @@ class PrivacyPlan:
             )
 
     def _check_cap(self) -> None:
+        if self.sampling.least_separation > 1 and self.noise.course != "constant":
+            raise ValueError(
+                "clients that take turns differ in the rounds that they take part in, and each is "
+                "charged for the same noise: use the constant schedule, not "
+                f"'{self.noise.course}'"
+            )
         if self.participation_cap is None:
             return
         if self.participation_cap < 1:
@@ -310,7 +316,16 @@ class PrivacyPlan:
     @property
     def charged_rounds(self) -> int:
         """The number of rounds that one client is charged for at most."""
-        return min(self.rounds, self.participation_cap or self.rounds)
+        return self.charged_of(self.rounds)
+
+    def charged_of(self, reserved: int) -> int:
+        """Return how many of so many reserved rounds one client is charged for at most.
+
+        Under a participation cap the cap's worth of them; where clients take turns, as many as one
+        client can have, whoever has taken part in which.
+        """
+        turns = self.sampling.turns(reserved)
+        return min(turns, self.participation_cap or turns)
 
     def event_of(self, round: int, *, noise_multiplier: float | None = None) -> PrivacyEvent:
         """Return what a round is charged as.
@@ -353,13 +368,18 @@ class PrivacyPlan:
         )
 
     def bundle(
-        self, noise_multiplier: float, *, clipping_norms: tuple[float, ...] | None = None
+        self,
+        noise_multiplier: float,
+        *,
+        clipping_norms: tuple[float, ...] | None = None,
+        size: int = 1,
     ) -> GaussianBundle:
         """Return what makes a round of that noise multiplier private at the server.
 
         Args:
             noise_multiplier: Of the round as a whole.
             clipping_norms: Those of this round, where they change; the first round's by default.
+            size: Coordinates of the model, which widen correlated noise by a hair.
         """
         return self.release.bundle(
             noise_multiplier,
@@ -367,6 +387,8 @@ class PrivacyPlan:
             rounds=self.rounds,
             counted=self.noise.of_sums,  # else the server sees each message, and counts them
             clipping_norms=clipping_norms,
+            coefficients=self.noise.coefficients,
+            size=size,
         )
 
     def shared_bundle(

@@ -30,6 +30,7 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.documents import document, parsed_object
 from fl_dp.mechanisms.checks import require_count
 
 _SMALLEST_NORM = 1e-10
@@ -157,12 +158,22 @@ class RecordPlan:
         """Return the plan that `to_dict` described.
 
         Raises:
-            ValueError: If a field is out of range.
+            ValueError: If a field is missing, unknown or out of range.
         """
-        return cls(
-            **{
-                **fields,
-                "budget": PrivacyBudget(**fields["budget"]),
-                "neighboring_relation": NeighboringRelation(fields["neighboring_relation"]),
-            }
-        )
+        with document("plan of DP-SGD"):
+            return cls(
+                **{
+                    **fields,
+                    "budget": PrivacyBudget(**fields["budget"]),
+                    "neighboring_relation": NeighboringRelation(fields["neighboring_relation"]),
+                }
+            )
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the plan that is JSON text of `to_dict`.
+
+        Raises:
+            ValueError: If it is none, as `from_dict`.
+        """
+        return cls.from_dict(parsed_object(text, "plan of DP-SGD"))

@@ -106,6 +106,8 @@ class Release:
         rounds: int,
         counted: bool = True,
         clipping_norms: tuple[float, ...] | None = None,
+        coefficients: tuple[int, ...] | None = None,
+        size: int = 1,
     ) -> GaussianBundle:
         """Return the sums of a round, and the noise of each.
 
@@ -115,6 +117,8 @@ class Release:
             rounds: Of the training.
             counted: Whether the number of contributions needs noise.
             clipping_norms: Those of this round, where they change; the first round's by default.
+            coefficients: Of the updates' correlated noise; None: it is independent.
+            size: Coordinates of the model, for the scale of correlated noise.
         """
         bit = self.adaptive_clipping is not None
         scalars = int(bit) + len(self.metrics)
@@ -134,6 +138,8 @@ class Release:
             metrics=self.metrics,
             scalar_noise_std=noise_std,
             count_noise_std=count_noise_std,
+            coefficients=coefficients,
+            size=size if coefficients is not None else 1,
         )
 
     def denominator(self, expected_cohort: float, num_clients: int) -> float:

@@ -14,6 +14,8 @@ from typing import Any, Self
 
 from flwr.app import ArrayRecord, ConfigRecord
 
+from fl_dp.documents import document
+
 _NAME_KEY, _ABOUT_KEY = "name", "fl-dp-about"
 _LONGEST_TEXT, _LONGEST_NAME = 4_000_000, 200
 
@@ -37,7 +39,8 @@ def forms_from_json(text: str) -> dict[str, Form]:
     Raises:
         ValueError: If it is no such text.
     """
-    return _forms(json.loads(text))
+    with document("list of array forms"):
+        return _forms(json.loads(text))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from fl_dp.documents import document, parsed_object
 from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression
@@ -72,6 +73,16 @@ class SumInstruction:
     neighboring_relation: str = "zero-out"
     unit: str = "client"
 
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Return the instruction that is JSON text of the fields.
+
+        Raises:
+            ValueError: If it is not one.
+        """
+        with document("instruction of a secure sum"):
+            return cls(**parsed_object(text, "instruction of a secure sum"))
+
 
 @dataclass(frozen=True, kw_only=True)
 class RoundInstruction:
@@ -127,18 +138,19 @@ class RoundInstruction:
         Raises:
             ValueError: If it is not one.
         """
-        fields: dict[str, Any] = json.loads(text)
-        if fields["units"] is not None:
-            fields["units"] = tuple(fields["units"])
-        if fields["bundle"] is not None:
-            fields["bundle"] = GaussianBundle.from_dict(fields["bundle"])
-        if fields["client_noise"] is not None:
-            fields["client_noise"] = NoiseInstruction(**fields["client_noise"])
-        if fields["compression"] is not None:
-            fields["compression"] = Compression(**fields["compression"])
-        if fields["secure_sum"] is not None:
-            fields["secure_sum"] = SumInstruction(**fields["secure_sum"])
-        return cls(**fields)
+        fields = parsed_object(text, "round instruction")
+        with document("round instruction"):
+            if fields["units"] is not None:
+                fields["units"] = tuple(fields["units"])
+            if fields["bundle"] is not None:
+                fields["bundle"] = GaussianBundle.from_dict(fields["bundle"])
+            if fields["client_noise"] is not None:
+                fields["client_noise"] = NoiseInstruction(**fields["client_noise"])
+            if fields["compression"] is not None:
+                fields["compression"] = Compression(**fields["compression"])
+            if fields["secure_sum"] is not None:
+                fields["secure_sum"] = SumInstruction(**fields["secure_sum"])
+            return cls(**fields)
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self | None:

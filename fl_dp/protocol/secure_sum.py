@@ -5,7 +5,7 @@ query.fl_dp_secagg_directory  everybody's entries; the node answers with their h
 train (any kind)              with the sum's terms; the node answers with its masked values
 query.fl_dp_secagg_view       only with a cross-check: who replied, for a member to sign
 query.fl_dp_secagg_open       who replied, for a member to open their seeds' shares
-query.fl_dp_secagg_done       the run's keys may go
+query.fl_dp_secagg_done       the run's keys may go, with the server's head; answered by the node's
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ VIEW_ACTION = "fl_dp_secagg_view"
 OPEN_ACTION = "fl_dp_secagg_open"
 DONE_ACTION = "fl_dp_secagg_done"
 """Actions of QUERY messages (`query.<action>`)."""
+
+NO_HEAD = "done"
+"""Answer of a node to `done` that seals no head of its ledger."""
 
 SECURE_SUM_ACTIONS = (KEY_ACTION, DIRECTORY_ACTION, VIEW_ACTION, OPEN_ACTION, DONE_ACTION)
 

@@ -10,6 +10,7 @@ from typing import Self
 
 import numpy as np
 
+from fl_dp.documents import document, parsed_object
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 
 
@@ -68,8 +69,9 @@ class UtilityQuery:
         """Return the query that `to_json` wrote.
 
         Raises:
-            ValueError: If it is out of range.
+            ValueError: If it is none, or out of range.
         """
-        fields = json.loads(text)
-        units = fields.get("units")
-        return cls(**fields | {"units": None if units is None else tuple(units)})
+        fields = parsed_object(text, "utility query")
+        with document("utility query"):
+            units = fields.get("units")
+            return cls(**fields | {"units": None if units is None else tuple(units)})

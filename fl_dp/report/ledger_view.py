@@ -123,6 +123,8 @@ def _describe(fields: dict[str, Any]) -> str:
             if "round" not in fields:
                 return f"{fields['what']}: {event}"
             return f"round {fields['round']}, attempt {fields['attempt']}: {event}"
+        case "chosen":
+            return f"{fields['chosen']}: {fields['how']}"
         case "uncharged":
             return f"{fields['what']}: exact, and in no epsilon"
         case _:

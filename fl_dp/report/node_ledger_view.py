@@ -9,9 +9,15 @@ from typing import Any
 from rich.markup import escape
 from rich.table import Table
 
-from fl_dp.accounting import event_to_dict
+from fl_dp.accounting import PrivacyBudget, event_to_dict
 from fl_dp.ledger import NodeLedger, Spending
 from fl_dp.statement import describe_event
+
+_PURPOSES = {
+    "train": "training",
+    "evaluate": "evaluation",
+    "query.fl_dp_statistic": "a statistic",
+}
 
 
 def node_ledger_json(ledger: NodeLedger) -> dict[str, Any]:
@@ -20,6 +26,7 @@ def node_ledger_json(ledger: NodeLedger) -> dict[str, Any]:
         "location": ledger.location,
         "verified": True,
         "last_hash": ledger.anchor.hash,
+        "revoked": ledger.revoked,
         "accounts": [_account_json(each) for each in ledger.spendings],
     }
 
@@ -30,18 +37,88 @@ def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
     table = Table(*headings, title=escape(title))
     for spending in (each for ledger in ledgers for each in ledger.spendings):
         assert spending.budget is not None  # whoever spent had one
-        bounds = spending.epsilon()
-        spent = f"{math.ceil(bounds.best * 1e4) / 1e4:.4f}" if bounds.by_name else "no bound known"
         releases = (f"{n} x {describe_event(event)}" for event, n in spending.history)
         table.add_row(
             escape(", ".join(sorted(spending.sources))),
             spending.unit,
             escape("\n".join(releases)),
-            spent,
+            _spent(spending),
             f"{spending.budget.epsilon:.4g}",
             f"{spending.budget.delta:.3g}",
         )
     return table
+
+
+def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict[str, Any]:
+    """Return by whom and for what a node's data were used, as plain JSON values.
+
+    Args:
+        ledger: The node's.
+        cap: What its owner allows in all; None: what each account was admitted under.
+    """
+    return {
+        "location": ledger.location,
+        "verified": True,
+        "revoked": ledger.revoked,
+        "uses": [
+            {
+                "run": None if each.use is None else each.use.run,
+                "app": None if each.use is None else each.use.app,
+                "purpose": None if each.use is None else each.use.purpose,
+                "unit": each.unit,
+                "data": each.source,
+                "first_day": each.first_day,
+                "last_day": each.last_day,
+                "answers": each.charges,
+                "releases": [{**event_to_dict(event), "count": n} for event, n in each.history],
+            }
+            for each in ledger.uses
+        ],
+        "accounts": [_account_json(each) | {"left": _left(each, cap)} for each in ledger.spendings],
+    }
+
+
+def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> list[Table]:
+    """Return the same as two tables for the terminal: the uses, and what is left."""
+    uses = Table(
+        *("run", "app", "for", "data", "unit", "days", "answers"), title="Uses of the data"
+    )
+    for each in ledger.uses:
+        run = "not written down" if each.use is None else str(each.use.run)
+        app = "not known" if each.use is None or each.use.app is None else each.use.app
+        purpose = "" if each.use is None else _PURPOSES.get(each.use.purpose, each.use.purpose)
+        days = sorted({each.first_day, each.last_day})
+        uses.add_row(
+            *(escape(text) for text in (run, app, purpose, each.source, each.unit)),
+            " to ".join(days),
+            str(each.charges),
+        )
+    left = Table(*("data", "unit", "spent", "left", "of", "delta"), title="Epsilon")
+    for spending in ledger.spendings:
+        assert spending.budget is not None  # whoever spent had one
+        of = spending.budget if cap is None else cap
+        left.add_row(
+            escape(", ".join(sorted(spending.sources))),
+            spending.unit,
+            _spent(spending),
+            f"{math.floor(_left(spending, cap) * 1e4) / 1e4:.4f}",
+            f"{of.epsilon:.4g}",
+            f"{spending.budget.delta:.3g}",
+        )
+    return [uses, left]
+
+
+def _left(spending: Spending, cap: PrivacyBudget | None) -> float:
+    """Return the epsilon that is left, none where no bound of what was spent is known."""
+    assert spending.budget is not None
+    bounds = spending.epsilon()
+    most = spending.budget.epsilon if cap is None else cap.epsilon
+    return max(most - bounds.best, 0.0) if bounds.by_name else 0.0
+
+
+def _spent(spending: Spending) -> str:
+    bounds = spending.epsilon()
+    return f"{math.ceil(bounds.best * 1e4) / 1e4:.4f}" if bounds.by_name else "no bound known"
 
 
 def _account_json(spending: Spending) -> dict[str, Any]:

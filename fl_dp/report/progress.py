@@ -1,4 +1,4 @@
-"""One line that tells how a run is doing."""
+"""Lines that tell how runs are doing: live on a terminal, a few plain ones elsewhere."""
 
 from __future__ import annotations
 
@@ -8,11 +8,13 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from statistics import fmean
-from typing import Any, TypeAlias
+from typing import Any, Self, TypeAlias
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
+
+from .live import shows_live
 
 # Takes one line of `metrics.jsonl`, and shows it.
 OnRound: TypeAlias = Callable[[dict[str, Any]], None]
@@ -20,6 +22,7 @@ OnRound: TypeAlias = Callable[[dict[str, Any]], None]
 _QUIET_SHARE = 0.1  # without a terminal, a line for each tenth of the rounds
 _RECENT = 10  # rounds that the time left is estimated from
 _AT_ONCE = 0.1  # seconds: lines that were there already come together
+_STARTING = "starting the nodes"
 _LINE, _BAR = 78, 16  # columns of what is said of a round, and of the bar
 
 
@@ -103,10 +106,9 @@ def progress_line(console: Console, title: str, *, rounds: int, budget: float) -
         left = time_left.after(line["round"], rounds, time.monotonic())
         return describe_round(line, rounds=rounds, budget=budget, seconds_left=left)
 
-    starting = "starting the nodes"
-    if not console.is_terminal:
+    if not shows_live(console):
         step = max(1, round(rounds * _QUIET_SHARE))
-        console.print(f"{title}: {starting}", soft_wrap=True, markup=False)
+        console.print(f"{title}: {_STARTING}", soft_wrap=True, markup=False)
 
         def print_some(line: dict[str, Any]) -> None:
             text = describe(line)
@@ -123,12 +125,72 @@ def progress_line(console: Console, title: str, *, rounds: int, budget: float) -
     if wide:
         columns += [TextColumn("{task.fields[title]}", markup=False), BarColumn(bar_width=_BAR)]
     with Progress(*columns, _Whole(), console=console) as progress:
-        bar = progress.add_task(starting, total=rounds, title=title)
+        bar = progress.add_task(_STARTING, total=rounds, title=title)
 
         def update(line: dict[str, Any]) -> None:
             progress.update(bar, completed=line["round"], description=describe(line))
 
         yield update
+
+
+class ProgressLines:
+    """Lines of trainings that go on side by side, for as long as its `with` block lasts.
+
+    On a terminal each training has a live line; what is printed meanwhile stands above them.
+    Elsewhere each says when it began and what it came to.
+    """
+
+    def __init__(self, console: Console) -> None:
+        """Say where they are shown; nothing is yet."""
+        self._console = console
+        columns = [SpinnerColumn(), BarColumn(bar_width=_BAR), _Whole()]
+        self._live = Progress(*columns, console=console) if shows_live(console) else None
+
+    def __enter__(self) -> Self:
+        """Begin to show them."""
+        if self._live is not None:
+            self._live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Take the live ones away."""
+        if self._live is not None:
+            self._live.stop()
+
+    @contextmanager
+    def line(self, title: str, *, rounds: int, budget: float) -> Iterator[OnRound]:
+        """Show one training's rounds while it runs; may be called from several threads.
+
+        Args:
+            title: Its name.
+            rounds: How many rounds are planned.
+            budget: The epsilon that they may spend.
+        """
+        last: dict[str, Any] = {}
+        time_left = TimeLeft()
+        if self._live is None:
+            self._console.print(f"{title}: started", soft_wrap=True, markup=False)
+            yield last.update
+        else:
+            live, row = self._live, self._live.add_task(f"{_STARTING}: {title}", total=rounds)
+
+            def update(line: dict[str, Any]) -> None:
+                last.update(line)
+                left = time_left.after(line["round"], rounds, time.monotonic())
+                said = describe_round(line, rounds=rounds, budget=budget, seconds_left=left)
+                done = line["round"]
+                # Else ten times a second; the last round is seen in any case.
+                live.update(
+                    row, completed=done, description=f"{said}: {title}", refresh=done == rounds
+                )
+
+            try:
+                yield update
+            finally:
+                live.remove_task(row)
+        if last:
+            said = describe_round(last, rounds=rounds, budget=budget, seconds_left=None)
+            self._console.print(f"{title}: {said}", soft_wrap=True, markup=False)
 
 
 class _Whole(ProgressColumn):

@@ -12,6 +12,8 @@ from functools import cached_property, lru_cache
 from itertools import pairwise
 from typing import Any, Self
 
+from fl_dp.documents import parsed_object
+
 from .frames import digest, frame
 from .keys import KEY_BYTES, SIGNATURE_BYTES, Identity, RunKey, is_signed
 from .roster import Roster
@@ -95,6 +97,15 @@ class Entry:
             "signature": self.signature.hex(),
             "epoch": self.epoch,
         }
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        """Read JSON text of `to_dict`.
+
+        Raises:
+            ValueError: If it is anything else.
+        """
+        return cls.from_dict(parsed_object(text, "entry of a directory"))
 
     @classmethod
     def from_dict(cls, fields: Any) -> Self:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
+from fl_dp.documents import document
+
 from .directory import MOST_RUNS, Directory
 from .keys import KEY_BYTES, is_signed
 from .receipts import Receipt
@@ -51,7 +53,13 @@ class Evidence:
         given = object_of(text, list(cls.__dataclass_fields__), "evidence of a run")
         require_integers(0, MOST_RUNS, run=given["run"])
         require_integers(0, _MOST, last=given["last"])
-        return cls(**given | {"missing": tuple(given["missing"])})
+        with document("evidence of a run"):
+            texts = [given["identity"], given["directory"], *given["receipted"].values()]
+            for number in given["missing"]:
+                require_integers(0, _MOST, missing=number)
+            if not all(isinstance(each, str) for each in texts):
+                raise ValueError("identity, directory and what is receipted must be texts")
+            return cls(**given | {"missing": tuple(given["missing"])})
 
     def findings(self, roster: Roster | None = None) -> tuple[str, ...]:
         """Check everything anew, and return what does not hold; nothing if all does.

@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fl_dp.files import write_text
 
-from .frames import frame
+from .frames import frame, prf
 
 KEY_BYTES = 32  # of every public key
 SIGNATURE_BYTES = 64
@@ -98,6 +98,10 @@ class Identity:
     def sign(self, text: bytes) -> bytes:
         """Return the signature of a text, 64 bytes."""
         return self._key.sign(text)
+
+    def sealed(self, label: str, *parts: bytes | int) -> bytes:
+        """Return a code of some parts, 32 bytes, that nobody without the secret half can make."""
+        return prf(self._key.private_bytes_raw(), f"sealed {label}", *parts)
 
 
 class RunKey:

@@ -55,6 +55,7 @@ class SecureNode:
         name: str,
         roster: Roster | None = None,
         least_sum: int = 2,
+        least_cohort: int = 0,
         colluding: int | None = 0,
         receipts: int = 0,
         exact: frozenset[str] = frozenset(),
@@ -68,6 +69,7 @@ class SecureNode:
             name: Under which others know the node.
             roster: Nodes that the owner knows; None: a name keeps the identity first seen with it.
             least_sum: Fewest clients that do not collude in any sum that could be opened.
+            least_cohort: Fewest clients, honest or not, over which a sum may be opened.
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
                 None: as many as is usual for the roster.
             receipts: Sums without a receipt after which the node refuses; 0: never.
@@ -83,6 +85,7 @@ class SecureNode:
         require_integers(0, _MOST_NODES, colluding=colluding or 0, receipts=receipts)
         self.identity, self.store, self.name, self.roster = identity, store, name, roster
         self.least_sum, self.colluding = least_sum, colluding
+        self.least_cohort = least_cohort
         self.receipts, self.exact, self._told = receipts, exact, told
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
 
@@ -199,6 +202,13 @@ class SecureNode:
             raise Refused("terms", f"the terms are for '{terms.purpose}', not '{purpose}'")
         if place not in terms.cohort:
             raise Refused("terms", "this node is not in the cohort")
+        # Honest members open nothing over fewer than `least`; with a roster each of them is known.
+        if terms.least < self.least_cohort:
+            raise Refused(
+                "policy",
+                f"a sum over {terms.least} clients could be opened, this node wants "
+                f"{self.least_cohort}",
+            )
         if terms.noise_scale == 0.0 and purpose not in self.exact:
             raise Refused("policy", f"exact totals of '{purpose}' are not allowed here")
         if self.receipts and self.unreceipted(terms.run) >= self.receipts:

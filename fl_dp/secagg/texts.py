@@ -107,7 +107,10 @@ def float_of(value: Any, what: str) -> float:
     """
     if not isinstance(value, str):
         raise ValueError(f"{what} must be a text of float.hex()")
-    number = float.fromhex(value)
+    try:
+        number = float.fromhex(value)
+    except OverflowError as error:
+        raise ValueError(f"{what} must be finite") from error
     if not math.isfinite(number):
         raise ValueError(f"{what} must be finite")
     return number

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget
+from fl_dp.documents import document
 from fl_dp.files import read_json_object
 from fl_dp.ledger import LedgerAnchor, SpentLedger
 from fl_dp.plan import RecordPlan
@@ -90,7 +91,8 @@ def statement_page(statement: Mapping[str, Any]) -> str:
     """
     of_clients = LedgerAnchor.stated_in(statement) is not None
     kind = PrivacyStatement if of_clients else RecordStatement
-    return statement_markdown(kind.from_dict(statement))
+    with document("privacy statement"):
+        return statement_markdown(kind.from_dict(statement))
 
 
 def read_statement(file: Path) -> dict[str, Any]:
@@ -143,5 +145,8 @@ def _same(stated: Any, anew: Any) -> bool:
     if isinstance(stated, Mapping) and isinstance(anew, Mapping):
         return not any(_differences(stated, anew, "."))
     if type(stated) in (int, float) and type(anew) in (int, float):
-        return math.isclose(stated, anew, rel_tol=_TOLERANCE)
+        try:
+            return math.isclose(stated, anew, rel_tol=_TOLERANCE)
+        except OverflowError:  # an integer beyond all floats
+            return False
     return bool(stated == anew and type(stated) is type(anew))

@@ -49,6 +49,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
             + (f"; at most {cap} for one client" if cap is not None else ""),
         ),
         ("randomness", "; ".join(statement.randomness)),
+        *_hyper_parameters(statement),
     ]
     released = [f"- {count} x {describe_event(event)}" for event, count in statement.releases]
     versions = ", ".join(f"{name} {number}" for name, number in statement.versions.items())
@@ -152,6 +153,12 @@ def _secure_sums(statement: PrivacyStatement) -> list[Row]:
         )
     error = f"{rounded_up(2.0 * sums.slack)} of epsilon pays for lambda {ceiling(sums.slack, 3)}"
     return [*rows, ("shares as one Gaussian", error)]
+
+
+def _hyper_parameters(statement: PrivacyStatement) -> list[Row]:
+    """Return the row of their choice, where the statement covers it."""
+    said = statement.hyper_parameters
+    return [] if said is None else [("hyper-parameters", said)]
 
 
 def _denominator(statement: PrivacyStatement) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from fl_dp.accounting import freeze
+from fl_dp.accounting import RandomStoppingEvent, freeze
 from fl_dp.ledger import SpentLedger
 from fl_dp.ledger.training import library_versions
 from fl_dp.plan import DistributedNoise, PrivacyPlan
@@ -26,8 +26,13 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
     plan = ledger.plan
     shared = isinstance(plan.noise, DistributedNoise)  # which says itself what a liar can do
     spent, promised = ledger.epsilon(), ledger.promise()
+    chosen = _hyper_parameters(ledger)
     not_covered = [
-        "the choice of hyper-parameters, if it was made on the clients' data",
+        *(
+            ()
+            if chosen
+            else ("the choice of hyper-parameters, if it was made on the clients' data",)
+        ),
         "accuracy on the public test set, which no client's data enters",
         "operator logs, timing and network traffic, which show who took part",
         *(() if shared else (_ACTIVE,)),
@@ -45,6 +50,11 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
             0,
             "ANYTHING AGAINST WHO KNOWS THE SEED: noise and coins came from an insecure source "
             "(`insecure_seed`), which is for tests and simulations only",
+        )
+    if any(isinstance(event, RandomStoppingEvent) for event, _ in ledger.history):
+        not_covered.append(
+            "anything against who learns of a training that was not kept, or how many there were: "
+            "the server is trusted to hide both, and nodes that took part saw each model"
         )
     if promised != spent:
         not_covered.append(
@@ -91,7 +101,17 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         ledger=ledger.name,
         anchor=ledger.anchor,
         secure_sums=_secure_sums(ledger),
+        hyper_parameters=chosen,
     )
+
+
+def _hyper_parameters(ledger: SpentLedger) -> str | None:
+    """Return how they were chosen; None where nobody said, or others were trained with."""
+    choice = ledger.choice
+    if choice is None or not ledger.trained_as_chosen:
+        return None
+    paid = "at no charge" if choice.reserved is None else "its charge is among the releases"
+    return f"{choice.chosen}, {choice.how}; {paid}"
 
 
 def _secure_sums(ledger: SpentLedger) -> SecureSumClaims | None:

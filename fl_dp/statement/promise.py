@@ -168,6 +168,8 @@ class PrivacyStatement(Promise):
         anchor: The ledger's last entry that was read.
         records: Promise to records besides; None if clients train without DP-SGD.
         secure_sums: What the noise in shares promises to whom; None: it is in one place.
+        hyper_parameters: How they were chosen, where the ledger knows; None: it does not, and
+            `not_covered` says so.
     """
 
     sampling: str
@@ -189,6 +191,7 @@ class PrivacyStatement(Promise):
     anchor: LedgerAnchor
     records: RecordStatement | None = None
     secure_sums: SecureSumClaims | None = None
+    hyper_parameters: str | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain JSON values; the anchor in the form that its ledger looks for."""

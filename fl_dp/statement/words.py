@@ -12,6 +12,7 @@ from fl_dp.accounting import (
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyEvent,
+    RandomStoppingEvent,
     TruncatedPoissonGaussianEvent,
     ZcdpEvent,
 )
@@ -79,6 +80,12 @@ def describe_event(event: PrivacyEvent) -> str:
             return f"exponential mechanism, {draws} drawn at bounded range {epsilon:.5g}"
         case ZcdpEvent(rho=rho):
             return f"{rho:.5g}-zCDP"
+        case RandomStoppingEvent(releases=releases, mean_runs=mean, shape=shape):
+            run = ", ".join(f"{count} x {describe_event(one)}" for one, count in releases)
+            return (
+                f"the best of a secret random number of trainings, {mean:g} expected (truncated "
+                f"negative binomial of shape {shape:g}), each of {run}"
+            )
 
 
 def rounded_up(epsilon: float) -> str:

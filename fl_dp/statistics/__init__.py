@@ -25,7 +25,8 @@ if TYPE_CHECKING:
     from .query import Estimate, Query
     from .release import Answer, release_statistic
     from .sums import Count, Mean, Sum
-    from .wire import query_from_dict, query_to_dict
+    from .votes import Vote
+    from .wire import query_from_dict, query_from_json, query_to_dict
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -42,9 +43,11 @@ __all__ = [
     "Quantiles",
     "Query",
     "Sum",
+    "Vote",
     "charged_release",
     "choose_noise",
     "query_from_dict",
+    "query_from_json",
     "query_to_dict",
     "release_statistic",
 ]

@@ -20,6 +20,7 @@ from fl_dp.mechanisms.checks import require_positive
 
 from .quantiles import Quantiles
 from .query import Query, SumQuery
+from .votes import Vote
 
 SumMechanism: TypeAlias = LaplaceMechanism | GaussianMechanism
 Mechanism: TypeAlias = SumMechanism | ExponentialMechanism
@@ -46,8 +47,8 @@ class NoiseChoice:
 
     Attributes:
         query: What is asked.
-        mechanisms: One for a sum; for quantiles one exponential mechanism a probability, or one
-            Gaussian for the sum that all of them are read off.
+        mechanisms: One for a sum or a vote; for quantiles one exponential mechanism a probability,
+            or one Gaussian for the sum that all of them are read off.
         explanation: One sentence for people.
     """
 
@@ -66,6 +67,8 @@ class NoiseChoice:
         if isinstance(self.query, Quantiles):
             if not self._read_off:
                 self._check_draws(self.query, kinds)
+        elif isinstance(self.query, Vote):
+            self._check_vote(kinds)
         elif len(self.mechanisms) != 1 or not isinstance(self.mechanisms[0], SumMechanism):
             raise ValueError(
                 f"a query '{self.query.kind}' is answered by one LaplaceMechanism or "
@@ -89,6 +92,16 @@ class NoiseChoice:
                     f"{mechanism}"
                 )
 
+    def _check_vote(self, kinds: str) -> None:
+        drawn = self.mechanisms[0] if len(self.mechanisms) == 1 else None
+        if not isinstance(drawn, ExponentialMechanism):
+            raise ValueError(f"a vote is drawn by one ExponentialMechanism, got {kinds}")
+        if drawn.one_coordinate or drawn.sensitivity < Vote.sensitivity:
+            raise ValueError(
+                f"one client moves every utility of a vote, by up to {Vote.sensitivity} either "
+                f"way: write sensitivity={Vote.sensitivity} and one_coordinate=False, got {drawn}"
+            )
+
     @property
     def _read_off(self) -> bool:
         """Whether the answer is read off one sum with Gaussian noise."""
@@ -105,8 +118,10 @@ class NoiseChoice:
         return self.summed_by.max_units
 
     @property
-    def summed_by(self) -> Quantiles | SumMechanism:
+    def summed_by(self) -> Quantiles | Vote | SumMechanism:
         """Query or mechanism that bounds each contribution and encodes it for an exact sum."""
+        if isinstance(self.query, Vote):
+            return self.query
         if isinstance(self.query, Quantiles) and not self._read_off:
             return self.query
         (mechanism,) = self.mechanisms
@@ -152,6 +167,12 @@ def choose_noise(
                 f"law='gaussian': leave out law={str(chosen)!r}"
             )
         return _choose_draws(query, epsilon)
+    if isinstance(query, Vote):
+        if chosen is not None:
+            raise ValueError(
+                f"a vote is drawn by the exponential mechanism: leave out law={str(chosen)!r}"
+            )
+        return _choose_vote(query, epsilon)
     if not isinstance(query, SumQuery):
         raise ValueError(f"there is no mechanism for a query '{query.kind}'")
     return _choose_sum(query, epsilon, delta, chosen)
@@ -200,6 +221,25 @@ def _choose_draws(query: Quantiles, epsilon: float) -> NoiseChoice:
         f"{worst:.4g} clients"
     )
     return NoiseChoice(query=query, mechanisms=mechanisms, explanation=text)
+
+
+def _choose_vote(query: Vote, epsilon: float) -> NoiseChoice:
+    mechanism = ExponentialMechanism(epsilon=epsilon, sensitivity=Vote.sensitivity)
+    text = (
+        f"one draw of the exponential mechanism among {query.candidates} candidates, epsilon "
+        f"{epsilon:g} however many there are: with probability {_CONFIDENCE:g} the winner is short "
+        f"of the best by at most {vote_error(query, mechanism):.4g} votes"
+    )
+    return NoiseChoice(query=query, mechanisms=(mechanism,), explanation=text)
+
+
+def vote_error(query: Vote, mechanism: ExponentialMechanism) -> float:
+    """Return by how many votes a winner is short of the best at most, with probability 0.95.
+
+    Reference:
+        Dwork and Roth 2014, theorem 3.11.
+    """
+    return math.log(query.candidates / (1.0 - _CONFIDENCE)) / mechanism.rate
 
 
 def rank_error(query: Quantiles, mechanism: ExponentialMechanism) -> float:

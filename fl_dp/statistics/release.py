@@ -17,10 +17,11 @@ from numpy.typing import NDArray
 from fl_dp.accounting.events import PrivacyEvent, event_to_dict
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 
-from .noise_choice import NoiseChoice, rank_error
+from .noise_choice import NoiseChoice, rank_error, vote_error
 from .quantiles import Quantiles
 from .query import Estimate, SumQuery
 from .values import vector
+from .votes import Vote
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -95,6 +96,8 @@ def release_statistic(
     total = _total(choice, contributions)
     if isinstance(mechanism, Quantiles):
         estimates = _draw_quantiles(mechanism, choice, total, rng)
+    elif isinstance(mechanism, Vote):
+        estimates = _draw_winner(mechanism, choice, total, rng)
     else:
         assert isinstance(query, SumQuery)  # as the choice has checked
         released = mechanism.release(total, mechanism.noise(total.size, rng))
@@ -123,6 +126,21 @@ def _draw_quantiles(
             value=np.sort(np.array(chosen)),
             error=np.array(errors),
             error_is="rank error in clients, not exceeded with probability 0.95",
+        )
+    }
+
+
+def _draw_winner(
+    query: Vote, choice: NoiseChoice, total: NDArray[np.float64], rng: SecureRandom
+) -> dict[str, Estimate]:
+    (mechanism,) = choice.mechanisms
+    assert isinstance(mechanism, ExponentialMechanism)  # as the choice has checked
+    winner = mechanism.select(query.utilities(total), rng)
+    return {
+        "winner": Estimate(
+            value=np.asarray(float(winner)),
+            error=np.asarray(vote_error(query, mechanism)),
+            error_is="votes that it is short of the best, not exceeded with probability 0.95",
         )
     }
 

@@ -6,14 +6,18 @@ from collections.abc import Mapping
 from dataclasses import MISSING, fields
 from typing import Any
 
+from fl_dp import documents
+
 from .evaluation import Evaluation
 from .histograms import Frequencies, Histogram
 from .quantiles import Quantiles
 from .query import Query
 from .sums import Count, Mean, Sum
+from .votes import Vote
 
 _KINDS: dict[str, type[Query]] = {
-    kind.kind: kind for kind in (Count, Sum, Mean, Histogram, Frequencies, Quantiles, Evaluation)
+    kind.kind: kind
+    for kind in (Count, Sum, Mean, Histogram, Frequencies, Quantiles, Evaluation, Vote)
 }
 
 
@@ -46,4 +50,14 @@ def query_from_dict(document: Mapping[str, Any]) -> Query:
     required = {field for field, needed in known.items() if needed}
     if missing := required - document.keys():
         raise ValueError(f"a query '{name}' needs {', '.join(sorted(missing))}")
-    return kind(**{field: value for field, value in document.items() if field != "query"})
+    with documents.document(f"query '{name}'"):
+        return kind(**{field: value for field, value in document.items() if field != "query"})
+
+
+def query_from_json(text: str) -> Query:
+    """Return the query that is JSON text of `query_to_dict`.
+
+    Raises:
+        ValueError: If it is none, as `query_from_dict`.
+    """
+    return query_from_dict(documents.parsed_object(text, "query"))

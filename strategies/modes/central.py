@@ -66,7 +66,7 @@ class CentralMode(Mode):
             stream: Of the noise on the sum of updates; fresh noise if None.
             index: Of this round in that stream, from the ledger.
         """
-        bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms)
+        bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms, size=layout.size)
         # A node has to know the bundle to sum its units, or to report metrics.
         told = bundle if plan.hosting.sums_at_nodes or bundle.metrics else None
         rate = None

@@ -6,15 +6,18 @@ import json
 import logging
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 from flwr.app import Message, MessageType, RecordDict
 
 from fl_dp.accounting import SharedNoise, usual_colluding
+from fl_dp.ledger.run_receipt import SealedHead
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     DONE_ACTION,
     KEY_ACTION,
+    NO_HEAD,
     text_of,
     text_to_content,
     with_receipt,
@@ -53,6 +56,8 @@ class SecureSums:
         self._place_of: dict[int, int] = {}
         self._confirmed: set[int] = set()
         self._left_out: set[int] = set()
+        self._silent: set[int] = set()
+        self._waited = 0.0
         self._receipts: dict[int, str] = {}
 
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
@@ -72,20 +77,37 @@ class SecureSums:
             entries: dict[int, Entry] = {}
             for node, content in self._ask(KEY_ACTION, new, asked, ask, timeout):
                 try:
-                    entries[node] = Entry.from_dict(json.loads(text_of(content)))
-                except (ValueError, TypeError, KeyError):
+                    entries[node] = Entry.from_json(text_of(content))
+                except ValueError:
                     logger.warning("A node's answer with its key can't be read: it takes no part")
             self._take_in(entries, epoch)
             self._hand_out(self._place_of, ask, timeout)
         elif missed := asked_for - self._confirmed:  # busy or away when it was handed out
             self._hand_out(missed, ask, timeout)
 
-    def forget(self, ask: Ask) -> None:
-        """Let nodes delete the keys of the training; who does not hear it deletes them later."""
+    def forget(self, ask: Ask, *, head: Mapping[str, Any] | None = None) -> dict[str, str]:
+        """Let nodes delete the keys of the training; who does not hear it deletes them later.
+
+        Args:
+            ask: For the exchange.
+            head: Of the server's ledger, which nodes keep in their receipts; None: it is not told.
+
+        Returns:
+            The head of each node's ledger by the node's name, sealed, as text.
+        """
         nodes = sorted(self._place_of)
-        asked = json.dumps({"run": self.run})
-        for _ in self._ask(DONE_ACTION, nodes, asked, ask, _SECONDS):
-            pass
+        asked = json.dumps({"run": self.run} | ({} if head is None else {"head": head}))
+        heads: dict[str, str] = {}
+        for node, content in self._ask(DONE_ACTION, nodes, asked, ask, _SECONDS):
+            entry = self.known.entries[self._place_of[node]]
+            try:
+                if (answer := text_of(content)) == NO_HEAD:
+                    continue
+                if SealedHead.from_json(answer).identity == entry.identity.hex():
+                    heads[entry.name] = answer
+            except ValueError:
+                logger.warning("The head of a node's ledger can't be read: it is not kept")
+        return heads
 
     def places(self, nodes: Iterable[int]) -> dict[int, int]:
         """Return the place of each node that has confirmed the directory and sent no rubbish."""
@@ -100,9 +122,15 @@ class SecureSums:
         """
         known = len(self.places(nodes))
         if known < least:
+            why = "their logs say why"
+            if silent := len(self._silent.intersection(nodes)):
+                why = (
+                    f"{silent} did not answer within {self._waited:.0f} s, for which a busy or "
+                    "slow machine needs a longer roster_timeout"
+                )
             raise RehearsalFailed(
                 f"{known} of {len(nodes)} nodes have keys for secure sums, and a sum needs "
-                f"{least}: their logs say why, and nothing was charged"
+                f"{least}: {why}; nothing was charged"
             )
 
     def node_at(self, place: int) -> int | None:
@@ -253,8 +281,11 @@ class SecureSums:
             for node in nodes
         ]
         left = set(nodes)
+        self._silent.update(nodes)
+        self._waited = timeout
         for reply in ask(messages, timeout):
             node = reply.metadata.src_node_id
+            self._silent.discard(node)
             if reply.has_error():
                 meaning = meaning_of(reply.error)
                 known = "see its log" if meaning is None else meaning.text

@@ -11,6 +11,7 @@ from fl_dp.strategies.selection import selection_of
 
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import (
+    CyclicSampling,
     FixedSizeGaussianEvent,
     FixedSizeSampling,
     GaussianEvent,
@@ -218,3 +219,94 @@ def test_the_plain_selection_of_a_law_draws_by_that_law(
             selection_of(law)
     else:
         assert selection_of(law).sampling == law
+
+
+# --- Groups that take turns, and rounds of rest ---------------------------------------------------
+
+QUARTER = PoissonSampling(sampling_rate=0.25)
+CUT = TruncatedPoissonSampling(sampling_rate=0.25, max_cohort=6)
+
+
+@pytest.mark.parametrize(
+    ("inside", "event"),
+    [
+        (QUARTER, PoissonGaussianEvent(noise_multiplier=1.5, sampling_rate=0.25)),
+        (
+            CUT,
+            TruncatedPoissonGaussianEvent(
+                noise_multiplier=1.5, sampling_rate=0.25, num_units=14, max_cohort=6
+            ),
+        ),
+    ],
+    ids=["coins", "cut coins"],
+)
+def test_groups_are_charged_as_the_law_inside_the_largest(inside: Any, event: Any) -> None:
+    law = CyclicSampling(groups=3, inside=inside)
+    assert law.event(1.5, N) == event  # 14, 13 and 13 units
+    assert law.expected_cohort(N) == pytest.approx(10 / 3)
+    assert not law.visible
+    law.check(N, ZERO_OUT)
+    again = sampling_from_dict(json.loads(json.dumps(law.to_dict())))
+    assert again == law
+
+
+def test_a_group_has_its_turn_every_so_many_rounds() -> None:
+    law = CyclicSampling(groups=4, inside=QUARTER)
+    assert [law.group_of(index) for index in range(6)] == [0, 1, 2, 3, 0, 1]
+    assert [law.turns(rounds) for rounds in (1, 4, 5, 10)] == [1, 1, 2, 3]
+    counted = [max([law.group_of(i) for i in range(n)].count(g) for g in range(4)) for n in (1, 10)]
+    assert counted == [law.turns(1), law.turns(10)]
+
+
+def test_one_group_is_poisson_sampling() -> None:
+    one = CyclicSampling(groups=1, inside=QUARTER)
+    assert one.event(1.5, N) == QUARTER.event(1.5, N)
+    assert (one.expected_cohort(N), one.turns(7)) == (QUARTER.expected_cohort(N), 7)
+
+
+def test_whole_groups_are_no_secret() -> None:
+    whole = CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=1.0))
+    assert whole.visible
+    assert "charged in full" in whole.describe()
+
+
+@pytest.mark.parametrize("relation", [ADD_OR_REMOVE, REPLACE_ONE])
+def test_groups_promise_something_to_zero_out_neighbours_alone(
+    relation: NeighboringRelation,
+) -> None:
+    with pytest.raises(ValueError, match=f"zero-out neighbours .* not for {relation}"):
+        CyclicSampling(groups=4, inside=QUARTER).check(N, relation)
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        FixedSizeSampling(cohort=3),
+        VisibleSampling(cohort=3),
+        UtilityPoissonSampling(largest_rate=0.5, cohort=3.0),
+        CyclicSampling(groups=2, inside=QUARTER),
+        None,
+    ],
+)
+def test_inside_a_group_are_secret_coins_or_nothing(inside: Any) -> None:
+    with pytest.raises(ValueError, match="inside a group only secret coins are charged for"):
+        CyclicSampling(groups=4, inside=inside)
+
+
+def test_more_groups_than_units_are_refused() -> None:
+    with pytest.raises(ValueError, match="groups must be at most the roster's 40 units, got 41"):
+        CyclicSampling(groups=41, inside=QUARTER).check(N, ZERO_OUT)
+    with pytest.raises(ValueError, match="groups must be an integer of at least 1"):
+        CyclicSampling(groups=0, inside=QUARTER)
+
+
+def test_units_that_rest_need_others_who_take_part_meanwhile() -> None:
+    VisibleSampling(cohort=10, separation=4).check(N, ZERO_OUT)
+    with pytest.raises(ValueError, match="need 50 units, got 40: use a separation of at most 4"):
+        VisibleSampling(cohort=10, separation=5).check(N, ZERO_OUT)
+    with pytest.raises(ValueError, match="separation must be an integer of at least 1"):
+        VisibleSampling(cohort=10, separation=0)
+
+
+def test_a_law_written_before_there_was_a_rest_has_none() -> None:
+    assert sampling_from_dict({"kind": "visible", "cohort": 10}) == VisibleSampling(cohort=10)

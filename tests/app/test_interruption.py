@@ -14,7 +14,7 @@ import pytest
 
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.local.launch import descendants
+from fl_dp.local.processes import descendants
 
 FL_DP = str(Path(sys.executable).parent / "fl-dp")
 
@@ -67,7 +67,7 @@ def alive(pid: int) -> bool:
 def test_a_run_that_is_stopped_by_ctrl_c_leaves_a_valid_folder_and_goes_on(tmp_path: Path) -> None:
     run = start(
         # Rounds that take long enough to be stopped among them.
-        *("task.num_clients=6", "rounds=10", "client.epochs=200", "simulation.units_per_node=1"),
+        *("task.num_clients=6", "rounds=6", "client.epochs=100", "simulation.units_per_node=1"),
         *("run_name=it", "output_dir=" + str(tmp_path), "simulation.workers=1"),
         cwd=tmp_path,
     )
@@ -85,18 +85,18 @@ def test_a_run_that_is_stopped_by_ctrl_c_leaves_a_valid_folder_and_goes_on(tmp_p
     statement = folder.read_statement()
     with PrivacyLedger.read(folder.ledger) as ledger:
         spent = ledger.rounds_spent
-    assert 2 <= statement["rounds"] == spent < 10
+    assert 2 <= statement["rounds"] == spent < 6
     assert folder.statement_page.read_text().startswith("# Privacy statement")
 
     resumed = start(f"resume={folder.path}", "--json", cwd=tmp_path)
-    said = resumed.communicate(timeout=200)[0]
+    said = resumed.communicate(timeout=400)[0]
     assert resumed.returncode == 0, said
     after = json.loads(said[said.index("{") :])
     assert after["runs"][0]["epsilon"] <= 8.0
     with PrivacyLedger.read(folder.ledger) as ledger:
         # What was reserved and not released is spent for good: the budget ends that much earlier.
-        assert ledger.rounds_spent == 10
-        assert ledger.rounds_committed >= 9
+        assert ledger.rounds_spent == 6
+        assert ledger.rounds_committed >= 5
     rounds = [line["round"] for line in folder.read_metrics()]
     assert rounds == list(range(len(rounds)))
 

@@ -43,6 +43,8 @@ EVERYTHING = [
     *("task.data_dir=/data", "model=cnn", "model.hidden=17", "privacy.epsilon=1.5"),
     *("privacy.delta=1e-7", "privacy.noise_multiplier=1.1", "clipping.norm=0.3"),
     *("privacy.neighboring_relation=replace-one", "privacy.insecure_seed=5"),
+    "privacy.witness_dir=/some/disk",
+    *("privacy.noise=spaced", "privacy.separation=6", "privacy.groups=9", "privacy.bands=3"),
     *("schedule=step", "schedule.spend=early", "schedule.floor=0.25", "schedule.levels=2"),
     *("schedule.metric=loss", "schedule.patience=2", "schedule.factor=0.5"),
     *("schedule.first=1.5", "schedule.smallest=0.25", "schedule.min_improvement=0.01"),
@@ -63,6 +65,8 @@ EVERYTHING = [
     *("statistic.query=quantiles", "statistic.values=records.1", "statistic.low=1"),
     *("statistic.high=9", "statistic.bins=7", "statistic.probabilities=[0.5]", "statistic.top=2"),
     *("statistic.max_records=4", "statistic.law=gaussian"),
+    *("tune.by=public", "tune.candidates=['client.epochs=1','client.epochs=2']", "tune.share=0.25"),
+    *("tune.rounds=3", "tune.mean_runs=7", "tune.shape=0.5", "tune.chosen='client.epochs=2'"),
     *("recovery.attacks=[dlg]", "recovery.threats=[raw]", "recovery.noise_multipliers=[0.5]"),
     *("recovery.images=9", "recovery.records=2", "recovery.cohort=5", "recovery.seeds=7"),
     *("recovery.steps=77", "recovery.resistance=false"),
@@ -88,6 +92,8 @@ EVERYTHING = [
     *("experiment=privacy_levels", "sweep.axis=rounds", "sweep.values=[3,4]", "sweep.label=x"),
     *("sweep.only=[central]", "sweep.seeds=[5]", "sweep.panels=[loss]", "sweep.side_by_side=2"),
     *("task.validation=true",),
+    *("tracking=mlflow", "tracking.uri=https://mlflow.example.org", "tracking.mode=online"),
+    *("tracking.project=wards", "tracking.metrics_port=9464"),
 ]
 
 
@@ -117,7 +123,7 @@ def test_an_unknown_key_is_refused_by_name(override: str, key: str) -> None:
         ("privcy.epsilon=2", "did you mean privacy.epsilon?"),
         ("num_clients=3", "did you mean task.num_clients?"),
         ("privacy/mode=central", "did you mean privacy.mode?"),
-        ("privacy.noise=1", "did you mean privacy.noise_multiplier?"),
+        ("privacy.noise_multipler=1", "did you mean privacy.noise_multiplier?"),
         ("taks=digits", "did you mean task?"),
         ("task=fashon_mnist", "did you mean task=fashion_mnist?"),
         ("privacy.mode=locl", "did you mean local?"),
@@ -244,6 +250,7 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str)
         ("schedule.metric", "f1"),
         ("privacy.neighboring_relation", "replace"),
         ("privacy.insecure_seed", "-1"),
+        ("privacy.witness_dir", "witness"),
         ("server_optimizer.name", "fedsgd"),
         ("server_optimizer.learning_rate", "0.0"),
         ("server_optimizer.momentum", "1.0"),

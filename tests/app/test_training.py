@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -235,7 +237,8 @@ def test_what_was_released_without_its_ledger_can_not_go_on(tmp_path: Path) -> N
 
 
 def test_clients_learn_neither_the_operators_folders_nor_a_seed(tmp_path: Path) -> None:
-    settings = settings_for(tmp_path, "privacy.insecure_seed=12345678")
+    witnessed = f"privacy.witness_dir={tmp_path}"
+    settings = settings_for(tmp_path, "privacy.insecure_seed=12345678", witnessed)
     grid = grid_for(settings)
     train(grid, settings, run_id="1")
     sent = str([dict(record) for m in grid.sent for record in m.content.config_records.values()])
@@ -284,3 +287,22 @@ def test_whoever_starts_nodes_without_saying_what_they_host_has_one_client_on_ea
     assert settings_for(tmp_path).simulation.units_per_node == "auto"
     assert folder.read_settings().simulation.units_per_node == 1
     assert folder.read_plan().hosting.units_per_node == 1
+
+
+def test_a_run_whose_ledger_was_put_back_does_not_go_on(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done, _ = run(tmp_path, f"privacy.witness_dir={disk}")
+    witness = done.witness(done.read_settings())
+    assert witness is not None
+    with PrivacyLedger.read(done.ledger) as ledger:
+        assert witness.anchors()[-1] == ledger.anchor
+    with closing(sqlite3.connect(done.ledger)) as connection:
+        connection.execute("DELETE FROM entries WHERE sequence > 3")
+        connection.commit()
+    # Everything else that knows is put back with it.
+    done.statement.unlink()
+    done.checkpoint.unlink()
+    settings = compose_settings([f"resume={done.path}"])
+    with pytest.raises(LedgerCorrupted, match=r"its witness .*run\.heads knows of"):
+        train(grid_for(done.read_settings()), settings, run_id="2")

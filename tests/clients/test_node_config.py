@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,6 +81,10 @@ def test_both_spellings_of_a_key_at_once_are_refused() -> None:
         ("max-dleta", "max-delta"),
         ("ledger", "ledger-path"),
         ("ledgerpath", "ledger-path"),
+        ("witness", "witness-path"),
+        ("policy", "policy-path"),
+        ("expires", "policy-expires"),
+        ("ledger-witness-path", "witness-path"),
         ("ledger-file", "ledger-path"),
         ("datapath", "data-path"),
         ("data-schma", "data-schema"),
@@ -103,6 +108,7 @@ def test_a_key_that_is_almost_ours_is_refused_with_the_nearest(key: str, nearest
     [
         *("site", "dataset-path", "dataset_path", "dataset", "data-dir", "data-root", "model-path"),
         *("name", "node-id", "node-name", "region", "gpu", "device", "batch-size", "local-epochs"),
+        *("retry-policy", "policy-network", "cache-policy"),
         *("min-delta", "max-steps", "reps", "num-classes", "cache-dir", "train-split", "seed"),
     ],
 )
@@ -174,10 +180,62 @@ def test_an_unknown_requirement_is_refused(asked: Any) -> None:
         NodeConfig.of(CAPPED | {"require-privacy": asked})
 
 
-@pytest.mark.parametrize("key", ["ledger-path", "data-path", "data-schema", "secagg-roster"])
+@pytest.mark.parametrize(
+    "key", ["ledger-path", "witness-path", "data-path", "data-schema", "secagg-roster"]
+)
 def test_a_relative_path_is_refused(key: str) -> None:
     with pytest.raises(NodeConfigError, match=f"{key} must be absolute"):
         NodeConfig.of({key: "ward/files"})
+
+
+def policy(tmp_path: Path, text: str) -> dict[str, str]:
+    (tmp_path / "policy.yaml").write_text(text, encoding="utf-8")
+    return {"policy-path": str(tmp_path / "policy.yaml")}
+
+
+def test_a_policy_in_a_file_says_the_same_as_the_keys(tmp_path: Path) -> None:
+    text = 'ledger-path: "/data/l.db"\nmax_epsilon: 4.0\nrequire-privacy: record\n'
+    given = policy(tmp_path, text + "policy-expires: 2999-12-31\n")
+    keys = LEDGER | {"ledger-path": "/data/l.db", "max-epsilon": 4.0, "require-privacy": "record"}
+    assert NodeConfig.of(given) == NodeConfig.of(keys | {"policy-expires": "2999-12-31"})
+    # It is read anew, so that tightening it needs no new start.
+    policy(tmp_path, text.replace("4.0", "1.0"))
+    assert NodeConfig.of(given).max_epsilon == 1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("max-epsilon: 4.0\nunit-name: x\n", "needs a ledger"),
+        ("site: north\n", "'site' is no key of a policy"),
+        ("max-epsilonn: 4.0\n", "did you mean max-epsilon"),
+        ("partition-id: 3\n", "no key of a policy"),
+        ("policy-path: /other.yaml\n", "no key of a policy"),
+        ("- max-epsilon\n", "must hold lines like"),
+        ("", "must hold lines like"),
+        ("4: 5\n", "must hold lines like"),
+        ("max-epsilon: [4\n", "can't be read"),
+        ("ledger-path: /l.db\nledger_path: /m.db\n", "given twice"),
+        ("dataset-name: ward\n", "given twice, in --node-config and in"),
+        ("policy-expires: soon\n", "must be a day like"),
+        ("policy-expires: 2027-13-01\n", "can't be read"),
+        ("data-path: !!python/object/apply:os.system [id]\n", "can't be read"),
+    ],
+)
+def test_a_policy_that_can_not_be_meant_is_refused(tmp_path: Path, text: str, said: str) -> None:
+    with pytest.raises(NodeConfigError, match=said):
+        NodeConfig.of(policy(tmp_path, text) | {"dataset-name": "ward"})
+
+
+def test_a_policy_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(NodeConfigError, match="can't be read, so nothing is answered"):
+        NodeConfig.of({"policy-path": str(tmp_path / "policy.yaml")})
+
+
+def test_a_witness_without_a_ledger_is_refused() -> None:
+    with pytest.raises(NodeConfigError, match="witness-path has no ledger to watch"):
+        NodeConfig.of({"witness-path": "/mnt/other/ward.heads"})
+    assert NodeConfig.of(LEDGER | {"witness-path": "postgresql://h/d"}).witness_path
 
 
 @pytest.mark.parametrize("key", ["ledger-path", "dataset-name", "unit-name", "data-path"])

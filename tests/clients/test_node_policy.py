@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 import os
+import sys
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord
 
 from fl_dp.clients import app_verification, node_policy, numpy_client_app
+from fl_dp.ledger import NodeLedger
 from fl_dp.protocol.instruction import NoiseInstruction, RoundInstruction, SumInstruction
 from fl_dp.protocol.keys import (
     IDENTITY_ACTION,
@@ -298,8 +301,49 @@ def test_the_supernode_s_command_line_tells_whether_it_verifies_apps(
     assert app_verification.apps_are_verified() is verified
 
 
+def test_a_supernode_behind_the_guard_is_seen_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command = (sys.executable, "-P", "-m", "fl_dp.local.supernode")
+    assert importlib.util.find_spec(command[-1])
+    ancestors(tmp_path, monkeypatch, *command, "--trusted-entities", "keys.yaml")
+    (tmp_path / "6" / "cwd" / "keys.yaml").write_text("fpk_1: ssh-ed25519 AAAA owner\n")
+    assert app_verification.apps_are_verified() is True
+    (tmp_path / "6" / "cmdline").write_text("\0".join(command) + "\0")
+    assert app_verification.apps_are_verified() is False
+
+
 def test_without_a_supernode_above_it_can_not_be_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ancestors(tmp_path, monkeypatch, "/bin/bash", "--trusted-entities")
     assert app_verification.apps_are_verified() is None
+
+
+def test_nothing_is_answered_once_the_permission_has_ended(owned: Any) -> None:
+    for end, ended in [("2020-01-31", True), ("2999-01-31", False)]:
+        here, client = owned(**{"policy-expires": end, "require-privacy": "none"})
+        assert refused(here.train(MODEL, PLAIN)) == ended
+        assert client.calls == (0 if ended else 1)
+        assert not here.ask(f"query.{IDENTITY_ACTION}", {"config": ConfigRecord({})}).has_error()
+
+
+@pytest.mark.parametrize("asked", ["none", "local"])
+def test_nothing_is_answered_once_every_use_was_revoked(
+    owned: Any, tmp_path: Path, asked: str
+) -> None:
+    here, client = owned(**{"require-privacy": asked})
+    assert not here.train(MODEL, NOISED).has_error()
+    calls = client.calls
+    with NodeLedger.open(tmp_path / "ledger.db") as ledger:
+        ledger.revoke()
+    assert refused(here.train(MODEL, NOISED))
+    assert refused(here.ask("evaluate", {"config": ConfigRecord({"any": "{}"})}))
+    assert client.calls == calls
+
+
+def test_a_ledger_that_can_not_be_read_revokes_too(owned: Any, tmp_path: Path) -> None:
+    here, client = owned(**{"require-privacy": "none"})
+    (tmp_path / "ledger.db").write_bytes(b"no database at all, but long enough to be one" * 30)
+    assert here.train(MODEL, PLAIN).has_error()
+    assert client.calls == 0

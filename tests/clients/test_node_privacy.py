@@ -16,6 +16,7 @@ from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY, in_simulation, sim
 from fl_dp.ledger import Account
 
 ASKED = PrivacyBudget(epsilon=3.0, delta=1e-5)
+RUN = 1
 
 
 def node(config: dict[str, Any], message: dict[str, Any] | None = None, **options: Any) -> Any:
@@ -45,12 +46,12 @@ def test_every_key_of_the_node_config_is_read() -> None:
         }
     )
     assert read == NodePrivacy(
-        ledger="/data/ledger.db", source="ward", max_epsilon=4.0, max_delta=1e-6
+        ledger="/data/ledger.db", source="ward", run=RUN, max_epsilon=4.0, max_delta=1e-6
     )
 
 
 def test_without_keys_there_is_no_ledger_and_no_cap() -> None:
-    assert node({"partition-id": 3}) == NodePrivacy(ledger=None, source="partition-3")
+    assert node({"partition-id": 3}) == NodePrivacy(ledger=None, source="partition-3", run=RUN)
     assert "partition" not in node({}).source  # all that one ledger holds is one
 
 

@@ -25,7 +25,8 @@ from one_node import (
 )
 from scipy.stats import chi2, chisquare
 
-from fl_dp.clients.secure_node import IDENTITY_FILE, STORE_FILE
+from fl_dp.clients.run_receipts import IDENTITY_FILE
+from fl_dp.clients.secure_node import STORE_FILE
 from fl_dp.clients.trained_unit import train_unit
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare

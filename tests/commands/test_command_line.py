@@ -31,7 +31,8 @@ from fl_dp.app.keys import all_keys
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.commands.cautions import cautions
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.local.launch import LaunchError, RunStatus
+from fl_dp.local.flower_runs import RunStatus
+from fl_dp.local.launch import LaunchError
 from fl_dp.plan import PrivacyPlan
 from fl_dp.report.progress import TimeLeft, progress_line
 from fl_dp.report.summary import RunSummary, epsilon_jump, summary_table
@@ -686,10 +687,20 @@ def test_a_folder_that_is_no_run_is_one_line(
 LINE = {"round": 999, "test_accuracy": 0.93721, "epsilon": 5.1234, "expected_cohort": 50}
 
 
+class _Terminal(io.StringIO):
+    """A stream that keeps what it shows, and says that it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
 @pytest.mark.parametrize("width", [60, 80, 120])
-def test_the_progress_shows_what_matters_at_any_width(width: int) -> None:
-    stream = io.StringIO()
-    console = Console(file=stream, width=width, force_terminal=True, color_system=None)
+def test_the_progress_shows_what_matters_at_any_width(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TERM", "xterm")
+    stream = _Terminal()
+    console = Console(file=stream, width=width, color_system=None)
     with progress_line(console, "[2/6] a=b c=d e=f, seed 0", rounds=1000, budget=8) as on_round:
         on_round({**LINE, "round": 998})
         on_round(LINE)

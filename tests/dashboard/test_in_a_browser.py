@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browsers import WAIT, chromium, chromium_or_skip, expect, serious, watched_page
 from dashboards import TOKEN, pretend_command, served
 from written_runs import statement, write_rounds, write_run
 
@@ -20,22 +20,13 @@ from fl_dp.dashboard.started_runs import StartedRuns
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("browser")]
 
-playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-if CHROMIUM is None:
-    pytest.skip("no chromium is installed", allow_module_level=True)
-
-AXE = Path(__file__).parent / "axe" / "axe.min.js"
-WAIT = 60_000  # milliseconds: more than anything here takes on a busy machine
+chromium_or_skip()
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
-    with playwright.sync_playwright() as player:
-        # Containers run as root without the kernel's namespaces.
-        chromium = player.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
-        yield chromium
-        chromium.close()
+    with chromium() as started:
+        yield started
 
 
 @pytest.fixture
@@ -47,18 +38,8 @@ def root(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def page(browser: Any) -> Iterator[Any]:
-    """A page that fails the test if a script fails or the policy refuses something."""
-    context = browser.new_context(locale="en-GB")
-    context.set_default_timeout(WAIT)
-    tab = context.new_page()
-    wrong: list[str] = []
-    tab.on("pageerror", lambda error: wrong.append(str(error)))
-    tab.on(
-        "console", lambda said: wrong.append(said.text) if "Policy directive" in said.text else None
-    )
-    yield tab
-    context.close()
-    assert wrong == []
+    with watched_page(browser) as tab:
+        yield tab
 
 
 def log_in(page: Any, address: str) -> None:
@@ -68,10 +49,6 @@ def log_in(page: Any, address: str) -> None:
     page.get_by_role("heading", name="Runs", exact=True).wait_for()
 
 
-def expect(locator: Any) -> Any:
-    return playwright.expect(locator)
-
-
 def test_a_live_run_is_followed_to_its_end(page: Any, root: Path) -> None:
     path = write_run(root / "a", rounds=6, done=1, stated=False)
     with served(root) as address:
@@ -79,6 +56,8 @@ def test_a_live_run_is_followed_to_its_end(page: Any, root: Path) -> None:
         page.get_by_role("link", name="a", exact=True).click()
         expect(page.locator("#connection")).to_contain_text("Live", timeout=WAIT)
         expect(page.locator("#round")).to_have_text("1 / 6", timeout=WAIT)
+        (path / "run.log").write_text("a line <b>of the log</b>\n")
+        expect(page.get_by_role("log")).to_have_text("a line <b>of the log</b>", timeout=WAIT)
         write_rounds(path, range(2, 7), rounds=6)
         expect(page.locator("#round")).to_have_text("6 / 6", timeout=WAIT)
         expect(page.locator("#accuracy")).to_have_text("90.0%", timeout=WAIT)
@@ -221,21 +200,9 @@ def test_axe_finds_nothing_serious(browser: Any, root: Path, tmp_path: Path, sch
                 "document.querySelectorAll('details').forEach((each) => each.open = true)"
             )
             page.wait_for_timeout(200)
-            found[path] = serious(page)
+            found[path] = serious(page, contrast_alone=scheme == "dark")
     context.close()
     assert {path: said for path, said in found.items() if said} == {}
-
-
-def serious(page: Any) -> list[str]:
-    """Return what axe-core calls serious or critical."""
-    page.add_script_tag(path=AXE)
-    result = page.evaluate("axe.run()")
-    return [
-        f"{each['id']}: {node['html'][:200]}"
-        for each in result["violations"]
-        if each["impact"] in ("serious", "critical")
-        for node in each["nodes"]
-    ]
 
 
 def test_a_hostile_run_runs_nothing(page: Any, root: Path) -> None:

@@ -15,7 +15,8 @@ from written_runs import statement, write_rounds, write_run
 
 from fl_dp.dashboard.live import MOST_STREAMS, LiveRuns, mark_of
 from fl_dp.dashboard.shown_runs import MOST_POINTS, seconds_left
-from fl_dp.found_runs import Mark, RunCard, RunsFolder, RunState
+from fl_dp.found_runs import FollowedLog, Mark, RunCard, RunsFolder, RunState, follow_log
+from fl_dp.found_runs.untrusted import Unreadable
 
 
 def events_in(text: str) -> list[tuple[str, Any, str]]:
@@ -80,6 +81,60 @@ def test_a_browser_that_connects_again_gets_what_it_has_not_seen(tmp_path: Path)
     [(_, data, _)] = [each for each in follow(live_of(tmp_path), "a", seen) if each[0] == "rounds"]
     assert [point[0] for point in data["points"]] == [3, 4, 5, 6]
     assert not data["anew"]
+
+
+def test_the_log_is_followed_line_by_line(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", done=1, stated=False)
+    log = path / "run.log"
+    log.write_text("one\ntwo <script>\nhalf a li")
+
+    def go_on() -> None:
+        with log.open("a") as stream:
+            stream.write("ne\nfour\n")
+
+    def finish() -> None:
+        (path / "privacy.json").write_text(json.dumps(statement(rounds=4, done=1, epsilon=8.0)))
+
+    live = live_of(tmp_path)
+    seen: list[dict[str, Any]] = []
+    to_do = [go_on, finish]
+
+    async def read() -> None:
+        async for text in live.events("a", ""):
+            for kind, data, _ in events_in(text):
+                if kind == "log":
+                    seen.append(data)
+                    to_do.pop(0)()
+
+    asyncio.run(read())
+    assert seen == [
+        {"anew": True, "lines": ["one", "two <script>"]},
+        {"anew": False, "lines": ["half a line", "four"]},
+    ]
+
+
+def test_a_log_that_is_long_another_or_a_link_is_followed_with_distrust(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    log = path / "run.log"
+    assert follow_log(tmp_path, "a", Mark()) == FollowedLog(lines=(), mark=Mark(), anew=False)
+    log.write_text("x" * 100_000 + "\n" + "\x1b[2J\n" * 100)
+    first = follow_log(tmp_path, "a", Mark())
+    assert len(first.lines) == 60
+    assert set(first.lines) == {"\ufffd[2J"}
+    assert follow_log(tmp_path, "a", first.mark).lines == ()
+    with log.open("a") as stream:
+        stream.write("line\n" * 10_000)  # more at once than is read
+    much = follow_log(tmp_path, "a", first.mark)
+    assert much.anew
+    assert len(much.lines) == 60
+    log.unlink()
+    log.write_text("new\n")
+    assert follow_log(tmp_path, "a", much.mark).lines == ("new",)
+    assert follow_log(tmp_path, "a", Mark(file=much.mark.file, offset=1 << 40)).anew
+    log.unlink()
+    log.symlink_to("/etc/passwd")
+    with pytest.raises(Unreadable):
+        follow_log(tmp_path, "a", Mark())
 
 
 def test_a_long_run_is_told_in_a_bounded_number_of_points(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,6 +27,7 @@ from fl_dp.dashboard.start_form import (
     read_form,
 )
 from fl_dp.dashboard.started_runs import TOKEN_VARIABLE, NotPriced, NotStarted, StartedRuns
+from fl_dp.found_runs import RunsFolder, RunState
 
 SECONDS = 60.0  # more than anything here takes on a busy machine
 
@@ -77,6 +79,7 @@ def test_every_field_is_a_key_and_shown_once() -> None:
     [
         *("output_dir", "resume", "task.data_dir", "dp_sgd.ledger_dir", "secure_sum.roster"),
         *("privacy.insecure_seed", "simulation.num_cpus", "sweep.axis", "recovery.attacks"),
+        *("privacy.witness_dir", "tracking.uri", "tracking.mode"),
     ],
 )
 def test_no_form_chooses_folders_predictable_noise_or_the_machine(name: str) -> None:
@@ -247,6 +250,72 @@ def test_what_the_command_line_refuses_is_refused_with_its_words(tmp_path: Path)
     command = ["sh", "-c", "echo 'warning: x' >&2; echo 'error: rounds is too large' >&2; exit 2"]
     with pytest.raises(NotPriced, match=r"^rounds is too large$"):
         StartedRuns(root=tmp_path, command=command).price(read_form({}))
+
+
+@pytest.mark.slow
+def test_a_real_simulation_is_priced_started_and_stopped(tmp_path: Path) -> None:
+    """The real `fl-dp`, in one process and without Ray, by the pages alone."""
+    in_process = 'exec "$0" -P -m fl_dp "$@" simulation.engine=in_process'
+    started = StartedRuns(root=tmp_path, command=["sh", "-c", in_process, sys.executable])
+    client = reader(dashboard_of(tmp_path, started=started).site())
+    form = {"rounds": "2000", "task.num_clients": "20", "client.epochs": "1", "run_name": "mine"}
+    page = client.post("/price", data=form, headers=OWN).text
+    assert "would spend epsilon 8" in page
+    [price] = re.findall(r'name="price" value="([\w-]+)"', page)
+    assert client.post("/start", data={"price": price}, headers=OWN).status_code == 303
+    try:
+        runs = RunsFolder(tmp_path)
+        wait_for(
+            lambda: (
+                (tmp_path / "mine" / "metrics.jsonl").exists()
+                and (runs.card("mine").round or 0) >= 2
+            )
+        )
+        assert "Stop this run" in client.get("/run/mine").text
+        assert client.post("/stop/mine", headers=OWN).status_code == 303
+        wait_for(lambda: not started.is_running("mine"))
+    finally:
+        [mine] = started.each()
+        mine.process.kill()
+        mine.process.wait()
+    page = client.get("/run/mine").text
+    assert "It ended before its last round" in page
+    assert runs.card("mine").state == RunState.STOPPED
+    # What was reserved is spent, and the ledger says so without being named.
+    assert "mine/ledger.db" in client.get("/budgets").text
+    mine.output.close()
+
+
+def test_own_data_are_chosen_by_the_names_that_the_operator_gave(tmp_path: Path) -> None:
+    (tmp_path / "ward").mkdir()
+    data = {"ward": tmp_path / "ward"}
+    form = {"task": "csv", "task.data_dir": "ward", "task.label_column": "ill", "rounds": "3"}
+    request = read_form(form, data)
+    assert request.settings.task.data_dir == str(tmp_path / "ward")
+    assert request.settings.task.label_column == "ill"
+    for wrong in ("/etc", "../ward", str(tmp_path / "ward")):
+        with pytest.raises(WrongField) as error:
+            read_form(form | {"task.data_dir": wrong}, data)
+        assert error.value.field == "task.data_dir"
+    with pytest.raises(WrongField):
+        read_form(form)  # nobody named a folder
+    with pytest.raises(WrongField) as error:
+        read_form({"task": "digits", "task.label_column": "ill"}, data)
+    assert error.value.field == "task.label_column"
+
+
+def test_fields_of_own_data_are_shown_where_a_folder_was_named(
+    tmp_path: Path, started: StartedRuns
+) -> None:
+    site = dashboard_of(started.root, started=started, data={"ward": tmp_path}).site()
+    page = reader(site).get("/start").text
+    assert "<option>ward</option>" in page
+    assert "<option>csv</option>" in page
+    assert 'name="task.client_column"' in page
+    assert str(tmp_path) not in page
+    without = reader(dashboard_of(started.root, started=started).site()).get("/start").text
+    assert 'name="task.data_dir"' not in without
+    assert "<option>csv</option>" not in without
 
 
 @pytest.mark.slow

@@ -274,6 +274,7 @@ def test_the_readme_s_command_trains_it_in_flower_s_engine(
         timeout=240,
     )
     assert "An exception was raised" not in done.stdout + done.stderr
+    assert "Accuracy on public patients" in done.stdout, done.stdout + done.stderr
     assert accuracy_in(done.stdout) > LEAST_ACCURACY
     assert_it_was_private(done.stdout, tmp_path / "ledgers")
 

@@ -32,7 +32,7 @@ from fl_dp.accounting import (
     epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
-from fl_dp.ledger import Account, LedgerCorrupted, NodeLedger
+from fl_dp.ledger import Account, ConsentRevoked, LedgerCorrupted, NodeLedger
 
 DELTA = 1e-5
 STEP = PoissonGaussianEvent(noise_multiplier=1.0, sampling_rate=0.1)
@@ -728,3 +728,35 @@ def test_a_charge_whose_data_were_never_named_stays_spent(path: Path) -> None:
         for wrong in (charge, 1, 99):
             with pytest.raises(ValueError, match="is no charge that waits"):
                 ledger.name_data(wrong, "f2")
+
+
+def test_what_was_revoked_is_never_charged_again(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        ledger.charge(WARD, STEP, budget=AMPLE, what="run 1")
+        waiting = ledger.charge_unread(WARD, STEP, budget=AMPLE, what="run 1")
+        assert NodeLedger.day_of_revocation(path) is None
+        ledger.revoke()
+        for charge in (ledger.charge, ledger.charge_unread):
+            with pytest.raises(ConsentRevoked, match="run 2 is not allowed"):
+                charge(WARD, STEP, budget=AMPLE, what="run 2")
+        ledger.name_data(waiting, "abc")  # what was charged before goes on
+        with pytest.raises(ValueError, match="revoked already"):
+            ledger.revoke()
+    with NodeLedger.open(path) as ledger:
+        assert ledger.revoked == NodeLedger.day_of_revocation(path)
+        assert ledger.revoked is not None
+        assert ledger.spendings[0].charges == 2
+        with pytest.raises(PrivacyBudgetExhausted):
+            ledger.charge(WARD, STEP, budget=AMPLE, what="run 3")
+
+
+def test_a_ledger_that_is_not_there_was_not_revoked(path: Path) -> None:
+    assert NodeLedger.day_of_revocation(path) is None
+    assert not path.exists()
+
+
+def test_a_name_that_says_revoked_revokes_nothing(path: Path) -> None:
+    with NodeLedger.open(path) as ledger:
+        account = Account(unit="record", source='"revoked"')
+        ledger.charge(account, STEP, budget=AMPLE, what='"kind":"revoked"')
+    assert NodeLedger.day_of_revocation(path) is None

@@ -6,16 +6,33 @@ import asyncio
 import os
 import socket
 import stat
+import subprocess
+import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi.routing import APIRoute
+from fastapi.testclient import TestClient
+from flwr.supercore.routers.runtime.router import router as runtime
+from flwr.superlink.main import create_app
+from flwr.superlink.routers.control.router import router as control
+from flwr.superlink.routers.fleet.router import router as fleet
 
 from fl_dp.local import superlink as local_superlink
 from fl_dp.local.launch import LocalSuperLink
-from fl_dp.local.superlink import CLOSED_PATH, OwnUserOnly, user_of
+from fl_dp.local.processes import stop_with_descendants
+from fl_dp.local.superlink import (
+    CLOSED_PATH,
+    FOR_NODES,
+    OPEN_TO_NODES,
+    OwnUserOnly,
+    _open_to_all,
+    user_of,
+)
 
 linux_only = pytest.mark.skipif(
     not local_superlink.users_can_be_told_apart(), reason="only Linux says who connects to a port"
@@ -33,7 +50,9 @@ def connection() -> Any:
             yield mine.getsockname(), accepted.getsockname(), mine
 
 
-def status_of(client: Any, server: Any, path: str = "/v1/control/run") -> int | None:
+def status_of(
+    client: Any, server: Any, path: str = "/v1/control/run", open_to_all: tuple[str, ...] = ()
+) -> int | None:
     """Ask a guarded app that answers 200; None: nothing was answered."""
     said: list[int] = []
 
@@ -47,7 +66,7 @@ def status_of(client: Any, server: Any, path: str = "/v1/control/run") -> int | 
         return {}
 
     scope = {"type": "http", "path": path, "client": client, "server": server}
-    asyncio.run(OwnUserOnly(app)(scope, receive, send))
+    asyncio.run(OwnUserOnly(app, open_to_all=open_to_all)(scope, receive, send))
     return said[0] if said else None
 
 
@@ -101,6 +120,110 @@ def test_a_socket_that_was_closed_is_not_root_s(connection: Any) -> None:
     client, server, mine = connection
     mine.close()  # the kernel then shows it with user 0
     assert user_of(client, server) is None
+
+
+STRANGER = ("192.0.2.7", 40000)
+
+
+@linux_only
+def test_other_machines_reach_what_nodes_need_and_nothing_else(connection: Any) -> None:
+    _, server, _ = connection
+    opened = _open_to_all(["superlink", OPEN_TO_NODES, "--enable-supernode-auth"])
+    assert status_of(STRANGER, server, f"{FOR_NODES}pull-messages", opened) == 200
+    # Starting runs, joining as a node, taking the ServerApp's tasks, reading the interface.
+    for path in (
+        *("/v1/control/start-run", "/v1/control/register-node", "/v1/control/list-nodes"),
+        *("/v1/runtime/acquire-task", "/v1/runtime/pull-messages", "/docs", "/openapi.json"),
+        *("/health", CLOSED_PATH, "/", "/V1/FLEET/x", "/v1/fleet", "//v1/fleet/x"),
+    ):
+        assert status_of(STRANGER, server, path, opened) == 403, path
+    assert status_of(STRANGER, server, f"{FOR_NODES}pull-messages") == 403  # unless it was opened
+
+
+@linux_only
+def test_flower_s_own_superlink_asks_nodes_for_keys_and_nobody_else_for_anything() -> None:
+    """The reason for the guard: should Flower ask one day, the page on deployment has to say so."""
+    superlink = create_app()
+    superlink.state.enable_supernode_auth = True
+    protobuf = {"Content-Type": "application/protobuf", "Accept": "application/protobuf"}
+    open_to_all = (FOR_NODES,)
+
+    def status(app: Any, path: str) -> int:
+        # An empty message is one of each kind.
+        return int(TestClient(app).post(path, content=b"", headers=protobuf).status_code)
+
+    for path in ("/v1/control/list-nodes", "/v1/runtime/acquire-task"):
+        assert status(superlink, path) == 200
+        assert status(OwnUserOnly(superlink, open_to_all=open_to_all), path) == 403
+    for app in (superlink, OwnUserOnly(superlink, open_to_all=open_to_all)):
+        assert status(app, f"{FOR_NODES}pull-messages") == 401
+
+
+def test_the_paths_of_nodes_are_those_that_flower_asks_a_key_for() -> None:
+    routes = {route.path for route in fleet.routes if isinstance(route, APIRoute)}
+    assert routes and all(path.startswith(FOR_NODES) for path in routes)
+    others = {
+        route.path
+        for router in (control, runtime)
+        for route in router.routes
+        if isinstance(route, APIRoute)
+    }
+    assert others and not any(path.startswith(FOR_NODES) for path in others)
+
+
+@pytest.mark.parametrize("given", [[], ["--insecure"], ["--enable-supernode"]])
+def test_the_port_is_not_opened_to_nodes_without_keys(given: list[str]) -> None:
+    with pytest.raises(SystemExit, match="lets everybody in as a node"):
+        _open_to_all(["superlink", OPEN_TO_NODES, *given])
+
+
+def test_the_port_is_not_opened_where_users_can_t_be_told_apart(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(local_superlink, "users_can_be_told_apart", lambda: False)
+    with pytest.raises(SystemExit, match="by a proxy"):
+        _open_to_all(["superlink", OPEN_TO_NODES, "--enable-supernode-auth"])
+
+
+def test_flower_is_not_told_of_an_option_that_it_does_not_have() -> None:
+    words = ["superlink", OPEN_TO_NODES, "--enable-supernode-auth", "--port", "8000"]
+    assert _open_to_all(words) == (FOR_NODES,)
+    assert words == ["superlink", "--enable-supernode-auth", "--port", "8000"]
+    assert _open_to_all(words) == ()
+
+
+@linux_only
+@pytest.mark.timeout(300)
+def test_the_running_supernode_is_closed_to_others(tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    node = subprocess.Popen(
+        [
+            *(sys.executable, "-P", "-m", "fl_dp.local.supernode", "--insecure"),
+            *("--superlink", "127.0.0.1:9", "--port", str(port)),  # nobody is there
+        ],
+        env=os.environ | {"FLWR_HOME": str(tmp_path), "FLWR_DISABLE_UPDATE_CHECK": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        address = f"http://127.0.0.1:{port}{CLOSED_PATH}"
+        for _ in range(600):
+            try:
+                with urllib.request.urlopen(address, timeout=10) as own:
+                    assert own.status == 204  # the guard's own answer
+                    break
+            except urllib.error.URLError:
+                assert node.poll() is None
+                time.sleep(0.1)
+        else:
+            pytest.fail("the SuperNode did not come up")
+        if os.getuid() == 0:  # only root can be somebody else
+            assert b" 403 " in answer_to_somebody_else(f"127.0.0.1:{port}")
+    finally:
+        stop_with_descendants(node)
 
 
 @linux_only

@@ -14,8 +14,9 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.local import one_process
 from fl_dp.local.engines import engine
-from fl_dp.local.launch import App, descendants
+from fl_dp.local.launch import App
 from fl_dp.local.one_process import OneProcess
+from fl_dp.local.processes import descendants
 
 SMALL = ("rounds=1", "task.num_clients=6", "simulation.engine=in_process")
 
@@ -75,12 +76,14 @@ def test_stopping_a_training_leaves_no_process(tmp_path: Path) -> None:
 
 @pytest.mark.timeout(120)
 def test_a_training_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None:
+    folder = tmp_path / "temporary"
+    folder.mkdir()
     overrides = f"rounds=100000 task.num_clients=6 privacy.noise_multiplier=1 output_dir={tmp_path}"
     asked = {
         **{"server": "fl_dp.server_app", "client": "fl_dp.app.task_client", "nodes": 6},
         **{
             "threads": 1,
-            "ended": str(tmp_path / "ended"),
+            "folder": str(folder),
             "config": {"hydra-overrides": overrides},
         },
     }
@@ -91,7 +94,7 @@ def test_a_training_ends_when_whoever_started_it_is_gone(tmp_path: Path) -> None
     process.stdin.write(json.dumps(asked).encode() + b"\n")
     process.stdin.close()
     assert process.wait(timeout=60) == 1
-    assert not (tmp_path / "ended").exists()
+    assert not folder.exists()  # nobody else is left to take it away
 
 
 @pytest.mark.parametrize(("share", "hidden"), [(0.0, True), (0.25, False)])

@@ -134,6 +134,13 @@ def test_the_wheel_holds_the_whole_configuration_inside_the_package(wheel: Path)
     assert "fl_dp/conf/config.yaml" in conf
 
 
+def test_the_wheel_holds_the_template_of_a_new_app(wheel: Path) -> None:
+    folder = ROOT / "fl_dp" / "new_app" / "template"
+    files = {path for path in folder.rglob("*") if path.suffix in (".py", ".txt")}
+    assert {path.relative_to(ROOT).as_posix() for path in files} <= names_in(wheel)
+    assert len(files) == 8
+
+
 def test_the_wheel_says_that_it_is_typed(wheel: Path) -> None:
     assert "fl_dp/py.typed" in names_in(wheel)
 
@@ -174,6 +181,8 @@ def test_the_bundle_holds_all_strategies_and_the_whole_configuration(bundle: Any
 
 def test_the_bundle_holds_the_package(bundle: Any) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fl_dp").rglob("*.py")}
+    # Flower bundles no tests; who is given a bundle writes no new app.
+    modules.remove("fl_dp/new_app/template/tests/test_app.py")
     assert names_in(bundle) >= modules
 
 

@@ -11,14 +11,17 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from pngs import png, write_png
+from written_attacks import write_attack
 from written_runs import write_run
 
 from fl_dp.commands.report import write_report
-from fl_dp.found_runs import RunState, read_run
+from fl_dp.found_runs import IMAGES, RunState, read_run
 from fl_dp.report.page import report_page
 from fl_dp.report.page.charts import charts_of
 from fl_dp.report.page.facts import facts_of
 from fl_dp.report.page.groups import differences, groups_of
+from fl_dp.report.page.words import WORDS
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}</script>\u2028'
 
@@ -194,9 +197,10 @@ def test_folders_of_the_machine_and_the_seed_of_the_noise_are_left_out(tmp_path:
             tmp_path / "a",
             *("output_dir=/srv/hospital", "privacy.insecure_seed=987654321"),
             *("task.data_dir=/srv/patients", "run_name=hidden-name"),
+            "privacy.witness_dir=/srv/witness",
         )
     )
-    for secret in ("/srv/hospital", "/srv/patients", "987654321", "hidden-name", str(tmp_path)):
+    for secret in ("/srv/", "987654321", "hidden-name", str(tmp_path)):
         assert secret not in page
 
 
@@ -239,6 +243,84 @@ def test_a_folder_of_runs_is_one_page_that_only_its_owner_reads(tmp_path: Path) 
     assert target == tmp_path / "sweep" / "report.html"
     assert target.stat().st_mode & 0o077 == 0
     assert "Report of 3 runs" in target.read_text()
+
+
+def pictures_in(page: str) -> list[dict[str, str | None]]:
+    return [attributes for tag, attributes in Tags(page).elements if tag == "img"]
+
+
+def test_pictures_of_runs_and_sweeps_are_in_the_file_itself(tmp_path: Path) -> None:
+    write_run(tmp_path / "sweep" / "run-0")
+    write_run(tmp_path / "sweep" / "run-1", "seed=1")
+    write_png(tmp_path / "sweep" / "experiment.png", 40, 20)
+    drawn = write_png(tmp_path / "sweep" / "run-0" / "images.png", 60, 30)
+    first, second = pictures_in(write_report([tmp_path / "sweep"]).read_text())
+    assert (first["width"], first["height"]) == ("40", "20")
+    encoded = base64.b64encode(drawn.read_bytes()).decode()
+    assert second["src"] == f"data:image/png;base64,{encoded}"
+    assert "were attacked" in str(second["alt"])
+    assert all(f"image.{name}" in WORDS for name in (*IMAGES, "roc.png"))
+
+
+@pytest.mark.parametrize("wrong", ["svg", "link", "wall", "empty", "head"])
+def test_what_is_no_picture_of_ours_is_left_out(tmp_path: Path, wrong: str) -> None:
+    path = write_run(tmp_path / "a")
+    file = path / "images.png"
+    match wrong:
+        case "svg":
+            file.write_text("<svg onload=alert(1)>")
+        case "link":
+            file.symlink_to(write_png(tmp_path / "elsewhere.png", 4, 4))
+        case "wall":
+            file.write_bytes(png(4, 4, said=(1 << 20, 1 << 20)))
+        case "empty":
+            file.write_bytes(png(4, 4, said=(0, 4)))
+        case "head":
+            file.write_bytes(png(4, 4)[:20])
+    page = write_report([path]).read_text()
+    assert pictures_in(page) == []
+    assert "svg onload" not in page
+
+
+def test_a_page_takes_so_many_bytes_of_pictures_and_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(write_png(write_run(tmp_path / "a") / "images.png", 40, 40).read_bytes())
+    write_png(write_run(tmp_path / "b") / "images.png", 40, 40)
+    monkeypatch.setattr("fl_dp.report.page.pictures.MOST", 2 * size - 1)
+    page = write_report([tmp_path]).read_text()
+    assert len(pictures_in(page)) == 1
+    assert "Left out: b/images.png" in Tags(page).text
+
+
+def test_an_attack_on_membership_is_told_beside_a_run_or_alone(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a")
+    attack = write_attack(tmp_path / "runs" / "attack")
+    beside, alone = write_report([tmp_path / "runs"]), write_report([attack])
+    for page in (beside.read_text(), alone.read_text()):
+        text = " ".join(Tags(page).text.split())
+        assert "Attack on membership: attack" in text
+        assert "8 models of logistic on digits, 800 members against 800 others" in text
+        assert "loss threshold0.5121 %3.1 % (2 % – 4.5 %)21 %no" in text  # cells of a row
+        [picture] = pictures_in(page)
+        assert (picture["width"], picture["height"]) == ("90", "50")
+    assert "Report of an attack" in alone.read_text()
+    assert "Report of a run" in beside.read_text()
+
+
+def test_a_hostile_attack_s_folder_becomes_no_markup(tmp_path: Path) -> None:
+    attack = write_attack(tmp_path / "<img src=x onerror=alert(3)>", attack=HOSTILE, tpr="1e999")
+    page = write_report([attack]).read_text()
+    kinds = [element for element, _ in Tags(page).elements]
+    assert kinds.count("img") == 1  # the attack's picture
+    assert kinds.count("script") == 1
+    assert "{{7*7}}" in Tags(page).text
+    (attack / "membership.csv").write_bytes(b"\0" * 100 + b'"' * 300_000)
+    (attack / "roc.png").unlink()
+    (attack / "roc.png").symlink_to("/etc/passwd")
+    text = Tags(write_report([attack]).read_text()).text
+    assert "membership.csv is larger than" in text
+    assert "is a link" in text
 
 
 @pytest.mark.parametrize(

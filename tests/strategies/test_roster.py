@@ -34,7 +34,7 @@ def private(folder: Path, **options: Any) -> DPFedAvg:
 
 
 def test_more_nodes_than_declared_are_an_error_before_anything_is_spent(tmp_path: Path) -> None:
-    made, grid = private(tmp_path), nodes(8)
+    made, grid = private(tmp_path, roster_timeout=0.1), nodes(8)
     with pytest.raises(RosterTooLarge) as refused:
         made.start(grid, INITIAL, num_rounds=2)
     for said in ("4 clients", "8 nodes", "2 times", "num_clients=8", "roster_may_grow=True"):
@@ -69,6 +69,19 @@ def test_who_comes_later_takes_no_part_and_the_mean_stays_a_mean(
     assert asked == [0, 1, 2, 3] * 2
     assert result.arrays["w"].numpy()[0] == pytest.approx(2 * 0.5, abs=0.5)
     assert caplog.text.count("more nodes are connected than the plan declares") == 1
+
+
+def test_a_node_that_was_restarted_counts_twice_for_a_while_and_that_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = nodes(5)
+
+    def later(seconds: float) -> None:
+        grid.num_nodes = {5: 3, 3: 4}[grid.num_nodes]  # another one is late meanwhile
+
+    monkeypatch.setattr("fl_dp.strategies.roster.time.sleep", later)
+    assert len(wait_for_roster(grid, 4, timeout=60.0, roster_may_grow=False)) == 4
+    assert "5 nodes are connected: one that was restarted counts twice" in caplog.text
 
 
 def test_a_node_that_is_gone_makes_room_for_another() -> None:

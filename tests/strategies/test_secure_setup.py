@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import SecureSums, secure_sums_of
 from flwr.app import Message
 from flwr.supercore.task_identity import TaskIdentity
@@ -106,6 +107,20 @@ def test_a_node_that_missed_the_directory_is_told_again() -> None:
     assert kinds[8:] == ["query.fl_dp_secagg_directory"]
     sums.set_up(range(4), ask)
     assert len(kinds) == 9
+
+
+def test_too_few_keys_are_explained_by_silence_or_by_the_nodes_logs() -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    del nodes.of[1], nodes.of[2]
+    sums.set_up(range(4), nodes.ask, timeout=7)
+    sums.require_enough(range(4), 2)
+    with pytest.raises(RehearsalFailed, match=r"2 of 4.*2 did not answer within 7 s.*roster_timeo"):
+        sums.require_enough(range(4), 3)
+    nodes, sums = Nodes(4), SecureSums()
+    nodes.spoils = {1: unsigned, 2: unsigned}
+    sums.set_up(range(4), nodes.ask)
+    with pytest.raises(RehearsalFailed, match="needs 3: their logs say why; nothing was charged"):
+        sums.require_enough(range(4), 3)
 
 
 def test_a_stranger_to_the_roster_is_left_out() -> None:

@@ -37,7 +37,7 @@ from fl_dp.statistics import (
     Query,
     Sum,
     choose_noise,
-    query_from_dict,
+    query_from_json,
 )
 from fl_dp.strategies import (
     DPFedAvg,
@@ -218,14 +218,14 @@ def test_a_hostile_unit_moves_the_sum_by_its_bound_alone(tmp_path: Path) -> None
     nodes = federation(tmp_path, [[[0.0, 0.0]]] * NODES)
     served = iter(range(NODES))
 
-    def one_lies(document: Any) -> Query:
-        query = query_from_dict(document)
+    def one_lies(text: str) -> Query:
+        query = query_from_json(text)
         if next(served) == 1:
             return Lies(lows=(0.0, 0.0), highs=(1.0, 1.0))
         return query
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("fl_dp.clients.queries.query_from_dict", one_lies)
+        patched.setattr("fl_dp.clients.queries.query_from_json", one_lies)
         answer = asked(tmp_path, nodes, choice, plan_of(choice))
     assert np.linalg.norm(answer.value) == pytest.approx(choice.query.l2_sensitivity, abs=0.3)
 

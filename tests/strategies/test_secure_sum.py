@@ -8,17 +8,22 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fl_dp.strategies.exchange import asking
 from fl_dp.strategies.rehearsal import RehearsalFailed
+from fl_dp.strategies.secure import SecureSums
+from fl_dp.strategies.secure.heads import HEADS_FILE, head_of
 from flwr.app import Array, ArrayRecord, Context
 from local_grid import LocalGrid
 from numpy.typing import NDArray
 from secure_nodes import SecureNodes
 
 from fl_dp.accounting import VisibleSampling
-from fl_dp.clients.secure_node import IDENTITY_FILE
-from fl_dp.ledger import NodeLedger, PrivacyLedger
+from fl_dp.clients.run_receipts import IDENTITY_FILE, receipt_file
+from fl_dp.ledger import LedgerAnchor, NodeLedger, PrivacyLedger
+from fl_dp.ledger.run_receipt import RunReceipt, SealedHead, ServerHead
 from fl_dp.mechanisms import AdaptiveClipping
 from fl_dp.plan import PrivacyPlan, SecureSum
+from fl_dp.protocol.secure_sum import text_to_content
 from fl_dp.secagg import Identity, Member, Roster
 from fl_dp.strategies import DPFedAvg, RoundFailed
 
@@ -331,3 +336,39 @@ def test_of_many_nodes_a_third_is_lost_at_any_point(tmp_path: Path, there: int) 
     ]
     expected = nodes.total(replied) / there
     assert np.allclose(released, expected, atol=rounds * tolerance(plan, there))
+
+
+def test_at_the_end_both_sides_keep_each_other_s_head(tmp_path: Path) -> None:
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
+    trained(tmp_path, nodes, plan, rounds=2)
+    kept = json.loads((tmp_path / HEADS_FILE).read_text())
+    assert sorted(kept) == [f"site-{node:03d}" for node in range(NODES)]
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        head = head_of(ledger)
+    for node in range(NODES):
+        folder = tmp_path / f"node-{node}"
+        receipt = RunReceipt.from_json(receipt_file(f"{folder}/ledger.db", 1).read_text())
+        identity = Identity.load_or_create(folder / IDENTITY_FILE)
+        assert receipt.signature_findings(identity.public) == []
+        assert [each["answers"] for each in receipt.spent] == [2]
+        assert receipt.server == ServerHead(**head)
+        with NodeLedger.read(folder / "ledger.db") as ledger_of_node:
+            assert receipt.ledger_findings(ledger_of_node) == []
+            sealed = SealedHead.from_json(json.dumps(kept[f"site-{node:03d}"]))
+            assert sealed.place_in(ledger_of_node, identity) == receipt.entries
+
+
+def test_a_node_that_answers_with_another_s_head_is_not_believed(tmp_path: Path) -> None:
+    sums, nodes = SecureSums(), SecureNodes(tmp_path, updates_of(NODES))
+    grid = LocalGrid(nodes, NODES)
+    ask = asking(grid, window=None)
+    sums.set_up(grid.get_node_ids(), ask)
+
+    def lies(messages: Any, timeout: float) -> Any:
+        stranger, anchor = Identity.generate(), LedgerAnchor(entries=1, hash="0" * 64)
+        for number, reply in enumerate(ask(messages, timeout)):
+            text = SealedHead.of(anchor, stranger, 1).to_json() if number else "{}"
+            reply.content = text_to_content(text)
+            yield reply
+
+    assert sums.forget(lies, head={"entries": 1, "hash": "0" * 64, "statement": "0" * 64}) == {}

@@ -17,7 +17,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.commands.app import app
-from fl_dp.local.launch import RunStatus
+from fl_dp.local.flower_runs import RunStatus
 
 
 def call(*arguments: str) -> Result:

@@ -108,8 +108,12 @@ class PostgresServer:
 
     def crash(self) -> None:
         """End the server at once, as a crash does, and start it again on the same data."""
-        self._stop(signal.SIGQUIT)
+        self.vanish()
         self.start()
+
+    def vanish(self) -> None:
+        """End the server at once, as a crash does."""
+        self._stop(signal.SIGQUIT)
 
     def _stop(self, how: signal.Signals) -> None:
         if self._process is not None:

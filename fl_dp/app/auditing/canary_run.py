@@ -78,6 +78,8 @@ def require_auditable(settings: Settings) -> None:
         "canaries take more places than a cap allows: leave selection.participation_cap out": (
             settings.selection.participation_cap is not None
         ),
+        "canaries are for noise that is independent in each round: write "
+        "privacy.noise=independent": settings.privacy.noise != "independent",
         "canaries are on simulated nodes: leave task.partition=nodes out": (
             settings.task.partition == "nodes"
         ),

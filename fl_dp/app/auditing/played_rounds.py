@@ -18,7 +18,7 @@ from flwr.serverapp.strategy import Strategy
 from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
-from fl_dp.accounting import ExponentialEvent, ZcdpEvent
+from fl_dp.accounting import ExponentialEvent, RandomStoppingEvent, ZcdpEvent
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
@@ -50,10 +50,12 @@ class PaperLedger:
         round: int,
         noise_multiplier: float | None = None,
         participants: Sequence[str | int] | None = None,
+        index: int | None = None,
     ) -> Reservation:
         """Return what a ledger would have on disk."""
         event = self.plan.event_of(round, noise_multiplier=noise_multiplier)
-        assert not isinstance(event, ExponentialEvent | ZcdpEvent)  # no round of updates is one
+        # No round of updates is one of these.
+        assert not isinstance(event, ExponentialEvent | ZcdpEvent | RandomStoppingEvent)
         self.charged.append(event)
         return Reservation(
             sequence=len(self.charged),

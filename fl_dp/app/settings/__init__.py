@@ -11,6 +11,7 @@ from .optimizers import ServerOptimizerSettings
 from .run import Settings
 from .simulation import SimulationSettings
 from .sweep import CurveSettings, SweepSettings
+from .tracking import TrackingSettings
 
 SETTINGS_KEY = "fl-dp-settings"
 """Key of the settings in a train message's ConfigRecord."""
@@ -24,4 +25,5 @@ __all__ = [
     "SimulationSettings",
     "SweepSettings",
     "TaskSettings",
+    "TrackingSettings",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from difflib import get_close_matches
+from pathlib import Path
 
 from .choices import CHOICES
 
@@ -30,6 +31,12 @@ def between_0_and_1(key: str, value: float | None) -> None:
     """Check that a number is null or lies in (0, 1)."""
     if value is not None and not 0.0 < value < 1.0:
         raise ValueError(f"{key} must lie in (0, 1), got {value}")
+
+
+def absolute(key: str, place: str | None) -> None:
+    """Check that a file or folder is null or absolute: apps do not run where commands are typed."""
+    if place is not None and not Path(place).is_absolute():
+        raise ValueError(f"{key} must be absolute, got '{place}'")
 
 
 def ordered_pair(key: str, values: list[float] | None) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fl_dp.datasets import DATASETS, PARTITIONS
 from fl_dp.models import MODELS
+from fl_dp.tracking.names import TRACKERS
 from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS
 
 CHOICES = {
@@ -13,6 +14,7 @@ CHOICES = {
     "model.name": MODELS,
     "privacy.mode": ("central", "distributed", "local", "none"),
     "privacy.scheme": ("gaussian", "laplace", "exponential"),
+    "privacy.noise": ("independent", "spaced", "cyclic", "auto"),
     "privacy.unit": ("client", "record"),
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
     "dp_sgd.grad_sample_mode": ("hooks", "functorch", "ghost"),
@@ -31,9 +33,12 @@ CHOICES = {
     "server_optimizer.name": ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
     "statistic.query": ("count", "sum", "mean", "histogram", "quantiles", "top"),
     "statistic.law": ("laplace", "gaussian"),
+    "tune.by": ("vote", "stopping", "public"),
     "compression.up": UPLINKS,
     "compression.down": DOWNLINKS,
     "simulation.engine": ("flower", "in_process"),
+    "tracking.name": ("none", *TRACKERS),
+    "tracking.mode": ("offline", "online"),
 }
 """The values of each key that takes one of a few names."""
 

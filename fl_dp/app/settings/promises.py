@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 from fl_dp.accounting.incompatible import IncompatibleOptions
 
-from .checks import at_least, between_0_and_1, choices, fraction, positive
+from .checks import absolute, at_least, between_0_and_1, choices, fraction, positive
 
 
 @dataclass(kw_only=True)
@@ -31,11 +30,23 @@ class PrivacySettings:
             with the least noise; null means calibrated to spend the budget.
         neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
             (about twice the noise).
+        noise: `independent` in each round; or, in `central` mode, later rounds take part of earlier
+            noise away, and clients rest in between (`spaced`, with `selection=public`) or take
+            turns in public groups (`cyclic`, with secret coins); `auto` is the one that leaves
+            the least error in the model at the same epsilon.
+        separation: Least distance of two rounds of one client under `spaced`; null is as far as the
+            roster allows.
+        groups: Number of groups under `cyclic`, each of which has every such round.
+        bands: Rounds that one draw of correlated noise reaches, at most the distance of two rounds
+            of one client: the server keeps one vector less in memory. Null is that distance, or as
+            many as fit into 1 GiB.
         contribution_check: End a run to which nobody contributes. Each round also releases a noisy
             count of contributions, for at most 1 % more noise on updates (5 % with few clients or
             rounds).
         insecure_seed: For tests and simulations only: draw noise and coins from this number, which
             ledger and statement then report for good; null means secret randomness.
+        witness_dir: Absolute folder on another disk, in which a file for each run knows how far its
+            ledger has come; an older copy that is put back is refused then. Null means none.
     """
 
     mode: str = "central"
@@ -45,13 +56,20 @@ class PrivacySettings:
     delta: float | None = None
     noise_multiplier: float | None = None
     neighboring_relation: str = "zero-out"
+    noise: str = "independent"
+    separation: int | None = None
+    groups: int | None = None
+    bands: int | None = None
     contribution_check: bool = True
     insecure_seed: int | None = None
+    witness_dir: str | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         choices("privacy", self)
         at_least("privacy.insecure_seed", self.insecure_seed, 0)
+        for key in ("separation", "groups", "bands"):
+            at_least(f"privacy.{key}", getattr(self, key), 2)
         if self.epsilon is None and self.noise_multiplier is None:
             raise ValueError(
                 "privacy.epsilon and privacy.noise_multiplier are both null: write a budget, for "
@@ -60,6 +78,7 @@ class PrivacySettings:
         positive("privacy.epsilon", self.epsilon)
         positive("privacy.noise_multiplier", self.noise_multiplier)
         between_0_and_1("privacy.delta", self.delta)
+        absolute("privacy.witness_dir", self.witness_dir)
 
 
 @dataclass(kw_only=True)
@@ -122,8 +141,7 @@ class DPSGDSettings:
             "it is a probability, for example 0.1 for a tenth of a client's records a step",
         )
         choices("dp_sgd", self)
-        if self.ledger_dir is not None and not Path(self.ledger_dir).is_absolute():
-            raise ValueError(f"dp_sgd.ledger_dir must be absolute, got '{self.ledger_dir}'")
+        absolute("dp_sgd.ledger_dir", self.ledger_dir)
         if not self.enabled:
             self.require_on(
                 f"dp_sgd.{key}={getattr(self, key)}"

@@ -7,6 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fl_dp.accounting.incompatible import IncompatibleOptions
+from fl_dp.documents import document, parsed_object
 
 from .checks import at_least, choices, positive
 from .data import ModelSettings, TaskSettings
@@ -19,6 +20,8 @@ from .secure_sum import SecureSumSettings
 from .simulation import SimulationSettings
 from .statistic import StatisticSettings
 from .sweep import SweepSettings
+from .tracking import TrackingSettings
+from .tune import TuneSettings
 
 
 @dataclass(kw_only=True)
@@ -30,7 +33,8 @@ class Settings:
             the sampling coins, which come from the operating system.
         rounds: Planned rounds, each of which releases one model.
         round_timeout: Seconds until a silent client counts as a zero update.
-        roster_timeout: Seconds until missing nodes are an error.
+        roster_timeout: Seconds until missing nodes are an error, or, on real nodes, surplus ones: a
+            node that was restarted counts twice for a minute.
         roster_may_grow: Let more clients take part than `task.num_clients`. Epsilon stays; the
             denominator stays too, so that the mean grows. Otherwise more nodes are an error.
         output_dir: Absolute folder in which the run makes its own; null is `runs/` where `fl-dp
@@ -64,8 +68,10 @@ class Settings:
     client: ClientSettings = field(default_factory=ClientSettings)
     compression: CompressionSettings = field(default_factory=CompressionSettings)
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
+    tracking: TrackingSettings = field(default_factory=TrackingSettings)
     statistic: StatisticSettings = field(default_factory=StatisticSettings)
     sweep: SweepSettings = field(default_factory=SweepSettings)
+    tune: TuneSettings = field(default_factory=TuneSettings)
     recovery: RecoverySettings = field(default_factory=RecoverySettings)
 
     def __post_init__(self) -> None:
@@ -81,6 +87,17 @@ class Settings:
             raise IncompatibleOptions(
                 f"a node that sums its units clips them, which privacy.mode={self.privacy.mode} "
                 "does not: write simulation.units_per_node=1 and selection.coins=server"
+            )
+        if self.privacy.witness_dir is not None and not self.protects_clients:
+            # Closed by default, too.
+            raise IncompatibleOptions(
+                "privacy.witness_dir watches the server's ledger, which privacy.mode=none does not "
+                "keep: leave it out (a node's ledger has a witness of its own, witness-path)"
+            )
+        if self.privacy.mode == "none" and self.privacy.noise != "independent":
+            raise IncompatibleOptions(
+                f"privacy.noise={self.privacy.noise} is the server's noise, and privacy.mode=none "
+                "adds none: write privacy=central, or leave it out"
             )
         if self.secure_sum.given and self.privacy.mode != "distributed":
             # Closed by default: a protection that is off would look like one.
@@ -135,11 +152,16 @@ class Settings:
 
     @classmethod
     def from_json(cls, text: str) -> Settings:
-        """Return the settings that `to_json` wrote."""
-        values: dict[str, Any] = json.loads(text)
-        groups: dict[str, Any] = {
-            each.name: each.default_factory
-            for each in fields(cls)
-            if each.default_factory is not MISSING
-        }
-        return cls(**values | {key: group(**values[key]) for key, group in groups.items()})
+        """Return the settings that `to_json` wrote.
+
+        Raises:
+            ValueError: If a field is missing or unknown; values are as they came.
+        """
+        values = parsed_object(text, "set of settings")
+        with document("set of settings"):
+            groups: dict[str, Any] = {
+                each.name: each.default_factory
+                for each in fields(cls)
+                if each.default_factory is not MISSING
+            }
+            return cls(**values | {key: group(**values[key]) for key, group in groups.items()})

@@ -3,6 +3,7 @@ import { charts } from "./charts.js";
 import { bound, duration, number, percent, word } from "./words.js";
 
 const MOST = 2000;
+const MOST_LINES = 300; // of the log
 const place = document.getElementById("run");
 const connection = document.getElementById("connection");
 const shown = charts(place, [""]);
@@ -44,12 +45,27 @@ function state(said) {
   }
 }
 
+// The end of the log stays in sight for whoever has it in sight.
+function lines(added, anew) {
+  const log = document.getElementById("log");
+  const atEnd = log.hidden || log.scrollTop + log.clientHeight >= log.scrollHeight - 4;
+  const before = anew || !log.textContent ? [] : log.textContent.split("\n");
+  log.textContent = before.concat(added).slice(-MOST_LINES).join("\n");
+  log.hidden = !log.textContent;
+  document.getElementById("no-log").hidden = !log.hidden;
+  if (atEnd) log.scrollTop = log.scrollHeight;
+}
+
 function follow() {
   const source = new EventSource(place.dataset.events);
   source.addEventListener("open", () => { connection.textContent = word("js.live"); });
   source.addEventListener("rounds", (event) => {
     const data = JSON.parse(event.data);
     take(data.points, data.anew);
+  });
+  source.addEventListener("log", (event) => {
+    const data = JSON.parse(event.data);
+    lines(data.lines, data.anew);
   });
   source.addEventListener("state", (event) => state(JSON.parse(event.data)));
   for (const kind of ["end", "gone"]) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -105,24 +105,11 @@ def facts_of(run: FoundRun) -> Facts:
     )
 
 
-_STATED = {
-    "unit": "unit",
-    "neighboring_relation": "neighbours",
-    "adversary": "adversary",
-    "trusted": "trusted",
-    "mechanism": "mechanism",
-    "composition": "over clients",
-    "sampling": "sampling",
-    "rule": "rule",
-    "clipping_norm": "clipping norm",
-    "denominator": "public denominator",
-    "num_clients": "clients",
-    "participation_cap": "most rounds of one client",
-    "rounds": "rounds charged",
-    "rounds_committed": "rounds released",
-    "rounds_planned": "rounds planned",
-    "randomness": "randomness",
-}
+_STATED = (
+    *("unit", "neighboring_relation", "adversary", "trusted", "mechanism", "composition"),
+    *("sampling", "rule", "clipping_norm", "denominator", "num_clients", "participation_cap"),
+    *("rounds", "rounds_committed", "rounds_planned", "randomness"),
+)
 
 
 def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
@@ -134,11 +121,14 @@ def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
         quoted = str(records.get("quoted"))
         bound = number(bounds.get(quoted)) if isinstance(bounds, Mapping) else None
         if bound is not None and delta is not None:
-            rows.append(("each record, besides", f"epsilon {rounded_up(bound)} at {delta:.3g}"))
+            said = WORDS["stated.records.bound"]
+            text = said.format(epsilon=rounded_up(bound), delta=f"{delta:.3g}")
+            rows.append((WORDS["stated.records"], text))
     sums = statement.get("secure_sums")
     bound = number(sums.get("epsilon_of_models")) if isinstance(sums, Mapping) else None
     if bound is not None:
-        rows.append(("against who sees released models alone", f"epsilon {rounded_up(bound)}"))
+        text = WORDS["stated.of_models.bound"].format(epsilon=rounded_up(bound))
+        rows.append((WORDS["stated.of_models"], text))
     return rows
 
 
@@ -185,9 +175,10 @@ def _plain(run: FoundRun) -> list[str]:
     return said
 
 
-def _texts(document: Mapping[str, Any], names: Mapping[str, str]) -> list[Row]:
+def _texts(document: Mapping[str, Any], keys: Iterable[str]) -> list[Row]:
     rows = []
-    for key, name in names.items():
+    for key in keys:
+        name = WORDS[f"stated.{key}"]
         match document.get(key):
             case None:
                 continue
@@ -222,22 +213,24 @@ def _costs(run: FoundRun) -> list[Row]:
     cohort = None if last is None else last.expected_cohort
     rows: list[Row] = []
     if run.parameters is not None:
-        rows.append(("numbers in the model", f"{run.parameters:,}"))
+        rows.append((WORDS["cost.parameters"], f"{run.parameters:,}"))
     if cohort is not None:
-        rows.append(("expected cohort", f"{cohort:g} clients"))
+        clients = WORDS["cost.cohort.clients"].format(cohort=f"{cohort:g}")
+        rows.append((WORDS["cost.cohort"], clients))
         rows += _signal(run, cohort)
-    for key, name in (("bytes_down", "down to"), ("bytes_up", "up from")):
+    for key in ("bytes_down", "bytes_up"):
         size = None if last is None else getattr(last, key)
         if size is None:
             continue
-        rows.append((f"bytes {name} a client in a round", f"{size:,.0f}"))
+        rows.append((WORDS[f"cost.{key}"], f"{size:,.0f}"))
         if cohort is not None:
             total = size * cohort * max(card.round or 0, 0)
-            rows.append((f"bytes {name} all clients so far, expected", f"{total:,.0f}"))
+            rows.append((WORDS[f"cost.{key}.all"], f"{total:,.0f}"))
     if card.started is not None and card.changed is not None:
         # To the minute, as times of rounds can tell who took part.
         minutes = max(math.ceil((card.changed - card.started) / 60.0), 1)
-        rows.append(("from first to last file", f"{minutes} min ({60 * minutes} s) at most"))
+        said = WORDS["cost.time.minutes"].format(minutes=minutes, seconds=60 * minutes)
+        rows.append((WORDS["cost.time"], said))
     return rows
 
 
@@ -256,13 +249,12 @@ def _signal(run: FoundRun, cohort: float) -> list[Row]:
         return []
     if noise is None or not noise > 0.0:
         return []
-    rows = [("noise on a coordinate of the mean update, standard deviation", f"{noise:.4g}")]
+    rows = [(WORDS["cost.noise"], f"{noise:.4g}")]
     if run.parameters is not None:
         # Its norm cannot be above the clipping norm, and is lower where clients disagree.
         ratio = norm / (noise * math.sqrt(run.parameters))
-        rows.append(
-            ("signal-to-noise of the mean update, at most", f"{ratio:.3g} if all clients agree")
-        )
+        said = WORDS["cost.signal.ratio"].format(ratio=f"{ratio:.3g}")
+        rows.append((WORDS["cost.signal"], said))
     return rows
 
 
@@ -274,7 +266,7 @@ def _selection(run: FoundRun) -> list[Row]:
     rows = [(key, shown_value(settings[key])) for key in keys if settings.get(key) is not None]
     cap = (run.statement or {}).get("participation_cap")
     if isinstance(cap, int):
-        rows.append(("most rounds of one client", str(cap)))
+        rows.append((WORDS["stated.participation_cap"], str(cap)))
     return rows
 
 

@@ -9,14 +9,9 @@ from typing import Any
 from fl_dp.found_runs import FoundRun
 
 from .groups import shown_value
+from .words import WORDS
 
 _MOST_ROWS = 60
-_NAMES = {
-    "audit.json": "Audit of the run",
-    "summary.json": "Recovery of images",
-    "statistic.json": "Statistic",
-    "price.json": "Price of privacy",
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,7 +40,7 @@ def findings_of(run: FoundRun) -> list[Finding]:
         rows = list(_rows(document))
         found.append(
             Finding(
-                title=_NAMES.get(file, file),
+                title=WORDS.get(f"finding.{file}", file),
                 run=run.card.name,
                 sentences=tuple(each for each in listed if isinstance(each, str)),
                 rows=tuple(rows[:_MOST_ROWS]),

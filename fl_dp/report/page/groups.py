@@ -10,15 +10,21 @@ from typing import Any
 from fl_dp.found_runs import FoundRun, Round
 
 # Where a run is written and computed changes nothing of what it comes to.
-_NOT_COMPARED = ("seed", "output_dir", "run_name", "resume", "report", "simulation.", "sweep.")
+_NOT_COMPARED = (
+    *("seed", "output_dir", "run_name", "resume", "report"),
+    *("simulation.", "sweep.", "tracking."),
+)
 
 SECRET = frozenset({"privacy.insecure_seed"})
 """Settings that are never shown: who knows the seed of the noise can subtract it."""
 
 FOLDERS = frozenset(
-    {"output_dir", "run_name", "resume", "task.data_dir", "dp_sgd.ledger_dir", "secure_sum.roster"}
+    {
+        *("output_dir", "run_name", "resume", "task.data_dir", "dp_sgd.ledger_dir"),
+        *("privacy.witness_dir", "secure_sum.roster", "tracking.uri"),
+    }
 )
-"""Settings that name places on the operator's machine: nobody else's business."""
+"""Settings that name places of the operator's: nobody else's business."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,53 +6,47 @@ import base64
 import hashlib
 import statistics
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from importlib.resources import files
 
 from fl_dp import __version__
-from fl_dp.found_runs import FoundRun, RunState
+from fl_dp.found_runs import FoundAttack, FoundRun, Image, RunState
 from fl_dp.statement.words import rounded_up
 
 from .charts import MOST_CURVES, charts_of
 from .facts import facts_of
 from .findings import findings_of
 from .groups import Group, compared, differences, groups_of, shown_value
+from .membership import membership_table
+from .pictures import pictures_of
+from .tables import Table
 from .words import WORDS
 
 _ASSETS = files("fl_dp.report") / "assets"
 _MOST_DIFFERENCES = 8
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Table:
-    """A table of the page.
-
-    Attributes:
-        caption: Above it.
-        headings: Of its columns.
-        rows: Text, as many in each as there are headings.
-    """
-
-    caption: str
-    headings: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-
-
-def report_page(runs: Sequence[FoundRun]) -> str:
+def report_page(
+    runs: Sequence[FoundRun],
+    *,
+    attacks: Sequence[FoundAttack] = (),
+    images: Sequence[Image] = (),
+) -> str:
     """Return the report of runs as one HTML page that needs nothing else.
 
     Everything that the runs' folders say is escaped; the page's policy lets no other script run and
     nothing be fetched.
 
     Args:
-        runs: At least one.
+        runs: To tell of.
+        attacks: On membership.
+        images: That the runs drew; `pictures.MOST` bytes of them are taken.
 
     Raises:
         ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[report]'` brings.
-        ValueError: Without any run.
+        ValueError: Without any run and any attack.
     """
-    if not runs:
-        raise ValueError("a report needs at least one run")
+    if not runs and not attacks:
+        raise ValueError("a report needs at least one run or attack")
     try:
         from jinja2 import DictLoader, Environment, StrictUndefined
     except ImportError as error:
@@ -71,9 +65,13 @@ def report_page(runs: Sequence[FoundRun]) -> str:
     script = "\n".join((_asset("uplot/uPlot.iife.min.js"), _asset("page/report.js")))
     several = len(runs) > 1
     title = WORDS["title.several"].format(count=len(runs)) if several else WORDS["title.one"]
+    drawn = [attack.image for attack in attacks if attack.image is not None]
+    pictures = pictures_of([*drawn, *images])
     return environment.get_template("page").render(
         words=WORDS,
-        title=title,
+        title=title if runs else WORDS["title.attack"],
+        pictures=pictures,
+        attacks=[(attack, membership_table(attack)) for attack in attacks],
         made=WORDS["made"].format(version=__version__),
         style=style,
         script=script,
@@ -91,14 +89,14 @@ def report_page(runs: Sequence[FoundRun]) -> str:
 
 
 def _policy(style: str, script: str) -> str:
-    """Return the page's content security policy: our style and our script, and nothing else."""
+    """Return the page's content security policy: our style, our script, and what the file holds."""
     allowed = [
         f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'"
         for each in (style, script)
     ]
     return (
         f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}; "
-        "base-uri 'none'; form-action 'none'"
+        "img-src data:; base-uri 'none'; form-action 'none'"
     )
 
 
@@ -106,7 +104,7 @@ def _asset(name: str) -> str:
     return (_ASSETS / name).read_text(encoding="utf-8")
 
 
-def _side_by_side(groups: Sequence[Group]) -> _Table:
+def _side_by_side(groups: Sequence[Group]) -> Table:
     runs = [run for group in groups for run in group.runs]
     differing = differences(runs)[:_MOST_DIFFERENCES]
     if len({run.settings.get("seed") for run in runs}) > 1:
@@ -131,12 +129,12 @@ def _side_by_side(groups: Sequence[Group]) -> _Table:
                 *(shown_value(of_run.get(key)) for key in differing),
             )
         )
-    return _Table(
+    return Table(
         caption=WORDS["compare.caption"], headings=(*headings, *differing), rows=tuple(rows)
     )
 
 
-def _over_seeds(groups: Sequence[Group]) -> _Table:
+def _over_seeds(groups: Sequence[Group]) -> Table:
     names = ("curve", "accuracy", "loss", "epsilon")
     headings = [WORDS[f"compare.{name}"] for name in names]
     headings.insert(1, WORDS["seeds.runs"])
@@ -153,7 +151,7 @@ def _over_seeds(groups: Sequence[Group]) -> _Table:
                 _bound(max(spent, default=None)) if promised else "∞",
             )
         )
-    return _Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
+    return Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
 
 
 def _count(group: Group) -> str:

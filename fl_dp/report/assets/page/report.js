@@ -36,7 +36,7 @@
     const axis = (label) => ({ label, stroke: () => colour("--ink"), labelSize: 26,
       grid: { stroke: () => colour("--rule"), width: 1 }, ticks: { stroke: () => colour("--rule"), width: 1 } });
     return { width, height: 280, series, bands, scales: { x: { time: false } },
-      axes: [axis(chart.x), { ...axis(chart.y), size: 62 }], legend: { live: false },
+      axes: [axis(chart.x), { ...axis(chart.y), size: 62 }], legend: { live: false, show: series.length > 2 },
       cursor: { drag: { x: true, y: false } } };
   }
 

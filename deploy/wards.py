@@ -9,7 +9,7 @@ from deployment import Deployment
 
 from fl_dp.app.run_folder import RunFolder
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = (
     *("task=csv", "task.partition=nodes", "task.label_column=ill"),
     *("task.columns=[age,pressure]", "task.classes=[no,yes]", "model=logistic"),

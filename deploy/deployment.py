@@ -1,0 +1,233 @@
+"""A real SuperLink and real SuperNodes on loopback, each a process of its own."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shlex
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import tomli_w
+
+from fl_dp.local.flower_runs import run_status
+from fl_dp.local.processes import descendants, kill_all, stop_with_descendants
+
+_BIN = Path(sys.executable).parent
+_CONNECTION = "real"
+_PATIENCE = 120.0  # a busy machine takes half a minute to import torch
+
+
+class Deployment:
+    """A SuperLink for as long as the `with` block lasts, and the SuperNodes that join it.
+
+    Nothing is encrypted or checked: a subclass says how its own SuperLink and nodes are started.
+    """
+
+    def __init__(self, folder: Path, *, database: bool = False) -> None:
+        """Keep logs and Flower's own files in a folder, and the SuperLink's state if asked to."""
+        self._folder = folder
+        self._home = folder / "flower"
+        self._home.mkdir(parents=True)
+        self._port = free_port()
+        self._control_port = free_port()
+        self._database = folder / "superlink.db" if database else None
+        self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self._environment = os.environ | {
+            "FLWR_HOME": str(self._home),
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "PATH": f"{_BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+        }
+
+    def __enter__(self) -> Self:
+        """Start the SuperLink and wait until it answers."""
+        (self._home / "config.toml").write_text(
+            f'[superlink]\ndefault = "real"\n\n[superlink.real]\n'
+            f'address = "127.0.0.1:{self._port}"\n{self._trusts()}\n',
+            encoding="utf-8",
+        )
+        self.start_link()
+        return self
+
+    def start_link(self) -> None:
+        """Start the SuperLink, or start it anew, and wait until it answers."""
+        database = [] if self._database is None else ["--database", str(self._database)]
+        self._link = self._start(
+            "superlink",
+            *(*self._superlink(), "--host", "127.0.0.1", "--port", str(self._port)),
+            *("--control-api-address", f"127.0.0.1:{self._control_port}"),
+            *("--disable-runtime-dependency-installation", *database),
+        )
+        try:
+            self._wait_until_healthy()
+        except BaseException:
+            stop_with_descendants(self._link)
+            raise
+
+    def _trusts(self) -> str:
+        """Return the line of Flower's configuration that says how it trusts the SuperLink."""
+        return "insecure = true"
+
+    def _superlink(self) -> Sequence[str]:
+        """Return the command of the SuperLink, less its address."""
+        return ("flower-superlink", "--insecure")
+
+    def _supernode(self, name: str) -> Sequence[str]:
+        """Return the command of a SuperNode, less its addresses and its configuration."""
+        del name
+        return ("flower-supernode", "--insecure")
+
+    def _health(self) -> tuple[str, ssl.SSLContext | None]:
+        """Return the address that answers once the SuperLink is up, and whom to trust there."""
+        return f"http://127.0.0.1:{self._port}/health", None
+
+    def _wait_until_healthy(self) -> None:
+        address, trusted = self._health()
+        deadline = time.monotonic() + _PATIENCE
+        while True:
+            with contextlib.suppress(urllib.error.URLError, OSError):
+                urllib.request.urlopen(address, timeout=1.0, context=trusted)
+                return
+            if time.monotonic() > deadline or self._link.poll() is not None:
+                raise RuntimeError(f"no SuperLink:\n{self.log('superlink')}")
+            time.sleep(0.2)
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop all that was started."""
+        # Each takes seconds to say goodbye to the SuperLink, which is there until they have.
+        with ThreadPoolExecutor() as pool:
+            list(pool.map(stop_with_descendants, self._nodes.values()))
+        stop_with_descendants(self._link)
+
+    def join(
+        self,
+        name: str,
+        node_config: Mapping[str, str | int | float],
+        *,
+        through: int | None = None,
+    ) -> None:
+        """Start a SuperNode; `through` is the port of something between it and the SuperLink."""
+        said = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
+        self._nodes[name] = self._start(
+            name,
+            *(*self._supernode(name), "--superlink", f"127.0.0.1:{through or self._port}"),
+            *("--port", str(free_port()), "--node-config", said),
+        )
+
+    def leave(self, name: str) -> None:
+        """Stop a SuperNode with all that it started."""
+        stop_with_descendants(self._nodes.pop(name))
+
+    def kill(self, name: str) -> None:
+        """Kill a SuperNode with all that it started, as a power cut does."""
+        _kill(self._nodes.pop(name))
+
+    def pid(self, name: str) -> int:
+        """Return the process id of a SuperNode."""
+        return self._nodes[name].pid
+
+    def kill_link(self) -> None:
+        """Kill the SuperLink with all that it started."""
+        _kill(self._link)
+
+    def kill_server_app(self) -> None:
+        """Kill the process of the ServerApp that runs."""
+        for pid in descendants(self._link.pid):
+            with contextlib.suppress(OSError):
+                if b"flwr-serverapp" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
+
+    def flwr(
+        self, *arguments: str, timeout: float | None = 3 * _PATIENCE
+    ) -> subprocess.CompletedProcess[str]:
+        """Call one of Flower's or our own commands in this deployment's environment."""
+        return subprocess.run(
+            [str(_BIN / arguments[0]), *arguments[1:]],
+            env=self._environment,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    @property
+    def port(self) -> int:
+        """The SuperLink's port."""
+        return self._port
+
+    def begin(self, app: Path | str, overrides: Sequence[str] = ()) -> str:
+        """Start a run and return its number."""
+        return self._number(self.flwr(*self._run(app, overrides)))
+
+    def status(self, run_id: str) -> int:
+        """Wait for a run with our own command, and return its exit status."""
+        return self.flwr("fl-dp", "status", run_id, _CONNECTION, "--wait").returncode
+
+    def run(
+        self, app: Path | str, overrides: Sequence[str], *, timeout: float | None = 3 * _PATIENCE
+    ) -> str:
+        """Run an app, a folder or `@publisher/name`, and return Flower's word for how it ended."""
+        said = self.flwr(*self._run(app, overrides), "--stream", timeout=timeout)
+        return self._status(self._number(said), said.stdout + said.stderr)
+
+    def log(self, name: str) -> str:
+        """Return what a process has said."""
+        return (self._folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def _run(self, app: Path | str, overrides: Sequence[str]) -> list[str]:
+        config = self._folder / "run-config.toml"
+        config.write_text(tomli_w.dumps({"hydra-overrides": shlex.join(overrides)}))
+        return ["flwr", "run", str(app), _CONNECTION, "--run-config", str(config)]
+
+    def _number(self, said: subprocess.CompletedProcess[str]) -> str:
+        started = re.search(r"Successfully started run (\d+)", said.stdout + said.stderr)
+        if started is None:
+            raise RuntimeError(f"no run:\n{said.stdout}{said.stderr}\n{self.log('superlink')}")
+        return started.group(1)
+
+    def _status(self, run_id: str, said: str) -> str:
+        ended = run_status(run_id, _CONNECTION, environment=self._environment)
+        return ended.status if ended.succeeded else f"{ended.status}: {ended.details}\n{said}"
+
+    def _start(self, name: str, *command: str) -> subprocess.Popen[bytes]:
+        with (self._folder / f"{name}.log").open("ab") as log:
+            return subprocess.Popen(
+                [str(_BIN / command[0]), *command[1:]],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    kill_all([process.pid, *descendants(process.pid)])
+    process.wait()
+
+
+def free_port() -> int:
+    """Return a port of loopback that was free a moment ago."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])

@@ -1,0 +1,375 @@
+"""A federation on this machine, all protections on: one SuperLink, three SuperNodes, a training.
+
+    make federation
+    make federation PRIVACY=distributed
+    python deploy/federation.py --privacy local --keep /tmp/wards
+
+Three hospital wards train one model. The SuperLink has TLS, a database and the keys of its
+SuperNodes; other users and machines reach the SuperNodes' interface of it alone. Each ward has a
+table, a policy, a ledger with a witness elsewhere, and runs signed apps only. What each of them
+spent is printed last. Everything lies in a folder of its own and listens on free ports of loopback.
+What was started is taken down at the end, also after Ctrl-C and after a failure, and nothing else.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import signal
+import ssl
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn, Self
+
+import yaml
+from apps import shelf, sign
+from deployment import Deployment
+from keys import load_signer, make_node, make_server, make_signer, trusted_line
+from wards import ROOT, SETTINGS, write_tables
+
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.clients.run_receipts import IDENTITY_FILE
+from fl_dp.ledger import NodeLedger, PrivacyLedger, witness_at
+from fl_dp.local.superlink import OPEN_TO_NODES
+from fl_dp.secagg import Identity
+from fl_dp.secagg.roster import Member
+
+WARDS = ("north", "south", "east")
+ROUNDS = 2
+_BIN = Path(sys.executable).parent
+_LAST_LINES = 15  # of each log, where something went wrong
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mode:
+    """Who protects whom, as the server asks for it and as the owners of the wards require it.
+
+    Attributes:
+        overrides: Settings of the training.
+        required: `require-privacy` of each ward.
+        policy: Further keys of each ward's policy.
+        server_counts: Whether the server keeps a ledger, too, which then has a witness.
+    """
+
+    overrides: tuple[str, ...]
+    required: str
+    policy: Mapping[str, str | int | float] | None = None
+    server_counts: bool = True
+
+
+MODES = {
+    # The wards trust the server with plain updates: it adds the noise and keeps the count.
+    "central": Mode(overrides=("privacy=central", "privacy.epsilon=40"), required="none"),
+    "dp_sgd": Mode(
+        overrides=("privacy=dp_sgd", "dp_sgd.steps=5", f"dp_sgd.participations={ROUNDS}"),
+        required="record",
+        server_counts=False,  # records alone: each ward counts its own
+    ),
+    "local": Mode(overrides=("privacy=local", "privacy.epsilon=40"), required="local"),
+    "distributed": Mode(
+        overrides=(
+            *("privacy=distributed", "privacy.epsilon=40"),
+            # Nobody colludes: else all three would have to answer each time.
+            *("secure_sum.least=2", "secure_sum.colluding=0", "secure_sum.threshold=2"),
+        ),
+        required="distributed",
+        policy={"secagg-colluding": 0},
+    ),
+}
+"""How `--privacy` trains; the app is the same, and so is its bundle."""
+
+
+class Federation(Deployment):
+    """A deployment of three wards in a folder, as their owners would set it up.
+
+    Attributes:
+        app: The signed app's name and version, for `flwr run`.
+    """
+
+    def __init__(self, place: Path, mode: Mode) -> None:
+        """Write tables, keys, policies and a signed bundle.
+
+        Args:
+            place: A folder that is empty or not there.
+            mode: What the owners require.
+        """
+        super().__init__(place / "processes", database=True)
+        self._place, self._mode = place, mode
+        write_tables(place, WARDS)
+        self._authority = make_server(place / "tls", ("localhost",), days=30)
+        make_signer(place / "reviewer" / "key")
+        for ward in WARDS:
+            self._write_ward(ward)
+        if "distributed" in mode.required:
+            self._write_roster()
+        self.app = self._signed_app()
+        self._shelf = shelf(place / "apps", 0)
+        port = self._shelf.server_address[1]
+        # Where Flower's SuperLink looks for bundles with signatures.
+        self._environment["FLWR_SUPERGRID_API_URL"] = f"http://127.0.0.1:{port}/v1"
+
+    def __enter__(self) -> Self:
+        """Start the SuperLink, register the wards' keys and start their SuperNodes."""
+        threading.Thread(target=self._shelf.serve_forever, daemon=True).start()
+        try:
+            super().__enter__()
+        except BaseException:
+            self._shelf.shutdown()
+            raise
+        try:
+            for ward in WARDS:
+                self._register(ward)
+                self.join(ward, {"policy-path": str(self._place / ward / "policy.yaml")})
+        except BaseException:
+            self.__exit__(None, None, None)
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop all that was started."""
+        try:
+            super().__exit__(None, None, None)
+        finally:
+            self._shelf.shutdown()
+            self._shelf.server_close()
+
+    def train(self, name: str, *more: str, app: str | None = None) -> RunFolder:
+        """Train the signed app on all wards and return the folder of the run.
+
+        Args:
+            name: Of the run.
+            more: Further settings.
+            app: Another bundle than the signed one: a folder.
+
+        Raises:
+            RuntimeError: If the run ends otherwise than it should.
+        """
+        ended = self.run(app or self.app, [*self.overrides(name), *more], timeout=None)
+        if ended != "finished:completed":
+            raise RuntimeError(f"the run did not end well: {_end_of(ended)}")
+        return RunFolder(self._place / "runs" / name)
+
+    def overrides(self, name: str) -> list[str]:
+        """Return the settings of a run of that name."""
+        place = self._place
+        overrides = [
+            *(*SETTINGS, *self._mode.overrides, f"rounds={ROUNDS}"),
+            *(f"task.num_clients={len(WARDS)}", f"task.data_dir={place / 'public'}"),
+            *(f"output_dir={place / 'runs'}", f"run_name={name}"),
+        ]
+        if self._mode.server_counts:
+            overrides += ["privacy.delta=0.01", f"privacy.witness_dir={place / 'witness'}"]
+        if "distributed" in self._mode.required:
+            overrides.append(f"secure_sum.roster={place / 'roster.json'}")
+        return overrides
+
+    def ledger_of(self, ward: str) -> Path:
+        """Return the file of a ward's ledger, which is there once something was charged."""
+        return self._place / ward / "ledger" / "ledger.db"
+
+    def witness_of(self, ward: str) -> Path:
+        """Return the file that knows how far a ward's ledger has come."""
+        return self._place / "witness" / f"{ward}.heads"
+
+    def _trusts(self) -> str:
+        return f'root-certificates = "{self._authority}"'
+
+    def _health(self) -> tuple[str, ssl.SSLContext | None]:
+        trusted = ssl.create_default_context(cafile=str(self._authority))
+        return f"https://127.0.0.1:{self._port}/health", trusted
+
+    def _superlink(self) -> Sequence[str]:
+        tls = self._authority.parent
+        return (
+            *("python", "-P", "-m", "fl_dp.local.superlink", OPEN_TO_NODES),
+            "--enable-supernode-auth",
+            *("--ssl-ca-certfile", str(tls / "ca.crt"), "--ssl-certfile", str(tls / "server.pem")),
+            *("--ssl-keyfile", str(tls / "server.key")),
+        )
+
+    def _supernode(self, name: str) -> Sequence[str]:
+        return (
+            *("python", "-P", "-m", "fl_dp.local.supernode"),
+            *("--root-certificates", str(self._authority)),
+            *("--auth-supernode-private-key", str(self._place / name / "node.key")),
+            *("--trusted-entities", str(self._place / "trusted.yaml")),
+        )
+
+    def _write_ward(self, ward: str) -> None:
+        """Write what a ward's owner keeps: its key, its ledger's folder and its policy."""
+        make_node(self._place / ward / "node.key")
+        self.ledger_of(ward).parent.mkdir()
+        self.witness_of(ward).parent.mkdir(exist_ok=True)
+        schema = self._place / ward / "schema.yaml"
+        schema.write_text(
+            yaml.safe_dump(
+                {"label_column": "ill", "classes": ["no", "yes"], "columns": ["age", "pressure"]}
+            ),
+            encoding="utf-8",
+        )
+        policy = {
+            "unit-name": ward,
+            "data-path": str(self._place / ward),
+            "data-schema": str(schema),
+            "ledger-path": str(self.ledger_of(ward)),
+            "witness-path": str(self.witness_of(ward)),
+            "max-epsilon": 100.0,
+            "max-delta": 0.1,
+            "require-privacy": self._mode.required,
+            **(self._mode.policy or {}),
+        }
+        if "distributed" in self._mode.required:
+            policy["secagg-roster"] = str(self._place / "roster.json")
+        (self._place / ward / "policy.yaml").write_text(yaml.safe_dump(policy), encoding="utf-8")
+
+    def _write_roster(self) -> None:
+        """Write down the identities that the wards' owners have compared."""
+        members = []
+        for ward in WARDS:
+            identity = Identity.load_or_create(self.ledger_of(ward).with_name(IDENTITY_FILE))
+            member = Member(name=ward, identity=identity.public, committee=False)
+            members.append(
+                {"name": member.name, "identity": member.identity.hex(), "committee": False}
+            )
+        roster = {"federation": "three wards", "members": members}
+        (self._place / "roster.json").write_text(json.dumps(roster), encoding="utf-8")
+
+    def _signed_app(self) -> str:
+        """Bundle the checkout, sign it, and have the wards trust who signed."""
+        folder, key = self._place / "apps", self._place / "reviewer" / "key"
+        folder.mkdir()
+        self._flwr("build", "--app", str(ROOT), cwd=folder)
+        [bundle] = folder.glob("*.fab")
+        app = sign(bundle, key)
+        line = trusted_line(load_signer(key).public_key())
+        (self._place / "trusted.yaml").write_text(f"{line}\n", encoding="utf-8")
+        return f"{app.app_id}=={app.version}"
+
+    def _register(self, ward: str) -> None:
+        key = self._place / ward / "node.key.pub"
+        self._flwr("supernode", "register", str(key), "real", "--name", ward, cwd=self._place)
+
+    def _flwr(self, *command: str, cwd: Path) -> None:
+        said = subprocess.run(
+            [str(_BIN / "flwr"), *command],
+            env=self._environment,
+            cwd=cwd,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if said.returncode:
+            raise RuntimeError(f"flwr {' '.join(command)}:\n{said.stdout}{said.stderr}")
+
+
+def spent_lines(federation: Federation, run: RunFolder) -> Iterator[str]:
+    """Say what was spent, from the ledgers, each compared with its witness."""
+    for ward in WARDS:
+        file = federation.ledger_of(ward)
+        if not file.exists():
+            yield f"  {ward}: nothing of its own; the server's ledger counts in this mode"
+            continue
+        with NodeLedger.read(file, witness=witness_at(str(federation.witness_of(ward)))) as ledger:
+            for spending in ledger.spendings:
+                assert spending.budget is not None  # it has spent
+                spent, budget = spending.epsilon().best, spending.budget
+                releases = sum(count for _, count in spending.history)
+                yield (
+                    f"  {ward}: epsilon {spent:.3f} of {budget.epsilon:g} at delta "
+                    f"{budget.delta:g}, {releases} releases"
+                )
+    if run.ledger.exists():
+        with PrivacyLedger.read(run.ledger) as kept:
+            yield f"  the server's ledger: {kept.rounds_committed} rounds released"
+
+
+class _Progress:
+    """Lines that say what is being done, with the seconds since the start."""
+
+    def __init__(self) -> None:
+        self._began = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        print(f"{time.monotonic() - self._began:4.0f} s  {text}", flush=True)
+
+
+@contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """Give an empty folder; one that nobody asked for is gone after a good end."""
+    if keep is not None:
+        if keep.exists() and any(keep.iterdir()):
+            raise SystemExit(f"error: {keep} is not empty: name another folder")
+        keep.mkdir(parents=True, exist_ok=True)
+        yield keep.absolute()
+        return
+    with tempfile.TemporaryDirectory(prefix="fl-dp-federation-") as folder:
+        yield Path(folder)
+
+
+def run_federation(mode: str, place: Path) -> None:
+    """Set up, train, and say what each ward spent.
+
+    Raises:
+        RuntimeError: If something does not start or the run fails; its text has the logs' ends.
+    """
+    say = _Progress()
+    say(f"keys, certificates, policies and a signed app in {place}")
+    federation = Federation(place, MODES[mode])
+    try:
+        say("SuperLink with TLS, the keys of its SuperNodes and a database")
+        with federation:
+            say(f"SuperNodes of {', '.join(WARDS)} have joined; training, privacy={mode}")
+            run = federation.train(mode)
+            say(f"trained: {run.read_metrics()[-1]['test_accuracy']:.0%} right on the public table")
+            print("What was spent:")
+            for line in spent_lines(federation, run):
+                print(line)
+            say("taking down what was started")
+    except RuntimeError as error:
+        logs = "\n".join(
+            f"--- {log.name}\n{_end_of(log.read_text(encoding='utf-8', errors='replace'))}"
+            for log in sorted((place / "processes").glob("*.log"))
+        )
+        raise RuntimeError(f"{logs}\n--- the error\n{error}") from error
+    say("done: the federation held, and nothing of it runs any more")
+
+
+def _end_of(text: str) -> str:
+    return "\n".join(text.splitlines()[-_LAST_LINES:])
+
+
+def _stop(*_: object) -> NoReturn:
+    # Once: what takes processes down is not stopped half-way.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    raise KeyboardInterrupt
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Bring up the federation that the command line asks for, and take it down."""
+    parser = argparse.ArgumentParser(description="A federation on this machine, all protections on")
+    parser.add_argument("--privacy", choices=MODES, default="dp_sgd", help="(default: dp_sgd)")
+    parser.add_argument("--keep", type=Path, help="an empty folder that stays, with all logs")
+    asked = parser.parse_args(arguments)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
+    try:
+        with _folder(asked.keep) as place:
+            run_federation(asked.privacy, place)
+    except KeyboardInterrupt:
+        raise SystemExit("stopped: nothing of the federation runs any more") from None
+    except RuntimeError as error:
+        raise SystemExit(
+            f"{error}\nerror: the federation failed, and nothing of it runs any more"
+        ) from None
+
+
+if __name__ == "__main__":
+    main()

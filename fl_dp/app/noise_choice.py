@@ -1,0 +1,184 @@
+"""From `privacy.noise` to who takes part when, and to the coefficients of correlated noise."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import lru_cache
+
+from fl_dp.accounting import IncompatibleOptions, PoissonSampling, TruncatedPoissonSampling
+from fl_dp.accounting.banded import MOST_BANDS
+from fl_dp.accounting.noise_comparison import NoisePrice, Wanted, best_noise, compare_noise
+from fl_dp.plan import Banded
+from fl_dp.strategies import CyclicSelection, SpacedSelection, TruncatedPoissonSelection
+from fl_dp.updates import VectorLayout
+
+from .settings import Settings
+
+_MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless privacy.bands says more
+
+
+def with_noise(settings: Settings, delta: float) -> Settings:
+    """Return the settings with `privacy.noise=auto` replaced by the noise that is best.
+
+    Args:
+        settings: What is to be done.
+        delta: Of the training.
+
+    Raises:
+        ValueError: If settings exclude each other.
+    """
+    _require_fitting(settings)
+    privacy, chosen = settings.privacy, settings.selection
+    if privacy.noise != "auto":
+        return settings
+    if privacy.epsilon is None or privacy.noise_multiplier is not None:
+        raise IncompatibleOptions(
+            "privacy.noise=auto compares noise at one budget: leave privacy.noise_multiplier out, "
+            "and write privacy.epsilon"
+        )
+    secret = chosen.name == "poisson"
+    best = _best(
+        Wanted(
+            num_units=settings.task.num_clients,
+            cohort=max(1.0, chosen.sampling_rate * settings.task.num_clients),
+            rounds=settings.rounds,
+            epsilon=privacy.epsilon,
+            delta=delta,
+            momentum=server_momentum(settings),
+            most_remembered=_most_bands(settings) - 1,
+            secret_cohorts=secret,
+        )
+    )
+    found = replace(privacy, noise=best.noise)
+    if best.noise == "spaced":
+        found = replace(found, separation=best.separation, bands=best.bands)
+    elif best.noise == "cyclic":
+        found = replace(found, groups=best.groups, bands=best.bands)
+    return replace(settings, privacy=found)
+
+
+def spaced_selection(settings: Settings, cohort: int) -> SpacedSelection:
+    """Return the selection of `privacy.noise=spaced`."""
+    return SpacedSelection(cohort, _separation(settings))
+
+
+def cyclic_selection(settings: Settings) -> CyclicSelection:
+    """Return the selection of `privacy.noise=cyclic`.
+
+    Raises:
+        ValueError: If the groups are too small for the cohort.
+    """
+    chosen, groups = settings.selection, _groups(settings)
+    rate = groups * chosen.sampling_rate
+    if rate > 1.0 + 1e-9:
+        raise ValueError(
+            f"each of privacy.groups={groups} groups would have to fill a cohort of "
+            f"selection.sampling_rate={chosen.sampling_rate:g} alone: write at most "
+            f"{math.floor(1.0 / chosen.sampling_rate + 1e-9)} groups"
+        )
+    inside: PoissonSampling | TruncatedPoissonSampling
+    inside = PoissonSampling(sampling_rate=min(1.0, rate))
+    if chosen.name == "truncated_poisson":
+        units = math.ceil(settings.task.num_clients / groups)
+        inside = TruncatedPoissonSelection.comfortable(inside.sampling_rate, units).sampling
+        if chosen.max_cohort is not None:
+            inside = replace(inside, max_cohort=chosen.max_cohort)
+    return CyclicSelection(groups, inside)
+
+
+def correlation_of(settings: Settings) -> Banded | None:
+    """Return the correlation of the noise; None where that of each round is independent.
+
+    Raises:
+        ValueError: If there are more bands than rounds between two of a client.
+    """
+    noise = settings.privacy.noise
+    if noise == "independent":
+        return None
+    apart = _separation(settings) if noise == "spaced" else _groups(settings)
+    bands = settings.privacy.bands or min(apart, _most_bands(settings))
+    return Banded.optimal(rounds=settings.rounds, bands=bands, momentum=server_momentum(settings))
+
+
+def _require_fitting(settings: Settings) -> None:
+    """Refuse noise that does not go with the mode or the selection, and keys of another noise.
+
+    Raises:
+        ValueError: With what to write instead.
+    """
+    privacy, chosen = settings.privacy, settings.selection
+    of_noise = {"separation": ("spaced",), "groups": ("cyclic",), "bands": ("spaced", "cyclic")}
+    for key, kinds in of_noise.items():
+        given = getattr(privacy, key)
+        if given is not None and privacy.noise not in (*kinds, *(["auto"] * (key == "bands"))):
+            raise IncompatibleOptions(
+                f"privacy.{key}={given} is for privacy.noise={' or '.join(kinds)}, not "
+                f"{privacy.noise}: write that too, or leave it out"
+            )
+    if privacy.noise == "independent":
+        return
+    if privacy.mode != "central":
+        raise IncompatibleOptions(
+            f"privacy.noise={privacy.noise} is the server's own noise: nodes that add noise under "
+            f"privacy.mode={privacy.mode} can't take earlier noise away; write privacy=central"
+        )
+    fitting = {
+        "spaced": ("public",),
+        "cyclic": ("poisson", "truncated_poisson"),
+        "auto": ("poisson", "public"),
+    }[privacy.noise]
+    if chosen.name not in fitting:
+        raise IncompatibleOptions(
+            f"privacy.noise={privacy.noise} draws its cohorts by selection="
+            f"{' or '.join(fitting)}, not {chosen.name}: write that too"
+        )
+
+
+@lru_cache(maxsize=32)
+def _best(wanted: Wanted) -> NoisePrice:
+    prices = compare_noise(wanted)
+    # A law of cohorts is the person's own choice: who asked for coins gets coins.
+    return best_noise([each for each in prices if each.sampling.visible != wanted.secret_cohorts])
+
+
+def _separation(settings: Settings) -> int:
+    """Return how far apart a client's rounds are: as far as the roster allows, if nobody says."""
+    if settings.privacy.separation is not None:
+        return settings.privacy.separation
+    num_clients = settings.task.num_clients
+    return min(
+        settings.rounds,
+        num_clients // max(1, round(settings.selection.sampling_rate * num_clients)),
+    )
+
+
+def _groups(settings: Settings) -> int:
+    groups = settings.privacy.groups
+    if groups is None:
+        raise ValueError(
+            "privacy.noise=cyclic needs the number of groups: write privacy.groups=8, or "
+            "privacy.noise=auto, which finds the best"
+        )
+    return groups
+
+
+def _most_bands(settings: Settings) -> int:
+    """Return how many bands memory allows, where nobody says."""
+    if settings.privacy.bands is not None:
+        return settings.privacy.bands
+    return min(MOST_BANDS, 1 + _MOST_MEMORY // (8 * model_size(settings)))
+
+
+def model_size(settings: Settings) -> int:
+    """Return how many coordinates of the model are released in a round."""
+    # Only here does the noise have to know the model, and with it torch.
+    from .workload import initial_arrays_of
+
+    return VectorLayout.of(initial_arrays_of(settings)).size
+
+
+def server_momentum(settings: Settings) -> float:
+    """Return the momentum with which the server adds up what is released."""
+    optimizer = settings.server_optimizer
+    return optimizer.momentum if optimizer.name == "fedavgm" else 0.0

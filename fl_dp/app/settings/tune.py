@@ -1,0 +1,83 @@
+"""Settings of a paid choice of hyper-parameters before a training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+
+from .checks import at_least, choices, distinct
+
+
+@dataclass(kw_only=True)
+class TuneSettings:
+    """Choice of hyper-parameters, which `fl-dp tune` makes, and what pays for it.
+
+    Attributes:
+        by: `vote` (clients score the candidates on their own data), `stopping` (the best of a
+            random number of whole trainings) or `public` (the server tries them on its public
+            test part, at no charge).
+        candidates: Settings to choose among, one text each such as `client.learning_rate=0.5
+            clipping.norm=1`; `fl-dp tune` writes it from `KEY=A,B`. Null chooses nothing.
+        share: Part of `privacy.epsilon` that a vote costs, in (0, 1).
+        rounds: Rounds of the short training by which a client, or the server, tries a candidate.
+        mean_runs: Expected number of trainings, for `stopping`.
+        shape: Of the law of that number, a truncated negative binomial: 1 is geometric, 0
+            logarithmic, which costs less and varies more.
+        chosen: The candidate that was chosen; a run writes it for itself, so leave it out.
+    """
+
+    by: str = "vote"
+    candidates: list[str] | None = None
+    share: float = 0.1
+    rounds: int = 10
+    mean_runs: float = 5.0
+    shape: float = 1.0
+    chosen: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        choices("tune", self)
+        distinct("tune.candidates", self.candidates, least=2)
+        if not 0.0 < self.share < 1.0:
+            raise ValueError(
+                f"tune.share must lie in (0, 1), got {self.share}: write for example 0.1, a tenth "
+                "of privacy.epsilon"
+            )
+        at_least("tune.rounds", self.rounds, 1)
+        if not 1.0 < self.mean_runs <= 1000.0:
+            raise ValueError(
+                f"tune.mean_runs must be above 1 and at most 1000, got {self.mean_runs}: write for "
+                "example 5"
+            )
+        if not 0.0 <= self.shape <= 100.0:
+            raise ValueError(
+                f"tune.shape must lie in [0, 100], got {self.shape}: write for example 1, the "
+                "geometric law"
+            )
+        self._require_used()
+
+    def _require_used(self) -> None:
+        """Refuse a key that nobody would read: a choice that is paid for must not be misspelt."""
+        given = {each.name for each in fields(self) if getattr(self, each.name) != each.default}
+        if self.candidates is None and given:
+            raise ValueError(
+                f"tune.{min(given)} is for a choice among candidates: write `fl-dp tune KEY=A,B`, "
+                "or leave it out"
+            )
+        if self.chosen is not None and self.chosen not in (self.candidates or ()):
+            raise ValueError(f"tune.chosen is none of tune.candidates, got '{self.chosen}'")
+
+    @property
+    def unused(self) -> list[str]:
+        """Keys that were written and have no part in this way of choosing."""
+        idle = {
+            "vote": ("mean_runs", "shape"),
+            "stopping": ("share", "rounds"),
+            "public": ("share", "mean_runs", "shape"),
+        }
+        defaults = TuneSettings()
+        return [key for key in idle[self.by] if getattr(self, key) != getattr(defaults, key)]
+
+    @property
+    def pending(self) -> bool:
+        """Whether there is something to choose that was not chosen yet."""
+        return self.candidates is not None and self.chosen is None

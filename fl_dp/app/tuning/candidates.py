@@ -1,0 +1,71 @@
+"""Candidates of a choice of hyper-parameters: a run's settings with a few keys changed.
+
+A candidate changes how clients train and how their updates are bounded and used. It never changes
+what a round is charged as: then the noise of all candidates is the same, and the charge of choice
+and training together is that of releases that were declared beforehand.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fl_dp.app.cells import moved
+from fl_dp.app.overrides import ConfigError
+from fl_dp.app.settings import Settings
+
+TUNABLE = (
+    *("client.learning_rate", "client.epochs", "client.batch_size", "clipping.norm"),
+    *("server_optimizer.name", "server_optimizer.learning_rate", "server_optimizer.momentum"),
+    *("server_optimizer.beta_1", "server_optimizer.beta_2", "server_optimizer.tau"),
+    *("model.name", "model.hidden"),
+)
+"""Keys that a candidate may change: a trial sees each of them, and no charge depends on them."""
+
+
+def candidates_of(settings: Settings) -> tuple[Settings, ...]:
+    """Return a run's settings with each of its candidates, in their order.
+
+    Raises:
+        ConfigError: If a candidate changes a key that can't be tuned, or to a wrong value.
+    """
+    return tuple(with_candidate(settings, each) for each in settings.tune.candidates or ())
+
+
+def as_chosen(settings: Settings, candidate: str) -> Settings:
+    """Return the settings that a run is made with, once a candidate was chosen.
+
+    Raises:
+        ConfigError: As `candidates_of`.
+    """
+    chosen = with_candidate(settings, candidate)
+    return replace(chosen, tune=replace(chosen.tune, chosen=candidate))
+
+
+def with_candidate(settings: Settings, candidate: str) -> Settings:
+    """Return settings with one candidate's overrides.
+
+    Args:
+        settings: Of the run.
+        candidate: For example `client.learning_rate=0.5 clipping.norm=1`.
+
+    Raises:
+        ConfigError: As `candidates_of`.
+    """
+    for override in candidate.split():
+        key, _, value = override.partition("=")
+        require_tunable(key)
+        settings = moved(settings, key, value)
+    return settings
+
+
+def require_tunable(key: str) -> None:
+    """Check that a candidate may change a key.
+
+    Raises:
+        ConfigError: If it may not, with those that it may.
+    """
+    if key not in TUNABLE:
+        raise ConfigError(
+            f"{key} can't be chosen among candidates: it would change what is charged, or no trial "
+            f"would see it; what can is {', '.join(TUNABLE)}"
+        )

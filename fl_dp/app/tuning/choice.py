@@ -1,0 +1,142 @@
+"""Choice of a run's hyper-parameters, in the run's own ledger and before its first round."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import replace
+
+import numpy as np
+from flwr.serverapp import Grid
+
+from fl_dp.app.cells import digest_of
+from fl_dp.app.planning import make_clipping, make_plan
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.settings import Settings
+from fl_dp.app.shown import for_clients
+from fl_dp.app.wording import said_in_keys
+from fl_dp.app.workload import check_data
+from fl_dp.ledger import PrivacyLedger, Reservation
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import PrivacyPlan
+from fl_dp.statement import privacy_statement
+from fl_dp.strategies import ask_federation
+
+from . import TRIAL_VALUES
+from .candidates import as_chosen, candidates_of
+from .priced import vote_of
+from .scores import noise_of, public_scores, trials_config
+
+CHOICE = "choice of hyper-parameters"
+"""Name of the vote in the ledger."""
+
+logger = logging.getLogger("flwr.fl_dp")
+
+
+@said_in_keys()
+def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id: str) -> Settings:
+    """Return the settings that a run is to be trained with, after choosing them if they ask for it.
+
+    Privacy: of a vote, what `vote_of` says, charged to the run's ledger before anybody is asked.
+    A choice that was charged and whose outcome is not in the ledger is not made again.
+
+    Args:
+        folder: Of the run; its `config.yaml` gets what was chosen.
+        grid: Flower's grid.
+        settings: Of the run.
+        run_id: Names the opening in the ledger.
+
+    Raises:
+        ValueError: If the choice was charged before and lost, or settings can't be carried out.
+    """
+    if not settings.tune.pending:
+        return settings
+    if settings.tune.by == "stopping":
+        spent = "; what was charged for it stays charged" if folder.ledger.exists() else ""
+        raise ValueError(
+            "tune.by=stopping makes a random number of trainings, and none of them is continued: "
+            f"write `fl-dp tune tune.by=stopping ...`{spent}"
+        )
+    name = _known_choice(folder) or _choose(folder, grid, settings, run_id)
+    chosen = as_chosen(settings, name)
+    _keep(folder, chosen)
+    return chosen
+
+
+def _known_choice(folder: RunFolder) -> str | None:
+    """Return what an interrupted run had chosen; None if it had not got so far."""
+    if not folder.ledger.exists():
+        return None
+    with folder.read_ledger() as ledger:
+        return None if ledger.choice is None else ledger.choice.chosen
+
+
+def _keep(folder: RunFolder, chosen: Settings) -> None:
+    folder.write_settings(chosen)
+    logger.info("Chosen by %s: %s", chosen.tune.by, chosen.tune.chosen)
+
+
+def _choose(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> str:
+    """Choose a candidate, and return it once it is in the ledger."""
+    check_data(settings)
+    rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+    plan = folder.read_plan() if folder.ledger.exists() else make_plan(settings)
+    witness = folder.witness(settings)
+    with PrivacyLedger.open(folder.ledger, plan, run_id=run_id, rng=rng, witness=witness) as ledger:
+        try:
+            return _chosen(ledger, grid, settings, rng)
+        finally:
+            # Also after a failure: what was reserved is spent, and somebody has to say so.
+            folder.write_statement(privacy_statement(ledger))
+
+
+def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRandom) -> str:
+    if ledger.reservation_of(CHOICE) is not None:
+        raise ValueError(
+            "the choice of hyper-parameters was charged, and what came of it was lost: it stays "
+            "charged and is not made twice; start a new run, with what is left of the budget"
+        )
+    candidates, noise = candidates_of(settings), noise_of(ledger.plan)
+    ballot, paid = vote_of(settings), None
+    if ballot is None:
+        winner = int(np.argmax(public_scores(candidates, noise)))
+        how = (
+            f"the best of {len(candidates)} by trials on the server's public test part, which "
+            "measures accuracy too"
+        )
+    else:
+        answer = ask_federation(
+            grid,
+            ledger,
+            CHOICE,
+            ballot,
+            values=TRIAL_VALUES,
+            rng=rng,
+            config=trials_config([for_clients(each) for each in candidates], noise),
+            units_per_node=ledger.plan.hosting.units_per_node,
+            timeout=settings.round_timeout,
+            roster_timeout=settings.roster_timeout,
+        )
+        winner, paid = int(answer.value), ledger.reservation_of(CHOICE)
+        how = f"drawn among {len(candidates)} by a vote of the clients on their own data"
+    return _write_down(ledger, settings, winner, how, paid)
+
+
+def _write_down(
+    ledger: PrivacyLedger, settings: Settings, winner: int, how: str, paid: Reservation | None
+) -> str:
+    assert settings.tune.candidates is not None  # there was a choice among them
+    name = settings.tune.candidates[winner]
+    chosen = as_chosen(settings, name)
+    ledger.choose(
+        name,
+        how=how,
+        settings=digest_of(chosen),
+        plan=plan_with(ledger.plan, chosen),
+        paid=paid,
+    )
+    return name
+
+
+def plan_with(plan: PrivacyPlan, chosen: Settings) -> PrivacyPlan:
+    """Return a plan whose rounds release what the chosen settings say, at the same charge."""
+    return replace(plan, release=replace(plan.release, clipping=make_clipping(chosen)))

@@ -1,0 +1,188 @@
+"""Random stopping: the best of a secret random number of trainings, under one charge.
+
+Each training draws a candidate uniformly at random, and the model that does best on the server's
+public rows is kept. All trainings, and the choice among them, are one event in one ledger; what
+lost, and how many there were, stays with the server (Papernot and Steinke 2022).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from fl_dp.accounting import (
+    PrivacyBudget,
+    RandomStoppingEvent,
+    calibrate_noise,
+    freeze,
+)
+from fl_dp.app.cells import digest_of
+from fl_dp.app.planning import make_plan
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.settings import Settings
+from fl_dp.app.settings.tune import TuneSettings
+from fl_dp.app.wording import said_in_keys
+from fl_dp.files import write_text
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import PrivacyPlan
+from fl_dp.statement import privacy_statement
+
+from .candidates import as_chosen, with_candidate
+from .choice import CHOICE, plan_with
+from .priced import require_choosable
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """Trainings of one choice, charged before the first of them.
+
+    Attributes:
+        folder: Of the run; gets what is kept.
+        settings: Of the run.
+        candidates: Of each training, in their order; their number is as secret as the noise.
+        noise_multiplier: Of each training.
+        budget_of_one: Epsilon that one training alone would spend.
+    """
+
+    folder: RunFolder
+    settings: Settings
+    candidates: tuple[str, ...]
+    noise_multiplier: float
+    budget_of_one: float
+
+    @classmethod
+    @said_in_keys()
+    def begun(cls, folder: RunFolder, settings: Settings) -> Stopped:
+        """Charge the choice and draw its trainings.
+
+        Raises:
+            FileExistsError: If the folder is taken.
+            ValueError: If the settings can't be carried out; nothing was charged.
+        """
+        one, whole = stopping_plans(settings)
+        folder.create(settings)
+        rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
+        witness = folder.witness(settings)
+        with PrivacyLedger.open(folder.ledger, whole, rng=rng, witness=witness) as ledger:
+            ((event, _),) = whole.other_releases
+            assert isinstance(event, RandomStoppingEvent)  # as `stopping_plans` makes it
+            ledger.reserve_release(CHOICE, event)
+            folder.write_statement(privacy_statement(ledger))
+        known = settings.tune.candidates or []
+        count = event.law.draw(float(rng.uniforms(1)[0]))
+        places = np.floor(rng.uniforms(count) * len(known)).astype(np.int64)
+        return cls(
+            folder=folder,
+            settings=settings,
+            candidates=tuple(known[place] for place in places),
+            noise_multiplier=one.noise_multiplier,
+            budget_of_one=one.budget.epsilon,
+        )
+
+    @property
+    def runs(self) -> list[tuple[list[str], Settings]]:
+        """Each training's overrides besides the run's own, and its settings."""
+        return [(self._overrides(each), self._settings(each)) for each in self.candidates]
+
+    def keep(self, folders: Sequence[RunFolder], scores: Sequence[float]) -> None:
+        """Keep the best training in the run's folder, and write down that it was chosen.
+
+        Args:
+            folders: Of all trainings, in their order.
+            scores: How good each is, on public rows or by what it released itself.
+        """
+        best = int(np.argmax(np.nan_to_num(np.asarray(scores, dtype=np.float64), nan=-np.inf)))
+        name, source = self.candidates[best], folders[best]
+        chosen = as_chosen(self.settings, name)
+        with PrivacyLedger.open(
+            self.folder.ledger,
+            self.folder.read_plan(),
+            rng=SecureRandom(insecure_seed=self.settings.privacy.insecure_seed),
+            witness=self.folder.witness(self.settings),
+        ) as ledger:
+            paid = ledger.reservation_of(CHOICE)
+            assert paid is not None  # it was reserved when the trainings were drawn
+            shutil.copy2(source.model, self.folder.model)
+            self._write_metrics(source, ledger.plan.budget.epsilon)
+            ledger.commit(paid)
+            ledger.choose(
+                name,
+                how=(
+                    f"the best of a random number of trainings, drawn from "
+                    f"{len(self.settings.tune.candidates or ())} candidates, on the server's "
+                    "public rows, which measure accuracy too"
+                ),
+                settings=digest_of(chosen),
+                plan=plan_with(ledger.plan, chosen),
+                paid=paid,
+            )
+            self.folder.write_statement(privacy_statement(ledger))
+        self.folder.write_settings(chosen)
+
+    def _write_metrics(self, source: RunFolder, epsilon: float) -> None:
+        # A round of the best training was never released at that training's own epsilon.
+        lines = [line | {"epsilon": epsilon} for line in source.read_metrics()]
+        text = "".join(json.dumps(line) + "\n" for line in lines)
+        write_text(self.folder.metrics, text, public=True)
+
+    def _overrides(self, candidate: str) -> list[str]:
+        noise = f"privacy.noise_multiplier={self.noise_multiplier!r}"
+        return [*candidate.split(), "privacy.epsilon=null", noise, "report=none"]
+
+    def _settings(self, candidate: str) -> Settings:
+        plain = replace(
+            self.settings,
+            tune=TuneSettings(),
+            report="none",
+            privacy=replace(
+                self.settings.privacy, epsilon=None, noise_multiplier=self.noise_multiplier
+            ),
+        )
+        return with_candidate(plain, candidate)
+
+
+def stopping_plans(settings: Settings) -> tuple[PrivacyPlan, PrivacyPlan]:
+    """Return the plan of each training, and that of the choice, whose one event covers all.
+
+    Privacy: the best training's rounds, against who sees nothing of the others, within
+    `privacy.epsilon`; see `RandomStoppingEvent`.
+
+    Raises:
+        ValueError: If the settings can't be carried out, or no noise reaches the budget.
+    """
+    require_choosable(settings)
+    privacy, tune = settings.privacy, settings.tune
+    assert privacy.epsilon is not None  # as was checked
+    alone = replace(settings, tune=TuneSettings())
+    draft = make_plan(replace(alone, privacy=replace(privacy, epsilon=None, noise_multiplier=1.0)))
+
+    def event(noise: float) -> RandomStoppingEvent:
+        releases = freeze([*draft.rounds_at(noise), *draft.other_releases])
+        return RandomStoppingEvent(releases=releases, mean_runs=tune.mean_runs, shape=tune.shape)
+
+    try:
+        noise = calibrate_noise(
+            lambda noise: {event(noise): 1},
+            privacy.epsilon,
+            draft.budget.delta,
+            neighboring_relation=draft.neighboring_relation,
+            what="in a random number of trainings",
+        )
+    except ValueError as error:
+        raise ValueError(
+            f"{error}; tune.by=stopping needs rounds with a Renyi bound, and room for "
+            "log(tune.mean_runs): raise privacy.epsilon, or write tune.by=vote"
+        ) from error
+    one = make_plan(replace(alone, privacy=replace(privacy, epsilon=None, noise_multiplier=noise)))
+    whole = replace(
+        one,
+        budget=PrivacyBudget(epsilon=privacy.epsilon, delta=draft.budget.delta),
+        rounds=0,
+        other_releases=((event(noise), 1),),
+    )
+    return one, whole

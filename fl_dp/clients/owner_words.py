@@ -1,0 +1,248 @@
+"""A node's configuration in plain words: what the node will and will not do, and what is wrong.
+
+For its owner, before the node is started: nothing is spent and nothing is answered.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from .app_verification import ENTITIES_OPTION
+from .node_config import (
+    APPS_KEY,
+    BUDGET_EXPIRES_KEY,
+    COHORT_KEY,
+    DISTRIBUTED,
+    EVALUATION_KEY,
+    INTERVAL_KEY,
+    LEDGER_PATH_KEY,
+    LOCAL,
+    MAX_EPSILON_KEY,
+    RECORD,
+    RECORD_SUMS,
+    ROSTER_KEY,
+    STATISTICS_KEY,
+    NodeConfig,
+)
+from .running_app import AppRule
+
+_IN_SUMS = frozenset({DISTRIBUTED, RECORD_SUMS})
+_OFFERS = {
+    RECORD: "DP-SGD inside the node, which protects each record",
+    LOCAL: "noise that the node adds to its own answer",
+    DISTRIBUTED: "a secure sum that hides the node as a whole",
+    RECORD_SUMS: "a secure sum that hides each record",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnersWords:
+    """A configuration as its owner reads it.
+
+    Attributes:
+        sentences: What the node will and will not do.
+        wrong: What keeps it from doing so, one sentence each; empty if nothing does.
+    """
+
+    sentences: tuple[str, ...]
+    wrong: tuple[str, ...]
+
+
+def owners_words(owner: NodeConfig) -> OwnersWords:
+    """Say what a node with this configuration will do, after looking at the files that it names."""
+    wrong: list[str] = []
+    sentences = [
+        _required(owner),
+        _cap(owner),
+        *_ledger(owner, wrong),
+        *_data(owner, wrong),
+        *_questions(owner),
+        _apps(owner),
+        _allowed_apps(owner),
+        _interval(owner),
+        *_end(owner, wrong),
+    ]
+    return OwnersWords(sentences=tuple(sentences), wrong=tuple(wrong))
+
+
+def _required(owner: NodeConfig) -> str:
+    if not owner.required:
+        return (
+            "It answers every message, private or not: nothing is required. "
+            f"{MAX_EPSILON_KEY}=4.0 with a ledger requires privacy"
+        )
+    ways = [" and ".join(_OFFERS[kind] for kind in sorted(each)) for each in owner.required]
+    return (
+        f"It trains only by {'; or by '.join(ways)}. It answers no evaluation, statistic or other "
+        "question that is not in a secure sum, but for its name"
+    )
+
+
+def _cap(owner: NodeConfig) -> str:
+    if owner.max_epsilon is None:
+        return (
+            "There is no cap: each run brings its own budget, over all that the ledger has seen. "
+            f"{MAX_EPSILON_KEY}=4.0 caps all runs together"
+        )
+    return (
+        f"All runs together spend at most epsilon {owner.max_epsilon:g} at delta "
+        f"{owner.max_delta:g}, for records and for the node as a whole apart"
+    )
+
+
+def _ledger(owner: NodeConfig, wrong: list[str]) -> list[str]:
+    place = owner.ledger_path
+    if place is None:
+        return [
+            "It counts nothing of its own: what its data have spent is the server's word. "
+            f'{LEDGER_PATH_KEY}="/data/ledger.db" makes it count'
+        ]
+    # Imported for whoever asks: this room's other files are read by nodes that keep no ledger.
+    from fl_dp.ledger import NodeLedger, witness_at
+
+    said = [f"What its data spend adds up under the name '{owner.source}' in {place}"]
+    try:
+        witness = None if owner.witness_path is None else witness_at(owner.witness_path)
+        with NodeLedger.read(place, witness=witness) as ledger:
+            charges = sum(each.charges for each in ledger.spendings)
+            said.append(f"That ledger verifies; it holds {charges} charges so far")
+            if ledger.revoked is not None:
+                wrong.append(f"every use was revoked on {ledger.revoked}: it answers nothing")
+    except FileNotFoundError:
+        said.append("That ledger begins with the first charge")
+        _no_ledger_yet(owner, Path(place), wrong)
+    except (OSError, ValueError, RuntimeError) as error:
+        wrong.append(str(error))
+    if owner.witness_path is None:
+        said.append("An older copy of the ledger that is put back is not found out: no witness")
+    else:
+        said.append(f"{owner.witness_path} is told how far the ledger has come")
+    return said
+
+
+def _no_ledger_yet(owner: NodeConfig, place: Path, wrong: list[str]) -> None:
+    """Say what would keep a ledger from being begun, or shows that there was one."""
+    from fl_dp.ledger import witness_at
+
+    if not place.parent.is_dir():
+        wrong.append(f"the ledger's folder {place.parent} does not exist: make it")
+    if owner.witness_path is None:
+        return
+    try:
+        witness = witness_at(owner.witness_path)
+        witness.require_apart(place)
+        known = len(witness.anchors())
+    except (OSError, ValueError, RuntimeError) as error:
+        wrong.append(str(error))
+        return
+    if known:
+        wrong.append(
+            f"{place} is gone, and its witness {witness.place} knows of it: put the ledger back"
+        )
+
+
+def _data(owner: NodeConfig, wrong: list[str]) -> list[str]:
+    said = []
+    if owner.data_path is not None:
+        said.append(f"Its data lie in {owner.data_path}")
+    for what, place in (
+        ("data-path", owner.data_path),
+        ("data-schema", owner.data_schema),
+        (ROSTER_KEY, owner.roster),
+    ):
+        if place is not None and not Path(place).exists():
+            wrong.append(f"{what} names {place}, which does not exist")
+    if owner.data_schema is not None:
+        said.append("Its columns and classes are those of its own schema, not the server's")
+    else:
+        said.append(
+            "Columns, classes and types are those that the server names: data-schema pins them"
+        )
+    if owner.takes_part_in_sums and owner.required:
+        said.append(
+            f"It adds to no secure sum of fewer than {owner.least_sum} honest clients"
+            + ("" if owner.roster else f"; without {ROSTER_KEY} a server that lies can invent them")
+        )
+        if owner.least_cohort:
+            said.append(
+                f"Nor to one that could be opened over fewer than {owner.least_cohort} clients, "
+                + (
+                    "each of whom its roster knows"
+                    if owner.roster
+                    else "as many as the server claims"
+                )
+            )
+    if not owner.least_cohort or any(not each & _IN_SUMS for each in owner.required):
+        said.append(
+            "How many take part in a round is the server's word"
+            + (" outside secure sums" if owner.least_cohort else f" ({COHORT_KEY} is for sums)")
+            + ": an answer by DP-SGD or with its own noise is private alone"
+        )
+    return said
+
+
+def _apps(owner: NodeConfig) -> str:
+    if not owner.required:
+        return "It runs whatever app the server sends"
+    if owner.allow_unverified_apps:
+        return "It answers although its SuperNode may verify no app: the server could send another"
+    return (
+        "It answers nothing where its SuperNode is seen to verify no app: start it with "
+        f"{ENTITIES_OPTION}"
+    )
+
+
+def _allowed_apps(owner: NodeConfig) -> str:
+    if owner.apps is None:
+        return f'Each app that it runs is answered: {APPS_KEY}="hospital/heart>=1.2,<2" names some'
+    return (
+        f"It answers {_named(owner.apps)} alone, as the unpacked bundle says of itself: an app "
+        "that lies about that is kept out by signatures, not by this"
+    )
+
+
+def _questions(owner: NodeConfig) -> list[str]:
+    if not owner.takes_part_in_sums:
+        return []  # what is required refuses them all
+    return [
+        f"It answers {what} of {_named(allowed)}"
+        + (", in secure sums alone" if allowed and owner.required else "")
+        if allowed is not None
+        else f"It answers {what} of each app{' in secure sums' if owner.required else ''}: "
+        f'{key}="none" ends that'
+        for what, key, allowed in (
+            ("statistics", STATISTICS_KEY, owner.statistics_from),
+            ("evaluations", EVALUATION_KEY, owner.evaluation_from),
+        )
+    ]
+
+
+def _named(apps: tuple[AppRule, ...]) -> str:
+    return ", ".join(rule.text for rule in apps) or "no app"
+
+
+def _interval(owner: NodeConfig) -> str:
+    if owner.round_interval is None:
+        return f"It answers as often as it is asked: {INTERVAL_KEY}=900 sets seconds between rounds"
+    return (
+        f"Between two rounds lie at least {owner.round_interval:g} s; one that comes too early is "
+        "refused and costs nothing"
+    )
+
+
+def _end(owner: NodeConfig, wrong: list[str]) -> list[str]:
+    said = []
+    if owner.budget_expires is not None:
+        said.append(
+            f"From {owner.budget_expires} on nothing of its budget is left: it answers as one that "
+            f"is spent ({BUDGET_EXPIRES_KEY})"
+        )
+        if datetime.now(UTC).date() >= owner.budget_expires:
+            wrong.append(f"its budget has ended: {BUDGET_EXPIRES_KEY} is {owner.budget_expires}")
+    if owner.expires is None:
+        return [*said, 'Its permission has no end: policy-expires="2027-01-31" sets one']
+    if owner.has_expired:
+        wrong.append(f"its permission has ended: policy-expires is {owner.expires}")
+    return [*said, f"It answers nothing from {owner.expires} on"]

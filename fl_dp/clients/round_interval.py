@@ -1,0 +1,119 @@
+"""Least time between two rounds at a node: one that comes too early is refused, and costs nothing.
+
+The moment of the last message of each kind lies in a small file beside the ledger, overwritten by
+the next: no ledger holds a time of a round. It is the moment at which a message was let in, before
+anything was read, so it depends on no record.
+
+A clock that is set forward or back changes nothing while the machine runs: the time since it
+started is compared. Of a machine that was started anew the wall clock is all there is; if that has
+gone back, the wait begins anew, once, so that a wrong clock locks nobody out for ever.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_dp.files import private_file
+
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_PATIENCE = 30.0  # seconds for another process of the same ledger
+_TABLE = (
+    "CREATE TABLE IF NOT EXISTS rounds (what TEXT PRIMARY KEY, wall REAL, since REAL, boot TEXT)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Moment:
+    """A moment by two clocks.
+
+    Attributes:
+        wall: Seconds of the wall clock, which may be set.
+        since_boot: Seconds since the machine started, which only grow.
+        boot: Of which start; empty where the system does not say.
+    """
+
+    wall: float
+    since_boot: float
+    boot: str
+
+    @classmethod
+    def now(cls) -> Moment:
+        """Return this moment."""
+        try:
+            boot = _BOOT.read_text(encoding="ascii").strip()
+        except OSError:
+            boot = ""
+        return cls(wall=time.time(), since_boot=time.monotonic(), boot=boot)
+
+    def after(self, earlier: Moment) -> float:
+        """Return the seconds since an earlier moment; negative if the clocks deny it."""
+        if self.boot and self.boot == earlier.boot:
+            return self.since_boot - earlier.since_boot
+        return self.wall - earlier.wall
+
+
+class RoundInterval:
+    """The moments of the last messages at one ledger's node."""
+
+    def __init__(self, file: Path, *, now: Callable[[], Moment] | None = None) -> None:
+        """Name the file; it is made by the first message.
+
+        Args:
+            file: In a folder that exists.
+            now: The clocks; None: those of the machine.
+        """
+        self._file, self._now = file, now or Moment.now
+
+    @classmethod
+    def beside(cls, ledger: str) -> RoundInterval:
+        """Return the one that belongs to a ledger's file."""
+        return cls(Path(f"{ledger}.rounds"))
+
+    def wait_left(self, what: str, seconds: float) -> float:
+        """Let a message in and note it, or return the seconds for which it comes too early.
+
+        Args:
+            what: Kind of the message and name of the data: others have times of their own.
+            seconds: That have to lie between two.
+
+        Returns:
+            0 if it may be answered; it is noted then, on disk, whatever becomes of it.
+
+        Raises:
+            OSError: If the file can't be read or written; then nothing may be answered.
+        """
+        now = self._now()
+        try:
+            private_file(self._file)
+            with closing(
+                sqlite3.connect(self._file, timeout=_PATIENCE, isolation_level=None)
+            ) as store:
+                store.execute("BEGIN IMMEDIATE")
+                store.execute(_TABLE)
+                asked = "SELECT wall, since, boot FROM rounds WHERE what = ?"
+                row = store.execute(asked, (what,)).fetchone()
+                left = 0.0
+                if row is not None:
+                    wall, since, boot = row
+                    past = now.after(Moment(wall=wall, since_boot=since, boot=boot))
+                    left = max(seconds - past, 0.0) if past >= 0.0 else seconds
+                    gone_back = past < 0.0
+                else:
+                    gone_back = False
+                if left == 0.0 or gone_back:
+                    store.execute(
+                        "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?)",
+                        (what, now.wall, now.since_boot, now.boot),
+                    )
+                store.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise OSError(
+                f"{self._file} can't be read or written ({error}): nothing is answered without it, "
+                "as the last round's time is there. Mend that, or move it away"
+            ) from error
+        return left

@@ -1,0 +1,136 @@
+"""The app that this process runs, as far as a `ClientApp` can know it, and rules for which may.
+
+Flower tells a `ClientApp` nothing of its own bundle. It unpacks the bundle into a folder of the
+SuperNode, `$FLWR_HOME/apps/PUBLISHER.NAME.VERSION.HASH`, and loads the app from there: publisher,
+name and version stand in that folder's `pyproject.toml`, the first eight digits of the bundle's
+SHA-256 in the folder's name. That is read here, not what the server says of the run.
+
+It tells apps apart that keep to this check. An app that does not would leave it out: against that
+one helps `--trusted-entities`. Of the apps that a trusted key has signed, a rule allows some.
+"""
+
+from __future__ import annotations
+
+import sys
+import tomllib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
+from packaging.version import InvalidVersion, Version
+
+_APPS = "apps"  # Flower's folder of unpacked bundles
+_HASH_DIGITS = 8  # of the bundle's hash in the name of its folder
+_HEX = frozenset("0123456789abcdef")
+_OPERATORS = "<>=!~"
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunningApp:
+    """An app as its folder at the node shows it.
+
+    Attributes:
+        name: `publisher/name`.
+        version: Of the app.
+        fab_hash: First eight hexadecimal digits of its bundle's SHA-256.
+    """
+
+    name: str
+    version: str
+    fab_hash: str
+
+    def __str__(self) -> str:
+        """Return it as an owner writes it down."""
+        return f"{self.name}=={self.version}@{self.fab_hash}"
+
+
+def running_app() -> RunningApp | None:
+    """Return the app that Flower has loaded into this process; None if that can't be seen.
+
+    It can't where the app did not come in a bundle, as when one process plays all nodes.
+    """
+    # Flower puts the folder of the app that it loads first.
+    folder = next((each for each in map(Path, sys.path) if each.parent.name == _APPS), None)
+    if folder is None:
+        return None
+    try:
+        project = tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))
+        name = f"{project['tool']['flwr']['app']['publisher']}/{project['project']['name']}"
+        version = str(project["project"]["version"])
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    digits = folder.name.rpartition(".")[2]
+    can_be_told = len(digits) == _HASH_DIGITS and _is_hex(digits) and name.isprintable()
+    return RunningApp(name=name, version=version, fab_hash=digits) if can_be_told else None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AppRule:
+    """Apps that an owner allows: a name, perhaps some versions, perhaps one bundle.
+
+    Attributes:
+        text: As the owner wrote it.
+        name: `publisher/name`.
+        versions: Those that are allowed; an empty set allows all.
+        fab_hash: First digits of the bundle's SHA-256, eight; empty: any bundle.
+    """
+
+    text: str
+    name: str
+    versions: SpecifierSet
+    fab_hash: str = ""
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Read `publisher/name`, `publisher/name>=1.2,<2` or `publisher/name==1.2.0@3f2a9c01`.
+
+        Raises:
+            ValueError: If it is none of these.
+        """
+        said, at, digest = text.partition("@")
+        place = next((n for n, sign in enumerate(said) if sign in _OPERATORS), len(said))
+        name, versions = said[:place], said[place:]
+        publisher, slash, project = name.partition("/")
+        if not (slash and publisher and project) or "/" in project or not name.isprintable():
+            raise ValueError(
+                f"an app is publisher/name, as in hospital/heart>=1.2,<2; got '{text}'"
+            )
+        if at and (len(digest) < _HASH_DIGITS or not _is_hex(digest)):
+            raise ValueError(
+                f"behind @ stand the first {_HASH_DIGITS} or more hexadecimal digits of the "
+                f"bundle's SHA-256, in small letters; got '{text}'"
+            )
+        try:
+            allowed = SpecifierSet(versions)
+        except InvalidSpecifier:
+            raise ValueError(
+                f"versions are written as >=1.2,<2 or ==1.2.0 without spaces; got '{text}'"
+            ) from None
+        # Flower shows no more digits than these.
+        return cls(text=text, name=name, versions=allowed, fab_hash=digest[:_HASH_DIGITS])
+
+    def allows(self, app: RunningApp) -> bool:
+        """Tell whether an app is one of these; a version that can't be read is none."""
+        if app.name != self.name or self.fab_hash not in ("", app.fab_hash):
+            return False
+        try:
+            return self.versions.contains(Version(app.version), prereleases=True)
+        except InvalidVersion:
+            return False
+
+
+def rules_in(value: object) -> tuple[AppRule, ...]:
+    """Read rules: a text with spaces between them, or a list of texts.
+
+    Raises:
+        ValueError: If there are none, or one can't be read.
+    """
+    texts = value.split() if isinstance(value, str) else value
+    if not isinstance(texts, list) or not texts:
+        raise ValueError(f"write one or more apps, as in hospital/heart>=1.2,<2; got {value!r}")
+    return tuple(AppRule.parse(str(each).strip()) for each in texts)
+
+
+def _is_hex(text: str) -> bool:
+    return set(text) <= _HEX

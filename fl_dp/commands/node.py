@@ -1,0 +1,119 @@
+"""`fl-dp node`: the owner of a node asks what it will do and what it did, and ends it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from .console import AsJson, fail, failures_told, note, out, print_json
+
+node = typer.Typer(
+    help="A node owner's side: what the node will and will not do, what it did, and how to end it.",
+    no_args_is_help=True,
+    rich_markup_mode="markdown",
+)
+
+
+@node.command()
+def check(
+    configuration: Annotated[
+        str, typer.Argument(metavar="NODE_CONFIG", help="The text of --node-config, or a policy.")
+    ],
+    as_json: AsJson = False,
+) -> None:
+    """Say in plain words what a node will and will not do, before it is started.
+
+    NODE_CONFIG is the text that `flower-supernode --node-config` gets, in quotes, or the file of a
+    policy (`policy-path`). Ledger, witness, roster and data are looked at, and nothing is changed.
+    What would keep the node from doing what its owner wants is an error with status 1.
+    """
+    with failures_told():
+        from fl_dp.clients.owner_words import owners_words
+
+        from .shown_uses import owner_at, words_of_schema
+
+        owner = owner_at(configuration)
+        words = owners_words(owner)
+        of_schema = words_of_schema(owner)
+        sentences = [*words.sentences, *of_schema.sentences]
+        wrong = [*words.wrong, *of_schema.wrong]
+    if as_json:
+        print_json({"sentences": sentences, "wrong": wrong})
+    else:
+        for sentence in sentences:
+            out.print(f"- {sentence}.", soft_wrap=True, markup=False, highlight=False)
+    if wrong:
+        fail("\n".join(wrong), status=1)
+
+
+@node.command()
+def ledger(
+    path: Annotated[
+        str | None, typer.Argument(metavar="PATH", help="The node's `ledger-path`.")
+    ] = None,
+    node_config: Annotated[
+        str | None,
+        typer.Option("--node-config", help="Instead: the text of --node-config, or a policy."),
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show by whom, when and for what a node's data were used, and what is left.
+
+    By whom: the run, and the app as far as the node knew it. When: the days of the first and the
+    last answer, as a ledger holds no time of a round. With `--node-config` the ledger is compared
+    with its witness, and what is left is counted from `max-epsilon`.
+    """
+    from .shown_uses import owner_at, shown_uses
+
+    with failures_told():
+        if (path is None) == (node_config is None):
+            raise ValueError("name a node's ledger, or its --node-config, and not both")
+        if node_config is not None:
+            owner = owner_at(node_config)
+            if owner.ledger_path is None:
+                raise ValueError("this node keeps no ledger: it has no ledger-path")
+            shown = shown_uses(owner.ledger_path, owner)
+        else:
+            assert path is not None
+            shown = shown_uses(path, None)
+    if as_json:
+        print_json(shown.document)
+        return
+    for line in shown.lines:
+        out.print(line, soft_wrap=isinstance(line, str))
+
+
+@node.command()
+def revoke(
+    path: Annotated[str, typer.Argument(metavar="LEDGER", help="The node's `ledger-path`.")],
+    witness: Annotated[
+        str | None, typer.Option("--witness", help="The node's `witness-path`, if it has one.")
+    ] = None,
+    yes: Annotated[bool, typer.Option("--yes", help="Don't ask: it can't be undone.")] = False,
+) -> None:
+    """Refuse every further use of a node's data, from now on and for good.
+
+    It stands in the ledger, as spending does, so that no restart and no message undoes it. What was
+    released stays released. Whoever agrees anew begins another ledger, and takes off its cap what
+    this one has spent.
+    """
+    with failures_told():
+        from fl_dp.ledger import NodeLedger, witness_at
+
+        if "://" not in path and not Path(path).is_file():  # opening would make one
+            raise FileNotFoundError(f"no ledger at {path}")
+        if not yes:
+            typer.confirm(
+                f"Refuse every further use of the data that {path} counts? This can't be undone",
+                abort=True,
+                err=True,
+            )
+        known = None if witness is None else witness_at(witness)
+        if not NodeLedger.is_one(path):
+            raise ValueError(f"{path} is no node's ledger: name the node's `ledger-path`")
+        with NodeLedger.open(path, witness=known) as ledger:
+            ledger.revoke()
+            said = ledger.revoked
+    note(f"revoked on {said}: a node with this ledger answers nothing any more")

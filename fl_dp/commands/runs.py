@@ -1,0 +1,79 @@
+"""`fl-dp runs`: list what is in a folder."""
+
+from __future__ import annotations
+
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from .console import AsJson, fail, failures_told, note, out, print_json, warn
+
+_WIDE = 10_000
+
+
+def runs(
+    folder: Annotated[Path, typer.Argument(metavar="FOLDER", show_default=False)] = Path("runs"),
+    state: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--state", help="Only finished, running, silent, stopped or broken; may be repeated."
+        ),
+    ] = None,
+    sort: Annotated[
+        str, typer.Option("--sort", help="when, name, state, round, accuracy or epsilon.")
+    ] = "when",
+    as_json: AsJson = False,
+) -> None:
+    """List the runs in a folder: state, round, accuracy, epsilon and delta, and when.
+
+    FOLDER holds runs and sweeps, or is one of them; without it, `runs/`. The cells of a sweep stand
+    together. For example:
+
+    - `fl-dp runs`
+
+    - `fl-dp runs results --state running --state silent`
+
+    - `fl-dp runs --sort epsilon --json`
+
+    A run is silent if it neither ended nor wrote anything for ten minutes and five of its rounds.
+    Nothing is verified here: `fl-dp ledger` does that.
+    """
+    with failures_told():
+        from fl_dp.found_runs import RunsFolder, RunState
+        from fl_dp.report.runs_view import ORDERS, in_order, runs_json, runs_table
+
+        wanted = [_one_of("--state", each, list(map(str, RunState))) for each in state or ()]
+        order = _one_of("--sort", sort, list(ORDERS))
+        if not folder.is_dir():
+            raise FileNotFoundError(f"there is no folder {folder}: write `fl-dp runs FOLDER`")
+        problems: tuple[str, ...] = ()
+        if (folder / "config.yaml").exists():
+            place = folder.resolve()
+            cards = [RunsFolder(place.parent).card(place.name)]
+        else:
+            listing = RunsFolder(folder).listing()
+            cards, problems = list(listing.cards), listing.problems
+        found = in_order([card for card in cards if card.state in (wanted or RunState)], order)
+    if as_json:
+        print_json(runs_json(found, problems))
+        return
+    for text in problems:
+        warn(text)
+    if not cards:
+        note(f"there are no runs in {folder}: `fl-dp run` makes one")
+    elif not found:
+        note(f"none of {len(cards)} runs in {folder} is {' or '.join(wanted)}")
+    else:
+        # In a pipe no row is broken.
+        console = out if out.is_terminal else Console(width=_WIDE, highlight=False)
+        console.print(runs_table(found))
+
+
+def _one_of(option: str, value: str, known: list[str]) -> str:
+    if value not in known:
+        near = "".join(f": did you mean {name}?" for name in get_close_matches(value, known, 1))
+        fail(f"{option} must be one of {', '.join(known)}, got '{value}'{near}", status=2)
+    return value

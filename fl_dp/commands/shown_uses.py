@@ -1,0 +1,102 @@
+"""`fl-dp node`: a node's configuration and ledger, read for its owner."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import RenderableType
+
+from fl_dp.accounting import PrivacyBudget
+from fl_dp.app.data_schema import pinned_format
+from fl_dp.clients.node_config import POLICY_PATH_KEY, NodeConfig
+from fl_dp.clients.owner_words import OwnersWords
+from fl_dp.ledger import NodeLedger, witness_at
+from fl_dp.report.node_ledger_view import node_uses_json, node_uses_tables
+
+from .shown_ledger import ShownLedger
+
+
+def owner_at(configuration: str) -> NodeConfig:
+    """Return the configuration that a text of `--node-config` says, or a policy's file.
+
+    Raises:
+        ValueError: If it can't be read or can't be meant.
+    """
+    if "=" in configuration:
+        return NodeConfig.of(parsed_node_config(configuration))
+    return NodeConfig.of({POLICY_PATH_KEY: str(Path(configuration).expanduser().absolute())})
+
+
+def words_of_schema(owner: NodeConfig) -> OwnersWords:
+    """Say in words what the owner pinned of the data."""
+    if owner.data_schema is None or not Path(owner.data_schema).exists():
+        return OwnersWords(sentences=(), wrong=())
+    try:
+        pinned = pinned_format(Path(owner.data_schema))
+    except (OSError, ValueError) as error:
+        return OwnersWords(sentences=(), wrong=(str(error),))
+    said = []
+    if pinned.columns is not None:
+        types = pinned.types or ("number",) * len(pinned.columns)
+        columns = zip(pinned.columns, types, strict=True)
+        listed = ", ".join(f"{name} ({kind})" for name, kind in columns)
+        said.append(
+            f"It trains on {listed} and on nothing else; a row with another type of value counts "
+            "as a record without content"
+        )
+    if pinned.classes is not None:
+        said.append(f"Its labels are {', '.join(pinned.classes)} of column {pinned.label_column}")
+    return OwnersWords(sentences=tuple(said), wrong=())
+
+
+def shown_uses(location: str, owner: NodeConfig | None) -> ShownLedger:
+    """Verify a node's ledger and tell by whom and for what its data were used.
+
+    Args:
+        location: Its file or URL.
+        owner: The node's configuration: its cap and witness are compared; None: there is none.
+
+    Raises:
+        LedgerCorrupted: If it is no node's ledger or was altered.
+        OSError: If it can't be read.
+        ValueError: If it is the ledger of a training.
+    """
+    witness, cap = None, None
+    if owner is not None:
+        if owner.witness_path is not None:
+            witness = witness_at(owner.witness_path)
+        if owner.max_epsilon is not None and owner.max_delta is not None:
+            cap = PrivacyBudget(epsilon=owner.max_epsilon, delta=owner.max_delta)
+    if not NodeLedger.is_one(location):
+        raise ValueError(f"{location} is no node's ledger: `fl-dp ledger {location}` shows it")
+    with NodeLedger.read(location, witness=witness) as ledger:
+        lines: list[RenderableType] = [*node_uses_tables(ledger, cap), "Chain verified"]
+        if witness is not None:
+            lines.append(f"Compared and in agreement: its witness {witness.place}")
+        if ledger.revoked is not None:
+            lines.append(f"Every use was revoked on {ledger.revoked}: nothing is charged any more")
+        return ShownLedger(document=node_uses_json(ledger, cap), lines=lines)
+
+
+def parsed_node_config(text: str) -> dict[str, Any]:
+    """Return what Flower makes of the text of `--node-config`.
+
+    Raises:
+        ValueError: If it can't be read.
+    """
+    from flwr.common.config import parse_config_args
+
+    how = "write key=value pairs with spaces between them, texts in double quotes"
+    try:
+        given = dict(parse_config_args([text]))
+    except (SystemExit, ValueError, typer.Exit, typer.BadParameter) as error:
+        raise ValueError(f"Flower can't read this --node-config: {text!r}; {how}") from error
+    # What Flower's reader does not understand it passes over, and a cap would be gone.
+    if len(given) < re.sub(r'"[^"]*"', "", text).count("="):
+        raise ValueError(
+            f"Flower reads only {', '.join(given) or 'nothing'} of this --node-config: {how}"
+        )
+    return given

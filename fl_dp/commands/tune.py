@@ -1,0 +1,178 @@
+"""`fl-dp tune`: hyper-parameters chosen among a few, and paid for, then trained with."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+
+from .console import AsJson, Overrides, doing, err, failures_told, note, out, print_json, warn
+
+if TYPE_CHECKING:
+    from fl_dp.app.settings import Settings
+    from fl_dp.report.summary import RunSummary
+
+    from .jobs import Job
+
+
+def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
+    """Choose hyper-parameters among a few, pay for the choice, and train with what won.
+
+    OVERRIDES are those of `fl-dp run`. A key with several values, `KEY=A,B`, is tuned; two such
+    keys make a grid. For example:
+
+    - `fl-dp tune client.learning_rate=0.1,0.5,2 clipping.norm=0.2,1 privacy.epsilon=4`
+
+    - `fl-dp tune client.learning_rate=0.5,2 tune.by=stopping tune.mean_runs=4`
+
+    - `fl-dp tune client.learning_rate=0.5,2 tune.by=public`
+
+    `tune.by` says who chooses, and what it costs:
+
+    - `vote` (the default): each client tries all candidates on its own data and scores them. One is
+      drawn by the exponential mechanism, for `tune.share` (0.1) of `privacy.epsilon`, however many
+      there are. The rest of the budget trains.
+
+    - `stopping`: whole trainings with candidates drawn at random, `tune.mean_runs` (5) expected.
+      The best is kept; one charge within `privacy.epsilon` covers all. Others are deleted.
+
+    - `public`: the server tries the candidates on its public test part, at no charge.
+
+    Tuned can be `client.learning_rate`, `.epochs`, `.batch_size`, `clipping.norm`, `model.name`,
+    `model.hidden`, and every key of `server_optimizer`.
+
+    Writes `runs/NAME/` as `fl-dp run` does. Its one privacy statement has the whole price, says how
+    the choice was made, and no longer lists it among what is not covered.
+    """
+    # As Ctrl-C: otherwise what was started would train on, and spend on.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with failures_told():
+        from .cautions import cautions
+        from .jobs import Jobs, find_jobs, prepare
+        from .run import conclude
+        from .stats import refuse_statistics
+
+        (job,) = find_jobs(with_candidates(overrides or []), multirun=False).each
+        refuse_statistics(job.settings)
+        _check(job.settings)
+        job = prepare(job)
+        for text in cautions(job.settings):
+            warn(text)
+        console = err if as_json else out
+        if job.settings.tune.by == "stopping":
+            summary = _best_of_many(job, console)
+        else:
+            summary = _chosen_and_trained(job, console)
+        conclude([summary], Jobs(each=(job,)), console)
+        _say(job, console)
+    if as_json:
+        from fl_dp.report.summary import summary_json
+
+        print_json(summary_json([summary]) | {"chosen": job.folder.read_settings().tune.chosen})
+
+
+def with_candidates(overrides: Sequence[str]) -> list[str]:
+    """Return overrides in which keys of several values have become `tune.candidates`.
+
+    Raises:
+        ValueError: If no key has several values, or one can't be tuned.
+    """
+    from fl_dp.app.compose import expand_sweep
+    from fl_dp.app.overrides import parsed, quoted
+    from fl_dp.app.tuning.candidates import require_tunable
+
+    if any(text.startswith("resume=") for text in overrides):
+        raise ValueError("write `fl-dp run resume=FOLDER`: it continues a tuned run, too")
+    swept = [text for text in overrides if parsed(text).is_sweep_override()]
+    if not swept:
+        raise ValueError(
+            "nothing is to be tuned: write several values, for example "
+            "`fl-dp tune client.learning_rate=0.5,1,2`"
+        )
+    for text in swept:
+        require_tunable(text.partition("=")[0])
+    candidates = [" ".join(each) for each in expand_sweep(swept)]
+    listed = ",".join(quoted(each) for each in candidates)
+    return [*(text for text in overrides if text not in swept), f"tune.candidates=[{listed}]"]
+
+
+def _check(settings: Settings) -> None:
+    """Check every candidate, before anything is started."""
+    from fl_dp.app.tuning.candidates import candidates_of
+    from fl_dp.app.tuning.priced import require_choosable
+    from fl_dp.app.workload import check_model
+
+    require_choosable(settings)
+    with doing("checking the candidates"):
+        for candidate in candidates_of(settings):
+            check_model(candidate)
+
+
+def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
+    """Let the run choose and then train, both in the run's own ledger."""
+    from .jobs import Jobs
+    from .queue import Queue
+
+    count = len(job.settings.tune.candidates or ())
+    note(f"{count} candidates are tried by {job.settings.tune.by} before the first round")
+    [summary] = Queue(Jobs(each=(job,)), console).work_off()
+    return summary
+
+
+def _best_of_many(job: Job, console: Console) -> RunSummary:
+    """Train a secret random number of times, and keep the best training alone."""
+    from fl_dp.app.tuning.stopping import Stopped
+
+    from .jobs import Job as OneJob
+    from .jobs import Jobs
+    from .outcomes import summary_of
+    from .queue import Queue
+
+    with doing("calibrating the noise of each training"):
+        stopped = Stopped.begun(job.folder, job.settings)
+    trials = job.path / "trials"
+    try:
+        jobs = tuple(
+            OneJob(
+                variant="",
+                overrides=(*_without_choice(job.overrides), *one),
+                settings=settings,
+                path=trials / f"{number}",
+                budget=stopped.budget_of_one,
+            )
+            for number, (one, settings) in enumerate(stopped.runs)
+        )
+        scores = []
+        for one_job in jobs:
+            [summary] = Queue(Jobs(each=(one_job,)), console).work_off()
+            scores.append(summary.test_accuracy)
+        stopped.keep([each.folder for each in jobs], scores)
+    finally:
+        # What lost must not get out, nor how many there were.
+        shutil.rmtree(trials, ignore_errors=True)
+    return replace(summary_of(job), rounds=job.settings.rounds)
+
+
+def _without_choice(overrides: Sequence[str]) -> list[str]:
+    return [text for text in overrides if not text.startswith(("tune.", "run_name=", "report="))]
+
+
+def _say(job: Job, console: Console) -> None:
+    """Say what was chosen, what it cost, and how to train with it again."""
+    statement = json.loads(Path(job.folder.statement).read_text(encoding="utf-8"))
+    chosen = job.folder.read_settings().tune.chosen
+    epsilon = min(statement["epsilon"].values())
+    rest = " ".join(_without_choice(job.overrides))
+    for line in (
+        f"Chosen: {chosen}",
+        f"Choice and training together: epsilon {epsilon:.4g} at delta {statement['delta']:.3g}, "
+        f"in one ledger; {statement['hyper_parameters']}",
+        f"Again with it, at the price of another training: fl-dp run {rest} {chosen}",
+    ):
+        console.print(line, soft_wrap=True, markup=False)

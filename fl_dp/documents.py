@@ -1,0 +1,47 @@
+"""Documents that anybody may have written: whatever they make Python raise becomes one error."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+# A missing field, a field of another type, a number that is too large, nesting without an end.
+MALFORMED = (
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,
+    RecursionError,
+    AssertionError,
+)
+
+
+@contextmanager
+def document(what: str) -> Iterator[None]:
+    """Read a document inside; a ValueError of its own passes as it is.
+
+    Args:
+        what: What it should be, for the error, for instance `terms of a sum`.
+
+    Raises:
+        ValueError: If it is malformed. The text names no value: it may travel.
+    """
+    try:
+        yield
+    except MALFORMED as error:
+        raise ValueError(f"this is no {what} ({type(error).__name__})") from error
+
+
+def parsed_object(text: str, what: str) -> dict[str, Any]:
+    """Return the JSON object that a text is.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    with document(what):
+        found = json.loads(text)
+    if not isinstance(found, dict):
+        raise ValueError(f"this is no {what}: it holds no JSON object")
+    return found

@@ -1,0 +1,75 @@
+"""Images of a run's folder that may be shown: PNG alone, under fl-dp's own names."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from .untrusted import Unreadable, opened, read_whole
+
+IMAGES = ("images.png", "recovery.png", "resistance.png", "experiment.png", "accuracy.png")
+"""Names of the images that runs, sweeps and the data-recovery experiment write."""
+
+_LARGEST = 1 << 24
+_MOST_PIXELS = 1 << 25  # a small file can say that it is as large as a wall
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_HEAD = 24  # signature, length and name of the first part, width, height
+
+
+@dataclass(frozen=True, kw_only=True)
+class Image:
+    """One image.
+
+    Attributes:
+        folder: Name of the folder that it lies in.
+        name: Of its file.
+        png: Its bytes.
+        width: In pixels.
+        height: In pixels.
+    """
+
+    folder: str
+    name: str
+    png: bytes
+    width: int
+    height: int
+
+
+def images_of(root: Path, name: str) -> list[str]:
+    """Return the names of the images that a run, or the sweep it belongs to, has."""
+    found = []
+    for image in IMAGES:
+        try:
+            with opened(root, f"{name}/{image}") as stream:
+                if stream.read(len(_SIGNATURE)) == _SIGNATURE:
+                    found.append(image)
+        except (OSError, Unreadable):
+            continue
+    return found
+
+
+def read_image(
+    root: Path, name: str, image: str, *, known: tuple[str, ...] = IMAGES, most: int = _LARGEST
+) -> Image:
+    """Return an image.
+
+    Args:
+        root: The folder that somebody named.
+        name: Of the folder below it that the image lies in.
+        image: Of the file.
+        known: Names that are looked at.
+        most: Bytes.
+
+    Raises:
+        Unreadable: If it is none of `known`, a link, too large, or no PNG.
+        OSError: If it can't be read.
+    """
+    if image not in known:
+        raise Unreadable("no image that fl-dp writes")
+    found = read_whole(root, f"{name}/{image}", most=most)
+    if not found.startswith(_SIGNATURE) or found[12:16] != b"IHDR" or len(found) < _HEAD:
+        raise Unreadable(f"{image} is no PNG")
+    width, height = (int.from_bytes(found[at : at + 4], "big") for at in (16, 20))
+    if not 0 < width * height <= _MOST_PIXELS:
+        raise Unreadable(f"{image} has {width} x {height} pixels, and {_MOST_PIXELS:,} are shown")
+    return Image(folder=name, name=image, png=found, width=width, height=height)

@@ -1,0 +1,81 @@
+"""Ledgers that lie below a folder; no link is followed to one, or beside one."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+LEDGER = "ledger.db"
+_BESIDE = ("-wal", "-shm", "-journal")  # what the database opens together with its file
+_DEEPEST = 3
+_MOST_ENTRIES = 100_000
+_LARGEST = 1 << 26
+
+
+@dataclass(frozen=True, kw_only=True)
+class FoundLedger:
+    """A file that is named like a ledger; nothing of it was read.
+
+    Attributes:
+        name: With slashes, below the folder.
+        path: Of the file.
+        changed: When it was written last, seconds since 1970.
+    """
+
+    name: str
+    path: Path
+    changed: float
+
+
+def ledgers_in(root: Path) -> list[FoundLedger]:
+    """Return the ledgers below a folder, those that were written last first.
+
+    Folders of runs are looked into, and nothing below them: a simulation keeps the ledgers of its
+    nodes there.
+
+    Args:
+        root: The folder; it may be a link itself.
+
+    Raises:
+        OSError: If the folder itself can't be read.
+    """
+    root = root.resolve()
+    return sorted(_ledgers(root), key=lambda found: (-found.changed, found.name))
+
+
+def _ledgers(root: Path) -> Iterator[FoundLedger]:
+    folders, seen = [("", 0)], 0
+    while folders:
+        within, depth = folders.pop()
+        try:
+            with os.scandir(root / within) as found:
+                entries = {entry.name: entry for entry in found}
+        except OSError:
+            if not within:
+                raise
+            continue
+        seen += len(entries)
+        if seen > _MOST_ENTRIES:
+            return
+        if LEDGER in entries and all(
+            _is_plain(entries[name])
+            for name in (LEDGER, *(LEDGER + end for end in _BESIDE))
+            if name in entries
+        ):
+            name = f"{within}/{LEDGER}" if within else LEDGER
+            changed = entries[LEDGER].stat(follow_symlinks=False).st_mtime
+            yield FoundLedger(name=name, path=root / name, changed=changed)
+        if depth == _DEEPEST or (within and "config.yaml" in entries):
+            continue
+        for name, entry in entries.items():
+            shown = name.isprintable() and "\\" not in name and not name.startswith(".")
+            if shown and entry.is_dir(follow_symlinks=False):
+                folders.append((f"{within}/{name}" if within else name, depth + 1))
+
+
+def _is_plain(entry: os.DirEntry[str]) -> bool:
+    status = entry.stat(follow_symlinks=False)
+    return stat.S_ISREG(status.st_mode) and status.st_size <= _LARGEST

@@ -1,0 +1,204 @@
+"""Witnesses: how far a ledger has come, written down in a second place after each of its entries.
+
+An older copy of a ledger that is put back verifies as well as the newest one, and has forgotten
+what was spent since. A witness has not: it lies on another disk or in another database, and opening
+compares. It holds no name and no charge, only how many entries there were and the last one's hash.
+
+    >>> witness = witness_at("/mnt/second-disk/witness/site-a.heads")
+    >>> with PrivacyLedger.open("ledger.db", plan, witness=witness) as ledger:
+    ...     ...  # every entry is witnessed before anything is released
+
+Whoever can write both places can still put both back. A file that the system only lets grow (an
+append-only attribute, a write-once share) or a database with another owner is out of such reach.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from abc import ABC, abstractmethod
+from pathlib import Path
+
+import sqlalchemy as sa
+
+from fl_dp.documents import MALFORMED
+from fl_dp.files import private_file
+
+from .anchors import LedgerAnchor
+from .entries import LedgerCorrupted, LedgerUnavailable
+from .store import postgresql_engine
+
+_METADATA = sa.MetaData()
+_TABLE = sa.Table(
+    "ledger_heads",
+    _METADATA,
+    sa.Column("entries", sa.Integer, primary_key=True, autoincrement=False),
+    sa.Column("hash", sa.String(64), nullable=False),
+)
+
+
+class Witness(ABC):
+    """A second place that remembers how far one ledger has come.
+
+    Attributes:
+        place: The file or database, without a password.
+    """
+
+    place: str
+
+    @abstractmethod
+    def anchors(self) -> list[LedgerAnchor]:
+        """Return every point that the ledger is known to have reached, none before the first entry.
+
+        Raises:
+            LedgerCorrupted: If what lies there is no witness.
+            LedgerUnavailable: If it can't be read.
+        """
+
+    @abstractmethod
+    def note(self, anchor: LedgerAnchor) -> None:
+        """Write down a point that the ledger has reached; on disk when it returns.
+
+        Raises:
+            LedgerCorrupted: If another ledger has reached that point differently.
+            LedgerUnavailable: If it can't be written.
+        """
+
+    def require_apart(self, ledger: Path | None) -> None:
+        """Refuse a place that is put back together with the ledger; a file has to say.
+
+        Raises:
+            ValueError: If it lies in the ledger's own folder.
+        """
+        del ledger
+
+
+class FileWitness(Witness):
+    """A file with one line of JSON for each entry, which only ever grows."""
+
+    def __init__(self, path: Path) -> None:
+        """Name the file; it is created by the first note.
+
+        Args:
+            path: Absolute, on another disk or share than the ledger.
+        """
+        self._path = path
+        self.place = str(path)
+
+    def anchors(self) -> list[LedgerAnchor]:
+        """Return the points of all lines, in their order."""
+        # A folder that is gone is a disk that is not mounted: an empty witness would look the same.
+        if not self._path.parent.is_dir():
+            raise self._unavailable("its folder is not there; is its disk mounted?")
+        try:
+            text = self._path.read_text(encoding="utf-8")
+        except FileNotFoundError:
+            return []
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._unavailable(str(error)) from error
+        # A line that a power cut tore has no end; the ledger is ahead of it, which is no harm.
+        whole = [line for line in text.splitlines() if line and line.endswith("}")]
+        try:
+            return [LedgerAnchor(**json.loads(line)) for line in whole]
+        except (*MALFORMED, ValueError) as error:
+            raise LedgerCorrupted(f"{self.place} is no witness of a ledger: {error}") from error
+
+    def note(self, anchor: LedgerAnchor) -> None:
+        """Add a line."""
+        try:
+            private_file(self._path)
+            with self._path.open("ab", buffering=0) as file:
+                # In one piece and with a line's end on both sides, so that a torn line stays alone.
+                file.write(f"\n{json.dumps(anchor.to_dict())}\n".encode())
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise self._unavailable(str(error)) from error
+
+    def require_apart(self, ledger: Path | None) -> None:
+        """Refuse the ledger's own folder."""
+        if ledger is not None and self._path.resolve().parent == ledger.resolve().parent:
+            raise ValueError(
+                f"the witness {self.place} lies in the ledger's own folder, and whoever puts an "
+                "older copy of that folder back puts the witness back too: name a file on another "
+                "disk"
+            )
+
+    def _unavailable(self, why: str) -> LedgerUnavailable:
+        return LedgerUnavailable(_cannot_witness(self.place, why))
+
+
+class TableWitness(Witness):
+    """A table `ledger_heads` in a PostgreSQL database, one ledger a database or schema."""
+
+    def __init__(self, url: str) -> None:
+        """Name the database.
+
+        Args:
+            url: As `postgresql+psycopg://user@host/database`.
+
+        Raises:
+            ValueError: If it is the URL of another kind of database.
+        """
+        self._engine, self.place = postgresql_engine(url, writable=True)
+
+    def anchors(self) -> list[LedgerAnchor]:
+        """Return the points of all rows, in their order."""
+        try:
+            with self._engine.begin() as connection:
+                if not sa.inspect(connection).has_table(_TABLE.name):
+                    return []  # reading makes nothing: an auditor may be allowed no more
+                rows = connection.execute(sa.select(_TABLE).order_by(_TABLE.c.entries)).all()
+        except sa.exc.DBAPIError as error:
+            raise self._unavailable(error) from error
+        return [LedgerAnchor(entries=entries, hash=hash) for entries, hash in rows]
+
+    def note(self, anchor: LedgerAnchor) -> None:
+        """Add a row, unless another process of the same ledger has."""
+        try:
+            with self._engine.begin() as connection:
+                _METADATA.create_all(connection)
+                known = sa.select(_TABLE.c.hash).where(_TABLE.c.entries == anchor.entries)
+                noted = connection.execute(known).scalar()
+                if noted is None:
+                    connection.execute(sa.insert(_TABLE).values(anchor.to_dict()))
+        except sa.exc.DBAPIError as error:
+            raise self._unavailable(error) from error
+        if noted not in (None, anchor.hash):
+            raise LedgerCorrupted(
+                f"the witness {self.place} knows another entry {anchor.entries}: two copies of one "
+                "ledger are being charged. Stop both, and keep the one that the witness knows"
+            )
+
+    def _unavailable(self, error: sa.exc.DBAPIError) -> LedgerUnavailable:
+        return LedgerUnavailable(_cannot_witness(self.place, " ".join(str(error.orig).split())))
+
+
+def witness_at(location: str | Path) -> Witness:
+    """Return the witness at a place: a file, or a PostgreSQL database.
+
+    Args:
+        location: An absolute path, or a URL such as `postgresql+psycopg://user@host/database`.
+
+    Raises:
+        ValueError: If the path is relative, or the URL is of another database.
+    """
+    if isinstance(location, str) and location.startswith("sqlite"):
+        raise ValueError(
+            f"a ledger's witness in a file is no database, got '{location}': write its path alone"
+        )
+    if isinstance(location, str) and "://" in location:
+        return TableWitness(location)
+    path = Path(location).expanduser()
+    if not path.is_absolute():
+        raise ValueError(
+            f"the place of a ledger's witness must be absolute, got '{location}': write "
+            "/mnt/second-disk/witness/site-a.heads, or postgresql+psycopg://user@host/database"
+        )
+    return FileWitness(path)
+
+
+def _cannot_witness(place: str, why: str) -> str:
+    return (
+        f"the ledger's witness {place} can't be read or written: {why}. Nothing is released "
+        "without it: mend that, then continue with the same ledger"
+    )

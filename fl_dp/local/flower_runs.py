@@ -1,0 +1,127 @@
+"""Outcome of Flower's runs, asked of a SuperLink through Flower's own command line.
+
+`flwr run` ends with status 0 whatever becomes of the run, so somebody has to ask.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+BIN = Path(sys.executable).parent
+"""Folder of the commands that are installed beside this one."""
+
+_LOCAL_ADDRESSES = (":local:", ":local-in-memory:")
+_LOCAL_PORT = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
+_UNKNOWN_RUN = "[code: 16]"
+_UNREACHABLE = "is unavailable"
+
+
+class RunUnknown(ValueError):
+    """A SuperLink says nothing of a run."""
+
+
+class SuperLinkSilent(RunUnknown):
+    """No SuperLink answers."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunStatus:
+    """Where a Flower run stands.
+
+    Attributes:
+        status: Flower's word for it, for example `running` or `finished:completed`.
+        details: Flower's reason when it failed.
+    """
+
+    status: str
+    details: str
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether the run came to its normal end."""
+        return self.status == "finished:completed"
+
+    @property
+    def stopped(self) -> bool:
+        """Whether somebody stopped it."""
+        return self.status == "finished:stopped"
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more will come of it."""
+        return self.status.startswith("finished")
+
+
+def run_status(
+    run_id: str, connection: str | None = None, *, environment: Mapping[str, str] | None = None
+) -> RunStatus:
+    """Ask a SuperLink where a run stands.
+
+    Args:
+        run_id: Flower's number of the run.
+        connection: Its name in Flower's `config.toml`; None: the default there.
+        environment: Of Flower's command; this process's own unless given.
+
+    Raises:
+        SuperLinkSilent: If none answers.
+        RunUnknown: If it does not know the run, or says something else.
+    """
+    answer = subprocess.run(
+        [
+            *(str(BIN / "flwr"), "list", *([] if connection is None else [connection])),
+            *("--run-id", run_id, "--format", "json"),
+        ],
+        env={
+            **(os.environ if environment is None else environment),
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+        },
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        document: dict[str, Any] = json.loads(answer.stdout)
+    except ValueError:
+        said = " ".join((answer.stdout + answer.stderr).split())
+        raise RunUnknown(f"Flower does not tell how run {run_id} stands: {said}") from None
+    if runs := document.get("runs"):
+        return RunStatus(
+            status=str(runs[0]["status"]), details=str(runs[0].get("status-details", ""))
+        )
+    said = str(document.get("error-message", "")).strip().rpartition("\n\n")[2]
+    if _UNKNOWN_RUN in said:
+        raise RunUnknown(
+            f"that SuperLink knows no run {run_id}: it is another one than the run was started on, "
+            "or was started anew since and has no --database. Name the run's own connection: "
+            f"fl-dp status {run_id} CONNECTION"
+        )
+    kind = SuperLinkSilent if _UNREACHABLE in said else RunUnknown
+    raise kind(f"Flower does not tell how run {run_id} stands: {' '.join(said.split())}")
+
+
+def local_port(connection: str | None = None) -> int | None:
+    """Return the port of the SuperLink that `flwr run` starts by itself, if a connection is to it.
+
+    Flower's own commands would start that SuperLink in order to ask it.
+
+    Args:
+        connection: As for `run_status`.
+    """
+    home = os.environ.get("FLWR_HOME")
+    file = (Path(home) if home else Path.home() / ".flwr") / "config.toml"
+    try:
+        links = tomllib.loads(file.read_text(encoding="utf-8")).get("superlink", {})
+        address = links[connection or links["default"]]["address"]
+    except FileNotFoundError:
+        address = _LOCAL_ADDRESSES[0]  # what Flower would write into a new file
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None  # Flower's command says what is wrong with it
+    return int(os.environ.get(*_LOCAL_PORT)) if address in _LOCAL_ADDRESSES else None

@@ -1,0 +1,85 @@
+"""Processes that a run starts: finding all of them, and ending them with whoever wanted them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+
+
+def descendants(pid: int) -> list[int]:
+    """Return the ids of all processes that a process started, and those that they did."""
+    children: dict[int, list[int]] = {}
+    for child, parent in _parents():
+        children.setdefault(parent, []).append(child)
+    found = list(children.get(pid, ()))
+    for one in found:  # grows while it is walked
+        found.extend(children.get(one, ()))
+    return found
+
+
+def kill_all(pids: list[int]) -> None:
+    """Kill processes; those that are gone or somebody else's are passed over."""
+    for pid in pids:
+        with suppress(ProcessLookupError, PermissionError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def stop_with_descendants(process: subprocess.Popen[bytes]) -> None:
+    """End a process that leads a session, and all that it started, whatever sessions they lead.
+
+    A run of Flower's that is under way has processes in sessions of their own, and would train on.
+    """
+    started = descendants(process.pid)
+    for signal_number in (signal.SIGTERM, signal.SIGKILL):
+        try:
+            os.killpg(process.pid, signal_number)
+            process.wait(timeout=10.0)
+        except (ProcessLookupError, PermissionError):
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    process.wait()
+    kill_all(started)
+
+
+def end_with(parent: int, last: Callable[[], None] = lambda: None) -> None:
+    """End this process when whoever started it is gone: nobody would read what it spends on.
+
+    Args:
+        parent: Descriptor of a pipe whose other end the parent alone has, and never writes to.
+        last: Called before.
+    """
+
+    def wait() -> None:
+        # The bare descriptor: a buffer that a thread holds would break the process's own exit.
+        while os.read(parent, 1):
+            pass
+        with suppress(Exception):
+            last()
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
+def _parents() -> Iterator[tuple[int, int]]:
+    """Yield each process and its parent."""
+    processes = Path("/proc")
+    if not (processes / "self" / "stat").exists():
+        listed = subprocess.run(
+            ["ps", "-A", "-o", "pid=,ppid="], capture_output=True, text=True, check=False
+        )
+        for line in listed.stdout.splitlines():
+            child, parent = line.split()
+            yield int(child), int(parent)
+        return
+    for folder in processes.iterdir():
+        if folder.name.isdigit():
+            with suppress(OSError):
+                # The name in brackets may hold anything, also brackets.
+                rest = (folder / "stat").read_text(errors="replace").rpartition(")")[2]
+                yield int(folder.name), int(rest.split()[1])

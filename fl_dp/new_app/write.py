@@ -1,0 +1,83 @@
+"""Writing of a new app: the template's files with its name in them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import fl_dp
+
+from .names import AppName
+
+_TEMPLATE = Path(__file__).parent / "template"
+_PACKAGE = "private_app"
+_IMPORTED = f"{__package__}.template.{_PACKAGE}"  # what the template's tests import
+_GIT_IGNORES = "gitignore"
+
+
+def write_app(name: str, parent: Path) -> Path:
+    """Write a new Flower app into a folder of its own.
+
+    Args:
+        name: Of the app and its folder.
+        parent: The folder in which that folder comes to lie; must exist.
+
+    Returns:
+        The app's folder.
+
+    Raises:
+        ValueError: If no app can have the name.
+        OSError: If there is such a folder already, or it can't be made; nothing was written.
+    """
+    spelt = AppName.of(name)
+    if not parent.is_dir():
+        raise NotADirectoryError(f"there is no folder {parent}: make it, or write another --dir")
+    folder = parent / spelt.folder
+    try:
+        folder.mkdir()  # nobody else has it from here on
+    except FileExistsError:
+        raise FileExistsError(
+            f"there is {folder} already, and nothing was written: write another name or --dir"
+        ) from None
+    try:
+        for file, text in app_files(spelt):
+            target = folder / file
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
+    return folder
+
+
+def app_files(name: AppName) -> Iterator[tuple[Path, str]]:
+    """Yield the files of an app: where each lies in it, and what it says."""
+    values = {"name": name.project, "package": name.package, "bounds": _bounds(fl_dp.__version__)}
+    for source in sorted(_TEMPLATE.rglob("*")):
+        if source.suffix not in (".py", ".txt"):
+            continue
+        text = source.read_text(encoding="utf-8")
+        # Python is checked and typed where it lies; other files would be taken for the library's.
+        if source.suffix == ".py":
+            text = text.replace(_IMPORTED, name.package)
+        else:
+            text = re.sub(r"\{\{(\w+)\}\}", lambda found: values[found[1]], text)
+        yield _place(source.relative_to(_TEMPLATE), name), text
+
+
+def _place(source: Path, name: AppName) -> Path:
+    """Return where a file of the template comes to lie."""
+    parts = [name.package if part == _PACKAGE else part for part in source.parts]
+    place = Path(*parts)
+    if place.suffix == ".txt":
+        place = place.with_suffix("")
+    return place.with_name(f".{place.name}") if place.name == _GIT_IGNORES else place
+
+
+def _bounds(version: str) -> str:
+    """Return bounds on versions that keep what this one has: until the next minor one."""
+    major, minor = version.split(".")[:2]
+    following = f"0.{int(minor) + 1}" if major == "0" else str(int(major) + 1)
+    return f">={major}.{minor},<{following}"

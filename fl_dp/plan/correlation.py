@@ -1,0 +1,114 @@
+"""Noise that later rounds take away again: its coefficients, what it supposes, and its words.
+
+    >>> PrivacyPlan.calibrate(
+    ...     PrivacyBudget(epsilon=8.0, delta=1e-4),
+    ...     rounds=200, num_clients=1000, clipping_norm=0.5,
+    ...     sampling=CyclicSampling(groups=8, inside=PoissonSampling(sampling_rate=0.16)),
+    ...     correlation=Banded.optimal(rounds=200, bands=8),
+    ... )
+
+A participation is charged as one Gaussian of the plan's multiplier, its effect on later rounds
+included: no round is touched by two participations of one unit, as these are at least as many
+indices apart as there are bands.
+
+Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+from fl_dp.accounting import IncompatibleOptions, Sampling, optimal_coefficients
+from fl_dp.mechanisms import BandedStream
+
+from .release import Release
+
+
+@dataclass(frozen=True, kw_only=True)
+class Banded:
+    """The first column of a banded lower triangular matrix C: the noise of all rounds is C^-1 z.
+
+    Attributes:
+        coefficients: c_0, c_1, ... in units of 2^-12, c_0 = 4096. They are part of the plan and
+            never found anew: another library might end elsewhere in the last digit.
+    """
+
+    coefficients: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If they are no such column, or float64 can't hold the sums.
+        """
+        _ = BandedStream(self.coefficients)  # checks itself
+
+    @classmethod
+    def optimal(cls, *, rounds: int, bands: int, momentum: float = 0.0) -> Self:
+        """Return the coefficients with the least error of all models.
+
+        Args:
+            rounds: Of the training.
+            bands: At most the least distance between two rounds of one client.
+            momentum: Of the server optimizer.
+        """
+        return cls(coefficients=optimal_coefficients(rounds, bands, momentum))
+
+    @classmethod
+    def from_dict(cls, fields: Mapping[str, Any]) -> Self:
+        """Return the correlation that `asdict` described."""
+        return cls(**dict(fields) | {"coefficients": tuple(fields["coefficients"])})
+
+    @property
+    def bands(self) -> int:
+        """How many rounds one draw of noise reaches, its own included."""
+        return len(self.coefficients)
+
+    @property
+    def in_words(self) -> str:
+        """What the noise does, for the statement."""
+        return (
+            f"noise of neighbouring rounds is correlated: each round takes part of the noise of "
+            f"the {self.bands - 1} rounds before it away"
+        )
+
+    @property
+    def kept(self) -> str:
+        """What the server keeps, for the statement."""
+        return f"{self.bands - 1} vectors of noise stay in its memory while it trains"
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """What the promise leaves out."""
+        return (
+            "an intruder in the server's memory while it trains: the noise of the last "
+            f"{self.bands - 1} rounds lies there, and opens as many sums that were released",
+        )
+
+    def check(self, *, sampling: Sampling, release: Release) -> None:
+        """Refuse cohorts whose clients could meet the noise of their own earlier participation.
+
+        Raises:
+            ValueError: With what to write instead.
+        """
+        apart = sampling.least_separation
+        if apart == 1:
+            raise IncompatibleOptions(
+                "where a client may take part in every round, correlated noise gains nothing: what "
+                "its low frequencies gain in error, a client that always sends the same gains in "
+                "sensitivity; leave correlation out, or let clients rest: "
+                "sampling=CyclicSampling(...) or VisibleSampling(cohort=..., separation=...)"
+            )
+        if self.bands > apart:
+            raise ValueError(
+                f"{self.bands} bands are more than the {apart} rounds that lie between two of a "
+                "client: its participations would meet in one release, which no event charges "
+                f"for; use at most {apart} bands"
+            )
+        if release.capped_denominator:
+            raise IncompatibleOptions(
+                "a capped denominator puts each mean on a grid of its own, and correlated noise "
+                "has one: use the fixed denominator, or leave correlation out"
+            )

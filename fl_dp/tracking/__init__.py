@@ -1,0 +1,39 @@
+"""Trackers: where a run's released values are shown besides its folder, while it goes on.
+
+    >>> with TrackedRun([MyTracker()]) as tracked:
+    ...     tracked.start(RunStart(name="forty-hospitals", promise={"promise/epsilon": 4.0}))
+    ...     tracked.released({"round": 1, "test_accuracy": 0.9, "epsilon": 1.2})
+
+A tracker may be anybody's, and may send what it gets anywhere. So it gets values that were released
+with the models, by a closed list of names, and nothing it does reaches the training: each works in
+a thread of its own, and one that fails is left out from there on.
+"""
+
+from typing import TYPE_CHECKING
+
+from fl_dp.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .makers import make_tracker, require_installed
+    from .metrics_page import MetricsPage
+    from .names import TRACKERS
+    from .released_values import FINAL, PROMISE, ROUND, only, round_values
+    from .tracked_run import TrackedRun
+    from .tracker import RunStart, Tracker
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = [
+    "FINAL",
+    "PROMISE",
+    "ROUND",
+    "TRACKERS",
+    "MetricsPage",
+    "RunStart",
+    "TrackedRun",
+    "Tracker",
+    "make_tracker",
+    "only",
+    "require_installed",
+    "round_values",
+]

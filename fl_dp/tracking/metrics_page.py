@@ -1,0 +1,210 @@
+"""Released values and figures of the process for Prometheus, and whether the run is alive.
+
+    GET /metrics    Prometheus' text format, version 0.0.4
+    GET /health     200 while the run goes on
+
+The page is a tracker: it gets what trackers get, by the same closed list, and shows no time. It
+follows the training at whole minutes, so that a look at it does not tell when a round ended. It
+answers on this machine's loopback alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+from fl_dp import __version__
+
+from .tracker import RunStart, Scalar
+from .whole_minutes import whole_minute
+
+_HOST = "127.0.0.1"
+_PREFIX = "fl_dp_"
+_TEXT = "text/plain; version=0.0.4; charset=utf-8"
+_OWN_NAMES = (_HOST, "localhost")
+_MEBIBYTE = 2**20
+_COARSE = 64 * _MEBIBYTE  # what a few replies more or less do not show in
+_HELP = {
+    "rounds": "Rounds that are planned.",
+    "round": "Last round that was released; 0 is the first model.",
+    "epsilon": "Epsilon spent so far.",
+    "test_loss": "Loss of the released model on public rows.",
+    "test_accuracy": "Accuracy of the released model on public rows.",
+    "expected_cohort": "Clients that are expected in a round; public.",
+    "bytes_down": "Bytes of the arrays that a round sends to each node.",
+    "bytes_up": "Bytes of the arrays that a node answers with.",
+    "next_clipping_norm": "Clipping norm of the next round.",
+}
+
+
+class MetricsPage:
+    """A page for Prometheus, from a run's start to its end."""
+
+    def __init__(self, port: int, *, clock: Callable[[], float] = time.time) -> None:
+        """Take the port; nothing is shown before the run starts.
+
+        Args:
+            port: On 127.0.0.1; 0 takes a free one.
+            clock: The time in seconds since the epoch.
+
+        Raises:
+            ValueError: If somebody else has it.
+        """
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._labels = ""
+        self._facts: dict[str, float] = {}
+        self._values: dict[str, float] = {}
+        self._shown: dict[str, float] = {}
+        self._minute = whole_minute(clock())
+        try:
+            self._server = _Server((_HOST, port), self)
+        except OSError as error:
+            raise ValueError(
+                f"tracking.metrics_port={port} can't be used on {_HOST} ({error.strerror}): "
+                "another run or program has it; choose another port, or leave it out"
+            ) from error
+        self.port = int(self._server.server_address[1])
+        threading.Thread(target=self._server.serve_forever, name="metrics", daemon=True).start()
+
+    def started(self, run: RunStart) -> None:
+        """Show what the run promises."""
+        facts = {
+            f"{_PREFIX}{_plain(name)}": float(value)
+            for name, value in run.promise.items()
+            if isinstance(value, int | float)
+        }
+        if run.rounds is not None:
+            facts[f"{_PREFIX}rounds"] = run.rounds
+        with self._lock:
+            self._labels = f'{{run="{_escaped(run.name)}"}}'
+            self._facts = facts
+        for server_round, values in run.before[-1:]:
+            self.released(server_round, values)
+
+    def released(self, server_round: int, values: Mapping[str, float]) -> None:
+        """Show the values of a round, from the next minute on."""
+        with self._lock:
+            self._turn()
+            self._values = {
+                f"{_PREFIX}round": server_round,
+                **{f"{_PREFIX}{_plain(name)}": value for name, value in values.items()},
+            }
+
+    def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
+        """Answer nobody any more: whoever waits for the end asks `fl-dp status`."""
+        del state, final
+        self.close()
+
+    def close(self) -> None:
+        """Give the port back."""
+        self._server.shutdown()
+        self._server.server_close()
+
+    def text(self) -> str:
+        """Return the page as it is now."""
+        with self._lock:
+            self._turn()
+            shown = {**self._facts, **self._shown}
+            labels = self._labels
+        lines = [
+            "# HELP fl_dp_info Version of fl-dp.",
+            "# TYPE fl_dp_info gauge",
+            f'fl_dp_info{{version="{_escaped(__version__)}"}} 1',
+        ]
+        for name, value in sorted(shown.items()):
+            lines += _gauge(name, value, labels, _HELP.get(name.removeprefix(_PREFIX)))
+        for name, (value, said) in sorted(_process().items()):
+            lines += _gauge(name, value, "", said)
+        return "\n".join(lines) + "\n"
+
+    def _turn(self) -> None:
+        """Show what the minute before has brought."""
+        minute = whole_minute(self._clock())
+        if minute != self._minute:
+            self._minute, self._shown = minute, self._values
+
+
+class _Server(ThreadingHTTPServer):
+    """Answers on loopback; a page that hangs up early is no error of ours."""
+
+    daemon_threads = True
+    # One that ended a moment ago does not keep the port; one that is there does.
+    allow_reuse_address = True
+
+    def __init__(self, address: tuple[str, int], page: MetricsPage) -> None:
+        self.page = page
+        super().__init__(address, _Handler)
+
+    def handle_error(self, *_: object) -> None:
+        """Print nothing: what the standard library prints would stand in the run's log."""
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    timeout = 10.0
+    server_version, sys_version = "fl-dp", ""
+
+    def do_GET(self) -> None:
+        # A page of the web that got its name resolved to 127.0.0.1 asks under that name.
+        if (self.headers.get("Host") or _HOST).partition(":")[0] not in _OWN_NAMES:
+            self._answer(403, "text/plain", "ask for 127.0.0.1\n")
+        elif self.path == "/metrics":
+            self._answer(200, _TEXT, self.server.page.text())
+        elif self.path == "/health":
+            self._answer(200, "application/json", json.dumps({"status": "alive"}) + "\n")
+        else:
+            self._answer(404, "text/plain", "there are /metrics and /health\n")
+
+    def log_message(self, *_: object) -> None:
+        """Log nothing: who looks, and how often, is not the run's."""
+
+    def _answer(self, status: int, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response_only(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _process() -> dict[str, tuple[float, str]]:
+    """Return figures of this process where the system has them; no load of its processors.
+
+    What a round cost would tell how many took part in it.
+    """
+    figures: dict[str, tuple[float, str]] = {
+        "process_threads": (threading.active_count(), "Threads of the process."),
+    }
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        open_files = len(os.listdir("/proc/self/fd"))  # noqa: PTH208  # counted, not opened
+    except OSError:  # another system than Linux
+        return figures
+    resident = pages * os.sysconf("SC_PAGE_SIZE")
+    return figures | {
+        "process_resident_memory_bytes": (
+            -(-resident // _COARSE) * _COARSE,
+            "Resident memory, rounded up to 64 MiB.",
+        ),
+        "process_open_fds": (open_files, "Open files."),
+    }
+
+
+def _gauge(name: str, value: float, labels: str, said: str | None) -> list[str]:
+    told = [] if said is None else [f"# HELP {name} {said}"]
+    return [*told, f"# TYPE {name} gauge", f"{name}{labels} {float(value)!r}"]
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[^a-zA-Z0-9_]", "_", name)
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")

@@ -1,0 +1,123 @@
+"""Runs in MLflow: in a database beside the run, or at a server.
+
+mlflow ui --backend-store-uri sqlite:///runs/NAME/mlflow/mlflow.db
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_dp.files import private_file, private_folder
+
+from .tracker import RunStart, Scalar
+from .whole_minutes import whole_minute
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+_IDENTITY, _GROUP, _STATE = "fl_dp.run", "fl_dp.sweep", "fl_dp.state"
+_MOST_AT_ONCE = 100  # parameters that MLflow takes in one request
+_LONGEST = 500  # characters of one that every store takes
+_STATUS = {"finished": "FINISHED", "stopped": "KILLED", "failed": "FAILED"}
+
+
+class MLflowTracker:
+    """Writes one MLflow run; a run that was resumed goes on in it."""
+
+    def __init__(self, uri: str | None, *, experiment: str, folder: Path) -> None:
+        """Say where it goes.
+
+        Args:
+            uri: Of a server or a store; None: a database in `folder`.
+            experiment: Name of the experiment that holds the run.
+            folder: For the database, unless `uri` is given.
+        """
+        self._uri, self._experiment, self._folder = uri, experiment, folder
+        self._client: MlflowClient | None = None
+        self._run = ""
+        self._began = 0
+
+    def started(self, run: RunStart) -> None:
+        """Make the run with its settings as parameters, or find the one that goes on."""
+        # Reports on its use to MLflow's makers, unless whoever calls wants them.
+        os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+        import mlflow
+        from mlflow.entities import Param
+
+        for name in ("mlflow", "alembic"):
+            logging.getLogger(name).setLevel(logging.WARNING)
+        self._began = round(whole_minute(time.time()) * 1000)
+        if self._uri is None:
+            private_folder(self._folder)
+        with self._alone():
+            uri = self._uri or f"sqlite:///{self._folder.absolute()}/mlflow.db"
+            # Given here, so that MLFLOW_TRACKING_URI of the environment sends nothing elsewhere.
+            client = self._client = mlflow.MlflowClient(tracking_uri=uri, registry_uri=uri)
+            experiment = self._experiment_id(client)
+        if run.resumed:
+            known = client.search_runs(
+                [experiment], filter_string=f"tags.`{_IDENTITY}` = '{run.identity}'", max_results=1
+            )
+            if known:
+                self._run = known[0].info.run_id
+                client.update_run(self._run, status="RUNNING")
+                return
+        tags = {_IDENTITY: run.identity} | ({_GROUP: run.group} if run.group else {})
+        made = client.create_run(experiment, start_time=self._began, tags=tags, run_name=run.name)
+        self._run = made.info.run_id
+        facts = [
+            Param(key, str(value)[:_LONGEST])
+            for key, value in {**run.settings, **run.promise}.items()
+        ]
+        for start in range(0, len(facts), _MOST_AT_ONCE):
+            client.log_batch(self._run, params=facts[start : start + _MOST_AT_ONCE])
+
+    def released(self, server_round: int, values: Mapping[str, float]) -> None:
+        """Log one metric for each value, with the round as its step."""
+        self._log(values, server_round)
+
+    def ended(self, state: str, final: Mapping[str, Scalar]) -> None:
+        """Log what was spent, and close the run."""
+        self._log({key: each for key, each in final.items() if not isinstance(each, str)}, 0)
+        client = self._started()
+        client.set_tag(self._run, _STATE, state)
+        now = round(whole_minute(time.time()) * 1000)
+        client.set_terminated(self._run, _STATUS[state], end_time=max(now, self._began))
+
+    def _log(self, values: Mapping[str, float], step: int) -> None:
+        from mlflow.entities import Metric
+
+        metrics = [Metric(key, float(value), self._began, step) for key, value in values.items()]
+        self._started().log_batch(self._run, metrics=metrics)
+
+    def _started(self) -> MlflowClient:
+        if self._client is None:
+            raise RuntimeError("the run was not started")
+        return self._client
+
+    def _experiment_id(self, client: MlflowClient) -> str:
+        known = client.get_experiment_by_name(self._experiment)
+        if known is not None:
+            return str(known.experiment_id)
+        # Without a place MLflow would note the folder that this process happens to stand in.
+        place = None if self._uri else (self._folder.absolute() / "artifacts").as_uri()
+        return str(client.create_experiment(self._experiment, artifact_location=place))
+
+    @contextmanager
+    def _alone(self) -> Iterator[None]:
+        """Let one training of a sweep after the other make the database that they share."""
+        if self._uri is not None:
+            yield
+            return
+        lock = self._folder / "lock"
+        private_file(lock)
+        with lock.open("rb") as stream:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+            yield

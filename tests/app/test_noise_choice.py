@@ -1,0 +1,93 @@
+"""From `privacy.noise` to a plan and its selection."""
+
+from __future__ import annotations
+
+import pytest
+
+from fl_dp.accounting import CyclicSampling, PoissonSampling, TruncatedPoissonSampling
+from fl_dp.accounting import VisibleSampling as Visible
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.planning import make_plan, make_selection
+from fl_dp.plan import CentralNoise, PrivacyPlan
+from fl_dp.statement.of_clients import promise_in_words
+from fl_dp.strategies import CyclicSelection, SpacedSelection
+
+# Beyond epsilon 100 bounds are in closed form, and nothing is computed for seconds.
+SMALL = ["rounds=20", "task.num_clients=100", "privacy.epsilon=150", "selection.sampling_rate=0.1"]
+SPACED = ["selection=public", "privacy.noise=spaced"]
+CYCLIC = ["privacy.noise=cyclic", "privacy.groups=4"]
+
+
+def plan_of(*overrides: str) -> PrivacyPlan:
+    return make_plan(compose_settings([*SMALL, *overrides]))
+
+
+def bands_of(plan: PrivacyPlan) -> int | None:
+    assert isinstance(plan.noise, CentralNoise)
+    return None if plan.noise.correlation is None else plan.noise.correlation.bands
+
+
+def test_noise_is_independent_unless_asked_for() -> None:
+    assert bands_of(plan_of()) is None
+
+
+def test_spaced_rests_as_long_as_the_roster_allows() -> None:
+    plan = plan_of(*SPACED)
+    assert plan.sampling == Visible(cohort=10, separation=10)
+    assert (bands_of(plan), plan.charged_rounds) == (10, 2)
+    assert isinstance(make_selection(compose_settings([*SMALL, *SPACED])), SpacedSelection)
+
+
+def test_a_separation_and_bands_of_ones_own() -> None:
+    plan = plan_of(*SPACED, "privacy.separation=5", "privacy.bands=3")
+    assert plan.sampling == Visible(cohort=10, separation=5)
+    assert (bands_of(plan), plan.charged_rounds) == (3, 4)
+
+
+def test_cyclic_groups_flip_coins_at_their_own_rate() -> None:
+    plan = plan_of(*CYCLIC)
+    inside = PoissonSampling(sampling_rate=0.4)
+    assert plan.sampling == CyclicSampling(groups=4, inside=inside)
+    assert plan.expected_cohort == pytest.approx(10)  # the same mean as without groups
+    assert (bands_of(plan), plan.charged_rounds) == (4, 5)
+    assert isinstance(make_selection(compose_settings([*SMALL, *CYCLIC])), CyclicSelection)
+
+
+def test_a_cut_inside_groups_is_of_the_group() -> None:
+    [*_, cut] = [*SMALL, *CYCLIC, "selection=truncated_poisson"]
+    selection = make_selection(compose_settings([*SMALL, *CYCLIC, cut]))
+    assert isinstance(selection.sampling, CyclicSampling)
+    assert selection.sampling.inside == TruncatedPoissonSampling(sampling_rate=0.4, max_cohort=25)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "reason"),
+    [
+        (["privacy.noise=cyclic"], "privacy.groups=8"),
+        (["privacy.noise=cyclic", "privacy.groups=11"], "at most 10 groups"),
+        ([*CYCLIC, "privacy.bands=5"], "use at most 4 bands"),
+        ([*SPACED, "privacy.separation=11"], "separation of at most 10"),
+        ([*CYCLIC, "privacy.neighboring_relation=replace-one"], "zero-out"),
+        (["privacy.noise=ciclic"], "cyclic"),
+        (["privacy.groups=1"], "at least 2"),
+    ],
+)
+def test_what_can_not_be_is_one_line_of_advice(overrides: list[str], reason: str) -> None:
+    with pytest.raises(ValueError, match=reason) as refused:
+        plan_of(*overrides)
+    assert "\n" not in str(refused.value)
+
+
+def test_the_best_noise_keeps_the_law_of_cohorts_that_was_asked_for() -> None:
+    seen = plan_of("privacy.noise=auto", "selection=public")
+    assert seen.sampling == Visible(cohort=10, separation=10)
+    coins = plan_of("privacy.noise=auto")
+    assert isinstance(coins.sampling, CyclicSampling | PoissonSampling)
+    assert not coins.sampling.visible
+
+
+def test_the_statement_says_what_is_correlated_and_what_memory_holds() -> None:
+    plan = plan_of(*CYCLIC)
+    assert "the 3 rounds before it" in plan.noise.mechanism(plan.release)
+    assert "3 vectors of noise stay in its memory" in promise_in_words(plan)["trusted"]
+    assert "opens as many sums" in plan.noise.not_covered[0]

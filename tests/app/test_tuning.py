@@ -1,0 +1,339 @@
+"""`fl-dp tune`: what is chosen, what it costs, and which line of the statement it takes away."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command_line import call, said_on_stderr
+from fl_dp.strategies.server_optimizer import ServerOptimizer
+from flwr.app import Array, ArrayRecord, ConfigRecord
+from flwr.supercore.task_identity import TaskIdentity
+from local_grid import LocalGrid, answer_with_app
+
+from fl_dp.accounting import ExponentialEvent, IncompatibleOptions, RandomStoppingEvent
+from fl_dp.app.compose import ConfigError, compose_settings
+from fl_dp.app.planning import make_plan
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
+from fl_dp.app.server_optimizers import make_server_optimizer
+from fl_dp.app.settings import ServerOptimizerSettings, Settings
+from fl_dp.app.settings.tune import TuneSettings
+from fl_dp.app.task_client import app as client_app
+from fl_dp.app.tuning import choice
+from fl_dp.app.tuning.candidates import with_candidate
+from fl_dp.app.tuning.server_step import ServerStep
+from fl_dp.app.tuning.stopping import Stopped, stopping_plans
+from fl_dp.commands.tune import with_candidates
+from fl_dp.ledger import PrivacyLedger, SpentLedger
+from fl_dp.statement import statement_differences, statement_page
+
+SMALL = ["task.num_clients=8", "rounds=2", "client.epochs=1", "privacy.epsilon=4"]
+GRID = ["client.learning_rate=0.0001,1", "clipping.norm=0.2,0.5"]
+TRIAL = "tune.rounds=2"
+LINE = "the choice of hyper-parameters, if it was made on the clients' data"
+
+
+def settings_for(folder: Path, *overrides: str) -> Settings:
+    asked = with_candidates([*SMALL, *GRID, f"output_dir={folder}", "run_name=run", *overrides])
+    return compose_settings(asked)
+
+
+def grid_for(settings: Settings) -> LocalGrid:
+    nodes = settings.simulation.num_nodes(settings.task.num_clients)
+    return LocalGrid(answer_with_app(client_app, nodes), nodes)
+
+
+def tuned(folder: Path, *overrides: str) -> RunFolder:
+    settings = settings_for(folder, *overrides)
+    train(grid_for(settings), settings, run_id="1")
+    return RunFolder(folder / "run")
+
+
+@pytest.fixture(scope="module")
+def voted(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """A run whose clients voted, and that trained with what won."""
+    return tuned(tmp_path_factory.mktemp("voted"), TRIAL)
+
+
+def test_one_statement_has_the_vote_and_the_training(voted: RunFolder) -> None:
+    statement = voted.read_statement()
+    kinds = {each["event"]: each["count"] for each in statement["releases"]}
+    assert kinds["exponential"] == 1
+    assert sum(kinds.values()) == 3
+    assert 3.9 < min(statement["epsilon"].values()) <= 4.0 * (1 + 1e-6)
+    assert LINE not in statement["not_covered"]
+    assert "by a vote of the clients" in statement["hyper_parameters"]
+    assert "| hyper-parameters |" in statement_page(statement)
+    with SpentLedger.read(voted.ledger) as ledger:
+        assert statement_differences(ledger, statement) == []
+
+
+def test_the_charge_is_on_disk_before_the_choice_and_the_choice_before_the_first_round(
+    voted: RunFolder,
+) -> None:
+    with SpentLedger.read(voted.ledger) as ledger:
+        kinds = [entry.kind for entry in ledger.entries]
+    assert kinds[:6] == ["plan", "run", "reserve", "commit", "chosen", "run"]
+    assert kinds[6:] == ["reserve", "commit"] * 2
+
+
+def test_the_run_trains_with_what_its_ledger_says_was_chosen(voted: RunFolder) -> None:
+    settings = voted.read_settings()
+    with SpentLedger.read(voted.ledger) as ledger:
+        assert ledger.choice is not None
+        chosen = ledger.choice.chosen
+        assert ledger.plan.clipping_norm == settings.clipping.norm
+    assert settings.tune.chosen == chosen
+    again = with_candidate(settings, chosen)
+    assert again == settings
+    assert voted.read_statement()["clipping_norm"] == settings.clipping.norm
+
+
+def test_the_vote_costs_its_share_and_the_rounds_get_the_rest(tmp_path: Path) -> None:
+    """A tenth of epsilon costs the rounds less than a tenth: they compose."""
+    plan = make_plan(settings_for(tmp_path, TRIAL))
+    assert plan.other_releases == ((ExponentialEvent(epsilon=0.4), 1),)
+    alone = make_plan(compose_settings(SMALL))
+    assert 1.0 < plan.noise_multiplier / alone.noise_multiplier < 1.1
+    assert plan.epsilon().best <= 4.0 * (1 + 1e-6)
+
+
+def test_the_price_does_not_depend_on_the_number_of_candidates(tmp_path: Path) -> None:
+    few = make_plan(settings_for(tmp_path))
+    many = make_plan(settings_for(tmp_path, "client.batch_size=1,2,3,4,5,6"))
+    assert few == many
+
+
+def test_without_a_choice_the_line_stays(tmp_path: Path) -> None:
+    settings = compose_settings([*SMALL, f"output_dir={tmp_path}", "run_name=run"])
+    train(grid_for(settings), settings, run_id="1")
+    statement = RunFolder(tmp_path / "run").read_statement()
+    assert LINE in statement["not_covered"]
+    assert "hyper_parameters" not in statement
+
+
+class _Crash(Exception):
+    """The power fails."""
+
+
+def interrupted(folder: Path, monkeypatch: pytest.MonkeyPatch, where: Any, name: str) -> RunFolder:
+    """A tuned run that dies at a function."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise _Crash
+
+    with monkeypatch.context() as patched:
+        patched.setattr(where, name, fail)
+        with pytest.raises(_Crash):
+            tuned(folder, TRIAL)
+    return RunFolder(folder / "run")
+
+
+def resumed(folder: RunFolder) -> None:
+    settings = compose_settings([f"resume={folder.path}"])
+    train(grid_for(folder.read_settings()), settings, run_id="2")
+
+
+def test_a_choice_that_was_charged_and_lost_stays_charged_and_is_not_made_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = interrupted(tmp_path, monkeypatch, choice, "_write_down")
+    assert [e["event"] for e in folder.read_statement()["releases"]] == ["exponential"]
+    assert LINE in folder.read_statement()["not_covered"]
+    with pytest.raises(ValueError, match="charged, and what came of it was lost"):
+        resumed(folder)
+    with SpentLedger.read(folder.ledger) as ledger:
+        assert ledger.other_releases_spent == 1
+        assert ledger.rounds_spent == 0
+
+
+def test_a_choice_that_was_written_down_is_not_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = interrupted(tmp_path, monkeypatch, choice, "_keep")
+    assert folder.read_settings().tune.chosen is None
+    resumed(folder)
+    statement = folder.read_statement()
+    assert sum(each["count"] for each in statement["releases"]) == 3
+    assert LINE not in statement["not_covered"]
+    assert folder.read_settings().tune.chosen is not None
+
+
+def test_a_change_by_hand_brings_the_line_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from fl_dp.app import server
+
+    folder = interrupted(tmp_path, monkeypatch, server, "make_server_optimizer")
+    settings = folder.read_settings()
+    assert LINE not in folder.read_statement()["not_covered"]
+    folder.write_settings(replace(settings, client=replace(settings.client, learning_rate=0.25)))
+    resumed(folder)
+    statement = folder.read_statement()
+    assert LINE in statement["not_covered"]
+    assert "hyper_parameters" not in statement
+    assert sum(each["count"] for each in statement["releases"]) == 3  # and stays paid for
+
+
+def test_public_data_chooses_for_nothing_and_says_so(tmp_path: Path) -> None:
+    statement = tuned(tmp_path, TRIAL, "tune.by=public").read_statement()
+    assert {each["event"] for each in statement["releases"]} == {"poisson-gaussian"}
+    assert LINE not in statement["not_covered"]
+    assert "public test part" in statement["hyper_parameters"]
+    assert statement["hyper_parameters"].endswith("at no charge")
+
+
+def test_clients_that_answer_nonsense_have_no_part_in_the_choice(tmp_path: Path) -> None:
+    """All but one reply with NaN; at this epsilon the one decides."""
+    from fl_dp.app.tuning import scores
+
+    settings = settings_for(tmp_path, "privacy.epsilon=1000", "simulation.units_per_node=1")
+    real = scores.scores_of_unit
+
+    def hostile(place: int, node: Any, config: Any) -> np.ndarray:
+        found = real(place, node, config)
+        return np.array([0.0, 0.0, 1.0, 0.0]) if place == 3 else np.full(found.shape, np.nan)
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(scores, "scores_of_unit", hostile)
+        train(grid_for(settings), settings, run_id="1")
+    chosen = RunFolder(tmp_path / "run").read_settings().tune.chosen
+    assert chosen == "client.learning_rate=1 clipping.norm=0.2"
+
+
+def stopped(folder: Path) -> tuple[Stopped, RunFolder]:
+    settings = settings_for(folder, "tune.by=stopping", "tune.mean_runs=2", "privacy.delta=1e-3")
+    run = RunFolder(folder / "run")
+    return Stopped.begun(run, settings), run
+
+
+def test_random_stopping_is_one_event_that_fits_the_budget(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path, "tune.by=stopping", "tune.mean_runs=3", "tune.shape=0.5")
+    one, whole = stopping_plans(settings)
+    ((event, count),) = whole.other_releases
+    assert isinstance(event, RandomStoppingEvent)
+    assert (count, event.mean_runs, event.shape) == (1, 3.0, 0.5)
+    assert event.releases == one.history
+    assert 3.9 < whole.epsilon().best <= 4.0
+    assert one.epsilon().best < 3.0
+
+
+def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> None:
+    begun, run = stopped(tmp_path)
+    with SpentLedger.read(run.ledger) as ledger:
+        assert ledger.other_releases_spent == 1  # before the first training
+    folders, scores = [], []
+    for number, (_, settings) in enumerate(begun.runs):
+        place = replace(settings, output_dir=str(tmp_path / "trials"), run_name=str(number))
+        train(grid_for(place), place, run_id="1")
+        folders.append(RunFolder(tmp_path / "trials" / str(number)))
+        scores.append(folders[-1].read_metrics()[-1]["test_accuracy"])
+    begun.keep(folders, scores)
+    best = int(np.argmax(scores))
+    assert run.model.read_bytes() == folders[best].model.read_bytes()
+    assert run.read_settings().tune.chosen == begun.candidates[best]
+    statement = run.read_statement()
+    assert [each["event"] for each in statement["releases"]] == ["random-stopping"]
+    assert min(statement["epsilon"].values()) <= 4.0
+    assert LINE not in statement["not_covered"]
+    assert any("not kept" in each for each in statement["not_covered"])
+    assert "secret random number of trainings" in statement_page(statement)
+    assert run.read_metrics()[-1]["epsilon"] == 4.0
+    with SpentLedger.read(run.ledger) as ledger:
+        assert statement_differences(ledger, statement) == []
+
+
+def test_random_stopping_that_was_interrupted_stays_charged_and_is_not_continued(
+    tmp_path: Path,
+) -> None:
+    _, run = stopped(tmp_path)
+    assert 3.9 < min(run.read_statement()["epsilon"].values()) <= 4.0
+    assert LINE in run.read_statement()["not_covered"]
+    with pytest.raises(ValueError, match="stays charged"):
+        resumed(run)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "said"),
+    [
+        (["client.learning_rate=1"], "nothing is to be tuned"),
+        (["rounds=2,3"], "rounds can't be chosen among candidates"),
+        (["selection.sampling_rate=0.1,0.2"], "selection.sampling_rate can't be chosen"),
+        (["client.learning_rate=1,-1"], "client.learning_rate must be positive"),
+        ([*GRID, "privacy=none"], "write privacy=central"),
+        ([*GRID, "privacy=distributed"], "write privacy=central"),
+        ([*GRID, "dp_sgd=on"], "leave dp_sgd=on out"),
+        ([*GRID, "privacy.noise_multiplier=1"], "leave privacy.noise_multiplier out"),
+        ([*GRID, "selection.coins=nodes"], "a vote asks all clients"),
+        ([*GRID, "tune.share=1"], "tune.share must lie in (0, 1)"),
+        ([*GRID, "tune.mean_runs=3"], "tune.mean_runs has no part in tune.by=vote"),
+        ([*GRID, "tune.by=stopping", "tune.share=0.2"], "tune.share has no part"),
+        ([*GRID, "tune.by=stopping", "schedule=plateau"], "write another schedule"),
+        ([*GRID, "tune.by=coin"], "tune.by must be one of vote, stopping, public"),
+        (["resume=runs/a"], "write `fl-dp run resume=FOLDER`"),
+    ],
+)
+def test_what_can_t_be_is_refused_in_one_line_before_anything_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, overrides: list[str], said: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call("tune", *SMALL, *overrides)
+    assert result.exit_code == 2
+    assert said in said_on_stderr(result)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_tune_setting_without_candidates_is_an_error() -> None:
+    with pytest.raises(ConfigError, match="write `fl-dp tune KEY=A,B`"):
+        compose_settings(["tune.share=0.2"])
+
+
+def test_a_choice_can_t_be_claimed_by_hand(tmp_path: Path) -> None:
+    settings = settings_for(tmp_path)
+    name = (settings.tune.candidates or [""])[0]
+    claimed = replace(settings, tune=replace(settings.tune, chosen=name))
+    train(grid_for(claimed), claimed, run_id="1")
+    assert LINE in RunFolder(tmp_path / "run").read_statement()["not_covered"]
+
+
+def test_a_choice_never_changes_what_is_charged(tmp_path: Path) -> None:
+    plan = make_plan(settings_for(tmp_path))
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        with pytest.raises(ValueError, match="more of the plan"):
+            ledger.choose(
+                "a", how="b", settings="c", plan=replace(plan, rounds=plan.rounds + 1), paid=None
+            )
+        ledger.choose("a", how="b", settings="c", plan=plan, paid=None)
+        with pytest.raises(ValueError, match="once, before the first round"):
+            ledger.choose("a", how="b", settings="c", plan=plan, paid=None)
+
+
+@pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
+def test_a_trial_steps_as_the_run_s_server_optimizer_does(name: str) -> None:
+    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
+    settings = ServerOptimizerSettings(name=name, learning_rate=0.1)
+    theirs, ours = ServerOptimizer(make_server_optimizer(settings)), ServerStep(settings)
+    rng, model = np.random.default_rng(0), np.zeros(5)
+    for number in range(1, 5):
+        update = rng.normal(size=5)
+        arrays = ArrayRecord({"w": Array(model)})
+        asked = theirs.instruct(number, arrays, ConfigRecord(), [1])
+        stepped = theirs.step(number, ArrayRecord({"w": Array(model + update)}), asked)
+        model = model + ours.of(update)
+        np.testing.assert_allclose(model, stepped["w"].numpy(), rtol=1e-9, atol=1e-12)
+
+
+def test_settings_of_a_choice_are_checked_where_they_are_written() -> None:
+    with pytest.raises(ValueError, match=r"none of tune\.candidates"):
+        TuneSettings(candidates=["client.epochs=1", "client.epochs=2"], chosen="client.epochs=3")
+    with pytest.raises(IncompatibleOptions, match="privacy=central"):
+        make_plan(
+            replace(
+                compose_settings(["privacy=distributed"]),
+                tune=TuneSettings(candidates=["client.epochs=1", "client.epochs=2"]),
+            )
+        )

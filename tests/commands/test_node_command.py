@@ -1,0 +1,254 @@
+"""`fl-dp node`: what a node will do, in plain words, and how its owner ends it."""
+
+from __future__ import annotations
+
+import json
+import re
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import GaussianEvent
+from fl_dp.commands.app import app
+from fl_dp.ledger import Account, FileWitness, NodeLedger, Use
+
+
+def call(*arguments: object, answer: str = "") -> tuple[int, str]:
+    result = CliRunner().invoke(app, ["node", *map(str, arguments)], input=answer)
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result.exit_code, " ".join(result.output.split())
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    path = tmp_path / "ledger.db"
+    with NodeLedger.open(path) as opened:
+        opened.charge(
+            Account(unit="record", source="ward"),
+            GaussianEvent(noise_multiplier=5.0),
+            budget=PrivacyBudget(epsilon=4.0, delta=1e-5),
+            what="run 1",
+        )
+    return path
+
+
+def test_what_a_node_will_do_is_said(ledger: Path) -> None:
+    status, said = call(
+        "check", f'ledger-path="{ledger}" max-epsilon=2.5 require-privacy="record+local"'
+    )
+    assert status == 0
+    assert "DP-SGD inside the node, which protects each record and" not in said
+    assert "noise that the node adds to its own answer and DP-SGD" in said
+    assert "at most epsilon 2.5 at delta 1e-05" in said
+    assert "it holds 1 charges so far" in said
+    assert "no witness" in said
+    assert "--trusted-entities" in said
+
+
+def test_a_node_that_requires_nothing_is_said_so() -> None:
+    status, said = call("check", 'dataset-name="ward"')
+    assert status == 0
+    assert "every message, private or not" in said
+    assert "no cap" in said
+    assert "the server's word" in said
+
+
+@pytest.mark.parametrize(
+    ("config", "status", "said"),
+    [
+        ('ledgr-path="/l.db"', 2, "did you mean ledger-path"),
+        ("max-epsilon 4.0 =", 2, "Flower reads only nothing"),
+        ("max-epsilon = 4.0", 2, "Flower reads only"),
+        ("/there/is/none.yaml", 2, "can't be read, so nothing is answered"),
+        ('ledger-path="/there/is/none/l.db" max-epsilon=4.0', 1, "does not exist: make it"),
+        ('data-path="/there/is/none"', 1, "data-path names /there/is/none"),
+        ('policy-expires="2020-01-31"', 1, "its permission has ended"),
+    ],
+)
+def test_what_is_wrong_is_said_before_the_node_starts(config: str, status: int, said: str) -> None:
+    assert call("check", config)[0] == status
+    assert said in call("check", config)[1]
+
+
+def test_each_part_of_a_policy_is_said_in_words(ledger: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.yaml"
+    schema.write_text("columns: [age, pressure]\ntypes: [integer, number]\nclasses: [well, ill]\n")
+    status, said = call(
+        "check",
+        f'ledger-path="{ledger}" max-epsilon=2.5 require-privacy="distributed" min-cohort=20 '
+        'allowed-apps="hospital/heart>=1.2,<2" statistics-from="none" min-round-interval=900 '
+        f'evaluation-from="hospital/heart==1.4.0@3f2a9c01" data-schema="{schema}" '
+        'budget-expires="2999-01-31" unit-name="ward"',
+    )
+    assert status == 0
+    for words in (
+        "It answers hospital/heart>=1.2,<2 alone",
+        "kept out by signatures, not by this",
+        "It answers statistics of no app",
+        "It answers evaluations of hospital/heart==1.4.0@3f2a9c01, in secure sums alone",
+        "fewer than 20 clients, as many as the server claims",
+        "Between two rounds lie at least 900 s",
+        "From 2999-01-31 on nothing of its budget is left",
+        "It trains on age (integer), pressure (number) and on nothing else",
+        "Its labels are well, ill of column label",
+    ):
+        assert words in said, words
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ('require-privacy="record" ledger-path="/l.db"', "needs a cap and a ledger"),
+        ("min-round-interval=900", "needs a file beside the ledger"),
+        ('min-round-interval=900 ledger-path="postgresql://h/d"', "needs a file beside"),
+        ("min-round-interval=0", "must be a positive number"),
+        ('budget-expires="2999-01-31"', "there is none: add ledger-path"),
+        ('allowed-apps="heart"', "an app is publisher/name"),
+        ('allowed-apps=""', "write one or more apps"),
+        ('allowed-apps="any"', "an app is publisher/name"),
+        ('statistics-from="nobody"', "an app is publisher/name"),
+        ("statistics-from=false", "write one or more apps"),
+        ("min-cohort=20", "which this node does not require"),
+        ('min-cohorts=20 ledger-path="/l.db"', "did you mean min-cohort"),
+        ('statistic-from="none"', "did you mean statistics-from"),
+        ('min-rounds-interval="none"', "did you mean min-round-interval"),
+    ],
+)
+def test_a_policy_that_can_not_be_meant_is_an_error(config: str, said: str) -> None:
+    status, told = call("check", config)
+    assert status == 2
+    assert said in told
+
+
+def test_a_schema_that_can_not_be_meant_is_said(ledger: Path, tmp_path: Path) -> None:
+    schema = tmp_path / "schema.yaml"
+    for text, wrong in (
+        ("columns: [age]\ntypes: [whole]\n", "types must be number, integer, truth"),
+        ("columns: [age]\ntypes: [number, number]\n", "2 types are given for 1 columns"),
+        ("colums: [age]\n", "did you mean columns"),
+    ):
+        schema.write_text(text)
+        status, said = call("check", f'ledger-path="{ledger}" data-schema="{schema}"')
+        assert status == 1
+        assert wrong in said
+
+
+def test_an_owner_sees_by_whom_when_and_for_what_the_data_were_used(
+    ledger: Path, tmp_path: Path
+) -> None:
+    with NodeLedger.open(ledger) as opened:
+        for run, purpose in ((7, "train"), (7, "train"), (8, "evaluate")):
+            opened.charge(
+                Account(unit="record", source="ward"),
+                GaussianEvent(noise_multiplier=5.0),
+                budget=PrivacyBudget(epsilon=4.0, delta=1e-5),
+                what=f"run {run}",
+                use=Use(run=run, purpose=purpose, app="hospital/heart==1.4.0@3f2a9c01"),
+            )
+    config = f'ledger-path="{ledger}" max-epsilon=2.5'
+    result = CliRunner().invoke(app, ["node", "ledger", "--node-config", config, "--json"])
+    shown = json.loads(result.output)
+    seen = [(use["run"], use["purpose"], use["answers"]) for use in shown["uses"]]
+    assert seen == [(None, None, 1), (7, "train", 2), (8, "evaluate", 1)]
+    today = datetime.now(UTC).date().isoformat()
+    assert {use["first_day"] for use in shown["uses"]} <= {today, shown["uses"][0]["first_day"]}
+    [account] = shown["accounts"]
+    spent = min(account["epsilon"].values())
+    assert account["left"] == pytest.approx(2.5 - spent)
+    # Nothing in it is finer than a day.
+    assert not re.search(r"\d\d:\d\d", result.output)
+    status, said = call("ledger", ledger)
+    assert status == 0
+    assert "Chain verified" in said and "training" in said
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ((), "name a node's ledger, or its --node-config"),
+        (("/l.db", "--node-config", 'ledger-path="/l.db"'), "and not both"),
+        (("--node-config", 'unit-name="ward"'), "keeps no ledger"),
+        (("/there/is/none.db",), "none.db"),
+    ],
+)
+def test_what_is_no_node_s_ledger_is_said(arguments: tuple[str, ...], said: str) -> None:
+    status, told = call("ledger", *arguments)
+    assert status == 2
+    assert said in told
+
+
+def test_a_policy_is_checked_by_its_file(ledger: Path, tmp_path: Path) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(f"ledger-path: {ledger}\nmax-epsilon: 1.5\npolicy-expires: 2999-01-31\n")
+    status, said = call("check", policy)
+    assert status == 0
+    assert "epsilon 1.5" in said
+    assert "nothing from 2999-01-31 on" in said
+
+
+def test_an_owner_revokes_once_and_is_asked(ledger: Path) -> None:
+    assert call("revoke", ledger, answer="n\n")[0] == 1
+    assert NodeLedger.day_of_revocation(ledger) is None
+    assert call("revoke", ledger, answer="y\n")[0] == 0
+    assert NodeLedger.day_of_revocation(ledger) is not None
+    status, said = call("check", f'ledger-path="{ledger}" max-epsilon=2.5')
+    assert status == 1
+    assert "every use was revoked on" in said
+    status, said = call("revoke", ledger, "--yes")
+    assert status == 2
+    assert "revoked already" in said
+
+
+def test_a_ledger_that_is_gone_is_seen_by_its_witness(ledger: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    witness = FileWitness(tmp_path / "there" / "ward.heads")
+    with NodeLedger.read(ledger) as opened:
+        opened.begin_witness(witness)
+    ledger.unlink()
+    config = f'ledger-path="{ledger}" witness-path="{witness.place}" max-epsilon=2.5'
+    status, said = call("check", config)
+    assert status == 1
+    assert "is gone, and its witness" in said
+    status, said = call("check", config.replace(witness.place, str(tmp_path / "ward.heads")))
+    assert status == 1
+    assert "the ledger's own folder" in said
+
+
+def test_a_revoked_ledger_says_so_wherever_it_is_shown(ledger: Path) -> None:
+    call("revoke", ledger, "--yes")
+    shown = CliRunner().invoke(app, ["ledger", str(ledger)]).output
+    assert "Every use was revoked on" in " ".join(shown.split())
+
+
+def test_a_trainings_ledger_is_not_revoked(tmp_path: Path) -> None:
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.0, delta=1e-3, rounds=2, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
+    )
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as opened:
+        before = opened.anchor
+    status, said = call("revoke", tmp_path / "ledger.db", "--yes")
+    assert status == 2
+    assert "is no node's ledger" in said
+    with PrivacyLedger.read(tmp_path / "ledger.db") as opened:
+        assert opened.anchor == before
+
+
+def test_a_revocation_is_witnessed(ledger: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    witness = FileWitness(tmp_path / "there" / "ward.heads")
+    with NodeLedger.read(ledger) as opened:
+        opened.begin_witness(witness)
+    assert call("revoke", ledger, "--yes", "--witness", witness.place)[0] == 0
+    with NodeLedger.read(ledger, witness=witness) as opened:
+        assert witness.anchors()[-1] == opened.anchor
+
+
+def test_no_ledger_is_made_to_be_revoked(tmp_path: Path) -> None:
+    status, said = call("revoke", tmp_path / "ledger.db", "--yes")
+    assert status == 2
+    assert "no ledger at" in said
+    assert not (tmp_path / "ledger.db").exists()

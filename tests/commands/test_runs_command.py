@@ -1,0 +1,169 @@
+"""`fl-dp runs`: what is in a folder, in order, and harmless to a terminal whatever it holds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from command_line import call, json_of, said_on_stderr
+from written_runs import write_run
+
+from fl_dp.found_runs import RunCard, RunState
+from fl_dp.report.runs_view import runs_json
+
+NOW = time.time()
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Two runs of their own, and a sweep of two."""
+    root = tmp_path / "runs"
+    write_run(root / "old", rounds=4, epsilon=8.0, written=NOW - 9000.0)
+    write_run(root / "stopped", rounds=10, done=5, epsilon=2.0, written=NOW - 60.0)
+    write_run(root / "sweep" / "run-0", rounds=4, epsilon=1.0, written=NOW - 30.0)
+    write_run(root / "sweep" / "run-1", rounds=4, epsilon=4.0, written=NOW - 9999.0)
+    cells = [{"name": "run-0", "variant": "local"}, {"name": "run-1", "variant": "central"}]
+    (root / "sweep" / "sweep.json").write_text(json.dumps({"cells": cells}))
+    return root
+
+
+def names(*arguments: str) -> list[str]:
+    return [run["name"] for run in json_of("runs", *arguments, "--json")["runs"]]
+
+
+def test_runs_are_listed_newest_first_and_a_sweep_together(folder: Path) -> None:
+    assert names(str(folder)) == ["sweep/run-0", "sweep/run-1", "stopped", "old"]
+
+
+@pytest.mark.parametrize(
+    ("order", "first", "last"),
+    [
+        ("name", "old", "sweep/run-1"),
+        ("epsilon", "sweep/run-0", "old"),
+        ("accuracy", "sweep/run-0", "stopped"),
+        ("round", "stopped", "old"),
+        ("state", "sweep/run-0", "stopped"),
+    ],
+)
+def test_runs_are_sorted_as_asked(folder: Path, order: str, first: str, last: str) -> None:
+    found = names(str(folder), "--sort", order)
+    assert (found[0], found[-1]) == (first, last)
+
+
+def test_runs_are_filtered_by_one_state_or_several(folder: Path) -> None:
+    assert names(str(folder), "--state", "stopped") == ["stopped"]
+    assert len(names(str(folder), "--state", "stopped", "--state", "finished")) == 4
+
+
+def test_the_document_tells_state_round_accuracy_and_price(folder: Path) -> None:
+    [run] = json_of("runs", str(folder), "--state", "stopped", "--json")["runs"]
+    told = {key: run[key] for key in ("state", "round", "rounds", "epsilon", "delta", "sweep")}
+    assert told == {
+        **{"state": "stopped", "round": 5, "rounds": 10},
+        **{"epsilon": 2.0, "delta": 0.003, "sweep": None},
+    }
+    assert run["accuracy"] == pytest.approx(0.5)
+    assert run["when"].startswith(time.strftime("%Y-%m-%d", time.localtime(NOW - 60.0)))
+
+
+def test_the_table_has_a_row_a_run_and_names_a_sweep_once(folder: Path) -> None:
+    lines = call("runs", str(folder)).stdout.splitlines()
+    assert lines[0].split() == ["run", "state", "round", "accuracy", "epsilon", "delta", "when"]
+    assert lines[1].split() == ["sweep", "sweep,", "2", "runs"]
+    assert lines[2].split()[:6] == ["run-0", "(local)", "finished", "4/4", "0.900", "1"]
+    assert lines[4].split()[:6] == ["stopped", "stopped", "5/10", "0.500", "2", "0.003"]
+
+
+def test_a_run_without_a_promise_says_so(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", quoted="none", epsilon=3.0)
+    assert "no promise" in call("runs", str(tmp_path)).stdout
+
+
+def test_the_folder_of_one_run_lists_it(folder: Path) -> None:
+    assert names(str(folder / "old")) == ["old"]
+
+
+# Nothing to list.
+
+
+def test_a_missing_folder_is_one_line(tmp_path: Path) -> None:
+    result = call("runs", str(tmp_path / "none"))
+    assert (result.exit_code, result.stdout) == (2, "")
+    assert said_on_stderr(result).startswith("error: there is no folder")
+
+
+def test_an_empty_folder_is_one_line(tmp_path: Path) -> None:
+    result = call("runs", str(tmp_path))
+    assert (result.exit_code, result.stdout) == (0, "")
+    assert "there are no runs in" in said_on_stderr(result)
+    assert json_of("runs", str(tmp_path), "--json") == {"runs": [], "problems": []}
+
+
+def test_a_state_that_no_run_has_is_one_line(folder: Path) -> None:
+    result = call("runs", str(folder), "--state", "broken")
+    assert "none of 4 runs in" in said_on_stderr(result)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--state", "finishd"],
+            "--state must be one of finished, running, silent, stopped, broken",
+        ),
+        (["--sort", "epsilom"], "got 'epsilom': did you mean epsilon?"),
+    ],
+)
+def test_a_misspelt_word_is_refused_with_those_that_are_known(
+    folder: Path, arguments: list[str], said: str
+) -> None:
+    result = call("runs", str(folder), *arguments)
+    assert result.exit_code == 2
+    assert said in said_on_stderr(result)
+
+
+# Content that anybody may have written.
+
+
+def test_hostile_names_and_values_reach_no_terminal(tmp_path: Path) -> None:
+    hostile = "\x1b]0;owned\x07\x1b[2J"
+    write_run(tmp_path / f"a{hostile}")
+    write_run(tmp_path / "[red]b[/red]")
+    write_run(tmp_path / "sweep" / "run-0", unit=hostile)
+    write_run(tmp_path / "c", epsilon=1.0, written=NOW, delta="\u202etfel")
+    cells = [{"name": "run-0", "variant": hostile, "place": hostile}]
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"cells": cells}))
+    for arguments in ([], ["--json"]):
+        result = call("runs", str(tmp_path), *arguments)
+        assert result.exit_code == 0
+        for text in (result.stdout, result.stderr):
+            assert not {"\x1b", "\x07", "\u202e"} & set(text)
+    assert "[red]b[/red]" in call("runs", str(tmp_path)).stdout
+    assert "characters that can't be shown" in said_on_stderr(call("runs", str(tmp_path)))
+
+
+def test_a_link_is_said_and_not_followed(folder: Path, tmp_path: Path) -> None:
+    elsewhere = write_run(tmp_path / "elsewhere")
+    (folder / "link").symlink_to(elsewhere)
+    assert "link" not in names(str(folder))
+    assert "links are not followed" in said_on_stderr(call("runs", str(folder)))
+
+
+def test_a_time_that_no_calendar_has_is_left_out() -> None:
+    card = RunCard(name="a", kind="training", state=RunState.FINISHED, changed=1e18)
+    assert runs_json([card], [])["runs"][0]["when"] is None
+
+
+def test_listing_loads_nothing_that_a_training_needs(tmp_path: Path) -> None:
+    code = """
+import sys
+from typer.testing import CliRunner
+from fl_dp.commands.entry import app
+assert CliRunner().invoke(app, ["runs", "."]).exit_code == 0
+assert not {"torch", "scipy", "ray", "flwr", "hydra", "omegaconf"} & set(sys.modules)
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path)

@@ -1,0 +1,142 @@
+"""`make federation`: all protections on, the same app as in a simulation, nothing left running."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from federation import MODES, ROUNDS, WARDS, Federation, Mode, spent_lines
+from wards import ROOT, write_tables
+
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.local.launch import App
+
+ALL = ("central", "dp_sgd", "local", "distributed")
+# Where the rows lie, and what only a real node has.
+OF_THE_PLACE = (
+    *("task.partition=", "task.data_dir=", "output_dir=", "run_name="),
+    *("privacy.witness_dir=", "secure_sum.roster="),
+)
+# What a statement says of the privacy and not of the place.
+OF_THE_PRIVACY = ("unit", "neighboring_relation", "mechanism", "noise_multipliers", "rounds")
+
+
+def processes_of(place: Path) -> list[str]:
+    """Return every process that was started for a federation in a folder."""
+    found = []
+    for process in Path("/proc").iterdir():
+        try:
+            environment = (process / "environ").read_bytes()
+            words = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+        except OSError:
+            continue
+        if os.fsencode(f"FLWR_HOME={place}") in environment and words:
+            found.append(words.decode(errors="replace"))
+    return found
+
+
+@pytest.fixture
+def script(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, str(ROOT / "deploy" / "federation.py"), "--keep", str(tmp_path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        yield process
+        process.kill()
+
+
+def simulated(place: Path, overrides: list[str]) -> RunFolder:
+    """Train with the same settings in Flower's simulation, on rows of this machine."""
+    write_tables(place, ("here",))
+    (place / "public" / "test.csv").rename(place / "here" / "test.csv")
+    same = [each for each in overrides if not each.startswith(OF_THE_PLACE)]
+    here = (f"task.data_dir={place / 'here'}", f"output_dir={place}", "run_name=simulated")
+    # One client a node, as a ward is.
+    split = ("task.partition=iid", "simulation.units_per_node=1")
+    subprocess.run([sys.executable, "-m", "fl_dp", "run", *same, *split, *here], check=True)
+    return RunFolder(place / "simulated")
+
+
+def said_of_privacy(folder: RunFolder) -> dict[str, Any]:
+    statement = folder.read_statement()
+    return {key: statement.get(key) for key in OF_THE_PRIVACY}
+
+
+def test_the_app_of_a_simulation_is_the_one_that_is_bundled() -> None:
+    metadata = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    components = metadata["tool"]["flwr"]["app"]["components"]
+    assert components == {"serverapp": f"{App().server}:app", "clientapp": f"{App().client}:app"}
+
+
+def test_the_federation_offers_every_mode_that_the_makefile_names() -> None:
+    assert tuple(MODES) == ALL
+    [comment] = re.findall(r"^# `make federation`: (.*)\.$", (ROOT / "Makefile").read_text(), re.M)
+    assert comment.replace(" or ", ", ") == ", ".join(ALL)
+
+
+def test_the_workflow_runs_the_federation_in_every_mode() -> None:
+    workflow = yaml.safe_load((ROOT / ".github" / "workflows" / "checks.yml").read_text())
+    steps = workflow["jobs"]["federation"]["steps"]
+    runs = [step["env"]["PRIVACY"] for step in steps if step.get("run") == "make federation"]
+    assert tuple(runs) == ALL
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="looks for processes in /proc")
+def test_a_federation_that_is_stopped_leaves_nothing_running(
+    script: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert script.stdout is not None
+    for line in script.stdout:
+        if "SuperLink with TLS" in line:
+            break
+    while not processes_of(tmp_path):
+        assert script.poll() is None
+    script.send_signal(signal.SIGINT)
+    assert script.wait(60) == 1
+    assert processes_of(tmp_path) == []
+
+
+@pytest.mark.waits
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", ALL)
+def test_the_same_app_runs_in_a_simulation_and_on_the_federation(name: str, tmp_path: Path) -> None:
+    mode: Mode = MODES[name]
+    with Federation(tmp_path / "place", mode) as federation:
+        run = federation.train(name)
+        assert run.read_metrics()[-1].get("test_accuracy", 1.0) > 0.6  # .5 untrained
+        assert "SuperNode authentication is disabled" not in federation.log("superlink")
+        assert processes_of(tmp_path / "place")
+        lines = "\n".join(spent_lines(federation, run))
+        for ward in WARDS:
+            assert federation.ledger_of(ward).exists() == (name != "central")
+            assert (f"{ward}: epsilon" in lines) == (name != "central")
+    assert processes_of(tmp_path / "place") == []
+    assert len(run.read_metrics()) >= ROUNDS
+    (tmp_path / "simulation").mkdir()
+    apart = simulated(tmp_path / "simulation", federation.overrides(name))
+    assert said_of_privacy(apart) == said_of_privacy(run)
+
+
+@pytest.mark.waits
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
+@pytest.mark.timeout(1800)
+def test_a_node_runs_no_app_that_nobody_signed(tmp_path: Path) -> None:
+    with Federation(tmp_path / "place", MODES["dp_sgd"]) as federation:
+        with pytest.raises(RuntimeError, match="the run did not end well"):
+            federation.train("unsigned", app=str(ROOT))
+        for ward in WARDS:
+            assert "The FAB could not be verified" in federation.log(ward)
+            assert "flwr-clientapp" not in federation.log(ward)
+            assert not federation.ledger_of(ward).exists()

@@ -1,0 +1,34 @@
+"""Each row of docs/security.md names a test that is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+NAMED = sorted(
+    {
+        (page, *found)
+        for page in ("security.md", "migration.md")
+        for found in re.findall(
+            r"\[([^\]]+)\]\(\.\./(tests/[\w/]+\.py)\)", (ROOT / "docs" / page).read_text("utf-8")
+        )
+    }
+)
+
+
+@pytest.mark.parametrize(("page", "words", "file"), NAMED)
+def test_a_row_names_a_test_that_exists(page: str, words: str, file: str) -> None:
+    name = "test_" + words.replace(" ", "_")
+    text = (ROOT / file).read_text(encoding="utf-8")
+    assert re.search(rf"^def {re.escape(name)}\(", text, re.MULTILINE), page
+
+
+def test_each_row_of_what_may_be_sent_names_one() -> None:
+    page = (ROOT / "docs/security.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (?:client|node|server|owner|neighbour|another|file).*", page, re.M)
+    sent = [row for row in rows if row.count(" | ") == 3]
+    assert len(sent) > 20
+    assert [row for row in sent if "](../tests/" not in row] == []

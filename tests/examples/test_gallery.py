@@ -1,0 +1,80 @@
+"""The gallery's apps run as their diffs say: plain before, and private after, with one client."""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+import re
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+from flwr.app import Context, RecordDict
+from local_grid import LocalGrid, answer_with_app
+
+from fl_dp import PrivacyLedger
+from fl_dp.clients import numpy_client_app
+
+GALLERY = Path(__file__).resolve().parents[2] / "examples" / "gallery"
+README = (GALLERY / "README.md").read_text(encoding="utf-8")
+DIFFS = dict(
+    zip(
+        re.findall(r"\]\((\w+)_client\.py\)", README),
+        re.findall(r"```diff\n(.*?)```", README, re.DOTALL),
+        strict=True,
+    )
+)
+CLIENTS = 40
+
+
+def client(name: str, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    file = GALLERY / f"{name}_client.py"
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    monkeypatch.setitem(sys.modules, file.stem, module)
+    spec.loader.exec_module(module)
+    return module
+
+
+def run(name: str, sign: str, monkeypatch: pytest.MonkeyPatch) -> LocalGrid:
+    """Run an app of the gallery without the lines of one sign."""
+    kept = [line[1:] for line in DIFFS[name].splitlines() if not line.startswith(sign)]
+    module = client(name, monkeypatch)
+    app = module.app if hasattr(module, "app") else numpy_client_app(module.client_fn)
+    server: dict[str, Any] = {}
+    exec(compile("\n".join(kept), f"examples/gallery/README.md, {name}", "exec"), server)
+    grid = LocalGrid(answer_with_app(app, CLIENTS), CLIENTS)
+    server["app"](grid, Context(1, 0, {}, RecordDict(), {}))
+    return grid
+
+
+def test_every_client_of_the_gallery_has_its_diff() -> None:
+    assert set(DIFFS) == {file.stem.removesuffix("_client") for file in GALLERY.glob("*.py")}
+    assert len(DIFFS) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIFFS)
+def test_before_its_diff_an_app_is_plain_flower(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert "DPFedAvg" not in re.sub(r"^\+.*", "", DIFFS[name], flags=re.MULTILINE)
+    assert run(name, "+", monkeypatch).sent
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DIFFS)
+def test_after_its_diff_an_app_is_private(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run(name, "-", monkeypatch)
+    with PrivacyLedger.read(tmp_path / f"{name}.db") as ledger:
+        assert ledger.rounds_committed == 3
+        assert math.isclose(ledger.epsilon().best, 8.0, rel_tol=0.02)
+        assert ledger.epsilon().best <= 8.0

@@ -1,0 +1,49 @@
+"""SIGKILL to whoever started Flower: nothing trains on, and nothing is left behind.
+
+SIGTERM and ctrl-C to `fl-dp run` are in tests/app/test_interruption.py, SIGKILL with
+`simulation.engine=in_process` is in tests/local/test_one_process.py.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from fl_dp.local.processes import descendants
+
+HOLDER = """
+import time
+from fl_dp.local.launch import LocalSuperLink
+with LocalSuperLink() as link:
+    print(link._folder.name, link._process.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+def gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except OSError:
+        return True
+
+
+@pytest.mark.slow
+def test_a_superlink_ends_with_a_run_that_is_killed_and_takes_its_folder_along() -> None:
+    holder = subprocess.Popen([sys.executable, "-c", HOLDER], stdout=subprocess.PIPE, text=True)
+    try:
+        assert holder.stdout is not None
+        folder, link = holder.stdout.readline().split()
+        started = descendants(holder.pid)
+        assert int(link) in started
+        assert (Path(folder) / "config.toml").is_file()
+    finally:
+        holder.kill()
+        holder.wait()
+    deadline = time.monotonic() + 30
+    while Path(folder).exists() or not all(map(gone, started)):
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

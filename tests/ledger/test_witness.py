@@ -1,0 +1,283 @@
+"""A second place that knows how far a ledger has come: what is put back older is refused."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sqlite3
+import stat
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from flwr.app import Context, RecordDict
+from postgres_server import PostgresServer
+from postgres_server import postgres_server as postgres_server
+from typer.testing import CliRunner
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import GaussianEvent
+from fl_dp.clients.node_privacy import NodePrivacy
+from fl_dp.commands.app import app
+from fl_dp.ledger import (
+    Account,
+    FileWitness,
+    LedgerAnchor,
+    LedgerCorrupted,
+    LedgerUnavailable,
+    NodeLedger,
+    SpentLedger,
+    TableWitness,
+    Witness,
+    witness_at,
+)
+
+PLAN = PrivacyPlan.from_noise_multiplier(
+    1.0, delta=1e-3, rounds=9, sampling_rate=0.25, clipping_norm=1.0, num_clients=200
+)
+WARD = Account(unit="record", source="ward")
+AMPLE = PrivacyBudget(epsilon=50.0, delta=1e-5)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    (tmp_path / "here").mkdir()
+    return tmp_path / "here" / "ledger.db"
+
+
+@pytest.fixture(params=["file", pytest.param("table", marks=pytest.mark.xdist_group("postgres"))])
+def elsewhere(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[], Witness]:
+    """A second place; each call opens it anew, as another process would."""
+    if request.param == "file":
+        (tmp_path / "there").mkdir()
+        return lambda: FileWitness(tmp_path / "there" / "ledger.heads")
+    server: PostgresServer = request.getfixturevalue("postgres_server")
+    url = server.url(server.new_database())
+    return lambda: TableWitness(url)
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "there").mkdir()
+    return tmp_path / "there" / "ledger.heads"
+
+
+def spend(path: Path, witness: Witness | None, *rounds: int) -> None:
+    with PrivacyLedger.open(path, PLAN, witness=witness) as ledger:
+        for number in rounds:
+            ledger.commit(ledger.reserve(round=number))
+
+
+def test_every_entry_is_witnessed_before_anything_is_released(
+    path: Path, elsewhere: Callable[[], Witness]
+) -> None:
+    with PrivacyLedger.open(path, PLAN, witness=elsewhere()) as ledger:
+        assert elsewhere().anchors()[-1] == ledger.anchor
+        reservation = ledger.reserve(round=1)
+        assert elsewhere().anchors()[-1] == ledger.anchor
+        ledger.commit(reservation)
+        assert elsewhere().anchors()[-1] == ledger.anchor
+    assert [each.entries for each in elsewhere().anchors()] == [2, 3, 4]  # plan and run in one
+
+
+def test_an_older_copy_that_is_put_back_is_refused(
+    path: Path, elsewhere: Callable[[], Witness]
+) -> None:
+    spend(path, elsewhere(), 1)
+    shutil.copy(path, path.with_name("backup"))
+    spend(path, elsewhere(), 2)
+    shutil.copy(path.with_name("backup"), path)
+    with pytest.raises(LedgerCorrupted, match=r"has 4 entries and its witness .* knows of 7"):
+        spend(path, elsewhere(), 2)
+    with pytest.raises(LedgerCorrupted, match="older copy"):
+        SpentLedger.read(path, witness=elsewhere())
+    # The power of the test: without a witness the older copy is as good as the newest.
+    spend(path, None, 2)
+
+
+def test_a_ledger_that_is_gone_is_not_begun_anew(
+    path: Path, elsewhere: Callable[[], Witness]
+) -> None:
+    spend(path, elsewhere(), 1)
+    path.unlink()
+    with pytest.raises(LedgerCorrupted, match="has 0 entries"):
+        spend(path, elsewhere(), 1)
+
+
+def test_an_end_that_was_cut_off_and_grew_again_is_refused(
+    path: Path, elsewhere: Callable[[], Witness]
+) -> None:
+    spend(path, elsewhere(), 1, 2)
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute("DELETE FROM entries WHERE sequence > 3")
+        connection.commit()
+    spend(path, None, 2, 3, 4)  # longer than before
+    with pytest.raises(LedgerCorrupted, match="is not the one that its witness"):
+        spend(path, elsewhere(), 5)
+
+
+def test_two_copies_of_one_ledger_are_found_out(
+    path: Path, elsewhere: Callable[[], Witness], tmp_path: Path
+) -> None:
+    spend(path, elsewhere(), 1)
+    (tmp_path / "copy").mkdir()
+    copy = Path(shutil.copy(path, tmp_path / "copy" / "ledger.db"))
+    with (
+        PrivacyLedger.open(path, PLAN, witness=elsewhere()) as one,
+        pytest.raises(LedgerCorrupted, match=r"two copies|is not the one|older copy"),
+        PrivacyLedger.open(copy, PLAN, witness=elsewhere()) as other,
+    ):
+        one.reserve(round=2)
+        other.reserve(round=2)
+
+
+def test_a_crash_between_the_ledger_and_its_witness_does_no_harm(
+    path: Path, elsewhere: Callable[[], Witness]
+) -> None:
+    spend(path, elsewhere(), 1)
+    spend(path, None, 2)  # as if the process had been killed before each note
+    spend(path, elsewhere(), 3)
+    assert elsewhere().anchors()[-1].entries == 10
+
+
+def test_two_processes_with_one_ledger_keep_one_witness(
+    path: Path, elsewhere: Callable[[], Witness]
+) -> None:
+    with (
+        PrivacyLedger.open(path, PLAN, witness=elsewhere()) as one,
+        PrivacyLedger.open(path, PLAN, witness=elsewhere()) as other,
+    ):
+        for number in range(1, 5):
+            (one, other)[number % 2].reserve(round=number)
+    spend(path, elsewhere(), 5)
+
+
+def test_a_witness_that_can_not_be_written_stops_the_release_and_the_charge_stays(
+    path: Path, file: Path
+) -> None:
+    with PrivacyLedger.open(path, PLAN, witness=FileWitness(file)) as ledger:
+        shutil.rmtree(file.parent)
+        with pytest.raises(LedgerUnavailable, match=r"witness .* Nothing is released without it"):
+            ledger.reserve(round=1)
+    with SpentLedger.read(path) as spent:
+        assert spent.rounds_spent == 1
+
+
+def test_a_disk_that_is_not_mounted_is_no_empty_witness(path: Path, file: Path) -> None:
+    file.parent.rmdir()
+    with pytest.raises(LedgerUnavailable, match="is its disk mounted"):
+        spend(path, FileWitness(file), 1)
+
+
+def test_a_witness_that_knows_nothing_of_an_old_ledger_is_refused_until_it_is_begun(
+    path: Path, elsewhere: Callable[[], Witness]
+) -> None:
+    spend(path, None, 1)
+    with pytest.raises(LedgerCorrupted, match="--begin-witness"):
+        spend(path, elsewhere(), 2)
+    with SpentLedger.read(path) as ledger:
+        ledger.begin_witness(elsewhere())
+        with pytest.raises(ValueError, match="begun already"):
+            ledger.begin_witness(elsewhere())
+    spend(path, elsewhere(), 2)
+
+
+def test_a_line_that_a_power_cut_tore_is_passed_over(path: Path, file: Path) -> None:
+    spend(path, FileWitness(file), 1)
+    before = FileWitness(file).anchors()
+    with file.open("ab") as stream:
+        stream.write(b'\n{"entries": 5, "ha')
+    assert FileWitness(file).anchors() == before
+    spend(path, FileWitness(file), 2)
+    assert FileWitness(file).anchors()[-1].entries == 7
+
+
+@pytest.mark.parametrize(
+    "text", ["[1, 2]}\n", '{"entries": 0, "hash": "x"}\n', '{"entries": true, "hash": "x"}\n', "}"]
+)
+def test_another_file_is_no_witness(path: Path, file: Path, text: str) -> None:
+    file.write_text(text, encoding="utf-8")
+    with pytest.raises(LedgerCorrupted, match="is no witness"):
+        spend(path, FileWitness(file), 1)
+
+
+def test_a_witness_is_its_owners_alone_and_tells_no_name(path: Path, file: Path) -> None:
+    witness = FileWitness(file)
+    with NodeLedger.open(path, witness=witness) as ledger:
+        ledger.charge(WARD, GaussianEvent(noise_multiplier=5.0), budget=AMPLE, what="run 7")
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    keys = {key for line in file.read_text().split("\n") if line for key in json.loads(line)}
+    assert keys == {"entries", "hash"}
+
+
+def test_a_witness_beside_the_ledger_protects_nothing_and_is_refused(path: Path) -> None:
+    beside = FileWitness(path.with_name("ledger.heads"))
+    with pytest.raises(ValueError, match="another disk"):
+        spend(path, beside, 1)
+    link = path.parent.with_name("link")
+    link.symlink_to(path.parent)
+    with pytest.raises(ValueError, match="another disk"):
+        spend(path, FileWitness(link / "ledger.heads"), 1)
+
+
+def test_a_nodes_owner_names_the_witness(path: Path, file: Path) -> None:
+    owner: dict[str, str | int | float | bool] = {
+        "ledger-path": str(path),
+        "witness-path": str(file),
+    }
+    node = NodePrivacy.of(Context(1, 1, owner, RecordDict(), {}), {})
+    event = GaussianEvent(noise_multiplier=5.0)
+
+    def charge() -> None:
+        with node.open_ledger() as ledger:
+            ledger.charge(node.account(unit="record"), event, budget=AMPLE, what="run 7")
+
+    charge()
+    shutil.copy(path, path.with_name("backup"))
+    charge()
+    shutil.copy(path.with_name("backup"), path)
+    with pytest.raises(LedgerCorrupted, match="older copy"):
+        charge()
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("witness.heads", "must be absolute"),
+        ("sqlite:////mnt/w.db", "is no database"),
+        ("mysql://host/db", "PostgreSQL"),
+    ],
+)
+def test_a_place_that_can_be_no_witness_is_told_in_one_line(place: str, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        witness_at(place)
+
+
+def test_the_command_begins_compares_and_refuses(path: Path, file: Path) -> None:
+    def call(*arguments: object) -> tuple[int, str]:
+        result = CliRunner().invoke(app, ["ledger", *map(str, arguments)])
+        return result.exit_code, " ".join(result.output.split())
+
+    spend(path, None, 1)
+    assert call(path, "--begin-witness", file)[0] == 0
+    status, said = call(path, "--witness", file)
+    assert status == 0
+    assert "agreement: its witness" in said
+    with file.open("ab") as stream:
+        later = LedgerAnchor(entries=9, hash="0" * 64)
+        stream.write(json.dumps(later.to_dict()).encode() + b"\n")
+    status, said = call(path, "--witness", file)
+    assert status == 1
+    assert "older copy" in said
+    assert call(path, "--begin-witness", file)[0] == 2  # it knows something
+    assert call(path, "--begin-witness", file, "--summary")[0] == 2
+    assert list(path.parent.iterdir()) == [path]
+
+
+def test_one_witness_is_of_one_node(tmp_path: Path, file: Path) -> None:
+    for number in range(2):
+        NodeLedger.open(tmp_path / f"node-{number}.db").close()
+    result = CliRunner().invoke(app, ["ledger", str(tmp_path), "--witness", str(file)])
+    assert result.exit_code == 2
+    assert "a witness belongs to one ledger, and here are 2" in " ".join(result.output.split())

@@ -1,0 +1,67 @@
+"""Debian's Chromium through playwright, and what axe-core says of a page.
+
+A test file asks for it with `chromium_or_skip()` and a fixture of its own around `chromium()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from chromium import chromium, chromium_path
+
+__all__ = ["WAIT", "chromium", "chromium_or_skip", "expect", "serious", "watched_page"]
+
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+WAIT = 60_000  # milliseconds: more than anything here takes on a busy machine
+
+
+def chromium_or_skip() -> None:
+    """Skip the test file where playwright or the system's Chromium is missing."""
+    pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+    if chromium_path() is None:
+        pytest.skip("no chromium is installed", allow_module_level=True)
+
+
+@contextmanager
+def watched_page(browser: Any, **options: Any) -> Iterator[Any]:
+    """Open a page that fails the test if a script fails or the policy refuses something."""
+    context = browser.new_context(locale="en-GB", **options)
+    context.set_default_timeout(WAIT)
+    tab = context.new_page()
+    wrong: list[str] = []
+    tab.on("pageerror", lambda error: wrong.append(str(error)))
+    tab.on(
+        "console", lambda said: wrong.append(said.text) if "Policy directive" in said.text else None
+    )
+    yield tab
+    context.close()
+    assert wrong == []
+
+
+def expect(locator: Any) -> Any:
+    """Return playwright's expectations of a place in a page."""
+    import playwright.sync_api
+
+    return playwright.sync_api.expect(locator)
+
+
+def serious(page: Any, *, contrast_alone: bool = False) -> list[str]:
+    """Return what axe-core calls serious or critical in a page that lets it in.
+
+    Args:
+        page: Of a context that bypasses the page's policy.
+        contrast_alone: Whether colours alone are looked at, which is all that the dark changes.
+    """
+    page.add_script_tag(path=AXE)
+    rules = {"runOnly": ["color-contrast"]} if contrast_alone else {}
+    result = page.evaluate("(rules) => axe.run(rules)", rules)
+    return [
+        f"{each['id']}: {node['html'][:200]}"
+        for each in result["violations"]
+        if each["impact"] in ("serious", "critical")
+        for node in each["nodes"]
+    ]
