@@ -10,6 +10,24 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or PyTorch is imported, which read it
 
+import pytest
+
 from fl_dp.accounting.calibration_cache import SWITCH
 
 os.environ[SWITCH] = "off"  # at import, as plans of module level are calibrated, too
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Refuse versions of pytest and pytest-xdist that don't keep groups together.
+
+    Two simulations at once on two processors wait for each other until their time is up.
+    """
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid.rpartition("]")[2]:
+            raise pytest.UsageError(
+                f"{item.nodeid} stands in no group: this pytest-xdist does not go with pytest "
+                f"{pytest.__version__}; install what requirements.lock names"
+            )

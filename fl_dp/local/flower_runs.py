@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ _LOCAL_ADDRESSES = (":local:", ":local-in-memory:")
 _LOCAL_PORT = ("FLWR_LOCAL_SUPERLINK_HTTP_API_PORT", "39091")
 _UNKNOWN_RUN = "[code: 16]"
 _UNREACHABLE = "is unavailable"
+_FIRST_ERROR = re.compile(r"An exception occur+ed ?!! (.*\S)")
 
 
 class RunUnknown(ValueError):
@@ -58,6 +60,17 @@ class RunStatus:
     def ended(self) -> bool:
         """Whether nothing more will come of it."""
         return self.status.startswith("finished")
+
+    def explained_by(self, log: str) -> RunStatus:
+        """Return the same, with what broke first: Flower's engine reports what broke last.
+
+        Args:
+            log: What `flwr run --stream` said of the run.
+        """
+        first = _FIRST_ERROR.search(log)
+        if first is None or first[1] in self.details:
+            return self
+        return replace(self, details=f"{self.details} ({first[1]})")
 
 
 def run_status(

@@ -231,7 +231,8 @@ class LocalSuperLink:
         started = re.search(r"Successfully started run (\d+)", said)
         if started is None:
             raise LaunchError(f"Flower did not start the run:\n{said.strip()}")
-        return self._status(started.group(1))
+        status = self._status(started.group(1))
+        return status if status.succeeded else status.explained_by(said)
 
     def _federation(self, settings: Settings) -> str:
         return federation_config(settings, self._machine, more_nodes=self._more_nodes)
