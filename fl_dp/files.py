@@ -102,7 +102,7 @@ def read_json_object(file: Path, what: str) -> dict[str, Any]:
     """
     try:
         document = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter: nested without an end
         raise ValueError(
             f"{file} is no {what} ({error}): put the right one in its place, or move it away"
         ) from error

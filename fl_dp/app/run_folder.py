@@ -17,6 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors.numpy import save
 from yaml import YAMLError
 
+from fl_dp.documents import MALFORMED
 from fl_dp.files import private_file, private_folder, write_text, written_whole
 from fl_dp.ledger import LedgerAnchor, SpentLedger, Witness, witness_at
 from fl_dp.plan import PrivacyPlan, RecordPlan
@@ -119,7 +120,8 @@ class RunFolder:
             raise FileNotFoundError(f"there is no run in {self.path}: it has no config.yaml")
         try:
             return settings_of(OmegaConf.load(self.config))
-        except (OmegaConfBaseException, YAMLError, ValueError) as error:
+        # OmegaConf raises an OSError for YAML that is a number.
+        except (OmegaConfBaseException, YAMLError, ValueError, OSError, *MALFORMED) as error:
             raise ValueError(
                 f"{self.config} does not fit this version of fl-dp: {error}"
             ) from error

@@ -1,11 +1,15 @@
 """Documents as somebody would write them who wants their reader to break.
 
 A case is a seed: hypothesis finds one, prints it, and `Random(seed)` writes the same case again.
+The cases are the same in every run. Others, and as many times more, are tried by
+
+    FL_DP_FUZZ=20 python -m pytest tests/fuzz
 """
 
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from copy import deepcopy
 from random import Random
@@ -14,6 +18,9 @@ from typing import Any, Protocol
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+FRESH = "FL_DP_FUZZ" in os.environ
+TIMES = int(os.environ.get("FL_DP_FUZZ", "1"))
 
 _DEEP: list[Any] = []
 for _ in range(40):
@@ -39,8 +46,10 @@ def cases(count: int) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
     def decorate(test: Callable[..., None]) -> Callable[..., None]:
         # A reader that hangs ends here and not with the whole suite.
-        timed = pytest.mark.timeout(120)(test)
-        bounded = settings(max_examples=count, deadline=None, database=None)(timed)
+        timed = pytest.mark.timeout(120 * TIMES)(test)
+        bounded = settings(
+            max_examples=count * TIMES, derandomize=not FRESH, deadline=None, database=None
+        )(timed)
         return given(rng=st.integers(0, 2**63).map(Random))(bounded)
 
     return decorate
