@@ -116,6 +116,8 @@ def parsed(text: str) -> Override:
             f"'{text}' can't be read: a value with spaces or any of ,:=()[]{{}}$\\ stands in "
             f"quotes of its own, like '{key}=\"{value}\"'"
         ) from error
+    except (ValueError, RecursionError) as error:  # digits or brackets without an end
+        raise ConfigError(f"'{text[:40]}...' can't be read: {error}") from error
 
 
 def quoted(value: str) -> str:

@@ -801,3 +801,9 @@ def test_settings_that_a_client_refuses_are_an_error_without_their_text() -> Non
     broken = compose_settings(SMALL).to_json().replace('"epochs": 1', '"epochs": 0')
     reply = answer_of_the_client_app(broken, {"partition-id": 0})
     assert reply.error.reason == "ValueError"
+
+
+@pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000 + "]" * 3000], ids=["digits", "brackets"])
+def test_digits_and_brackets_without_an_end_are_refused(value: str) -> None:
+    with pytest.raises(ConfigError, match=r"^'seed=.{34,36}\.\.\.' can't be read"):
+        compose_settings([f"seed={value}"])
