@@ -164,6 +164,7 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
         f"{_TUNED} selection.coins=nodes",
         f"{_TUNED} tune.by=stopping schedule=plateau",
         f"{_TUNED} tune.by=stopping selection=public selection.participation_cap=9",
+        f"{_TUNED} tune.by=stopping tracking.metrics_port=9100",
         f"{_TUNED} tune.by=public tune.share=0.2",
     ),
     ("privacy=dp_sgd selection.participation_cap=9",),

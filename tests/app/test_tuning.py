@@ -247,6 +247,20 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
         assert statement_differences(ledger, statement) == []
 
 
+def test_no_witness_remembers_the_trainings_of_random_stopping(tmp_path: Path) -> None:
+    witnesses = tmp_path / "witnesses"
+    witnesses.mkdir()
+    settings = settings_for(
+        *(tmp_path, "tune.by=stopping", "tune.mean_runs=2", "privacy.delta=1e-3"),
+        f"privacy.witness_dir={witnesses}",
+    )
+    begun = Stopped.begun(RunFolder(tmp_path / "run"), settings)
+    assert [each.name for each in witnesses.iterdir()] == ["run.heads"]
+    for overrides, one in begun.runs:
+        assert one.privacy.witness_dir is None
+        assert "privacy.witness_dir=null" in overrides
+
+
 def test_random_stopping_that_was_interrupted_stays_charged_and_is_not_continued(
     tmp_path: Path,
 ) -> None:
@@ -273,6 +287,8 @@ def test_random_stopping_that_was_interrupted_stays_charged_and_is_not_continued
         ([*GRID, "tune.mean_runs=3"], "tune.mean_runs has no part in tune.by=vote"),
         ([*GRID, "tune.by=stopping", "tune.share=0.2"], "tune.share has no part"),
         ([*GRID, "tune.by=stopping", "schedule=plateau"], "write another schedule"),
+        ([*GRID, "tune.by=stopping", "tracking=tensorboard"], "leave tracking and"),
+        ([*GRID, "tune.by=stopping", "tracking.metrics_port=9100"], "leave tracking and"),
         ([*GRID, "tune.by=coin"], "tune.by must be one of vote, stopping, public"),
         (["resume=runs/a"], "write `fl-dp run resume=FOLDER`"),
     ],

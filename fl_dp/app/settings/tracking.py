@@ -63,6 +63,11 @@ class TrackingSettings:
             )
 
     @property
+    def told(self) -> bool:
+        """Whether anybody is told of a training while it goes on."""
+        return self.name != "none" or self.metrics_port is not None
+
+    @property
     def online(self) -> bool:
         """Whether each round may be sent to another machine."""
         return self.mode == "online"

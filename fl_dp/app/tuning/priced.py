@@ -54,6 +54,10 @@ def require_choosable(settings: Settings) -> None:
         "leave selection.participation_cap out": (
             by == "stopping" and settings.selection.participation_cap is not None
         ),
+        "with tune.by=stopping what lost and how many trainings there were stays secret, and a "
+        "tracker would be told of each: leave tracking and tracking.metrics_port out": (
+            by == "stopping" and settings.tracking.told
+        ),
     }
     found = [text for text, is_wrong in wrong.items() if is_wrong]
     if found:

@@ -132,7 +132,9 @@ class Stopped:
 
     def _overrides(self, candidate: str) -> list[str]:
         noise = f"privacy.noise_multiplier={self.noise_multiplier!r}"
-        return [*candidate.split(), "privacy.epsilon=null", noise, "report=none"]
+        # A witness would remember each training; the one of the choice covers all.
+        alone = ("privacy.epsilon=null", noise, "privacy.witness_dir=null", "report=none")
+        return [*candidate.split(), *alone]
 
     def _settings(self, candidate: str) -> Settings:
         plain = replace(
@@ -140,7 +142,10 @@ class Stopped:
             tune=TuneSettings(),
             report="none",
             privacy=replace(
-                self.settings.privacy, epsilon=None, noise_multiplier=self.noise_multiplier
+                self.settings.privacy,
+                epsilon=None,
+                noise_multiplier=self.noise_multiplier,
+                witness_dir=None,
             ),
         )
         return with_candidate(plain, candidate)
