@@ -17,6 +17,9 @@ MALFORMED = (
     AssertionError,
 )
 
+MOST_DEEP = 20
+"""Levels of nesting that a document of ours never reaches."""
+
 
 @contextmanager
 def document(what: str) -> Iterator[None]:
@@ -45,3 +48,32 @@ def parsed_object(text: str, what: str) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise ValueError(f"this is no {what}: it holds no JSON object")
     return found
+
+
+def plain_yaml(text: bytes, what: str) -> Any:
+    """Return what YAML text says, without tags, aliases or deep nesting.
+
+    Raises:
+        ValueError: If it is none, or has one of those.
+    """
+    import yaml  # where a document is YAML alone
+
+    # Not every build of PyYAML has libyaml.
+    loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    depth, wrong = 0, ""
+    try:
+        for event in yaml.parse(text, Loader=loader):
+            depth += isinstance(event, yaml.CollectionStartEvent)
+            depth -= isinstance(event, yaml.CollectionEndEvent)
+            # A few aliases of aliases would stand for gigabytes.
+            if isinstance(event, yaml.AliasEvent):
+                wrong = "has aliases, which fl-dp never writes"
+            elif depth > MOST_DEEP:
+                wrong = "is nested too deeply"
+            if wrong:
+                break
+        else:
+            return yaml.load(text, Loader=loader)
+    except (yaml.YAMLError, ValueError, RecursionError):
+        wrong = "is no YAML"
+    raise ValueError(f"{what} {wrong}")

@@ -297,8 +297,6 @@ def _with_policy(given: dict[str, Any]) -> dict[str, Any]:
         return given
     import yaml  # by an owner's wish alone
 
-    from fl_dp.found_runs.untrusted import plain_yaml
-
     try:
         with Path(place).open("rb") as stream:
             text = stream.read(_LONGEST_POLICY + 1)

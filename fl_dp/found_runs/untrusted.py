@@ -11,13 +11,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-import yaml
+from fl_dp.documents import MOST_DEEP, plain_yaml
 
-_MOST_DEEP = 20
 _LONGEST_TEXT = 10_000
-
-# Not every build of PyYAML has libyaml.
-_YAML = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 
 class Unreadable(ValueError):
@@ -112,32 +108,12 @@ def parsed_yaml(text: bytes, what: str) -> Any:
     """Return what YAML text says, as `plain_yaml`, made harmless by `tame`.
 
     Raises:
-        Unreadable: As `plain_yaml`.
+        Unreadable: If it is none, or as `plain_yaml`.
     """
-    return tame(plain_yaml(text, what))
-
-
-def plain_yaml(text: bytes, what: str) -> Any:
-    """Return what YAML text says, without tags, aliases or deep nesting.
-
-    Raises:
-        Unreadable: If it is none, or has one of those.
-    """
-    depth = 0
     try:
-        for event in yaml.parse(text, Loader=_YAML):
-            # A few aliases of aliases would stand for gigabytes.
-            if isinstance(event, yaml.AliasEvent):
-                raise Unreadable(f"{what} has aliases, which fl-dp never writes")
-            depth += isinstance(event, yaml.CollectionStartEvent)
-            depth -= isinstance(event, yaml.CollectionEndEvent)
-            if depth > _MOST_DEEP:
-                raise Unreadable(f"{what} is nested too deeply")
-        return yaml.load(text, Loader=_YAML)
-    except (yaml.YAMLError, ValueError, RecursionError) as error:
-        if isinstance(error, Unreadable):
-            raise
-        raise Unreadable(f"{what} is no YAML") from None
+        return tame(plain_yaml(text, what))
+    except ValueError as error:
+        raise Unreadable(str(error)) from None
 
 
 def tame(value: Any, depth: int = 0) -> Any:
@@ -155,9 +131,9 @@ def tame(value: Any, depth: int = 0) -> Any:
             return value if math.isfinite(value) else None
         case str():
             return shown(value)
-        case dict() if depth < _MOST_DEEP:
+        case dict() if depth < MOST_DEEP:
             return {shown(str(key)): tame(each, depth + 1) for key, each in value.items()}
-        case list() if depth < _MOST_DEEP:
+        case list() if depth < MOST_DEEP:
             return [tame(each, depth + 1) for each in value]
         case _:
             return None

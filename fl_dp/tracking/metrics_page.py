@@ -30,6 +30,7 @@ _TEXT = "text/plain; version=0.0.4; charset=utf-8"
 _OWN_NAMES = (_HOST, "localhost")
 _MEBIBYTE = 2**20
 _COARSE = 64 * _MEBIBYTE  # what a few replies more or less do not show in
+_MANY = 256
 _HELP = {
     "rounds": "Rounds that are planned.",
     "round": "Last round that was released; 0 is the first model.",
@@ -180,7 +181,10 @@ def _process() -> dict[str, tuple[float, str]]:
     What a round cost would tell how many took part in it.
     """
     figures: dict[str, tuple[float, str]] = {
-        "process_threads": (threading.active_count(), "Threads of the process."),
+        "process_threads": (
+            _coarsely(threading.active_count(), _MANY),
+            f"Threads of the process, rounded up to a multiple of {_MANY}.",
+        ),
     }
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[1])
@@ -190,11 +194,19 @@ def _process() -> dict[str, tuple[float, str]]:
     resident = pages * os.sysconf("SC_PAGE_SIZE")
     return figures | {
         "process_resident_memory_bytes": (
-            -(-resident // _COARSE) * _COARSE,
+            _coarsely(resident, _COARSE),
             "Resident memory, rounded up to 64 MiB.",
         ),
-        "process_open_fds": (open_files, "Open files."),
+        "process_open_fds": (
+            _coarsely(open_files, _MANY),
+            f"Open files, rounded up to a multiple of {_MANY}.",
+        ),
     }
+
+
+def _coarsely(figure: int, step: int) -> int:
+    """Return a figure rounded up: an exact one would tell how many connections a round opened."""
+    return -(-figure // step) * step
 
 
 def _gauge(name: str, value: float, labels: str, said: str | None) -> list[str]:

@@ -84,6 +84,9 @@ def test_a_scrape_gets_what_trackers_get_and_nothing_else() -> None:
         assert figures <= {
             *("process_threads", "process_open_fds", "process_resident_memory_bytes"),
         }
+        # Exact ones would follow the connections of a round's nodes.
+        assert found["process_threads"] == 256.0
+        assert found.get("process_open_fds", 256.0) % 256 == 0
         assert {name: found[name] for name in found.keys() - figures} == {
             "fl_dp_promise_epsilon": 4.0,
             "fl_dp_rounds": 5.0,
