@@ -21,6 +21,8 @@ from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Self
 
+from fl_dp.documents import plain_yaml
+
 from .running_app import AppRule, rules_in
 
 POLICY_PATH_KEY = "policy-path"
