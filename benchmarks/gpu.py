@@ -7,7 +7,7 @@ both have to come out alike in float32. Times are with PyTorch's own choice, TF3
 how far that moves a parameter is a column of its own. DP-SGD: a step by each way to get clipped
 gradients, with noise of ours (made on the CPU) and of torch; the peer is a plain step of SGD on the
 same device. The wrapping of the model is in the time of the steps, as a client wraps it for each
-participation. Peak memory is what PyTorch had allocated, with the data and the models of both sides.
+participation. Peak memory is what PyTorch had allocated, with data and models of both sides.
 
 `--device cpu` runs the same code at small sizes, to try the script; its numbers say nothing.
 """
