@@ -158,6 +158,7 @@ def test_tables_are_looked_at_only_meanwhile() -> None:
 
 
 def test_arrays_of_another_kind_are_refused_alike() -> None:
-    x, y = np.array([[0, 1], [2, 9]], np.int32), np.array([0, 1], np.int32)
+    x: Any = np.array([[0, 1], [2, 9]], np.int32)
+    y: Any = np.array([0, 1], np.int32)
     with pytest.raises(IndexError, match="a token is 9"):
         train_locally(reader(), x, y, learning_rate=0.1, epochs=1, batch_size=1, seed=0)
