@@ -28,6 +28,7 @@ def main() -> None:
     parser.add_argument("--epsilon", type=float, default=4.0)
     parser.add_argument("--rounds", type=int, default=100)
     parser.add_argument("--by", choices=("vote", "stopping", "public"), default="vote")
+    parser.add_argument("--trial-rounds", type=int, help="of tune.rounds (default: the app's)")
     parser.add_argument("--json", action="store_true")
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
@@ -55,12 +56,14 @@ def _of_seed(asked: argparse.Namespace, seed: int, folder: Path) -> dict[str, An
     _call("run", "-m", *GRID, *common, f"run_name=grid-{seed}", "sweep.side_by_side=1")
     grid = json.loads((folder / f"grid-{seed}" / "summary.json").read_text(encoding="utf-8"))
     best = max(grid["runs"], key=lambda run: run["test_accuracy"])
-    _call("tune", *GRID, *common, f"tune.by={asked.by}", f"run_name=tuned-{seed}")
+    trial = [] if asked.trial_rounds is None else [f"tune.rounds={asked.trial_rounds}"]
+    _call("tune", *GRID, *common, *trial, f"tune.by={asked.by}", f"run_name=tuned-{seed}")
     lines = (folder / f"tuned-{seed}" / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     statement = json.loads((folder / f"tuned-{seed}" / "privacy.json").read_text(encoding="utf-8"))
     tuned = json.loads(lines[-1])["test_accuracy"]
     return {
         "seed": seed,
+        "grid": {run["variant"]: 100.0 * run["test_accuracy"] for run in grid["runs"]},
         "best": 100.0 * best["test_accuracy"],
         "best_is": best["variant"],
         "tuned": 100.0 * tuned,

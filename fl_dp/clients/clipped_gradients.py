@@ -30,6 +30,8 @@ from opacus import GradSampleModule
 from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from torch import Tensor, nn
 
+from fl_dp.models.index_ranges import tables_of, tokens_in_range
+
 _WIDE = torch.float64
 _ENTRIES = 1 << 22  # of float64 at a time
 _ENTRIES_IN_CACHE = 1 << 16
@@ -91,6 +93,7 @@ class ClippedGradients:
             ) from error
         # The sum of losses, not their mean: dividing by the batch and multiplying again rounds.
         self._wrapped = self._hooked(model, loss_reduction="sum", force_functorch=functorch)
+        self._tables = tables_of(model)
 
     def add(self, inputs: Any, targets: Tensor) -> None:
         """Add the clipped gradients of a batch; if it raises, nothing of it was added.
@@ -104,7 +107,8 @@ class ClippedGradients:
         """
         self._found = 0
         try:
-            outputs = _forward(self._wrapped, inputs)
+            with tokens_in_range(self._tables):
+                outputs = _forward(self._wrapped, inputs)
             self._criterion(outputs, targets).sum().backward()
             added = self._clipped()
         finally:

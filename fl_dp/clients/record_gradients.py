@@ -20,6 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from fl_dp.models.index_ranges import require_targets
+
 from .clipped_gradients import ClippedGradients, GhostGradients, MixesRecords
 from .record_batches import Batch, BatchForm, RecordBatches
 
@@ -203,8 +205,11 @@ class LossOfEach(nn.Module):
         """Return the losses, `(n,)`.
 
         Raises:
+            IndexError: If a label is none of the classes, on any device.
+            ValueError: If a loss of probabilities gets something else.
             MixesRecords: If the criterion does not give each record one.
         """
+        require_targets(self._criterion, outputs, targets)
         losses: Tensor = self._criterion(outputs, targets)
         broadcast = isinstance(outputs, Tensor) and outputs.ndim < targets.ndim
         if broadcast or losses.ndim > targets.ndim or losses.shape[:1] != targets.shape[:1]:

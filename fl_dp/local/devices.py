@@ -150,8 +150,10 @@ _NO_DEVICE = ("", "-1", "NoDevFiles", "none", "void")
 
 
 def _installed_gpus(driver: Path, tool: str) -> int:
-    if driver.is_dir():
-        return sum(1 for _ in driver.iterdir())
+    listed_by_driver = sum(1 for _ in driver.iterdir()) if driver.is_dir() else 0
+    if listed_by_driver:
+        return listed_by_driver
+    # Containers and small virtual machines may have the folder empty, or not at all.
     command = shutil.which(tool)
     if command is None:
         return 0

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn import functional
 
+from fl_dp.models.index_ranges import require_labels, tables_of, tokens_in_range
+
 
 def train_locally(
     model: nn.Module,
@@ -44,6 +46,8 @@ def train_locally(
 
     Raises:
         ValueError: If a number is out of its range, or features and labels differ in length.
+        IndexError: If a label is none of the classes, or a token not in the vocabulary; the model
+            is as it was, or in the middle of its training if a later batch has the token.
     """
     check_training(learning_rate, epochs, batch_size)
     _check_batches(features, labels, batch_size)
@@ -53,11 +57,16 @@ def train_locally(
     x, y = _tensors(model, features, labels)
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     generator = torch.Generator().manual_seed(seed)
-    with _mode(model, training=True):
+    checked = False
+    with _mode(model, training=True), tokens_in_range(tables_of(model)):
         for _ in range(epochs):
             order = epoch_order(num_rows, batch_size, generator)
             for rows in _batches(order, batch_size, x.device):
-                loss = functional.cross_entropy(model(x[rows]), y[rows])
+                logits = model(x[rows])
+                if not checked:
+                    require_labels(y, logits.shape[1])
+                    checked = True
+                loss = functional.cross_entropy(logits, y[rows])
                 gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
                 with torch.no_grad():
                     for parameter, gradient in zip(parameters, gradients, strict=True):
@@ -88,6 +97,7 @@ def evaluate(
 
     Raises:
         ValueError: If `batch_size` is below 1, or features and labels differ in length.
+        IndexError: If a label is none of the classes, or a token not in the vocabulary.
     """
     _check_batches(features, labels, batch_size)
     num_rows = len(labels)
@@ -95,10 +105,11 @@ def evaluate(
         return math.nan, math.nan
     x, y = _tensors(model, features, labels)
     loss, correct = 0.0, 0
-    with _mode(model, training=False), torch.no_grad():
+    with _mode(model, training=False), torch.no_grad(), tokens_in_range(tables_of(model)):
         for start in range(0, num_rows, batch_size):
             targets = y[start : start + batch_size]
             logits = model(x[start : start + batch_size])
+            require_labels(targets, logits.shape[1])
             losses = functional.cross_entropy(logits, targets, reduction="none")
             if max_loss is not None:
                 losses = losses.nan_to_num(nan=max_loss / 2.0).clamp(max=max_loss)

@@ -81,6 +81,13 @@ def test_without_the_driver_s_folder_the_tool_is_asked(tmp_path: Path) -> None:
     assert visible_gpus({}, tmp_path / "none", tool) == 1
 
 
+def test_a_driver_s_folder_that_lists_none_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / "gpus").mkdir()
+    tool = nvidia_smi(tmp_path, "echo 'GPU 0: NVIDIA H200 (UUID: GPU-1)'")
+    assert visible_gpus({}, tmp_path / "gpus", tool) == 1
+    assert visible_gpus({}, tmp_path / "gpus", "no such tool") == 0
+
+
 def test_a_tool_that_fails_or_is_not_there_means_no_gpu(tmp_path: Path) -> None:
     tool = nvidia_smi(tmp_path, "echo 'GPU 0: so it says'; exit 9")
     assert visible_gpus({}, tmp_path / "none", tool) == 0

@@ -1,0 +1,97 @@
+"""Labels and tokens out of range, refused before a kernel sees them.
+
+On a CPU such an index raises, and costs the record that it stands in. A CUDA kernel asserts
+instead: the process learns of it later, and whatever it asks of the GPU from then on fails. One
+record would end the training of all others, and so show that it is there.
+
+Indices that a model or a loss of one's own uses in other ways are not seen here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+_OF_CLASSES = (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss)
+_IGNORED = -100  # torch's own, where a loss has no other
+
+
+def require_labels(labels: Tensor, classes: int, *, ignored: int | None = _IGNORED) -> None:
+    """Check that labels are some of the classes.
+
+    Args:
+        labels: Integers of any shape, on any device.
+        classes: How many there are.
+        ignored: A label that stands for none; None: there is no such label.
+
+    Raises:
+        IndexError: If one is not.
+    """
+    if ignored is not None and not 0 <= ignored < classes:
+        labels = labels[labels != ignored]
+    _require_below(classes, labels, "label", "classes")
+
+
+def require_targets(criterion: nn.Module, outputs: Any, targets: Tensor) -> None:
+    """Check what torch's losses would assert on a GPU.
+
+    Args:
+        criterion: The loss; of others than torch's own nothing is known, and nothing is checked.
+        outputs: What the model made, `(n, classes, ...)` where targets are labels.
+        targets: `(n, ...)`.
+
+    Raises:
+        IndexError: If a label is none of the classes.
+        ValueError: If what should be probabilities is not.
+    """
+    if not isinstance(outputs, Tensor):
+        return
+    if isinstance(criterion, nn.BCELoss):
+        if not bool(((outputs >= 0.0) & (outputs <= 1.0)).all()):
+            raise ValueError(
+                "BCELoss takes probabilities, and the model's outputs are not in [0, 1]: end the "
+                "model in a sigmoid, or use BCEWithLogitsLoss"
+            )
+        return
+    labels = not targets.is_floating_point() and outputs.ndim == targets.ndim + 1
+    if isinstance(criterion, _OF_CLASSES) and labels:
+        ignored: Any = getattr(criterion, "ignore_index", None)
+        require_labels(targets, outputs.shape[1], ignored=ignored)
+
+
+def tables_of(model: nn.Module) -> list[nn.Module]:
+    """Return the layers that take a row of a table for each token."""
+    return [each for each in model.modules() if isinstance(each, nn.Embedding | nn.EmbeddingBag)]
+
+
+@contextmanager
+def tokens_in_range(tables: Iterable[nn.Module]) -> Iterator[None]:
+    """Let tables raise an `IndexError` for tokens that are none of their rows.
+
+    Args:
+        tables: See `tables_of`.
+    """
+    handles = [each.register_forward_pre_hook(_require_tokens) for each in tables]
+    try:
+        yield
+    finally:
+        for each in handles:
+            each.remove()
+
+
+def _require_tokens(table: Any, inputs: tuple[Any, ...]) -> None:
+    if inputs and isinstance(inputs[0], Tensor):
+        _require_below(table.num_embeddings, inputs[0], "token", "rows of the table")
+
+
+def _require_below(end: int, indices: Tensor, what: str, of: str) -> None:
+    if not indices.numel():
+        return
+    lowest, highest = torch.stack(torch.aminmax(indices)).tolist()  # one wait for the GPU
+    if lowest < 0 or highest >= end:
+        wrong = lowest if lowest < 0 else highest
+        raise IndexError(f"a {what} is {wrong}, and there are {end} {of}, counted from 0")
