@@ -108,7 +108,8 @@ def _train(
     seed: int,
 ) -> None:
     """Train a model in place by the rounds of a federation of stand-ins."""
-    rounds, norm = min(settings.tune.rounds, settings.rounds), settings.clipping.norm
+    asked, norm = settings.tune.rounds, settings.clipping.norm
+    rounds = settings.rounds if asked is None else min(asked, settings.rounds)
     std = noise.std(norm)
     draws = np.random.default_rng(seed)
     step, shapes = ServerStep(settings.server_optimizer), list(get_arrays(model).values())
