@@ -126,8 +126,8 @@ class TaskClient(NumPyClient):
             if not own and place >= settings.task.num_clients:
                 return parameters, 1, {}
             model = model_of(settings, public_form_of(settings, node_config))
-            own = self._own(settings, model)
-            whole = own.whole(parameters)
+            parts = self._own(settings, model)
+            whole = parts.whole(parameters)
             _choose_factor(settings, model, config)
             client = private_client(
                 model,
@@ -142,7 +142,7 @@ class TaskClient(NumPyClient):
             logger.exception("no private training; this client contributes nothing")
             return parameters, 1, {}
         trained, one, nothing = client.fit(whole, config)
-        return own.keep(trained), one, nothing
+        return parts.keep(trained), one, nothing
 
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
