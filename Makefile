@@ -31,6 +31,7 @@ BENCH_compression := --json
 BENCH_correlated := --json
 BENCH_dashboard := --json
 BENCH_endurance := --json
+BENCH_less_to_protect := --json
 BENCH_noise := --json
 BENCH_real_nodes := --json
 BENCH_rounds := --json

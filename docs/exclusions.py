@@ -20,6 +20,11 @@ _TUNED = "tune.candidates=['client.epochs=1','client.epochs=2']"
 _SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
 
 EXCLUSIONS: tuple[tuple[str, ...], ...] = (
+    (f"{_GRADIENTS} model.shared=['1.bias']",),
+    tuple(
+        f"{each} model.lora_rank=2 model.lora_train=alternating"
+        for each in ("privacy=central", "privacy=local selection=public", _SHARES)
+    ),
     (
         *(f"privacy=local selection={name}" for name in ("poisson", "truncated_poisson")),
         *(f"privacy=local selection={name}" for name in ("fixed", "dp_utility")),

@@ -38,7 +38,6 @@ from fl_dp.attacks.membership import Observations, logit_confidence, mean_per_cl
 from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
 from fl_dp.clients.node_config import LEDGER_PATH_KEY, PARTITION_ID_KEY
 from fl_dp.datasets import Dataset
-from fl_dp.models import set_arrays
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 
 from .in_process import InProcessGrid, flower_in_silence
@@ -47,7 +46,7 @@ from .private_training import Records
 from .server import train
 from .settings import Settings
 from .task_client import TaskClient, hosted_units, train_many
-from .workload import dataset_of, model_of, parts_of, records_of
+from .workload import dataset_of, model_of, parts_of, records_of, set_shared
 
 UNITS = ("record", "client")
 """Whom membership is inferred of."""
@@ -229,7 +228,7 @@ def play(
             members[rows[chosen]] = True
             arrays = train_with(settings, members, unit, Path(folder) / f"{number}")
             model = model_of(settings)
-            set_arrays(model, arrays.to_numpy_ndarrays())
+            set_shared(settings, model, arrays)
             of_candidates = _logits(model, dataset, rows, "train")
             candidates.append(logit_confidence(of_candidates, labels))
             train_accuracy.append(_accuracy(of_candidates[chosen], labels[chosen]))

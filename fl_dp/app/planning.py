@@ -58,6 +58,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
             f"privacy.mode={settings.privacy.mode} promises nothing to clients: there is no plan "
             "to make"
         )
+    _require_sensible_parts(settings)
     with said_in_keys(selection=settings.selection.name):
         return _plan_for_clients(settings, within_budget=within_budget)
 
@@ -350,6 +351,26 @@ def _require_nothing_of_records(settings: Settings) -> None:
     if settings.privacy.insecure_seed is not None:
         raise IncompatibleOptions(
             "privacy.insecure_seed does not reach the clients' noise: leave it out under DP-SGD"
+        )
+
+
+def _require_sensible_parts(settings: Settings) -> None:
+    """Check that what travels can keep the promise, and gets no noise in vain.
+
+    Raises:
+        IncompatibleOptions: If not.
+    """
+    if settings.model.shared is not None and settings.privacy.unit == "record":
+        raise IncompatibleOptions(
+            "a personal part that records trained without noise steers the gradients of all other "
+            "records, which privacy.unit=record does not bound: write privacy.unit=client, or "
+            "privacy=dp_sgd, or leave model.shared out"
+        )
+    if settings.model.lora_train == "alternating":
+        raise IncompatibleOptions(
+            "under model.lora_train=alternating the factor at rest would get the noise of a "
+            f"round, too, where updates are noised as a whole (privacy.mode={settings.privacy.mode}"
+            "): write model.lora_train=b, or privacy=dp_sgd"
         )
 
 

@@ -120,13 +120,16 @@ def private_client(
     )
 
 
-def node_records(build: Callable[[], nn.Module], load: Callable[[], Records]) -> NodeRecords:
+def node_records(
+    build: Callable[[], nn.Module], load: Callable[[], Records], *, trainable_only: bool
+) -> NodeRecords:
     """Return a client's records as units of secure sums; records are on the model's device."""
     return NodeRecords(
         model_fn=lambda context, config: build(),
         loader_fn=lambda context, config: DataLoader(load(), collate_fn=RecordWise(_as_they_are)),
         # As fast as hooks for convolutions, and 20 times as fast for linear layers.
         dp_sgd=DPSGD(grad_sample_mode="ghost", physical_batch_size=_AT_ONCE),
+        trainable_only=trainable_only,
     )
 
 

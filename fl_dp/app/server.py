@@ -17,7 +17,6 @@ from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
 from fl_dp.files import private_folder
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.models import set_arrays
 from fl_dp.plan import RecordPlan
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
@@ -35,7 +34,14 @@ from .shown import for_clients
 from .tracking import final_of, start_of, trackers_of
 from .tuning.choice import chosen_settings
 from .wording import said_in_keys
-from .workload import check_data, dataset_of, initial_arrays_of, model_of
+from .workload import (
+    check_data,
+    dataset_of,
+    initial_arrays_of,
+    model_of,
+    set_shared,
+    shared_parameters,
+)
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -138,7 +144,9 @@ def _train_by_plan(
             result = _start(strategy, folder, grid, settings, told)
         finally:
             # Also after a failure: what was reserved is spent, and somebody has to say so.
-            statement = privacy_statement(ledger)
+            statement = replace(
+                privacy_statement(ledger), shared_parameters=shared_parameters(settings)
+            )
             if record_plan is not None:
                 asked = strategy.most_participations
                 records = statement_of_records(record_plan, settings, asked)
@@ -177,7 +185,13 @@ def _train_without_plan(
     finally:
         asked = strategy.most_participations
         statement = statement_of_records(record_plan, settings, asked)
-        folder.write_statement(replace(statement, rounds=strategy.rounds_completed))
+        folder.write_statement(
+            replace(
+                statement,
+                rounds=strategy.rounds_completed,
+                shared_parameters=shared_parameters(settings),
+            )
+        )
 
 
 def roster_of(settings: Settings) -> Roster | None:
@@ -223,7 +237,7 @@ def _start(
     )
 
     def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
-        set_arrays(model, arrays.to_numpy_ndarrays())
+        set_shared(settings, model, arrays)
         loss, accuracy = evaluate(model, test_x, test_y)
         spent = _spent(strategy, server_round)
         line = {

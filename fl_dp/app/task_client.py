@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -14,9 +14,16 @@ from flwr.common.typing import NDArrays, Scalar
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from fl_dp.clients import NodeConfig, NodeUnits, TrainedRows, UnitReport, numpy_client_app
-from fl_dp.datasets import Dataset
-from fl_dp.models import get_arrays, set_arrays
+from fl_dp.clients import (
+    NodeConfig,
+    NodeUnits,
+    PersonalPart,
+    TrainedRows,
+    UnitReport,
+    numpy_client_app,
+)
+from fl_dp.datasets import Dataset, Form
+from fl_dp.models import factor_of_round, get_arrays, set_arrays, train_factor
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     INSTRUCTION_KEY,
@@ -33,6 +40,7 @@ from .workload import (
     dataset_of,
     model_of,
     own_data_path,
+    part_of,
     parts_of,
     public_form_of,
     records_of,
@@ -86,7 +94,9 @@ class TaskClient(NumPyClient):
         dataset, rows = data
         model = model_of(settings, dataset.form)
         features, labels = records_of(dataset, rows)
-        set_arrays(model, parameters)
+        own = self._own(settings, model)
+        set_arrays(model, own.whole(parameters))
+        _choose_factor(settings, model, config)
         metrics = _metrics(model, features, labels, settings, config)
         train_locally(
             model,
@@ -95,7 +105,8 @@ class TaskClient(NumPyClient):
             seed=_shuffling_seed(settings, self._part(settings), config),
             **asdict(settings.client),
         )
-        return list(get_arrays(model).values()), _reported(len(rows), config), metrics
+        kept = own.keep(list(get_arrays(model).values()))
+        return kept, _reported(len(rows), config), metrics
 
     def _fit_privately(
         self, parameters: NDArrays, config: dict[str, Scalar]
@@ -114,8 +125,12 @@ class TaskClient(NumPyClient):
             own = own_data_path(node_config) is not None
             if not own and place >= settings.task.num_clients:
                 return parameters, 1, {}
+            model = model_of(settings, public_form_of(settings, node_config))
+            parts = self._own(settings, model)
+            whole = parts.whole(parameters)
+            _choose_factor(settings, model, config)
             client = private_client(
-                model_of(settings, public_form_of(settings, node_config)),
+                model,
                 lambda: self.records(settings),
                 plan=plan,
                 settings=settings,
@@ -126,7 +141,8 @@ class TaskClient(NumPyClient):
         except Exception:
             logger.exception("no private training; this client contributes nothing")
             return parameters, 1, {}
-        return client.fit(parameters, config)
+        trained, one, nothing = client.fit(whole, config)
+        return parts.keep(trained), one, nothing
 
     def evaluate(
         self, parameters: NDArrays, config: dict[str, Scalar]
@@ -137,10 +153,31 @@ class TaskClient(NumPyClient):
             return float("nan"), _reported(0, config), {}
         dataset, rows = data
         model = model_of(settings, dataset.form)
-        set_arrays(model, parameters)
+        set_arrays(model, self._own(settings, model).whole(parameters))
         loss, accuracy = evaluate(model, *records_of(dataset, rows))
         asked = _stays_on_the_node(config)  # a plain evaluation says no more than it has to
         return loss, _reported(len(rows), config), {"accuracy": accuracy} if asked else {}
+
+    def require_sent(self, names: Iterable[str], config: Mapping[str, Any]) -> None:
+        """Check that a message's arrays are the parameters that its settings share.
+
+        Raises:
+            ValueError: If they are not.
+        """
+        settings = _settings(dict(config))
+        if settings.model.shared is None and settings.model.lora_rank is None:
+            return  # all travel, and their number and shapes are checked
+        model = model_of(settings, self._form(settings))
+        part_of(settings, model).require_sent(names)
+
+    def _form(self, settings: Settings) -> Form:
+        form = public_form_of(settings, self.context.node_config)
+        return dataset_of(settings).form if form is None else form
+
+    def _own(self, settings: Settings, model: nn.Module) -> PersonalPart:
+        """Return what joins the shared parameters and the unit's own, for a model as built."""
+        part = part_of(settings, model)
+        return PersonalPart(self.context, part=part, first=get_arrays(model), unit=self.unit)
 
     def _settings_and_data(
         self, config: dict[str, Scalar]
@@ -183,6 +220,8 @@ def train_many(
     if RECORD_PLAN_KEY in config:
         return  # DP-SGD is for one unit at a time
     settings = _settings(config)
+    if settings.model.shared is not None or settings.model.lora_rank is not None:
+        return  # each starts from a model of its own, or has parameters that are frozen
     dataset, origin = dataset_of(settings), model_of(settings)
     set_arrays(origin, model.to_numpy_ndarrays())
     parts = parts_of(settings)
@@ -224,6 +263,7 @@ def records_fn(context: Context, config: dict[str, Any], model: ArrayRecord) -> 
     found = node_records(
         lambda: model_of(settings, public_form_of(settings, node_config)),
         lambda: _records_of(settings, place, node_config),
+        trainable_only=settings.model.lora_rank is not None,
     )
     return found(context, config, model)
 
@@ -350,6 +390,13 @@ def _max_loss(settings: Settings) -> float | None:
 def _has_enough(settings: Settings, num_examples: int) -> bool:
     """Tell whether the unit has the records that the charge for its selection supposes."""
     return num_examples >= (settings.selection.records_per_client or 0)
+
+
+def _choose_factor(settings: Settings, model: nn.Module, config: Mapping[str, Any]) -> None:
+    """Freeze the factor of LoRA that is at rest in this round."""
+    chosen = settings.model
+    if chosen.lora_rank is not None:
+        train_factor(model, factor_of_round(chosen.lora_train, int(config.get("server-round", 1))))
 
 
 def _shuffling_seed(settings: Settings, part: int, config: dict[str, Scalar]) -> int:

@@ -24,7 +24,7 @@ _TOLD_OF_GROUP = {
         "name num_clients num_records max_records partition alpha shards_per_client "
         "records_per_client validation test_fraction image_shape"
     ),
-    "model": "name hidden",
+    "model": "name hidden lora_rank lora_train",
     "privacy": (
         "mode scheme unit epsilon delta noise_multiplier neighboring_relation noise separation "
         "groups bands contribution_check"

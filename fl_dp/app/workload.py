@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from fl_dp.datasets import (
     load_dataset,
 )
 from fl_dp.models.fit import require_fit
+from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
 from .settings import Settings
@@ -214,17 +215,63 @@ def check_model(settings: Settings) -> None:
         ValueError: If the model does not fit the data.
     """
     form = dataset_of(settings).form
-    require_fit(**asdict(settings.model), **form._asdict())
-    if form.vocabulary_size is not None:
-        initial_arrays_of(settings)  # built on Opacus, which may be missing
+    model = settings.model
+    require_fit(model.name, hidden=model.hidden, **form._asdict())
+    named = model.shared is not None or model.lora_rank is not None
+    if form.vocabulary_size is not None or named:
+        initial_arrays_of(settings)  # built on Opacus, which may be missing; or names may not fit
 
 
 def initial_arrays_of(settings: Settings) -> ArrayRecord:
-    """Return the first weights of the run's model."""
+    """Return the first weights of the run's model, as far as they travel.
+
+    Raises:
+        ValueError: If `model.shared` or `model.lora_rank` does not fit the model.
+    """
     from fl_dp.models import get_arrays
 
-    arrays = get_arrays(_built(settings, dataset_of(settings).form))
-    return ArrayRecord({name: Array(values) for name, values in arrays.items()})
+    model = _built(settings, dataset_of(settings).form)
+    arrays = get_arrays(model)
+    shared = part_of(settings, model).shared
+    return ArrayRecord({name: Array(arrays[name]) for name in shared})
+
+
+def part_of(settings: Settings, model: nn.Module) -> SharedPart:
+    """Return which parameters of the run's model travel, stay at each client, or are frozen.
+
+    Args:
+        settings: Of the run.
+        model: From `model_of`.
+
+    Raises:
+        ValueError: If `model.shared` does not fit the model.
+    """
+    frozen: set[str] = set()
+    if settings.model.lora_rank is not None:
+        frozen = {name for name, each in model.named_parameters() if not each.requires_grad}
+    try:
+        return SharedPart.of(list(model.state_dict()), settings.model.shared, frozen=frozen)
+    except ValueError as error:
+        raise ValueError(f"model.shared={settings.model.shared}: {error}") from error
+
+
+def shared_parameters(settings: Settings) -> tuple[str, ...] | None:
+    """Return the names of the parameters that travel; None if all do."""
+    if settings.model.shared is None and settings.model.lora_rank is None:
+        return None
+    return tuple(initial_arrays_of(settings))
+
+
+def set_shared(settings: Settings, model: nn.Module, arrays: ArrayRecord) -> None:
+    """Write a released model's parameters into the run's model; what stays elsewhere is left.
+
+    Raises:
+        ValueError: If they are not its own.
+    """
+    from fl_dp.models import set_arrays
+
+    names = part_of(settings, model).shared
+    set_arrays(model, arrays.to_numpy_ndarrays(), names)
 
 
 def model_of(settings: Settings, form: Form | None = None) -> nn.Module:
@@ -240,7 +287,13 @@ def model_of(settings: Settings, form: Form | None = None) -> nn.Module:
 def _built(settings: Settings, form: Form) -> nn.Module:
     from fl_dp.models import build_model
 
-    return build_model(**asdict(settings.model), **form._asdict(), seed=settings.seed)
+    chosen = settings.model
+    model = build_model(chosen.name, hidden=chosen.hidden, **form._asdict(), seed=settings.seed)
+    if chosen.lora_rank is None:
+        return model
+    from fl_dp.models import add_low_rank
+
+    return add_low_rank(model, rank=chosen.lora_rank, seed=settings.seed, train=chosen.lora_train)
 
 
 # One run's set; a process that goes on to another run's need not keep the first on the device.

@@ -15,6 +15,7 @@ from .node_config import NodeConfig, NodeConfigError
 from .node_policy import PolicyRefusal, node_policy_mod
 from .node_privacy import NodePrivacy
 from .numpy_client_app import numpy_client_app
+from .personal_part import PersonalClient, PersonalPart
 from .trained_unit import TrainedRows, UnitReport
 from .units import NodeUnits
 
@@ -37,6 +38,8 @@ __all__ = [
     "NodeRecords",
     "NodeUnits",
     "OpacusClient",
+    "PersonalClient",
+    "PersonalPart",
     "PolicyRefusal",
     "RecordWise",
     "TrainedRows",

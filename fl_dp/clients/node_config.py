@@ -15,13 +15,14 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any, Self
 
 from fl_dp.documents import plain_yaml
+from fl_dp.updates import matching
 
 from .running_app import AppRule, rules_in
 
@@ -37,6 +38,7 @@ DATASET_NAME_KEY = "dataset-name"
 UNIT_NAME_KEY = "unit-name"
 DATA_PATH_KEY = "data-path"
 DATA_SCHEMA_KEY = "data-schema"
+SHARED_KEY = "shared-parameters"
 EXPIRES_KEY = "policy-expires"
 BUDGET_EXPIRES_KEY = "budget-expires"
 APPS_KEY = "allowed-apps"
@@ -86,6 +88,7 @@ _OURS = (
         UNIT_NAME_KEY,
         DATA_PATH_KEY,
         DATA_SCHEMA_KEY,
+        SHARED_KEY,
     ),
     *_OF_SUMS,
 )
@@ -93,7 +96,7 @@ _FLOWERS = (PARTITION_ID_KEY, "num-partitions")
 # No other project's key has them, so a key that does was meant for fl-dp.
 _OUR_WORDS = re.compile(
     r"ledger|witness|expir|epsilon|privacy|exhausted|unverified|secagg|\b(max)?eps\b|\brequire"
-    r"|\ballow(ed)?-?app|statistics-?from|evaluations?-?from|cohort|round-?interval"
+    r"|\ballow(ed)?-?app|statistics-?from|evaluations?-?from|cohort|round-?interval|shared-?param"
     r"|^(node-)?policy(-?(file|path|yaml))?$|^fl-dp"
 )
 # One wrong, missing or swapped letter in any key of ours; `dataset-path`, which Flower's examples
@@ -132,6 +135,8 @@ class NodeConfig:
         data_path: Absolute folder of the node's own data.
         data_schema: Absolute file in which the owner wrote down the columns and classes of that
             data; the server's are ignored then.
+        shared_parameters: Names or patterns of the parameters that may leave the node; None: each
+            that the run shares.
         partition_id: Which part of a simulated split the node holds.
         roster: Absolute file with the identities of everybody who may take part in a secure sum;
             without it a server could invent the other nodes.
@@ -161,6 +166,7 @@ class NodeConfig:
     unit_name: str | None = None
     data_path: str | None = None
     data_schema: str | None = None
+    shared_parameters: tuple[str, ...] | None = None
     partition_id: int | None = None
     roster: str | None = None
     least_sum: int = LEAST_SUM
@@ -243,6 +249,7 @@ class NodeConfig:
             unit_name=_text(given, UNIT_NAME_KEY),
             data_path=_path(given, DATA_PATH_KEY),
             data_schema=_path(given, DATA_SCHEMA_KEY),
+            shared_parameters=_patterns(given, SHARED_KEY),
             partition_id=_partition(given),
             roster=roster,
             least_sum=_count(given, LEAST_SUM_KEY, default=LEAST_SUM, least=2),
@@ -253,6 +260,17 @@ class NodeConfig:
             missed_receipts=_count(given, RECEIPTS_KEY, default=MISSED_RECEIPTS, least=1),
             exact=_exact(given),
         )
+
+    def withheld(self, names: Iterable[str]) -> str | None:
+        """Return why an update of these parameters may not leave the node; None if it may."""
+        if self.shared_parameters is None:
+            return None
+        asked = list(names)
+        kept = sorted(set(asked) - set(matching(asked, self.shared_parameters)))
+        if not kept:
+            return None
+        shared = ",".join(self.shared_parameters)
+        return f"'{kept[0]}' stays on this node: its owner wrote {SHARED_KEY}=\"{shared}\""
 
     @property
     def has_expired(self) -> bool:
@@ -435,6 +453,18 @@ def _askers(given: Mapping[str, Any], key: str) -> tuple[AppRule, ...] | None:
     if value == NOBODY:
         return ()
     return None if value == ANYBODY else _apps(given, key)
+
+
+def _patterns(given: Mapping[str, Any], key: str) -> tuple[str, ...] | None:
+    text = _text(given, key)
+    if text is None:
+        return None
+    patterns = tuple(each.strip() for each in text.split(","))
+    if not all(patterns):
+        raise _error(
+            f'{key} must be names of parameters, as in {key}="body.*,norm.*", got {text!r}'
+        )
+    return patterns
 
 
 def _flag(given: Mapping[str, Any], key: str) -> bool:

@@ -77,7 +77,8 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     revoked (`fl-dp node revoke`), or by an app that the owner does not allow (`allowed-apps`).
     Statistics and evaluations can be left to some apps, or to none (`statistics-from`,
     `evaluation-from`). A message that comes sooner than `min-round-interval` after the last of its
-    kind is refused before anything is charged.
+    kind is refused before anything is charged. A model with parameters that the owner does not
+    share (`shared-parameters`) is not trained.
 
     Nothing is answered either where the SuperNode is seen to run unverified apps, unless the owner
     allows that. That protects an owner who forgot the option, not against a malicious app: this
@@ -95,6 +96,8 @@ def node_policy_mod(message: Message, context: Context, call_next: ClientAppCall
     # What is charged before it is made finds out by itself that a ledger can't be read.
     _require_permission(owner, charged=of_a_sum or bool(_offered(message)))
     _require_allowed_app(owner, message)
+    if category == MessageType.TRAIN:
+        _require_shared_parameters(owner, message)
     if not owner.required:
         _require_time_since_the_last(owner, message, of_a_sum=of_a_sum)
         return call_next(message, context)
@@ -170,6 +173,14 @@ def _require_allowed_app(owner: NodeConfig, message: Message) -> None:
         if not any(rule.allows(app) for rule in allowed):
             named = ", ".join(rule.text for rule in allowed)
             raise PolicyRefusal(f"the app is {app}, and {key} allows {named}")
+
+
+def _require_shared_parameters(owner: NodeConfig, message: Message) -> None:
+    """Refuse to train what the owner does not share."""
+    for arrays in without_terms(message.content).array_records.values():
+        withheld = owner.withheld(arrays)
+        if withheld is not None:
+            raise PolicyRefusal(withheld)
 
 
 def _require_time_since_the_last(owner: NodeConfig, message: Message, *, of_a_sum: bool) -> None:

@@ -145,6 +145,9 @@ class OpacusClient(NumPyClient):
     ) -> Self:
         """Return a client whose ledger, name and cap are what the node's owner says.
 
+        Where the cap is below the plan's budget the client trains with more noise, so that its
+        records keep the owner's own promise over all planned rounds (`RecordPlan.within`).
+
         In a simulation without a ledger of its own, each node has one in
         `~/.fl-dp/simulations/run-RUN_ID`.
 
@@ -161,13 +164,21 @@ class OpacusClient(NumPyClient):
             ValueError: As the constructor, or if a real node was started without a ledger.
         """
         node = NodePrivacy.of(context, config or {}, unit=unit)
+        allowed = node.budget(plan.budget)
+        own = plan.within(allowed)
+        if own != plan:
+            logger.info(
+                "the owner allows epsilon %.4g of the run's %.4g: noise multiplier %.4g, not %.4g",
+                *(allowed.epsilon, plan.budget.epsilon),
+                *(own.noise_multiplier, plan.noise_multiplier),
+            )
         return cls(
             model,
             loader,
-            plan=plan,
+            plan=own,
             ledger=node.required_ledger,
             account=node.account(unit="record"),
-            budget=node.budget(plan.budget),
+            budget=allowed,
             witness=node.witness,
             expires=node.expires,
             use=node.use(MessageType.TRAIN),

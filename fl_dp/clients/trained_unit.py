@@ -135,8 +135,12 @@ def train_unit(client: NumPyClient, model: ArrayRecord, config: Config) -> Train
     """Let a client train, on arrays and a config of its own.
 
     Raises:
-        ValueError: If it returns another number of arrays than the model has.
+        ValueError: If it returns another number of arrays than the model has, or the model does not
+            have the parameters that a client with a `require_sent` shares.
     """
+    require_sent = getattr(client, "require_sent", None)
+    if require_sent is not None:  # a `NumPyClient` sees no names
+        require_sent(model.keys(), config)
     parameters, num_examples, metrics = client.fit(model.to_numpy_ndarrays(), dict(config))
     if len(parameters) != len(model):
         raise ValueError(f"fit returned {len(parameters)} arrays, the model has {len(model)}")

@@ -6,6 +6,9 @@ ON_NUMBERS = ("logistic", "mlp", "cnn", "resnet18")
 ON_TOKENS = ("gru", "lstm")
 MODELS = (*ON_NUMBERS, *ON_TOKENS)
 
+TRAINED_FACTORS = ("b", "both", "alternating")
+"""Which factors of a low-rank update are trained."""
+
 _ON_IMAGES = ("cnn", "resnet18")
 
 

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, NotRequired, Self, TypedDict, Unpack
 
 from fl_dp.accounting import (
@@ -133,6 +134,29 @@ class RecordPlan:
         )
         return replace(plan, budget=PrivacyBudget(epsilon=spent.best, delta=delta))
 
+    def within(self, allowed: PrivacyBudget) -> Self:
+        """Return the plan by which the same rounds fit a smaller budget: with more noise.
+
+        A client whose owner allows less than the run asks for goes by it, so that it takes part in
+        all of its rounds, and not only until its budget is spent.
+
+        Args:
+            allowed: What the owner allows. What lies above the plan's own budget is not used.
+
+        Returns:
+            The plan itself if its noise is enough; never one with less noise.
+
+        Raises:
+            ValueError: If no noise fits the budget.
+        """
+        own = self.budget
+        budget = PrivacyBudget(
+            epsilon=min(own.epsilon, allowed.epsilon), delta=min(own.delta, allowed.delta)
+        )
+        if budget == own:
+            return self
+        return replace(self, budget=budget, noise_multiplier=_noise_within(self, budget))
+
     @property
     def event(self) -> PoissonGaussianEvent:
         """The charge of one step."""
@@ -177,3 +201,17 @@ class RecordPlan:
             ValueError: If it is none, as `from_dict`.
         """
         return cls.from_dict(parsed_object(text, "plan of DP-SGD"))
+
+
+@lru_cache(maxsize=64)  # a node asks for the same in every round
+def _noise_within(plan: RecordPlan, budget: PrivacyBudget) -> float:
+    """Return the least noise, not below the plan's, by which its rounds fit a budget."""
+    calibrated = RecordPlan.calibrate(
+        budget,
+        sampling_rate=plan.sampling_rate,
+        steps=plan.steps,
+        participations=plan.participations,
+        clipping_norm=plan.clipping_norm,
+        neighboring_relation=plan.neighboring_relation,
+    )
+    return max(plan.noise_multiplier, calibrated.noise_multiplier)

@@ -21,8 +21,9 @@ from .of_records import record_statement
 from .promise import PrivacyStatement, RecordStatement
 
 _TOLERANCE = 1e-6  # relative: more than other versions of numpy and scipy round differently
-# The file's name may have changed, and versions are those of whoever computes.
-_NOT_COMPARED = frozenset({"ledger", "versions", "records"})
+# The file's name may have changed, versions are those of whoever computes, and no ledger knows
+# which parameters a model has.
+_NOT_COMPARED = frozenset({"ledger", "versions", "records", "shared_parameters"})
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = 60
 
@@ -127,7 +128,9 @@ def _record_statement_anew(stated: Mapping[str, Any]) -> dict[str, Any]:
 
 def _differences(stated: Any, anew: Any, where: str = "") -> Iterator[str]:
     if isinstance(stated, Mapping) and isinstance(anew, Mapping):
-        for key in sorted({*stated, *anew} - (_NOT_COMPARED if not where else {"versions"})):
+        for key in sorted(
+            {*stated, *anew} - (_NOT_COMPARED if not where else {"versions", "shared_parameters"})
+        ):
             if key not in stated:
                 yield f"{where}{key} is missing"
             elif key not in anew:

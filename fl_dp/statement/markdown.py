@@ -50,6 +50,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
         ),
         ("randomness", "; ".join(statement.randomness)),
         *_hyper_parameters(statement),
+        *_shared(statement),
     ]
     released = [f"- {count} x {describe_event(event)}" for event, count in statement.releases]
     versions = ", ".join(f"{name} {number}" for name, number in statement.versions.items())
@@ -85,6 +86,7 @@ def _of_records(statement: RecordStatement) -> str:
         ("clipping norm", f"{statement.clipping_norm:g}, of one record's gradient"),
         ("rounds of one client", f"{asked} in this run, {planned} planned"),
         ("clients", str(statement.num_clients)),
+        *_shared(statement),
     ]
     title = "# Privacy statement: records"
     lines = _opening(title, statement, "No privacy against everyone.", rows)
@@ -159,6 +161,19 @@ def _hyper_parameters(statement: PrivacyStatement) -> list[Row]:
     """Return the row of their choice, where the statement covers it."""
     said = statement.hyper_parameters
     return [] if said is None else [("hyper-parameters", said)]
+
+
+def _shared(statement: Promise) -> list[Row]:
+    """Return the row of the parameters that travel, where that is not the whole model."""
+    if statement.shared_parameters is None:
+        return []
+    names = ", ".join(statement.shared_parameters)
+    return [
+        (
+            "shared parameters",
+            f"{names}; the others stay at the nodes, where they are neither released nor covered",
+        )
+    ]
 
 
 def _denominator(statement: PrivacyStatement) -> str:

@@ -87,7 +87,8 @@ def record_statement(
         ),
         composition=(
             "the largest epsilon of any client, not their sum: records of different clients are "
-            "different records; a client whose ledger is spent contributes nothing"
+            "different records; a client whose ledger is spent contributes nothing. A client whose "
+            "owner allows less has more noise: its own smaller number stands in its node's ledger"
         ),
         rule=(
             "each client's ledger, which counts earlier runs too: releases of one kind by "

@@ -32,6 +32,8 @@ class Promise:
         insecure: Whether noise or coins came from a source that can be predicted.
         not_covered: What is not promised, one sentence each, the gravest first.
         versions: Of the libraries that computed the numbers.
+        shared_parameters: Names of the parameters that left the nodes; None: all did. What stays at
+            a node is neither released nor covered.
     """
 
     delta: float
@@ -48,6 +50,7 @@ class Promise:
     insecure: bool
     not_covered: tuple[str, ...]
     versions: Mapping[str, str]
+    shared_parameters: tuple[str, ...] | None = None
 
     @property
     def best_epsilon(self) -> float:
@@ -78,11 +81,13 @@ class Promise:
 
     @classmethod
     def _read(cls, document: Mapping[str, Any]) -> dict[str, Any]:
+        shared = document.get("shared_parameters")
         return {
             **document,
             "budget": PrivacyBudget(**document["budget"]),
             "neighboring_relation": NeighboringRelation(document["neighboring_relation"]),
             "not_covered": tuple(document["not_covered"]),
+            "shared_parameters": None if shared is None else tuple(shared),
         }
 
 

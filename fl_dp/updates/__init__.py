@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from .compression import Compression, array_bytes, sum_bytes, update_in
     from .layout import ArraySpec, RefusedUpdate, VectorLayout, only_array_record
     from .narrow import widen
+    from .shared_part import SharedPart, in_order, matching
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -23,9 +24,12 @@ __all__ = [
     "Compression",
     "PlainSum",
     "RefusedUpdate",
+    "SharedPart",
     "VectorLayout",
     "array_bytes",
     "array_of",
+    "in_order",
+    "matching",
     "only_array_record",
     "sum_bytes",
     "update_in",

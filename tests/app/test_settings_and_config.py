@@ -41,6 +41,7 @@ EVERYTHING = [
     *("task.num_records=5000", "task.max_records=90"),
     *("task.partition=dirichlet", "task.alpha=0.125", "task.shards_per_client=3"),
     *("task.data_dir=/data", "model=cnn", "model.hidden=17", "privacy.epsilon=1.5"),
+    *("model.shared=['0.*']", "model.lora_rank=3", "model.lora_train=both"),
     *("privacy.delta=1e-7", "privacy.noise_multiplier=1.1", "clipping.norm=0.3"),
     *("privacy.neighboring_relation=replace-one", "privacy.insecure_seed=5"),
     "privacy.witness_dir=/some/disk",

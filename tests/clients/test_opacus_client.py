@@ -575,6 +575,29 @@ def test_a_simulated_client_has_a_ledger_of_its_run_and_a_real_one_needs_its_own
     assert dict(spending.history) == {PLAN.event: PLAN.steps}
 
 
+@pytest.mark.usefixtures("home")
+def test_a_node_whose_owner_allows_less_trains_with_more_noise_for_all_rounds(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "strict.db"
+    config: dict[str, Any] = {
+        "ledger-path": str(path),
+        "max-epsilon": 0.5 * PLAN.budget.epsilon,
+    }
+    context = Context(7, 1, config, RecordDict(), {})
+    for _ in range(PLAN.participations + 2):
+        fit(
+            OpacusClient.on_node(context, Net(), DataLoader(data_of()), plan=PLAN),
+            arrays_of(Net()),
+        )
+    with NodeLedger.read(path) as ledger:
+        [spending] = ledger.spendings
+    [(event, count)] = spending.history
+    assert count == PLAN.participations * PLAN.steps
+    assert event.noise_multiplier > PLAN.noise_multiplier  # type: ignore[union-attr]
+    assert spending.epsilon().best <= 0.5 * PLAN.budget.epsilon
+
+
 # What can be trained.
 
 

@@ -213,3 +213,33 @@ def test_the_page_rounds_up() -> None:
         if "**epsilon" in line
     ]
     assert quoted <= shown < quoted + 0.01
+
+
+# Owners who allow less.
+
+
+@pytest.mark.parametrize("allowed", [0.5, 1.0])
+def test_an_owner_s_smaller_budget_lasts_for_all_rounds_and_no_further(
+    tmp_path: Path, allowed: float
+) -> None:
+    own = PLAN.within(PrivacyBudget(epsilon=allowed, delta=1e-5))
+    assert own.noise_multiplier > PLAN.noise_multiplier
+    assert 0.97 * allowed < own.epsilon().best <= allowed
+    assert replace(own, noise_multiplier=0.9 * own.noise_multiplier).epsilon().best > allowed
+    assert admitted(own, tmp_path / "more-noise.db", 7) == PLAN.participations
+    # With the run's own noise the ledger would have stopped it earlier.
+    refused = replace(PLAN, budget=own.budget)
+    assert admitted(refused, tmp_path / "the-run-s-noise.db", 7) < PLAN.participations
+
+
+def test_an_owner_who_allows_more_changes_nothing() -> None:
+    assert PLAN.within(PrivacyBudget(epsilon=9.0, delta=1e-3)) is PLAN
+    assert PLAN.within(BUDGET) is PLAN
+    stricter = PLAN.within(PrivacyBudget(epsilon=9.0, delta=1e-7))
+    assert stricter.budget == PrivacyBudget(epsilon=2.0, delta=1e-7)
+    assert stricter.noise_multiplier > PLAN.noise_multiplier
+
+
+def test_a_plan_with_noise_to_spare_never_gets_less() -> None:
+    loud = replace(PLAN, noise_multiplier=50.0)
+    assert loud.within(PrivacyBudget(epsilon=1.0, delta=1e-5)).noise_multiplier == 50.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_dp.datasets import DATASETS, PARTITIONS
-from fl_dp.models import MODELS
+from fl_dp.models import MODELS, TRAINED_FACTORS
 from fl_dp.tracking.names import TRACKERS
 from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS
 
@@ -12,6 +12,7 @@ CHOICES = {
     "task.name": DATASETS,
     "task.partition": (*PARTITIONS, "nodes"),
     "model.name": MODELS,
+    "model.lora_train": TRAINED_FACTORS,
     "privacy.mode": ("central", "distributed", "local", "none"),
     "privacy.scheme": ("gaussian", "laplace", "exponential"),
     "privacy.noise": ("independent", "spaced", "cyclic", "auto"),

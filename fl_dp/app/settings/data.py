@@ -140,12 +140,28 @@ class ModelSettings:
             need Opacus, which comes with `fl-dp[torch]`).
         hidden: Width of the hidden layers; of `resnet18` the channels of its first stage, which the
             next three double; of `gru` and `lstm` the hidden state.
+        shared: Names or patterns (`*`, `?`) of the parameters that clients share; each client
+            trains the others too and keeps them on its node; null shares all.
+        lora_rank: Train low-rank updates of the linear layers in place of the model (LoRA), of this
+            rank; null trains the model itself.
+        lora_train: Factors of LoRA that are trained: `b` (A keeps its first values), `both`, or
+            `alternating` (B in odd rounds, A in even ones; under `privacy=dp_sgd`).
     """
 
     name: str = "logistic"
     hidden: int = 64
+    shared: list[str] | None = None
+    lora_rank: int | None = None
+    lora_train: str = "b"
 
     def __post_init__(self) -> None:
         """Check the values."""
         choices("model", self)
         at_least("model.hidden", self.hidden, 1)
+        at_least("model.lora_rank", self.lora_rank, 1)
+        distinct("model.shared", self.shared, least=1)
+        if self.lora_rank is None and self.lora_train != "b":
+            raise ValueError(
+                f"model.lora_train={self.lora_train} is for LoRA: write model.lora_rank=4 too, or "
+                "leave it out"
+            )

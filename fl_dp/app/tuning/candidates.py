@@ -26,8 +26,14 @@ def candidates_of(settings: Settings) -> tuple[Settings, ...]:
     """Return a run's settings with each of its candidates, in their order.
 
     Raises:
-        ConfigError: If a candidate changes a key that can't be tuned, or to a wrong value.
+        ConfigError: If a candidate changes a key that can't be tuned, or to a wrong value, or parts
+            of the model do not travel.
     """
+    if settings.tune.candidates and (settings.model.shared or settings.model.lora_rank):
+        raise ConfigError(
+            "a trial clips and noises the whole model, and model.shared or model.lora_rank leaves "
+            "a part of it out: leave them out of what tunes"
+        )
     return tuple(with_candidate(settings, each) for each in settings.tune.candidates or ())
 
 

@@ -1,0 +1,156 @@
+"""Parameters of a unit that never leave its node, kept there from round to round.
+
+    >>> part = SharedPart.of(get_arrays(MyModel()), ["body.*"])
+    >>> def client_fn(context: Context) -> NumPyClient:
+    ...     client = MyNumPyClient(context)  # trains the whole model
+    ...     return PersonalClient(client, context, part=part, first=get_arrays(MyModel()))
+    >>> app = numpy_client_app(client_fn)
+
+The server starts with `part.of_model(...)`: it never has the rest. Flower's `Context.state` holds a
+personal part a unit, as long as the run lasts; a node that lost it starts from the first one.
+
+Privacy, of whole clients: what leaves is the shared update, clipped after the filter, so that the
+promise is that of the shared parameters, whatever the personal part has become. Of records: it
+holds only if DP-SGD trains the personal part too (`OpacusClient` around the whole model), as what
+records left in it without noise would steer the gradients of all other records.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, Context
+from flwr.client import NumPyClient
+from flwr.common.typing import NDArrays, Scalar
+from numpy.typing import NDArray
+
+from fl_dp.updates import SharedPart, in_order
+
+from .node_config import NodeConfig
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+_STATE = "fl-dp-personal"
+
+
+class PersonalPart:
+    """One unit's model: the shared parameters of a message, and the unit's own."""
+
+    def __init__(
+        self,
+        context: Context,
+        *,
+        part: SharedPart,
+        first: Mapping[str, NDArray[Any]],
+        unit: int = 0,
+    ) -> None:
+        """Look up what the unit kept.
+
+        Args:
+            context: The node's, with the owner's configuration and the unit's state.
+            part: What travels.
+            first: The first model, of all names: the same at every node.
+            unit: Index among the node's units: each has a part of its own.
+
+        Raises:
+            ValueError: If a name is missing.
+            PermissionError: If the owner does not share all that is shared.
+        """
+        missing = [each for each in (*part.shared, *part.personal) if each not in first]
+        if missing:
+            raise ValueError(f"the first model has no '{missing[0]}': {', '.join(first)}")
+        withheld = NodeConfig.of(context.node_config).withheld(part.shared)
+        if withheld is not None:
+            raise PermissionError(withheld)
+        self._part, self._first = part, first
+        self._state = context.state
+        self._key = f"{_STATE}-{unit}"
+
+    def whole(self, shared: Sequence[NDArray[Any]]) -> NDArrays:
+        """Return the unit's model, in the order of the first one.
+
+        Raises:
+            ValueError: If there is not one array for each shared parameter.
+        """
+        if len(shared) != len(self._part.shared):
+            raise ValueError(
+                f"got {len(shared)} arrays for {len(self._part.shared)} shared parameters: "
+                f"{', '.join(self._part.shared)}"
+            )
+        sent = dict(zip(self._part.shared, shared, strict=True))
+        return in_order(self._first, {**self._first, **self._kept(), **sent})
+
+    def keep(self, trained: Sequence[NDArray[Any]]) -> NDArrays:
+        """Keep the personal part of a trained model, and return the shared one.
+
+        A personal part that is not finite is not kept: it would spoil every later round.
+
+        Raises:
+            ValueError: If there is not one array for each of the model's.
+        """
+        values = dict(zip(self._first, trained, strict=True))
+        own = {name: np.asarray(values[name]) for name in self._part.personal}
+        if all(np.isfinite(each).all() for each in own.values()):
+            self._state[self._key] = ArrayRecord({k: Array(v) for k, v in own.items()})
+        else:
+            logger.warning("the personal part is not finite: the one before is kept")
+        return in_order(self._part.shared, values)
+
+    def _kept(self) -> dict[str, NDArray[Any]]:
+        found = self._state.array_records.get(self._key)
+        if found is None:
+            return {}
+        kept = {name: array.numpy() for name, array in found.items()}
+        fits = kept.keys() == set(self._part.personal) and all(
+            kept[name].shape == self._first[name].shape for name in kept
+        )
+        return kept if fits else {}
+
+
+class PersonalClient(NumPyClient):
+    """A client of the whole model, of which the server sees the shared parameters alone."""
+
+    def __init__(
+        self,
+        client: NumPyClient,
+        context: Context,
+        *,
+        part: SharedPart,
+        first: Mapping[str, NDArray[Any]],
+        unit: int = 0,
+    ) -> None:
+        """Wrap a client.
+
+        Args:
+            client: Trains and evaluates the whole model, in the order of `first`.
+            context: As of `PersonalPart`.
+            part: As of `PersonalPart`.
+            first: As of `PersonalPart`.
+            unit: As of `PersonalPart`.
+
+        Raises:
+            ValueError: As `PersonalPart`.
+        """
+        self.context = context
+        self._client, self._part = client, part
+        self._own = PersonalPart(context, part=part, first=first, unit=unit)
+
+    def require_sent(self, names: Iterable[str], config: Mapping[str, Any]) -> None:
+        """Check the names of a message's arrays; see `SharedPart.require_sent`."""
+        self._part.require_sent(names)
+
+    def fit(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Train the unit's model; what stays is kept, and what is shared returned."""
+        trained, records, metrics = self._client.fit(self._own.whole(parameters), config)
+        return self._own.keep(trained), records, metrics
+
+    def evaluate(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[float, int, dict[str, Scalar]]:
+        """Measure the shared parameters together with the unit's own."""
+        return self._client.evaluate(self._own.whole(parameters), config)

@@ -1,0 +1,125 @@
+"""Low-rank updates of frozen linear layers (LoRA), one factor or both trained.
+
+    >>> model = add_low_rank(pretrained, rank=4, seed=0)  # A and all else frozen: B is trained
+
+A layer computes `W x + B A x`. Noise on both factors multiplies: with noise Z on A and Y on B,
+
+    (B + Y)(A + Z) - B A = B Z + Y A + Y Z,
+
+where `Y Z` grows with the square of the noise, and clipping acts on the factors, not on the product
+that the layer uses. With A frozen the update is linear in what is noised: `Y A` is all.
+
+References:
+    Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models".
+    Sun et al. 2024, "Improving LoRA in Privacy-preserving Federated Learning" (FFA-LoRA).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .fit import TRAINED_FACTORS
+
+
+class LowRankLinear(nn.Module):
+    """A frozen linear layer plus `B A`, of parameters `a.weight` and `b.weight`.
+
+    Attributes:
+        base: The frozen layer.
+        a: Into `rank` numbers, random at first.
+        b: Back to the outputs, zero at first: the model starts as it was.
+    """
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        """Freeze a layer and add the factors, in its dtype and on its device.
+
+        Raises:
+            ValueError: If the rank is below 1 or above the smaller side of the layer.
+        """
+        super().__init__()
+        most = min(base.in_features, base.out_features)
+        if not 1 <= rank <= most:
+            raise ValueError(
+                f"rank {rank} does not fit a layer from {base.in_features} to {base.out_features}: "
+                f"write 1 to {most}"
+            )
+        self.base = base.requires_grad_(False)
+        like = {"device": base.weight.device, "dtype": base.weight.dtype}
+        self.a = nn.Linear(base.in_features, rank, bias=False, **like)
+        self.b = nn.Linear(rank, base.out_features, bias=False, **like)
+        nn.init.zeros_(self.b.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return `W x + bias + B A x`."""
+        out: Tensor = self.base(x) + self.b(self.a(x))
+        return out
+
+
+def add_low_rank(model: nn.Module, *, rank: int, seed: int, train: str = "b") -> nn.Module:
+    """Freeze a model and add low-rank updates to its linear layers.
+
+    Build it at the server and at every node from the same model and seed: A is then the same
+    everywhere, and need not travel. Exchange the parameters that are trained
+    (`OpacusClient(trainable_only=True)`, or `SharedPart.of(names, None, frozen=...)`).
+
+    Args:
+        model: Changed in place; a linear layer smaller than the rank gets its smaller side.
+        rank: At least 1.
+        seed: Of A, at least 0. The global random state is left alone.
+        train: `b`, `both` or `alternating`; see `train_factor`.
+
+    Raises:
+        ValueError: If an argument is out of range or the model has no linear layer.
+    """
+    if rank < 1:
+        raise ValueError(f"rank is {rank}; write at least 1")
+    if train not in TRAINED_FACTORS:
+        raise ValueError(f"train is '{train}'; write one of {', '.join(TRAINED_FACTORS)}")
+    # Layers of other classes compute something else with their weights.
+    layers = [(name, each) for name, each in model.named_modules() if type(each) is nn.Linear]
+    if not layers:
+        raise ValueError("the model has no linear layer: LoRA has nothing to update")
+    model.requires_grad_(False)
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)
+        for name, layer in layers:
+            fits = min(rank, layer.in_features, layer.out_features)
+            added = LowRankLinear(layer.cpu(), fits).to(layer.weight.device)
+            if not name:
+                model = added
+                continue
+            parent, _, last = name.rpartition(".")
+            setattr(model.get_submodule(parent), last, added)
+    train_factor(model, "b" if train == "b" else "both")
+    return model
+
+
+def train_factor(model: nn.Module, factor: str) -> None:
+    """Let one factor be trained, or both, and freeze the other.
+
+    Args:
+        model: From `add_low_rank`.
+        factor: `a`, `b` or `both`.
+
+    Raises:
+        ValueError: If it is another, or the model has no factors.
+    """
+    if factor not in ("a", "b", "both"):
+        raise ValueError(f"factor is '{factor}'; write a, b or both")
+    layers = [each for each in model.modules() if isinstance(each, LowRankLinear)]
+    if not layers:
+        raise ValueError("the model has no low-rank updates: call add_low_rank first")
+    for layer in layers:
+        layer.a.requires_grad_(factor != "b")
+        layer.b.requires_grad_(factor != "a")
+
+
+def factor_of_round(train: str, server_round: int) -> str:
+    """Return which factor a round trains: `a`, `b` or `both`.
+
+    B goes first when they alternate: while it is zero, the gradient of A is zero, too.
+    """
+    if train != "alternating":
+        return train
+    return "b" if server_round % 2 else "a"
