@@ -16,6 +16,9 @@ from fl_dp.plan import SecureSum
 
 _KEYS = {
     "bands": "privacy.bands",
+    "concurrency": "selection.concurrency",
+    "max_staleness": "selection.max_staleness",
+    "staleness_power": "selection.staleness_power",
     "capped_denominator": "weights.capped_denominator",
     "client_scheme": "privacy.mode=local",
     "clipping_norm": "clipping.norm",
@@ -42,6 +45,8 @@ _KEYS = {
     "weight_cap": "weights.cap",
 }
 _SELECTIONS = {
+    "BufferedSampling": "buffered",
+    "BufferedSelection": "buffered",
     "DPUtilitySelection": "dp_utility",
     "ExponentialSelection": "exponential",
     "FixedSelection": "fixed",
@@ -70,7 +75,7 @@ _MORE = {
     "one clipping norm for each": "as many clipping.norms",
 }
 # Words of prose, too: they are arguments only before an equals sign.
-_PROSE = ("bands", "groups", "separation", "unit", "utility")
+_PROSE = ("bands", "concurrency", "groups", "separation", "unit", "utility")
 # Arguments of DP-SGD stand in a group of their own.
 _OF_DP_SGD = {name: f"dp_sgd.{name}" for name in ("clipping_norm", "sampling_rate")}
 # The rules of a secure sum name its numbers as prose does: each is a key where a value follows.
