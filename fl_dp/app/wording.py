@@ -75,7 +75,7 @@ _MORE = {
     "one clipping norm for each": "as many clipping.norms",
 }
 # Words of prose, too: they are arguments only before an equals sign.
-_PROSE = ("bands", "concurrency", "groups", "separation", "unit", "utility")
+_PROSE = ("bands", "groups", "separation", "unit", "utility")
 # Arguments of DP-SGD stand in a group of their own.
 _OF_DP_SGD = {name: f"dp_sgd.{name}" for name in ("clipping_norm", "sampling_rate")}
 # The rules of a secure sum name its numbers as prose does: each is a key where a value follows.
