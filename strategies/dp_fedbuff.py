@@ -29,7 +29,7 @@ from .buffer import Buffer, OpenBuffer
 from .compatibility import require_trainable
 from .dp_fedavg import DPFedAvg
 from .modes import BufferedMode
-from .selection import BufferedSelection
+from .selection import BufferedSelection, Selection
 
 
 class DPFedBuff(DPFedAvg):
@@ -51,7 +51,7 @@ class DPFedBuff(DPFedAvg):
         *,
         plan: PrivacyPlan,
         ledger: PrivacyLedger,
-        selection: BufferedSelection | None = None,
+        selection: Selection | None = None,
         **options: Any,
     ) -> None:
         """Put a private path in front of `strategy`.
@@ -60,7 +60,8 @@ class DPFedBuff(DPFedAvg):
             strategy: As for `DPFedAvg`.
             plan: What is released and at what price; its sampling is a `BufferedSampling`.
             ledger: Opened with the same plan.
-            selection: Who is asked; by default what the plan's `sampling` says.
+            selection: A `BufferedSelection`, who is asked; by default what the plan's sampling
+                says.
             **options: As for `DPFedAvg`.
 
         Raises:

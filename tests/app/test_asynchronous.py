@@ -8,6 +8,7 @@ import pytest
 
 from fl_dp.accounting import BufferedSampling
 from fl_dp.app import server
+from fl_dp.app.checkpoints import save_checkpoint
 from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.planning import make_plan, make_selection
@@ -17,7 +18,7 @@ from fl_dp.client_app import app
 from fl_dp.clients.node_config import PARTITION_ID_KEY
 from fl_dp.clients.node_privacy import simulated_nodes
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.strategies import BufferedSelection
+from fl_dp.strategies import BufferedSelection, Checkpoint
 
 BUFFERED = ("selection=buffered", "task.num_clients=40", "selection.sampling_rate=0.1", "rounds=20")
 
@@ -82,11 +83,10 @@ def test_a_run_with_slow_nodes_is_stopped_and_goes_on(
         *("simulation.delay_spread=1", f"output_dir={tmp_path}", "run_name=slow"),
     ]
     nodes = [{PARTITION_ID_KEY: node, "num-partitions": 8} for node in range(8)]
-    saved = server.save_checkpoint
 
-    def stopped(checkpoint: object, path: Path) -> None:
-        saved(checkpoint, path)  # type: ignore[arg-type]  # handed on
-        if checkpoint.server_round == 2:  # type: ignore[attr-defined]
+    def stopped(checkpoint: Checkpoint, path: Path) -> None:
+        save_checkpoint(checkpoint, path)
+        if checkpoint.server_round == 2:
             raise KeyboardInterrupt
 
     with simulated_nodes():

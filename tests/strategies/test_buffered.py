@@ -583,7 +583,7 @@ def test_random_kills_and_arrivals_keep_contributions_apart_and_capped(
     assert max(asks.values()) <= cap
     for name, indices in added.items():
         assert len(indices) <= asks[name] and (np.diff(indices) >= 3).all()
-    of_index = defaultdict(int)
+    of_index: dict[int, int] = defaultdict(int)
     for indices in added.values():
         for index in indices:
             of_index[index] += 1
@@ -636,7 +636,7 @@ def test_a_buffer_needs_its_own_strategy_and_selection(tmp_path: Path) -> None:
         foreign = Foreign(2)
         foreign.sampling = BufferedSampling(cohort=2)
         with pytest.raises(TypeError, match="got Foreign"):
-            DPFedBuff(plan=plan(), ledger=ledger, selection=foreign)  # type: ignore[arg-type]
+            DPFedBuff(plan=plan(), ledger=ledger, selection=foreign)
     visible = plan_of(N, sampling=VisibleSampling(cohort=2))
     with (
         PrivacyLedger.open(tmp_path / "b.db", visible) as ledger,
@@ -696,7 +696,7 @@ def test_answers_come_in_the_order_of_their_delays_on_a_clock_that_never_waits()
             for place in range(4)
         )
     )
-    seen = []
+    seen: list[tuple[int, float]] = []
     while len(seen) < 4:
         replies = list(clock.pull_messages(ids))
         seen += [(each.metadata.src_node_id - FIRST_NODE, clock.now) for each in replies]
