@@ -41,7 +41,7 @@ BENCH_startup := --json
 BENCH_tuning := --json
 BENCH_stock_flower :=
 # `make experiments`: files of conf/experiment/ that are sweeps, in the order of docs/experiments.md.
-EXPERIMENTS := privacy_levels client_count schedules selection udp_formula correlated_noise
+EXPERIMENTS := privacy_levels client_count schedules selection udp_formula correlated_noise asynchronous
 BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
 
 # `make federation`: central, dp_sgd, local or distributed.

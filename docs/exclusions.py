@@ -16,6 +16,7 @@ from fl_dp.app.statistics import statistic_plan
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
 _GRADIENTS = "privacy=distributed_records"
 _CYCLIC = "privacy.noise=cyclic privacy.groups=4 privacy.bands=4"
+_BUFFER = "selection=buffered"
 _TUNED = "tune.candidates=['client.epochs=1','client.epochs=2']"
 _SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
 
@@ -67,7 +68,14 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     ("selection.sampling_rate=1 selection.participation_cap=9 selection.coins=nodes",),
     tuple(
         f"selection={name} selection.coins=nodes"
-        for name in ("fixed", "truncated_poisson", "exponential", "dp_utility", "public")
+        for name in (
+            "fixed",
+            "truncated_poisson",
+            "exponential",
+            "dp_utility",
+            "public",
+            "buffered",
+        )
     ),
     tuple(
         f"selection={name} simulation.units_per_node=3" for name in ("fixed", "truncated_poisson")
@@ -138,6 +146,12 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
         *(f"privacy.noise=spaced selection={name}" for name in ("poisson", "exponential")),
         "privacy.noise=auto selection=dp_utility",
     ),
+    ("privacy.noise=cyclic selection=buffered",),
+    (f"{_SHARES} selection=buffered",),
+    ("privacy=local selection=buffered",),
+    (f"{_BUFFER} simulation.units_per_node=5",),
+    (f"{_BUFFER} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
+    ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
     (
         *("privacy.noise=cyclic privacy.separation=4", "privacy.noise=spaced privacy.groups=4"),
         "privacy.bands=4",

@@ -5,11 +5,13 @@ from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 from .checkpoint import Checkpoint
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
+from .dp_fedbuff import DPFedBuff
 from .exact_totals import exact_evaluation
 from .federation_statistics import ask_federation, evaluate_federation
 from .modes import Ask, CentralMode, Cohort, Mode, Released, RoundFailed
 from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
+    BufferedSelection,
     CyclicSelection,
     Draw,
     FixedSelection,
@@ -27,11 +29,13 @@ from .utility_selection import DPUtilitySelection, ExponentialSelection
 __all__ = [
     "AdaptiveClipping",
     "Ask",
+    "BufferedSelection",
     "CentralMode",
     "Checkpoint",
     "Cohort",
     "CyclicSelection",
     "DPFedAvg",
+    "DPFedBuff",
     "DPUtilitySelection",
     "Draw",
     "ExponentialSelection",

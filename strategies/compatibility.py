@@ -25,6 +25,23 @@ def require_ledger_of(plan: PrivacyPlan, ledger: SpentLedger) -> None:
         raise ValueError("the ledger was opened with another plan than the strategy's")
 
 
+def require_loop_of(plan: PrivacyPlan, *, buffers: bool) -> None:
+    """Check that a plan's releases are made the way that a strategy makes them.
+
+    Raises:
+        ValueError: If one is made of a buffer, and the other of a cohort.
+    """
+    if plan.sampling.buffered and not buffers:
+        raise ValueError(
+            "the plan releases buffers of whoever answers next: use DPFedBuff, not DPFedAvg"
+        )
+    if buffers and not plan.sampling.buffered:
+        raise ValueError(
+            f"DPFedBuff releases buffers, and the plan has {plan.sampling}: make the plan with "
+            "sampling=BufferedSelection(...).sampling, or use DPFedAvg"
+        )
+
+
 def selection_for(plan: PrivacyPlan, selection: Selection | None) -> Selection:
     """Return who draws the plan's cohorts.
 

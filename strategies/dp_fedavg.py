@@ -59,6 +59,7 @@ from .budget_options import split_options
 from .checkpoint import Checkpoint
 from .compatibility import (
     require_ledger_of,
+    require_loop_of,
     require_trainable,
     selection_for,
 )
@@ -102,6 +103,8 @@ class DPFedAvg(RoundLoop):
             with memory needs a plan that charges for it.
         Others: See `RoundLoop`.
     """
+
+    _buffers = False  # whether releases wait for whoever answers next
 
     def __init__(
         self,
@@ -157,6 +160,7 @@ class DPFedAvg(RoundLoop):
             TypeError: If the inner strategy can't work on a private mean.
         """
         require_ledger_of(plan, ledger)
+        require_loop_of(plan, buffers=self._buffers)
         coefficients = plan.noise.coefficients
         self.noise_stream: NoiseStream = (
             WhiteStream() if coefficients is None else BandedStream(coefficients)
@@ -390,7 +394,7 @@ class DPFedAvg(RoundLoop):
             ledger=self.ledger,
         )
         require_trainable(plan, draft.layout, len(draft.roster))  # or a round is charged in vain
-        multiplier = None if self._plateau is None else self._plateau.multiplier
+        multiplier = self._multiplier
         if plan.sampling.visible:
             self._participations.require_some_left(draft.roster)
             cohort = list(self.selection.select(draft.draw))
@@ -450,6 +454,11 @@ class DPFedAvg(RoundLoop):
             stream=self.noise_stream,
             index=reservation.index,
         )
+
+    @property
+    def _multiplier(self) -> float | None:
+        """Noise multiplier of the next round, where a plateau decides about it."""
+        return None if self._plateau is None else self._plateau.multiplier
 
     @property
     def clipping_norms(self) -> tuple[float, ...]:
@@ -527,7 +536,7 @@ class DPFedAvg(RoundLoop):
             PrivacyBudgetExhausted: If not.
         """
         plan, ledger = self.plan, self.ledger
-        multiplier = None if self._plateau is None else self._plateau.multiplier
+        multiplier = self._multiplier
         if plan.participation_cap is not None:
             self._participations.require_some_left(self._roster.units(grid, self._log))
         elif ledger.another_round_exceeds(plan.event_of(1, noise_multiplier=multiplier)):

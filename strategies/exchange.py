@@ -26,8 +26,11 @@ at `reply.has_error()` and `reply.metadata.src_node_id`. Nodes that stay silent 
 """
 
 _SIMULATION_WINDOW = 64
-_BATCH = 32
-_SHORTEST_PAUSE, _LONGEST_PAUSE, _BACKOFF = 0.02, 0.25, 1.25
+BATCH = 32
+"""Messages that are sent, or asked after, at once."""
+SHORTEST_PAUSE = 0.02
+"""Seconds before a grid is first looked at again."""
+_LONGEST_PAUSE, _BACKOFF = 0.25, 1.25
 ATTEMPTS = 3
 """Number of times that a silent node is asked within the time-out of an exchange with reminders."""
 
@@ -76,7 +79,7 @@ def exchange(
     unsent = iter(messages)
     reminders = deque(deadline - timeout * left / ATTEMPTS for left in range(ATTEMPTS - 1, 0, -1))
     under_way: set[str] = set()
-    pause = _SHORTEST_PAUSE
+    pause = SHORTEST_PAUSE
     while (now := time.monotonic()) < deadline:
         if remind is not None and reminders and now >= reminders[0]:
             reminders.popleft()
@@ -86,7 +89,7 @@ def exchange(
             return
         idle = True
         # In batches: a grid reads all the replies that it is asked for into memory.
-        for asked in _batches(list(under_way)):
+        for asked in batches(list(under_way)):
             if time.monotonic() >= deadline:
                 return
             replies = deque(
@@ -102,14 +105,14 @@ def exchange(
                 yield replies.popleft()
         if idle:
             time.sleep(max(0.0, min(pause, deadline - time.monotonic())))
-            pause = min(_BACKOFF * pause, _LONGEST_PAUSE)
+            pause = longer(pause)
         else:
-            pause = _SHORTEST_PAUSE
+            pause = SHORTEST_PAUSE
 
 
 def _top_up(grid: Grid, unsent: Iterator[Message], under_way: set[str], window: int | None) -> None:
     """Send until the window is full or nothing is left."""
-    while (room := _BATCH if window is None else min(_BATCH, window - len(under_way))) > 0:
+    while (room := BATCH if window is None else min(BATCH, window - len(under_way))) > 0:
         batch = list(islice(unsent, room))
         if not batch:
             return
@@ -117,8 +120,14 @@ def _top_up(grid: Grid, unsent: Iterator[Message], under_way: set[str], window: 
         under_way.update(sent for sent in grid.push_messages(batch) if sent)
 
 
-def _batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    return (ids[start : start + _BATCH] for start in range(0, len(ids), _BATCH))
+def longer(pause: float) -> float:
+    """Return the seconds to wait after a pause in which nothing came."""
+    return min(_BACKOFF * pause, _LONGEST_PAUSE)
+
+
+def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Yield so few ids at a time that a grid's replies to them fit into memory."""
+    return (ids[start : start + BATCH] for start in range(0, len(ids), BATCH))
 
 
 def _was_under_way(message_id: str, under_way: set[str]) -> bool:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MessageType, RecordDict
@@ -18,7 +19,7 @@ from .modes import Ask, Cohort, Mode
 from .rehearsal import meaning_of
 from .roster import Unit
 from .run_log import RunLog
-from .selection import Draw, Selection
+from .selection import Draw, Observation, Selection
 from .server_optimizer import ServerOptimizer
 
 
@@ -63,20 +64,29 @@ class OpenRound:
     mode: Mode
     cohort: Cohort
 
+    @property
+    def expected(self) -> int:
+        """How many units were to contribute; as public as the cohort."""
+        return sum(map(len, self.cohort.values()))
+
+    @cached_property
+    def _content(self) -> RecordDict:
+        model_key = next(iter(self.draft.content.array_records))
+        return RecordDict(dict(self.draft.content) | {model_key: self.draft.sent})
+
     def messages(self, timeout: float) -> list[Message]:
         """Write one message for each node of the cohort; what they have in common is shared."""
-        model_key = next(iter(self.draft.content.array_records))
-        content = RecordDict(dict(self.draft.content) | {model_key: self.draft.sent})
-        return [
-            Message(
-                content=self.mode.content_for(node, content),
-                message_type=MessageType.TRAIN,
-                dst_node_id=node,
-                ttl=timeout,
-                group_id=str(self.draft.draw.server_round),
-            )
-            for node in self.cohort
-        ]
+        return [self.message_for(node, timeout) for node in self.cohort]
+
+    def message_for(self, node: int, lifetime: float) -> Message:
+        """Write the message of one node, which works on it for so many seconds at most."""
+        return Message(
+            content=self.mode.content_for(node, self._content),
+            message_type=MessageType.TRAIN,
+            dst_node_id=node,
+            ttl=lifetime,
+            group_id=str(self.draft.draw.server_round),
+        )
 
     def collect(self, replies: Iterable[Message], selection: Selection, log: RunLog) -> None:
         """Fold replies into the mode one by one, at most one for each node of the cohort.
@@ -84,17 +94,14 @@ class OpenRound:
         A reply that is an error, unasked for, malformed or not finite contributes zero and never
         raises: one client must not be able to end a training.
         """
-        for reply in one_of_each(replies, self.cohort, log):
+        for reply in self._admitted(replies, log):
             if reply.has_error():
                 meaning = meaning_of(reply.error)
                 known = "" if meaning is None else f" ({meaning.text})"
                 log.warn_once(f"a client failed{known}; a failed client contributes zero")
                 continue
-            units = self.cohort[reply.metadata.src_node_id]
             try:
-                seen = self.mode.fold(
-                    reply.content, units, server_round=self.draft.draw.server_round
-                )
+                seen = self._fold(reply)
             except RefusedUpdate as refused:
                 log.warn_once(f"an update was refused and contributes zero: {refused}")
                 continue
@@ -106,6 +113,15 @@ class OpenRound:
                 if math.isinf(observation.update_norm):
                     log.warn_once("an update was not finite and contributes zero")
                 selection.observe(observation)
+
+    def _admitted(self, replies: Iterable[Message], log: RunLog) -> Iterator[Message]:
+        """Yield every error reply, and the others that may contribute."""
+        return one_of_each(replies, self.cohort, log)
+
+    def _fold(self, reply: Message) -> list[Observation]:
+        """Add one reply. See `Mode.fold`."""
+        units = self.cohort[reply.metadata.src_node_id]
+        return self.mode.fold(reply.content, units, server_round=self.draft.draw.server_round)
 
     def next_model(self, mean: NDArray[np.float64], optimizer: ServerOptimizer) -> ArrayRecord:
         """Return the model that the server optimizer makes of the released mean."""

@@ -30,7 +30,7 @@ class Participations:
         """Count by the ledger, as its plan says."""
         self._cap: int | None = None
         self._separation, self._units_per_node, self._most = 1, 1, 0
-        self._grouped = False
+        self._grouped = self._buffered = False
         if ledger is not None:
             plan, hosting = ledger.plan, ledger.plan.hosting
             self._cap = plan.participation_cap
@@ -38,7 +38,8 @@ class Participations:
             self._units_per_node = hosting.told_apart
             self._most = hosting.nodes_of(plan.num_clients) * self._units_per_node
             self._grouped = self._separation > 1 and isinstance(plan.sampling, CyclicSampling)
-        self._counts = self._cap is not None or self._separation > 1
+            self._buffered = plan.sampling.buffered  # a unit is in one index at most once
+        self._counts = self._cap is not None or self._separation > 1 or self._buffered
         self._ledger = ledger if self._counts else None
         self._names: dict[int, str] | None = None
 
@@ -76,7 +77,7 @@ class Participations:
 
     def next_index(self) -> int | None:
         """Return the index of the next round, where it decides who may take part; else None."""
-        if self._ledger is None or self._separation == 1:
+        if self._ledger is None or not (self._separation > 1 or self._buffered):
             return None
         return self._ledger.next_index()
 
@@ -92,7 +93,7 @@ class Participations:
         if self._cap is not None:
             taken = self._ledger.participations
             roster = [unit for unit in roster if taken.get(self._name(unit), 0) < self._cap]
-        if index is None or self._separation == 1:
+        if index is None:
             return roster
         if self._grouped:
             groups, turn = self._ledger.group_of, index % self._separation

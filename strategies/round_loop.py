@@ -11,7 +11,7 @@ import json
 import logging
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord
@@ -166,7 +166,7 @@ class RoundLoop(Strategy):
                         raise
                     logger.info("Training ends with the last private model: %s", exhausted)
                     break
-                replies = exchange(grid, messages, window=self._window, timeout=timeout)
+                replies = self._replies(grid, messages)
                 released, metrics = self.aggregate_train(server_round, replies)
             except RoundFailed as failed:
                 if self._progress.gives_up(failed, last=server_round == num_rounds):
@@ -212,7 +212,7 @@ class RoundLoop(Strategy):
             self._contribution_check.observe(
                 released.contributions,
                 noise_std=released.contributions_std,
-                asked=sum(map(len, current.cohort.values())),
+                asked=current.expected,
             )
         return model, MetricRecord(dict(released.metrics)) if released.metrics else None
 
@@ -257,6 +257,10 @@ class RoundLoop(Strategy):
     def _require_a_round_left(self, grid: Grid) -> None:
         """Check, before the first model is evaluated or saved, that it can be trained at all."""
         return
+
+    def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
+        """Send a round's messages and yield the replies that belong to it, as they arrive."""
+        return exchange(grid, messages, window=self._window, timeout=self._timeout)
 
     def _settle(self, released: Released) -> None:
         """Take note of a release once its model is made; nothing by default."""

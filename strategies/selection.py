@@ -18,6 +18,7 @@ import numpy as np
 from flwr.app import ArrayRecord, ConfigRecord, Message
 
 from fl_dp.accounting import (
+    BufferedSampling,
     CyclicSampling,
     FixedSizeSampling,
     History,
@@ -29,6 +30,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.mechanisms.checks import require_count
 
 from .roster import Unit
 
@@ -262,10 +264,14 @@ class PublicSelection(Selection):
 
     def select(self, draw: Draw) -> list[Unit]:
         """Return the cohort, best first; all of them if they are fewer."""
+        return self.first(draw, self.sampling.cohort)
+
+    def first(self, draw: Draw, count: int) -> list[Unit]:
+        """Return at most `count` units, best first, which then have waited since this round."""
         score = self._score if self._score is not None else self._waited
         scores = np.array([score(unit, draw.server_round) for unit in draw.roster], dtype=float)
         order = np.lexsort((draw.rng.uniforms(len(draw.roster)), -scores))
-        chosen = [draw.roster[place] for place in order[: self.sampling.cohort]]
+        chosen = [draw.roster[place] for place in order[:count]]
         self._last_round.update(dict.fromkeys(chosen, draw.server_round))
         return chosen
 
@@ -304,6 +310,71 @@ class SpacedSelection(PublicSelection):
         """Return the cohort; those who may take part are all that the draw shows."""
         _require_turns(draw)
         return super().select(draw)
+
+
+class BufferedSelection(PublicSelection):
+    """Units that are asked one by one, and a release of the next `size` that answer.
+
+    Privacy: as `SpacedSelection`, for the releases that answers are in. The order of answers must
+    not depend on data. Without a score who has waited longest is asked first.
+
+    Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation".
+
+    Attributes:
+        concurrency: Units that are asked at any time.
+        max_staleness: Most releases between the model that a unit was sent and the release that its
+            answer enters; an older answer counts as zero.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        *,
+        separation: int = 1,
+        concurrency: int | None = None,
+        max_staleness: int = 10,
+        staleness_power: float = 0.5,
+        score: Callable[[Unit, int], float] | None = None,
+    ) -> None:
+        """Fill buffers of `size` answers.
+
+        Args:
+            size: Answers of a release, malformed ones included; its public denominator.
+            separation: Least distance of two indices of one unit.
+            concurrency: Units that are asked at any time; None: twice `size`.
+            max_staleness: As the attribute; 0 takes answers of the newest model alone.
+            staleness_power: An answer `s` releases old weighs `(1 + s) ** -staleness_power`.
+            score: As for `PublicSelection`.
+
+        Raises:
+            ValueError: If a number is out of range.
+        """
+        super().__init__(size, score)
+        self.sampling: BufferedSampling = BufferedSampling(cohort=size, separation=separation)
+        self.concurrency = 2 * size if concurrency is None else concurrency
+        require_count(concurrency=self.concurrency)
+        if isinstance(max_staleness, bool) or max_staleness != int(max_staleness):
+            raise ValueError(f"max_staleness must be a whole number, got {max_staleness!r}")
+        if max_staleness < 0:
+            raise ValueError(f"max_staleness must not be negative, got {max_staleness}")
+        if not (math.isfinite(staleness_power) and staleness_power >= 0.0):
+            raise ValueError(
+                f"staleness_power must be finite and not negative, got {staleness_power}: an old "
+                "answer must not weigh more than a new one"
+            )
+        if self.concurrency < size:
+            raise ValueError(
+                f"concurrency must be at least the buffer's {size}, or it never fills; got "
+                f"{self.concurrency}"
+            )
+        self.max_staleness = int(max_staleness)
+        self._power = staleness_power
+
+    def weight(self, staleness: int) -> float:
+        """Return the public factor in [0, 1] on an answer to a model so many releases old."""
+        if staleness > self.max_staleness:
+            return 0.0
+        return float((1.0 + staleness) ** -self._power)
 
 
 class CyclicSelection(Selection):
@@ -348,6 +419,8 @@ def selection_of(sampling: Sampling) -> Selection:
             return TruncatedPoissonSelection(rate, cut)
         case FixedSizeSampling(cohort=cohort):
             return FixedSelection(cohort)
+        case BufferedSampling(cohort=size, separation=apart):
+            return BufferedSelection(size, separation=apart)
         case VisibleSampling(cohort=cohort, separation=apart) if apart > 1:
             return SpacedSelection(cohort, apart)
         case VisibleSampling(cohort=cohort):

@@ -71,9 +71,15 @@ class UnprotectedFedAvg(RoundLoop):
                 the same.
 
         Raises:
-            ValueError: If an option does not go with the record plan.
+            ValueError: If an option does not go with the record plan, or the selection is a
+                buffer's.
             TypeError: If the inner strategy can't work on a mean.
         """
+        if selection.sampling.buffered:
+            raise ValueError(
+                "a buffer is filled by answers that are clipped one by one: use DPFedBuff, or "
+                "selection=PublicSelection(...)"
+            )
         check_together(
             None,
             selection,

@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from .incompatible import IncompatibleOptions
     from .relations import NeighboringRelation
     from .sampling import (
+        BufferedSampling,
         CyclicSampling,
         FixedSizeSampling,
         PoissonSampling,
@@ -77,6 +78,7 @@ else:
     __getattr__ = lazy_exports(__name__)
 
 __all__ = [
+    "BufferedSampling",
     "CyclicSampling",
     "DeclaredFilter",
     "EpsilonBounds",

@@ -43,6 +43,16 @@ class Sampling(Checked, ABC):
         """Least distance between two indices at which one unit takes part; 1: it may in all."""
         return 1
 
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """Sentences on what a promise leaves out because of who takes part when."""
+        return ()
+
+    @property
+    def buffered(self) -> bool:
+        """Whether units are asked one by one, and a release is made of those that arrive first."""
+        return False
+
     def turns(self, rounds: int) -> int:
         """Return in how many of these rounds one unit can take part: what it is charged."""
         return -(-rounds // self.least_separation)
@@ -286,6 +296,40 @@ class VisibleSampling(Sampling):
 
 
 @dataclass(frozen=True, kw_only=True)
+class BufferedSampling(VisibleSampling):
+    """A buffer that is released whenever `cohort` contributions have arrived, in sight.
+
+    Nothing is amplified: who arrives when is no secret coin. A unit contributes to an index at most
+    once, whenever it was asked, and is asked at an index only if its last one is `separation` back.
+    So it takes part in no more indices than `VisibleSampling` lets it.
+    """
+
+    kind: ClassVar[str] = "buffered"
+
+    @property
+    def buffered(self) -> bool:
+        """Always."""
+        return True
+
+    @property
+    def not_covered(self) -> tuple[str, ...]:
+        """The time at which a unit answers."""
+        return (
+            "when an answer arrives, and so which release it enters: that was taken not to depend "
+            "on data. The server's operator sees it, and whoever watches the network may; pad "
+            "training to a fixed time where it tells how many records a client has",
+        )
+
+    def describe(self, unit: str = "client") -> str:
+        """Return one phrase for people."""
+        apart = f", each at least {self.separation} releases apart" if self.separation > 1 else ""
+        return (
+            f"none, in buffered releases: each is made of the {self.cohort} {unit}s that answer "
+            f"next{apart}; they are seen, and charged in full"
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
 class CyclicSampling(Sampling):
     """Public groups that take turns, and secret coins inside the group whose turn it is.
 
@@ -374,6 +418,7 @@ _KINDS: dict[str, type[Sampling]] = {
         UtilityPoissonSampling,
         FixedSizeSampling,
         VisibleSampling,
+        BufferedSampling,
         CyclicSampling,
     )
 }

@@ -10,7 +10,12 @@ from fl_dp.accounting import IncompatibleOptions, PoissonSampling, TruncatedPois
 from fl_dp.accounting.banded import MOST_BANDS
 from fl_dp.accounting.noise_comparison import NoisePrice, Wanted, best_noise, compare_noise
 from fl_dp.plan import Banded
-from fl_dp.strategies import CyclicSelection, SpacedSelection, TruncatedPoissonSelection
+from fl_dp.strategies import (
+    BufferedSelection,
+    CyclicSelection,
+    SpacedSelection,
+    TruncatedPoissonSelection,
+)
 from fl_dp.updates import VectorLayout
 
 from .settings import Settings
@@ -61,6 +66,18 @@ def with_noise(settings: Settings, delta: float) -> Settings:
 def spaced_selection(settings: Settings, cohort: int) -> SpacedSelection:
     """Return the selection of `privacy.noise=spaced`."""
     return SpacedSelection(cohort, _separation(settings))
+
+
+def buffered_selection(settings: Settings, size: int) -> BufferedSelection:
+    """Return the selection of buffered releases, whose clients rest where the noise needs it."""
+    chosen = settings.selection
+    return BufferedSelection(
+        size,
+        separation=_separation(settings) if settings.privacy.noise == "spaced" else 1,
+        concurrency=chosen.concurrency,
+        max_staleness=chosen.max_staleness,
+        staleness_power=chosen.staleness_power,
+    )
 
 
 def cyclic_selection(settings: Settings) -> CyclicSelection:
@@ -123,8 +140,13 @@ def _require_fitting(settings: Settings) -> None:
             f"privacy.noise={privacy.noise} is the server's own noise: nodes that add noise under "
             f"privacy.mode={privacy.mode} can't take earlier noise away; write privacy=central"
         )
+    if privacy.noise == "cyclic" and chosen.name == "buffered":
+        raise IncompatibleOptions(
+            "privacy.noise=cyclic rests on secret coins inside a group, and who answers when is no "
+            "coin: with selection=buffered write privacy.noise=spaced"
+        )
     fitting = {
-        "spaced": ("public",),
+        "spaced": ("public", "buffered"),
         "cyclic": ("poisson", "truncated_poisson"),
         "auto": ("poisson", "public"),
     }[privacy.noise]
@@ -146,11 +168,11 @@ def _separation(settings: Settings) -> int:
     """Return how far apart a client's rounds are: as far as the roster allows, if nobody says."""
     if settings.privacy.separation is not None:
         return settings.privacy.separation
-    num_clients = settings.task.num_clients
-    return min(
-        settings.rounds,
-        num_clients // max(1, round(settings.selection.sampling_rate * num_clients)),
-    )
+    chosen, num_clients = settings.selection, settings.task.num_clients
+    cohort = max(1, round(chosen.sampling_rate * num_clients))
+    # In a buffer those who were asked do not rest either: room is left for them.
+    busy = (chosen.concurrency or 2 * cohort) if chosen.name == "buffered" else 0
+    return min(settings.rounds, max(1, (num_clients - busy) // cohort))
 
 
 def _groups(settings: Settings) -> int:

@@ -34,7 +34,13 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
-from .noise_choice import correlation_of, cyclic_selection, spaced_selection, with_noise
+from .noise_choice import (
+    buffered_selection,
+    correlation_of,
+    cyclic_selection,
+    spaced_selection,
+    with_noise,
+)
 from .settings import Settings
 from .tuning.priced import vote_of
 from .wording import said_in_keys
@@ -97,7 +103,7 @@ def make_selection(settings: Settings) -> Selection:
     chosen, num_clients = settings.selection, settings.task.num_clients
     cohort = max(1, round(chosen.sampling_rate * num_clients))
     match settings.privacy.noise:
-        case "spaced":
+        case "spaced" if chosen.name != "buffered":
             return spaced_selection(settings, cohort)
         case "cyclic":
             return cyclic_selection(settings)
@@ -132,6 +138,8 @@ def make_selection(settings: Settings) -> Selection:
             )
         case "public":
             return PublicSelection(cohort)
+        case "buffered":
+            return buffered_selection(settings, cohort)
     raise ValueError(f"there is no selection '{chosen.name}'")
 
 

@@ -20,12 +20,13 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
-from fl_dp.strategies import DPFedAvg, UnprotectedFedAvg, wait_for_roster
+from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_roster
 from fl_dp.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.training import evaluate
 
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
+from .in_process import InProcessGrid
 from .planning import make_plan, make_record_plan, make_selection
 from .run_folder import RunFolder, statement_of_records
 from .server_optimizers import make_server_optimizer
@@ -33,6 +34,7 @@ from .settings import SETTINGS_KEY, Settings
 from .shown import for_clients
 from .tracking import final_of, start_of, trackers_of
 from .tuning.choice import chosen_settings
+from .virtual_time import VirtualTime, drawn_delays
 from .wording import said_in_keys
 from .workload import (
     check_data,
@@ -53,7 +55,7 @@ def train(
     settings: Settings,
     *,
     run_id: str,
-    make_strategy: Callable[..., DPFedAvg] = DPFedAvg,
+    make_strategy: Callable[..., DPFedAvg] | None = None,
     trackers: Sequence[Tracker] = (),
 ) -> Result:
     """Train a task, or continue a run that was interrupted, and write the run's folder.
@@ -63,7 +65,7 @@ def train(
         settings: What to do; with `resume`, the folder's own settings are used.
         run_id: Flower's id of the run; names the folder when the settings don't.
         make_strategy: Makes the strategy where clients are protected, from the arguments of
-            `DPFedAvg`: an audit passes one that is watched.
+            `DPFedAvg`: an audit passes one that is watched. None: the plan's own.
         trackers: Who is told the released values, besides the settings' own tracker.
 
     Returns:
@@ -88,6 +90,9 @@ def train(
     with logged_to(folder.log):
         settings = chosen_settings(folder, grid, settings, run_id=run_id)
     told = TrackedRun([*trackers_of(settings, folder), *trackers])
+    if settings.simulation.delay_spread and isinstance(grid, InProcessGrid):
+        delays = drawn_delays(spread=settings.simulation.delay_spread, seed=settings.seed)
+        grid = VirtualTime(grid, delays)
     with logged_to(folder.log), told:
         record_plan = folder.keep_record_plan(make_record_plan(settings))
         try:
@@ -108,7 +113,7 @@ def _train_by_plan(
     settings: Settings,
     record_plan: RecordPlan | None,
     run_id: str,
-    make_strategy: Callable[..., DPFedAvg],
+    make_strategy: Callable[..., DPFedAvg] | None,
     told: TrackedRun,
 ) -> Result:
     """Train with a promise to clients, and to their records if they train by DP-SGD."""
@@ -130,7 +135,8 @@ def _train_by_plan(
         witness=witness,
         settings=digest_of(settings),
     ) as ledger:
-        strategy = make_strategy(
+        made_by = make_strategy or (DPFedBuff if plan.sampling.buffered else DPFedAvg)
+        strategy = made_by(
             make_server_optimizer(settings.server_optimizer),
             plan=plan,
             ledger=ledger,
@@ -249,7 +255,8 @@ def _start(
             **spent,
             **_released(strategy),
         }
-        folder.append_metrics(line)
+        clock = {"virtual_time": grid.now} if isinstance(grid, VirtualTime) else {}
+        folder.append_metrics(line | clock)
         told.released(line)
         folder.write_model(arrays)
         return MetricRecord({"loss": loss, "accuracy": accuracy, **spent})

@@ -41,7 +41,8 @@ _TOLD_OF_GROUP = {
     "metrics": "loss accuracy noise_std",
     "selection": (
         "name sampling_rate max_cohort participation_cap coins epsilon utility utility_high "
-        "records_per_client largest_rate smallest_rate refresh_every utility_noise sharpness"
+        "records_per_client largest_rate smallest_rate refresh_every utility_noise sharpness "
+        "concurrency max_staleness staleness_power"
     ),
     "schedule": (
         "name spend floor levels weights metric patience factor first smallest min_improvement"
@@ -49,7 +50,7 @@ _TOLD_OF_GROUP = {
     "server_optimizer": "name learning_rate momentum beta_1 beta_2 tau",
     "client": "learning_rate epochs batch_size",
     "compression": "up bits fraction down",
-    "simulation": "engine units_per_node",
+    "simulation": "engine units_per_node delay_spread",
 }
 
 TOLD = frozenset(

@@ -16,6 +16,9 @@ from fl_dp.plan import SecureSum
 
 _KEYS = {
     "bands": "privacy.bands",
+    "concurrency": "selection.concurrency",
+    "max_staleness": "selection.max_staleness",
+    "staleness_power": "selection.staleness_power",
     "capped_denominator": "weights.capped_denominator",
     "client_scheme": "privacy.mode=local",
     "clipping_norm": "clipping.norm",
@@ -42,6 +45,8 @@ _KEYS = {
     "weight_cap": "weights.cap",
 }
 _SELECTIONS = {
+    "BufferedSampling": "buffered",
+    "BufferedSelection": "buffered",
     "DPUtilitySelection": "dp_utility",
     "ExponentialSelection": "exponential",
     "FixedSelection": "fixed",

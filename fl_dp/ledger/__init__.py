@@ -17,8 +17,8 @@ if TYPE_CHECKING:
         UseOfData,
     )
     from .spent import SpentLedger
-    from .state import Choice, Reservation, SeparationBroken
-    from .training import ParticipationCapReached, PlanMismatch, PrivacyLedger
+    from .state import Choice, ParticipationCapReached, Reservation, SeparationBroken
+    from .training import PlanMismatch, PrivacyLedger
     from .witness import FileWitness, TableWitness, Witness, witness_at
 else:
     __getattr__ = lazy_exports(__name__)

@@ -78,6 +78,11 @@ class SpentLedger(ChainedLedger):
         return dict(self._state.last_index)
 
     @property
+    def asked(self) -> dict[str, int]:
+        """The index at which each unit was asked whose answer to a buffer has not arrived."""
+        return dict(self._state.asks.asked)
+
+    @property
     def group_of(self) -> dict[str, int]:
         """The group of each unit, where groups take turns; public."""
         return dict(self._state.group_of)

@@ -6,13 +6,20 @@ Entry by entry is the one way in: what is spent can't depend on anything but the
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from fl_dp.accounting import CyclicSampling, PrivacyEvent, PrivacyFilter, event_from_dict
+from fl_dp.accounting import (
+    CyclicSampling,
+    PrivacyBudgetExhausted,
+    PrivacyEvent,
+    PrivacyFilter,
+    event_from_dict,
+)
 from fl_dp.plan import PrivacyPlan
 
+from .asks import Asks
 from .entries import SCHEMA, require_schema
 
 
@@ -55,6 +62,10 @@ class Choice:
     reserved: int | None
 
 
+class ParticipationCapReached(PrivacyBudgetExhausted):
+    """A unit would take part more often than the plan allows; nothing was released or charged."""
+
+
 class TrainingState:
     """What the entries so far come to.
 
@@ -63,8 +74,9 @@ class TrainingState:
         others: Other releases that were reserved, in the same way.
         multipliers: Noise multiplier of each reserved round, in their order.
         attempts: How often each round was reserved, by its number.
-        participations: Rounds of each unit, as far as rounds said so.
+        participations: Rounds of each unit, as far as rounds said so; of a buffer, its asks.
         last_index: The last index at which each unit took part, as far as rounds said so.
+        asks: Who was asked for a contribution to a buffer, where there are any.
         group_of: The group of each unit, where groups take turns.
         reserved: Every reservation, by its entry.
         committed: Entries of the reservations that were committed.
@@ -84,7 +96,9 @@ class TrainingState:
         self.attempts: Counter[int] = Counter()
         self.participations: Counter[str] = Counter()
         self.last_index: dict[str, int] = {}
+        self.asks = Asks()
         self.group_of: dict[str, int] = {}
+        self._newest: int | None = None  # entry of the newest round's reservation
         self.reserved: dict[int, Reservation] = {}
         self.committed: set[int] = set()
         self.randomness: set[str] = set()
@@ -125,6 +139,60 @@ class TrainingState:
                 f"{self.last_index[early[0]]}"
             )
 
+    def require_participations_left(self, units: Iterable[str]) -> None:
+        """Check that units may take part once more.
+
+        Raises:
+            ParticipationCapReached: If one has none left.
+        """
+        cap = self.plan.participation_cap
+        spent = [unit for unit in units if cap is not None and self.participations[unit] >= cap]
+        if spent:
+            raise ParticipationCapReached(
+                f"{len(spent)} of the participants have taken part {cap} times already, the plan's "
+                f"participation_cap; the first is {spent[0]}"
+            )
+
+    def require_askable(self, units: Collection[str]) -> int:
+        """Check that units may be asked for a contribution now, and return the open index.
+
+        Raises:
+            ParticipationCapReached: If one has none left.
+            SeparationBroken: If one has to rest.
+            ValueError: If one was asked before and has not answered, or no index is open.
+        """
+        index = self.open_index()
+        self.asks.require_idle(units)
+        self.require_participations_left(units)
+        self.require_rested(units, index)
+        return index
+
+    def require_foldable(self, units: Collection[str]) -> int:
+        """Check that contributions may be added now, and return the open index.
+
+        Raises:
+            ValueError: If one was not asked for, the buffer is full, or no index is open.
+        """
+        index = self.open_index()
+        room = round(self.plan.sampling.expected_cohort(self.plan.num_clients))
+        self.asks.require_asked(units, room=room)
+        return index
+
+    def open_index(self) -> int:
+        """Return the index that is reserved and not committed.
+
+        Raises:
+            ValueError: If there is none, or nobody is buffered.
+        """
+        if not self.plan.sampling.buffered:
+            raise ValueError(
+                f"only for a buffer units are asked one by one, and the plan has "
+                f"{self.plan.sampling}"
+            )
+        if self._newest is None or self._newest in self.committed:
+            raise ValueError("no index is open: reserve a round before anybody is asked")
+        return self.rounds.total() - 1
+
     def take_in(self, sequence: int, fields: dict[str, Any]) -> None:
         """Take in one entry.
 
@@ -147,12 +215,17 @@ class TrainingState:
                 self._filter = self._plan.filter()
             case "run":
                 self.randomness.add(fields["randomness"])
+                # Whoever asked them is gone: an answer will not be added any more, and if it was,
+                # then to the newest index.
+                self.last_index |= dict.fromkeys(self.asks.forget(), self.rounds.total() - 1)
                 if self.choice is not None and fields.get("settings") != self.choice.settings:
                     self.changed_by_hand = True
             case "assign":
                 self._take_in_groups(fields["groups"])
             case "reserve":
                 self._take_in_reservation(sequence, fields)
+            case "ask" | "fold":
+                self._take_in_units(kind, fields["index"], fields["units"])
             case "uncharged":
                 self.uncharged.append(str(fields["what"]))
             case "chosen":
@@ -176,6 +249,18 @@ class TrainingState:
                 raise ValueError(f"there is no group {group} of {sampling.groups}")
             self.group_of[unit] = group
 
+    def _take_in_units(self, kind: str, index: int, units: list[str]) -> None:
+        if kind == "ask":
+            opened = self.require_askable(units)
+            self.asks.ask(units, opened)
+            self.participations.update(units)
+        else:
+            opened = self.require_foldable(units)
+            self.asks.fold(units, room=self.asks.folded + len(units))
+            self.last_index |= dict.fromkeys(units, opened)
+        if index != opened:
+            raise ValueError(f"its index is {index} and the open one was {opened}")
+
     def _check_turn(self, fields: dict[str, Any]) -> None:
         """Check a round's index and group, where units take turns.
 
@@ -189,7 +274,7 @@ class TrainingState:
         if isinstance(sampling, CyclicSampling):
             if fields["group"] != sampling.group_of(index):
                 raise ValueError(f"index {index} is not the turn of group {fields['group']}")
-        else:
+        elif not sampling.buffered:  # whose units are asked after it
             self.require_rested(fields["participants"], index)
 
     def require_choosable(self, plan: PrivacyPlan, paid: int | None) -> None:
@@ -222,7 +307,8 @@ class TrainingState:
     def _take_in_reservation(self, sequence: int, fields: dict[str, Any]) -> None:
         event = event_from_dict(fields)
         is_round = "round" in fields
-        if is_round and self.plan.sampling.least_separation > 1:
+        sampling = self.plan.sampling
+        if is_round and (sampling.least_separation > 1 or sampling.buffered):
             self._check_turn(fields)
         self.reserved[sequence] = Reservation(
             sequence=sequence,
@@ -236,6 +322,8 @@ class TrainingState:
         if not is_round:
             self.others[event] += 1
             return
+        self._newest = sequence
+        self.asks.open()
         units = fields.get("participants", ())
         self.last_index |= dict.fromkeys(units, self.rounds.total())
         self.rounds[event] += 1

@@ -46,10 +46,6 @@ class PlanMismatch(ValueError):
     """A ledger was opened with another plan than the one that it was started with."""
 
 
-class ParticipationCapReached(PrivacyBudgetExhausted):
-    """A unit would take part more often than the plan allows; nothing was released or charged."""
-
-
 class PrivacyLedger(SpentLedger):
     """The spending of one plan. Open it with `open` (to train) or `read` (to look)."""
 
@@ -147,8 +143,9 @@ class PrivacyLedger(SpentLedger):
             round: Its number in the training, from 1. A second attempt is charged again.
             noise_multiplier: Only under a plan with a plateau: what its controller decided.
             participants: The units that take part, where that is no secret; required under a
-                participation cap or a separation. Never the cohort of a Poisson sample: the ledger
-                would reveal it. A unit that is named has taken part, whether it answers or not.
+                participation cap or a separation, but for a buffer, whose units `ask` names. Never
+                the cohort of a Poisson sample: the ledger would reveal it. A unit that is named has
+                taken part, whether it answers or not.
             index: The `next_index` that the participants were chosen for, to make sure that it is
                 still the next one; the ledger counts itself.
 
@@ -177,8 +174,8 @@ class PrivacyLedger(SpentLedger):
                     f"round {round} was prepared for index {index}, and the ledger's next one is "
                     f"{turn}: another process reserves rounds in it; stop one of them"
                 )
-            self._require_participations_left(units)
             if units is not None:
+                self._state.require_participations_left(units)
                 self._state.require_rested(units, turn)
             if self._state.charges_another_round:
                 self._require_budget(event, f"round {round}")
@@ -190,7 +187,7 @@ class PrivacyLedger(SpentLedger):
                 "noise_multiplier": noise_multiplier,  # not every event has one
                 **event_to_dict(event),
             }
-            if sampling.least_separation > 1:
+            if sampling.least_separation > 1 or sampling.buffered:
                 fields["index"] = turn
             if isinstance(sampling, CyclicSampling):
                 fields["group"] = sampling.group_of(turn)
@@ -198,6 +195,45 @@ class PrivacyLedger(SpentLedger):
                 fields["participants"] = units
             entry = self._chain.append(connection, fields)
         return self._state.reserved[entry.sequence]
+
+    def ask(self, units: Sequence[str]) -> None:
+        """Write down, before anything is sent, who is asked for a contribution to a buffer.
+
+        Each ask counts against a participation cap, whatever comes of it.
+
+        Args:
+            units: By lasting name. Who was asked and has not answered can't be asked again.
+
+        Raises:
+            ParticipationCapReached: If a unit has none left; then nothing is written.
+            SeparationBroken: If a unit has to rest; then nothing is written.
+            LedgerUnavailable: If it can't be written; then nobody may be asked.
+            ValueError: If no index is open, or a unit was asked before.
+        """
+        for unit in units:
+            require_printable(unit)
+        with self._chain.transaction() as connection:
+            index = self._state.require_askable(units)
+            self._append_units(connection, "ask", index, units)
+
+    def fold(self, units: Sequence[str]) -> None:
+        """Write down, before they are added, whose contributions the open index gets.
+
+        Args:
+            units: Those that were asked and have answered, with whatever it was.
+
+        Raises:
+            LedgerUnavailable: If it can't be written; then nothing may be added.
+            ValueError: If no index is open, a unit was not asked since this ledger was opened, or
+                the buffer is full.
+        """
+        with self._chain.transaction() as connection:
+            index = self._state.require_foldable(units)
+            self._append_units(connection, "fold", index, units)
+
+    def _append_units(self, connection: Any, kind: str, index: int, units: Sequence[str]) -> None:
+        entry = {"kind": kind, "run": self._run_id, "index": index, "units": list(units)}
+        self._chain.append(connection, entry)
 
     def next_index(self) -> int:
         """Return the index that the next reserved round will have, by all that is on disk now.
@@ -375,6 +411,13 @@ class PrivacyLedger(SpentLedger):
     def _check_participants(self, participants: Sequence[str | int] | None) -> list[str] | None:
         sampling = self.plan.sampling
         grouped = isinstance(sampling, CyclicSampling)  # each of a group is charged for its turn
+        if sampling.buffered:
+            if participants is not None:
+                raise ValueError(
+                    "who fills a buffer is not known when its round is reserved: name units when "
+                    "they are asked"
+                )
+            return None
         if participants is None:
             if self.plan.participation_cap is not None:
                 raise ValueError("under a participation cap every round has to name participants")
@@ -390,17 +433,6 @@ class PrivacyLedger(SpentLedger):
         if len(set(units)) != len(units):
             raise ValueError("a unit takes part in a round once, but participants repeat")
         return units
-
-    def _require_participations_left(self, units: list[str] | None) -> None:
-        cap = self.plan.participation_cap
-        if cap is None or units is None:
-            return
-        spent = [unit for unit in units if self._state.participations[unit] >= cap]
-        if spent:
-            raise ParticipationCapReached(
-                f"{len(spent)} of the participants have taken part {cap} times already, the plan's "
-                f"participation_cap; the first is {spent[0]}"
-            )
 
     def _run_fields(self, plan: PrivacyPlan, randomness: str) -> dict[str, Any]:
         # Of the least noise: no round has a finer grid, so no sum needs more bits.

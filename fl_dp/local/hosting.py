@@ -67,5 +67,6 @@ def _each_reply_needed(settings: Settings) -> str | None:
         ),
         "weights.capped_denominator needs each weight": settings.weights.capped_denominator,
         "selection.utility=update_norm needs each update": by_norm,
+        "selection=buffered takes each answer when it comes": chosen.name == "buffered",
     }
     return next((reason for reason, is_needed in needed.items() if is_needed), None)

@@ -37,6 +37,7 @@ from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle, least_noise_multiplier
 
+from .buffered import check_buffered
 from .calibrated import budget_of, calibrated_noise
 from .distributed_noise import DistributedNoise
 from .hosting import Hosting
@@ -123,6 +124,15 @@ class PrivacyPlan:
             release=self.release,
             hosting=self.hosting,
             relation=self.neighboring_relation,
+        )
+        check_buffered(
+            sampling=self.sampling,
+            noise=self.noise,
+            release=self.release,
+            hosting=self.hosting,
+            num_clients=self.num_clients,
+            rounds=self.rounds,
+            participation_cap=self.participation_cap,
         )
         # Made for their own checks: charged and gated, before anything of the plan is released.
         _ = self.rounds_at(self.noise_multiplier), self.filter()

@@ -125,6 +125,12 @@ def _describe(fields: dict[str, Any]) -> str:
             return f"round {fields['round']}, attempt {fields['attempt']}: {event}"
         case "chosen":
             return f"{fields['chosen']}: {fields['how']}"
+        case "assign":
+            return f"{len(fields['groups'])} units got their groups"
+        case "ask":
+            return f"index {fields['index']}: asked {' '.join(fields['units'])}"
+        case "fold":
+            return f"index {fields['index']}: adds what {' '.join(fields['units'])} answered"
         case "uncharged":
             return f"{fields['what']}: exact, and in no epsilon"
         case _:

@@ -61,7 +61,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
             "what was spent so far (`epsilon_so_far`) as a promise: it would hold only if nothing "
             "that was released had a part in stopping there"
         )
-    not_covered += plan.noise.not_covered
+    not_covered += plan.noise.not_covered + plan.sampling.not_covered
     return PrivacyStatement(
         delta=plan.budget.delta,
         epsilon=promised.by_name,

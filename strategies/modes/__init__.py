@@ -2,6 +2,7 @@
 
 from ..exchange import Ask
 from .base import Cohort, Mode, Released, RoundFailed
+from .buffered import BufferedMode
 from .central import CentralMode
 from .client_noise import ClientNoiseMode, client_noise_of
 from .secure_sum import SecureSumMode
@@ -9,6 +10,7 @@ from .unprotected import UnprotectedMode
 
 __all__ = [
     "Ask",
+    "BufferedMode",
     "CentralMode",
     "ClientNoiseMode",
     "Cohort",

@@ -85,6 +85,7 @@ def test_a_cohort_of_declared_clients_has_nodes_of_one_size(
             "selection=exponential selection.utility=update_norm",
             "selection.utility=update_norm needs each update",
         ),
+        ("selection=buffered", "takes each answer when it comes"),
     ],
 )
 def test_one_client_a_node_where_each_reply_is_needed(overrides: str, reason: str) -> None:

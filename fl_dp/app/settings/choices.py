@@ -22,6 +22,7 @@ CHOICES = {
     "clipping.name": ("fixed", "adaptive", "per_layer"),
     "selection.name": (
         *("poisson", "truncated_poisson", "fixed", "exponential", "dp_utility", "public"),
+        "buffered",
     ),
     "selection.coins": ("server", "nodes"),
     "selection.utility": ("loss", "accuracy", "records", "update_norm", "staleness"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from fl_dp.accounting.schedules import NoiseSchedule, PlateauSchedule
@@ -15,12 +16,15 @@ class SelectionSettings:
     """Selection of the clients that take part in a round; docs/selection.md compares the rules.
 
     Attributes:
-        name: `poisson`, `truncated_poisson`, `fixed`, `exponential`, `dp_utility` or `public`.
-        sampling_rate: Expected share of the clients in each round, in (0, 1].
+        name: `poisson`, `truncated_poisson`, `fixed`, `exponential`, `dp_utility`, `public` or
+            `buffered`, which waits for no slow client.
+        sampling_rate: Expected share of the clients in each round, in (0, 1]; of `buffered`, the
+            share whose answers make a release.
         max_cohort: Largest cohort of `truncated_poisson`; null is the expected cohort plus 4.5
             times its square root.
         participation_cap: Most rounds of one client, where participants are visible (`exponential`,
-            `public`, or everybody: `selection.sampling_rate=1`); null charges every round.
+            `public`, `buffered`, or everybody: `selection.sampling_rate=1`); null charges every
+            round.
         coins: `server`, or `nodes`: each node flips the coins of its own units (`poisson` only).
         epsilon: Bounded range of one draw of `exponential`.
         utility: Utility by which `exponential` and `dp_utility` choose: `loss`, `accuracy` or
@@ -34,6 +38,11 @@ class SelectionSettings:
         refresh_every: Rounds from one release of the noisy utilities to the next, for `dp_utility`.
         utility_noise: Noise on a utility, over half of its range, for `dp_utility`.
         sharpness: Growth of a client's rate with its utility, for `dp_utility`.
+        concurrency: Clients that are asked at any time, for `buffered`; null is twice its answers
+            in a release.
+        max_staleness: Releases after which an answer counts as zero, for `buffered`.
+        staleness_power: How fast the weight of an answer falls, for `buffered`: one that is `s`
+            releases old weighs (1 + s) to minus this power. 0: all weigh 1.
     """
 
     name: str = "poisson"
@@ -50,6 +59,9 @@ class SelectionSettings:
     refresh_every: int = 20
     utility_noise: float = 5.0
     sharpness: float = 1.0
+    concurrency: int | None = None
+    max_staleness: int = 10
+    staleness_power: float = 0.5
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -64,6 +76,7 @@ class SelectionSettings:
                 f"selection.utility={self.utility} is what the server saw of participants: "
                 f"dp_utility asks everybody for one of {', '.join(UTILITIES_OF_EVERYBODY)}"
             )
+        self._check_buffer()
         for key in ("max_cohort", "participation_cap", "records_per_client", "refresh_every"):
             at_least(f"selection.{key}", getattr(self, key), 1)
         for key in ("epsilon", "utility_high", "utility_noise"):
@@ -72,6 +85,15 @@ class SelectionSettings:
         if not 0.0 <= self.smallest_rate <= 1.0:
             raise ValueError(
                 f"selection.smallest_rate must lie in [0, 1], got {self.smallest_rate}"
+            )
+
+    def _check_buffer(self) -> None:
+        at_least("selection.concurrency", self.concurrency, 1)
+        at_least("selection.max_staleness", self.max_staleness, 0)
+        if not (math.isfinite(self.staleness_power) and self.staleness_power >= 0.0):
+            raise ValueError(
+                "selection.staleness_power must be finite and not negative: an old answer must "
+                f"not weigh more than a new one, got {self.staleness_power}"
             )
 
 

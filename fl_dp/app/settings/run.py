@@ -88,6 +88,12 @@ class Settings:
                 f"a node that sums its units clips them, which privacy.mode={self.privacy.mode} "
                 "does not: write simulation.units_per_node=1 and selection.coins=server"
             )
+        if self.selection.name == "buffered" and not self.protects_clients:
+            raise IncompatibleOptions(
+                f"buffered releases are made where updates are clipped one by one, which "
+                f"privacy.mode={self.privacy.mode} does not: write privacy=central, or "
+                "selection=public"
+            )
         if self.privacy.witness_dir is not None and not self.protects_clients:
             # Closed by default, too.
             raise IncompatibleOptions(

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 
 from .checks import at_least, choices
 
+_LARGEST_SPREAD = 10.0  # of a logarithm: beyond it times are no numbers any more
+
 
 @dataclass(kw_only=True)
 class SimulationSettings:
@@ -25,6 +27,9 @@ class SimulationSettings:
         units_per_node: Clients that one virtual node hosts; it answers with the sum of their
             clipped updates. `auto` makes as few nodes as keep this machine's processors busy, and
             one a client where something needs each reply; without `fl-dp run` it is 1.
+        delay_spread: How much the nodes differ in the time that they take to answer: the standard
+            deviation of its logarithm. Time is virtual, and nobody waits; `engine=in_process` only.
+            0: every answer comes at once.
     """
 
     engine: str = "flower"
@@ -32,6 +37,7 @@ class SimulationSettings:
     num_gpus: float = 0.0
     workers: int | None = None
     units_per_node: int | str = "auto"
+    delay_spread: float = 0.0
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -39,6 +45,16 @@ class SimulationSettings:
         if self.engine == "in_process" and self.workers is not None:
             raise ValueError(
                 f"simulation.workers={self.workers} are for simulation.engine=flower: leave it out"
+            )
+        if not 0.0 <= self.delay_spread <= _LARGEST_SPREAD:
+            raise ValueError(
+                f"simulation.delay_spread must lie in [0, {_LARGEST_SPREAD:g}], got "
+                f"{self.delay_spread}"
+            )
+        if self.delay_spread and self.engine != "in_process":
+            raise ValueError(
+                f"simulation.delay_spread={self.delay_spread:g} needs a clock that does not wait: "
+                "write simulation.engine=in_process"
             )
         at_least("simulation.num_cpus", self.num_cpus, 1)
         at_least("simulation.workers", self.workers, 1)

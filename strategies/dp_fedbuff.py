@@ -1,0 +1,138 @@
+"""DP-FedBuff: private releases of whoever answers next, which wait for no slow client.
+
+    reserve -> [ask in the ledger -> push -> answer -> fold in the ledger -> clip -> add]* -> noise
+
+    >>> selection = BufferedSelection(20, separation=5)
+    >>> plan = PrivacyPlan.calibrate(..., sampling=selection.sampling, participation_cap=15)
+    >>> strategy = DPFedBuff(FedAvg(), plan=plan, ledger=ledger, selection=selection)
+
+Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+from flwr.app import ArrayRecord, ConfigRecord, Message
+from flwr.serverapp import Grid
+from flwr.serverapp.strategy import Strategy
+from numpy.typing import NDArray
+
+from fl_dp.ledger import PrivacyLedger, Reservation
+from fl_dp.plan import PrivacyPlan
+from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.updates import VectorLayout, array_bytes
+
+from .buffer import Buffer, OpenBuffer
+from .compatibility import require_trainable
+from .dp_fedavg import DPFedAvg
+from .modes import BufferedMode
+from .selection import BufferedSelection, Selection
+
+
+class DPFedBuff(DPFedAvg):
+    """A Flower strategy whose every released model is private, without waiting for slow clients.
+
+    Each release is made of the next answers, as many as the selection's buffer holds. A slow client
+    is in a later release, clipped there, with a public weight for its age.
+
+    Privacy: as `DPFedAvg` with visible cohorts. A unit is in each release at most once, in no two
+    that are closer than the plan's separation, and asked at most as often as its cap says. When an
+    answer arrives is taken not to depend on data.
+    """
+
+    _buffers = True
+
+    def __init__(
+        self,
+        strategy: Strategy | None = None,
+        *,
+        plan: PrivacyPlan,
+        ledger: PrivacyLedger,
+        selection: Selection | None = None,
+        **options: Any,
+    ) -> None:
+        """Put a private path in front of `strategy`.
+
+        Args:
+            strategy: As for `DPFedAvg`.
+            plan: What is released and at what price; its sampling is a `BufferedSampling`.
+            ledger: Opened with the same plan.
+            selection: A `BufferedSelection`, who is asked; by default what the plan's sampling
+                says.
+            **options: As for `DPFedAvg`.
+
+        Raises:
+            ValueError: As `DPFedAvg` does, and if the plan is no buffer's.
+            TypeError: As `DPFedAvg` does, and if the selection is no buffer's.
+        """
+        super().__init__(strategy, plan=plan, ledger=ledger, selection=selection, **options)
+        if not isinstance(self.selection, BufferedSelection):
+            raise TypeError(
+                "a buffer asks units one by one: pass selection=BufferedSelection(...), got "
+                f"{type(self.selection).__name__}"
+            )
+        self._asks = self.selection
+        self._buffer = Buffer(
+            self._asks, ledger, self._participations, progress=self._progress, log=self._log
+        )
+
+    def configure_train(
+        self, server_round: int, arrays: ArrayRecord, config: ConfigRecord, grid: Grid
+    ) -> Iterable[Message]:
+        """Charge a release and open its buffer; asks are sent as there is room, and none here.
+
+        Raises:
+            PrivacyBudgetExhausted: If the release does not fit the budget, or nobody is left to
+                ask or to wait for.
+        """
+        plan = self.plan
+        draft = self._draft(
+            server_round, arrays, config, grid, num_units=plan.num_clients, ledger=self.ledger
+        )
+        require_trainable(plan, draft.layout, len(draft.roster))
+        if not self._buffer.under_way:
+            self._participations.require_some_left(draft.roster)
+        self._reservation = self.ledger.reserve(
+            round=server_round, noise_multiplier=self._multiplier, index=draft.draw.index
+        )
+        assert self._reservation.index is not None  # of every round
+        mode = self.make_mode(self._reservation, draft.layout, draft.origin, draft.instruction)
+        self._open = OpenBuffer(
+            draft=draft,
+            mode=mode,
+            cohort={},
+            index=self._reservation.index,
+            selection=self._asks,
+        )
+        self.bytes_down = array_bytes(draft.sent)
+        self.bytes_up = mode.reply_bytes(draft.draw.model)
+        return ()
+
+    def make_mode(
+        self,
+        reservation: Reservation,
+        layout: VectorLayout,
+        origin: NDArray[np.float64],
+        instruction: RoundInstruction,
+    ) -> BufferedMode:
+        """Return the sum of a release. See `DPFedAvg.make_mode`."""
+        # What the ledger has on disk decides, not what was planned.
+        assert reservation.noise_multiplier is not None and reservation.index is not None
+        return BufferedMode(
+            self.plan,
+            reservation.noise_multiplier,
+            layout,
+            origin,
+            instruction,
+            clipping_norms=self._clipping_norms,
+            stream=self.noise_stream,
+            index=reservation.index,
+        )
+
+    def _replies(self, grid: Grid, messages: Iterable[Message]) -> Iterator[Message]:
+        """Yield the answers that fill the open buffer."""
+        assert isinstance(self._open, OpenBuffer)  # configured just before
+        return self._buffer.fill(grid, self._open, timeout=self._timeout)

@@ -1,0 +1,54 @@
+"""Answers to older models in one release, each clipped by itself and weighted by its age."""
+
+from __future__ import annotations
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.protocol.keys import UTILITY_METRIC
+from fl_dp.updates import update_in
+
+from ..roster import Unit
+from ..selection import Observation
+from .central import CentralMode
+from .replies import numbers_of, observed, one_of
+
+
+class BufferedMode(CentralMode):
+    """The server's sum of a buffer: each update is relative to the model that its unit was sent.
+
+    Privacy: as `CentralMode`. The norms, the noise and the denominator are those of the release
+    that an update enters, whatever model it was made from.
+    """
+
+    def fold_answer(
+        self,
+        content: RecordDict,
+        unit: Unit,
+        *,
+        origin: NDArray[np.float64],
+        weight: float,
+        server_round: int,
+    ) -> list[Observation]:
+        """Clip one answer and add it, times a public weight.
+
+        Args:
+            content: The reply's.
+            unit: Whose.
+            origin: The model that it was sent, flattened, shape `(layout.size,)`.
+            weight: In [0, 1], by the number of releases since.
+            server_round: Of the release.
+
+        Raises:
+            RefusedUpdate: If it is no update of this model; then nothing was added.
+        """
+        measured = numbers_of(content)
+        sent = update_in(content, self.instruction.compression, self.layout.size)
+        if not isinstance(sent, np.ndarray):
+            with np.errstate(over="ignore", invalid="ignore"):  # what is not finite adds nothing
+                sent = self.layout.flatten(sent) - origin
+        norm = self.sums.add(
+            sent, {name: one_of(measured, name) for name in measured}, weight=weight
+        )
+        return [observed(unit, server_round, norm, one_of(measured, UTILITY_METRIC))]

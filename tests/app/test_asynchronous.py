@@ -1,0 +1,108 @@
+"""`selection=buffered`: from settings to a plan, and a whole run with slow nodes and a restart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fl_dp.accounting import BufferedSampling
+from fl_dp.app import server
+from fl_dp.app.checkpoints import save_checkpoint
+from fl_dp.app.compose import ConfigError, compose_settings
+from fl_dp.app.in_process import InProcessGrid
+from fl_dp.app.planning import make_plan, make_selection
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.server import train
+from fl_dp.client_app import app
+from fl_dp.clients.node_config import PARTITION_ID_KEY
+from fl_dp.clients.node_privacy import simulated_nodes
+from fl_dp.ledger import PrivacyLedger
+from fl_dp.strategies import BufferedSelection, Checkpoint
+
+BUFFERED = ("selection=buffered", "task.num_clients=40", "selection.sampling_rate=0.1", "rounds=20")
+
+
+def test_settings_say_who_is_asked_and_what_it_is_charged() -> None:
+    settings = compose_settings(
+        [
+            *(*BUFFERED, "selection.participation_cap=4", "selection.concurrency=9"),
+            *("selection.max_staleness=3", "selection.staleness_power=1"),
+        ]
+    )
+    selection = make_selection(settings)
+    assert isinstance(selection, BufferedSelection)
+    assert selection.concurrency == 9 and selection.weight(3) == 0.25 and selection.weight(4) == 0.0
+    plan = make_plan(settings)
+    assert plan.sampling == BufferedSampling(cohort=4) and plan.denominator == 4
+    assert plan.charged_rounds == 4
+
+
+def test_correlated_noise_leaves_room_for_those_who_are_asked() -> None:
+    settings = compose_settings([*BUFFERED, "privacy.noise=spaced"])
+    # Of 40 clients 8 are asked; the others make 8 releases of 4.
+    assert make_selection(settings).sampling == BufferedSampling(cohort=4, separation=8)
+    plan = make_plan(settings)
+    assert plan.charged_rounds == 3 and plan.noise.coefficients is not None
+    given = compose_settings([*BUFFERED, "privacy.noise=spaced", "privacy.separation=5"])
+    assert make_selection(given).sampling == BufferedSampling(cohort=4, separation=5)
+
+
+@pytest.mark.parametrize(
+    "override, match",
+    [
+        ("privacy.noise=auto", "selection=poisson or public, not buffered"),
+        ("selection.concurrency=3", "selection.concurrency must be at least the buffer's 4"),
+        ("selection.participation_cap=1", "selection.participation_cap=1 times each can't fill 20"),
+    ],
+)
+def test_errors_speak_of_keys(override: str, match: str) -> None:
+    with pytest.raises(ValueError, match=match):
+        make_plan(compose_settings([*BUFFERED, override]))
+
+
+def test_delays_need_a_clock_that_does_not_wait() -> None:
+    with pytest.raises(ValueError, match=r"simulation\.engine=in_process"):
+        compose_settings(["simulation.delay_spread=1"])
+    for wrong in ("-1", "nan", "inf", "11"):
+        with pytest.raises(ValueError, match="delay_spread must lie"):
+            compose_settings([f"simulation.delay_spread={wrong}", "simulation.engine=in_process"])
+
+
+def test_without_a_promise_to_clients_there_is_no_buffer() -> None:
+    with pytest.raises(ConfigError, match=r"privacy=central, or selection=public"):
+        compose_settings([*BUFFERED, "privacy=none"])
+
+
+def test_a_run_with_slow_nodes_is_stopped_and_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    overrides = [
+        *("selection=buffered", "task.num_clients=8", "selection.sampling_rate=0.25", "rounds=4"),
+        *("selection.participation_cap=3", "simulation.engine=in_process", "client.epochs=1"),
+        *("simulation.delay_spread=1", f"output_dir={tmp_path}", "run_name=slow"),
+    ]
+    nodes = [{PARTITION_ID_KEY: node, "num-partitions": 8} for node in range(8)]
+
+    def stopped(checkpoint: Checkpoint, path: Path) -> None:
+        save_checkpoint(checkpoint, path)
+        if checkpoint.server_round == 2:
+            raise KeyboardInterrupt
+
+    with simulated_nodes():
+        with monkeypatch.context() as patched:
+            patched.setattr(server, "save_checkpoint", stopped)
+            with pytest.raises(KeyboardInterrupt):
+                train(InProcessGrid(app, nodes), compose_settings(overrides), run_id="1")
+        folder = RunFolder(tmp_path / "slow")
+        resumed = compose_settings([f"resume={folder.path}"])
+        train(InProcessGrid(app, nodes), resumed, run_id="2")
+    metrics = folder.read_metrics()
+    assert [line["round"] for line in metrics] == [0, 1, 2, 3, 4]
+    assert metrics[2]["virtual_time"] > metrics[1]["virtual_time"] > 0.0
+    with PrivacyLedger.read(folder.ledger) as ledger:
+        assert ledger.rounds_committed == ledger.rounds_spent == 4
+        assert max(ledger.participations.values()) <= 3
+        folds = [entry.fields for entry in ledger.entries if entry.kind == "fold"]
+        assert sum(len(fold["units"]) for fold in folds) == 8
+    assert "in buffered releases" in folder.read_statement()["sampling"]
