@@ -18,8 +18,8 @@ class TuneSettings:
         candidates: Settings to choose among, one text each such as `client.learning_rate=0.5
             clipping.norm=1`; `fl-dp tune` writes it from `KEY=A,B`. Null chooses nothing.
         share: Part of `privacy.epsilon` that a vote costs, in (0, 1).
-        rounds: Rounds of the training in the small by which a client, or the server, tries a
-            candidate; null is as many as the run has, in which noise adds up as it will there.
+        rounds: Most rounds of the training in the small by which a client, or the server, tries a
+            candidate. Where the run has more, each gets more noise: as much adds up as in the run.
         mean_runs: Expected number of trainings, for `stopping`.
         shape: Of the law of that number, a truncated negative binomial: 1 is geometric, 0
             logarithmic, which costs less and varies more.
@@ -29,7 +29,7 @@ class TuneSettings:
     by: str = "vote"
     candidates: list[str] | None = None
     share: float = 0.1
-    rounds: int | None = None
+    rounds: int = 20
     mean_runs: float = 5.0
     shape: float = 1.0
     chosen: str | None = None
@@ -43,8 +43,7 @@ class TuneSettings:
                 f"tune.share must lie in (0, 1), got {self.share}: write for example 0.1, a tenth "
                 "of privacy.epsilon"
             )
-        if self.rounds is not None:
-            at_least("tune.rounds", self.rounds, 1)
+        at_least("tune.rounds", self.rounds, 1)
         if not 1.0 < self.mean_runs <= 1000.0:
             raise ValueError(
                 f"tune.mean_runs must be above 1 and at most 1000, got {self.mean_runs}: write for "

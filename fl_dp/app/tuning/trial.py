@@ -108,9 +108,9 @@ def _train(
     seed: int,
 ) -> None:
     """Train a model in place by the rounds of a federation of stand-ins."""
-    asked, norm = settings.tune.rounds, settings.clipping.norm
-    rounds = settings.rounds if asked is None else min(asked, settings.rounds)
-    std = noise.std(norm)
+    rounds, norm = min(settings.tune.rounds, settings.rounds), settings.clipping.norm
+    # As much noise adds up as in the run: with less, steps and norms win that drown later.
+    std = noise.std(norm) * math.sqrt(settings.rounds / rounds)
     draws = np.random.default_rng(seed)
     step, shapes = ServerStep(settings.server_optimizer), list(get_arrays(model).values())
     current = _flat(model)
