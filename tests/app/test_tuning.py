@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from command_line import call, said_on_stderr
 from fl_dp.strategies.server_optimizer import ServerOptimizer
 from flwr.app import Array, ArrayRecord, ConfigRecord
@@ -23,10 +24,11 @@ from fl_dp.app.server_optimizers import make_server_optimizer
 from fl_dp.app.settings import ServerOptimizerSettings, Settings
 from fl_dp.app.settings.tune import TuneSettings
 from fl_dp.app.task_client import app as client_app
-from fl_dp.app.tuning import choice
+from fl_dp.app.tuning import choice, trial
 from fl_dp.app.tuning.candidates import with_candidate
 from fl_dp.app.tuning.server_step import ServerStep
 from fl_dp.app.tuning.stopping import Stopped, stopping_plans
+from fl_dp.app.tuning.trial import TrialNoise
 from fl_dp.commands.tune import with_candidates
 from fl_dp.ledger import PrivacyLedger, SpentLedger
 from fl_dp.statement import statement_differences, statement_page
@@ -353,3 +355,23 @@ def test_settings_of_a_choice_are_checked_where_they_are_written() -> None:
                 tune=TuneSettings(candidates=["client.epochs=1", "client.epochs=2"]),
             )
         )
+
+
+@pytest.mark.parametrize("rounds", [3, 20, 100])
+def test_as_much_noise_adds_up_in_a_trial_as_in_the_run(rounds: int) -> None:
+    settings = compose_settings(
+        [
+            *(*SMALL, "rounds=100", "client.learning_rate=1e-12", "clipping.norm=0.5"),
+            *("seed=3", "server_optimizer.momentum=0"),
+            *(f"tune.rounds={rounds}", "tune.candidates=['client.epochs=1','client.epochs=2']"),
+        ]
+    )
+    model = torch.nn.Linear(64, 200)
+    before = model.weight.detach().clone()
+    rows = (np.zeros((2, 64), dtype=np.float32), np.array([0, 1]))
+    noise = TrialNoise(multiplier=2.0, denominator=50.0)
+    trial._train(model, settings, [rows], noise=noise, seed=5)
+    # 12,800 draws: a tenth more or less is 16 standard errors.
+    moved = float((model.weight - before).std())
+    step = settings.server_optimizer.learning_rate
+    assert moved == pytest.approx(step * 0.02 * 10, rel=0.03)
