@@ -197,8 +197,10 @@ def test_a_supernode_that_is_stopped_in_its_tracks_is_passed_over_until_it_goes_
     running: Deployment, app: FaultApp
 ) -> None:
     join(running, *NODES)
-    os.kill(running.pid("faulty"), signal.SIGSTOP)  # neither alive nor gone
+    app.tell("faulty", "sleep 4")
     run = running.begin(app.path)
+    until(lambda: app.began("faulty"))
+    os.kill(running.pid("faulty"), signal.SIGSTOP)  # neither alive nor gone
     until(lambda: app.place.shown())
     os.kill(running.pid("faulty"), signal.SIGCONT)
     assert running.status(run) == 0
