@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -120,13 +121,17 @@ def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
     from .queue import Queue
 
     count = len(job.settings.tune.candidates or ())
-    note(f"{count} candidates are tried by {job.settings.tune.by} before the first round")
+    if job.settings.tune.by == "vote":
+        note(f"before the first round, each client tries {count} candidates and votes")
+    else:
+        note(f"before the first round, the server tries {count} candidates on its public rows")
     [summary] = Queue(Jobs(each=(job,)), console).work_off()
     return summary
 
 
 def _best_of_many(job: Job, console: Console) -> RunSummary:
     """Train a secret random number of times, and keep the best training alone."""
+    from fl_dp.app.tuning.choice import TRIALS
     from fl_dp.app.tuning.stopping import Stopped
 
     from .jobs import Job as OneJob
@@ -136,26 +141,32 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
 
     with doing("calibrating the noise of each training"):
         stopped = Stopped.begun(job.folder, job.settings)
-    trials = job.path / "trials"
-    try:
-        jobs = tuple(
-            OneJob(
-                variant="",
-                overrides=(*_without_choice(job.overrides), *one),
-                settings=settings,
-                path=trials / f"{number}",
-                budget=stopped.budget_of_one,
+    note(
+        "a random number of trainings follows, each with a candidate drawn at random and within "
+        f"epsilon {stopped.budget_of_one:.4g}; how many there were, and what lost, has to stay "
+        "with you: keep these lines, and how long they took, to yourself"
+    )
+    trials = job.path / TRIALS
+    with closing(stopped):
+        try:
+            jobs = tuple(
+                OneJob(
+                    variant="",
+                    overrides=(*_without_choice(job.overrides), *one),
+                    settings=settings,
+                    path=trials / f"{number}",
+                    budget=stopped.budget_of_one,
+                )
+                for number, (one, settings) in enumerate(stopped.runs)
             )
-            for number, (one, settings) in enumerate(stopped.runs)
-        )
-        scores = []
-        for one_job in jobs:
-            [summary] = Queue(Jobs(each=(one_job,)), console).work_off()
-            scores.append(summary.test_accuracy)
-        stopped.keep([each.folder for each in jobs], scores)
-    finally:
-        # What lost must not get out, nor how many there were.
-        shutil.rmtree(trials, ignore_errors=True)
+            scores = []
+            for one_job in jobs:
+                [summary] = Queue(Jobs(each=(one_job,)), console).work_off()
+                scores.append(summary.test_accuracy)
+            stopped.keep([each.folder for each in jobs], scores)
+        finally:
+            # What lost must not get out, nor how many there were.
+            shutil.rmtree(trials, ignore_errors=True)
     return replace(summary_of(job), rounds=job.settings.rounds)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -234,7 +235,10 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
         train(grid_for(place), place, run_id="1")
         folders.append(RunFolder(tmp_path / "trials" / str(number)))
         scores.append(folders[-1].read_metrics()[-1]["test_accuracy"])
+    for each in folders:
+        os.utime(each.model, (0, 0))
     begun.keep(folders, scores)
+    begun.close()
     best = int(np.argmax(scores))
     assert run.model.read_bytes() == folders[best].model.read_bytes()
     assert run.read_settings().tune.chosen == begun.candidates[best]
@@ -247,6 +251,9 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
     assert run.read_metrics()[-1]["epsilon"] == 4.0
     with SpentLedger.read(run.ledger) as ledger:
         assert statement_differences(ledger, statement) == []
+        # Two times, or the date of the best training, would tell how many trainings there were.
+        assert sum("time" in entry.fields for entry in ledger.entries) == 1
+    assert run.model.stat().st_mtime > 1e9
 
 
 def test_no_witness_remembers_the_trainings_of_random_stopping(tmp_path: Path) -> None:
@@ -257,6 +264,7 @@ def test_no_witness_remembers_the_trainings_of_random_stopping(tmp_path: Path) -
         f"privacy.witness_dir={witnesses}",
     )
     begun = Stopped.begun(RunFolder(tmp_path / "run"), settings)
+    begun.close()
     assert [each.name for each in witnesses.iterdir()] == ["run.heads"]
     for overrides, one in begun.runs:
         assert one.privacy.witness_dir is None
@@ -266,10 +274,12 @@ def test_no_witness_remembers_the_trainings_of_random_stopping(tmp_path: Path) -
 def test_random_stopping_that_was_interrupted_stays_charged_and_is_not_continued(
     tmp_path: Path,
 ) -> None:
-    _, run = stopped(tmp_path)
+    begun, run = stopped(tmp_path)
+    begun.close()
+    (run.path / "trials").mkdir()
     assert 3.9 < min(run.read_statement()["epsilon"].values()) <= 4.0
     assert LINE in run.read_statement()["not_covered"]
-    with pytest.raises(ValueError, match="stays charged"):
+    with pytest.raises(ValueError, match=r"stays charged; delete .*trials, which shows"):
         resumed(run)
 
 

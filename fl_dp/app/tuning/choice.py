@@ -29,7 +29,16 @@ from .scores import noise_of, public_scores, trials_config
 CHOICE = "choice of hyper-parameters"
 """Name of the vote in the ledger."""
 
+TRIALS = "trials"
+"""Folder of trainings that may lose, in the run's folder, as long as they last."""
+
 logger = logging.getLogger("flwr.fl_dp")
+
+
+def _left_over(folder: RunFolder) -> str:
+    """Say what a choice that was killed has left, which has to stay secret."""
+    trials = folder.path / TRIALS
+    return f"; delete {trials}, which shows what lost" if trials.exists() else ""
 
 
 @said_in_keys()
@@ -54,7 +63,7 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
         spent = "; what was charged for it stays charged" if folder.ledger.exists() else ""
         raise ValueError(
             "tune.by=stopping makes a random number of trainings, and none of them is continued: "
-            f"write `fl-dp tune tune.by=stopping ...`{spent}"
+            f"write `fl-dp tune tune.by=stopping ...`{spent}{_left_over(folder)}"
         )
     name = _known_choice(folder) or _choose(folder, grid, settings, run_id)
     chosen = as_chosen(settings, name)

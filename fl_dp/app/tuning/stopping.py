@@ -47,6 +47,8 @@ class Stopped:
         candidates: Of each training, in their order; their number is as secret as the noise.
         noise_multiplier: Of each training.
         budget_of_one: Epsilon that one training alone would spend.
+        ledger: Of the run, open until `close`: it writes the time of each opening down, and a
+            second one would tell how long all trainings took.
     """
 
     folder: RunFolder
@@ -54,6 +56,7 @@ class Stopped:
     candidates: tuple[str, ...]
     noise_multiplier: float
     budget_of_one: float
+    ledger: PrivacyLedger
 
     @classmethod
     @said_in_keys()
@@ -68,11 +71,15 @@ class Stopped:
         folder.create(settings)
         rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
         witness = folder.witness(settings)
-        with PrivacyLedger.open(folder.ledger, whole, rng=rng, witness=witness) as ledger:
-            ((event, _),) = whole.other_releases
-            assert isinstance(event, RandomStoppingEvent)  # as `stopping_plans` makes it
+        ((event, _),) = whole.other_releases
+        assert isinstance(event, RandomStoppingEvent)  # as `stopping_plans` makes it
+        ledger = PrivacyLedger.open(folder.ledger, whole, rng=rng, witness=witness)
+        try:
             ledger.reserve_release(CHOICE, event)
             folder.write_statement(privacy_statement(ledger))
+        except BaseException:
+            ledger.close()
+            raise
         known = settings.tune.candidates or []
         count = event.law.draw(float(rng.uniforms(1)[0]))
         places = np.floor(rng.uniforms(count) * len(known)).astype(np.int64)
@@ -82,7 +89,12 @@ class Stopped:
             candidates=tuple(known[place] for place in places),
             noise_multiplier=one.noise_multiplier,
             budget_of_one=one.budget.epsilon,
+            ledger=ledger,
         )
+
+    def close(self) -> None:
+        """Close the ledger."""
+        self.ledger.close()
 
     @property
     def runs(self) -> list[tuple[list[str], Settings]]:
@@ -99,29 +111,25 @@ class Stopped:
         best = int(np.argmax(np.nan_to_num(np.asarray(scores, dtype=np.float64), nan=-np.inf)))
         name, source = self.candidates[best], folders[best]
         chosen = as_chosen(self.settings, name)
-        with PrivacyLedger.open(
-            self.folder.ledger,
-            self.folder.read_plan(),
-            rng=SecureRandom(insecure_seed=self.settings.privacy.insecure_seed),
-            witness=self.folder.witness(self.settings),
-        ) as ledger:
-            paid = ledger.reservation_of(CHOICE)
-            assert paid is not None  # it was reserved when the trainings were drawn
-            shutil.copy2(source.model, self.folder.model)
-            self._write_metrics(source, ledger.plan.budget.epsilon)
-            ledger.commit(paid)
-            ledger.choose(
-                name,
-                how=(
-                    f"the best of a random number of trainings, drawn from "
-                    f"{len(self.settings.tune.candidates or ())} candidates, on the server's "
-                    "public rows, which measure accuracy too"
-                ),
-                settings=digest_of(chosen),
-                plan=plan_with(ledger.plan, chosen),
-                paid=paid,
-            )
-            self.folder.write_statement(privacy_statement(ledger))
+        ledger = self.ledger
+        paid = ledger.reservation_of(CHOICE)
+        assert paid is not None  # it was reserved when the trainings were drawn
+        # Without its date, which tells how many trainings came before.
+        shutil.copyfile(source.model, self.folder.model)
+        self._write_metrics(source, ledger.plan.budget.epsilon)
+        ledger.commit(paid)
+        ledger.choose(
+            name,
+            how=(
+                f"the best of a random number of trainings, drawn from "
+                f"{len(self.settings.tune.candidates or ())} candidates, on the server's "
+                "public rows, which measure accuracy too"
+            ),
+            settings=digest_of(chosen),
+            plan=plan_with(ledger.plan, chosen),
+            paid=paid,
+        )
+        self.folder.write_statement(privacy_statement(ledger))
         self.folder.write_settings(chosen)
 
     def _write_metrics(self, source: RunFolder, epsilon: float) -> None:
