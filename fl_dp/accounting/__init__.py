@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         event_from_dict,
         event_to_dict,
         freeze,
+        release_from_dict,
     )
     from .filters import (
         DeclaredFilter,
@@ -134,6 +135,7 @@ __all__ = [
     "naive_split",
     "optimal_coefficients",
     "pld_epsilon",
+    "release_from_dict",
     "schedule_history",
     "sensitivity_squared",
     "shared_noise_multiplier",

@@ -17,6 +17,8 @@ from fl_dp.mechanisms.checks import require_count, require_positive, require_rat
 
 from .random_stopping import RunsLaw
 
+_MOST_RELEASES = 2**53  # every accountant computes with floats, which count no further
+
 
 @dataclass(frozen=True, kw_only=True)
 class Checked:
@@ -218,12 +220,12 @@ def freeze(history: History) -> FrozenHistory:
     """Merge equal events and put them into one fixed order.
 
     Raises:
-        ValueError: If a count is negative.
+        ValueError: If a count is negative, no whole number, or larger than floats can count.
     """
     merged: dict[PrivacyEvent, int] = {}
     for each in history.items() if isinstance(history, Mapping) else history:
         event, count = each if isinstance(each, tuple) else (each, 1)
-        if count < 0 or count != int(count):
+        if not 0 <= count <= _MOST_RELEASES or count != int(count):
             raise ValueError(f"{event} can't have happened {count} times")
         if isinstance(event, PoissonGaussianEvent) and event.sampling_rate == 1.0:
             event = GaussianEvent(noise_multiplier=event.noise_multiplier)
@@ -261,9 +263,22 @@ def history_from_list(releases: Sequence[Mapping[str, Any]]) -> FrozenHistory:
     """Return the releases that `history_to_list` described, in their order.
 
     Raises:
-        ValueError: As for `event_from_dict`.
+        ValueError: As for `release_from_dict`.
     """
-    return tuple((event_from_dict(each), each["count"]) for each in releases)
+    return tuple(release_from_dict(each) for each in releases)
+
+
+def release_from_dict(fields: Mapping[str, Any]) -> tuple[PrivacyEvent, int]:
+    """Return an event and how often it happened, as `history_to_list` described them.
+
+    Raises:
+        ValueError: As for `event_from_dict`, or if the count is none.
+    """
+    count = fields["count"]
+    require_count(count=count)
+    if count > _MOST_RELEASES:
+        raise ValueError(f"count must be at most 2^53, got a number of {len(str(count))} digits")
+    return event_from_dict(fields), count
 
 
 def _order(event: PrivacyEvent) -> tuple[str, tuple[float, ...]]:

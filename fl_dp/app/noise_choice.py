@@ -42,11 +42,13 @@ def with_noise(settings: Settings, delta: float) -> Settings:
             "privacy.noise=auto compares noise at one budget: leave privacy.noise_multiplier out, "
             "and write privacy.epsilon"
         )
-    secret = chosen.name == "poisson"
+    secret, num_clients = chosen.name == "poisson", settings.task.num_clients
+    cohort = chosen.sampling_rate * num_clients
     best = _best(
         Wanted(
-            num_units=settings.task.num_clients,
-            cohort=max(1.0, chosen.sampling_rate * settings.task.num_clients),
+            num_units=num_clients,
+            # As drawn: a cap that was found for fewer would leave the last rounds without clients.
+            cohort=max(1.0, cohort if secret else round(cohort)),
             rounds=settings.rounds,
             epsilon=privacy.epsilon,
             delta=delta,
@@ -56,11 +58,14 @@ def with_noise(settings: Settings, delta: float) -> Settings:
         )
     )
     found = replace(privacy, noise=best.noise)
+    if best.sampling.visible and chosen.participation_cap is None:
+        # The noise was compared for so many rounds of a client: without the cap it would be more.
+        chosen = replace(chosen, participation_cap=best.charged_rounds)
     if best.noise == "spaced":
         found = replace(found, separation=best.separation, bands=best.bands)
     elif best.noise == "cyclic":
         found = replace(found, groups=best.groups, bands=best.bands)
-    return replace(settings, privacy=found)
+    return replace(settings, privacy=found, selection=chosen)
 
 
 def spaced_selection(settings: Settings, cohort: int) -> SpacedSelection:
@@ -178,8 +183,10 @@ def _separation(settings: Settings) -> int:
 def _groups(settings: Settings) -> int:
     groups = settings.privacy.groups
     if groups is None:
+        most = math.floor(1.0 / settings.selection.sampling_rate + 1e-9)
+        example = max(2, min(8, most, settings.rounds))
         raise ValueError(
-            "privacy.noise=cyclic needs the number of groups: write privacy.groups=8, or "
+            f"privacy.noise=cyclic needs the number of groups: write privacy.groups={example}, or "
             "privacy.noise=auto, which finds the best"
         )
     return groups

@@ -22,8 +22,16 @@ _PAID_SELECTIONS = ("exponential", "dp_utility")  # a training without a promise
 _OF_SUMS = "secure_sum."
 
 _ONE_COURSE = ("schedule.name=constant", "schedule.weights=null")
+_NO_MEMORY = (
+    "privacy.noise=independent",
+    "privacy.separation=null",
+    "privacy.groups=null",
+    "privacy.bands=null",
+)
 _UNPROTECTED = (
     "privacy.mode=none",
+    "privacy.witness_dir=null",
+    *_NO_MEMORY,
     "selection.participation_cap=null",
     "selection.coins=server",
     "simulation.units_per_node=1",
@@ -100,11 +108,19 @@ def steps_to(settings: Settings) -> tuple[Step, ...]:
                 "privacy.mode=central",
                 "privacy.epsilon=null",
                 f"privacy.noise_multiplier={noise:.3g}",
+                "privacy.witness_dir=null",
+                *_NO_MEMORY,
                 *_ONE_COURSE,
             ),
         ),
-        Step(name=f"+ noise of privacy={settings.privacy.mode}", is_asked=True),
+        Step(name=f"+ {_noise_of(settings)}", is_asked=True),
     )
+
+
+def _noise_of(settings: Settings) -> str:
+    """Name what the last step adds; who rests or takes turns comes with noise that remembers."""
+    kind, text = settings.privacy.noise, f"noise of privacy={settings.privacy.mode}"
+    return text if kind == "independent" else f"{text}, privacy.noise={kind} and its cohorts"
 
 
 def _require_price(settings: Settings) -> None:

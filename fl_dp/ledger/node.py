@@ -43,9 +43,9 @@ from fl_dp.accounting import (
     PrivacyEvent,
     best_filter_order,
     epsilon,
-    event_from_dict,
     event_to_dict,
     freeze,
+    release_from_dict,
     tight_epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
@@ -463,7 +463,7 @@ class NodeLedger(ChainedLedger):
             if charge not in self._unread:
                 raise ValueError(f"entry {charge} is no charge that waits for a name of its data")
             fields = self._unread[charge]
-            event, count = event_from_dict(fields), int(fields["count"])
+            event, count = release_from_dict(fields)
             spending = self._joined(
                 Account(unit=fields["unit"], source=fields["source"], fingerprint=fingerprint)
             )
@@ -583,12 +583,13 @@ class NodeLedger(ChainedLedger):
         spending = self._joined(account)
         alone = self._of_source(account)
         # Charged twice over: to all that share a name, and to the source, which decides unread.
+        event, count = release_from_dict(fields)
         for each in (spending, alone):
             if not each.charges:
                 each.first, each.filter_order = sequence, fields["filter_order"]
                 each.parts = 1
             each.sources.add(account.source)
-            each.releases[event_from_dict(fields)] += int(fields["count"])
+            each.releases[event] += count
             each.neighboring_relations.add(NeighboringRelation(fields["neighboring_relation"]))
             each.allow(PrivacyBudget(**fields["budget"]))
             each.charges += 1
@@ -609,7 +610,8 @@ class NodeLedger(ChainedLedger):
         )
         found.first_day, found.last_day = min(found.first_day, day), max(found.last_day, day)
         found.charges += 1
-        found.releases[event_from_dict(fields)] += int(fields["count"])
+        event, count = release_from_dict(fields)
+        found.releases[event] += count
 
     def _replay_name(self, fields: dict[str, Any]) -> None:
         charged = self._unread.pop(fields["charge"])
@@ -618,7 +620,7 @@ class NodeLedger(ChainedLedger):
         )
         spending = self._joined(account)
         if not fields["released"]:  # noise went out instead: the source stays charged, the data not
-            spending.releases -= Counter({event_from_dict(charged): int(charged["count"])})
+            spending.releases -= Counter(dict([release_from_dict(charged)]))
         self._know(spending, account)
 
     def _know(self, spending: Spending, account: Account) -> None:

@@ -49,6 +49,7 @@ from .shared_bundle import SharedBundle
 
 _UNITS = ("client", "record")
 _ONE_A_NODE = Hosting()
+_MOST_ROUNDS = 10_000_000  # a plan that somebody else wrote must not fill the reader's memory
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +108,8 @@ class PrivacyPlan:
                 f"rounds must be at least 1, or 0 where other_releases are planned, got "
                 f"{self.rounds}"
             )
+        if self.rounds > _MOST_ROUNDS:
+            raise ValueError(f"rounds must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}")
         if self.num_clients < 1:
             raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
         self.sampling.check(self.num_clients, self.neighboring_relation)

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from fl_dp.accounting import event_from_dict
-from fl_dp.ledger import SpentLedger
+from fl_dp.documents import MALFORMED
+from fl_dp.ledger import LedgerCorrupted, SpentLedger
+from fl_dp.ledger.entries import LedgerEntry
 from fl_dp.statement import describe_event
 
 _COLUMNS = (
@@ -53,6 +57,7 @@ def write_csv(ledger: SpentLedger, target: Path) -> None:
     Raises:
         ValueError: If the target's name does not end in `.csv`: it might be the ledger itself.
         OSError: If it can't be written.
+        LedgerCorrupted: If an entry lacks what is shown of it.
     """
     if target.suffix.lower() != ".csv":
         raise ValueError(f"the entries are a CSV: write a name that ends in .csv, got '{target}'")
@@ -62,7 +67,8 @@ def write_csv(ledger: SpentLedger, target: Path) -> None:
         for entry in ledger.entries:
             fields = {"sequence": entry.sequence, "hash": entry.hash, **entry.fields}
             if "participants" in fields:
-                fields["participants"] = " ".join(fields["participants"])
+                with _shown(entry):
+                    fields["participants"] = " ".join(fields["participants"])
             more = {name: value for name, value in fields.items() if name not in _COLUMNS}
             row = {name: value for name, value in fields.items() if name in _COLUMNS}
             row |= {"more": json.dumps(more, sort_keys=True) if more else ""}
@@ -70,10 +76,15 @@ def write_csv(ledger: SpentLedger, target: Path) -> None:
 
 
 def ledger_table(ledger: SpentLedger) -> Table:
-    """Return the entries as a table for the terminal."""
+    """Return the entries as a table for the terminal.
+
+    Raises:
+        LedgerCorrupted: If an entry lacks what is shown of it.
+    """
     table = Table("entry", "kind", "what", "hash", title=escape(ledger.location))
     for entry in ledger.entries:
-        what = escape(_describe(entry.fields))
+        with _shown(entry):
+            what = escape(_describe(entry.fields))
         table.add_row(str(entry.sequence), entry.kind, what, entry.hash[:12])
     return table
 
@@ -97,6 +108,19 @@ def ledger_summary(ledger: SpentLedger) -> str:
         + f": epsilon {spent.best:.4f} ({spent.best_name}) of {budget.epsilon:g} at delta "
         f"{budget.delta:.3g}{stop}"
     )
+
+
+@contextmanager
+def _shown(entry: LedgerEntry) -> Iterator[None]:
+    """Call an entry corrupt that says less than what is shown of it.
+
+    What is spent does not rest on it, so that replaying it has not missed it.
+    """
+    try:
+        yield
+    except (*MALFORMED, ValueError) as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+        raise LedgerCorrupted(f"entry {entry.sequence} can't be shown: {why}") from error
 
 
 def _inert(value: Any) -> Any:
@@ -123,6 +147,9 @@ def _describe(fields: dict[str, Any]) -> str:
             if "round" not in fields:
                 return f"{fields['what']}: {event}"
             return f"round {fields['round']}, attempt {fields['attempt']}: {event}"
+        case "assign":
+            groups = sorted(set(fields["groups"].values()))
+            return f"units to groups: {len(fields['groups'])} to {len(groups)}, for good"
         case "chosen":
             return f"{fields['chosen']}: {fields['how']}"
         case "assign":

@@ -64,6 +64,7 @@ def test_a_cut_inside_groups_is_of_the_group() -> None:
     ("overrides", "reason"),
     [
         (["privacy.noise=cyclic"], "privacy.groups=8"),
+        (["privacy.noise=cyclic", "selection.sampling_rate=0.4"], "privacy.groups=2"),
         (["privacy.noise=cyclic", "privacy.groups=11"], "at most 10 groups"),
         ([*CYCLIC, "privacy.bands=5"], "use at most 4 bands"),
         ([*SPACED, "privacy.separation=11"], "separation of at most 10"),
@@ -84,6 +85,15 @@ def test_the_best_noise_keeps_the_law_of_cohorts_that_was_asked_for() -> None:
     coins = plan_of("privacy.noise=auto")
     assert isinstance(coins.sampling, CyclicSampling | PoissonSampling)
     assert not coins.sampling.visible
+
+
+def test_the_best_noise_of_cohorts_in_sight_has_the_cap_that_it_was_compared_with() -> None:
+    # Too many at once to rest: nothing but the cap is left, and the ledger has to keep it.
+    often = plan_of("privacy.noise=auto", "selection=public", "selection.sampling_rate=0.756")
+    assert (bands_of(often), often.sampling) == (None, Visible(cohort=76))
+    assert often.participation_cap == often.charged_rounds == 16  # 20 rounds of 76 in 100
+    asked = plan_of("privacy.noise=auto", "selection=public", "selection.participation_cap=1")
+    assert asked.participation_cap == 1
 
 
 def test_the_statement_says_what_is_correlated_and_what_memory_holds() -> None:

@@ -49,6 +49,9 @@ def test_nothing_else_differs_between_the_steps() -> None:
         ["weights.cap=5", "weights.capped_denominator=true", "simulation.units_per_node=1"],
         ["privacy=local"],
         ["privacy=distributed", "secure_sum.bits=20"],
+        ["privacy.noise=spaced", "selection=public", "privacy.separation=3", "rounds=6"],
+        ["privacy.noise=cyclic", "privacy.groups=2", "privacy.bands=2", "rounds=6"],
+        ["privacy.noise=auto", "rounds=6", "privacy.witness_dir=/elsewhere"],
     ],
     ids=" ".join,
 )

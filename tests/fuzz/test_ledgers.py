@@ -10,6 +10,7 @@ import json
 import sqlite3
 from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
+from copy import deepcopy
 from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
@@ -24,6 +25,7 @@ from fl_dp.accounting import GaussianEvent, LaplaceEvent, PoissonGaussianEvent
 from fl_dp.ledger import Account, LedgerAnchor, LedgerCorrupted, NodeLedger, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry, LedgerUnavailable, next_entry
 from fl_dp.ledger.witness import FileWitness
+from fl_dp.report.ledger_view import ledger_table
 
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
 PLAN = PrivacyPlan.from_noise_multiplier(
@@ -98,6 +100,7 @@ def _look(ledger: SpentLedger | NodeLedger) -> None:
     """Ask for what `fl-dp ledger` shows."""
     if isinstance(ledger, SpentLedger):
         assert ledger.rounds_spent >= ledger.rounds_committed >= 0
+        _ = ledger_table(ledger)
         return
     for spending in ledger.spendings:
         assert spending.charges >= 0
@@ -114,6 +117,39 @@ def test_entries_that_were_written_anew_are_read_or_refused(written: Written, rn
         with suppress(LedgerCorrupted), written.reader.read(path) as ledger:
             _look(ledger)
         assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("count", [10**30, 2**53 + 1, -1, 1.5, True, "5"])
+def test_a_count_that_no_accountant_can_compute_with_is_refused(
+    written: Written, count: object
+) -> None:
+    entries = deepcopy(written.entries)
+    if written.reader is SpentLedger:
+        (release,) = entries[0]["plan"]["other_releases"]
+    else:
+        release = next(each for each in entries if "count" in each)
+    release["count"] = count
+    with fresh_path() as path:
+        _rehashed(written.raw, entries, path)
+        with pytest.raises(LedgerCorrupted, match="count must be"):
+            written.reader.read(path)
+
+
+def test_a_plan_of_more_rounds_than_memory_holds_is_refused() -> None:
+    with pytest.raises(ValueError, match="rounds must be at most 10,000,000, got 1,000,000,000"):
+        PrivacyPlan.from_dict(PLAN.to_dict() | {"rounds": 10**9})
+
+
+def test_an_entry_that_lacks_what_is_shown_of_it_is_one_error(tmp_path: Path) -> None:
+    raw, path = tmp_path / "raw.db", tmp_path / "ledger.db"
+    _training(raw)
+    with SpentLedger.read(raw) as ledger:
+        entries = [entry.fields for entry in ledger.entries]
+    del entries[1]["run"]
+    _rehashed(raw.read_bytes(), entries, path)
+    said = "entry 2 can't be shown: it has no 'run'"
+    with SpentLedger.read(path) as ledger, pytest.raises(LedgerCorrupted, match=said):
+        ledger_table(ledger)
 
 
 @cases(120)
