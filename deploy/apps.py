@@ -74,7 +74,7 @@ class ShelvedApp:
             raise ValueError(f"{file} is no bundle that `flwr build` wrote") from error
         beside = _signatures_of(file)
         signed = json.loads(beside.read_text(encoding="utf-8")) if beside.exists() else []
-        if not isinstance(signed, list):
+        if not isinstance(signed, list) or not all(isinstance(each, dict) for each in signed):
             raise ValueError(f"{beside} holds no list of signatures")
         return cls(file=file, app_id=f"@{name}", version=version, signatures=tuple(signed))
 
@@ -139,7 +139,12 @@ class _Shelf(BaseHTTPRequestHandler):
         except (ValueError, TypeError, KeyError, AttributeError):
             self._answer(HTTPStatus.BAD_REQUEST, {"detail": "no request of a SuperLink"})
             return
-        apps = [app for app in apps_in(self._folder) if app.app_id == name]
+        try:
+            apps = [app for app in apps_in(self._folder) if app.app_id == name]
+        except (OSError, ValueError) as error:  # a bundle that is still being copied, or is none
+            logger.error("%s", error)
+            self._answer(HTTPStatus.INTERNAL_SERVER_ERROR, {"detail": "a bundle can't be read"})
+            return
         found = [app for app in apps if version in (None, app.version)]
         if not found:
             versions = [app.version for app in apps]

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing
@@ -24,6 +25,7 @@ from fl_dp.files import private_folder, written_whole
 from fl_dp.ledger import LedgerCorrupted
 
 _KEPT = 14
+_ATTEMPTS = 3
 
 
 def back_up(ledger: Path, folder: Path, *, witness: str | None, keep: int = _KEPT) -> Path:
@@ -48,15 +50,32 @@ def back_up(ledger: Path, folder: Path, *, witness: str | None, keep: int = _KEP
     private_folder(folder)
     copy = folder / f"{ledger.stem}-{datetime.now(UTC):%Y-%m-%d}{ledger.suffix}"
     with written_whole(copy) as temporary:
-        with (
-            closing(sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=ro", uri=True)) as original,
-            closing(sqlite3.connect(temporary)) as target,
-        ):
-            original.backup(target)  # a whole state of it, also while it is written
-        show_ledger(os.fspath(temporary), csv=None, check=None, witness=witness)
-    for old in sorted(folder.glob(f"{ledger.stem}-*{ledger.suffix}"))[:-keep]:
+        for left in reversed(range(_ATTEMPTS)):
+            with (
+                closing(_read_only(ledger)) as original,
+                closing(sqlite3.connect(temporary)) as target,
+            ):
+                original.backup(target)  # a whole state of it, also while it is written
+            try:
+                show_ledger(os.fspath(temporary), csv=None, check=None, witness=witness)
+                break
+            except LedgerCorrupted:
+                # A witness that is ahead may have been told of a charge since the copy was made.
+                if not left:
+                    raise
+    for old in _copies(ledger, folder)[:-keep]:
         old.unlink()
     return copy
+
+
+def _read_only(ledger: Path) -> sqlite3.Connection:
+    return sqlite3.connect(f"{ledger.resolve().as_uri()}?mode=ro", uri=True)
+
+
+def _copies(ledger: Path, folder: Path) -> list[Path]:
+    """Return the copies of a ledger, the oldest first; no other file that only begins alike."""
+    name = re.compile(rf"{re.escape(ledger.stem)}-\d{{4}}-\d\d-\d\d{re.escape(ledger.suffix)}")
+    return sorted(each for each in folder.iterdir() if name.fullmatch(each.name))
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -115,9 +115,11 @@ class Deployment:
     ) -> None:
         """Stop all that was started."""
         # Each takes seconds to say goodbye to the SuperLink, which is there until they have.
-        with ThreadPoolExecutor() as pool:
-            list(pool.map(stop_with_descendants, self._nodes.values()))
-        stop_with_descendants(self._link)
+        try:
+            with ThreadPoolExecutor() as pool:
+                list(pool.map(stop_with_descendants, self._nodes.values()))
+        finally:
+            stop_with_descendants(self._link)
 
     def join(
         self,

@@ -20,6 +20,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.hazmat.primitives.serialization import (
@@ -54,8 +55,11 @@ def make_server(folder: Path, names: Sequence[str], *, days: int, renew: bool = 
 
     Raises:
         FileExistsError: If there is a certificate already, and it is not to be renewed.
-        ValueError: If the authority's certificate is missing while its key is there.
+        ValueError: If the authority's certificate is missing while its key is there, or the days
+            are none.
     """
+    if not 1 <= days <= _CA_DAYS:
+        raise ValueError(f"--days must lie between 1 and the authority's {_CA_DAYS}, got {days}")
     private_folder(folder)
     authority, authority_key = _authority(folder)
     certificate = folder / "server.pem"
@@ -105,9 +109,16 @@ def load_signer(file: Path) -> ed25519.Ed25519PrivateKey:
     """Read a signer's key.
 
     Raises:
-        ValueError: If it is of another kind: Flower's SuperNodes take Ed25519 only.
+        ValueError: If it is of another kind: Flower's SuperNodes take Ed25519 only. Or if it has a
+            passphrase.
     """
-    key = load_ssh_private_key(file.read_bytes(), password=None)
+    try:
+        key = load_ssh_private_key(file.read_bytes(), password=None)
+    except (TypeError, ValueError, UnsupportedAlgorithm) as error:
+        raise ValueError(
+            f"{file} is no key without a passphrase in OpenSSH's format ({error}): make one by "
+            f"`keys.py signer NAME`"
+        ) from error
     if not isinstance(key, ed25519.Ed25519PrivateKey):
         raise ValueError(f"{file} is no Ed25519 key: make one by `keys.py signer {file}`")
     return key

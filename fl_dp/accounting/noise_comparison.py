@@ -87,8 +87,8 @@ class Wanted:
 
     @property
     def seen_cohort(self) -> int:
-        """Units of a round whose cohort is chosen in sight: whole ones, no more than were asked."""
-        return math.floor(self.cohort)
+        """Units of a round whose cohort is chosen in sight: whole ones, as a run draws them."""
+        return round(self.cohort)
 
     @property
     def most_groups(self) -> int:

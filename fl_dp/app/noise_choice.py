@@ -43,12 +43,10 @@ def with_noise(settings: Settings, delta: float) -> Settings:
             "and write privacy.epsilon"
         )
     secret, num_clients = chosen.name == "poisson", settings.task.num_clients
-    cohort = chosen.sampling_rate * num_clients
     best = _best(
         Wanted(
             num_units=num_clients,
-            # As drawn: a cap that was found for fewer would leave the last rounds without clients.
-            cohort=max(1.0, cohort if secret else round(cohort)),
+            cohort=max(1.0, chosen.sampling_rate * num_clients),
             rounds=settings.rounds,
             epsilon=privacy.epsilon,
             delta=delta,

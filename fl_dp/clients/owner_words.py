@@ -100,9 +100,10 @@ def _ledger(owner: NodeConfig, wrong: list[str]) -> list[str]:
             f'{LEDGER_PATH_KEY}="/data/ledger.db" makes it count'
         ]
     # Imported for whoever asks: this room's other files are read by nodes that keep no ledger.
-    from fl_dp.ledger import NodeLedger, witness_at
+    from fl_dp.ledger import NodeLedger, shown_location, witness_at
 
-    said = [f"What its data spend adds up under the name '{owner.source}' in {place}"]
+    shown = shown_location(place)
+    said = [f"What its data spend adds up under the name '{owner.source}' in {shown}"]
     try:
         witness = None if owner.witness_path is None else witness_at(owner.witness_path)
         with NodeLedger.read(place, witness=witness) as ledger:
@@ -118,7 +119,7 @@ def _ledger(owner: NodeConfig, wrong: list[str]) -> list[str]:
     if owner.witness_path is None:
         said.append("An older copy of the ledger that is put back is not found out: no witness")
     else:
-        said.append(f"{owner.witness_path} is told how far the ledger has come")
+        said.append(f"{shown_location(owner.witness_path)} is told how far the ledger has come")
     return said
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     )
     from .spent import SpentLedger
     from .state import Choice, ParticipationCapReached, Reservation, SeparationBroken
+    from .store import shown_location
     from .training import PlanMismatch, PrivacyLedger
     from .witness import FileWitness, TableWitness, Witness, witness_at
 else:
@@ -45,5 +46,6 @@ __all__ = [
     "Use",
     "UseOfData",
     "Witness",
+    "shown_location",
     "witness_at",
 ]

@@ -189,6 +189,25 @@ def _sqlite_path(location: str | Path) -> Path | None:
     return Path(location).expanduser().resolve()
 
 
+def shown_location(location: str) -> str:
+    """Return a ledger's or witness's place as it may be shown: a URL without what is secret in it.
+
+    Args:
+        location: A file, or the URL of a database; one that can't be read is not shown at all.
+    """
+    if "://" not in location:
+        return location
+    try:
+        return _without_secrets(_url(location))
+    except ValueError:
+        return "a database whose URL can't be read"
+
+
+def _without_secrets(url: sa.URL) -> str:
+    shown = url.update_query_dict({name: "***" for name in _SECRETS if name in url.query})
+    return shown.render_as_string(hide_password=True)
+
+
 def _url(location: str) -> sa.URL:
     try:
         return sa.make_url(location)
@@ -244,8 +263,7 @@ def postgresql_engine(location: str, *, writable: bool) -> tuple[sa.Engine, str]
         connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
         connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_LOCK})")
 
-    shown = url.update_query_dict({name: "***" for name in _SECRETS if name in url.query})
-    return engine, shown.render_as_string(hide_password=True)
+    return engine, _without_secrets(url)
 
 
 def _sqlite_engine(path: Path, *, writable: bool) -> sa.Engine:

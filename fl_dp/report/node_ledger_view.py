@@ -12,6 +12,7 @@ from rich.table import Table
 from fl_dp.accounting import PrivacyBudget, event_to_dict
 from fl_dp.ledger import NodeLedger, Spending
 from fl_dp.statement import describe_event
+from fl_dp.statement.words import rounded_up
 
 _PURPOSES = {
     "train": "training",
@@ -118,7 +119,7 @@ def _left(spending: Spending, cap: PrivacyBudget | None) -> float:
 
 def _spent(spending: Spending) -> str:
     bounds = spending.epsilon()
-    return f"{math.ceil(bounds.best * 1e4) / 1e4:.4f}" if bounds.by_name else "no bound known"
+    return rounded_up(bounds.best) if bounds.by_name else "no bound known"
 
 
 def _account_json(spending: Spending) -> dict[str, Any]:

@@ -92,6 +92,8 @@ def test_the_best_noise_of_cohorts_in_sight_has_the_cap_that_it_was_compared_wit
     often = plan_of("privacy.noise=auto", "selection=public", "selection.sampling_rate=0.756")
     assert (bands_of(often), often.sampling) == (None, Visible(cohort=76))
     assert often.participation_cap == often.charged_rounds == 16  # 20 rounds of 76 in 100
+    # A cap that was found for smaller cohorts would leave the last rounds without clients.
+    assert often.participation_cap * often.num_clients >= often.rounds * 76
     asked = plan_of("privacy.noise=auto", "selection=public", "selection.participation_cap=1")
     assert asked.participation_cap == 1
 

@@ -74,6 +74,15 @@ def test_what_is_wrong_is_said_before_the_node_starts(config: str, status: int, 
     assert said in call("check", config)[1]
 
 
+def test_no_password_of_a_database_is_said() -> None:
+    # Nobody listens there.
+    place = "postgresql+psycopg://ward:swordfish@127.0.0.1:1/ledgers?sslpassword=tuna"
+    status, said = call("check", f'ledger-path="{place}" max-epsilon=4.0 witness-path="{place}"')
+    assert status == 1
+    assert "ward:***@127.0.0.1" in said
+    assert "swordfish" not in said and "tuna" not in said
+
+
 def test_each_part_of_a_policy_is_said_in_words(ledger: Path, tmp_path: Path) -> None:
     schema = tmp_path / "schema.yaml"
     schema.write_text("columns: [age, pressure]\ntypes: [integer, number]\nclasses: [well, ill]\n")

@@ -136,6 +136,17 @@ def test_an_app_that_is_not_there_is_not_found_with_the_versions_that_are(
     assert json.load(told.value)["detail"] == {"available_app_versions": ["0.1.0"]}
 
 
+def test_a_bundle_that_is_still_being_copied_is_an_answer_too(
+    place: Path, key: Path, hub: str
+) -> None:
+    apps.sign(bundle(place, "0.1.0"), key)
+    (place / "half.fab").write_bytes(b"PK")
+    asked = json.dumps({"app_id": "@us/wards"}).encode()
+    with pytest.raises(urllib.error.HTTPError) as told:
+        urllib.request.urlopen(f"{hub}/hub/fetch-fab", data=asked)
+    assert (told.value.code, json.load(told.value)["detail"]) == (500, "a bundle can't be read")
+
+
 @pytest.mark.parametrize("asked", [b"", b"{", b"[]", b"null", b'{"app_version": 1}', b"x" * 10_001])
 def test_a_request_of_another_form_is_refused(hub: str, asked: bytes) -> None:
     with pytest.raises(urllib.error.HTTPError) as told:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import shutil
 import stat
 from pathlib import Path
+from typing import Any
 
 import backup
 import pytest
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import GaussianEvent
+from fl_dp.commands.shown_ledger import show_ledger
 from fl_dp.ledger import Account, LedgerCorrupted, NodeLedger, witness_at
 
 
@@ -98,12 +100,32 @@ def test_the_oldest_copies_go(ledger: Path, witness: str, tmp_path: Path) -> Non
     folder.mkdir()
     for day in range(10, 15):
         (folder / f"ledger-2020-01-{day}.db").touch()
+    others = {"ledger-north.db", "ledger-north-2020-01-01.db", "ledger-2020-01-01.db.old"}
+    for other in others:
+        (folder / other).touch()
     copy = backup.back_up(ledger, folder, witness=witness, keep=3)
-    assert sorted(file.name for file in folder.iterdir()) == [
+    assert sorted({file.name for file in folder.iterdir()} - others) == [
         "ledger-2020-01-13.db",
         "ledger-2020-01-14.db",
         copy.name,
     ]
+    assert all((folder / other).exists() for other in others)
+
+
+def test_a_charge_between_the_copy_and_the_look_at_the_witness_is_copied_again(
+    ledger: Path, witness: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    charge(ledger, witness)
+    late = [True]
+
+    def show_late(*arguments: Any, **options: Any) -> Any:
+        if late:
+            charge(ledger, witness)
+            late.pop()
+        return show_ledger(*arguments, **options)
+
+    monkeypatch.setattr(backup, "show_ledger", show_late)
+    assert charges(backup.back_up(ledger, tmp_path / "copies", witness=witness)) == 2
 
 
 def test_what_is_no_ledger_is_told_in_one_line(tmp_path: Path) -> None:

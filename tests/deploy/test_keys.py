@@ -13,6 +13,7 @@ import keys
 import pytest
 import yaml
 from cryptography import x509
+from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from flwr.cli.supernode.register import try_load_public_key
 from flwr.supernode.cli.flower_supernode import (
@@ -103,6 +104,31 @@ def test_what_is_there_is_kept_and_a_renewed_server_keeps_its_authority(tmp_path
         with pytest.raises(FileExistsError, match="kept"):
             make(file)
         assert file.read_bytes() == known
+
+
+@pytest.mark.parametrize("days", [0, -1, 10**9])
+def test_a_certificate_of_no_days_or_beyond_its_authority_is_refused(
+    tmp_path: Path, days: int
+) -> None:
+    with pytest.raises(ValueError, match="--days must lie between 1 and"):
+        keys.make_server(tmp_path / "tls", NAMES, days=days)
+    assert not (tmp_path / "tls").exists()
+
+
+# What the library says of one with a passphrase depends on whether bcrypt is installed.
+@pytest.mark.parametrize("said", [None, TypeError("locked"), UnsupportedAlgorithm("Need bcrypt")])
+def test_a_key_with_a_passphrase_or_of_no_format_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: Exception | None
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        assert said is not None
+        raise said
+
+    (tmp_path / "key").write_text("no key")
+    if said is not None:
+        monkeypatch.setattr(keys, "load_ssh_private_key", refuse)
+    with pytest.raises(ValueError, match="key is no key without a passphrase"):
+        keys.load_signer(tmp_path / "key")
 
 
 def test_an_authority_without_its_key_is_refused(tmp_path: Path) -> None:
