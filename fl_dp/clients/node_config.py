@@ -30,6 +30,7 @@ POLICY_PATH_KEY = "policy-path"
 LEDGER_PATH_KEY = "ledger-path"
 WITNESS_PATH_KEY = "witness-path"
 MAX_EPSILON_KEY = "max-epsilon"
+RECORD_EPSILON_KEY = "record-epsilon"
 MAX_DELTA_KEY = "max-delta"
 REQUIRE_PRIVACY_KEY = "require-privacy"
 UNVERIFIED_APPS_KEY = "allow-unverified-apps"
@@ -81,6 +82,7 @@ _OURS = (
     *(POLICY_PATH_KEY, EXPIRES_KEY, BUDGET_EXPIRES_KEY),
     *(APPS_KEY, STATISTICS_KEY, EVALUATION_KEY, INTERVAL_KEY),
     *(LEDGER_PATH_KEY, WITNESS_PATH_KEY, MAX_EPSILON_KEY, MAX_DELTA_KEY, REQUIRE_PRIVACY_KEY),
+    RECORD_EPSILON_KEY,
     *(
         UNVERIFIED_APPS_KEY,
         TELL_EXHAUSTED_KEY,
@@ -124,6 +126,8 @@ class NodeConfig:
         evaluation_from: Apps that may ask for evaluations and utilities; None: each.
         round_interval: Least seconds between two messages of a kind that use the data; None: none.
         max_epsilon: Cap over everything that is ever charged for the node's data; None: none.
+        record_epsilon: Most epsilon of one run under DP-SGD for each record: where the run's plan
+            allows more, the node trains with more noise. None: as the run plans.
         max_delta: The delta that goes with it.
         required: What each message has to offer: one of these alternatives, each a set of
             `record`, `local`, `distributed` and `distributed-records` that must all be there.
@@ -158,6 +162,7 @@ class NodeConfig:
     evaluation_from: tuple[AppRule, ...] | None = None
     round_interval: float | None = None
     max_epsilon: float | None = None
+    record_epsilon: float | None = None
     max_delta: float | None = None
     required: tuple[frozenset[str], ...] = ()
     allow_unverified_apps: bool = False
@@ -188,12 +193,18 @@ class NodeConfig:
         given = _with_policy(given)
         ledger_path, roster = _path(given, LEDGER_PATH_KEY), _path(given, ROSTER_KEY)
         max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
+        record_epsilon = _number(given, RECORD_EPSILON_KEY, below=math.inf)
         max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
         asked = given.get(REQUIRE_PRIVACY_KEY)
         required = _required(asked, capped=max_epsilon is not None, pinned=roster is not None)
         if max_delta is not None and max_epsilon is None:
             raise _error(
                 f"{MAX_DELTA_KEY}={max_delta:g} alone caps nothing: add {MAX_EPSILON_KEY}=4.0"
+            )
+        if record_epsilon is not None and max_epsilon is not None and record_epsilon > max_epsilon:
+            raise _error(
+                f"{RECORD_EPSILON_KEY}={record_epsilon:g} lets one run spend more than "
+                f"{MAX_EPSILON_KEY}={max_epsilon:g} allows all runs together: write at most that"
             )
         if max_epsilon is not None and ledger_path is None:
             raise _error(
@@ -241,6 +252,7 @@ class NodeConfig:
             evaluation_from=_askers(given, EVALUATION_KEY),
             round_interval=interval,
             max_epsilon=max_epsilon,
+            record_epsilon=record_epsilon,
             max_delta=max_delta,
             required=required,
             allow_unverified_apps=_flag(given, UNVERIFIED_APPS_KEY),

@@ -29,6 +29,7 @@ from .running_app import running_app
 
 if TYPE_CHECKING:
     from fl_dp.ledger import Account, NodeLedger, Use, Witness
+    from fl_dp.plan import RecordPlan
 
 SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
 """Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
@@ -43,6 +44,7 @@ class NodePrivacy:
         max_epsilon: Cap over everything that is ever released from the node's data; None: what
             each run asks for.
         max_delta: The delta that goes with it.
+        record_epsilon: Most epsilon of one run under DP-SGD; None: as the run plans.
         source: A name of the node's data that stays the same when they change.
         run: Flower's id of the run that asks.
         expires: The first day on which what is left of the budget is gone; None: never.
@@ -58,6 +60,7 @@ class NodePrivacy:
     witness_path: str | None = None
     max_epsilon: float | None = None
     max_delta: float | None = None
+    record_epsilon: float | None = None
     simulated_ledger: str | None = None
 
     @classmethod
@@ -90,6 +93,7 @@ class NodePrivacy:
             witness_path=owner.witness_path,
             max_epsilon=owner.max_epsilon,
             max_delta=owner.max_delta,
+            record_epsilon=owner.record_epsilon,
             simulated_ledger=simulated,
         )
 
@@ -128,6 +132,16 @@ class NodePrivacy:
         from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
         return NodeLedger.open(self.required_ledger, witness=self.witness, expires=self.expires)
+
+    def plan(self, plan: RecordPlan) -> RecordPlan:
+        """Return the plan of a run by which the owner's own promise to each record holds.
+
+        Raises:
+            ValueError: If no noise keeps it.
+        """
+        if self.record_epsilon is None:
+            return plan
+        return plan.within(PrivacyBudget(epsilon=self.record_epsilon, delta=plan.budget.delta))
 
     def budget(self, asked: PrivacyBudget) -> PrivacyBudget:
         """Return what a run may spend in all: what it asks for, as far as the owner allows."""

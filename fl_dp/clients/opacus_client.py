@@ -145,8 +145,8 @@ class OpacusClient(NumPyClient):
     ) -> Self:
         """Return a client whose ledger, name and cap are what the node's owner says.
 
-        Where the cap is below the plan's budget the client trains with more noise, so that its
-        records keep the owner's own promise over all planned rounds (`RecordPlan.within`).
+        Where the owner's `record-epsilon` is below the plan's budget the client trains with more
+        noise, so that its records keep that promise over all planned rounds (`RecordPlan.within`).
 
         In a simulation without a ledger of its own, each node has one in
         `~/.fl-dp/simulations/run-RUN_ID`.
@@ -164,12 +164,11 @@ class OpacusClient(NumPyClient):
             ValueError: As the constructor, or if a real node was started without a ledger.
         """
         node = NodePrivacy.of(context, config or {}, unit=unit)
-        allowed = node.budget(plan.budget)
-        own = plan.within(allowed)
+        own = node.plan(plan)
         if own != plan:
             logger.info(
                 "the owner allows epsilon %.4g of the run's %.4g: noise multiplier %.4g, not %.4g",
-                *(allowed.epsilon, plan.budget.epsilon),
+                *(own.budget.epsilon, plan.budget.epsilon),
                 *(own.noise_multiplier, plan.noise_multiplier),
             )
         return cls(
@@ -178,7 +177,7 @@ class OpacusClient(NumPyClient):
             plan=own,
             ledger=node.required_ledger,
             account=node.account(unit="record"),
-            budget=allowed,
+            budget=node.budget(own.budget),
             witness=node.witness,
             expires=node.expires,
             use=node.use(MessageType.TRAIN),

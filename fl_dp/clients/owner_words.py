@@ -56,6 +56,7 @@ def owners_words(owner: NodeConfig) -> OwnersWords:
     sentences = [
         _required(owner),
         _cap(owner),
+        *_for_each_record(owner),
         *_ledger(owner, wrong),
         *_data(owner, wrong),
         *_questions(owner),
@@ -90,6 +91,15 @@ def _cap(owner: NodeConfig) -> str:
         f"All runs together spend at most epsilon {owner.max_epsilon:g} at delta "
         f"{owner.max_delta:g}, for records and for the node as a whole apart"
     )
+
+
+def _for_each_record(owner: NodeConfig) -> list[str]:
+    if owner.record_epsilon is None:
+        return []
+    return [
+        f"A run's DP-SGD gets at most epsilon {owner.record_epsilon:g} for each record; where it "
+        "plans more, the node trains with more noise"
+    ]
 
 
 def _ledger(owner: NodeConfig, wrong: list[str]) -> list[str]:

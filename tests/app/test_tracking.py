@@ -180,7 +180,7 @@ def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> Non
     } == {
         *SECRET,
         *FOLDERS,
-        "report",
+        *("report", "model.shared"),
         *(f"task.{name}" for name in ("classes", "columns", "label_column", "client_column")),
         *("task.mean", "task.std", "secure_sum.reply_after"),
         *(f"simulation.{name}" for name in ("num_cpus", "num_gpus", "workers")),

@@ -300,3 +300,10 @@ def test_keys_of_secure_sums_protect_nothing_where_none_is_required(required: st
     with pytest.raises(NodeConfigError, match='require-privacy="distributed"'):
         NodeConfig.of(CAPPED | {"require-privacy": required, "secagg-min-sum": 5})
     assert NodeConfig.of(SUMS | {"secagg-min-sum": 5}).least_sum == 5
+
+
+def test_one_run_may_not_be_allowed_more_than_all_together() -> None:
+    capped = {"ledger-path": "/data/l.db", "max-epsilon": 2.0}
+    assert NodeConfig.of({**capped, "record-epsilon": 2.0}).record_epsilon == 2.0
+    with pytest.raises(NodeConfigError, match="record-epsilon=3 lets one run spend more"):
+        NodeConfig.of({**capped, "record-epsilon": 3.0})

@@ -582,7 +582,7 @@ def test_a_node_whose_owner_allows_less_trains_with_more_noise_for_all_rounds(
     path = tmp_path / "strict.db"
     config: dict[str, Any] = {
         "ledger-path": str(path),
-        "max-epsilon": 0.5 * PLAN.budget.epsilon,
+        "record-epsilon": 0.5 * PLAN.budget.epsilon,
     }
     context = Context(7, 1, config, RecordDict(), {})
     for _ in range(PLAN.participations + 2):

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,7 +103,9 @@ def test_a_federation_that_is_stopped_leaves_nothing_running(
         assert script.poll() is None
     script.send_signal(signal.SIGINT)
     assert script.wait(60) == 1
-    assert processes_of(tmp_path) == []
+    deadline = time.monotonic() + 30  # the kernel may be busy when the last one has ended
+    while processes_of(tmp_path):
+        assert time.monotonic() < deadline, processes_of(tmp_path)
 
 
 @pytest.mark.waits
