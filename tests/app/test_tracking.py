@@ -298,6 +298,10 @@ def test_a_resumed_run_goes_on_in_the_same_tracker_run(
     if name == "tensorboard":
         assert sorted(tensorboard_files(folder.path / name).rounds) == [0, 1, 2, 3]
         return
+    deadline = time.monotonic() + 60  # W&B's own process writes on after the run's end
+    while not all("state" in each.facts for each in wandb_runs(folder.path)):
+        assert time.monotonic() < deadline, "no state was written"
+        time.sleep(0.1)
     first, second = wandb_runs(folder.path)
     assert (first.facts["state"], second.facts["state"]) == ('"failed"', '"finished"')
     assert first.facts["id"] == second.facts["id"] == recorder.starts[0].identity
