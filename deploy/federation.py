@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import ssl
 import subprocess
@@ -37,6 +38,7 @@ from wards import ROOT, SETTINGS, write_tables
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.clients.run_receipts import IDENTITY_FILE
 from fl_dp.ledger import NodeLedger, PrivacyLedger, witness_at
+from fl_dp.local.processes import descendants, kill_all
 from fl_dp.local.superlink import OPEN_TO_NODES
 from fl_dp.secagg import Identity
 from fl_dp.secagg.roster import Member
@@ -362,7 +364,11 @@ def main(arguments: Sequence[str] | None = None) -> None:
         signal.signal(number, _stop)
     try:
         with _folder(asked.keep) as place:
-            run_federation(asked.privacy, place)
+            try:
+                run_federation(asked.privacy, place)
+            finally:
+                # A signal may come when a process has begun and nobody has taken note of it yet.
+                kill_all(descendants(os.getpid()))
     except KeyboardInterrupt:
         raise SystemExit("stopped: nothing of the federation runs any more") from None
     except RuntimeError as error:
