@@ -33,6 +33,7 @@ BENCH_dashboard := --json
 BENCH_endurance := --json
 BENCH_less_to_protect := --json
 BENCH_noise := --json
+BENCH_noise_arms := --json --folder results/noise_arms
 BENCH_real_nodes := --json
 BENCH_rounds := --json
 BENCH_secagg := --json

@@ -159,8 +159,8 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         from fl_dp.app.cells import expand  # with the accounting, which one training needs later
 
         experiment, cells = expand(overrides)
-    at_once = _at_once(experiment, cells[0].settings)
-    checked = _checked([cell.settings for cell in cells], at_once)
+    at_a_time = at_once(experiment, cells[0].settings)
+    checked = _checked([cell.settings for cell in cells], at_a_time)
     path = _place_for(checked[0], _experiment_of(overrides))
     each = tuple(
         Job(
@@ -173,7 +173,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         )
         for index, (cell, settings) in enumerate(zip(cells, checked, strict=True))
     )
-    return Jobs(each=each, sweep=path, experiment=experiment, side_by_side=at_once)
+    return Jobs(each=each, sweep=path, experiment=experiment, side_by_side=at_a_time)
 
 
 def prepare(job: Job, place: str = "") -> Job:
@@ -218,7 +218,7 @@ def _target(settings: Settings) -> str:
     return f"epsilon {asked.epsilon:g}, {settings.rounds} rounds"
 
 
-def _at_once(experiment: SweepSettings, settings: Settings) -> int:
+def at_once(experiment: SweepSettings, settings: Settings) -> int:
     """Return how many trainings of a sweep run at a time."""
     from fl_dp.local.devices import Machine
 
@@ -239,12 +239,12 @@ def _at_once(experiment: SweepSettings, settings: Settings) -> int:
     return max(1, Machine.here().cpus // _PROCESSORS_EACH)
 
 
-def _checked(composed: Sequence[Settings], at_once: int = 1) -> list[Settings]:
+def _checked(composed: Sequence[Settings], at_a_time: int = 1) -> list[Settings]:
     """Check settings against this machine, and decide what is left to it.
 
     Args:
         composed: What is to be trained.
-        at_once: Trainings that share this machine.
+        at_a_time: Trainings that share this machine.
     """
     from fl_dp.local.devices import Machine, check_devices
     from fl_dp.local.hosting import hosted
@@ -256,7 +256,7 @@ def _checked(composed: Sequence[Settings], at_once: int = 1) -> list[Settings]:
     said = [check_devices(settings, machine) for settings in composed]
     for text in dict.fromkeys(filter(None, said)):
         warn(text)
-    decided = [hosted(settings, machine.shared_by(at_once)) for settings in composed]
+    decided = [hosted(settings, machine.shared_by(at_a_time)) for settings in composed]
     for text in dict.fromkeys(text for _, text in decided if text is not None):
         note(text)
     return [settings for settings, _ in decided]
@@ -291,10 +291,10 @@ def _jobs_of_sweep(path: Path) -> Jobs:
         raise ValueError(f"{path / _SWEEP} is not what a sweep of fl-dp writes: {error}") from error
     with doing("looking at what there is"):
         begun = [_pinned(path / cell.name, cell) for cell in known]
-    at_once = _at_once(experiment, begun[0].settings)
-    missing = iter(_checked([job.settings for job in begun if not job.resumed], at_once))
+    at_a_time = at_once(experiment, begun[0].settings)
+    missing = iter(_checked([job.settings for job in begun if not job.resumed], at_a_time))
     each = tuple(job if job.resumed else replace(job, settings=next(missing)) for job in begun)
-    return Jobs(each=each, sweep=path, experiment=experiment, side_by_side=at_once)
+    return Jobs(each=each, sweep=path, experiment=experiment, side_by_side=at_a_time)
 
 
 @dataclass(frozen=True, kw_only=True)

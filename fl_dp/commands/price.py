@@ -25,6 +25,7 @@ _LABEL = (
     "on data of people would release what it protects. Public or simulated data only"
 )
 _FILE = "price.json"
+_ONE_PROCESS = "simulation.engine=in_process"  # Flower's own takes five times as long to start
 
 
 def price(
@@ -43,10 +44,12 @@ def price(
 
     - `fl-dp price --seeds 5 clipping.norm=0.2 selection.sampling_rate=0.1`
 
-    Trains the same task with the same seeds in four steps, through Flower's simulation engine:
-    everybody, unclipped and without noise; with sampled cohorts; clipped, and divided by the
-    public denominator; and with the noise, as asked for. A step's price is what the accuracy on the
-    public test part falls by, seed for seed.
+    Trains the same task with the same seeds in four steps: everybody, unclipped and without noise;
+    with sampled cohorts; clipped, and divided by the public denominator; and with the noise, as
+    asked for. A step's price is what the accuracy on the public test part falls by, seed for seed.
+
+    Each training has one process, as with `simulation.engine=in_process`, and as many train at a
+    time as there are processors. Write `simulation.engine=flower` for Flower's own engine.
 
     These are experiments without privacy. Run them on public or simulated data only: what they
     print is not covered by any promise.
@@ -64,7 +67,7 @@ def price(
         resumed = any(each.startswith("resume=") for each in given)
         jobs = _resumed(given) if resumed else _jobs(given, seeds, data_is_public=data_is_public)
         jobs = _prepared(jobs)
-        runs = Queue(jobs, err if as_json else out).work_off()
+        runs = Queue(jobs, err if as_json else out, command="price").work_off()
         from fl_dp.app.price import prices
 
         accuracies: dict[str, list[float]] = {}
@@ -97,11 +100,13 @@ def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:
     from fl_dp.app.price import steps_to
     from fl_dp.app.settings import SweepSettings
 
-    from .jobs import Jobs, find_jobs
+    from .jobs import Jobs, at_once, find_jobs
     from .stats import refuse_statistics
 
     if seeds < 1:
         fail(f"--seeds is {seeds}; write at least 1", status=2)
+    if not any(each.lstrip("+").startswith("simulation") for each in given):
+        given = (_ONE_PROCESS, *given)
     (asked,) = find_jobs(given, multirun=False).each
     refuse_statistics(asked.settings)
     because = "a price is found by training without privacy"
@@ -112,7 +117,13 @@ def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:
         for offset in range(seeds)
     ]
     # A plain sweep, so that it can be resumed.
-    return Jobs(each=tuple(each), sweep=asked.path, experiment=SweepSettings())
+    plain = SweepSettings()
+    return Jobs(
+        each=tuple(each),
+        sweep=asked.path,
+        experiment=plain,
+        side_by_side=at_once(plain, asked.settings),
+    )
 
 
 def _job(asked: Job, step: Step, number: int, seed: int) -> Job:

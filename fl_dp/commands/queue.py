@@ -32,14 +32,15 @@ class Queue:
     Each place has an engine of its own, which is given its part of the machine.
     """
 
-    def __init__(self, jobs: Jobs, console: Console) -> None:
-        """Take what is to be done, and where progress is shown."""
+    def __init__(self, jobs: Jobs, console: Console, *, command: str = "run") -> None:
+        """Take what is to be done, where progress is shown, and which command goes on with it."""
         from fl_dp.report.progress import CellsLeft, ProgressLines
 
         from .outcomes import results_so_far
 
         self._jobs = jobs
         self._console = console
+        self._command = command
         self._places = min(jobs.side_by_side, sum(not job.finished for job in jobs.each))
         self._left: CellsLeft = CellsLeft(
             [job.variant for job in jobs.each if not job.finished], at_once=max(1, self._places)
@@ -73,7 +74,11 @@ class Queue:
         except KeyboardInterrupt:
             if len(self._done) < len(self._jobs.each):
                 begun = self._leave_valid() or self._jobs.sweep is not None
-                goes_on = f"; `fl-dp run resume={self._jobs.path}` continues it" if begun else ""
+                goes_on = (
+                    f"; `fl-dp {self._command} resume={self._jobs.path}` continues it"
+                    if begun
+                    else ""
+                )
                 fail(f"stopped; what was reserved stays spent{goes_on}", status=130)
         return [self._done[job.path.name] for job in self._jobs.each]
 

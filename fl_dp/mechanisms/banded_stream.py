@@ -46,6 +46,7 @@ _LEAST_BITS = 20  # below it rounding would cost more than a hair
 _ROUNDING = 1.0 + 2.0**-5  # what rounding may add to a grid's noise
 _REACH = TAIL + 0.25  # of a draw, in scales: the last buckets end a little over the tail
 _NEGLIGIBLE = 2.0**-20
+_BLOCK = 1 << 15  # coordinates that pass the processor's caches at a time
 _MOST_STEPS = 20_000  # of the inverse: the best coefficients are done after some thousands
 
 
@@ -104,7 +105,8 @@ class BandedStream(NoiseStream):
         self.coefficients = tuple(coefficients)
         self.cuts = 0
         self._largest_scale = 2.0 ** (noise_bits(self.coefficients) + 1) * _ROUNDING
-        self._weights = np.array(self.coefficients[1:], dtype=np.float64)
+        # A power of two: the weighted sums are as exact as those of the integers.
+        self._weights = np.array(self.coefficients[1:], dtype=np.float64) / COEFFICIENT_ONE
         self._memory: NDArray[np.float64] | None = None
         self._law: tuple[float, int] | None = None
         self._since_cut = 0
@@ -145,21 +147,23 @@ class BandedStream(NoiseStream):
             return fresh
         if self._memory is None:
             self._memory = np.zeros((self.bands - 1, size))
-        carried = self._carried(self._memory)
-        row: NDArray[np.float64] = self._memory[self._since_cut % (self.bands - 1)]
-        np.subtract(fresh, carried, out=row)
-        self._since_cut += 1
-        return row.astype(np.int64)
-
-    def _carried(self, memory: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Return what the next release's noise takes away; known before anybody is asked."""
         rows = self.bands - 1
         # The memory is a ring: its rows stay where they are, and the weights turn.
-        back = (self._since_cut - 1 - np.arange(rows)) % rows
-        carried: NDArray[np.float64] = self._weights[back] @ memory
-        carried *= 1.0 / COEFFICIENT_ONE
-        carried += 0.5
-        return np.floor(carried, out=carried)
+        weights = self._weights[(self._since_cut - 1 - np.arange(rows)) % rows]
+        row: NDArray[np.float64] = self._memory[self._since_cut % rows]
+        for start in range(0, size, _BLOCK):
+            block = slice(start, start + _BLOCK)
+            fresh[block] -= _carried(weights, self._memory[:, block])
+            row[block] = fresh[block]
+        self._since_cut += 1
+        return fresh
+
+
+def _carried(weights: NDArray[np.float64], memory: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return what the next release's noise takes away; known before anybody is asked."""
+    carried: NDArray[np.float64] = weights @ memory
+    carried += 0.5
+    return np.floor(carried, out=carried).astype(np.int64)
 
 
 @lru_cache(maxsize=64)

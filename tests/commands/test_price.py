@@ -1,4 +1,4 @@
-"""`fl-dp price`: refusals, and one small price through Flower's simulation engine."""
+"""`fl-dp price`: refusals, and one small price."""
 
 from __future__ import annotations
 
@@ -35,7 +35,6 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert f"there is no run in {tmp_path}" in result.stderr
 
 
-@pytest.mark.waits  # four trainings, each with the start of Flower and Ray
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)
@@ -59,6 +58,8 @@ def test_a_small_price_adds_up_and_its_last_step_is_private(tmp_path: Path) -> N
     assert sum(step["cost_mean"] for step in steps[1:]) == pytest.approx(found["cost_of_all"])
     folder = tmp_path / "runs" / "one price"
     assert json.loads((folder / "price.json").read_text()) == found
+    config = (folder / "step-1-seed-0" / "config.yaml").read_text()
+    assert "engine: in_process" in config  # unless asked for otherwise
     epsilons = [
         json.loads((folder / f"step-{number}-seed-0" / "privacy.json").read_text())["epsilon"]
         for number in (1, 2, 3, 4)
