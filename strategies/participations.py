@@ -118,6 +118,10 @@ class Participations:
             return None
         return [self._name(unit) for unit in cohort]
 
+    def group_of(self, unit: Unit) -> int | None:
+        """Return the group of a unit, None where it has none."""
+        return None if self._ledger is None else self._ledger.group_of.get(self._name(unit))
+
     @property
     def _known(self) -> frozenset[str]:
         """Every name that the ledger has counted or placed."""

@@ -78,7 +78,9 @@ def mu_squared(
     return (distance / event.noise_multiplier) ** 2
 
 
-def loss_of_mixture(x: NDArray[np.float64], z: float, q: float) -> NDArray[np.float64]:
+def loss_of_mixture(
+    x: NDArray[np.float64], z: float | NDArray[np.float64], q: float
+) -> NDArray[np.float64]:
     """Return the privacy loss at `x` of `(1-q) N(0, z^2) + q N(1, z^2)` against `N(0, z^2)`.
 
     `log(1 - q + q e^((2x-1)/(2 z^2)))`: that of a Gaussian on a Poisson sample of rate q.

@@ -88,7 +88,9 @@ class Canaries:
 
 
 def privacy_losses(
-    along: NDArray[np.float64], noise_multiplier: float, sampling_rate: float
+    along: NDArray[np.float64],
+    noise_multiplier: float | NDArray[np.float64],
+    sampling_rate: float,
 ) -> NDArray[np.float64]:
     """Return the privacy loss of one round for each direction.
 
@@ -96,7 +98,7 @@ def privacy_losses(
 
     Args:
         along: The noisy sum without what others sent, in clipping norms, along each direction.
-        noise_multiplier: z, of the noise that the round claims.
+        noise_multiplier: z, of the noise that the round claims; one number, or one a direction.
         sampling_rate: q, the probability that a client is drawn.
     """
     return loss_of_mixture(along, noise_multiplier, sampling_rate)

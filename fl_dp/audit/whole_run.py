@@ -26,13 +26,23 @@ WHOLE_RUN = "canary clients over the whole run"
 class SeenRound:
     """One release, as an adversary sees it that knows what all others sent.
 
+    Or what releases with correlated noise tell together of participations, as
+    `audit.correlated_run` adds them up.
+
     Attributes:
         along: The noisy sum without the others, in clipping norms, along every direction.
-        noise_multiplier: Of the noise on the sum of updates.
+        noise_multiplier: Of the noise on the sum of updates; one number, or one a direction.
+        of: Directions whose canary may have taken part, as everybody knows; None: all.
     """
 
     along: NDArray[np.float64]
-    noise_multiplier: float
+    noise_multiplier: float | NDArray[np.float64]
+    of: NDArray[np.bool_] | None = None
+
+    def losses(self, sampling_rate: float) -> NDArray[np.float64]:
+        """Return the privacy loss along each direction, 0 where nobody can have taken part."""
+        losses = privacy_losses(self.along, self.noise_multiplier, sampling_rate)
+        return losses if self.of is None else np.where(self.of, losses, 0.0)
 
 
 def finding_of_run(
@@ -54,26 +64,30 @@ def finding_of_run(
     Args:
         canaries: Those of the run.
         rounds: Every release.
-        sampling_rate: Probability that a client is drawn.
+        sampling_rate: Probability that a client is drawn; 1 if who takes part is known.
         claim: Epsilon that the ledger claims for these rounds.
         delta: Of the claim.
         alpha: Probability that the bound is too large.
         curve: Trade-off curve of what the ledger was charged.
 
     Raises:
-        ValueError: If no round was released, or all coins fell on one side.
+        ValueError: If no round was released, all coins fell on one side, or nobody was asked.
     """
     if not rounds:
         raise ValueError("no round was released: there is nothing to audit")
     losses = np.zeros(canaries.size)
+    asked = np.zeros(canaries.size, dtype=np.bool_)
     for seen in rounds:
-        losses += privacy_losses(seen.along, seen.noise_multiplier, sampling_rate)
-    there = losses[: canaries.count][canaries.there]
-    out = np.concatenate([losses[: canaries.count][~canaries.there], losses[canaries.count :]])
+        losses += seen.losses(sampling_rate)
+        asked |= True if seen.of is None else seen.of
+    is_there = asked.copy()
+    is_there[canaries.count :] = False
+    is_there[: canaries.count] &= canaries.there
+    there, out = losses[is_there], losses[asked & ~is_there]
     # Otherwise those whose coin said no would choose a threshold for those without a canary.
     out = np.random.default_rng(canaries.seed).permutation(out)
     found = bounds_of_scores(
-        out, there, alpha=alpha, delta=delta, expected=_expected(rounds, sampling_rate)
+        out, there, alpha=alpha, delta=delta, expected=_expected(rounds, sampling_rate, asked)
     )
     counts = found.at_mu
     estimate = float(
@@ -95,7 +109,7 @@ def finding_of_run(
         bounds=found.beside(claim, curve),
         caught=curve is not None and found.violates(curve),
         seen=(
-            f"{canaries.count} canaries, {int(canaries.there.sum())} of them there, "
+            f"{canaries.count} canaries, {len(there)} of them there, "
             f"{len(out)} directions without one; mu at least {found.mu:.3g}"
         ),
         power=(
@@ -106,18 +120,22 @@ def finding_of_run(
 
 
 def _expected(
-    rounds: list[SeenRound], sampling_rate: float
+    rounds: list[SeenRound], sampling_rate: float, asked: NDArray[np.bool_]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return privacy losses of runs without and with a canary that keep their claim."""
     # They choose a threshold and nothing else, so any seed will do.
     rng = np.random.default_rng(0)
+    # Where directions were not all asked in the same rounds, each run is that of one of them.
+    one = rng.choice(np.flatnonzero(asked), size=_SIMULATED)
     out, there = np.zeros(_SIMULATED), np.zeros(_SIMULATED)
     for seen in rounds:
         z = seen.noise_multiplier
+        z = z if isinstance(z, float) else z[one]
+        of = None if seen.of is None else seen.of[one]
         without, with_canary = z * rng.normal(size=(2, _SIMULATED))
         with_canary += rng.random(_SIMULATED) < sampling_rate
-        out += privacy_losses(without, z, sampling_rate)
-        there += privacy_losses(with_canary, z, sampling_rate)
+        for total, along in ((out, without), (there, with_canary)):
+            total += SeenRound(along=along, noise_multiplier=z, of=of).losses(sampling_rate)
     return out, there
 
 

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from fl_dp.accounting.trade_off import TradeOff
     from fl_dp.app.auditing.canary_run import CanaryRun
     from fl_dp.app.settings import Settings
+    from fl_dp.audit.correlated_run import WhoseTurn
     from fl_dp.audit.verdict import AuditReport
 
     from .jobs import Job
@@ -104,7 +105,8 @@ def audit(
     `fl-dp audit model=mlp` trains the task through Flower's engine with canary clients among the
     others, and bounds epsilon from what every released model tells of them. OVERRIDES are those of
     `fl-dp run`. Canaries take places in cohorts and move the model: it is not for use, and is
-    deleted unless `--keep-model`. Everything else stays in `audits/NAME/`.
+    deleted unless `--keep-model`. Everything else stays in `audits/NAME/`. With `selection=public`,
+    `privacy.noise=spaced` or `cyclic` canaries take the places of half of the clients.
 
     `fl-dp audit --by records dp_sgd.epsilon=4` has one client train by DP-SGD with canary records.
     `fl-dp audit --against flower` plays the game on Flower's own wrappers, to see what failing
@@ -257,7 +259,7 @@ def _by_clients(
     data_is_public: bool,
 ) -> AuditReport:
     """Train with canaries through Flower's engine, and judge what its releases tell of them."""
-    from fl_dp.app.auditing.canary_run import require_auditable
+    from fl_dp.app.auditing.canary_run import CanaryRun, require_auditable, takes_places
     from fl_dp.app.workload import initial_arrays_of
     from fl_dp.updates import VectorLayout
 
@@ -271,7 +273,7 @@ def _by_clients(
             )
     if any(each.startswith("resume=") for each in overrides):
         raise ValueError("canaries take part from the first round on: leave resume= out")
-    asked = [*overrides, "roster_may_grow=true"]
+    asked = [*overrides, *_room_for_canaries(overrides)]
     if not keep_model:
         asked.append(f"output_dir={_FOLDER}")
     (job,) = find_jobs(asked, multirun=False).each
@@ -282,12 +284,33 @@ def _by_clients(
     )
     job = prepare(job)
     size = VectorLayout.of(initial_arrays_of(job.settings)).size
-    count = canaries if canaries is not None else min(_MOST_CANARIES, size // 2)
-    report = _audited(job, count=count, size=size, alpha=alpha, keep_model=keep_model)
+    in_place = takes_places(job.settings)
+    if canaries is None:
+        canaries = min(_MOST_CANARIES, size // 2)
+        if in_place:
+            each = job.settings.simulation.units_at_node
+            canaries = min(canaries, job.settings.task.num_clients // 2) // each * each or each
+    run = CanaryRun(count=canaries, seed=job.settings.seed, in_place=in_place)
+    run.canaries(size)  # refuses more than fit, before anything starts
+    run.require_places(job.settings)
+    report = _audited(job, run, alpha=alpha, keep_model=keep_model)
     text = json.dumps({"audits": [_finite(report)]}, indent=2) + "\n"
     (job.path / "audit.json").write_text(text, encoding="utf-8")
     note(f"Everything is in {job.path}")
     return report
+
+
+def _room_for_canaries(overrides: Sequence[str]) -> list[str]:
+    """Return the overrides that make room: beyond the clients, or on nodes in their places."""
+    from fl_dp.app.auditing.canary_run import takes_places, units_on_nodes
+    from fl_dp.app.compose import compose_settings
+
+    settings = compose_settings(overrides)
+    if not takes_places(settings):
+        return ["roster_may_grow=true"]
+    if isinstance(settings.simulation.units_per_node, int):
+        return []
+    return [f"simulation.units_per_node={units_on_nodes(settings.task.num_clients)}"]
 
 
 def _finite(report: AuditReport) -> object:
@@ -295,23 +318,24 @@ def _finite(report: AuditReport) -> object:
     return json.loads(json.dumps(report.to_dict()), parse_constant=lambda _: None)
 
 
-def _audited(job: Job, *, count: int, size: int, alpha: float, keep_model: bool) -> AuditReport:
-    from fl_dp.app.auditing.canary_run import RUN_KEY, CanaryRun
+def _audited(job: Job, run: CanaryRun, *, alpha: float, keep_model: bool) -> AuditReport:
+    from fl_dp.app.auditing.canary_run import RUN_KEY
     from fl_dp.local.engines import engine
     from fl_dp.local.launch import App, LaunchError, run_and_follow
     from fl_dp.report.progress import progress_line
 
-    run = CanaryRun(count=count, seed=job.settings.seed)
-    run.canaries(size)  # refuses more than fit, before anything starts
     app = App(
         server="fl_dp.app.auditing.canary_server",
         client="fl_dp.app.auditing.canary_client",
         config={RUN_KEY: run.to_json()},
     )
-    note(
-        f"{count} canary clients join the {job.settings.task.num_clients}: they take places in "
-        "cohorts and move the model, which is not for use"
+    clients = job.settings.task.num_clients
+    joined = (
+        f"take the places of as many of the {clients}"
+        if run.in_place
+        else (f"join the {clients}: they take places in cohorts")
     )
+    note(f"{run.count} canary clients {joined} and move the model, which is not for use")
     title = f"auditing {job.settings.task.name}"
     try:
         with (
@@ -343,25 +367,46 @@ def _claimed_curve(job: Job) -> TradeOff | None:
         return None
 
 
+def _rate_of_coins(job: Job) -> float:
+    """Return the probability of a client in a round that it may be drawn in; 1 if that is seen."""
+    from fl_dp.accounting import CyclicSampling, PoissonSampling
+
+    sampling = job.folder.read_plan().sampling
+    if sampling.visible:
+        return 1.0
+    inside = sampling.inside if isinstance(sampling, CyclicSampling) else sampling
+    assert isinstance(inside, PoissonSampling)  # as `require_auditable` has checked
+    return inside.sampling_rate
+
+
+def _known_of_cohorts(turn: WhoseTurn | None) -> str:
+    if turn is None:
+        return ", but not who was drawn"
+    if turn.asked is not None:
+        return ", and who was asked in each round"
+    return ", and everybody's group, but not who was drawn of it"
+
+
 def _judged(settings: Settings, job: Job, run: CanaryRun, *, alpha: float) -> AuditReport:
     from fl_dp.app.auditing.canary_run import CANARIES_FILE
     from fl_dp.app.auditing.canary_server import read_seen
     from fl_dp.audit.verdict import AuditReport
     from fl_dp.audit.whole_run import finding_of_run, one_shot_epsilon
 
-    rounds, moved = read_seen(job.path / CANARIES_FILE)
+    seen = read_seen(job.path / CANARIES_FILE)
+    rounds = seen.rounds
     statement = job.folder.read_statement()
     claimed = float(statement["epsilon"].get(statement["quoted"], math.inf))
     delta = float(statement["delta"])
     if len(rounds) < settings.rounds:
         warn(f"{len(rounds)} of {settings.rounds} rounds were released; the claim is of all")
     curve = _claimed_curve(job)
-    canaries = run.canaries(moved.size)
+    canaries, looks = run.canaries(seen.moved.size), seen.looks()
     found = {
         level: finding_of_run(
             canaries,
-            rounds,
-            sampling_rate=settings.selection.sampling_rate,
+            looks,
+            sampling_rate=_rate_of_coins(job),
             claim=claimed,
             delta=delta,
             alpha=level,
@@ -370,17 +415,17 @@ def _judged(settings: Settings, job: Job, run: CanaryRun, *, alpha: float) -> Au
         for level in (alpha, 0.05)
     }
     return AuditReport(
-        subject=f"{settings.task.name}, {len(rounds)} rounds through Flower's engine",
+        subject=f"{settings.task.name}, {len(rounds)} rounds",
         findings=(found[alpha],),
         estimates={
             "lower bound at confidence 0.95, on which no verdict rests": found[0.05].bound or 0.0,
             "one-shot estimate from the last model alone, which is no bound": one_shot_epsilon(
-                canaries, moved, delta=delta
+                canaries, seen.moved, delta=delta
             ),
         },
         notes=(
             f"at delta {delta:.3g}; the adversary sees every released model and knows what all "
-            "others sent, but not who was drawn",
+            f"others sent{_known_of_cohorts(seen.turn)}",
             "the bound by Gaussian DP supposes a trade-off curve near a Gaussian's, that by "
             "Clopper-Pearson nothing; the verdict goes by the claimed curve itself",
         ),

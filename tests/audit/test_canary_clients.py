@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,24 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, 
 from local_grid import FIRST_NODE, LocalGrid
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import PoissonSampling
+from fl_dp.accounting import (
+    CyclicSampling,
+    PoissonSampling,
+    VisibleSampling,
+    optimal_coefficients,
+)
 from fl_dp.app.auditing.canary_client import app, canary_update
 from fl_dp.app.auditing.canary_run import RUN_KEY, CanaryRun, require_auditable
-from fl_dp.app.auditing.canary_server import read_seen, write_seen
+from fl_dp.app.auditing.canary_server import SeenRun, read_seen, write_seen
 from fl_dp.app.auditing.watched import WatchedFedAvg
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.workload import initial_arrays_of
+from fl_dp.audit.correlated_run import WhoseTurn, seen_with_memory
 from fl_dp.audit.verdict import Finding
 from fl_dp.audit.whole_run import SeenRound, finding_of_run
 from fl_dp.mechanisms import FixedClipping
+from fl_dp.plan import Banded
 from fl_dp.updates import VectorLayout
 
 OVERRIDES = ("task.num_clients=6", "simulation.units_per_node=50", "clipping.norm=0.5")
@@ -84,6 +91,81 @@ def trained(settings: Settings, tmp_path: Path) -> Iterator[Any]:
         return strategy
 
     yield train
+
+
+IN_PLACE = CanaryRun(count=200, seed=1, in_place=True)
+PLACES = ("task.num_clients=400", "simulation.units_per_node=50", "clipping.norm=0.5")
+CORRELATED: dict[str, dict[str, Any]] = {
+    "spaced": {
+        "sampling": VisibleSampling(cohort=100, separation=4),
+        "participation_cap": 2,
+        "correlation": Banded(coefficients=optimal_coefficients(8, 4)),
+    },
+    "cyclic": {
+        "sampling": CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=0.5)),
+        "correlation": Banded(coefficients=optimal_coefficients(8, 4)),
+    },
+    "capped": {"sampling": VisibleSampling(cohort=100), "participation_cap": 2},
+}
+
+
+@pytest.mark.parametrize("kind", [WatchedFedAvg, AnEighthOfTheNoise])
+@pytest.mark.parametrize("noise", CORRELATED)
+def test_canaries_in_the_places_of_clients_are_seen_as_often_as_they_were_asked(
+    noise: str, kind: type[WatchedFedAvg], tmp_path: Path
+) -> None:
+    settings = compose_settings(PLACES)
+
+    def reply(message: Message, place: int) -> Message:
+        config: dict[str, Any] = {"partition-id": place, "num-partitions": 8}
+        context = Context(
+            1, FIRST_NODE + place, config, RecordDict(), {RUN_KEY: IN_PLACE.to_json()}
+        )
+        return app(message, context)
+
+    plan = PrivacyPlan.of(
+        budget=PrivacyBudget(epsilon=1e6, delta=1e-3),
+        rounds=8,
+        noise_multiplier=Z,
+        clipping=FixedClipping(norm=0.5),
+        num_clients=400,
+        units_per_node=50,
+        contribution_check=False,
+        **CORRELATED[noise],
+    )
+    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+        strategy = kind(plan=plan, ledger=ledger, run=IN_PLACE)
+        strategy.start(
+            LocalGrid(reply, 8, introduces=True),
+            initial_arrays_of(settings),
+            num_rounds=8,
+            train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
+        )
+        claim = ledger.epsilon().best
+    turn = strategy.whose_turn()
+    assert turn is not None
+    if noise == "cyclic":
+        assert turn.groups is not None
+        assert np.bincount(turn.groups + 1).tolist() == [0, 50, 50, 50, 50]
+    else:
+        assert turn.asked is not None
+        assert (turn.asked.sum(axis=0) == 2).all()
+    looks = seen_with_memory(
+        strategy.seen,
+        strategy.indices,
+        turn,
+        coefficients=plan.noise.coefficients or (4096,),
+    )
+    canaries = IN_PLACE.canaries(strategy.seen[0].along.size)
+    found = finding_of_run(
+        canaries,
+        looks,
+        sampling_rate=0.5 if noise == "cyclic" else 1.0,
+        claim=claim,
+        delta=1e-3,
+        alpha=1e-6,
+    )
+    assert found.stands is (kind is WatchedFedAvg)
 
 
 def found_in(strategy: WatchedFedAvg, alpha: float) -> Finding:
@@ -154,11 +236,24 @@ def test_trainings_whose_claim_canaries_do_not_test_are_refused(override: str, t
 
 def test_what_was_seen_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     seen = [SeenRound(along=np.arange(4.0) + n, noise_multiplier=1.0 + n) for n in range(3)]
-    write_seen(tmp_path / "seen.npz", seen, moved=np.arange(4.0))
-    read, moved = read_seen(tmp_path / "seen.npz")
-    assert [each.noise_multiplier for each in read] == [1.0, 2.0, 3.0]
-    np.testing.assert_array_equal(read[2].along, seen[2].along)
-    np.testing.assert_array_equal(moved, np.arange(4.0))
+    moved, coefficients = np.arange(4.0), (4096, 100)
+    for turn in (
+        None,
+        WhoseTurn(asked=np.array([[True], [False], [True]])),
+        WhoseTurn(groups=np.array([2, 0]), num_groups=3),
+    ):
+        run = SeenRun(
+            rounds=seen, moved=moved, indices=[4, 5, 6], turn=turn, coefficients=coefficients
+        )
+        write_seen(tmp_path / "seen.npz", run)
+        read = read_seen(tmp_path / "seen.npz")
+        assert [each.noise_multiplier for each in read.rounds] == [1.0, 2.0, 3.0]
+        np.testing.assert_array_equal(read.rounds[2].along, seen[2].along)
+        np.testing.assert_array_equal(read.moved, moved)
+        assert (read.indices, read.coefficients) == ([4, 5, 6], coefficients)
+        assert (read.turn is None) == (turn is None)
+        if turn is not None and read.turn is not None:
+            np.testing.assert_equal(asdict(read.turn), asdict(turn))
 
 
 def test_the_order_of_a_canarys_coordinates_is_the_servers(settings: Settings) -> None:

@@ -89,7 +89,7 @@ def _train_many(
 
 
 def _marked(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-    """Say in a reply that its node hosts canaries."""
+    """Say in a reply which canaries its node hosts: one more than the number of the first."""
     reply = call_next(message, context)
     if message.metadata.message_type != "train" or reply.has_error():
         return reply
@@ -99,7 +99,7 @@ def _marked(message: Message, context: Context, call_next: ClientAppCallable) ->
     )
     if first is not None:
         metrics = dict(reply.content.metric_records.get(METRICS_KEY, {}))
-        reply.content[METRICS_KEY] = MetricRecord(metrics | {CANARY_METRIC: 1})
+        reply.content[METRICS_KEY] = MetricRecord(metrics | {CANARY_METRIC: first + 1})
     return reply
 
 

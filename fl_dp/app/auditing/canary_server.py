@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from numpy.typing import NDArray
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.server import output_dir, train
 from fl_dp.app.workload import initial_arrays_of
+from fl_dp.audit.correlated_run import WhoseTurn, seen_with_memory
 from fl_dp.audit.whole_run import SeenRound
 from fl_dp.files import written_whole
+from fl_dp.mechanisms.banded_stream import COEFFICIENT_ONE
 from fl_dp.strategies import DPFedAvg
 from fl_dp.updates import VectorLayout
 
@@ -40,25 +43,71 @@ def main(grid: Grid, context: Context) -> None:
     first = initial_arrays_of(settings)
     layout = VectorLayout.of(first)
     folder = output_dir(settings) / (settings.run_name or f"flwr-{context.run_id}")
+    watched_run = made[-1]
     write_seen(
         folder / CANARIES_FILE,
-        made[-1].seen,
-        moved=layout.flatten(result.arrays) - layout.flatten(first),
+        SeenRun(
+            rounds=watched_run.seen,
+            moved=layout.flatten(result.arrays) - layout.flatten(first),
+            indices=watched_run.indices,
+            turn=watched_run.whose_turn(),
+            coefficients=watched_run.plan.noise.coefficients or (COEFFICIENT_ONE,),
+        ),
     )
 
 
-def write_seen(path: Path, seen: list[SeenRound], *, moved: NDArray[np.float64]) -> None:
-    """Write what was seen of each round, and how far the model moved over all of them."""
-    with written_whole(path) as unfinished, unfinished.open("wb") as stream:
-        np.savez(
-            stream,
-            along=np.stack([each.along for each in seen]) if seen else np.empty((0, 0)),
-            noise_multiplier=np.array([each.noise_multiplier for each in seen]),
-            moved=moved,
+@dataclass(frozen=True, kw_only=True, eq=False)
+class SeenRun:
+    """Everything that a run's releases told.
+
+    Attributes:
+        rounds: Every release.
+        moved: How far the model moved over all of them, flat.
+        indices: Of the rounds.
+        turn: What everybody knows of who took part; None: secret coins are all there is.
+        coefficients: Of the noise, in units of 2^-12; one where it is independent.
+    """
+
+    rounds: list[SeenRound]
+    moved: NDArray[np.float64]
+    indices: list[int]
+    turn: WhoseTurn | None
+    coefficients: tuple[int, ...]
+
+    def looks(self) -> list[SeenRound]:
+        """Return what the releases tell of participations, in the form that is judged.
+
+        Raises:
+            ValueError: If a round is missing in the middle.
+        """
+        if self.turn is None or not self.rounds:
+            return self.rounds
+        return seen_with_memory(
+            self.rounds, self.indices, self.turn, coefficients=self.coefficients
         )
 
 
-def read_seen(path: Path) -> tuple[list[SeenRound], NDArray[np.float64]]:
+def write_seen(path: Path, run: SeenRun) -> None:
+    """Write what was seen of each round, and how far the model moved over all of them."""
+    turn = run.turn
+    known: dict[str, Any] = {}
+    if turn is not None and turn.asked is not None:
+        known = {"asked": turn.asked}
+    elif turn is not None and turn.groups is not None:
+        known = {"groups": turn.groups, "num_groups": np.array(turn.num_groups)}
+    with written_whole(path) as unfinished, unfinished.open("wb") as stream:
+        np.savez(
+            stream,
+            along=np.stack([each.along for each in run.rounds]) if run.rounds else np.empty((0, 0)),
+            noise_multiplier=np.array([each.noise_multiplier for each in run.rounds]),
+            moved=run.moved,
+            indices=np.array(run.indices, dtype=np.int64),
+            coefficients=np.array(run.coefficients, dtype=np.int64),
+            **known,
+        )
+
+
+def read_seen(path: Path) -> SeenRun:
     """Read it back.
 
     Raises:
@@ -66,8 +115,18 @@ def read_seen(path: Path) -> tuple[list[SeenRound], NDArray[np.float64]]:
     """
     with np.load(path, allow_pickle=False) as stored:
         multipliers = stored["noise_multiplier"].tolist()
-        rounds = [
-            SeenRound(along=along, noise_multiplier=multiplier)
-            for along, multiplier in zip(stored["along"], multipliers, strict=True)
-        ]
-        return rounds, stored["moved"]
+        turn = None
+        if "asked" in stored:
+            turn = WhoseTurn(asked=stored["asked"])
+        elif "groups" in stored:
+            turn = WhoseTurn(groups=stored["groups"], num_groups=int(stored["num_groups"]))
+        return SeenRun(
+            rounds=[
+                SeenRound(along=along, noise_multiplier=multiplier)
+                for along, multiplier in zip(stored["along"], multipliers, strict=True)
+            ],
+            moved=stored["moved"],
+            indices=stored["indices"].tolist(),
+            turn=turn,
+            coefficients=tuple(stored["coefficients"].tolist()),
+        )

@@ -9,7 +9,9 @@ import numpy as np
 from flwr.app import RecordDict
 from numpy.typing import NDArray
 
+from fl_dp.accounting import CyclicSampling
 from fl_dp.audit.canaries import Canaries
+from fl_dp.audit.correlated_run import WhoseTurn
 from fl_dp.audit.whole_run import SeenRound
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import (
@@ -32,6 +34,8 @@ class WatchedFedAvg(DPFedAvg):
     Attributes:
         run: Which canaries there are.
         seen: What the adversary saw, a round each.
+        indices: Of these rounds, as the ledger counts them.
+        asked: Which canaries were asked in each of them, where everybody sees that.
     """
 
     def __init__(self, *args: Any, run: CanaryRun, **options: Any) -> None:
@@ -39,6 +43,9 @@ class WatchedFedAvg(DPFedAvg):
         super().__init__(*args, **options)
         self.run = run
         self.seen: list[SeenRound] = []
+        self.indices: list[int] = []
+        self.asked: list[NDArray[np.bool_]] = []
+        self._first_of: dict[int, int] = {}  # by node
         self._watched: WatchedMode
 
     def make_mode(self, *given: Any) -> Mode:
@@ -50,12 +57,30 @@ class WatchedFedAvg(DPFedAvg):
         made = super().make_mode(*given)
         if not isinstance(made, CentralMode):
             raise ValueError("canary clients are for the server's noise: write privacy=central")
-        self._watched = WatchedMode(made, self.run.canaries(made.layout.size))
+        self._watched = WatchedMode(made, self.run.canaries(made.layout.size), self._first_of)
         return self._watched
 
     def _settle(self, released: Released) -> None:
         super()._settle(released)
         self.seen.append(self._watched.saw(released, self.plan.denominator))
+        self.indices.append(self._reservation.index or 0)
+        self.asked.append(self._watched.asked)
+
+    def whose_turn(self) -> WhoseTurn | None:
+        """Return what everybody knows of who took part, None where coins are all there is."""
+        sampling = self.plan.sampling
+        if sampling.visible:
+            return WhoseTurn(asked=np.stack(self.asked))
+        if not isinstance(sampling, CyclicSampling):
+            return None
+        # A node that was never drawn is not known as a canaries' one: no group, no turn.
+        groups = np.full(self.run.count, -1, dtype=np.int64)
+        for node, first in self._first_of.items():
+            for number in range(self.plan.hosting.told_apart):
+                group = self._participations.group_of(Unit(node, number))
+                if group is not None and first + number < self.run.count:
+                    groups[first + number] = group
+        return WhoseTurn(groups=groups, num_groups=sampling.groups)
 
 
 class WatchedMode(Mode):
@@ -64,13 +89,16 @@ class WatchedMode(Mode):
     Attributes:
         inner: The round.
         canaries: Those of the run.
+        asked: Those that were asked, shape `(count,)`, as far as they answered.
     """
 
-    def __init__(self, inner: CentralMode, canaries: Canaries) -> None:
-        """Watch a round."""
+    def __init__(self, inner: CentralMode, canaries: Canaries, first_of: dict[int, int]) -> None:
+        """Watch a round, and note the number of the first canary of each node that hosts some."""
         super().__init__(inner.layout, inner.instruction)
         self.inner = inner
         self.canaries = canaries
+        self.asked = np.zeros(canaries.count, dtype=np.bool_)
+        self._first_of = first_of
         self._others: NDArray[np.float64] = np.zeros(inner.layout.size)
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
@@ -88,8 +116,14 @@ class WatchedMode(Mode):
         total = self.inner.sums.updates.total
         before = total.copy()
         observations = self.inner.fold(content, units, server_round=server_round)
-        if not any(CANARY_METRIC in record for record in content.metric_records.values()):
+        told = [r[CANARY_METRIC] for r in content.metric_records.values() if CANARY_METRIC in r]
+        if not told:
             self._others += total - before
+            return observations
+        for unit in units:
+            first = self._first_of[unit.node] = int(str(told[0])) - 1
+            if first + unit.number < self.canaries.count:
+                self.asked[first + unit.number] = True
         return observations
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
