@@ -54,7 +54,9 @@ def main() -> None:
     asked = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = (asked.folder or Path(temporary)).absolute()
-        found = {task: _of_task(asked, task, folder) for task in asked.tasks}
+        # All plans first: a data set that is missing shows before hours of training.
+        prices = {task: _prices(_common(asked, task)) for task in asked.tasks}
+        found = {task: _of_task(asked, task, prices[task], folder) for task in asked.tasks}
     document = {
         "rounds": asked.rounds,
         "epsilon": asked.epsilon,
@@ -73,9 +75,9 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
     """Keeps the docstring's lines."""
 
 
-def _of_task(asked: argparse.Namespace, task: str, folder: Path) -> list[dict[str, Any]]:
-    """Return a line for each arm of one task."""
-    common = (
+def _common(asked: argparse.Namespace, task: str) -> tuple[str, ...]:
+    """Return the overrides that all arms of a task have."""
+    return (
         f"task={task}",
         *COMMON,
         *TASKS[task],
@@ -83,8 +85,19 @@ def _of_task(asked: argparse.Namespace, task: str, folder: Path) -> list[dict[st
         f"privacy.epsilon={asked.epsilon:g}",
         f"selection.sampling_rate={asked.sampling_rate:g}",
     )
+
+
+def _prices(common: tuple[str, ...]) -> dict[str, dict[str, Any]]:
+    """Return what the plan says of each arm."""
     told = _fl_dp("plan", "--compare", *common, "--json")
-    prices = _arms_of(json.loads(told)["prices"])
+    return _arms_of(json.loads(told)["prices"])
+
+
+def _of_task(
+    asked: argparse.Namespace, task: str, prices: dict[str, dict[str, Any]], folder: Path
+) -> list[dict[str, Any]]:
+    """Return a line for each arm of one task."""
+    common = _common(asked, task)
     return [
         _of_arm(asked, name, prices[name], common, folder / task / name.replace(", ", "-"))
         for name in asked.arms

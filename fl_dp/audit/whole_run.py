@@ -80,6 +80,8 @@ def finding_of_run(
     for seen in rounds:
         losses += seen.losses(sampling_rate)
         asked |= True if seen.of is None else seen.of
+    if not asked[: canaries.count].any():
+        raise ValueError("no canary was asked in any round: train more rounds, or ask more clients")
     is_there = asked.copy()
     is_there[canaries.count :] = False
     is_there[: canaries.count] &= canaries.there
@@ -126,7 +128,8 @@ def _expected(
     # They choose a threshold and nothing else, so any seed will do.
     rng = np.random.default_rng(0)
     # Where directions were not all asked in the same rounds, each run is that of one of them.
-    one = rng.choice(np.flatnonzero(asked), size=_SIMULATED)
+    alike = all(seen.of is None and isinstance(seen.noise_multiplier, float) for seen in rounds)
+    one = np.zeros(1) if alike else rng.choice(np.flatnonzero(asked), size=_SIMULATED)
     out, there = np.zeros(_SIMULATED), np.zeros(_SIMULATED)
     for seen in rounds:
         z = seen.noise_multiplier

@@ -19,6 +19,7 @@ from fl_dp.accounting import (
     VisibleSampling,
     optimal_coefficients,
 )
+from fl_dp.accounting.trade_off import trade_off
 from fl_dp.app.auditing.canary_client import app, canary_update
 from fl_dp.app.auditing.canary_run import RUN_KEY, CanaryRun, require_auditable
 from fl_dp.app.auditing.canary_server import SeenRun, read_seen, write_seen
@@ -29,7 +30,7 @@ from fl_dp.app.workload import initial_arrays_of
 from fl_dp.audit.correlated_run import WhoseTurn, seen_with_memory
 from fl_dp.audit.verdict import Finding
 from fl_dp.audit.whole_run import SeenRound, finding_of_run
-from fl_dp.mechanisms import FixedClipping
+from fl_dp.mechanisms import BandedStream, FixedClipping
 from fl_dp.plan import Banded
 from fl_dp.updates import VectorLayout
 
@@ -109,15 +110,15 @@ CORRELATED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("kind", [WatchedFedAvg, AnEighthOfTheNoise])
-@pytest.mark.parametrize("noise", CORRELATED)
-def test_canaries_in_the_places_of_clients_are_seen_as_often_as_they_were_asked(
-    noise: str, kind: type[WatchedFedAvg], tmp_path: Path
-) -> None:
-    settings = compose_settings(PLACES)
+def audited_in_place(
+    kind: type[WatchedFedAvg], folder: Path, *, num_clients: int = 400, rounds: int = 8, **of: Any
+) -> tuple[WhoseTurn, Finding]:
+    """Train with canaries on the last nodes of fifty, and judge what the releases tell."""
+    settings = compose_settings([*PLACES, f"task.num_clients={num_clients}"])
+    nodes = num_clients // 50
 
     def reply(message: Message, place: int) -> Message:
-        config: dict[str, Any] = {"partition-id": place, "num-partitions": 8}
+        config: dict[str, Any] = {"partition-id": place, "num-partitions": nodes}
         context = Context(
             1, FIRST_NODE + place, config, RecordDict(), {RUN_KEY: IN_PLACE.to_json()}
         )
@@ -125,45 +126,82 @@ def test_canaries_in_the_places_of_clients_are_seen_as_often_as_they_were_asked(
 
     plan = PrivacyPlan.of(
         budget=PrivacyBudget(epsilon=1e6, delta=1e-3),
-        rounds=8,
+        rounds=rounds,
         noise_multiplier=Z,
         clipping=FixedClipping(norm=0.5),
-        num_clients=400,
+        num_clients=num_clients,
         units_per_node=50,
         contribution_check=False,
-        **CORRELATED[noise],
+        **of,
     )
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
         strategy = kind(plan=plan, ledger=ledger, run=IN_PLACE)
         strategy.start(
-            LocalGrid(reply, 8, introduces=True),
+            LocalGrid(reply, nodes, introduces=True),
             initial_arrays_of(settings),
-            num_rounds=8,
+            num_rounds=rounds,
             train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
         )
-        claim = ledger.epsilon().best
+        claim, history = ledger.epsilon().best, ledger.history
     turn = strategy.whose_turn()
     assert turn is not None
+    coefficients = strategy.plan.noise.coefficients or (4096,)
+    looks = seen_with_memory(strategy.seen, strategy.indices, turn, coefficients=coefficients)
+    found = finding_of_run(
+        IN_PLACE.canaries(strategy.seen[0].along.size),
+        looks,
+        sampling_rate=0.5 if turn.asked is None else 1.0,
+        claim=claim,
+        delta=1e-3,
+        alpha=1e-6,
+        curve=trade_off(history),
+    )
+    return turn, found
+
+
+@pytest.mark.parametrize("kind", [WatchedFedAvg, AnEighthOfTheNoise])
+@pytest.mark.parametrize("noise", CORRELATED)
+def test_canaries_in_the_places_of_clients_are_seen_as_often_as_they_were_asked(
+    noise: str, kind: type[WatchedFedAvg], tmp_path: Path
+) -> None:
+    turn, found = audited_in_place(kind, tmp_path, **CORRELATED[noise])
     if noise == "cyclic":
         assert turn.groups is not None
         assert np.bincount(turn.groups + 1).tolist() == [0, 50, 50, 50, 50]
     else:
         assert turn.asked is not None
         assert (turn.asked.sum(axis=0) == 2).all()
-    looks = seen_with_memory(
-        strategy.seen,
-        strategy.indices,
-        turn,
-        coefficients=plan.noise.coefficients or (4096,),
-    )
-    canaries = IN_PLACE.canaries(strategy.seen[0].along.size)
-    found = finding_of_run(
-        canaries,
-        looks,
-        sampling_rate=0.5 if noise == "cyclic" else 1.0,
-        claim=claim,
-        delta=1e-3,
-        alpha=1e-6,
+    assert found.stands is (kind is WatchedFedAvg)
+
+
+FALLING = tuple(4096 - 256 * band for band in range(16))
+
+
+class BandsBeyondTheSeparation(WatchedFedAvg):
+    """Gets round the check on bands: noise for units that rest for 16 rounds, and they rest for 2.
+
+    The ledger is charged as ever, one Gaussian a participation.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        correlation = self.plan.noise.correlation  # type: ignore[attr-defined]  # of CentralNoise
+        object.__setattr__(correlation, "coefficients", FALLING)
+        self.noise_stream = BandedStream(FALLING)
+
+
+@pytest.mark.parametrize("kind", [WatchedFedAvg, BandsBeyondTheSeparation])
+def test_a_strategy_whose_bands_reach_beyond_the_separation_is_convicted(
+    kind: type[WatchedFedAvg], tmp_path: Path
+) -> None:
+    _, found = audited_in_place(
+        kind,
+        tmp_path,
+        num_clients=250,
+        rounds=24,
+        sampling=VisibleSampling(cohort=125, separation=2),
+        participation_cap=12,
+        correlation=Banded(coefficients=FALLING[:2]),
     )
     assert found.stands is (kind is WatchedFedAvg)
 
@@ -200,6 +238,13 @@ def test_a_whole_run_shows_its_canaries_under_the_noise_alone_and_no_more_than_i
 
 def test_a_run_with_an_eighth_of_the_noise_is_caught(trained: Any) -> None:
     assert not found_in(trained(AnEighthOfTheNoise), 1e-6).stands
+
+
+def test_a_run_in_which_no_canary_was_asked_is_no_audit() -> None:
+    canaries = RUN.canaries(650)
+    look = SeenRound(along=np.zeros(650), noise_multiplier=1.0, of=np.zeros(650, dtype=np.bool_))
+    with pytest.raises(ValueError, match="no canary was asked"):
+        finding_of_run(canaries, [look], sampling_rate=1.0, claim=1.0, delta=1e-5, alpha=0.05)
 
 
 def test_a_canary_moves_the_model_along_its_direction_or_not_at_all() -> None:

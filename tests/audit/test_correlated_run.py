@@ -44,7 +44,8 @@ def releases(
         coefficients=tuple(coefficients),
         size=size,
     )
-    stream, rng = BandedStream(tuple(coefficients)), SecureRandom()
+    stream = BandedStream(tuple(coefficients))
+    rng = SecureRandom(insecure_seed=2026)  # three errors are exceeded once in 400 draws
     rounds = []
     for index, there in enumerate(present):
         # Directions are orthonormal, so noise along them has the law of noise on coordinates.
@@ -90,7 +91,7 @@ def curve_of(history: History) -> TradeOff:
 def test_a_canary_in_five_spaced_rounds_is_seen_as_five_gaussians_and_no_better(
     noise: float, holds: bool
 ) -> None:
-    """The matched filter shows mu near sqrt(5) / z, never above (five errors)."""
+    """The matched filter shows mu within three errors of sqrt(5) / z."""
     separation = bands = 8
     coefficients = optimal_coefficients(40, bands)
     trials = 20_000
@@ -103,10 +104,10 @@ def test_a_canary_in_five_spaced_rounds_is_seen_as_five_gaussians_and_no_better(
     mu = apart / seen.along[~there].std()
     error = math.sqrt(4.0 / trials + 0.5 * (mu**2) / (trials / 2))
     charged = math.sqrt(5) / Z
-    assert bool(mu <= charged + 5.0 * error) is holds
+    assert bool(mu <= charged + 3.0 * error) is holds
     if holds:
         # The last block ends with the run's last round, so that nothing of it is cut off.
-        assert mu == pytest.approx(charged, abs=5.0 * error)
+        assert mu == pytest.approx(charged, abs=3.0 * error)
         assert seen.noise_multiplier == pytest.approx(np.full(trials, 1.0 / charged))
 
 
