@@ -71,20 +71,25 @@ class Banded:
         """What the noise does, for the statement."""
         return (
             f"noise of neighbouring rounds is correlated: each round takes part of the noise of "
-            f"the {self.bands - 1} rounds before it away"
+            f"{self._earlier} before it away"
         )
+
+    @property
+    def _earlier(self) -> str:
+        count = self.bands - 1
+        return "the round" if count == 1 else f"the {count} rounds"
 
     @property
     def kept(self) -> str:
         """What the server keeps, for the statement."""
-        return f"{self.bands - 1} vectors of noise stay in its memory while it trains"
+        return f"the noise of {self._earlier} before stays in its memory while it trains"
 
     @property
     def not_covered(self) -> tuple[str, ...]:
         """What the promise leaves out."""
         return (
-            "an intruder in the server's memory while it trains: the noise of the last "
-            f"{self.bands - 1} rounds lies there, and opens as many sums that were released",
+            "an intruder in the server's memory while it trains: the noise of "
+            f"{self._earlier} before lies there, and opens as many sums that were released",
         )
 
     def check(self, *, sampling: Sampling, release: Release) -> None:

@@ -81,7 +81,8 @@ def summary_lines(summary: dict[str, Any]) -> list[str]:
     lines.append(f"Left: {max(int(summary['left'] * 1e4) / 1e4, 0.0):.4f}")
     if summary["kind"] == "training":
         lines.append(f"Promised: {rounded_up(summary['promised'])}")
-        lines.append(f"Rounds: {summary['rounds_spent']} of {summary['rounds_planned']} spent")
+        if summary["rounds_planned"]:  # none of its own: the best of many trainings
+            lines.append(f"Rounds: {summary['rounds_spent']} of {summary['rounds_planned']} spent")
         lines.append(f"Opened: {summary['first_opened']}, last {summary['last_opened']}")
     return lines
 

@@ -27,7 +27,7 @@ def _of_nothing(statement: NoPromise) -> str:
 
 @statement_markdown.register
 def _of_clients(statement: PrivacyStatement) -> str:
-    relation, cap = statement.neighboring_relation, statement.participation_cap
+    relation = statement.neighboring_relation
     sampled = "client" if statement.secure_sums is None else statement.secure_sums.sampled
     rows = [
         _promise(statement, nothing="" if statement.releases else "nothing was released"),
@@ -42,12 +42,7 @@ def _of_clients(statement: PrivacyStatement) -> str:
         ("rule", statement.rule),
         ("clipping norm", _norm(statement)),
         (f"{sampled}s", f"{statement.num_clients}, {_denominator(statement)}"),
-        (
-            "rounds",
-            f"{statement.rounds} charged and {statement.rounds_committed} released, "
-            f"of {statement.rounds_planned} planned"
-            + (f"; at most {cap} for one client" if cap is not None else ""),
-        ),
+        ("rounds", _rounds(statement)),
         ("randomness", "; ".join(statement.randomness)),
         *_hyper_parameters(statement),
         *_shared(statement),
@@ -64,6 +59,17 @@ def _of_clients(statement: PrivacyStatement) -> str:
     ]
     page = "\n".join(lines)
     return page if statement.records is None else f"{page}\n{_of_records(statement.records)}"
+
+
+def _rounds(statement: PrivacyStatement) -> str:
+    if not statement.rounds_planned:  # one release is the best of many trainings
+        return "inside what was released, below: how many there were in all stays secret"
+    cap = statement.participation_cap
+    return (
+        f"{statement.rounds} charged and {statement.rounds_committed} released, "
+        f"of {statement.rounds_planned} planned"
+        + (f"; at most {cap} for one client" if cap is not None else "")
+    )
 
 
 @statement_markdown.register

@@ -101,5 +101,7 @@ def test_the_best_noise_of_cohorts_in_sight_has_the_cap_that_it_was_compared_wit
 def test_the_statement_says_what_is_correlated_and_what_memory_holds() -> None:
     plan = plan_of(*CYCLIC)
     assert "the 3 rounds before it" in plan.noise.mechanism(plan.release)
-    assert "3 vectors of noise stay in its memory" in promise_in_words(plan)["trusted"]
+    assert (
+        "the noise of the 3 rounds before stays in its memory" in promise_in_words(plan)["trusted"]
+    )
     assert "opens as many sums" in plan.noise.not_covered[0]

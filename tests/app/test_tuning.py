@@ -247,7 +247,9 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
     assert min(statement["epsilon"].values()) <= 4.0
     assert LINE not in statement["not_covered"]
     assert any("not kept" in each for each in statement["not_covered"])
-    assert "secret random number of trainings" in statement_page(statement)
+    page = statement_page(statement)
+    assert "secret random number of trainings" in page
+    assert "| rounds | inside what was released, below" in page
     assert run.read_metrics()[-1]["epsilon"] == 4.0
     with SpentLedger.read(run.ledger) as ledger:
         assert statement_differences(ledger, statement) == []
