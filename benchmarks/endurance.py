@@ -82,7 +82,8 @@ def growth(samples: Sequence[Sample]) -> dict[str, dict[str, float]]:
     """Return each figure's median in the second and in the last fifth of the rounds."""
     last = max(each.round for each in samples)
     second = [each for each in samples if last / PARTS <= each.round < 2 * last / PARTS]
-    end = [each for each in samples if each.round >= (PARTS - 1) * last / PARTS]
+    # After the last round processes end, one after the other: that is no round any more.
+    end = [each for each in samples if (PARTS - 1) * last / PARTS <= each.round < last]
     if not second or not end:
         raise ValueError(f"{last} rounds were too quick to be measured: ask for more --rounds")
     return {

@@ -133,7 +133,9 @@ class Participations:
     def _rule(self) -> str:
         if self._grouped:
             return "training in groups"
-        return "cap" if self._separation == 1 else "separation"
+        if self._separation > 1:
+            return "separation"
+        return "cap" if self._cap is not None else "training with buffers"
 
     def _name(self, unit: Unit) -> str:
         node = (self._names or {}).get(unit.node, f"{_BY_ID}{unit.node}")

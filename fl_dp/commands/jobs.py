@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from fl_dp.app.settings import Settings, SweepSettings
 
 _SWEEP = "sweep.json"
+_CELL = re.compile(r"run-[0-9]+|step-[0-9]+-seed-[0-9]+")  # a folder: of a sweep, of a price
 _PROCESSORS_EACH = 4  # one training alone keeps two to four of them busy
 
 
@@ -146,7 +148,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
                 "a run continues with the settings it was made with: write resume=FOLDER alone"
             )
         path = Path(_absolute(compose_settings(overrides).resume or ""))
-        return _jobs_of_sweep(path) if (path / _SWEEP).is_file() else Jobs(each=(_found(path),))
+        return jobs_of_sweep(path) if (path / _SWEEP).is_file() else Jobs(each=(_found(path),))
     if not multirun:
         composed = compose_settings(overrides)
         composed.sweep.require_none()
@@ -273,7 +275,7 @@ def _found(path: Path) -> Job:
     return Job(variant="", overrides=(), settings=settings, path=path, resumed=True, finished=done)
 
 
-def _jobs_of_sweep(path: Path) -> Jobs:
+def jobs_of_sweep(path: Path) -> Jobs:
     """Return a sweep that was stopped: what is finished, what continues, and what is missing.
 
     Raises:
@@ -287,7 +289,7 @@ def _jobs_of_sweep(path: Path) -> Jobs:
         known = [_Known(**cell) for cell in document["cells"]]
         if not known:
             raise ValueError("it has no cells")
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(f"{path / _SWEEP} is not what a sweep of fl-dp writes: {error}") from error
     with doing("looking at what there is"):
         begun = [_pinned(path / cell.name, cell) for cell in known]
@@ -306,6 +308,24 @@ class _Known:
     place: str | None
     digest: str
     overrides: list[str]
+
+    def __post_init__(self) -> None:
+        """Check what the file says, which somebody may have edited.
+
+        Raises:
+            ValueError: If a value is of another type, or the name leads out of the sweep's folder.
+        """
+        texts = [self.name, self.variant, self.digest]
+        texts += [] if self.place is None else [self.place]
+        if not isinstance(self.overrides, list):
+            raise ValueError(f"the overrides of a cell are a list, got {self.overrides!r}")
+        for text in [*texts, *self.overrides]:
+            if not isinstance(text, str):
+                raise ValueError(f"a cell has texts alone, got {text!r}")
+        if _CELL.fullmatch(self.name) is None:
+            raise ValueError(
+                f"a cell's folder is run-NUMBER or step-NUMBER-seed-NUMBER, got {self.name!r}"
+            )
 
 
 def _pinned(path: Path, cell: _Known) -> Job:

@@ -146,6 +146,28 @@ def test_secure_sums_of_a_simulation_open_in_every_round(
     assert "a client failed" not in log
 
 
+def test_buffers_of_a_simulation_are_filled_by_who_answers_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    done = call(
+        *("run", "selection=buffered", "privacy.noise=spaced", "privacy.separation=2"),
+        *("task.num_clients=12", "selection.sampling_rate=0.25", "rounds=4", "client.epochs=1"),
+        *("selection.concurrency=5", "privacy.epsilon=8", "run_name=buffers"),
+    )
+    assert done.exit_code == 0, done.stderr
+    folder = tmp_path / "runs" / "buffers"
+    with PrivacyLedger.read(folder / "ledger.db") as ledger:
+        assert (ledger.rounds_spent, ledger.rounds_committed) == (4, 4)
+        entries = [entry.fields for entry in ledger.entries]
+    asked = [unit for each in entries if each["kind"] == "ask" for unit in each["units"]]
+    folded = [unit for each in entries if each["kind"] == "fold" for unit in each["units"]]
+    assert len(folded) == 4 * 3 and len(asked) >= len(folded)  # some answer to nobody
+    log = (folder / "run.log").read_text()
+    assert "a client failed" not in log
+    assert "released as it is" not in log
+
+
 def test_two_trainings_of_an_experiment_run_side_by_side_through_flower(tmp_path: Path) -> None:
     done = fl_dp(
         *("run", "--json", "-m", "experiment=privacy_levels", "sweep.only=[central]"),

@@ -67,3 +67,6 @@ def test_a_small_price_adds_up_and_its_last_step_is_private(tmp_path: Path) -> N
     assert epsilons[:2] == [{}, {}]  # nothing is promised
     assert epsilons[2]["rdp"] > 1e4  # nor with next to no noise
     assert min(epsilons[3].values()) <= found["epsilon"] <= 4.0
+    again = CliRunner().invoke(app, ["price", "--json", f"resume={folder}"])
+    assert again.exit_code == 0, again.stderr
+    assert json.loads(again.stdout)["steps"] == steps

@@ -18,6 +18,7 @@ import yaml
 from federation import MODES, ROUNDS, WARDS, Federation, Mode, spent_lines
 from wards import ROOT, write_tables
 
+from fl_dp import PrivacyLedger
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.local.launch import App
 
@@ -143,3 +144,17 @@ def test_a_node_runs_no_app_that_nobody_signed(tmp_path: Path) -> None:
             assert "The FAB could not be verified" in federation.log(ward)
             assert "flwr-clientapp" not in federation.log(ward)
             assert not federation.ledger_of(ward).exists()
+
+
+@pytest.mark.waits
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
+@pytest.mark.timeout(1800)
+def test_buffers_are_filled_on_the_federation(tmp_path: Path) -> None:
+    with Federation(tmp_path / "place", MODES["central"]) as federation:
+        run = federation.train("buffers", "selection=buffered", "selection.sampling_rate=0.67")
+    with PrivacyLedger.read(run.ledger) as ledger:
+        assert ledger.rounds_committed == ledger.rounds_spent == ROUNDS
+        entries = [entry.fields for entry in ledger.entries]
+    folded = [unit for each in entries if each["kind"] == "fold" for unit in each["units"]]
+    assert len(folded) == 2 * ROUNDS and set(folded) <= set(WARDS)

@@ -15,8 +15,11 @@ import pytest
 from deployment import Deployment
 from fault_app import SECRET, FaultApp, until
 from loopback_proxy import LoopbackProxy
-from soundness import require_sound
+from soundness import require_sound, require_sound_buffers
 from stages import STAGES
+
+from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp.accounting import BufferedSampling
 
 NODES = ("steady", "faulty")
 ROUNDS = 2
@@ -205,3 +208,44 @@ def test_a_supernode_that_is_stopped_in_its_tracks_is_passed_over_until_it_goes_
     os.kill(running.pid("faulty"), signal.SIGCONT)
     assert running.status(run) == 0
     require_complete(app)
+
+
+@pytest.mark.waits
+def test_buffers_outlast_a_slow_node_one_that_is_killed_and_their_server(
+    running: Deployment, tmp_path: Path
+) -> None:
+    rounds = 7
+    plan = PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=20.0, delta=1e-5),
+        rounds=rounds + 3,
+        num_clients=3,
+        sampling=BufferedSampling(cohort=2),
+        participation_cap=rounds + 2,
+        clipping_norm=1.0,
+    )
+    app = FaultApp(tmp_path, nodes=3, rounds=rounds, plan=plan)
+    app.wait_for(nobody=False)
+    join(running, "slow", *NODES)
+    app.tell("slow", "sleep 15")
+    run = running.begin(app.path)
+    until(lambda: len(app.place.shown()) >= 2)  # of the other two
+    app.tell("faulty", "sleep 120")
+    asked = app.began("faulty")
+    until(lambda: app.began("faulty") > asked)
+    running.kill("faulty")  # while its client trains; the slow one fills its place
+    app.tell("faulty", "")
+    shown = len(app.place.shown())
+    until(lambda: len(app.place.shown()) > shown)
+    late = [each.folded - each.asked for each in require_sound_buffers(app.place)]
+    assert max(late) >= 1  # in a later release than that of its ask
+    running.kill_server_app()
+    assert running.status(run) == 1
+    before = require_sound_buffers(app.place)
+    join(running, "faulty")
+
+    assert running.status(running.begin(app.path)) == 0
+    after = require_sound_buffers(app.place)
+    assert after[: len(before)] == before
+    assert {each.unit for each in after[len(before) :]} == {"slow", *NODES}
+    assert [line["round"] for line in app.place.shown()] == list(range(1, rounds + 1))
+    assert require_sound(app.place).charged <= rounds + 1

@@ -88,12 +88,22 @@ class FaultApp:
         place: Of the training.
     """
 
-    def __init__(self, folder: Path, *, nodes: int, rounds: int) -> None:
-        """Write them; the plan pays for one round more than is trained."""
+    def __init__(
+        self, folder: Path, *, nodes: int, rounds: int, plan: PrivacyPlan | None = None
+    ) -> None:
+        """Write them.
+
+        Args:
+            folder: Where they lie.
+            nodes: How many there are.
+            rounds: How many are trained.
+            plan: Of the training; None: of one round more than is trained, with everybody in each.
+        """
         self.path, self.place = folder / "faulty", Place(folder / "place")
         self.place.path.mkdir(parents=True)
         self.place.put_plan(
-            PrivacyPlan.calibrate(
+            plan
+            or PrivacyPlan.calibrate(
                 PrivacyBudget(epsilon=20.0, delta=1e-5),
                 rounds=rounds + 1,
                 num_clients=nodes,

@@ -7,9 +7,12 @@ from collections.abc import Callable
 
 import numpy as np
 from flwr.app import Message
-from local_grid import Answer, LocalGrid, answer_with_update
+from local_grid import Answer, LocalGrid, answer_with_app, answer_with_update, introducing
+from trainings import FixedClient, client_fn
 
 from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp.accounting import BufferedSampling
+from fl_dp.clients import numpy_client_app
 
 CLIENTS, ROUNDS = 4, 3
 PLAN = PrivacyPlan.calibrate(
@@ -17,6 +20,13 @@ PLAN = PrivacyPlan.calibrate(
     rounds=ROUNDS,
     num_clients=CLIENTS,
     sampling_rate=1.0,
+    clipping_norm=1.0,
+)
+BUFFERED = PrivacyPlan.calibrate(
+    PrivacyBudget(epsilon=8.0, delta=1e-5),
+    rounds=ROUNDS,
+    num_clients=CLIENTS,
+    sampling=BufferedSampling(cohort=2),
     clipping_norm=1.0,
 )
 
@@ -40,6 +50,12 @@ def grid(*, before_round: tuple[int, Callable[[], object]] | None = None) -> Loc
         return answer(message, partition)
 
     return LocalGrid(answer_after, CLIENTS)
+
+
+def named_grid() -> LocalGrid:
+    """Return clients that tell a lasting name, by which a buffer counts them."""
+    app = numpy_client_app(client_fn(lambda _: FixedClient(0.1)))
+    return LocalGrid(introducing(answer_with_app(app, CLIENTS)), CLIENTS)
 
 
 def in_a_process(work: Callable[[], object]) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import NamedTuple
 
 from stages import Place
@@ -29,3 +30,51 @@ def require_sound(place: Place) -> Spent:
         assert ledger.rounds_spent <= ledger.plan.rounds
         assert ledger.epsilon().best <= ledger.plan.budget.epsilon
         return Spent(ledger.rounds_spent, ledger.rounds_committed, len(shown))
+
+
+class Contribution(NamedTuple):
+    """An answer in a buffered release.
+
+    Attributes:
+        unit: Whose, by lasting name.
+        asked: The index that was open when it was asked.
+        folded: The index whose release it is in.
+    """
+
+    unit: str
+    asked: int
+    folded: int
+
+
+def require_sound_buffers(place: Place) -> list[Contribution]:
+    """Check a training with buffers, whatever happened to it, and return what is in its releases.
+
+    Each release was charged before anybody was asked for it, under a number of its own. Each answer
+    is of an ask of the same process, and a unit is in a release once and asked within its cap.
+    """
+    require_sound(place)
+    with PrivacyLedger.read(place.ledger) as ledger:
+        entries, plan = [entry.fields for entry in ledger.entries], ledger.plan
+    indices: list[int] = []
+    asked: dict[str, int] = {}
+    asks: Counter[str] = Counter()
+    found: list[Contribution] = []
+    for entry in entries:
+        if entry["kind"] == "run":  # asks of a process that is gone are answered in no release
+            asked = {}
+        elif entry["kind"] == "reserve":
+            indices.append(entry["index"])
+        elif entry["kind"] in ("ask", "fold"):
+            assert entry["index"] == indices[-1]
+            for unit in entry["units"]:
+                if entry["kind"] == "ask":
+                    assert unit not in asked
+                    asked[unit] = entry["index"]
+                    asks[unit] += 1
+                else:
+                    found.append(Contribution(unit, asked.pop(unit), entry["index"]))
+    assert indices == list(range(len(indices)))
+    assert len({(each.unit, each.folded) for each in found}) == len(found)
+    assert max(Counter(each.folded for each in found).values(), default=0) <= plan.denominator
+    assert max(asks.values(), default=0) <= (plan.participation_cap or plan.rounds)
+    return found

@@ -19,7 +19,7 @@ from flwr.serverapp import Grid
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.app.checkpoints import load_checkpoint, save_checkpoint
-from fl_dp.strategies import Checkpoint, DPFedAvg
+from fl_dp.strategies import Checkpoint, DPFedAvg, DPFedBuff
 
 STAGES = (
     "before the charge",
@@ -108,6 +108,10 @@ class Staged(DPFedAvg):
         super()._settle(released)
 
 
+class StagedBuffers(Staged, DPFedBuff):
+    """The same with releases of whoever answers next: the stages are those of a release."""
+
+
 def train(grid: Grid, place: Place, *, rounds: int, timeout: float = 60.0) -> None:
     """Train, or go on from the checkpoint that is there."""
 
@@ -122,7 +126,8 @@ def train(grid: Grid, place: Place, *, rounds: int, timeout: float = 60.0) -> No
 
     plan = place.plan()
     with PrivacyLedger.open(place.ledger, plan) as ledger:
-        strategy = Staged(plan=plan, ledger=ledger, after_round=save, roster_timeout=90.0)
+        staged = StagedBuffers if plan.sampling.buffered else Staged
+        strategy = staged(plan=plan, ledger=ledger, after_round=save, roster_timeout=90.0)
         strategy.place = place
         if place.checkpoint.exists():
             strategy.resume(load_checkpoint(place.checkpoint))

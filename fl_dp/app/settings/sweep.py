@@ -66,6 +66,11 @@ class SweepSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
+        for key, kind in (("axis", str), ("label", str), ("side_by_side", int)):
+            given = getattr(self, key)
+            if given is not None and type(given) is not kind:  # from a file, without types
+                wanted = "a whole number" if kind is int else "a text"
+                raise ValueError(f"sweep.{key} must be {wanted}, got {given!r}")
         for key in ("values", "only", "panels"):
             distinct(f"sweep.{key}", getattr(self, key), least=1)
         at_least("sweep.side_by_side", self.side_by_side, 1)
@@ -73,14 +78,14 @@ class SweepSettings:
             raise ValueError(f"sweep.seeds must be different whole numbers, got {self.seeds}")
         _known("sweep.panels", self.panels or (), PANELS)
         if not self.curves:
-            given = [
+            rest = [
                 f"sweep.{each.name}={getattr(self, each.name)}"
                 for each in fields(self)
                 if getattr(self, each.name) and each.name != "side_by_side"
             ]
-            if given:
+            if rest:
                 raise ValueError(
-                    f"{', '.join(given)} is for an experiment, and there is none: write -m "
+                    f"{', '.join(rest)} is for an experiment, and there is none: write -m "
                     "experiment=NAME too, or leave it out"
                 )
             return

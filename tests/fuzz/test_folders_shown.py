@@ -1,0 +1,244 @@
+"""Folders that somebody filled, shown to whoever opens them: a sweep, a report, the dashboard."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from html.parser import HTMLParser
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+import yaml
+from dashboards import OWN, dashboard_of, reader
+from hostile import VALUES, cases, changed, damaged_bytes, text_of
+from ledger_files import fresh_path
+from starlette.testclient import TestClient
+from written_runs import write_run
+
+from fl_dp.app.cells import digest_of
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.settings import SweepSettings
+from fl_dp.commands.jobs import jobs_of_sweep
+from fl_dp.dashboard.started_runs import StartedRuns
+from fl_dp.found_runs import read_run
+from fl_dp.report.page import report_page
+
+MARKUP = (
+    '"><script>alert(1)</script>',
+    "</script><script>alert(1)</script>",
+    "<img src=x onerror=alert(1)>",
+    "' onmouseover='alert(1)",
+    "<!--<script>",
+    "]]><svg/onload=alert(1)>",
+    "{{7*7}}{% raw %}",
+    "javascript:alert(1)",
+    "\u2028\u202e<b>",
+)
+
+
+# A sweep that is to go on.
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """What `sweep.json` says of a sweep of two trainings, and the settings of the first."""
+
+    document: dict[str, Any]
+    settings: Any
+
+
+@pytest.fixture(scope="module")
+def sweep() -> Sweep:
+    cells = []
+    settings = compose_settings(["task.num_clients=20", "rounds=2"])
+    for seed in (0, 1):
+        cells.append(
+            {
+                "name": f"run-{seed}",
+                "variant": "",
+                "place": None,
+                "digest": digest_of(replace(settings, seed=seed)),
+                "overrides": ["task.num_clients=20", "rounds=2", f"seed={seed}"],
+            }
+        )
+    return Sweep({"experiment": asdict(SweepSettings()), "cells": cells}, settings)
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {file: file.read_bytes() for file in folder.rglob("*") if file.is_file()}
+
+
+@cases(10)
+def test_a_damaged_sweep_goes_on_in_its_own_folder_or_is_refused(sweep: Sweep, rng: Random) -> None:
+    with fresh_path() as path:
+        folder = path.with_name("sweep")
+        RunFolder(folder / "run-0").create(sweep.settings)
+        if rng.random() < 0.8:  # composing what is missing takes five times as long
+            RunFolder(folder / "run-1").create(replace(sweep.settings, seed=1))
+        (folder / "sweep.json").write_text(text_of(sweep.document, rng), errors="replace")
+        if rng.random() < 0.3:
+            file = folder / "run-0" / "config.yaml"
+            file.write_bytes(damaged_bytes(file.read_bytes(), rng))
+        before = files_of(path.parent)
+        with suppress(ValueError, OSError):  # which a command tells in one line
+            jobs = jobs_of_sweep(folder)
+            assert {job.path.parent for job in jobs.each} == {folder}
+            assert isinstance(jobs.side_by_side, int)
+            assert all(isinstance(job.title, str) and job.sent for job in jobs.each)
+        assert files_of(path.parent) == before
+
+
+@pytest.mark.parametrize("name", ["", "..", "../run-0", "/tmp", "run-0/../../x", 5, None])
+def test_a_sweep_s_training_lies_in_its_folder(sweep: Sweep, tmp_path: Path, name: object) -> None:
+    cells = [sweep.document["cells"][0] | {"name": name}]
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep.document | {"cells": cells}))
+    with pytest.raises(ValueError, match=r"run-NUMBER|texts alone"):
+        jobs_of_sweep(tmp_path)
+
+
+@pytest.mark.parametrize("wrong", [{"side_by_side": 1.5}, {"side_by_side": True}, {"axis": 5}])
+def test_a_sweep_s_settings_have_their_types(
+    sweep: Sweep, tmp_path: Path, wrong: dict[str, object]
+) -> None:
+    experiment = sweep.document["experiment"] | wrong
+    (tmp_path / "sweep.json").write_text(json.dumps(sweep.document | {"experiment": experiment}))
+    with pytest.raises(ValueError, match=r"must be a (whole number|text), got"):
+        jobs_of_sweep(tmp_path)
+
+
+# Pages.
+
+
+class Page(HTMLParser):
+    """Elements of a page, and what stands in each script."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[dict[str, str | None], str]] = []
+        self._inside: dict[str, str | None] | None = None
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        self._inside = dict(attrs) if tag == "script" else None
+
+    def handle_data(self, data: str) -> None:
+        if self._inside is not None:
+            self.scripts.append((self._inside, data))
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = None
+
+
+def require_harmless(text: str) -> None:
+    """Check that a page runs and loads nothing that a run's folder or an address has put there."""
+    page = Page(text)
+    for tag, attributes in page.found:
+        assert tag not in ("iframe", "object", "embed", "base"), tag
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            if name in ("href", "src", "action", "formaction"):
+                assert re.match(r"(/(?!/)|\?|#|data:image/)", value or ""), (tag, name, value)
+    for attributes, said in page.scripts:
+        if attributes.get("type") == "application/json":
+            json.loads(said)
+        else:
+            assert "alert(" not in said
+
+
+def marked(document: Any, rng: Random) -> Any:
+    """Return a document in which one text or key has markup, besides what `changed` does."""
+    text = json.dumps(changed(document, rng) if rng.random() < 0.5 else document)
+    places = [found.start() + 1 for found in re.finditer(r'"[A-Za-z]', text)]
+    if places:
+        place = rng.choice(places)
+        text = text[:place] + json.dumps(rng.choice(MARKUP))[1:-1] + text[place:]
+    return json.loads(text)
+
+
+def hostile_run(place: Path, rng: Random) -> Path:
+    """Write the folder of a run whose documents have markup in their texts."""
+    run = write_run(place, rounds=2)
+    if rng.random() < 0.7:
+        statement = marked(json.loads((run / "privacy.json").read_text()), rng)
+        (run / "privacy.json").write_text(json.dumps(statement), errors="replace")
+    if rng.random() < 0.7:
+        settings = marked(yaml.safe_load((run / "config.yaml").read_text()), rng)
+        (run / "config.yaml").write_text(yaml.safe_dump(settings), errors="replace")
+    if rng.random() < 0.7:
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        at = rng.randrange(len(lines))
+        lines[at] = json.dumps(marked(json.loads(lines[at]), rng))
+        (run / "metrics.jsonl").write_text("\n".join(lines) + "\n", errors="replace")
+    if rng.random() < 0.5:
+        (run / "run.log").write_text(rng.choice(MARKUP) * 3, errors="replace")
+    return run
+
+
+@cases(15)
+def test_a_report_of_hostile_texts_runs_and_loads_nothing_of_theirs(rng: Random) -> None:
+    with fresh_path() as path:
+        name = rng.choice(MARKUP[:-1]).replace("/", "_")  # the last can't be printed
+        runs = [hostile_run(path.parent / name, rng)]
+        if rng.random() < 0.5:
+            runs.append(write_run(path.parent / "b", rounds=2))
+        require_harmless(report_page([read_run(run) for run in runs]))
+
+
+# The dashboard's routes.
+
+ROUTES = (
+    *("/", "/run/", "/points/", "/image/", "/compare", "/budgets", "/start", "/started/"),
+    *("/static/", "/login", "/nowhere/"),
+)
+CHANGES = ("/price", "/start", "/stop/a", "/logout", "/login")
+PLACES = (
+    *("a", "a/images.png", "..", "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "a%00"),
+    *("a/../a", "/etc/passwd", "a" * 3000, "%ff%fe", "a//", "\u202e", "%", "a;b"),
+)
+FIELDS = ("q", "state", "sort", "page", "runs", "run", "sweep", "task", "language", "key", "token")
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[TestClient]:
+    with fresh_path() as path:
+        root = path.with_name("runs")
+        hostile_run(root / "a", Random(1))
+        write_run(root / MARKUP[2].replace("/", "_"), rounds=2)
+        # Nothing can be priced, so nothing can be started.
+        started = StartedRuns(root=root, command=["false"])
+        yield reader(dashboard_of(root, started=started).site())
+
+
+def one_field(rng: Random) -> tuple[str, str]:
+    from fl_dp.dashboard.start_form import GROUPS, RUN_NAME, offered
+
+    name = rng.choice((*FIELDS, RUN_NAME, *GROUPS, *offered(own_data=False), "", *MARKUP))
+    value = rng.choice((*MARKUP, *(str(each) for each in VALUES if isinstance(each, str | int))))
+    return name, value.encode("utf-8", "replace").decode()
+
+
+@cases(80)
+def test_the_dashboard_answers_any_address_and_form(client: TestClient, rng: Random) -> None:
+    fields = dict(one_field(rng) for _ in range(rng.randrange(4)))
+    if rng.random() < 0.7:
+        route = rng.choice(ROUTES)
+        place = rng.choice((*PLACES, *MARKUP)) if route.endswith("/") else ""
+        answer = client.get(route + place.replace("\u2028", ""), params=fields)
+    else:
+        answer = client.post(rng.choice(CHANGES), data=fields, headers=OWN)
+        client.cookies.update(dict(answer.cookies))
+    assert answer.status_code < 500
+    if "text/html" in answer.headers.get("content-type", ""):
+        require_harmless(answer.text)
+    if "location" in answer.headers:
+        assert answer.headers["location"].startswith("/")
+    assert "root:" not in answer.text  # of /etc/passwd
