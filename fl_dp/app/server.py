@@ -85,6 +85,7 @@ def train(
         require_installed(settings.tracking.name)
         # Whoever starts the nodes knows what they host: here, `auto` is one client each.
         settings = settings.hosting(settings.simulation.units_at_node)
+        shared_parameters(settings)  # names that do not fit show before there is a ledger
         folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
         folder.create(settings)
     with logged_to(folder.log):

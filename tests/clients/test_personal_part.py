@@ -133,6 +133,22 @@ def test_a_part_that_is_not_finite_does_not_spoil_the_next_round() -> None:
     assert clients[0].got[2][0].tolist() == [4.0, 4.0]
 
 
+@pytest.mark.parametrize(
+    "kept",
+    [
+        {"head.weight": np.ones(5), "head.bias": np.array(0.5)},
+        {"head.weight": np.ones(2)},
+        {"head.weight": np.ones(2), "head.bias": np.array(0.5), "body.weight": np.ones(3)},
+    ],
+)
+def test_a_kept_part_of_another_form_gives_way_to_the_first(kept: dict[str, np.ndarray]) -> None:
+    client, context = Whole(0.1, 1.0), a_context()
+    context.state["fl-dp-personal-0"] = record(kept)
+    np.testing.assert_array_equal(summed([client], context), sent_alone(0.1))
+    assert client.got[0][0].tolist() == FIRST["head.weight"].tolist()
+    assert client.got[0][1].tolist() == FIRST["body.weight"].tolist()
+
+
 # Who decides.
 
 
