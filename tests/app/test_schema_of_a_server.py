@@ -155,7 +155,7 @@ def test_reading_off_ages_by_classes_that_fit_or_not_ends_with_the_budget(
             "task.label_column=age",
             f"task.classes=['{age}','{age + 1}']",
         )
-        moved.append(bool((back != sent).all()))
+        moved.append(bool((back != sent).any()))
         charged.append(hospital.charges())
     # What comes back as it came is what could not be paid for, whatever was asked.
     paid = charged[-1]
@@ -172,7 +172,7 @@ def test_refusals_are_the_same_for_two_tables_that_share_no_row(tmp_path: Path) 
         rows = [f"{age},{age},x,ill" for age in ages]
         (one.data / "train.csv").write_text("\n".join(["age,pressure,note,label", *rows]))
         answers = [one.asked(*SCHEMAS[name]) for name in SCHEMAS]
-        seen.append([bool((back != sent).all()) for sent, back in answers])
+        seen.append([bool((back != sent).any()) for sent, back in answers])
     assert seen[0] == seen[1]
 
 
