@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
 from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
-from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
@@ -25,7 +24,7 @@ class InProcessGrid(Grid):
 
     def __init__(
         self,
-        app: ClientApp,
+        app: Callable[[Message, Context], Message],
         node_configs: Sequence[Mapping[str, Any]],
         *,
         run_id: int = 1,
@@ -34,7 +33,7 @@ class InProcessGrid(Grid):
         """Connect nodes.
 
         Args:
-            app: Answers every message.
+            app: Answers every message: a `ClientApp`, or what is called like one.
             node_configs: What each node's owner configured, a node each.
             run_id: Of the run, as Flower would number it.
             run_config: Of the run, as every node sees it.

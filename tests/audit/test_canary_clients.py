@@ -31,7 +31,7 @@ from fl_dp.audit.correlated_run import WhoseTurn, seen_with_memory
 from fl_dp.audit.verdict import Finding
 from fl_dp.audit.whole_run import SeenRound, finding_of_run
 from fl_dp.mechanisms import BandedStream, FixedClipping
-from fl_dp.plan import Banded
+from fl_dp.plan import Banded, CentralNoise
 from fl_dp.updates import VectorLayout
 
 OVERRIDES = ("task.num_clients=6", "simulation.units_per_node=50", "clipping.norm=0.5")
@@ -185,8 +185,8 @@ class BandsBeyondTheSeparation(WatchedFedAvg):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        correlation = self.plan.noise.correlation  # type: ignore[attr-defined]  # of CentralNoise
-        object.__setattr__(correlation, "coefficients", FALLING)
+        assert isinstance(self.plan.noise, CentralNoise)
+        object.__setattr__(self.plan.noise.correlation, "coefficients", FALLING)
         self.noise_stream = BandedStream(FALLING)
 
 

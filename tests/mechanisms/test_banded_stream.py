@@ -18,6 +18,7 @@ from fl_dp.mechanisms import (
     GaussianMechanism,
     SecureRandom,
     banded_noise_scale,
+    banded_stream,
     column_norm,
 )
 
@@ -35,8 +36,12 @@ def carried(coefficients: tuple[int, ...], earlier: list[np.ndarray]) -> list[in
     return [(total + 2048) // 4096 for total in sums]
 
 
+@pytest.mark.parametrize("block", [7, 40, 1 << 15])  # several blocks, just one, part of one
 @pytest.mark.parametrize("coefficients", [COEFFICIENTS, SIGNED, optimal_coefficients(100, 10)])
-def test_what_is_carried_is_that_of_pythons_integers(coefficients: tuple[int, ...]) -> None:
+def test_what_is_carried_is_that_of_pythons_integers(
+    monkeypatch: pytest.MonkeyPatch, coefficients: tuple[int, ...], block: int
+) -> None:
+    monkeypatch.setattr(banded_stream, "_BLOCK", block)
     stream, rng, again = (
         BandedStream(coefficients),
         *(SecureRandom(insecure_seed=4) for _ in range(2)),
