@@ -206,10 +206,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         if given.asked == "sign":
             app = sign(given.bundle, given.key)
-            print(f"{app.app_id}=={app.version}: {len(app.signatures)} signatures")
+            print(f"{app.app_id}=={app.version}: signatures {len(app.signatures)}")
             return
         for app in apps_in(given.folder):
-            print(f"{app.app_id}=={app.version}: {len(app.signatures)} signatures", flush=True)
+            print(f"{app.app_id}=={app.version}: signatures {len(app.signatures)}", flush=True)
         logging.basicConfig(level=logging.INFO, format="%(message)s")
         with shelf(given.folder, given.port) as server:
             server.serve_forever()

@@ -24,6 +24,7 @@ from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_ro
 from fl_dp.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.training import evaluate
 
+from .cautions import cautions
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
 from .in_process import InProcessGrid
@@ -90,6 +91,8 @@ def train(
         folder.create(settings)
     with logged_to(folder.log):
         settings = chosen_settings(folder, grid, settings, run_id=run_id)
+        for caution in cautions(settings):
+            logger.warning("%s", caution)
     told = TrackedRun([*trackers_of(settings, folder), *trackers])
     if settings.simulation.delay_spread and isinstance(grid, InProcessGrid):
         delays = drawn_delays(spread=settings.simulation.delay_spread, seed=settings.seed)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
@@ -35,6 +36,8 @@ if TYPE_CHECKING:  # torch is loaded where something is built or trained
     from torch import Tensor, nn
 
     from fl_dp.training import DeviceData
+
+logger = logging.getLogger("flwr.fl_dp.client")
 
 
 def dataset_of(
@@ -313,7 +316,14 @@ def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataF
     data_format = _format_of(settings, owner.data_path)
     if data_format is None or owner.data_path is None or owner.data_schema is None:
         return data_format
-    return replace(pinned_format(Path(owner.data_schema)), splits=data_format.splits)
+    pinned = pinned_format(Path(owner.data_schema))
+    if (pinned.mean, pinned.std) != (data_format.mean, data_format.std):
+        logger.warning(
+            "%s scales features by mean %s and std %s, and the server measures the model on "
+            "features scaled by %s and %s: one of the two should change",
+            *(owner.data_schema, pinned.mean, pinned.std, data_format.mean, data_format.std),
+        )
+    return replace(pinned, splits=data_format.splits)
 
 
 def _format_of(settings: Settings, data_path: str | None) -> DataFormat | None:

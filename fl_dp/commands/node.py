@@ -32,13 +32,14 @@ def check(
     with failures_told():
         from fl_dp.clients.owner_words import owners_words
 
-        from .shown_uses import owner_at, words_of_schema
+        from .shown_uses import owner_at
+        from .words_of_data import words_of_data
 
         owner = owner_at(configuration)
         words = owners_words(owner)
-        of_schema = words_of_schema(owner)
-        sentences = [*words.sentences, *of_schema.sentences]
-        wrong = [*words.wrong, *of_schema.wrong]
+        of_data = words_of_data(owner)
+        sentences = [*words.sentences, *of_data.sentences]
+        wrong = [*words.wrong, *of_data.wrong]
     if as_json:
         print_json({"sentences": sentences, "wrong": wrong})
     else:

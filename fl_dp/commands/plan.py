@@ -62,11 +62,11 @@ def plan(
 
     With `--compare`: the error that independent, spaced and cyclic noise would leave in the model.
     """
+    from fl_dp.app.cautions import cautions
     from fl_dp.app.compose import compose_settings
     from fl_dp.local.devices import Machine
     from fl_dp.local.hosting import hosted
 
-    from .cautions import cautions
     from .stats import refuse_statistics
 
     if plot is not None:

@@ -120,7 +120,8 @@ def _prepare(jobs: Jobs) -> Jobs:
 
     Trainings of a sweep that differ in their seed alone spend the same, and are checked once.
     """
-    from .cautions import cautions
+    from fl_dp.app.cautions import cautions
+
     from .jobs import prepare
 
     many = len(jobs.each) > 1

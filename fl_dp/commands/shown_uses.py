@@ -10,9 +10,7 @@ import typer
 from rich.console import RenderableType
 
 from fl_dp.accounting import PrivacyBudget
-from fl_dp.app.data_schema import pinned_format
 from fl_dp.clients.node_config import POLICY_PATH_KEY, NodeConfig
-from fl_dp.clients.owner_words import OwnersWords
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.report.node_ledger_view import node_uses_json, node_uses_tables
 
@@ -28,28 +26,6 @@ def owner_at(configuration: str) -> NodeConfig:
     if "=" in configuration:
         return NodeConfig.of(parsed_node_config(configuration))
     return NodeConfig.of({POLICY_PATH_KEY: str(Path(configuration).expanduser().absolute())})
-
-
-def words_of_schema(owner: NodeConfig) -> OwnersWords:
-    """Say in words what the owner pinned of the data."""
-    if owner.data_schema is None or not Path(owner.data_schema).exists():
-        return OwnersWords(sentences=(), wrong=())
-    try:
-        pinned = pinned_format(Path(owner.data_schema))
-    except (OSError, ValueError) as error:
-        return OwnersWords(sentences=(), wrong=(str(error),))
-    said = []
-    if pinned.columns is not None:
-        types = pinned.types or ("number",) * len(pinned.columns)
-        columns = zip(pinned.columns, types, strict=True)
-        listed = ", ".join(f"{name} ({kind})" for name, kind in columns)
-        said.append(
-            f"It trains on {listed} and on nothing else; a row with another type of value counts "
-            "as a record without content"
-        )
-    if pinned.classes is not None:
-        said.append(f"Its labels are {', '.join(pinned.classes)} of column {pinned.label_column}")
-    return OwnersWords(sentences=tuple(said), wrong=())
 
 
 def shown_uses(location: str, owner: NodeConfig | None) -> ShownLedger:

@@ -121,7 +121,7 @@ def _overrides(query: str, words: list[str]) -> list[str]:
 
 def _caution(job: Job) -> None:
     """Say what to think of before a promise to clients is relied on."""
-    from .cautions import cautions
+    from fl_dp.app.cautions import cautions
 
     for text in cautions(job.settings):
         warn(text)

@@ -54,7 +54,8 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
     # As Ctrl-C: otherwise what was started would train on, and spend on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with failures_told():
-        from .cautions import cautions
+        from fl_dp.app.cautions import cautions
+
         from .jobs import Jobs, find_jobs, prepare
         from .run import conclude
         from .stats import refuse_statistics

@@ -216,6 +216,22 @@ def test_with_a_schema_of_the_owner_s_the_server_s_is_ignored(tmp_path: Path) ->
         assert public_form_of(settings_of(*overrides), node.config) == Form((2,), 2)
 
 
+OWN_SCALE = "mean: [100, 0]\nstd: [1, 1]"
+SERVERS_SCALE = ("task.mean=[100,0]", "task.std=[1,1]")
+
+
+@pytest.mark.parametrize("own", ["", OWN_SCALE])
+@pytest.mark.parametrize("servers", [(), SERVERS_SCALE])
+def test_a_node_is_told_if_the_server_measures_the_model_on_another_scale(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, own: str, servers: tuple[str, ...]
+) -> None:
+    columns = "label_column: label\nclasses: [well, ill]\ncolumns: [pressure, age]\n"
+    node = pinned(tmp_path, columns + own)
+    data_of_unit(settings_of(*servers), 0, node.config, leave_out_unfit=True)
+    told = "one of the two should change" in caplog.text
+    assert told is (bool(own) != bool(servers))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [

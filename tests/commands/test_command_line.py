@@ -26,10 +26,10 @@ from omegaconf import OmegaConf
 from rich.console import Console
 
 from fl_dp import __version__
+from fl_dp.app.cautions import cautions
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.commands.cautions import cautions
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.local.flower_runs import RunStatus
 from fl_dp.local.launch import LaunchError
@@ -386,6 +386,11 @@ def test_a_plateau_plan_tells_what_its_filter_guarantees() -> None:
         ("privacy=none task=csv task.test_fraction=0.2", ["task.test_fraction=0.2 measures"]),
         ("privacy=none task=csv task.validation=true", ["task.validation=true measures"]),
         ("privacy=none task.validation=true", []),
+        ("privacy=dp_sgd task.num_clients=3", ["nobody takes part in 42% of the rounds"]),
+        ("privacy=dp_sgd task.num_clients=5", ["nobody takes part in 24% of the rounds"]),
+        ("privacy=dp_sgd task.num_clients=6", []),
+        ("privacy=dp_sgd task.num_clients=3 selection.sampling_rate=1", []),
+        ("privacy=dp_sgd task.num_clients=3 statistic.query=count", []),
     ],
 )
 def test_what_promises_less_than_it_seems_is_cautioned_of(

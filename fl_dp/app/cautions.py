@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from fl_dp.app.settings import Settings
+from fl_dp.app.settings import Settings
 
 _FEW_CLIENTS = 100
 _LARGE_DELTA = 1e-3
+_MANY_EMPTY = 0.2  # of the rounds
 
 
 def cautions(settings: Settings) -> list[str]:
     """Return what to think of before a promise is relied on, a line each."""
     from fl_dp.app.planning import target_delta
 
-    said = _of_held_out_rows(settings)
+    said = [*_of_held_out_rows(settings), *_of_empty_rounds(settings)]
     if not settings.protects_clients:
         return said
     clients, delta = settings.task.num_clients, target_delta(settings)
@@ -32,6 +30,23 @@ def cautions(settings: Settings) -> list[str]:
             "client; fine for trying out, for real data write privacy.delta=1e-5 or less"
         )
     return said
+
+
+def _of_empty_rounds(settings: Settings) -> list[str]:
+    """Return a line if coins for so few clients leave many rounds without anybody."""
+    chosen, clients = settings.selection, settings.task.num_clients
+    if settings.statistic.query is not None:  # which asks everybody
+        return []
+    if chosen.name not in ("poisson", "truncated_poisson"):
+        return []
+    empty = (1.0 - chosen.sampling_rate) ** clients
+    if empty < _MANY_EMPTY:
+        return []
+    return [
+        f"nobody takes part in {empty:.0%} of the rounds, with {clients} clients and "
+        f"selection.sampling_rate={chosen.sampling_rate:g}; write selection.sampling_rate=1 for "
+        "everybody in each round, and the noise is chosen for that"
+    ]
 
 
 def _of_held_out_rows(settings: Settings) -> list[str]:
