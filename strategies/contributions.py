@@ -136,8 +136,9 @@ class ContributionCheck:
         self._plan = plan
         self._nobody = Evidence(share=0.0, against=_ENOUGH)
         self._half = Evidence(share=_HALF, against=_ALL_BUT_A_FEW)
-        self._counted = self._expected = 0.0
+        self._counted = self._expected = self._variance = 0.0
         self._warned = self._suspected = False
+        self._once = False  # whether half or more contributed in the rounds up to some round
 
     def observe(self, count: float, *, noise_std: float, asked: int) -> None:
         """Take in a round's count.
@@ -157,9 +158,12 @@ class ContributionCheck:
             evidence.observe(count, law, noise_std=noise_std)
         self._counted += count
         self._expected += law.mean
+        self._variance += noise_std**2
+        surely = self._counted - 5.0 * math.sqrt(self._variance)
+        self._once |= surely >= 0.5 * self._expected
         estimate = "" if noise_std == 0.0 else " (a noisy estimate, paid for with the rounds)"
         if self._nobody.passes(FALSE_ALARM):
-            raise NobodyContributes(_likely_causes(self._plan))
+            raise NobodyContributes(_likely_causes(self._plan, once=self._once))
         if not self._suspected and self._nobody.passes(SUSPICION):
             self._suspected = True
             logger.warning(
@@ -178,8 +182,16 @@ class ContributionCheck:
             )
 
 
-def _likely_causes(plan: PrivacyPlan | None) -> str:
+def _likely_causes(plan: PrivacyPlan | None, *, once: bool) -> str:
     spent = "" if plan is None else "; what the rounds so far were charged stays spent"
+    if once:
+        rest = "the last one" if plan is None else "the last one and noise"
+        return (
+            "almost nobody contributes any more, and further models would be "
+            f"{rest}, so the training ends here{spent}. Likely causes, in this order: the nodes' "
+            "own budgets are exhausted (`fl-dp node ledger` at a node); values are NaN or infinite "
+            "(a lower learning rate); nodes were stopped, or are slower than the time-out"
+        )
     fewer = ""
     if plan is not None and plan.hosting.of_records:
         fewer = f"; nodes have far fewer records than num_clients = {plan.num_clients} declares"

@@ -175,7 +175,7 @@ def test_signing_says_what_was_signed(
     place: Path, key: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     apps.main(["sign", str(bundle(place, "0.1.0")), "--key", str(key)])
-    assert capsys.readouterr().out == "@us/wards==0.1.0: 1 signatures\n"
+    assert capsys.readouterr().out == "@us/wards==0.1.0: signatures 1\n"
 
 
 def test_broken_signatures_beside_a_bundle_are_told(place: Path, key: Path) -> None:

@@ -315,6 +315,20 @@ def test_a_training_to_which_nobody_contributes_ends_before_much_is_spent(
         assert ledger.rounds_spent == ledger.rounds_committed
 
 
+@pytest.mark.parametrize("plan", [None, plan_of(40, rounds=60, noise_multiplier=0.5)])
+def test_where_units_contributed_once_another_cause_comes_first(plan: PrivacyPlan | None) -> None:
+    check = ContributionCheck(plan)
+    noise_std = 0.0 if plan is None else 3.0
+    cohort = CohortLaw.of(plan, 40).mean
+    for _ in range(3):
+        check.observe(cohort, noise_std=noise_std, asked=40)
+    with pytest.raises(NobodyContributes, match="any more") as ended:
+        for _ in range(60):
+            check.observe(0.0, noise_std=noise_std, asked=40)
+    assert "in this order: the nodes' own budgets are exhausted" in str(ended.value)
+    assert ("stays spent" in str(ended.value)) is (plan is not None)
+
+
 @pytest.mark.parametrize(
     "options",
     [
