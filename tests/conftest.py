@@ -1,4 +1,4 @@
-"""For all tests: one thread a process, and nothing read from or written to the user's cache.
+"""For all tests: one thread a process, no user's cache, and the same draws in every run.
 
 Two workers with two threads each on two processors wait for one another: models as small as a
 test's then take seven times the processor's time. Processes that a test starts inherit it.
@@ -10,7 +10,10 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or PyTorch is imported, which read it
 
+from collections.abc import Iterator
+
 import pytest
+from fixed_draws import fix_draws, use_keys
 
 from fl_dp.accounting.calibration_cache import SWITCH
 
@@ -31,3 +34,25 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid} stands in no group: this pytest-xdist does not go with pytest "
                 f"{pytest.__version__}; install what requirements.lock names"
             )
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Let a test draw by its name, whichever tests ran before it in its process."""
+    file, _, name = item.location  # a node's id names its group, too
+    fix_draws(f"{file}::{name}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_fixture_setup(
+    fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
+) -> Iterator[None]:
+    """Let a fixture that tests share draw by its own name, whichever test asks first."""
+    if fixturedef.scope == "function":
+        return (yield)
+    which = getattr(request, "param_index", 0)
+    before = fix_draws(f"{fixturedef.baseid}::{fixturedef.argname}[{which}]")
+    try:
+        return (yield)
+    finally:
+        use_keys(before)

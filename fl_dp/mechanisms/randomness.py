@@ -84,7 +84,7 @@ class SecureRandom:
             stream = self._stream
             # A forked process would otherwise draw the same words as its parent.
             if stream is None or (self._pid != os.getpid() and not self._insecure):
-                stream = self._stream = _stream(secrets.token_bytes(32))
+                stream = self._stream = _stream(_fresh_key())
                 self._pid = os.getpid()
             return np.frombuffer(stream.update(bytes(8 * count)), dtype=np.uint64)
 
@@ -154,6 +154,11 @@ class SecureRandom:
             longer = bits + self._runs(self.words(unfinished.size), 63)
             runs[unfinished] = np.minimum(longer, _LONGEST_RUN)
         return runs
+
+
+def _fresh_key() -> bytes:
+    """Return 256 bits of the operating system's; the suite puts keys of its own in its place."""
+    return secrets.token_bytes(32)
 
 
 def _stream(key: bytes) -> CipherContext:

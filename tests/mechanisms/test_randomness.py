@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from fixed_draws import keys_named, system_key, use_keys
 from laws import ALARM, DRAWS, counts_p
 from scipy import stats
 
@@ -196,6 +197,28 @@ def test_a_stream_says_what_keyed_it_and_never_the_seed() -> None:
     assert secure.kind == SecureRandom.SECURE_KIND
     assert seeded.kind == "insecure: AES-256-CTR keyed by a seed"
     assert "987654321" not in seeded.kind + repr(seeded) + str(seeded)
+
+
+def test_the_product_s_streams_are_keyed_by_the_operating_system(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """What keys them in the suite is the suite's; nothing of the product names it."""
+    assert system_key.__module__ == SecureRandom.__module__
+    assert len({system_key() for _ in range(100)}) == 100
+    monkeypatch.setattr("secrets.token_bytes", lambda count: bytes(count))
+    assert system_key() == bytes(32)
+    use_keys(system_key)
+    zeros = Cipher(algorithms.AES(bytes(32)), modes.CTR(bytes(16))).encryptor().update(bytes(8))
+    assert SecureRandom().words(1).tobytes() == zeros
+
+
+def test_draws_of_the_suite_are_those_of_their_names() -> None:
+    def drawn(name: str) -> list[int]:
+        use_keys(keys_named(name))
+        return [int(SecureRandom().words(1)[0]) for _ in range(3)]
+
+    assert drawn("one") == drawn("one")
+    assert len({*drawn("one"), *drawn("another")}) == 6
 
 
 def test_two_secure_streams_differ() -> None:
