@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from fl_dp.app.settings import Settings
 
 _FEW_CLIENTS = 100
 _LARGE_DELTA = 1e-3
 _MANY_EMPTY = 0.2  # of the rounds
+_LARGE_FEATURE = 10.0  # root mean square; of standardised columns it is 1
+_MOST_COLUMNS = 12  # whose means fit into a line
 
 
 def cautions(settings: Settings) -> list[str]:
@@ -30,6 +34,43 @@ def cautions(settings: Settings) -> list[str]:
             "client; fine for trying out, for real data write privacy.delta=1e-5 or less"
         )
     return said
+
+
+def cautions_of_data(settings: Settings) -> list[str]:
+    """Return what to think of before a model is trained on these data, a line each.
+
+    The public test part alone is looked at: what is said of it tells nothing of anybody's rows.
+
+    Raises:
+        FileNotFoundError: If the data is not there.
+        ModuleNotFoundError: If a library that reads it is not installed.
+        ValueError: If it is corrupt, or does not fit the settings.
+    """
+    from fl_dp.app.workload import dataset_of
+
+    task = settings.task
+    if task.mean is not None or task.validation or task.test_fraction is not None:
+        return []
+    dataset = dataset_of(settings)
+    names, x = dataset.column_names, dataset.test_x.astype(np.float64)
+    if not names or not len(x):
+        return []
+    large = np.flatnonzero(np.sqrt((x**2).mean(axis=0)) > _LARGE_FEATURE)
+    if not large.size:
+        return []
+    shown = [f"{names[place]} (up to {np.abs(x[:, place]).max():.3g})" for place in large]
+    if len(shown) > _MOST_COLUMNS:
+        shown = [*shown[:_MOST_COLUMNS], f"{len(shown) - _MOST_COLUMNS} more"]
+    scale = "task.mean=[...] task.std=[...], a public number for each column"
+    if len(names) <= _MOST_COLUMNS:
+        std = x.std(axis=0)
+        means, stds = x.mean(axis=0), np.where(std > 0.0, std, 1.0)
+        mean, deviation = (",".join(f"{each:.3g}" for each in row) for row in (means, stds))
+        scale = f"'task.mean=[{mean}]' 'task.std=[{deviation}]', the public test part's"
+    return [
+        f"columns are read as they are, and a model learns little from large numbers: "
+        f"{', '.join(shown)}; write {scale}"
+    ]
 
 
 def _of_empty_rounds(settings: Settings) -> list[str]:

@@ -24,7 +24,7 @@ from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_ro
 from fl_dp.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.training import evaluate
 
-from .cautions import cautions
+from .cautions import cautions, cautions_of_data
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
 from .in_process import InProcessGrid
@@ -241,6 +241,8 @@ def _start(
         logger.info("Resuming %s after round %d", folder.path, checkpoint.server_round)
     else:
         folder.drop_metrics_after(-1)
+        for caution in cautions_of_data(settings):
+            logger.warning("%s", caution)
     plan = strategy.plan if isinstance(strategy, DPFedAvg) else None
     told.start(
         start_of(settings, folder, plan=plan, record_plan=strategy.record_plan, resumed=resumed)

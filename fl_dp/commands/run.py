@@ -120,7 +120,7 @@ def _prepare(jobs: Jobs) -> Jobs:
 
     Trainings of a sweep that differ in their seed alone spend the same, and are checked once.
     """
-    from fl_dp.app.cautions import cautions
+    from fl_dp.app.cautions import cautions, cautions_of_data
 
     from .jobs import prepare
 
@@ -136,7 +136,9 @@ def _prepare(jobs: Jobs) -> Jobs:
         if but_for_the_seed not in budgets:
             budgets[but_for_the_seed] = prepare(job, place).budget
         prepared.append(replace(job, budget=budgets[but_for_the_seed]))
-    for text in dict.fromkeys(text for job in prepared for text in cautions(job.settings)):
+    said = [text for job in prepared for text in cautions(job.settings)]
+    said += [text for job in prepared if not job.resumed for text in cautions_of_data(job.settings)]
+    for text in dict.fromkeys(said):
         warn(text)
     return replace(jobs, each=tuple(prepared))
 

@@ -60,6 +60,7 @@ class Dataset:
         train_clients: `(n,)` int64, for each training row the number of its natural client in
             `0..k - 1`, for example the person it came from; None if the set has no natural clients.
         client_names: The `k` natural clients' names, in the order of their numbers; () for none.
+        column_names: Names of a record's columns, for people; () where there are none.
         train_fit: `(n,)` bool, False for a training row that could not be read as a record and
             holds zeros; None if all could.
     """
@@ -75,6 +76,7 @@ class Dataset:
     vocabulary_size: int | None = None
     train_clients: NDArray[np.int64] | None = None
     client_names: tuple[str, ...] = ()
+    column_names: tuple[str, ...] = ()
     train_fit: NDArray[np.bool_] | None = None
 
     def __post_init__(self) -> None:

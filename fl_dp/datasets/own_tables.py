@@ -12,6 +12,7 @@ which knows no way to run code from a file. Where a refusal would show what one 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
 
@@ -143,7 +144,7 @@ def _load(
     require_scale_of(data_format, len(columns), "columns")
     classes = data_format.classes or _integers(parts, paths)
     clients = parts["train"].clients if "train" in parts else None
-    return dataset_of_parts(
+    whole = dataset_of_parts(
         task,
         {split: _scaled(part.x, data_format) for split, part in parts.items()},
         {
@@ -154,6 +155,7 @@ def _load(
         clients=None if clients is None else (clients.codes, tuple(clients.names)),
         data_format=data_format,
     )
+    return replace(whole, column_names=columns)
 
 
 def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:
