@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -28,9 +29,10 @@ def new(
 
     with failures_told():
         folder = write_app(name, parent)
+    first = "" if find_spec("pytest") else "pip install pytest && "
     lines = [
         f"Wrote {folder}",
-        f"Test: cd {folder} && python -m pytest",
+        f"Test: cd {folder} && {first}python -m pytest",
         f"Run: cd {folder} && FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1 flwr run . --stream",
         f"Yours: {folder / 'README.md'} says where your model and your data go",
     ]

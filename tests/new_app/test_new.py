@@ -126,7 +126,16 @@ def test_the_command_says_what_comes_next(tmp_path: Path) -> None:
     result = call("new", "ward", "--dir", str(tmp_path))
     assert result.exit_code == 0
     assert f"Wrote {tmp_path / 'ward'}" in result.stdout
+    assert f"cd {tmp_path / 'ward'} && python -m pytest" in result.stdout
     assert "flwr run ." in result.stdout
+
+
+def test_the_command_says_how_to_get_what_its_tests_need(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_dp.commands.new.find_spec", lambda name: None)
+    result = call("new", "ward", "--dir", str(tmp_path))
+    assert f"cd {tmp_path / 'ward'} && pip install pytest && python -m pytest" in result.stdout
 
 
 HOSTILE = [
