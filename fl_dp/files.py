@@ -28,6 +28,11 @@ def cache_folder() -> Path | None:
         return None
 
 
+def simulations_folder() -> Path:
+    """Return where simulated nodes keep what real ones keep beside their ledgers."""
+    return Path.home() / ".fl-dp" / "simulations"
+
+
 def private_folder(folder: Path, *, exist_ok: bool = True) -> None:
     """Make a folder that only its owner enters, whatever the umask; parents as usual.
 

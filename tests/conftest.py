@@ -11,10 +11,12 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or PyTorch is imported, which read it
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from fixed_draws import fix_draws, use_keys
 
+from fl_dp import files
 from fl_dp.accounting.calibration_cache import SWITCH
 
 os.environ[SWITCH] = "off"  # at import, as plans of module level are calibrated, too
@@ -34,6 +36,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 f"{item.nodeid} stands in no group: this pytest-xdist does not go with pytest "
                 f"{pytest.__version__}; install what requirements.lock names"
             )
+
+
+@pytest.fixture(scope="session", autouse=True)
+def simulations_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Give each process a folder of simulated nodes: tests number their runs alike.
+
+    A test with a home of its own has them there.
+    """
+    own, home, of_a_user = (
+        tmp_path_factory.mktemp("simulations"),
+        Path.home(),
+        files.simulations_folder,
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            files, "simulations_folder", lambda: own if Path.home() == home else of_a_user()
+        )
+        yield
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from flwr.app import Context
 
+from fl_dp import files
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.files import private_folder
 from fl_dp.protocol.instruction import NoiseInstruction, SumInstruction
@@ -180,7 +181,7 @@ class NodePrivacy:
 
 def simulated_run_folder(context: Context) -> Path:
     """Return the folder of a simulation's run: a simulated node's data are new in each."""
-    return Path.home() / ".fl-dp" / "simulations" / f"run-{context.run_id}"
+    return files.simulations_folder() / f"run-{context.run_id}"
 
 
 _plays_nodes = False  # of the process: a node's work may go on in another thread

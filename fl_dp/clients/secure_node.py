@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -142,7 +142,10 @@ def _done(message: Message, context: Context) -> Message:
             node.check_receipt(run, receipt)
         node.forget(run)
     if in_simulation():
-        shutil.rmtree(_simulated_folder(context), ignore_errors=True)
+        folder = _simulated_folder(context)
+        shutil.rmtree(folder, ignore_errors=True)
+        with suppress(OSError):  # the last node that is done finds the run's folder empty
+            folder.parent.rmdir()
     head = asked.get("head")
     sealed = write_receipt(context, None if head is None else json.dumps(head))
     return Message(text_to_content(sealed or NO_HEAD), reply_to=message)

@@ -237,3 +237,11 @@ def test_a_personal_part_is_refused_where_records_are_summed() -> None:
     )
     with pytest.raises(IncompatibleOptions, match=r"or leave model\.shared out"):
         make_plan(settings)
+
+
+def test_a_simulation_by_secure_sums_leaves_nothing_in_the_home(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    play(Watched(monkeypatch), settings_of(tmp_path, "distributed"), "1")
+    assert list((tmp_path / ".fl-dp" / "simulations").iterdir()) == []
