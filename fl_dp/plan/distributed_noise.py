@@ -444,7 +444,7 @@ class DistributedNoise(Noise):
             "knows all other data and opens only sums"
         )
 
-    def trusted(self, hosting: Hosting) -> str:
+    def trusted(self, *, hosting: Hosting, sampling: Sampling) -> str:
         """Return who is trusted, and with what."""
         units = "" if hosting.units_per_node == 1 else ", with the updates of its units,"
         if hosting.of_records:

@@ -93,20 +93,21 @@ class Hosting:
         """Whether nodes answer with sums of their units' clipped updates."""
         return self.units_per_node > 1 or self.coins_at_nodes
 
-    @property
-    def trusted(self) -> str:
-        """Those who are trusted, and with what, where the server adds the noise."""
+    def trusted(self, sampling: Sampling) -> str:
+        """Return who is trusted, and with what, where the server adds the noise."""
         if self.coins_at_nodes:
             return (
                 "the server, with sums and noise; each node, with its units' updates and their "
                 "coins"
             )
         if self.units_per_node > 1:
+            sums = "sums and noise" if sampling.visible else "sums, coins and noise"
             return (
-                "the server, with sums, coins and noise; each node, with the updates of its up to "
+                f"the server, with {sums}; each node, with the updates of its up to "
                 f"{self.units_per_node} units and their clipping"
             )
-        return "the server, with the clients' updates, the coins and the noise"
+        coins = "" if sampling.visible else ", the coins"
+        return f"the server, with the clients' updates{coins} and the noise"
 
     def check(
         self,

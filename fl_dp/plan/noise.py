@@ -195,7 +195,7 @@ class Noise(ABC):
         """Return against whom the promise holds."""
 
     @abstractmethod
-    def trusted(self, hosting: Hosting) -> str:
+    def trusted(self, *, hosting: Hosting, sampling: Sampling) -> str:
         """Return who is trusted, and with what."""
 
     @abstractmethod
@@ -323,10 +323,10 @@ class CentralNoise(Noise):
         )
         return f"sees every released model and knows {others}; {seen}"
 
-    def trusted(self, hosting: Hosting) -> str:
+    def trusted(self, *, hosting: Hosting, sampling: Sampling) -> str:
         """Return that the server is, and nodes as far as they host several units."""
         kept = "" if self.correlation is None else f"; {self.correlation.kept}"
-        return f"{hosting.trusted}{kept}"
+        return f"{hosting.trusted(sampling)}{kept}"
 
     def mechanism(self, release: Release) -> str:
         """Return what is summed, and what goes with it."""
@@ -425,7 +425,7 @@ class ClientNoise(Noise):
         """Return that it holds against the server."""
         return "is the server itself: sees every message and who sent it, and knows all other data"
 
-    def trusted(self, hosting: Hosting) -> str:
+    def trusted(self, *, hosting: Hosting, sampling: Sampling) -> str:
         """Return that nobody else is."""
         return "each client's own software, to add the noise of this plan; nobody with an update"
 

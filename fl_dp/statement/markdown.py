@@ -51,7 +51,9 @@ def _of_clients(statement: PrivacyStatement) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in statement.versions.items())
     lines = [
         *_opening("# Privacy statement", statement, "No privacy at all.", rows),
-        *("## What was released", "", *(released or ["- nothing"]), ""),
+        *("## What was released", ""),
+        *_of_one_client(statement),
+        *(*(released or ["- nothing"]), ""),
         *_closing(statement),
         f"Computed from the {statement.anchor.entries} entries of the ledger that end in "
         f"`{statement.anchor.hash}`, with {versions}.",
@@ -59,6 +61,17 @@ def _of_clients(statement: PrivacyStatement) -> str:
     ]
     page = "\n".join(lines)
     return page if statement.records is None else f"{page}\n{_of_records(statement.records)}"
+
+
+def _of_one_client(statement: PrivacyStatement) -> list[str]:
+    """Say that a list of releases is shorter than the training, where a cap makes it so."""
+    cap = statement.participation_cap
+    if cap is None or cap >= statement.rounds:
+        return []
+    return [
+        f"Of the {statement.rounds} rounds one client is in {cap} at most, as counted here:",
+        "",
+    ]
 
 
 def _rounds(statement: PrivacyStatement) -> str:

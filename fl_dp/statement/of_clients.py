@@ -71,7 +71,7 @@ def privacy_statement(ledger: SpentLedger) -> PrivacyStatement:
         unit=UNITS[plan.unit],
         neighboring_relation=plan.neighboring_relation,
         adversary=plan.noise.adversary(unit=plan.unit, sampling=plan.sampling),
-        trusted=plan.noise.trusted(plan.hosting),
+        trusted=plan.noise.trusted(hosting=plan.hosting, sampling=plan.sampling),
         mechanism=plan.noise.mechanism(plan.release)
         + (", and the other releases that are listed" if ledger.other_releases_spent else ""),
         sampling=(
@@ -148,5 +148,5 @@ def promise_in_words(plan: PrivacyPlan) -> dict[str, str]:
         "unit": unit,
         "neighbours": f"{relation}: {neighbours_in_words(unit, relation)}",
         "adversary": plan.noise.adversary(unit=plan.unit, sampling=plan.sampling),
-        "trusted": plan.noise.trusted(plan.hosting),
+        "trusted": plan.noise.trusted(hosting=plan.hosting, sampling=plan.sampling),
     }

@@ -77,7 +77,7 @@ class NoiseInShares(Noise):
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
         return "is the server, which sees sums alone"
 
-    def trusted(self, hosting: Hosting) -> str:
+    def trusted(self, *, hosting: Hosting, sampling: Sampling) -> str:
         return f"{self.least} clients, to add their shares"
 
     def mechanism(self, release: Release) -> str:

@@ -303,6 +303,19 @@ def test_it_says_whether_sampling_is_a_secret(
     assert statement["sampling"].startswith(sampling)
     assert adversary in statement["adversary"]
     assert ("at most 3 for one client" in statement_page(statement)) == (plan is CAPPED)
+    # Nobody is trusted with coins where none are flipped in secret.
+    assert ("the coins and the noise" in statement["trusted"]) == (plan is WIDE)
+
+
+def test_a_list_of_fewer_releases_than_there_were_says_whose_they_are(tmp_path: Path) -> None:
+    said = "Of the 4 rounds one client is in 3 at most, as counted here:"
+    with PrivacyLedger.open(tmp_path / "ledger.db", CAPPED) as ledger:
+        for number in range(1, 4):
+            ledger.reserve(round=number, participants=["a"])
+        assert "as counted here" not in statement_markdown(privacy_statement(ledger))
+        ledger.reserve(round=4, participants=["b"])
+        page = statement_markdown(privacy_statement(ledger))
+    assert f"{said}\n\n- 3 x Gaussian" in page
 
 
 def test_a_plateau_is_promised_its_filter_and_nothing_smaller(tmp_path: Path) -> None:
