@@ -14,10 +14,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fixed_draws import fix_draws, use_keys
+from fixed_draws import FRESH, fix_draws, use_keys
+from hypothesis import settings
 
 from fl_dp import files
 from fl_dp.accounting.calibration_cache import SWITCH
+
+# The same cases in every run, too, and a busy machine is no failure.
+settings.register_profile("fl-dp", derandomize=not FRESH, deadline=None)
+settings.load_profile("fl-dp")
 
 os.environ[SWITCH] = "off"  # at import, as plans of module level are calibrated, too
 

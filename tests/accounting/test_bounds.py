@@ -13,7 +13,7 @@ from itertools import pairwise
 
 import pytest
 from dp_accounting import get_epsilon_gaussian
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from fl_dp.accounting import (
@@ -32,7 +32,7 @@ from fl_dp.accounting import (
     pld_epsilon,
     tight_epsilon,
 )
-from fl_dp.accounting.bounds import zcdp_epsilon
+from fl_dp.accounting.bounds import VAST_EPSILON, zcdp_epsilon
 
 COARSE = 1e-3
 
@@ -153,7 +153,7 @@ rates = st.floats(0.01, 0.5)
 rounds_ = st.integers(1, 200)
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(multipliers, rates, rounds_)
 def test_epsilon_grows_with_rounds_and_rate_and_falls_with_noise(
     multiplier: float, rate: float, rounds: int
@@ -167,15 +167,19 @@ def test_epsilon_grows_with_rounds_and_rate_and_falls_with_noise(
     assert spent(multiplier * 1.1, rate, rounds) <= base
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(multipliers, rates, rounds_)
+@example(0.7, 0.5, 142)  # of so much no distribution is computed
 def test_the_distribution_is_never_above_renyi(multiplier: float, rate: float, rounds: int) -> None:
     bounds = epsilon({sampled(multiplier, rate): rounds}, 1e-5)
-    assert bounds.pld <= bounds.rdp * (1 + 1e-3)
+    if bounds.rdp > VAST_EPSILON:
+        assert math.isinf(bounds.pld)
+    else:
+        assert bounds.pld <= bounds.rdp * (1 + 1e-3)
     assert bounds.best == min(bounds.by_name.values())
 
 
-@settings(max_examples=5, deadline=None)
+@settings(max_examples=5)
 @given(multipliers, multipliers, rates, rates)
 def test_the_order_and_grouping_of_releases_does_not_matter(
     one: float, other: float, rate: float, other_rate: float

@@ -68,7 +68,7 @@ def test_noise_matches_the_golden_table_at_the_safe_end(
     assert tight_epsilon({sampled(multiplier * 0.999, rate): rounds}, delta) > target
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=6)
 @given(
     st.floats(0.2, 12.0),
     st.floats(1e-3, 1.0),

@@ -73,7 +73,7 @@ def test_a_gaussian_filter_holds_its_budget_exactly(multipliers: list[float]) ->
         assert spent <= 8.0 * (1 + 1e-9)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(noises, st.floats(0.01, 1.0), st.sampled_from([3.0, 4.0, 12.0]))
 def test_a_renyi_filter_holds_its_budget_at_its_order(
     multipliers: list[float], rate: float, order: float
@@ -219,7 +219,7 @@ def test_a_second_attempt_takes_from_the_rounds_that_are_left() -> None:
     assert tight_epsilon([(early, 23), (late, len(admitted) + 1)], 1e-5) > budget.epsilon
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=8)
 @given(st.lists(st.sampled_from([0, 0, 0, 1, 2]), max_size=40))
 def test_no_order_of_attempts_breaks_a_declared_budget(turns: list[int]) -> None:
     events: list[PrivacyEvent] = [sampled(1.2, 0.2), sampled(2.0, 0.2), gaussian(9.0)]

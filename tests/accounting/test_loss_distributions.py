@@ -79,7 +79,7 @@ def test_masses_add_up_to_one(z: float, q: float) -> None:
         assert pmf._infinity_mass < 1e-21
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=10)
 @given(
     st.floats(0.4, 20.0),
     st.floats(1e-4, 1.0, exclude_max=True),

@@ -138,7 +138,7 @@ class Charges(RuleBasedStateMachine):
 
 
 TestCharges = pytest.mark.slow(Charges.TestCase)
-TestCharges.settings = settings(deadline=None, max_examples=5, stateful_step_count=8)
+TestCharges.settings = settings(max_examples=5, stateful_step_count=8)
 
 
 def nothing(*told: Any) -> None:

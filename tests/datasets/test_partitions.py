@@ -27,7 +27,7 @@ def check_cover(clients: list[np.ndarray], num_clients: int, num_rows: int) -> N
     np.testing.assert_array_equal(np.sort(np.concatenate(clients)), np.arange(num_rows))
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_iid_is_an_even_disjoint_cover(data: Any) -> None:
     num_rows = data.draw(st.integers(1, 60))
@@ -39,7 +39,7 @@ def test_iid_is_an_even_disjoint_cover(data: Any) -> None:
     assert max(sizes) - min(sizes) <= 1
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_dirichlet_is_a_disjoint_cover(data: Any) -> None:
     num_rows = data.draw(st.integers(0, 60))
@@ -54,7 +54,7 @@ def test_dirichlet_is_a_disjoint_cover(data: Any) -> None:
     check_cover(clients, num_clients, num_rows)
 
 
-@settings(max_examples=60, deadline=None, derandomize=True)
+@settings(max_examples=60)
 @given(data=st.data())
 def test_shards_is_a_disjoint_cover_without_empty_clients(data: Any) -> None:
     num_clients, shards = data.draw(st.tuples(st.integers(1, 12), st.integers(1, 4)))

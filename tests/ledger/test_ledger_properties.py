@@ -68,7 +68,7 @@ def spent_ledger() -> Iterator[bytes]:
         yield path.read_bytes()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(data=st.data())
 def test_changing_any_byte_of_any_entry_is_detected(
     spent_ledger: bytes, data: st.DataObject
@@ -101,7 +101,7 @@ def test_changing_any_byte_of_any_entry_is_detected(
             PrivacyLedger.open(path, PLAN)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     actions=st.lists(
         st.one_of(
@@ -152,7 +152,7 @@ def test_no_order_of_attempts_releases_and_crashes_overspends(
             assert replayed.by_name[name] == pytest.approx(value, rel=1e-12, abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     rate=st.sampled_from(sorted(ADAPTIVE)),
     choices=st.lists(

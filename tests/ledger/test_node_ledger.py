@@ -625,7 +625,7 @@ def on_paper(charges: list[Asked], asked: Asked) -> bool:
     return bool(order * mu**2 / 2 <= allowed_at(order, PrivacyBudget(epsilon=eps, delta=delta)))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     script=st.lists(
         st.tuples(

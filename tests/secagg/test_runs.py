@@ -235,7 +235,7 @@ class Network(RuleBasedStateMachine):
 
 
 TestNetwork = pytest.mark.slow(Network.TestCase)
-TestNetwork.settings = settings(deadline=None, max_examples=50, stateful_step_count=30)
+TestNetwork.settings = settings(max_examples=50, stateful_step_count=30)
 
 
 def test_the_machine_gets_somewhere() -> None:

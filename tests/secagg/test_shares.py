@@ -30,7 +30,7 @@ def test_the_field_is_that_of_aes() -> None:
         inverse(0)
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(st.data())
 def test_any_threshold_of_the_shares_give_the_secret(data: st.DataObject) -> None:
     count = data.draw(st.integers(1, 255))

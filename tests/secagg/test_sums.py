@@ -28,7 +28,7 @@ def wrapped(total: np.ndarray, bits: int) -> np.ndarray:
 
 
 @pytest.mark.slow
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(st.data())
 def test_a_release_is_the_plain_sum_of_the_repliers(data: st.DataObject) -> None:
     n = data.draw(st.sampled_from([2, 3, 5, 8, 13, 24, 40]), "n")

@@ -78,7 +78,7 @@ def norms(vector: np.ndarray) -> tuple[float, float]:
 
 
 @given(st.sampled_from(QUERIES), ANYTHING)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 def test_a_contribution_is_within_both_sensitivities(query: Query, values: object) -> None:
     sent = query.contribution(values)
     assert sent.shape == (query.dimension,)
@@ -119,7 +119,7 @@ def test_the_sensitivities_are_attained(query: Query, values: object, reached: s
     st.sampled_from(["laplace", "gaussian"]),
     st.data(),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_zeroing_one_client_moves_the_encoded_sum_by_at_most_the_bound(
     query: Query, law: str, data: st.DataObject
 ) -> None:
@@ -147,7 +147,7 @@ def test_zeroing_one_client_moves_the_encoded_sum_by_at_most_the_bound(
     hnp.arrays(np.float64, (3, 4), elements=st.floats(0, 1)),
     st.sampled_from([0.05, 0.3, 0.5, 0.9]),
 )
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 def test_one_client_moves_every_quantile_utility_by_at_most_the_sensitivity(
     hostile: np.ndarray, others: np.ndarray, probability: float
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from fl_dp.updates import array_of, values_of
@@ -254,7 +254,6 @@ def test_another_serialization_type_is_a_value_error() -> None:
 GOOD = saved(np.arange(4, dtype=np.float32))
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.integers(0, len(GOOD) - 1), st.integers(0, 255))
 @pytest.mark.filterwarnings("ignore")
 def test_a_changed_byte_is_read_or_a_value_error(place: int, value: int) -> None:
@@ -266,7 +265,6 @@ def test_a_changed_byte_is_read_or_a_value_error(place: int, value: int) -> None
     assert values.nbytes == 16
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.binary(max_size=200))
 @pytest.mark.filterwarnings("ignore")
 def test_random_bytes_are_a_value_error(data: bytes) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -76,7 +76,6 @@ EVERY_FLOAT64 = hnp.arrays(
 )
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(st.lists(st.one_of(ANY_VALUES, EVERY_FLOAT64), min_size=1, max_size=3), st.floats(1e-6, 1e6))
 def test_flat_clipping_is_what_the_mechanism_encodes(
     layers: list[np.ndarray], clipping_norm: float
@@ -95,7 +94,6 @@ def test_flat_clipping_is_what_the_mechanism_encodes(
     assert norm == pytest.approx(expected if math.isfinite(expected) else math.inf, rel=1e-12)
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(
     st.lists(
         st.tuples(st.one_of(ANY_VALUES, EVERY_FLOAT64), st.floats(1e-3, 1e3)),
@@ -191,7 +189,6 @@ def test_the_update_is_the_difference_from_the_model_in_float64() -> None:
 
 
 @pytest.mark.parametrize("clipping_norms", [(1.0,), (0.5, 2.0)])
-@settings(deadline=None)  # a busy machine is no failure
 @given(weight=st.floats(0, 1))
 def test_a_weight_shortens_the_clipped_update(
     clipping_norms: tuple[float, ...], weight: float
@@ -389,7 +386,6 @@ def test_one_row_does_not_disturb_the_others(
         assert (having.total == without.total).all()
 
 
-@settings(deadline=None)  # a busy machine is no failure
 @given(
     hnp.arrays(
         st.sampled_from([np.float32, np.float64]),

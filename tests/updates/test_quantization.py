@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
@@ -85,7 +85,6 @@ def test_a_constant_chunk_loses_nothing(constant: float) -> None:
     ),
     bits=st.integers(1, 16),
 )
-@settings(deadline=None)
 def test_every_vector_of_finite_numbers_stays_in_its_range(values: np.ndarray, bits: int) -> None:
     received = sent(values, bits)
     assert received.shape == values.shape
