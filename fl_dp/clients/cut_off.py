@@ -6,7 +6,6 @@ and no thread can be ended.
 
 from __future__ import annotations
 
-import faulthandler
 import logging
 import os
 import select
@@ -25,7 +24,6 @@ from numpy.typing import NDArray
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _GRACE = 1.0  # seconds after which a process without a parent ends itself
-_STDERR = 2
 _PART = 1 << 20  # bytes
 
 
@@ -124,11 +122,10 @@ def _live(
     try:
         with suppress(OSError):
             os.setpgid(0, 0)
-        for each in (signal.SIGINT, signal.SIGTERM):
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
             signal.signal(each, signal.SIG_DFL)  # Flower's would report the end of its own process
-        # Its parent may be gone by then, and the work may hold the interpreter's lock.
-        left = max(0.0, until - time.monotonic()) + _GRACE
-        faulthandler.dump_traceback_later(left, exit=True, file=_STDERR)
+        # By the system: its parent may be gone by then, and the work hold the interpreter's lock.
+        signal.setitimer(signal.ITIMER_REAL, max(0.0, until - time.monotonic()) + _GRACE)
         if os.read(gate, 1):
             # OpenMP's pool of the thread that forked has no threads here, and would wait for them.
             worker = Thread(target=send)

@@ -100,7 +100,8 @@ def sum_of_records(
     gradients, count = found.clipped_sum(np.flatnonzero(coins).tolist(), norm)
     if present_slots() is not None:
         # About as many at once as are drawn, which is what fits into memory.
-        for others in np.array_split(np.flatnonzero(~coins), max(1, math.ceil(1.0 / rate) - 1)):
+        parts = min(math.ceil(1.0 / rate), max(1, len(coins)))
+        for others in np.array_split(np.flatnonzero(~coins), parts):
             found.clipped_sum(others.tolist(), norm)
     total = np.empty(layout.size)
     for spec in layout.released:

@@ -14,7 +14,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 
 _APART = 0.125  # of the time, before the slots and behind them: to make ready, and to add up
-_USED = 0.9  # of a slot; the rest is for ending what overran it
+_USED = 0.8  # of a slot; the rest is for ending what overran it
 
 
 class Overrun(Exception):

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from fl_dp.clients.cut_off import Apart
+from fl_dp.clients.deadline import _watched
 
 LONG, SHORT = 120.0, 0.3  # seconds
 
@@ -104,6 +105,7 @@ def test_a_process_without_a_parent_ends_itself() -> None:
     program = """
 import os, re, sys, time
 from fl_dp.clients.cut_off import Apart
+from fl_dp.clients.deadline import _watched
 def work():
     print("begun", flush=True)
     re.match("(a+)+$", "a" * 60 + "b")
@@ -130,3 +132,11 @@ def test_torch_works_in_parallel_there_after_it_did_here() -> None:
         torch.set_num_threads(before)
     assert there is not None
     assert there.tolist() == [here]
+
+
+def test_processes_begin_within_processes_where_a_watchdog_runs() -> None:
+    """A real node's deadline has one, whose thread is not forked: nothing may wait for it."""
+    with _watched(LONG):
+        within = apart(lambda: apart(lambda: [3.0], size=1).result(), size=1).result()
+    assert within is not None
+    assert within.tolist() == [3.0]
