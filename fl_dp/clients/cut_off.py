@@ -1,56 +1,137 @@
-"""A cut-off for somebody else's code: work that is not done by then is left behind."""
+"""A process of its own for somebody else's code: it ends by the clock, and delays nobody.
+
+A thread would not do. Code that holds the interpreter's lock delays every answer of its process,
+and no thread can be ended.
+"""
 
 from __future__ import annotations
 
+import logging
+import os
+import select
+import signal
+import sys
+import time
+import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
-from copy import deepcopy
+from contextlib import suppress
 from threading import Thread
-from typing import TypeVar
+from typing import NoReturn, Self
 
-from flwr.app import Context
+import numpy as np
+from numpy.typing import NDArray
 
-_Result = TypeVar("_Result")
+logger = logging.getLogger("flwr.fl_dp.client")
+
+_GRACE = 1.0  # seconds after which a process without a parent ends itself
+_PART = 1 << 20  # bytes
 
 
-def done_within(seconds: float, work: Callable[[Context], _Result], context: Context) -> _Result:
-    """Return the result of work that is done in time.
+class Apart:
+    """Work in a process of its own, which is forked now and begins when its result is asked for.
 
-    Work that is not goes on in a thread, with a context of its own, and ends with the process: a
-    real SuperNode has one for each message.
-
-    Args:
-        seconds: What it has.
-        work: Gets the context; what it leaves in its state is kept if it is done in time.
-        context: The node's.
-
-    Raises:
-        TimeoutError: If it is not done in time.
+    It knows what this process knows now, and nothing of what comes later. One array comes back;
+    whatever else it changes, it changes for itself alone.
     """
-    result: Future[_Result] = Future()
-    # What is left behind must not write into what Flower sends on meanwhile.
-    apart = Context(
-        run_id=context.run_id,
-        node_id=context.node_id,
-        node_config=context.node_config,
-        state=deepcopy(context.state),
-        run_config=context.run_config,
-        series_id=context.series_id,
-    )
 
-    def do() -> None:
+    def __init__(self, work: Callable[[], NDArray[np.float64]], size: int, *, until: float) -> None:
+        """Fork.
+
+        Args:
+            work: Returns float64 of shape `(size,)`; what it raises is logged.
+            size: Of its result.
+            until: Time by `time.monotonic` at which it is over.
+        """
+        self._size, self._until, self._ended = size, until, False
+        gate, self._gate = os.pipe()
+        self._results, results = os.pipe()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()  # what is in them would be written twice
+        with warnings.catch_warnings():
+            # Of other threads: the child takes nothing that they may hold (decision 161).
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._process = os.fork()
+        if not self._process:
+            os.close(self._gate)
+            os.close(self._results)
+            _live(work, size, gate=gate, results=results, until=until)
+        with suppress(OSError):  # one of the two is first
+            os.setpgid(self._process, self._process)
+        os.close(gate)
+        os.close(results)
+
+    def result(self) -> NDArray[np.float64] | None:
+        """Let the work begin, wait for it and end it; None if it failed, or its time is over."""
         try:
-            result.set_result(work(apart))
-        except BaseException as failure:  # told to the one who waits, an exit, too
-            result.set_exception(failure)
+            return self._received()
+        finally:
+            self.end()
 
-    # No executor: it would wait for its threads when the process ends.
-    Thread(target=do, daemon=True).start()
+    def end(self) -> None:
+        """End the process with all that it has started, done or not; once is enough."""
+        if self._ended:
+            return
+        self._ended = True
+        os.close(self._gate)
+        os.close(self._results)
+        with suppress(ProcessLookupError):
+            os.killpg(self._process, signal.SIGKILL)
+        os.waitpid(self._process, 0)
+
+    def __enter__(self) -> Self:
+        """Return it, to be ended with the block."""
+        return self
+
+    def __exit__(self, *failure: object) -> None:
+        """End it."""
+        self.end()
+
+    def _received(self) -> NDArray[np.float64] | None:
+        received, wanted = bytearray(), 8 * self._size
+        poll = select.poll()
+        poll.register(self._results, select.POLLIN)
+        with suppress(BrokenPipeError):
+            os.write(self._gate, b"1")
+        while len(received) < wanted:
+            left = self._until - time.monotonic()
+            if left <= 0.0 or not poll.poll(left * 1000.0):
+                return None
+            part = os.read(self._results, min(_PART, wanted - len(received)))
+            if not part:
+                return None
+            received += part
+        return np.frombuffer(received, np.float64)
+
+
+def _live(
+    work: Callable[[], NDArray[np.float64]], size: int, *, gate: int, results: int, until: float
+) -> NoReturn:
+    """Be the process: wait for the gate to open, work, send, end."""
+
+    def send() -> None:
+        try:
+            done = np.ascontiguousarray(work(), dtype=np.float64)
+            if done.shape != (size,):
+                raise ValueError(f"the work gave shape {done.shape} in place of ({size},)")
+            left = memoryview(done).cast("B")
+            while left:
+                left = left[os.write(results, left) :]
+        except BaseException:  # an exit, too
+            logger.exception("work in a process of its own failed")
+
     try:
-        done = result.result(timeout=max(0.0, seconds))
-    except TimeoutError:
-        if result.done():
-            raise  # the work's own
-        raise TimeoutError(f"not done after {seconds:.3g} s") from None
-    context.state = apart.state
-    return done
+        with suppress(OSError):
+            os.setpgid(0, 0)
+        for each in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM):
+            signal.signal(each, signal.SIG_DFL)  # Flower's would report the end of its own process
+        # By the system: its parent may be gone by then, and the work hold the interpreter's lock.
+        signal.setitimer(signal.ITIMER_REAL, max(0.0, until - time.monotonic()) + _GRACE)
+        if os.read(gate, 1):
+            # OpenMP's pool of the thread that forked has no threads here, and would wait for them.
+            worker = Thread(target=send)
+            worker.start()
+            worker.join()
+            for stream in (sys.stdout, sys.stderr):
+                stream.flush()
+    finally:
+        os._exit(0)

@@ -28,6 +28,7 @@ from fl_dp.protocol.keys import SCALARS_METRIC
 from fl_dp.updates import VectorLayout
 
 from .records import Config
+from .slots import present_slots
 
 # Sums of clipped gradients keep the norm to a tenth of this (`RecordsOfNode.clipped_sum`).
 _MARGIN = 1e-5
@@ -72,7 +73,9 @@ def sum_of_records(
 
     Privacy: for one record on this node, zero-out or add/remove neighbours, the sums move by at
     most the bundle's clipping norms, as long as `RecordsOfNode.clipped_sum` keeps its promise. The
-    reply has the same form for no record as for all, and says nothing of how many there are.
+    reply has the same form for no record as for all, and says nothing of how many there are. Where
+    a node's time would show its coins, the gradients of those that were not drawn are computed as
+    well, and dropped: as many records and batches for every outcome of the coins.
 
     Args:
         instruction: With `of_records`, a `sampling_rate` and a bundle.
@@ -95,6 +98,11 @@ def sum_of_records(
     found = records_fn(context, dict(config), model)
     coins = SecureRandom().bernoulli(rate, min(len(found), instruction.max_units))
     gradients, count = found.clipped_sum(np.flatnonzero(coins).tolist(), norm)
+    if present_slots() is not None:
+        # About as many at once as are drawn, which is what fits into memory.
+        parts = min(math.ceil(1.0 / rate), max(1, len(coins)))
+        for others in np.array_split(np.flatnonzero(~coins), parts):
+            found.clipped_sum(others.tolist(), norm)
     total = np.empty(layout.size)
     for spec in layout.released:
         if spec.name not in gradients or gradients[spec.name].shape != spec.shape:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import math
 import time
+from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -41,16 +43,18 @@ from fl_dp.protocol.secure_sum import (
 )
 from fl_dp.secagg import Refused, SumTerms
 
-from .cut_off import done_within
+from .cut_off import Apart
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
 from .records import config_of, instruction_of
 from .secure_node import secure_node
-from .summed import AskedSum, summed_of
+from .slots import Overrun, Slots, working_in
+from .summed import AskedSum, Values, summed_of
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _DIGITS = 10  # of a multiplier, behind the first
+_LATE = "late"  # key of a run that gets nothing more
 
 
 def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -62,15 +66,19 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     Privacy: the reply alone is uniformly random, whatever the data are. What members open is the
     sum over at least as many clients as the terms guarantee, which is as private as one Gaussian of
     the multiplier that is charged here, computed from the terms and the owner's own assumption of
-    who colludes. The charge is written before training. Training that fails, a budget that is spent
-    and an answer that would be late all send the same noise around zero, which nobody can tell from
-    any other; that the node replied is not hidden.
+    who colludes. The charge is written before training. Training that fails and a budget that is
+    spent send the same noise around zero, which nobody can tell from any other; that the node
+    replied is not hidden.
+
+    With secret coins the answer leaves at `reply_after`, and all work is done in a process of its
+    own, forked before any key is read. A unit that overruns its slot contributes zero, alone. A
+    node that is otherwise not done by then sends nothing, for this sum and the rest of the run: a
+    sum that the time of one unit or record chose could move by all the others.
 
     Raises:
         Refused: If the terms are not what the node was sent, contradict themselves, are less than
-            its owner asks for, or were answered before. It never depends on data.
-        TimeoutError: If its masks took longer than `reply_after`: an answer that leaves behind the
-            others would show its coins.
+            its owner asks for, or were answered before. None of that depends on data. `late`, for
+            work that was not done in time, now or before in this run, can.
         ValueError: If the message is none that a sum can be made of.
     """
     text = terms_in(message.content)
@@ -85,60 +93,96 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     message.content = without_terms(message.content)
     summed = summed_of(message)
     _require_matching(terms, summed)
-    # Simulated nodes share processors, and their times tell nobody anything.
-    due = None if in_simulation() else terms.reply_after
-    if terms.sampling_rate is not None and due is None and not in_simulation():
-        raise Refused("terms", "secret coins without reply_after would show in the time they take")
-    if due is not None:
-        _require_time(due, terms)
-    with secure_node(context) as node:
+    due = _answers_after(terms)
+
+    def work() -> Values:
+        reply = call_next(message, context)
+        if reply.has_error():
+            raise ValueError("the handler replied with an error")
+        return summed.values(reply)
+
+    late = False
+    with (
+        nullcontext() if due is None else _forked(work, terms, began, work_ends(due)) as apart,
+        secure_node(context) as node,
+    ):
+        if node.store.get(terms.run, _LATE) is not None:
+            raise Refused("late", "work was not done in time before: this run gets nothing more")
         if receipt is not None:
             node.check_receipt(terms.run, receipt)
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
         share = _share_of(terms)
         steps: NDArray[np.int64] | None = None
-
-        def work(context: Context) -> NDArray[np.int64]:
-            reply = call_next(message, context)
-            if reply.has_error():
-                raise ValueError("the handler replied with an error")
-            return share.encode(summed.values(reply), SecureRandom())
-
         try:
             if isinstance(share, NoiseShare):
                 assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
                 _charge(terms, share, assumed, node.largest(terms), summed.price, message, context)
             else:  # `begin` has asked the owner
                 logger.warning("adds to an exact total without noise, which no ledger charges")
-            if due is None:
-                steps = work(context)
-            else:
-                steps = done_within(began + work_ends(due) - time.monotonic(), work, context)
+            values = work() if apart is None else _values_of(apart, terms)
+            late = values is None
+            if values is not None:
+                steps = share.encode(values, SecureRandom())
         except PrivacyBudgetExhausted as exhausted:
             logger.info("%s; the sum gets the noise around zero", exhausted)
         except Exception:
             logger.exception("the client failed; the sum gets the noise around zero")
+        if late:
+            node.store.put(terms.run, _LATE, b"once")
         if steps is None:
             steps = share.encode([np.zeros(each.size) for each in terms.segments], SecureRandom())
         masked = part.message(steps)
     if due is not None:
         left = began + due - time.monotonic()
         if left < 0.0:
-            logger.error("answers %.3g s too late, which may show whose coins came up", -left)
+            logger.error("noise and masks were %.3g s late: reply_after is too short", -left)
         time.sleep(max(0.0, left))
+    if late:
+        raise Refused("late", f"work was not done after {work_ends(due or 0.0):.3g} s")
     return Message(masked_to_content(masked), reply_to=message)
 
 
-def _require_time(due: float, terms: SumTerms) -> None:
-    """Check that a lying server has no time end within the work of those who work.
+def _answers_after(terms: SumTerms) -> float | None:
+    """Return the seconds after which the node answers; None: when it is ready.
+
+    Nobody's time matters but that of secret coins. Simulated nodes share processors, and theirs
+    tells nobody anything.
 
     Raises:
-        Refused: If it would.
+        Refused: If coins would show, or a lying server has the time end within the noise and masks.
     """
+    if terms.sampling_rate in (None, 1.0) or in_simulation():
+        return None
+    if terms.reply_after is None:
+        raise Refused("terms", "secret coins without reply_after would show in the time they take")
     try:
-        require_time(due, sum(each.size for each in terms.segments))
+        require_time(terms.reply_after, terms.size)
     except ValueError as error:
         raise Refused("terms", f"{error}") from error
+    return terms.reply_after
+
+
+def _forked(work: Callable[[], Values], terms: SumTerms, began: float, seconds: float) -> Apart:
+    """Return the work in a process of its own, with slots; if it fails, its values are zero."""
+
+    def flat() -> NDArray[np.float64]:
+        try:
+            with working_in(Slots.within(began, began + seconds)):
+                return np.concatenate(work())
+        except Overrun:
+            raise
+        except Exception:
+            logger.exception("the client failed; the sum gets the noise around zero")
+            return np.zeros(terms.size)
+
+    return Apart(flat, terms.size, until=began + seconds)
+
+
+def _values_of(apart: Apart, terms: SumTerms) -> Values | None:
+    """Return what a process sends; None if it is not done in time."""
+    flat = apart.result()
+    ends = np.cumsum([each.size for each in terms.segments])
+    return None if flat is None else np.split(flat, ends[:-1])
 
 
 def _share_of(terms: SumTerms) -> NoiseShare | ExactShare:

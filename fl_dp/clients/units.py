@@ -8,7 +8,8 @@
 
 Each unit is clipped on its own and on an integer grid, so the sum is exact and a unit moves it by
 no more than the clipping norm, as if it had a node to itself. Units may be trained together
-(`NodeUnits.train_many`); they are clipped apart all the same.
+(`NodeUnits.train_many`); they are clipped apart all the same. Where a node's time would show its
+secret coins, each is trained in a process and a slot of its own (`Slots`).
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import logging
 import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from flwr.app import ArrayRecord, Context
@@ -27,9 +29,11 @@ from fl_dp.mechanisms import GaussianBundle, SecureRandom
 from fl_dp.mechanisms.checks import require_positive
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
-from fl_dp.updates import BundleSum, VectorLayout
+from fl_dp.updates import BundleSum, RefusedUpdate, VectorLayout
 
+from .cut_off import Apart
 from .records import Config
+from .slots import Slots, present_slots
 from .trained_unit import TrainedRows, TrainedUnit, UnitReport, numpy_client_of, train_unit
 
 logger = logging.getLogger("flwr.fl_dp.client")
@@ -50,7 +54,7 @@ class NodeUnits:
         train_many: Trains several units at once, for speed; None trains one by one. Units that it
             leaves out are trained by `client_fn`, and so are all that are left if it raises. A row
             must depend on that unit's data only, and so must leaving it out. Raising must depend
-            on nobody's data.
+            on nobody's data. Not used in slots, where the time of one would decide about others.
     """
 
     client_fn: Callable[[Context, int], NumPyClient | Client]
@@ -87,7 +91,8 @@ def sum_of_units(
     Its weight is applied before it is clipped, as on a node of one unit. The noise is added by the
     server, which is trusted with the sums. With a sampling rate the server is not told who took
     part or how many did: the coins are secret and a reply has the same form for none as for all.
-    Neither how long it took is hidden from the server, nor that a sum without any unit is zero.
+    In slots a unit that overruns its own contributes zero, alone. Without them how long it took is
+    not hidden from the server, nor ever that a sum without any unit is zero.
 
     Args:
         instruction: With `units` or a `sampling_rate`, and a bundle.
@@ -102,6 +107,7 @@ def sum_of_units(
 
     Raises:
         ValueError: If the instruction contradicts itself. It never depends on a unit.
+        Overrun: If a slot began late.
     """
     bundle = _bundle_of(instruction)
     hosted = min(units.count(context, config), instruction.max_units)
@@ -112,7 +118,14 @@ def sum_of_units(
             node.left.append(unit)  # until it is in the sums: no unit is added twice
         else:
             logger.warning("this node does not host unit %d, which contributes zero", unit)
-    if units.train_many is not None and hosted > 1:
+
+    def train(unit: int) -> TrainedUnit:
+        return train_unit(units.made(context, unit), model, config)
+
+    slots = present_slots()
+    if slots is not None:
+        node.add_in(slots, train)
+    elif units.train_many is not None and hosted > 1:
         try:
             for rows in units.train_many(context, tuple(node.left), model, dict(config)):
                 node.add_rows(rows)
@@ -120,7 +133,7 @@ def sum_of_units(
             logger.exception("training units together failed: those left are trained one by one")
     for unit in tuple(node.left):
         try:
-            node.add(unit, train_unit(units.made(context, unit), model, config))
+            node.add(unit, train(unit))
         except Exception:
             logger.exception("unit %d failed and contributes zero", unit)
     metrics = {SCALARS_METRIC: node.sums.scalars.tolist()}
@@ -159,6 +172,38 @@ class _NodeSums:
         arrays = trained.weighted_arrays(self.model, self.instruction.weight_cap)
         norm = self.sums.add(arrays, measured)  # last of what may fail
         self._log_unless_finite(unit, norm)
+
+    def add_in(self, slots: Slots, train: Callable[[int], TrainedUnit]) -> None:
+        """Train the units that are left, each in its slot and a process of its own, and add them.
+
+        Raises:
+            Overrun: If a slot began late.
+        """
+        layout = self.sums.updates.layout
+        size = layout.size + self.sums.bundle.scalars
+        done: dict[int, NDArray[np.float64]] = {}
+        # As many slots as a node may host: how many it does host decides about no unit's time.
+        for unit, until in slots.waited(self.instruction.max_units):
+            if unit not in self.left:
+                continue
+            summed = Apart(partial(self._alone, unit, train), size, until=until).result()
+            if summed is None:
+                logger.error("unit %d failed or overran its slot, and contributes zero", unit)
+            else:
+                done[unit] = summed
+        self.left = []
+        for unit, summed in done.items():
+            arrays = layout.in_float64().unflatten(summed[: layout.size])
+            try:
+                self.sums.add_node(arrays, summed[layout.size :].tolist(), max_units=1)
+            except RefusedUpdate:
+                logger.exception("unit %d contributes zero", unit)
+
+    def _alone(self, unit: int, train: Callable[[int], TrainedUnit]) -> NDArray[np.float64]:
+        """Return the sums of one unit alone, flat."""
+        node = _NodeSums(self.instruction, self.sums.bundle, self.model)
+        node.add(unit, train(unit))
+        return np.concatenate([node.sums.updates.total, node.sums.scalars])
 
     def add_rows(self, rows: TrainedRows) -> None:
         """Add units that were trained together; one whose report is no report contributes zero.

@@ -35,6 +35,10 @@ from .shared_bundle import MOST_BITS, SharedBundle, WordSize
 
 _LARGEST_SLACK = 1e-2
 _ATTEMPTS = 2  # of each sum: what failed ones may repeat, counted beforehand
+_ONCE_LATE = (
+    "that a node was not done in time, once: it sends nothing from then on, be it for a slow "
+    "record or a slow machine"
+)
 _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 
 
@@ -59,8 +63,9 @@ class SecureSum:
             a lying server opens no sum below `least`.
         roster: Owners' nodes know each other's identities from a file. Needed for the promise
             against a server that lies.
-        reply_after: Seconds after which every node answers, so that its time does not tell what it
-            did; needed with coins at the nodes. None: as soon as it is ready.
+        reply_after: Seconds after which every node answers, so that its time does not show its
+            coins; needed with coins at the nodes below `sampling_rate=1`, and not used without.
+            None: as soon as it is ready.
         max_parameters: Most coordinates of the model, which the accounting's own error is for.
     """
 
@@ -354,10 +359,11 @@ class DistributedNoise(Noise):
                 "zero-out neighbours, not add-or-remove-one"
             )
         drawn = hosting.coins_at_nodes and not sampling.visible
-        if (drawn or hosting.of_records) and self.secure_sum.reply_after is None:
+        if drawn and self.secure_sum.reply_after is None:
             raise IncompatibleOptions(
                 "a node whose coins drew nobody answers sooner, which shows its coins: with "
-                "secure_sum and coins_at_nodes write SecureSum(reply_after=...), in seconds"
+                "secure_sum and coins_at_nodes write sampling_rate=1, or "
+                "SecureSum(reply_after=...), in seconds"
             )
 
     def check_sums(self, bundle: GaussianBundle, *, sums: int, num_clients: int) -> None:
@@ -425,6 +431,8 @@ class DistributedNoise(Noise):
             "who takes part, when it answers and how long it trains",
             ANOTHER_APP,
         )
+        if self.secure_sum.reply_after is not None:
+            told = (_ONCE_LATE, *told)
         if self.secure_sum.roster:
             return told
         return (

@@ -1,4 +1,4 @@
-"""Time at which every node answers a sum, so that it does not tell whose coins came up.
+"""Time at which every node with secret coins answers a sum, so that it does not show them.
 
 The last part of it is for noise and masks alone, which cost everybody the same. Else a lying server
 could set a time that ends within the work of those who train, and see who is late.
@@ -8,12 +8,12 @@ from __future__ import annotations
 
 _RESERVED = 0.25  # of the time
 _LEAST_RESERVE = 1.0  # seconds
-# Some four times what they take on a slow processor: training that is left behind shares it.
+# Some four times what they take on a slow processor.
 _RESERVE_A_MILLION = 0.5
 
 
 def work_ends(reply_after: float) -> float:
-    """Return the seconds after which a node's work must be done, or contributes zero."""
+    """Return the seconds after which a node's work must be done, or the node sends nothing."""
     return (1.0 - _RESERVED) * reply_after
 
 

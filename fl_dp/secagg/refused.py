@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal, get_args
 
-RefusalCode = Literal["stale", "terms", "directory", "policy", "view", "thin", "quorum", "budget"]
+RefusalCode = Literal[
+    "stale", "terms", "directory", "policy", "view", "thin", "quorum", "budget", "late"
+]
 """Why a node refuses: all that the server is told."""
 
 REFUSAL_CODES: tuple[str, ...] = get_args(RefusalCode)

@@ -60,7 +60,7 @@ class SumTerms:
         bits: Each coordinate is summed modulo 2^bits; 1 to 32.
         noise_scale: Of one node's noise, in grid steps, at least 2; 0: an exact total.
         sampling_rate: With which each unit flips a coin at its node; None: all take part.
-        reply_after: Seconds from message to answer; None: when it is ready.
+        reply_after: Seconds from message to answer, where coins are secret; None: when it is ready.
     """
 
     run: int

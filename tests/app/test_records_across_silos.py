@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from flwr.app import Context, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid
+from worked_here import work_here
 
 from fl_dp.accounting import default_delta
 from fl_dp.app.compose import compose_settings
@@ -26,7 +27,8 @@ SILOS = ("privacy=distributed_records", "task.num_clients=5", "clipping.norm=1")
 
 @pytest.fixture
 def silos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[Message, int], Message]:
-    """Five real nodes, which answer when they are ready."""
+    """Five real nodes, which answer when they are ready, of this process."""
+    work_here(monkeypatch)
     monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
     contexts = []
     for node in range(5):
@@ -80,7 +82,10 @@ def test_declared_records_divide_and_nothing_else() -> None:
         (["simulation.units_per_node=2"], "write simulation.units_per_node=1"),
         (["selection.coins=server"], "write selection.coins=nodes"),
         (["clipping=adaptive"], "write clipping.norm=..., not adaptive clipping"),
-        (["secure_sum.reply_after=null"], "write secure_sum.reply_after=..., in seconds"),
+        (
+            ["secure_sum.reply_after=null"],
+            "write selection.sampling_rate=1, or secure_sum.reply_after=..., in seconds",
+        ),
     ],
 )
 def test_what_does_not_go_with_records_is_said_in_keys(overrides: list[str], said: str) -> None:

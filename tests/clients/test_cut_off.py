@@ -1,69 +1,142 @@
-"""Work that is not done in time is left behind, with all that it does."""
+"""A process of its own: one array comes back by its time, or nothing, whatever the work does."""
 
 from __future__ import annotations
 
+import os
+import re
 import subprocess
 import sys
-import threading
-
-import pytest
-from flwr.app import ConfigRecord, Context, RecordDict
-
-from fl_dp.clients.cut_off import done_within
-
-
-def context() -> Context:
-    return Context(1, 2, {"name": "x"}, RecordDict(), {}, 3)
-
-
-def write(given: Context) -> str:
-    given.state["left"] = ConfigRecord({"by": "work"})
-    return str(given.series_id)
-
-
-def test_work_in_time_is_returned_with_what_it_left_in_the_state() -> None:
-    given = context()
-    assert done_within(60.0, write, given) == "3"
-    assert "left" in given.state
-
-
-def test_work_that_is_left_behind_leaves_nothing_in_the_state() -> None:
-    given, over, ended = context(), threading.Event(), threading.Event()
-
-    def late(apart: Context) -> str:
-        over.wait()
-        try:
-            return write(apart)
-        finally:
-            ended.set()
-
-    with pytest.raises(TimeoutError, match="not done after"):
-        done_within(0.01, late, given)
-    over.set()
-    assert ended.wait(60.0)
-    assert "left" not in given.state
-
-
-@pytest.mark.parametrize("failure", [ValueError, TimeoutError, SystemExit])
-def test_a_failure_is_the_work_s_own(failure: type[BaseException]) -> None:
-    def fails(_: Context) -> str:
-        raise failure("its own")
-
-    with pytest.raises(failure, match="its own"):
-        done_within(60.0, fails, context())
-
-
-def test_a_process_does_not_wait_for_what_it_left_behind() -> None:
-    program = """
 import time
-from flwr.app import Context, RecordDict
-from fl_dp.clients.cut_off import done_within
-try:
-    done_within(0.01, lambda _: time.sleep(3600), Context(1, 2, {}, RecordDict(), {}))
-except TimeoutError:
-    print("answered")
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_dp.clients.cut_off import Apart
+from fl_dp.clients.deadline import _watched
+
+LONG, SHORT = 120.0, 0.3  # seconds
+
+
+def holds_the_lock() -> Any:
+    """Work for more than a lifetime, in one call that never gives the interpreter's lock away."""
+    return re.match("(a+)+$", "a" * 60 + "b")
+
+
+def apart(work: Callable[[], Any], seconds: float = LONG, size: int = 3) -> Apart:
+    return Apart(work, size, until=time.monotonic() + seconds)
+
+
+def test_an_array_comes_back_and_nothing_else() -> None:
+    left: list[int] = []
+
+    def work() -> Any:
+        left.append(1)
+        return np.arange(3)
+
+    done = apart(work).result()
+    assert done is not None
+    assert (done.dtype, done.tolist()) == (np.float64, [0.0, 1.0, 2.0])
+    assert not left
+
+
+def test_an_array_that_no_pipe_holds_at_once_comes_back_whole() -> None:
+    done = apart(lambda: np.arange(10**6), size=10**6).result()
+    assert done is not None
+    assert np.array_equal(done, np.arange(10**6))
+
+
+def test_what_holds_the_interpreter_s_lock_is_cut_off() -> None:
+    """A thread would hold this one, too, and never come to an end."""
+    assert apart(holds_the_lock, SHORT).result() is None
+
+
+def test_what_comes_after_the_fork_stays_here() -> None:
+    """Keys are read after it."""
+    told = ["nothing"]
+    with apart(lambda: [float(len(each)) for each in told], size=1) as waiting:
+        told[0] = "a key"
+        done = waiting.result()
+    assert done is not None
+    assert done.tolist() == [7.0]
+
+
+def test_descendants_end_with_it() -> None:
+    read, write = os.pipe()
+    os.set_inheritable(write, True)
+    sleeps = [sys.executable, "-c", "import time; time.sleep(3600)"]
+
+    def work() -> Any:
+        subprocess.run(sleeps, close_fds=False, check=False)
+
+    late = apart(work, 1.0)
+    os.close(write)
+    assert late.result() is None
+    assert os.read(read, 1) == b""  # when the last of them is gone, and not before
+    os.close(read)
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [
+        lambda: np.zeros(4),
+        lambda: np.full((), "text"),
+        lambda: sys.exit("its own"),
+        lambda: os._exit(0),
+        lambda: 1 // 0,
+    ],
+)
+def test_a_failure_gives_nothing(fails: Callable[[], Any]) -> None:
+    assert apart(fails).result() is None
+
+
+def test_work_that_nobody_asked_for_never_begins() -> None:
+    read, write = os.pipe()
+    with apart(lambda: os.write(write, b"1")):
+        os.close(write)
+    assert os.read(read, 1) == b""
+    os.close(read)
+
+
+def test_a_process_without_a_parent_ends_itself() -> None:
+    """Also while it holds the interpreter's lock: the node may end a message at any time."""
+    program = """
+import os, re, sys, time
+from fl_dp.clients.cut_off import Apart
+from fl_dp.clients.deadline import _watched
+def work():
+    print("begun", flush=True)
+    re.match("(a+)+$", "a" * 60 + "b")
+apart = Apart(work, 1, until=time.monotonic() + 1.0)
+os.write(apart._gate, b"1")
+os._exit(0)
 """
+    # The pipe of its output closes when the last process that has it is gone.
     ended = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False
     )
-    assert (ended.returncode, ended.stdout) == (0, "answered\n")
+    assert (ended.returncode, ended.stdout) == (0, "begun\n")
+
+
+def test_torch_works_in_parallel_there_after_it_did_here() -> None:
+    """OpenMP's threads are not forked, and the thread that had them would wait for ever."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        values = torch.ones(2000, 2000)
+        here = float(values.exp().sum())
+        there = apart(lambda: [float(values.exp().sum())], size=1).result()
+    finally:
+        torch.set_num_threads(before)
+    assert there is not None
+    assert there.tolist() == [here]
+
+
+def test_processes_begin_within_processes_where_a_watchdog_runs() -> None:
+    """A real node's deadline has one, whose thread is not forked: nothing may wait for it."""
+    with _watched(LONG):
+        within = apart(lambda: apart(lambda: [3.0], size=1).result(), size=1).result()
+    assert within is not None
+    assert within.tolist() == [3.0]

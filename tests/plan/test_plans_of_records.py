@@ -98,7 +98,6 @@ def test_a_plan_of_records_survives_being_written_down() -> None:
         ({"unit": "client"}, "write unit='record', or leave nodes out"),
         ({"secure_sum": None}, "write secure_sum="),
         ({"secure_sum": SecureSum()}, "reply_after"),
-        ({"sampling_rate": 1.0, "secure_sum": SecureSum()}, "reply_after"),
         ({"clipping_norm": None}, "write clipping_norm=..., not adaptive clipping"),
         (
             {"clipping_norm": None, "clipping": AdaptiveClipping(initial_norm=1.0)},
@@ -116,3 +115,10 @@ def test_what_gradients_of_records_do_not_have_is_refused(
 ) -> None:
     with pytest.raises(ValueError, match=said.replace(".", r"\.")):
         planned(**changes)
+
+
+def test_all_records_in_every_round_need_no_clock() -> None:
+    """There is no coin that the time of an answer could show."""
+    plan = planned(sampling_rate=1.0, secure_sum=SecureSum(bits=21))
+    assert not any("in time" in each for each in plan.noise.not_covered)
+    assert any("in time" in each for each in planned().noise.not_covered)

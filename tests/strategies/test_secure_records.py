@@ -20,6 +20,7 @@ from scipy import stats
 from secure_nodes import Adds, SecureNodes
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
+from worked_here import work_here
 
 from fl_dp.accounting import NeighboringRelation, PoissonGaussianEvent
 from fl_dp.clients import NodeRecords, numpy_client_app, record_sums
@@ -132,7 +133,8 @@ def union(silos: Sequence[Data]) -> Data:
 
 @pytest.fixture(autouse=True)
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Nodes answer when they are ready: that they wait is another test."""
+    """Nodes answer when they are ready, of this process: that they do not is another test."""
+    work_here(monkeypatch)
     monkeypatch.setattr("fl_dp.clients.secure_sum.time.sleep", lambda seconds: None)
 
 

@@ -1,0 +1,246 @@
+"""Secret coins: the time of one unit or record decides about that unit alone, or about one bit.
+
+The node under attack trains in processes, as a real one does. What it adds to the sum is read off
+before its noise.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, Context, RecordDict
+from numpy.typing import NDArray
+from one_node import INSTRUCTION, REQUIRED, SIZE, Federation, code
+from scipy.stats import ks_2samp
+from secure_nodes import Adds
+
+from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.clients.record_sums import sum_of_records
+from fl_dp.clients.slots import Overrun, Slots, working_in
+from fl_dp.mechanisms import NoiseShare
+from fl_dp.protocol.instruction import RoundInstruction
+
+NOBODY, EVERYBODY = 1e-12, 1.0 - 1e-12  # rates of secret coins, as good as 0 and 1 in these tests
+UNITS, SLOW = 3, 1
+C = 1.0  # what one unit or record is clipped to, and charged as
+SECONDS = 6.0
+
+
+@pytest.fixture(autouse=True)
+def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Noise and masks of three coordinates need no second."""
+    monkeypatch.setattr("fl_dp.protocol.reply_time._LEAST_RESERVE", 0.05)
+
+
+def holds_the_lock() -> Any:
+    """Work for more than a lifetime, in one call that never gives the interpreter's lock away."""
+    return re.match("(a+)+$", "a" * 60 + "b")
+
+
+class Added:
+    """What the node added to its sums, in clipping norms, before any noise."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.values: list[NDArray[np.float64]] = []
+        encode = NoiseShare.encode
+
+        def kept(share: NoiseShare, values: Any, rng: Any) -> Any:
+            self.values.append(np.concatenate(values))
+            return encode(share, values, rng)
+
+        monkeypatch.setattr(NoiseShare, "encode", kept)
+
+
+@pytest.fixture
+def added(monkeypatch: pytest.MonkeyPatch) -> Added:
+    return Added(monkeypatch)
+
+
+def asked(rate: float, **changed: Any) -> RoundInstruction:
+    return replace(INSTRUCTION, sampling_rate=rate, **changed)
+
+
+class Unit(Adds):
+    """Adds more than the clipping norm along the first axis, after something else."""
+
+    def __init__(self, before: Callable[[], Any]) -> None:
+        super().__init__([np.array([2.0, 0.0, 0.0])])
+        self.before = before
+
+    def fit(self, parameters: Any, config: Any) -> Any:
+        self.before()
+        return super().fit(parameters, config)
+
+
+def of_units(folder: Path, slow: Callable[[], Any] = bool, **units: Any) -> Federation:
+    """Units of which one does something before it trains."""
+    federation = Federation(folder)
+    usual = {
+        "client_fn": lambda context, unit: Unit(slow if unit == SLOW else bool),
+        "count": lambda *_: UNITS,
+    }
+    app = numpy_client_app(units=NodeUnits(**usual | units))  # type: ignore[arg-type]
+    federation.nodes.app = lambda: app  # type: ignore[method-assign]
+    return federation
+
+
+def sleeps(*_: Any) -> Any:
+    time.sleep(3600)
+
+
+def fails() -> None:
+    raise ValueError("its training fails")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("slow", [holds_the_lock, fails])
+def test_a_unit_that_is_slow_moves_the_sum_by_its_own_update_alone(
+    tmp_path: Path, added: Added, slow: Callable[[], Any]
+) -> None:
+    """As one that fails at once, which is its neighbour: all others are in the sum."""
+    federation = of_units(tmp_path, slow)
+    content = federation.content(asked(EVERYBODY, max_units=UNITS))
+    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=SECONDS)
+    assert code(reply) == "answered"
+    assert np.abs(added.values[-1] - [(UNITS - 1) * C, 0.0, 0.0]).max() < 1e-3
+
+
+@pytest.mark.slow
+def test_units_are_not_trained_together_in_slots(tmp_path: Path, added: Added) -> None:
+    """One that takes for ever would leave all others behind."""
+    federation = of_units(tmp_path, train_many=sleeps)
+    content = federation.content(asked(EVERYBODY, max_units=UNITS))
+    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=SECONDS)
+    assert code(reply) == "answered"
+    assert np.abs(added.values[-1] - [UNITS * C, 0.0, 0.0]).max() < 1e-3
+
+
+class Records:
+    """Records that add the clipping norm each; one of them may never be done."""
+
+    def __init__(self, slow: int | None = None) -> None:
+        self.slow = slow
+        self.summed: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 200
+
+    def clipped_sum(self, rows: Sequence[int], clipping_norm: float) -> Any:
+        self.summed.append(list(rows))
+        if self.slow in rows:
+            holds_the_lock()
+        return {"w": np.array([clipping_norm * len(rows), 0.0, 0.0])}, len(rows)
+
+
+def of_records(folder: Path, records: Records) -> Federation:
+    federation = Federation(folder, **REQUIRED | {"require-privacy": "distributed-records"})
+    app = numpy_client_app(records=lambda *_: records)
+    federation.nodes.app = lambda: app  # type: ignore[method-assign]
+    return federation
+
+
+def asked_of_records(rate: float) -> RoundInstruction:
+    assert INSTRUCTION.secure_sum is not None
+    price = replace(INSTRUCTION.secure_sum, unit="record")
+    return asked(rate, max_units=200, of_records=True, secure_sum=price)
+
+
+@pytest.mark.parametrize("rate", [NOBODY, EVERYBODY])
+def test_no_sum_is_of_the_records_that_one_s_time_left(
+    tmp_path: Path, added: Added, rate: float
+) -> None:
+    """The node says once that it was late, whatever its coins were, and nothing more in that run.
+
+    With all but the slow record in one world and none in the other, sums would lie 199 C apart.
+    """
+    federation = of_records(tmp_path, Records(slow=7))
+    content = federation.content(asked_of_records(rate))
+    times = {"sampling_rate": rate, "reply_after": 1.0}
+    began = time.monotonic()
+    assert code(federation.train(content, **times)) == "Refused late"
+    assert time.monotonic() - began >= 1.0  # at the time of every answer
+    assert not any(each.any() for each in added.values)
+    # Nor what has neither coin nor clock.
+    everybody = federation.content(asked_of_records(1.0))
+    assert code(federation.train(everybody, number=2)) == "Refused late"
+    assert federation.charges() == 1
+
+
+def test_records_that_are_done_in_time_are_summed(tmp_path: Path, added: Added) -> None:
+    federation = of_records(tmp_path, Records())
+    content = federation.content(asked_of_records(EVERYBODY))
+    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=SECONDS)
+    assert code(reply) == "answered"
+    assert abs(added.values[-1][0] + 200 * C) < 0.1  # down the gradient
+
+
+@pytest.mark.parametrize("rate", [NOBODY, 0.3, EVERYBODY])
+def test_the_work_is_the_same_for_every_outcome_of_the_coins(rate: float) -> None:
+    """Every record's gradient is computed once, in a number of batches that the rate says."""
+    records, model = Records(), ArrayRecord({"w": Array(np.zeros(SIZE))})
+    context = Context(1, 1, {}, RecordDict(), {})
+    with working_in(Slots(begin=0.0, end=1.0)):
+        sum_of_records(asked_of_records(rate), model, {}, context, lambda *_: records)
+    assert sorted(row for rows in records.summed for row in rows) == list(range(200))
+
+
+def test_a_slot_that_begins_late_is_the_end_of_the_work() -> None:
+    """Else the time of what came before would decide about its unit."""
+    now = time.monotonic()
+    with pytest.raises(Overrun):
+        next(Slots(begin=now - 1.0, end=now + 60.0).waited(3))
+
+
+def test_a_node_whose_count_takes_too_long_sends_nothing(tmp_path: Path, added: Added) -> None:
+    federation = of_units(tmp_path, count=sleeps)
+    content = federation.content(asked(EVERYBODY, max_units=UNITS))
+    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=1.0)
+    assert code(reply) == "Refused late"
+    assert not any(each.any() for each in added.values)
+
+
+@pytest.mark.parametrize("reply_after", [None, 0.001])
+def test_everybody_needs_neither_coin_nor_clock(
+    tmp_path: Path, added: Added, reply_after: float | None
+) -> None:
+    """Nor does a lying server's clock cut anybody off, where there is no coin to hide."""
+    federation = of_units(tmp_path)
+    content = federation.content(asked(1.0, max_units=UNITS))
+    for number, rate in enumerate((None, 1.0), start=1):
+        reply = federation.train(
+            content, number=number, sampling_rate=rate, reply_after=reply_after
+        )
+        assert code(reply) == "answered"
+        assert np.abs(added.values[-1] - [UNITS * C, 0.0, 0.0]).max() < 1e-3
+
+
+REPLIES, LATEST = 200, 0.6
+
+
+@pytest.mark.waits
+@pytest.mark.timeout(1200)
+def test_the_time_of_an_answer_shows_no_coin(tmp_path: Path, hog: Callable[[], Any]) -> None:
+    """Answers with coins up and down in turn, while the work holds the interpreter's lock.
+
+    One false alarm in a million. In a thread the same work made answers 0.7 s late (p < 1e-50).
+    """
+    federation = of_units(tmp_path, client_fn=lambda *_: Unit(hog), count=lambda *_: 1)
+    took: dict[float, list[float]] = {NOBODY: [], EVERYBODY: []}
+    for number in range(1, 2 * REPLIES + 1):
+        rate = (NOBODY, EVERYBODY)[number % 2]
+        content = federation.content(asked(rate))
+        began = time.monotonic()
+        reply = federation.train(content, number=number, sampling_rate=rate, reply_after=LATEST)
+        took[rate].append(time.monotonic() - began)
+        assert code(reply) == "answered"
+    assert ks_2samp(took[NOBODY], took[EVERYBODY]).pvalue > 1e-6
+    # Power: a tenth of a second would show.
+    late = np.array(took[EVERYBODY]) + 0.1
+    assert ks_2samp(took[NOBODY], late).pvalue < 1e-6
