@@ -172,7 +172,7 @@ class SecureNode:
         return Evidence(
             run=run,
             identity=self.identity.public.hex(),
-            directory=self._directory(run).to_json(),
+            directory=self._accepted(run).to_json(),
             last=self.store.last(run, _SUM),
             receipted={} if receipted is None else json.loads(receipted),
             missing=tuple(int(each["number"]) for each in self._unreceipted(run)),
@@ -423,10 +423,18 @@ class SecureNode:
         return RunKey.from_secret(secret)
 
     def _directory(self, run: int) -> Directory:
+        """Return a run's directory, checked against the roster that is in force now."""
+        directory = self._accepted(run)
+        # A directory of before a roster was pinned, or an identity struck out, may hold strangers.
+        self._check_strangers(directory)
+        return directory
+
+    def _accepted(self, run: int) -> Directory:
+        """Return a run's directory as it was accepted."""
         kept = self.store.get(run, _DIRECTORY)
         if kept is None:
             raise Refused("directory", "this node has no directory of that run")
-        return _directory_of(kept)  # checked when it was accepted
+        return _directory_of(kept)
 
     def _root_of(self, directory: Directory, key: RunKey, mine: int, other: int) -> bytes:
         """Return the secret that this node shares with a place, 61 us the first time."""

@@ -33,6 +33,8 @@ from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
     KEY_ACTION,
+    OPEN_ACTION,
+    VIEW_ACTION,
     masked_of,
     text_to_content,
     with_terms,
@@ -395,3 +397,44 @@ def test_a_node_that_takes_no_part_gives_no_key(tmp_path: Path) -> None:
     federation.nodes.contexts[0] = Context(1, FIRST_NODE, owner, RecordDict(), {})
     asked = text_to_content(json.dumps({"run": 8, "epoch": 0}))
     assert code(federation.ask(KEY_ACTION, asked)) == "PolicyRefusal"
+
+
+def pin(federation: Federation, *, without: int | None = None, by: str = "node_config") -> None:
+    """Let the first node's owner pin a roster from now on, with everybody or without one node."""
+    identities = [
+        Identity.load_or_create(federation.folder / f"node-{node}" / IDENTITY_FILE).public.hex()
+        for node in range(NODES)
+    ]
+    members = [
+        {"name": f"site-{node:03d}", "identity": identity}
+        for node, identity in enumerate(identities)
+        if node != without
+    ]
+    file = federation.folder / "roster.json"
+    file.write_text(json.dumps({"federation": "tests", "members": members}))
+    context = federation.nodes.contexts[0]
+    said = {"secagg-roster": str(file)} | REQUIRED
+    if by == "policy":
+        policy = federation.folder / "policy.yaml"
+        policy.write_text(json.dumps(said))  # JSON is YAML
+        said = {"policy-path": str(policy)}
+    config = {key: v for key, v in context.node_config.items() if key not in REQUIRED} | said
+    federation.nodes.contexts[0] = Context(1, FIRST_NODE, config, RecordDict(), context.run_config)
+
+
+@pytest.mark.parametrize("change", ["by restart", "by policy file", "struck out"])
+def test_a_roster_that_is_pinned_late_binds_every_role(tmp_path: Path, change: str) -> None:
+    """A directory that was accepted before may hold strangers: it is not answered any more."""
+    federation = Federation(tmp_path, pinned=change == "struck out")
+    assert code(federation.train()) == "answered"
+    assert code(federation.ask(VIEW_ACTION, federation.question(number=2))) == "answered"
+    pin(
+        federation,
+        without=3 if change == "struck out" else None,
+        by="policy" if change == "by policy file" else "node_config",
+    )
+    assert code(federation.train(number=3)) == "Refused directory"
+    for action in (VIEW_ACTION, OPEN_ACTION):
+        asked = federation.question(number=4)
+        assert code(federation.ask(action, asked)) == "Refused directory"
+    assert federation.charges() == 1

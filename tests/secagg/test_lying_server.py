@@ -19,9 +19,13 @@ from secure_sums import CONTENT, PURPOSE, RUN, Federation, ask, segments, send
 from fl_dp.accounting import SharedNoise
 from fl_dp.mechanisms import Segment
 from fl_dp.secagg import (
+    Directory,
+    Identity,
+    Member,
     MemoryStore,
     OpenSum,
     Refused,
+    Roster,
     SecureNode,
     SecureSumFailed,
     SumTerms,
@@ -478,3 +482,56 @@ class TestBegin:
         terms = house.terms()
         house.nodes[0].forget(RUN)
         assert self.refusal(house.nodes[0], terms)[0] == "directory"
+
+
+class TestRosterPinnedLate:
+    """A directory of a victim among strangers, from before its owner pinned a roster."""
+
+    def caught(self) -> tuple[Federation, SecureNode]:
+        """Return the strangers' federation, and the victim with the roster that they name."""
+        honest = [Member(name=f"node-{at}", identity=bytes([at]) * 32) for at in range(1, 9)]
+        victim = SecureNode(Identity.generate(), MemoryStore(), name="node-0")
+        mine = Member(name="node-0", identity=victim.identity.public)
+        roster = Roster(federation="tests", members=(mine, *honest))
+        strangers = [
+            SecureNode(Identity.generate(), MemoryStore(), name=f"node-{at}") for at in range(1, 9)
+        ]
+        nodes = sorted([victim, *strangers], key=lambda node: node.identity.public)
+        entries = [node.entry(RUN) for node in nodes]
+        # The server knows the hash of the file that owners agree on, and names it.
+        directory = Directory.first(RUN, entries, roster_hash=roster.hash)
+        for node in nodes:
+            node.accept(directory)
+        pinned = SecureNode(victim.identity, victim.store, name="node-0", roster=roster)
+        return Federation(nodes, directory), pinned
+
+    def test_the_victim_answers_no_terms_and_opens_nothing(self) -> None:
+        house, victim = self.caught()
+        terms = house.terms(cross_check=True)
+        online = tuple(range(9))
+        labels = {place: bytes(32) for place in online}
+        for role in (
+            lambda: send(victim, terms, np.zeros(20)),
+            lambda: victim.view(terms.to_json(), online, labels),
+            lambda: victim.open(terms.to_json(), online, labels, {}),
+        ):
+            with pytest.raises(Refused, match="not in the roster") as refused:
+                role()
+            assert refused.value.code == "directory"
+        assert not any(victim.store.last(RUN, role) for role in ("sum", "view", "open"))
+
+    def test_a_receipt_of_strangers_proves_nothing(self) -> None:
+        house, victim = self.caught()
+        terms = house.terms()
+        asked = ask(house, terms, ZEROS)  # while no roster was pinned
+        place = house.directory.places[victim.identity.public]
+        receipt = asked.opening.receipt_for(place).to_json()
+        with pytest.raises(Refused, match="not in the roster"):
+            victim.check_receipt(RUN, receipt)
+
+    def test_what_was_accepted_before_stays_evidence(self) -> None:
+        house, victim = self.caught()
+        roster = victim.roster
+        evidence = victim.evidence(RUN)
+        assert evidence.directory == house.directory.to_json()
+        assert len([each for each in evidence.findings(roster) if "not in the roster" in each]) == 8
