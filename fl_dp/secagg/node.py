@@ -21,7 +21,7 @@ from typing import NamedTuple
 from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
 
 from .client import Participation
-from .directory import Directory, Entry
+from .directory import MOST_EPOCHS, MOST_RUNS, Directory, Entry
 from .evidence import Evidence
 from .frames import digest
 from .keys import Identity, RunKey, is_signed
@@ -37,11 +37,12 @@ KEPT_DAYS = 30.0  # a run's keys, unless the run says that it is done
 _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"
-_UNRECEIPTED, _RECEIPTED = "unreceipted", "receipted"
-_LAST_RUN = "last run"
+_DUE, _RECEIPTED = "unreceipted", "receipted"
+_ENDED = "ended"  # and the run, unless it had no sum
 _KNOWN, _LARGEST = "identities", "largest"
-_SUM, _VIEW, _OPEN = "sum", "view", "open"  # roles of marks
+_SUM, _VIEW, _OPEN, _RECEIPT = "sum", "view", "open", "receipt"  # roles of marks
 _REMEMBERED = 3  # sums whose receipt can be checked, where none are demanded
+_LEFT_OUT = b"left out"  # in the mark of a receipt
 
 
 class SecureNode:
@@ -88,6 +89,8 @@ class SecureNode:
         self.least_cohort = least_cohort
         self.receipts, self.exact, self._told = receipts, exact, told
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
+        for run in store.older(KEPT_DAYS):  # a server need not say that a run is done
+            self.forget(run)
 
     # Set-up, once a run.
 
@@ -97,8 +100,15 @@ class SecureNode:
         Args:
             run: Flower's run id.
             epoch: Of the directory that it is to stand in.
+
+        Raises:
+            Refused: `directory`, if there can be no such run; then nothing is stored.
         """
-        self.store.expire(KEPT_DAYS)
+        try:
+            require_integers(0, MOST_RUNS, run=run)
+            require_integers(0, MOST_EPOCHS, epoch=epoch)
+        except ValueError as error:
+            raise Refused("directory", f"{error}") from error
         if self.store.get(run, _KEY) is None:
             self.store.put(run, _KEY, RunKey.generate().secret)
         return Entry.make(run, epoch, self.name, self.identity, self._run_key(run))
@@ -155,27 +165,49 @@ class SecureNode:
     def forget(self, run: int) -> None:
         """Delete a run's key, directory and marks: what was sent in it can't be opened any more.
 
-        What its owner can check afterwards is kept (`last_run`).
+        What its owner can check afterwards is kept (`ended`).
         """
         if self.store.get(run, _DIRECTORY) is not None:
-            self.store.put(None, _LAST_RUN, self.evidence(run).to_json().encode())
+            evidence = self.evidence(run, ended=True)
+            # Runs without a sum cost their server nothing: of those the last one is kept.
+            key = f"{_ENDED} {run}" if evidence.last else _ENDED
+            self.store.put(None, key, evidence.to_json().encode())
         self.store.forget(run)
         self._roots.clear()
 
-    def evidence(self, run: int) -> Evidence:
+    def ended(self) -> list[Evidence]:
+        """Return what was kept of runs that have ended, the last one at the end.
+
+        Raises:
+            ValueError: If it can't be read.
+        """
+        kept = [key for key in self.store.lasting_keys() if key.split()[0] == _ENDED]
+        texts = (self.store.get(None, key) for key in kept)
+        return [Evidence.from_json(text.decode()) for text in texts if text is not None]
+
+    def evidence(self, run: int, *, ended: bool = False) -> Evidence:
         """Return this node's view of a run.
+
+        Args:
+            run: Flower's run id.
+            ended: Whether no receipt can come any more.
 
         Raises:
             Refused: `directory`, if it has none.
         """
         receipted = self.store.get(run, _RECEIPTED)
+        # Marks are the evidence: no later receipt, and no two messages at once, undo one.
+        sums, receipts = self.store.marks(run, _SUM), self.store.marks(run, _RECEIPT)
         return Evidence(
             run=run,
             identity=self.identity.public.hex(),
             directory=self._accepted(run).to_json(),
-            last=self.store.last(run, _SUM),
+            ended=ended,
+            last=max(sums, default=0),
             receipted={} if receipted is None else json.loads(receipted),
-            missing=tuple(int(each["number"]) for each in self._unreceipted(run)),
+            summed=tuple(each for each in receipts if receipts[each].view != _LEFT_OUT),
+            left_out=tuple(each for each in receipts if receipts[each].view == _LEFT_OUT),
+            missing=tuple(each for each in sums if each not in receipts),
         )
 
     # As a client.
@@ -217,54 +249,66 @@ class SecureNode:
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
         self.store.mark(terms.run, _SUM, terms.number, Mark(terms.hash))
+        self._remember(terms)  # without a label: a node that dies now sends nothing
         return Participation(terms, place, agreed.root, partial(self._remember, terms))
 
-    def _remember(self, terms: SumTerms, label: bytes) -> None:
+    def _remember(self, terms: SumTerms, label: bytes = b"") -> None:
         """Keep what a receipt is checked with."""
-        sums = self._unreceipted(terms.run)
+        sums = [each for each in self._due(terms.run) if each["number"] != terms.number]
         sums.append({"number": terms.number, "terms": terms.to_json(), "label": label.hex()})
         kept = sums[-max(_REMEMBERED, self.receipts) :]
-        self.store.put(terms.run, _UNRECEIPTED, canonical(kept).encode())
+        self.store.put(terms.run, _DUE, canonical(kept).encode())
 
     def check_receipt(self, run: int, text: str) -> None:
-        """Check a receipt: this node's message is in the one sum that could be opened.
+        """Check a receipt: this node's message is in the one sum that could be opened, or in none.
+
+        What members signed without this node proves as much: its message came too late, and too few
+        of them are left who would open it. A sum behind which a later one has its receipt has none
+        for good, and a receipt of one that never reached this node is not looked at.
 
         Args:
             run: Flower's run id.
             text: Of `Receipt.to_json`.
 
         Raises:
-            Refused: `view`, if it is none.
+            Refused: `view`, if it is none; `directory`.
         """
         try:
             receipt = Receipt.from_json(text)
         except ValueError as error:
             raise Refused("view", f"{error}") from error
-        sums = self._unreceipted(run)
+        directory = self._directory(run)
+        place = directory.places[self.identity.public]
+        if receipt.number <= self.store.last(run, _RECEIPT):
+            return
+        left_out = place not in receipt.online
+        if left_out and self.store.marked(run, _SUM, receipt.number) is None:
+            return
+        sums = self._due(run)
         mine = [each for each in sums if each["number"] == receipt.number]
         if not mine:
             raise Refused("view", f"no receipt is due for sum {receipt.number}")
         terms = SumTerms.from_json(str(mine[0]["terms"]))
-        directory = self._directory(run)
-        place = directory.places[self.identity.public]
         label = bytes.fromhex(str(mine[0]["label"]))
-        if receipt.terms_hash != terms.hash or not receipt.includes(place, label):
+        if not receipt.accounts_for(terms.hash, place, label):
             raise Refused("view", "the receipt is not of this node's message")
         self._check_repliers(terms, receipt.online, self._noise(terms))
         good = _signers(directory, terms, receipt.signatures, receipt.view)
         if good < terms.threshold:
             raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
+        mark = Mark(terms.hash, _LEFT_OUT if left_out else b"")
+        self.store.mark(run, _RECEIPT, receipt.number, mark)
         receipted = {"terms": mine[0]["terms"], "label": mine[0]["label"], "receipt": text}
         self.store.put(run, _RECEIPTED, canonical(receipted).encode())
-        later = [each for each in sums if int(str(each["number"])) > receipt.number]
-        self.store.put(run, _UNRECEIPTED, canonical(later).encode())
 
     def unreceipted(self, run: int) -> int:
-        """Return how many sums the node took part in since the last receipt, as far as it keeps."""
-        return len(self._unreceipted(run))
+        """Return how many sums the node took part in since the last receipt."""
+        receipted = self.store.last(run, _RECEIPT)
+        return sum(number > receipted for number in self.store.marks(run, _SUM))
 
-    def _unreceipted(self, run: int) -> list[dict[str, str | int]]:
-        kept = self.store.get(run, _UNRECEIPTED)
+    def _due(self, run: int) -> list[dict[str, str | int]]:
+        """Return the last sums that the node took part in, with what their receipts need."""
+        kept = self.store.get(run, _DUE)
         sums: list[dict[str, str | int]] = [] if kept is None else json.loads(kept)
         return sums
 
@@ -482,13 +526,3 @@ def _signers(
 
 def _mark_of(terms: SumTerms, said: bytes) -> Mark:
     return Mark(terms.hash, digest("marked view", said))
-
-
-def last_run(store: NodeStore) -> Evidence | None:
-    """Return what a node kept of the last run that ended; None if none did.
-
-    Raises:
-        ValueError: If it can't be read.
-    """
-    kept = store.get(None, _LAST_RUN)
-    return None if kept is None else Evidence.from_json(kept.decode())

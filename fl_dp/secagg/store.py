@@ -68,6 +68,14 @@ class NodeStore(Protocol):
         """Return the highest marked number of a role, 0 if there is none."""
         ...
 
+    def marks(self, run: int, role: str) -> dict[int, Mark]:
+        """Return all marks of a role by number, ascending."""
+        ...
+
+    def lasting_keys(self) -> tuple[str, ...]:
+        """Return the keys of what outlives runs, the one that was put last at the end."""
+        ...
+
     def runs(self) -> tuple[int, ...]:
         """Return the runs of which something is kept: they have not ended."""
         ...
@@ -76,8 +84,8 @@ class NodeStore(Protocol):
         """Delete everything of a run."""
         ...
 
-    def expire(self, days: float) -> None:
-        """Delete everything of runs whose first value was put more than `days` ago."""
+    def older(self, days: float) -> tuple[int, ...]:
+        """Return the runs whose first value was put more than `days` ago."""
         ...
 
     def close(self) -> None:
@@ -107,6 +115,7 @@ class MemoryStore:
         """See `NodeStore`."""
         if run is not None:
             self._began.setdefault(run, time.time())
+        self._kept.pop((run, key), None)
         self._kept[run, key] = value
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
@@ -123,6 +132,14 @@ class MemoryStore:
         """See `NodeStore`."""
         return max(self._once.get((run, role), {}), default=0)
 
+    def marks(self, run: int, role: str) -> dict[int, Mark]:
+        """See `NodeStore`."""
+        return dict(self._once.get((run, role), {}))
+
+    def lasting_keys(self) -> tuple[str, ...]:
+        """See `NodeStore`."""
+        return tuple(key for run, key in self._kept if run is None)
+
     def runs(self) -> tuple[int, ...]:
         """See `NodeStore`."""
         return tuple(sorted(self._began))
@@ -133,11 +150,10 @@ class MemoryStore:
         self._kept = {each: value for each, value in self._kept.items() if each[0] != run}
         self._once = {each: marks for each, marks in self._once.items() if each[0] != run}
 
-    def expire(self, days: float) -> None:
+    def older(self, days: float) -> tuple[int, ...]:
         """See `NodeStore`."""
         limit = time.time() - days * _SECONDS_A_DAY
-        for run in [run for run, began in self._began.items() if began < limit]:
-            self.forget(run)
+        return tuple(sorted(run for run, began in self._began.items() if began < limit))
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
@@ -217,37 +233,43 @@ class SQLiteStore:
         query = "SELECT max(number) FROM once WHERE run = ? AND role = ?"
         return self._number(query, _name(run), role)
 
+    def marks(self, run: int, role: str) -> dict[int, Mark]:
+        """See `NodeStore`."""
+        query = "SELECT number, terms, view FROM once WHERE run = ? AND role = ? ORDER BY number"
+        rows = self._all(query, _name(run), role)
+        return {int(number): Mark(bytes(terms), bytes(view)) for number, terms, view in rows}
+
+    def lasting_keys(self) -> tuple[str, ...]:
+        """See `NodeStore`."""
+        rows = self._all("SELECT key FROM kept WHERE run = ? ORDER BY rowid", _ANY_RUN)
+        return tuple(str(row[0]) for row in rows)
+
     def runs(self) -> tuple[int, ...]:
         """See `NodeStore`."""
-        with self._lock:
-            rows = self._database.execute("SELECT run FROM runs").fetchall()
-        return tuple(sorted(int(row[0]) for row in rows if row[0] != _ANY_RUN))
+        rows = self._all("SELECT run FROM runs WHERE run != ?", _ANY_RUN)
+        return tuple(sorted(int(row[0]) for row in rows))
 
     def forget(self, run: int) -> None:
         """See `NodeStore`."""
-        self._forget([_name(run)])
-
-    def expire(self, days: float) -> None:
-        """See `NodeStore`."""
-        limit = time.time() - days * _SECONDS_A_DAY
-        with self._lock:
-            rows = self._database.execute("SELECT run FROM runs WHERE began < ?", (limit,))
-            old = [str(row[0]) for row in rows if row[0] != _ANY_RUN]
-        self._forget(old)
-
-    def _forget(self, names: list[str]) -> None:
         self._together(
             *(
-                (f"DELETE FROM {table} WHERE run = ?", (name,))
-                for name in names
+                (f"DELETE FROM {table} WHERE run = ?", (_name(run),))
                 for table in ("runs", "kept", "once")
             )
         )
 
-    def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:
+    def older(self, days: float) -> tuple[int, ...]:
+        """See `NodeStore`."""
+        limit = time.time() - days * _SECONDS_A_DAY
+        query = "SELECT run FROM runs WHERE run != ? AND began < ?"
+        return tuple(sorted(int(row[0]) for row in self._all(query, _ANY_RUN, limit)))
+
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
-            row: tuple[Any, ...] | None = self._database.execute(query, values).fetchone()
-        return row
+            return self._database.execute(query, values).fetchall()
+
+    def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:
+        return next(iter(self._all(query, *values)), None)
 
     def _number(self, query: str, *values: object) -> int:
         row = self._one(query, *values)

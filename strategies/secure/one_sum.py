@@ -152,10 +152,9 @@ class OneSum:
                 self._agree(opened, ask)
             self._ask_to_open(opened, ask)
             total = opened.release()
-        except SecureSumFailed:
-            self._sums.leave_out(opened)
-            raise
-        self._sums.note(opened)
+        finally:
+            # What members signed is proof, whether their shares could be put together or not.
+            self._sums.note(opened)
         values = self._summed.share.decode(total)
         self._require_plausible(values, repliers=len(opened.online))
         return values

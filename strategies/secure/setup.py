@@ -163,7 +163,7 @@ class SecureSums:
         """Take note of a sum that was opened: who lied, and everybody's receipts."""
         self.leave_out(opened)
         # Nodes that this sum did not ask still have to get those of earlier ones.
-        for place in opened.online:
+        for place in opened.terms.cohort:
             try:
                 self._receipts[place] = opened.receipt_for(place).to_json()
             except SecureSumFailed:  # too few signed one view: there are none
