@@ -27,7 +27,7 @@ from fl_dp.protocol.secure_sum import (
     VIEW_ACTION,
     MemberQuestion,
     opened_to_content,
-    receipt_in,
+    receipts_in,
     signature_to_content,
     text_of,
     text_to_content,
@@ -136,9 +136,8 @@ def _open(message: Message, context: Context) -> Message:
 def _done(message: Message, context: Context) -> Message:
     asked = json.loads(text_of(message.content))
     run = int(asked["run"])
-    receipt = receipt_in(message.content)
     with secure_node(context) as node:
-        if receipt is not None:
+        for receipt in receipts_in(message.content):
             node.check_receipt(run, receipt)
         node.forget(run)
     if in_simulation():

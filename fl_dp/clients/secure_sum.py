@@ -35,7 +35,7 @@ from fl_dp.protocol.reply_time import require_time, work_ends
 from fl_dp.protocol.secure_sum import (
     content_digest,
     masked_to_content,
-    receipt_in,
+    receipts_in,
     terms_in,
     without_terms,
 )
@@ -81,7 +81,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         return call_next(message, context)
     began = time.monotonic()
     terms, content = SumTerms.from_json(text), content_digest(message.content)
-    receipt = receipt_in(message.content)
+    receipts = receipts_in(message.content)
     message.content = without_terms(message.content)
     summed = summed_of(message)
     _require_matching(terms, summed)
@@ -92,7 +92,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     if due is not None:
         _require_time(due, terms)
     with secure_node(context) as node:
-        if receipt is not None:
+        for receipt in receipts:
             node.check_receipt(terms.run, receipt)
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
         share = _share_of(terms)

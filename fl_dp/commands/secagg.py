@@ -116,6 +116,8 @@ def _show(summary: dict[str, Any]) -> None:
     pinned = "no roster: the server chose whom this node believes"
     out.print(f"roster      {summary['roster'] or pinned}", soft_wrap=True)
     out.print(f"directory   {summary['directory']}", soft_wrap=True)
+    if summary["promised"]:
+        out.print(f"promised    no sum of fewer than {summary['promised']} honest nodes")
     for title, numbers in (
         ("in the sum", summary["summed"]),
         ("left out", summary["left_out"]),

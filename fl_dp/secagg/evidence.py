@@ -35,6 +35,8 @@ class Evidence:
         summed: Numbers of sums with a receipt that has the node's message, checked when it came.
         left_out: Numbers of sums with a receipt that has not: the message was opened in none.
         missing: Numbers of sums without a receipt: what became of the message is not known.
+        promised: Clients that do not collude in any sum that could be opened, by the run's terms;
+            0: it had none.
     """
 
     run: int
@@ -46,6 +48,7 @@ class Evidence:
     summed: tuple[int, ...]
     left_out: tuple[int, ...]
     missing: tuple[int, ...]
+    promised: int
 
     def to_json(self) -> str:
         """Return it as JSON text."""
@@ -60,7 +63,7 @@ class Evidence:
         """
         given = object_of(text, list(cls.__dataclass_fields__), "evidence of a run")
         require_integers(0, MOST_RUNS, run=given["run"])
-        require_integers(0, _MOST, last=given["last"])
+        require_integers(0, _MOST, last=given["last"], promised=given["promised"])
         with document("evidence of a run"):
             texts = [given["identity"], given["directory"], *given["receipted"].values()]
             for name in _NUMBERS:
@@ -145,6 +148,7 @@ def summary_of(evidence: Evidence) -> dict[str, Any]:
         "nodes": len(directory.current),
         "directory": directory.hash.hex(),
         "roster": directory.roster_hash or None,
+        "promised": evidence.promised,
         "last_sum": evidence.last,
         **{name: list(getattr(evidence, name)) for name in _NUMBERS},
         "receipted_sum": None,

@@ -39,6 +39,7 @@ _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"
 _DUE, _RECEIPTED = "unreceipted", "receipted"
 _ENDED = "ended"  # and the run, unless it had no sum
+_PROMISED = "promised"
 _KNOWN, _LARGEST = "identities", "largest"
 _SUM, _VIEW, _OPEN, _RECEIPT = "sum", "view", "open", "receipt"  # roles of marks
 _REMEMBERED = 3  # sums whose receipt can be checked, where none are demanded
@@ -208,6 +209,7 @@ class SecureNode:
             summed=tuple(each for each in receipts if receipts[each].view != _LEFT_OUT),
             left_out=tuple(each for each in receipts if receipts[each].view == _LEFT_OUT),
             missing=tuple(each for each in sums if each not in receipts),
+            promised=self._promise(run)[0],
         )
 
     # As a client.
@@ -248,7 +250,7 @@ class SecureNode:
         # Members were asked about it: the cut-off is over.
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
-        self.store.mark(terms.run, _SUM, terms.number, Mark(terms.hash))
+        self._mark(terms, _SUM, Mark(terms.hash))
         self._remember(terms)  # without a label: a node that dies now sends nothing
         return Participation(terms, place, agreed.root, partial(self._remember, terms))
 
@@ -346,7 +348,7 @@ class SecureNode:
             raise stale(terms.number)
         # The same question once more, as of a message that came twice, has the same answer.
         if self.store.marked(terms.run, _VIEW, terms.number) is None:
-            self.store.mark(terms.run, _VIEW, terms.number, _mark_of(terms, said))
+            self._mark(terms, _VIEW, _mark_of(terms, said))
         return self.identity.sign(said)
 
     def open(
@@ -378,7 +380,7 @@ class SecureNode:
                 raise Refused(
                     "quorum", f"{good} members signed this view, {terms.threshold} are needed"
                 )
-        self.store.mark(terms.run, _OPEN, terms.number, _mark_of(terms, said))
+        self._mark(terms, _OPEN, _mark_of(terms, said))
         shares, unreadable = open_bundles(terms, agreed.place, online, labels, bundles, agreed.root)
         return Opened(shares, self.identity.sign(said), unreadable)
 
@@ -422,6 +424,7 @@ class SecureNode:
         ):
             raise Refused("terms", "the committee is not the one of this directory")
         self._noise(terms)
+        self._check_promise(terms)
         key, mine = self._run_key(terms.run), directory.places[self.identity.public]
         return _Agreed(self, terms, directory, key, mine)
 
@@ -449,6 +452,32 @@ class SecureNode:
                 f"{self.least_sum}",
             )
         return noise
+
+    def _promise(self, run: int) -> tuple[int, int]:
+        """Return the most that a run has promised, and the most that may collude by its terms."""
+        kept = self.store.get(run, _PROMISED)
+        promised, colluding = (0, 0) if kept is None else json.loads(kept)
+        return promised, colluding
+
+    def _check_promise(self, terms: SumTerms) -> None:
+        """Refuse a sum that hides a client among fewer than the run has promised before."""
+        promised, colluding = self._promise(terms.run)
+        # Supposing that nobody colludes would make up for a smaller sum.
+        certain = terms.noise.guaranteed - max(colluding, terms.colluding)
+        if certain < promised:
+            raise Refused(
+                "policy",
+                f"a sum of {certain} clients that do not collude could be opened, and this run has "
+                f"promised {promised}",
+            )
+
+    def _mark(self, terms: SumTerms, role: str, mark: Mark) -> None:
+        """Write a mark to disk, and what the run has promised with it."""
+        self.store.mark(terms.run, role, terms.number, mark)
+        before = self._promise(terms.run)
+        most = max(before[0], terms.promised), max(before[1], terms.colluding)
+        if most != before:
+            self.store.put(terms.run, _PROMISED, canonical(list(most)).encode())
 
     def _check_repliers(self, terms: SumTerms, online: Sequence[int], noise: SharedNoise) -> None:
         """Refuse repliers whom no sum may be opened for."""

@@ -61,6 +61,8 @@ class SumTerms:
         noise_scale: Of one node's noise, in grid steps, at least 2; 0: an exact total.
         sampling_rate: With which each unit flips a coin at its node; None: all take part.
         reply_after: Seconds from message to answer; None: when it is ready.
+        promised: Clients that do not collude in any sum that could be opened, by the plan; 0: it
+            promises none.
     """
 
     run: int
@@ -80,6 +82,7 @@ class SumTerms:
     noise_scale: float
     sampling_rate: float | None = None
     reply_after: float | None = None
+    promised: int = 0
 
     def __post_init__(self) -> None:
         """Validate.
@@ -113,7 +116,13 @@ class SumTerms:
             require_rate(sampling_rate=self.sampling_rate)
         if self.reply_after is not None:
             require_positive(reply_after=self.reply_after)
-        _ = self.noise  # checks R1 and R2
+        require_integers(0, _MOST_PLACES, promised=self.promised)
+        certain = self.noise.honest_shares(server_lies=True)  # checks R1 and R2, too
+        if certain < self.promised:
+            raise ValueError(
+                f"a sum of {certain} clients that do not collude could be opened, and the terms "
+                f"promise {self.promised}"
+            )
 
     @property
     def noise(self) -> SharedNoise:

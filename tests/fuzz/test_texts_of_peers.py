@@ -90,6 +90,7 @@ EVIDENCE = Evidence(
     summed=(1,),
     left_out=(),
     missing=(),
+    promised=2,
 )
 TEXTS = {
     "terms of a sum": Text(TERMS.to_json(), SumTerms.from_json),

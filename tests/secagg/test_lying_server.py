@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -535,3 +535,56 @@ class TestRosterPinnedLate:
         evidence = victim.evidence(RUN)
         assert evidence.directory == house.directory.to_json()
         assert len([each for each in evidence.findings(roster) if "not in the roster" in each]) == 8
+
+
+class TestPromise:
+    """Twenty nodes, for whom a plan by default promises 18, two of whom may collude."""
+
+    PLANNED: ClassVar[dict[str, Any]] = {
+        "threshold": 16,
+        "least": 18,
+        "colluding": 2,
+        "promised": 16,
+    }
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            {"least": 16},
+            {"least": 16, "promised": 13},
+            {"least": 16, "promised": 13, "colluding": 0},
+            {"least": 5, "cross_check": True, "promised": 2},
+            {"cohort": tuple(range(4)), "least": 4, "promised": 2},
+        ],
+        ids=str,
+    )
+    def test_a_smaller_sum_than_promised_is_neither_joined_nor_opened(
+        self, lie: dict[str, Any]
+    ) -> None:
+        house = Federation.of(20, pinned=True, colluding=None)
+        client, member = house.nodes[0], house.nodes[1]
+        send(client, house.terms(**self.PLANNED), np.zeros(20))
+        online = tuple(range(18))
+        labels = {place: bytes(32) for place in online}
+        member.open(house.terms(**self.PLANNED).to_json(), online, labels, {})
+        try:
+            terms = house.terms(**self.PLANNED | lie | {"number": 2})
+        except ValueError as error:
+            assert "the terms promise 16" in str(error)
+            return
+        fewest = terms.cohort[: terms.least]
+        labels = {place: bytes(32) for place in fewest}
+        for role in (
+            lambda: send(client, terms, np.zeros(20)),
+            lambda: member.open(terms.to_json(), fewest, labels, {}),
+        ):
+            with pytest.raises(Refused, match="this run has promised 16") as refused:
+                role()
+            assert refused.value.code == "policy"
+
+    def test_a_run_without_that_promise_may_ask_for_it(self) -> None:
+        # Power: the same terms pass where nothing was promised, and the owner can read the promise.
+        house = Federation.of(20, pinned=True, colluding=None)
+        small = house.terms(cohort=tuple(range(4)), least=4, threshold=16, colluding=2)
+        send(house.nodes[0], small, np.zeros(20))
+        assert house.nodes[0].evidence(RUN).promised == 0
