@@ -143,7 +143,7 @@ def _require_time(due: float, terms: SumTerms) -> None:
 
 def _share_of(terms: SumTerms) -> NoiseShare | ExactShare:
     """Return what the node adds: its values with noise, unless the terms want an exact total."""
-    if terms.noise_scale == 0.0:
+    if terms.exact:
         return ExactShare(segments=terms.segments)
     return NoiseShare(segments=terms.segments, noise_scale=terms.noise_scale)
 

@@ -38,6 +38,7 @@ _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"
 _DUE, _RECEIPTED = "unreceipted", "receipted"
+_EXACT = "exact"  # and the purpose: whom exact totals are over; in a run, the mark of its only one
 _ENDED = "ended"  # and the run, unless it had no sum
 _PROMISED = "promised"
 _KNOWN, _LARGEST = "identities", "largest"
@@ -75,7 +76,8 @@ class SecureNode:
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
                 None: as many as is usual for the roster.
             receipts: Sums without a receipt after which the node refuses; 0: never.
-            exact: Purposes whose totals it adds to without noise.
+            exact: Purposes whose totals it adds to without noise: one a run, and in all runs over
+                the same nodes.
             told: Digest of what the node was told besides its messages. Its masks don't cancel with
                 those of a node that was told anything else.
 
@@ -243,7 +245,7 @@ class SecureNode:
                 f"a sum over {terms.least} clients could be opened, this node wants "
                 f"{self.least_cohort}",
             )
-        if terms.noise_scale == 0.0 and purpose not in self.exact:
+        if terms.exact and purpose not in self.exact:
             raise Refused("policy", f"exact totals of '{purpose}' are not allowed here")
         if self.receipts and self.unreceipted(terms.run) >= self.receipts:
             raise Refused("policy", f"{self.receipts} sums came without a receipt")
@@ -251,8 +253,25 @@ class SecureNode:
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
         self._mark(terms, _SUM, Mark(terms.hash))
+        if terms.exact:
+            self._require_only_exact(agreed)
         self._remember(terms)  # without a label: a node that dies now sends nothing
         return Participation(terms, place, agreed.root, partial(self._remember, terms))
+
+    def _require_only_exact(self, agreed: _Agreed) -> None:
+        """Refuse a total without noise whose difference to another one is a node's own value."""
+        terms, everybody = agreed.terms, _everybody(agreed)
+        role = f"{_EXACT} {terms.purpose}"
+        # Both in one step with their check: two messages may come at once.
+        if self.store.first(role, everybody) != everybody:
+            raise Refused(
+                "policy",
+                "an exact total was over other nodes: the difference would be their own values",
+            )
+        try:
+            self.store.mark(terms.run, role, 1, Mark(terms.hash))
+        except Refused:
+            raise Refused("policy", f"this run had its exact total of '{terms.purpose}'") from None
 
     def _remember(self, terms: SumTerms, label: bytes = b"") -> None:
         """Keep what a receipt is checked with."""
@@ -551,6 +570,12 @@ def _signers(
         place in terms.committee and is_signed(directory.entries[place].identity, signature, said)
         for place, signature in signatures.items()
     )
+
+
+def _everybody(agreed: _Agreed) -> bytes:
+    """Return a digest of the identities of a cohort, whichever run it is of."""
+    entries = agreed.directory.entries
+    return digest("cohort", *sorted(entries[place].identity for place in agreed.terms.cohort))
 
 
 def _mark_of(terms: SumTerms, said: bytes) -> Mark:

@@ -52,6 +52,10 @@ class NodeStore(Protocol):
         """Keep a value under a key, in place of an earlier one."""
         ...
 
+    def first(self, key: str, value: bytes) -> bytes:
+        """Keep a value that outlives runs unless one is kept, and return the one that is."""
+        ...
+
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """Keep a mark, in one step with the check that no mark of the role has such a number.
 
@@ -117,6 +121,10 @@ class MemoryStore:
             self._began.setdefault(run, time.time())
         self._kept.pop((run, key), None)
         self._kept[run, key] = value
+
+    def first(self, key: str, value: bytes) -> bytes:
+        """See `NodeStore`."""
+        return self._kept.setdefault((None, key), value)
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """See `NodeStore`."""
@@ -207,6 +215,13 @@ class SQLiteStore:
             ("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", (_name(run), key, value)),
             ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
         )
+
+    def first(self, key: str, value: bytes) -> bytes:
+        """See `NodeStore`."""
+        self._together(("INSERT OR IGNORE INTO kept VALUES (?, ?, ?)", (_ANY_RUN, key, value)))
+        kept = self.get(None, key)
+        assert kept is not None  # nothing deletes what outlives runs
+        return kept
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """See `NodeStore`."""

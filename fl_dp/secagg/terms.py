@@ -112,6 +112,11 @@ class SumTerms:
                 f"noise_scale must be at least {LEAST_NOISE_SCALE:g} grid steps, or 0 for an exact "
                 f"total, got {self.noise_scale}"
             )
+        if self.exact and self.least < len(self.cohort):
+            raise ValueError(
+                "an exact total over some of the cohort would show the others' values by "
+                f"subtraction: write least={len(self.cohort)}, got {self.least}"
+            )
         if self.sampling_rate is not None:
             require_rate(sampling_rate=self.sampling_rate)
         if self.reply_after is not None:
@@ -123,6 +128,11 @@ class SumTerms:
                 f"a sum of {certain} clients that do not collude could be opened, and the terms "
                 f"promise {self.promised}"
             )
+
+    @property
+    def exact(self) -> bool:
+        """Whether the total has no noise."""
+        return self.noise_scale == 0.0
 
     @property
     def noise(self) -> SharedNoise:

@@ -92,6 +92,11 @@ def test_marks_are_listed_by_number_and_lasting_keys_by_time(store: NodeStore) -
     assert store.lasting_keys() == ("b", "a")
 
 
+def test_of_what_outlives_runs_the_first_may_stay(store: NodeStore) -> None:
+    assert store.first("key", b"a") == store.first("key", b"b") == b"a"
+    assert store.get(None, "key") == b"a"
+
+
 class TestSQLite:
     def test_only_its_owner_reads_it(self, tmp_path: Path) -> None:
         file = tmp_path / "secagg.db"
