@@ -6,14 +6,18 @@ key, and old messages are useless to it. Never restore a store from a backup.
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from fl_dp.files import private_file
 
+from .frames import digest
 from .refused import Refused
 
 _SECONDS_A_DAY = 86_400.0
@@ -26,6 +30,9 @@ CREATE TABLE IF NOT EXISTS kept (
 CREATE TABLE IF NOT EXISTS once (
     run TEXT NOT NULL, role TEXT NOT NULL, number INTEGER NOT NULL,
     terms BLOB NOT NULL, view BLOB NOT NULL, PRIMARY KEY (run, role, number));
+CREATE TABLE IF NOT EXISTS taken (
+    one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT NOT NULL, marks INTEGER NOT NULL,
+    last BLOB NOT NULL);
 """
 
 
@@ -39,6 +46,20 @@ class Mark(NamedTuple):
 
     terms: bytes
     view: bytes = b""
+
+
+class MarksTaken(NamedTuple):
+    """A store's own count of its marks, by which an older copy is known.
+
+    Attributes:
+        store: A random name of the store, in hex.
+        count: Marks ever written, those of runs that are over included.
+        last: Hash over all of them, in hex.
+    """
+
+    store: str
+    count: int
+    last: str
 
 
 class NodeStore(Protocol):
@@ -197,6 +218,9 @@ class SQLiteStore:
             if known == 0:
                 self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._database.executescript(_TABLES)
+            self._together(
+                ("INSERT OR IGNORE INTO taken VALUES (1, ?, 0, ?)", (secrets.token_hex(16), b""))
+            )
         except sqlite3.DatabaseError as error:
             raise ValueError(f"{file} is no store of secure sums ({error})") from error
 
@@ -225,8 +249,7 @@ class SQLiteStore:
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """See `NodeStore`."""
-        with self._lock:
-            # One statement: of two processes at once, one finds the other's row.
+        with self._transaction():
             done = self._database.execute(
                 "INSERT INTO once SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS "
                 "(SELECT 1 FROM once WHERE run = ? AND role = ? AND number >= ?)",
@@ -234,6 +257,16 @@ class SQLiteStore:
             )
             if done.rowcount != 1:
                 raise stale(number)
+            query = "SELECT marks, last FROM taken"
+            count, last = self._database.execute(query).fetchone()
+            after = digest("mark", last, _name(run).encode(), role.encode(), number, *mark)
+            self._database.execute("UPDATE taken SET marks = ?, last = ?", (count + 1, after))
+
+    @property
+    def taken(self) -> MarksTaken:
+        """Its own count of its marks."""
+        [(name, count, last)] = self._all("SELECT name, marks, last FROM taken")
+        return MarksTaken(str(name), int(count), bytes(last).hex())
 
     def marked(self, run: int, role: str, number: int) -> Mark | None:
         """See `NodeStore`."""
@@ -291,11 +324,17 @@ class SQLiteStore:
         return 0 if row is None or row[0] is None else int(row[0])
 
     def _together(self, *statements: tuple[str, tuple[object, ...]]) -> None:
+        with self._transaction():
+            for statement, values in statements:
+                self._database.execute(statement, values)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Hold both locks, the thread's and the file's; all that is done is written, or nothing."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:
-                for statement, values in statements:
-                    self._database.execute(statement, values)
+                yield
             except BaseException:
                 self._database.execute("ROLLBACK")
                 raise

@@ -57,6 +57,7 @@ class SecureSums:
         self._place_of: dict[int, int] = {}
         self._confirmed: set[int] = set()
         self._left_out: set[int] = set()
+        self._let_back: set[int] = set()
         self._silent: set[int] = set()
         self._waited = 0.0
         self._receipts: dict[int, list[str]] = {}
@@ -85,6 +86,12 @@ class SecureSums:
             self._hand_out(self._place_of, ask, timeout)
         elif missed := asked_for - self._confirmed:  # busy or away when it was handed out
             self._hand_out(missed, ask, timeout)
+
+    def let_back(self, node: int) -> None:
+        """Ask a node for its key again before the next sum, once: it may have lost its own."""
+        if node not in self._let_back and self._place_of.pop(node, None) is not None:
+            self._let_back.add(node)
+            self._confirmed.discard(node)
 
     def forget(self, ask: Ask, *, head: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Let nodes delete the keys of the training; who does not hear it deletes them later.

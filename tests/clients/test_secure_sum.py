@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from collections.abc import Callable
@@ -438,3 +439,55 @@ def test_a_roster_that_is_pinned_late_binds_every_role(tmp_path: Path, change: s
         asked = federation.question(number=4)
         assert code(federation.ask(action, asked)) == "Refused directory"
     assert federation.charges() == 1
+
+
+class TestOlderStore:
+    """An owner, or whoever may write the node's folder, puts an older `secagg.db` back."""
+
+    def copied(self, folder: Path) -> Path:
+        copy = folder / "copy.db"
+        shutil.copy(folder / "node-0" / STORE_FILE, copy)
+        return copy
+
+    def put_back(self, folder: Path, copy: Path) -> None:
+        shutil.copy(copy, folder / "node-0" / STORE_FILE)
+
+    @pytest.mark.parametrize("role", ["train", VIEW_ACTION])
+    def test_alone_it_is_refused_by_the_ledger(
+        self, tmp_path: Path, role: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        federation = Federation(tmp_path)
+
+        def asked(number: int) -> str:
+            if role == "train":
+                return code(federation.train(number=number))
+            return code(federation.ask(role, federation.question(number=number)))
+
+        assert asked(1) == "answered"
+        copy = self.copied(tmp_path)
+        assert asked(2) == "answered"
+        self.put_back(tmp_path, copy)
+        for number in (2, 3, 4):  # nor do its marks ever catch up
+            assert asked(number) == "Refused stale"
+        assert "has 1 marks and the ledger knows of 2" in caplog.text
+        federation.lose_keys()  # what the log tells the owner to do
+        assert asked(5) == "answered"
+
+    def test_with_the_ledger_it_is_refused_by_the_witness(self, tmp_path: Path) -> None:
+        witness = tmp_path / "elsewhere" / "heads"
+        witness.parent.mkdir()
+        federation = Federation(tmp_path, **{"witness-path": str(witness)})
+        assert code(federation.ask(VIEW_ACTION, federation.question())) == "answered"
+        copy, ledger = self.copied(tmp_path), tmp_path / "node-0" / "ledger.db"
+        older = ledger.read_bytes()
+        assert code(federation.ask(VIEW_ACTION, federation.question(number=2))) == "answered"
+        self.put_back(tmp_path, copy)
+        ledger.write_bytes(older)
+        answer = federation.ask(VIEW_ACTION, federation.question(number=2))
+        assert code(answer) == "LedgerCorrupted"
+
+    def test_a_copy_of_now_is_as_good(self, tmp_path: Path) -> None:
+        federation = Federation(tmp_path)
+        assert code(federation.train()) == "answered"
+        self.put_back(tmp_path, self.copied(tmp_path))
+        assert code(federation.train(number=2)) == "answered"

@@ -441,3 +441,20 @@ def test_a_server_that_keeps_receipts_back_is_found(
     assert any("no receipt came for sum" in each for each in evidence.findings(roster))
     checked = CliRunner().invoke(secagg, ["check", str(tmp_path / "node-0")])
     assert checked.exit_code == 1 and f"sum {sums[0]}, {sums[2]}" in checked.output
+
+
+def test_a_node_that_lost_its_store_comes_back_under_the_same_id(tmp_path: Path) -> None:
+    file = tmp_path / "node-4" / STORE_FILE
+
+    def loses(kind: str, times: int, node: int) -> bool:
+        if (kind, times, node) == ("train", 1, 4):
+            file.unlink()
+        return False
+
+    nodes = SecureNodes(tmp_path, updates_of(NODES), loses=loses)
+    plan = plan_of(secure_sum=SecureSum(least=4))
+    trained(tmp_path, nodes, plan, rounds=3)
+    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
+    assert refused == ["Refused directory"]  # in the second round
+    node = SecureNode(Identity.generate(), SQLiteStore(file), name="owner")
+    assert len(node.ended()[-1].summed) == 1  # the third
