@@ -19,6 +19,7 @@ from one_node import (
     INSTRUCTION,
     NODES,
     REQUIRED,
+    RUN,
     SHARE,
     SIZE,
     Federation,
@@ -46,6 +47,7 @@ from fl_dp.secagg import (
     MemoryStore,
     Participation,
     SecureNode,
+    SQLiteStore,
 )
 
 
@@ -491,3 +493,12 @@ class TestOlderStore:
         assert code(federation.train()) == "answered"
         self.put_back(tmp_path, self.copied(tmp_path))
         assert code(federation.train(number=2)) == "answered"
+
+
+@pytest.mark.parametrize("run", [-1, 2**64, 10**400], ids=["negative", "2^64", "huge"])
+def test_a_run_that_can_not_be_leaves_no_key(tmp_path: Path, run: object) -> None:
+    federation = Federation(tmp_path)
+    asked = text_to_content(json.dumps({"run": run, "epoch": 0}))
+    assert code(federation.ask(KEY_ACTION, asked)) == "Refused directory"
+    store = SQLiteStore(tmp_path / "node-0" / STORE_FILE)
+    assert store._all("SELECT DISTINCT run FROM kept WHERE run != ''") == [(str(RUN),)]
