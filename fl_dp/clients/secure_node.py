@@ -94,20 +94,20 @@ def _witnessed(store: SQLiteStore, context: Context) -> Iterator[None]:
     known = NodeLedger.marks_of_store(node.required_ledger, name)
     before = store.taken
     if known is not None and (
-        before.count < known.count or (before.count == known.count and before.last != known.last)
+        before.marks < known.count or (before.marks == known.count and before.last != known.last)
     ):
         raise Refused(
             "stale",
-            f"{STORE_FILE} has {before.count} marks and the ledger knows of {known.count}: an "
+            f"{STORE_FILE} has {before.marks} marks and the ledger knows of {known.count}: an "
             "older copy has forgotten what it answered. Move it away, and the node makes new keys",
         )
     try:
         yield
     finally:
         after = store.taken
-        if after.count > before.count:
+        if after.marks > before.marks:
             with node.open_ledger() as ledger:
-                ledger.note_marks(name, Marks(count=after.count, last=after.last))
+                ledger.note_marks(name, Marks(count=after.marks, last=after.last))
 
 
 def _simulated_folder(context: Context) -> Path:

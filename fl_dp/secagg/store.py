@@ -53,12 +53,12 @@ class MarksTaken(NamedTuple):
 
     Attributes:
         store: A random name of the store, in hex.
-        count: Marks ever written, those of runs that are over included.
+        marks: How many were ever written, those of runs that are over included.
         last: Hash over all of them, in hex.
     """
 
     store: str
-    count: int
+    marks: int
     last: str
 
 

@@ -478,7 +478,8 @@ class TestOlderStore:
     def test_with_the_ledger_it_is_refused_by_the_witness(self, tmp_path: Path) -> None:
         witness = tmp_path / "elsewhere" / "heads"
         witness.parent.mkdir()
-        federation = Federation(tmp_path, **{"witness-path": str(witness)})
+        owner: dict[str, Any] = {"witness-path": str(witness)}
+        federation = Federation(tmp_path, **owner)
         assert code(federation.ask(VIEW_ACTION, federation.question())) == "answered"
         copy, ledger = self.copied(tmp_path), tmp_path / "node-0" / "ledger.db"
         older = ledger.read_bytes()
