@@ -50,7 +50,8 @@ def exact_evaluation(
     Privacy: NONE for what the totals tell. No message shows a node's own numbers; their sum over
     all nodes is released without noise, and no ledger charges it. The server's ledger and statement
     name it as uncharged. A node whose owner has not written `secagg-exact="evaluate"` refuses, and
-    then nothing is opened.
+    then nothing is opened. So does one that has added to an exact total over other nodes before, in
+    whichever run: the difference of the two would be the values of those who are in one alone.
 
     Args:
         grid: Flower's grid.

@@ -99,6 +99,7 @@ class OpenRound:
                 meaning = meaning_of(reply.error)
                 known = "" if meaning is None else f" ({meaning.text})"
                 log.warn_once(f"a client failed{known}; a failed client contributes zero")
+                self.mode.failed(reply.metadata.src_node_id, reply.error)
                 continue
             try:
                 seen = self._fold(reply)

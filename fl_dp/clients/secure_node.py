@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
 from flwr.app import Context, Message
@@ -27,16 +27,16 @@ from fl_dp.protocol.secure_sum import (
     VIEW_ACTION,
     MemberQuestion,
     opened_to_content,
-    receipt_in,
+    receipts_in,
     signature_to_content,
     text_of,
     text_to_content,
     told_digest,
 )
-from fl_dp.secagg import Directory, Identity, Roster, SecureNode, SQLiteStore
+from fl_dp.secagg import Directory, Identity, Refused, Roster, SecureNode, SQLiteStore
 
 from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
-from .node_privacy import in_simulation, simulated_run_folder
+from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
 from .run_receipts import IDENTITY_FILE, write_receipt
 
 STORE_FILE = "secagg.db"
@@ -54,20 +54,60 @@ def secure_node(context: Context) -> Iterator[SecureNode]:
     store = SQLiteStore(folder / STORE_FILE, durable=not in_simulation())
     try:
         identity = Identity.load_or_create(folder / IDENTITY_FILE)
-        yield SecureNode(
-            identity,
-            store,
-            name=owner.node_name or identity.public.hex()[:16],
-            roster=None if owner.roster is None else Roster.read(Path(owner.roster)),
-            least_sum=owner.least_sum,
-            least_cohort=owner.least_cohort,
-            colluding=0 if owner.colluding is None and owner.roster is None else owner.colluding,
-            receipts=0 if owner.roster is None else owner.missed_receipts,
-            exact=frozenset({EXACT_PURPOSE}) if owner.exact else frozenset(),
-            told=told_digest(context.run_config),
-        )
+        with nullcontext() if in_simulation() else _witnessed(store, context):
+            yield SecureNode(
+                identity,
+                store,
+                name=owner.node_name or identity.public.hex()[:16],
+                roster=None if owner.roster is None else Roster.read(Path(owner.roster)),
+                least_sum=owner.least_sum,
+                least_cohort=owner.least_cohort,
+                colluding=(
+                    0 if owner.colluding is None and owner.roster is None else owner.colluding
+                ),
+                receipts=0 if owner.roster is None else owner.missed_receipts,
+                exact=frozenset({EXACT_PURPOSE}) if owner.exact else frozenset(),
+                told=told_digest(context.run_config),
+            )
     finally:
         store.close()
+
+
+@contextmanager
+def _witnessed(store: SQLiteStore, context: Context) -> Iterator[None]:
+    """Compare a store's marks with what the node's ledger knows, and tell it of new ones.
+
+    It is told before an answer leaves, whatever becomes of the message.
+
+    Raises:
+        Refused: `stale`, if the store is an older copy.
+        LedgerCorrupted: If the ledger was altered, or put back to an older state.
+        LedgerUnavailable: If it can't be read or written, or its witness.
+    """
+    # With SciPy, for a node that keeps a ledger alone.
+    from fl_dp.ledger import NodeLedger
+    from fl_dp.ledger.node import Marks
+
+    node = NodePrivacy.of(context, {})
+    # The ledger first: another process may add a mark in between.
+    name = store.taken.store
+    known = NodeLedger.marks_of_store(node.required_ledger, name)
+    before = store.taken
+    if known is not None and (
+        before.marks < known.count or (before.marks == known.count and before.last != known.last)
+    ):
+        raise Refused(
+            "stale",
+            f"{STORE_FILE} has {before.marks} marks and the ledger knows of {known.count}: an "
+            "older copy has forgotten what it answered. Move it away, and the node makes new keys",
+        )
+    try:
+        yield
+    finally:
+        after = store.taken
+        if after.marks > before.marks:
+            with node.open_ledger() as ledger:
+                ledger.note_marks(name, Marks(count=after.marks, last=after.last))
 
 
 def _simulated_folder(context: Context) -> Path:
@@ -136,9 +176,8 @@ def _open(message: Message, context: Context) -> Message:
 def _done(message: Message, context: Context) -> Message:
     asked = json.loads(text_of(message.content))
     run = int(asked["run"])
-    receipt = receipt_in(message.content)
     with secure_node(context) as node:
-        if receipt is not None:
+        for receipt in receipts_in(message.content):
             node.check_receipt(run, receipt)
         node.forget(run)
     if in_simulation():

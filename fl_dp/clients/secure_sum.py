@@ -37,7 +37,7 @@ from fl_dp.protocol.reply_time import require_time, work_ends
 from fl_dp.protocol.secure_sum import (
     content_digest,
     masked_to_content,
-    receipt_in,
+    receipts_in,
     terms_in,
     without_terms,
 )
@@ -89,7 +89,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         return call_next(message, context)
     began = time.monotonic()
     terms, content = SumTerms.from_json(text), content_digest(message.content)
-    receipt = receipt_in(message.content)
+    receipts = receipts_in(message.content)
     message.content = without_terms(message.content)
     summed = summed_of(message)
     _require_matching(terms, summed)
@@ -108,7 +108,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     ):
         if node.store.get(terms.run, _LATE) is not None:
             raise Refused("late", "work was not done in time before: this run gets nothing more")
-        if receipt is not None:
+        for receipt in receipts:
             node.check_receipt(terms.run, receipt)
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
         share = _share_of(terms)
@@ -187,7 +187,7 @@ def _values_of(apart: Apart, terms: SumTerms) -> Values | None:
 
 def _share_of(terms: SumTerms) -> NoiseShare | ExactShare:
     """Return what the node adds: its values with noise, unless the terms want an exact total."""
-    if terms.noise_scale == 0.0:
+    if terms.exact:
         return ExactShare(segments=terms.segments)
     return NoiseShare(segments=terms.segments, noise_scale=terms.noise_scale)
 

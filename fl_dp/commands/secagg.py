@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,7 @@ import typer
 from .console import AsJson, fail, failures_told, note, out, print_json
 
 secagg = typer.Typer(
-    help="A node owner's side of secure sums: the node's identity, and a check of its last run.",
+    help="A node owner's side of secure sums: the node's identity, and a check of its runs.",
     no_args_is_help=True,
     rich_markup_mode="markdown",
 )
@@ -56,52 +57,73 @@ def identity(
 
 @secagg.command()
 def check(path: Folder, roster: RosterFile = None, as_json: AsJson = False) -> None:
-    """Check a node's own view of its last run: keys, terms, and that its message was summed.
+    """Check a node's own view of its runs: keys, terms, and that its messages were summed.
 
     PATH is the node's `ledger-path`, or its folder. Everything is verified anew: the signatures of
-    the directory, that all nodes are in the roster (with `--roster`), and the last receipt: the
-    node's message, unchanged and once, is in the only sum that a committee has opened. What does
-    not hold is an error with status 1.
+    each run's directory, that all nodes are in the roster (with `--roster`), and its last receipt:
+    the node's message, unchanged and once, is in the only sum that a committee has opened. Earlier
+    receipts were verified when they came. It says which sums have one, and which have none: what
+    became of those is not known. What does not hold in any run is an error with status 1. Keys of
+    runs that their server has not ended within 30 days are deleted.
     """
+    from fl_dp.clients.run_receipts import IDENTITY_FILE
     from fl_dp.clients.secure_node import STORE_FILE
-    from fl_dp.secagg import Roster, SQLiteStore, last_run
+    from fl_dp.secagg import Identity, Refused, Roster, SecureNode, SQLiteStore
     from fl_dp.secagg.evidence import summary_of
 
     with failures_told():
-        file = _folder(path) / STORE_FILE
-        if not file.exists():
-            raise FileNotFoundError(f"{file} does not exist: this node took part in no secure sum")
+        folder = _folder(path)
+        for file in (folder / STORE_FILE, folder / IDENTITY_FILE):
+            if not file.exists():
+                raise FileNotFoundError(
+                    f"{file} does not exist: this node took part in no secure sum"
+                )
         known = None if roster is None else Roster.read(roster)
-        store = SQLiteStore(file)
+        store = SQLiteStore(folder / STORE_FILE)
         try:
-            evidence, running = last_run(store), store.runs()
+            node = SecureNode(Identity.load_or_create(folder / IDENTITY_FILE), store, name="owner")
+            runs = node.ended()
+            running = store.runs()
+            for run in running:
+                with suppress(Refused):  # it has no directory: it took part in no sum
+                    runs.append(node.evidence(run))
         finally:
             store.close()
-        # A server that never says so would otherwise hide a run behind an older one.
-        unended = f"{len(running)} runs have not ended by their server's word: none is checked here"
-        if evidence is None:
-            raise ValueError(
-                f"{file} knows of no run that has ended{f'; {unended}' if running else ''}"
-            )
-        findings, summary = evidence.findings(known), summary_of(evidence)
-    if running:
-        note(unended)
+        if not runs:
+            raise ValueError(f"{folder / STORE_FILE} knows of no run")
+        shown = [
+            summary_of(each) | {"ended": each.ended, "findings": list(each.findings(known))}
+            for each in runs
+        ]
     if as_json:
-        print_json(summary | {"running": len(running), "findings": list(findings)})
+        print_json({"runs": shown})
     else:
-        _show(summary)
-    if findings:
-        fail("; ".join(findings), status=1)
+        for each in shown:
+            _show(each)
+    found = [f"run {each['run']}: {finding}" for each in shown for finding in each["findings"]]
+    if found:
+        fail("\n".join(found), status=1)
     if not as_json:
-        out.print("It holds.", style="green")
+        unknown = any(each["missing"] for each in shown)
+        out.print("It holds, but for what is not known." if unknown else "It holds.", style="green")
 
 
 def _show(summary: dict[str, Any]) -> None:
-    out.print(f"run {summary['run']}: {summary['nodes']} nodes")
+    from fl_dp.secagg.evidence import in_words
+
+    going = "" if summary["ended"] else ", not ended by its server's word"
+    out.print(f"run {summary['run']}: {summary['nodes']} nodes{going}")
     pinned = "no roster: the server chose whom this node believes"
     out.print(f"roster      {summary['roster'] or pinned}", soft_wrap=True)
     out.print(f"directory   {summary['directory']}", soft_wrap=True)
-    out.print(f"last sum    {summary['last_sum'] or 'none'}")
+    if summary["promised"]:
+        out.print(f"promised    no sum of fewer than {summary['promised']} honest nodes")
+    for title, numbers in (
+        ("in the sum", summary["summed"]),
+        ("left out", summary["left_out"]),
+        ("not known", summary["missing"]),
+    ):
+        out.print(f"{title:<12}{in_words(numbers) or 'none'}", soft_wrap=True)
     if summary["receipted_sum"] is not None:
         out.print(
             f"receipt     sum {summary['receipted_sum']}, opened over {summary['repliers']} nodes "

@@ -121,6 +121,19 @@ class UseOfData:
         return freeze(self.releases)
 
 
+@dataclass(frozen=True, kw_only=True)
+class Marks:
+    """The state of a node's store of secure sums.
+
+    Attributes:
+        count: Marks that it ever held.
+        last: Hash over all of them, in hex.
+    """
+
+    count: int
+    last: str
+
+
 class ChargeTerms(TypedDict, total=False):
     """Keywords of a charge, besides whose data it is for and of what event."""
 
@@ -292,6 +305,7 @@ class NodeLedger(ChainedLedger):
         self._by_source: dict[tuple[str, str], Spending] = {}
         self._unread: dict[int, dict[str, Any]] = {}
         self._revoked: str | None = None
+        self._marks: dict[str, Marks] = {}
         self._uses: dict[tuple[Use | None, str, str], UseOfData] = {}
         self.expires: date | None = None
 
@@ -354,6 +368,24 @@ class NodeLedger(ChainedLedger):
         revoked = (each.fields for each in entries if '"revoked"' in each.payload)
         return next((str(each["day"]) for each in revoked if each["kind"] == "revoked"), None)
 
+    @classmethod
+    def marks_of_store(cls, location: str | Path, store: str) -> Marks | None:
+        """Return the last state that a ledger knows of a store of secure sums; None without one.
+
+        Quick, and without verifying the chain: that is left to whoever writes the next state.
+
+        Raises:
+            LedgerCorrupted: If it can't be read.
+            LedgerUnavailable: If the disk or the database fails.
+        """
+        try:
+            entries = _entries_at(location)
+        except FileNotFoundError:
+            return None
+        marks = (each.fields for each in reversed(entries) if '"marks"' in each.payload)
+        found = (each for each in marks if each["kind"] == "marks" and each["store"] == store)
+        return next((Marks(count=each["count"], last=each["last"]) for each in found), None)
+
     @property
     def spendings(self) -> tuple[Spending, ...]:
         """The spending of each account, in the order of their first release, as last read."""
@@ -384,6 +416,23 @@ class NodeLedger(ChainedLedger):
             if self._revoked is not None:
                 raise ValueError(f"every use was revoked already, on {self._revoked}")
             self._chain.append(connection, {"kind": "revoked", "day": today()})
+
+    def note_marks(self, store: str, marks: Marks) -> None:
+        """Write down how far a store of secure sums has come: an older copy of it is known by that.
+
+        Nothing is written if it has come further by another process.
+
+        Args:
+            store: Its name.
+            marks: Its state.
+
+        Raises:
+            LedgerUnavailable: If it can't be written; then nothing may be answered.
+        """
+        with self._chain.transaction() as connection:
+            known = self._marks.get(store)
+            if known is None or known.count < marks.count:
+                self._chain.append(connection, {"kind": "marks", "store": store, **asdict(marks)})
 
     def spending(self, account: Account) -> Spending:
         """Return what an account has spent so far, as of now.
@@ -573,6 +622,8 @@ class NodeLedger(ChainedLedger):
             case "revoked":
                 require_printable(fields["day"])
                 self._revoked = fields["day"]
+            case "marks":
+                self._marks[fields["store"]] = Marks(count=fields["count"], last=fields["last"])
             case _:
                 raise ValueError(f"an entry of kind '{kind}' is unknown to this version")
 

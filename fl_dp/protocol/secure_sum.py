@@ -30,7 +30,7 @@ SUM_KEY = "fl-dp-sum"
 """Config key of a message that is no training: the JSON text of its `SumInstruction`."""
 
 RECEIPT_KEY = "fl-dp-receipt"
-"""Name of the ConfigRecord with the receipt of the last sum; no part of a message's content."""
+"""Name of the ConfigRecord with receipts of earlier sums; no part of a message's content."""
 
 KEY_ACTION = "fl_dp_secagg_key"
 DIRECTORY_ACTION = "fl_dp_secagg_directory"
@@ -105,9 +105,11 @@ def with_terms(content: RecordDict, terms: str) -> RecordDict:
     return RecordDict(dict(content) | {SECURE_SUM_KEY: ConfigRecord({_TERMS: terms})})
 
 
-def with_receipt(content: RecordDict, receipt: str) -> RecordDict:
-    """Return a message's content with the receipt of the last sum."""
-    return RecordDict(dict(content) | {RECEIPT_KEY: ConfigRecord({_TERMS: receipt})})
+def with_receipts(content: RecordDict, receipts: Sequence[str]) -> RecordDict:
+    """Return a message's content with receipts of earlier sums, oldest first."""
+    if not receipts:
+        return content
+    return RecordDict(dict(content) | {RECEIPT_KEY: ConfigRecord({_TERMS: list(receipts)})})
 
 
 def terms_in(content: RecordDict) -> str | None:
@@ -125,11 +127,11 @@ def terms_in(content: RecordDict) -> str | None:
     return text
 
 
-def receipt_in(content: RecordDict) -> str | None:
-    """Return the text of the receipt in a message, None if there is none."""
+def receipts_in(content: RecordDict) -> list[str]:
+    """Return the texts of the receipts in a message."""
     record = content.get(RECEIPT_KEY)
-    text = record.get(_TERMS) if isinstance(record, ConfigRecord) else None
-    return text if isinstance(text, str) else None
+    texts = record.get(_TERMS) if isinstance(record, ConfigRecord) else None
+    return [each for each in texts if isinstance(each, str)] if isinstance(texts, list) else []
 
 
 def without_terms(content: RecordDict) -> RecordDict:

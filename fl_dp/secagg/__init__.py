@@ -5,7 +5,7 @@ from .directory import Directory, Entry
 from .evidence import Evidence
 from .keys import Identity
 from .member import Opened
-from .node import SecureNode, last_run
+from .node import SecureNode
 from .opening import OpenSum, Question, SecureSumFailed
 from .receipts import Receipt
 from .refused import REFUSAL_CODES, RefusalCode, Refused
@@ -36,5 +36,4 @@ __all__ = [
     "SecureNode",
     "SecureSumFailed",
     "SumTerms",
-    "last_run",
 ]

@@ -21,7 +21,7 @@ from .texts import canonical, fields_of, hex_bytes, object_of, require_integers,
 
 ALL_MEMBERS = 20  # up to so many nodes nobody has to choose who holds shares
 MOST_RUNS = 2**64 - 1  # Flower's run ids
-_MOST_EPOCHS = 2**32 - 1
+MOST_EPOCHS = 2**32 - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,7 +49,7 @@ class Entry:
             ValueError: If a field can't be what it stands for.
         """
         require_name(name=self.name)
-        require_integers(0, _MOST_EPOCHS, epoch=self.epoch)
+        require_integers(0, MOST_EPOCHS, epoch=self.epoch)
         for what, value, length in (
             ("identity", self.identity, KEY_BYTES),
             ("run key", self.run_key, KEY_BYTES),
@@ -235,7 +235,7 @@ class Directory:
                 stands for two nodes, or everybody knows what a run key shares with others.
         """
         require_integers(0, MOST_RUNS, run=self.run)
-        require_integers(0, _MOST_EPOCHS, epoch=self.epoch)
+        require_integers(0, MOST_EPOCHS, epoch=self.epoch)
         hex_bytes(self.roster_hash, KEY_BYTES if self.roster_hash else 0, "roster_hash")
         if not self.entries or self.entries[-1].epoch != self.epoch:
             raise ValueError(f"no entry is of the directory's epoch, {self.epoch}")
@@ -269,7 +269,7 @@ class Directory:
         """
         fields = object_of(text, ("run", "epoch", "roster_hash", "entries"), "directories")
         require_integers(0, MOST_RUNS, run=fields["run"])
-        require_integers(0, _MOST_EPOCHS, epoch=fields["epoch"])
+        require_integers(0, MOST_EPOCHS, epoch=fields["epoch"])
         if not isinstance(fields["entries"], list) or not isinstance(fields["roster_hash"], str):
             raise ValueError("entries must be a list, and roster_hash a text")
         return cls(

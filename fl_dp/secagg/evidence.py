@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any, Self
 
 from fl_dp.documents import document
@@ -13,9 +14,10 @@ from .keys import KEY_BYTES, is_signed
 from .receipts import Receipt
 from .roster import Roster
 from .terms import SumTerms
-from .texts import canonical, hex_bytes, object_of, require_integers
+from .texts import canonical, hex_bytes, object_of, require_ascending, require_integers
 
 _MOST = 2**63 - 1
+_NUMBERS = ("summed", "left_out", "missing")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,22 +28,31 @@ class Evidence:
         run: The run.
         identity: The node's, in hex.
         directory: As it was accepted, as JSON text.
+        ended: Whether no receipt can come any more.
         last: Number of the last sum that the node took part in; 0: it took part in none.
         receipted: The last sum with a receipt: its `terms`, the `label` of the node's message in
             hex, and the `receipt`; empty if there is none.
-        missing: Numbers of later sums without one, as far as they are known.
+        summed: Numbers of sums with a receipt that has the node's message, checked when it came.
+        left_out: Numbers of sums with a receipt that has not: the message was opened in none.
+        missing: Numbers of sums without a receipt: what became of the message is not known.
+        promised: Clients that do not collude in any sum that could be opened, by the run's terms;
+            0: it had none.
     """
 
     run: int
     identity: str
     directory: str
+    ended: bool
     last: int
     receipted: Mapping[str, str]
+    summed: tuple[int, ...]
+    left_out: tuple[int, ...]
     missing: tuple[int, ...]
+    promised: int
 
     def to_json(self) -> str:
         """Return it as JSON text."""
-        return canonical(asdict(self) | {"missing": list(self.missing)})
+        return canonical(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -52,14 +63,16 @@ class Evidence:
         """
         given = object_of(text, list(cls.__dataclass_fields__), "evidence of a run")
         require_integers(0, MOST_RUNS, run=given["run"])
-        require_integers(0, _MOST, last=given["last"])
+        require_integers(0, _MOST, last=given["last"], promised=given["promised"])
         with document("evidence of a run"):
             texts = [given["identity"], given["directory"], *given["receipted"].values()]
-            for number in given["missing"]:
-                require_integers(0, _MOST, missing=number)
+            for name in _NUMBERS:
+                require_ascending(_MOST, **{name: given[name]})
             if not all(isinstance(each, str) for each in texts):
                 raise ValueError("identity, directory and what is receipted must be texts")
-            return cls(**given | {"missing": tuple(given["missing"])})
+            if not isinstance(given["ended"], bool):
+                raise ValueError("ended must be true or false")
+            return cls(**given | {name: tuple(given[name]) for name in _NUMBERS})
 
     def findings(self, roster: Roster | None = None) -> tuple[str, ...]:
         """Check everything anew, and return what does not hold; nothing if all does.
@@ -78,9 +91,11 @@ class Evidence:
             found.append("this node is not in the directory")
         elif self.receipted:
             found += self._receipt_findings(directory, directory.places[identity])
-        if self.missing:
-            numbers = ", ".join(map(str, self.missing))
-            found.append(f"no receipt came for sum {numbers}: what became of it can't be checked")
+        # While a run goes on, the receipt of its last sum comes with the next message.
+        if overdue := [each for each in self.missing if self.ended or each != self.last]:
+            found.append(
+                f"no receipt came for sum {in_words(overdue)}: what became of it is unknown"
+            )
         return tuple(found)
 
     def _receipt_findings(self, directory: Directory, place: int) -> list[str]:
@@ -93,7 +108,7 @@ class Evidence:
         found = []
         if terms.directory != directory.hash.hex():
             found.append("the terms of the last sum are of another directory")
-        if receipt.terms_hash != terms.hash or not receipt.includes(place, label):
+        if not receipt.accounts_for(terms.hash, place, label):
             found.append("the last receipt is not of this node's message")
         if len(receipt.online) < terms.least:
             found.append(f"the last sum was opened over {len(receipt.online)} nodes, too few")
@@ -118,6 +133,13 @@ def _strangers(directory: Directory, roster: Roster | None) -> list[str]:
     ]
 
 
+def in_words(numbers: Sequence[int]) -> str:
+    """Return ascending numbers in short, as `1-4, 7`."""
+    ends = [at for at in range(1, len(numbers)) if numbers[at] != numbers[at - 1] + 1]
+    spans = [numbers[a:b] for a, b in pairwise([0, *ends, len(numbers)])]
+    return ", ".join(f"{s[0]}" if len(s) == 1 else f"{s[0]}-{s[-1]}" for s in spans if s)
+
+
 def summary_of(evidence: Evidence) -> dict[str, Any]:
     """Return what an owner wants to see of a run at a glance."""
     directory = Directory.from_json(evidence.directory)
@@ -126,7 +148,9 @@ def summary_of(evidence: Evidence) -> dict[str, Any]:
         "nodes": len(directory.current),
         "directory": directory.hash.hex(),
         "roster": directory.roster_hash or None,
+        "promised": evidence.promised,
         "last_sum": evidence.last,
+        **{name: list(getattr(evidence, name)) for name in _NUMBERS},
         "receipted_sum": None,
     }
     if evidence.receipted:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
 
 from .client import Participation
-from .directory import Directory, Entry
+from .directory import MOST_EPOCHS, MOST_RUNS, Directory, Entry
 from .evidence import Evidence
 from .frames import digest
 from .keys import Identity, RunKey, is_signed
@@ -37,11 +37,14 @@ KEPT_DAYS = 30.0  # a run's keys, unless the run says that it is done
 _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"
-_UNRECEIPTED, _RECEIPTED = "unreceipted", "receipted"
-_LAST_RUN = "last run"
+_DUE, _RECEIPTED = "unreceipted", "receipted"
+_EXACT = "exact"  # and the purpose: whom exact totals are over; in a run, the mark of its only one
+_ENDED = "ended"  # and the run, unless it had no sum
+_PROMISED = "promised"
 _KNOWN, _LARGEST = "identities", "largest"
-_SUM, _VIEW, _OPEN = "sum", "view", "open"  # roles of marks
+_SUM, _VIEW, _OPEN, _RECEIPT = "sum", "view", "open", "receipt"  # roles of marks
 _REMEMBERED = 3  # sums whose receipt can be checked, where none are demanded
+_LEFT_OUT = b"left out"  # in the mark of a receipt
 
 
 class SecureNode:
@@ -73,7 +76,8 @@ class SecureNode:
             colluding: Nodes that the owner thinks may collude; the terms' count if that is larger.
                 None: as many as is usual for the roster.
             receipts: Sums without a receipt after which the node refuses; 0: never.
-            exact: Purposes whose totals it adds to without noise.
+            exact: Purposes whose totals it adds to without noise: one a run, and in all runs over
+                the same nodes.
             told: Digest of what the node was told besides its messages. Its masks don't cancel with
                 those of a node that was told anything else.
 
@@ -88,6 +92,8 @@ class SecureNode:
         self.least_cohort = least_cohort
         self.receipts, self.exact, self._told = receipts, exact, told
         self._roots: dict[tuple[bytes, bytes, int, int], bytes] = {}
+        for run in store.older(KEPT_DAYS):  # a server need not say that a run is done
+            self.forget(run)
 
     # Set-up, once a run.
 
@@ -97,8 +103,15 @@ class SecureNode:
         Args:
             run: Flower's run id.
             epoch: Of the directory that it is to stand in.
+
+        Raises:
+            Refused: `directory`, if there can be no such run; then nothing is stored.
         """
-        self.store.expire(KEPT_DAYS)
+        try:
+            require_integers(0, MOST_RUNS, run=run)
+            require_integers(0, MOST_EPOCHS, epoch=epoch)
+        except ValueError as error:
+            raise Refused("directory", f"{error}") from error
         if self.store.get(run, _KEY) is None:
             self.store.put(run, _KEY, RunKey.generate().secret)
         return Entry.make(run, epoch, self.name, self.identity, self._run_key(run))
@@ -155,27 +168,50 @@ class SecureNode:
     def forget(self, run: int) -> None:
         """Delete a run's key, directory and marks: what was sent in it can't be opened any more.
 
-        What its owner can check afterwards is kept (`last_run`).
+        What its owner can check afterwards is kept (`ended`).
         """
         if self.store.get(run, _DIRECTORY) is not None:
-            self.store.put(None, _LAST_RUN, self.evidence(run).to_json().encode())
+            evidence = self.evidence(run, ended=True)
+            # Runs without a sum cost their server nothing: of those the last one is kept.
+            key = f"{_ENDED} {run}" if evidence.last else _ENDED
+            self.store.put(None, key, evidence.to_json().encode())
         self.store.forget(run)
         self._roots.clear()
 
-    def evidence(self, run: int) -> Evidence:
+    def ended(self) -> list[Evidence]:
+        """Return what was kept of runs that have ended, the last one at the end.
+
+        Raises:
+            ValueError: If it can't be read.
+        """
+        kept = [key for key in self.store.lasting_keys() if key.split()[0] == _ENDED]
+        texts = (self.store.get(None, key) for key in kept)
+        return [Evidence.from_json(text.decode()) for text in texts if text is not None]
+
+    def evidence(self, run: int, *, ended: bool = False) -> Evidence:
         """Return this node's view of a run.
+
+        Args:
+            run: Flower's run id.
+            ended: Whether no receipt can come any more.
 
         Raises:
             Refused: `directory`, if it has none.
         """
         receipted = self.store.get(run, _RECEIPTED)
+        # Marks are the evidence: no later receipt, and no two messages at once, undo one.
+        sums, receipts = self.store.marks(run, _SUM), self.store.marks(run, _RECEIPT)
         return Evidence(
             run=run,
             identity=self.identity.public.hex(),
-            directory=self._directory(run).to_json(),
-            last=self.store.last(run, _SUM),
+            directory=self._accepted(run).to_json(),
+            ended=ended,
+            last=max(sums, default=0),
             receipted={} if receipted is None else json.loads(receipted),
-            missing=tuple(int(each["number"]) for each in self._unreceipted(run)),
+            summed=tuple(each for each in receipts if receipts[each].view != _LEFT_OUT),
+            left_out=tuple(each for each in receipts if receipts[each].view == _LEFT_OUT),
+            missing=tuple(each for each in sums if each not in receipts),
+            promised=self._promise(run)[0],
         )
 
     # As a client.
@@ -209,62 +245,91 @@ class SecureNode:
                 f"a sum over {terms.least} clients could be opened, this node wants "
                 f"{self.least_cohort}",
             )
-        if terms.noise_scale == 0.0 and purpose not in self.exact:
+        if terms.exact and purpose not in self.exact:
             raise Refused("policy", f"exact totals of '{purpose}' are not allowed here")
         if self.receipts and self.unreceipted(terms.run) >= self.receipts:
             raise Refused("policy", f"{self.receipts} sums came without a receipt")
         # Members were asked about it: the cut-off is over.
         if terms.number <= max(self.store.last(terms.run, role) for role in (_VIEW, _OPEN)):
             raise stale(terms.number)
-        self.store.mark(terms.run, _SUM, terms.number, Mark(terms.hash))
+        self._mark(terms, _SUM, Mark(terms.hash))
+        if terms.exact:
+            self._require_only_exact(agreed)
+        self._remember(terms)  # without a label: a node that dies now sends nothing
         return Participation(terms, place, agreed.root, partial(self._remember, terms))
 
-    def _remember(self, terms: SumTerms, label: bytes) -> None:
+    def _require_only_exact(self, agreed: _Agreed) -> None:
+        """Refuse a total without noise whose difference to another one is a node's own value."""
+        terms, everybody = agreed.terms, _everybody(agreed)
+        role = f"{_EXACT} {terms.purpose}"
+        # Both in one step with their check: two messages may come at once.
+        if self.store.first(role, everybody) != everybody:
+            raise Refused(
+                "policy",
+                "an exact total was over other nodes: the difference would be their own values",
+            )
+        try:
+            self.store.mark(terms.run, role, 1, Mark(terms.hash))
+        except Refused:
+            raise Refused("policy", f"this run had its exact total of '{terms.purpose}'") from None
+
+    def _remember(self, terms: SumTerms, label: bytes = b"") -> None:
         """Keep what a receipt is checked with."""
-        sums = self._unreceipted(terms.run)
+        sums = [each for each in self._due(terms.run) if each["number"] != terms.number]
         sums.append({"number": terms.number, "terms": terms.to_json(), "label": label.hex()})
         kept = sums[-max(_REMEMBERED, self.receipts) :]
-        self.store.put(terms.run, _UNRECEIPTED, canonical(kept).encode())
+        self.store.put(terms.run, _DUE, canonical(kept).encode())
 
     def check_receipt(self, run: int, text: str) -> None:
-        """Check a receipt: this node's message is in the one sum that could be opened.
+        """Check a receipt: this node's message is in the one sum that could be opened, or in none.
+
+        What members signed without this node proves as much: its message came too late, and too few
+        of them are left who would open it. A sum behind which a later one has its receipt has none
+        for good, and a receipt of one that never reached this node is not looked at.
 
         Args:
             run: Flower's run id.
             text: Of `Receipt.to_json`.
 
         Raises:
-            Refused: `view`, if it is none.
+            Refused: `view`, if it is none; `directory`.
         """
         try:
             receipt = Receipt.from_json(text)
         except ValueError as error:
             raise Refused("view", f"{error}") from error
-        sums = self._unreceipted(run)
+        directory = self._directory(run)
+        place = directory.places[self.identity.public]
+        if receipt.number <= self.store.last(run, _RECEIPT):
+            return
+        left_out = place not in receipt.online
+        if left_out and self.store.marked(run, _SUM, receipt.number) is None:
+            return
+        sums = self._due(run)
         mine = [each for each in sums if each["number"] == receipt.number]
         if not mine:
             raise Refused("view", f"no receipt is due for sum {receipt.number}")
         terms = SumTerms.from_json(str(mine[0]["terms"]))
-        directory = self._directory(run)
-        place = directory.places[self.identity.public]
         label = bytes.fromhex(str(mine[0]["label"]))
-        if receipt.terms_hash != terms.hash or not receipt.includes(place, label):
+        if not receipt.accounts_for(terms.hash, place, label):
             raise Refused("view", "the receipt is not of this node's message")
         self._check_repliers(terms, receipt.online, self._noise(terms))
         good = _signers(directory, terms, receipt.signatures, receipt.view)
         if good < terms.threshold:
             raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
+        mark = Mark(terms.hash, _LEFT_OUT if left_out else b"")
+        self.store.mark(run, _RECEIPT, receipt.number, mark)
         receipted = {"terms": mine[0]["terms"], "label": mine[0]["label"], "receipt": text}
         self.store.put(run, _RECEIPTED, canonical(receipted).encode())
-        later = [each for each in sums if int(str(each["number"])) > receipt.number]
-        self.store.put(run, _UNRECEIPTED, canonical(later).encode())
 
     def unreceipted(self, run: int) -> int:
-        """Return how many sums the node took part in since the last receipt, as far as it keeps."""
-        return len(self._unreceipted(run))
+        """Return how many sums the node took part in since the last receipt."""
+        receipted = self.store.last(run, _RECEIPT)
+        return sum(number > receipted for number in self.store.marks(run, _SUM))
 
-    def _unreceipted(self, run: int) -> list[dict[str, str | int]]:
-        kept = self.store.get(run, _UNRECEIPTED)
+    def _due(self, run: int) -> list[dict[str, str | int]]:
+        """Return the last sums that the node took part in, with what their receipts need."""
+        kept = self.store.get(run, _DUE)
         sums: list[dict[str, str | int]] = [] if kept is None else json.loads(kept)
         return sums
 
@@ -302,7 +367,7 @@ class SecureNode:
             raise stale(terms.number)
         # The same question once more, as of a message that came twice, has the same answer.
         if self.store.marked(terms.run, _VIEW, terms.number) is None:
-            self.store.mark(terms.run, _VIEW, terms.number, _mark_of(terms, said))
+            self._mark(terms, _VIEW, _mark_of(terms, said))
         return self.identity.sign(said)
 
     def open(
@@ -334,7 +399,7 @@ class SecureNode:
                 raise Refused(
                     "quorum", f"{good} members signed this view, {terms.threshold} are needed"
                 )
-        self.store.mark(terms.run, _OPEN, terms.number, _mark_of(terms, said))
+        self._mark(terms, _OPEN, _mark_of(terms, said))
         shares, unreadable = open_bundles(terms, agreed.place, online, labels, bundles, agreed.root)
         return Opened(shares, self.identity.sign(said), unreadable)
 
@@ -378,6 +443,7 @@ class SecureNode:
         ):
             raise Refused("terms", "the committee is not the one of this directory")
         self._noise(terms)
+        self._check_promise(terms)
         key, mine = self._run_key(terms.run), directory.places[self.identity.public]
         return _Agreed(self, terms, directory, key, mine)
 
@@ -406,6 +472,32 @@ class SecureNode:
             )
         return noise
 
+    def _promise(self, run: int) -> tuple[int, int]:
+        """Return the most that a run has promised, and the most that may collude by its terms."""
+        kept = self.store.get(run, _PROMISED)
+        promised, colluding = (0, 0) if kept is None else json.loads(kept)
+        return promised, colluding
+
+    def _check_promise(self, terms: SumTerms) -> None:
+        """Refuse a sum that hides a client among fewer than the run has promised before."""
+        promised, colluding = self._promise(terms.run)
+        # Supposing that nobody colludes would make up for a smaller sum.
+        certain = terms.noise.guaranteed - max(colluding, terms.colluding)
+        if certain < promised:
+            raise Refused(
+                "policy",
+                f"a sum of {certain} clients that do not collude could be opened, and this run has "
+                f"promised {promised}",
+            )
+
+    def _mark(self, terms: SumTerms, role: str, mark: Mark) -> None:
+        """Write a mark to disk, and what the run has promised with it."""
+        self.store.mark(terms.run, role, terms.number, mark)
+        before = self._promise(terms.run)
+        most = max(before[0], terms.promised), max(before[1], terms.colluding)
+        if most != before:
+            self.store.put(terms.run, _PROMISED, canonical(list(most)).encode())
+
     def _check_repliers(self, terms: SumTerms, online: Sequence[int], noise: SharedNoise) -> None:
         """Refuse repliers whom no sum may be opened for."""
         alive = frozenset(online)
@@ -423,10 +515,18 @@ class SecureNode:
         return RunKey.from_secret(secret)
 
     def _directory(self, run: int) -> Directory:
+        """Return a run's directory, checked against the roster that is in force now."""
+        directory = self._accepted(run)
+        # A directory of before a roster was pinned, or an identity struck out, may hold strangers.
+        self._check_strangers(directory)
+        return directory
+
+    def _accepted(self, run: int) -> Directory:
+        """Return a run's directory as it was accepted."""
         kept = self.store.get(run, _DIRECTORY)
         if kept is None:
             raise Refused("directory", "this node has no directory of that run")
-        return _directory_of(kept)  # checked when it was accepted
+        return _directory_of(kept)
 
     def _root_of(self, directory: Directory, key: RunKey, mine: int, other: int) -> bytes:
         """Return the secret that this node shares with a place, 61 us the first time."""
@@ -472,15 +572,11 @@ def _signers(
     )
 
 
+def _everybody(agreed: _Agreed) -> bytes:
+    """Return a digest of the identities of a cohort, whichever run it is of."""
+    entries = agreed.directory.entries
+    return digest("cohort", *sorted(entries[place].identity for place in agreed.terms.cohort))
+
+
 def _mark_of(terms: SumTerms, said: bytes) -> Mark:
     return Mark(terms.hash, digest("marked view", said))
-
-
-def last_run(store: NodeStore) -> Evidence | None:
-    """Return what a node kept of the last run that ended; None if none did.
-
-    Raises:
-        ValueError: If it can't be read.
-    """
-    kept = store.get(None, _LAST_RUN)
-    return None if kept is None else Evidence.from_json(kept.decode())

@@ -1,7 +1,8 @@
-"""Inclusion receipts: a client's message, unchanged and once, is in the only sum that was opened.
+"""Receipts: a client's message, unchanged and once, is in the only sum that was opened, or in none.
 
 Members sign the Merkle root of the repliers' labels. `threshold` signatures of one view mean that
-too few honest members are left to open any other.
+too few honest members are left to open any other: neither another sum, nor the message of a client
+who is not among the repliers.
 """
 
 from __future__ import annotations
@@ -78,7 +79,7 @@ class Receipt:
         terms_hash: Of its terms.
         online: Places of the repliers, ascending.
         root: Of their labels.
-        path: From the client's label to the root.
+        path: From the client's label to the root; empty for one that is not among the repliers.
         signatures: Of the view, by member's place.
     """
 
@@ -136,6 +137,12 @@ class Receipt:
     def view(self) -> bytes:
         """The text that its signatures are of."""
         return view_text(self.terms_hash, self.root, self.online)
+
+    def accounts_for(self, terms_hash: bytes, place: int, label: bytes) -> bool:
+        """Tell whether it is of these terms, and its view has this label at a place, or nothing."""
+        if terms_hash != self.terms_hash:
+            return False
+        return place not in self.online or self.includes(place, label)
 
     def includes(self, place: int, label: bytes) -> bool:
         """Tell whether a label is that of a place in the view; signatures are not looked at."""

@@ -113,4 +113,8 @@ class Roster:
 
     def allows(self, name: str, identity: bytes) -> bool:
         """Tell whether a name goes with an identity."""
-        return any(each.name == name and each.identity == identity for each in self.members)
+        return (name, identity) in self._pairs
+
+    @cached_property
+    def _pairs(self) -> frozenset[tuple[str, bytes]]:
+        return frozenset((each.name, each.identity) for each in self.members)

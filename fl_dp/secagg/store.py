@@ -6,14 +6,18 @@ key, and old messages are useless to it. Never restore a store from a backup.
 
 from __future__ import annotations
 
+import secrets
 import sqlite3
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from fl_dp.files import private_file
 
+from .frames import digest
 from .refused import Refused
 
 _SECONDS_A_DAY = 86_400.0
@@ -26,6 +30,9 @@ CREATE TABLE IF NOT EXISTS kept (
 CREATE TABLE IF NOT EXISTS once (
     run TEXT NOT NULL, role TEXT NOT NULL, number INTEGER NOT NULL,
     terms BLOB NOT NULL, view BLOB NOT NULL, PRIMARY KEY (run, role, number));
+CREATE TABLE IF NOT EXISTS taken (
+    one INTEGER PRIMARY KEY CHECK (one = 1), name TEXT NOT NULL, marks INTEGER NOT NULL,
+    last BLOB NOT NULL);
 """
 
 
@@ -41,6 +48,20 @@ class Mark(NamedTuple):
     view: bytes = b""
 
 
+class MarksTaken(NamedTuple):
+    """A store's own count of its marks, by which an older copy is known.
+
+    Attributes:
+        store: A random name of the store, in hex.
+        marks: How many were ever written, those of runs that are over included.
+        last: Hash over all of them, in hex.
+    """
+
+    store: str
+    marks: int
+    last: str
+
+
 class NodeStore(Protocol):
     """Storage of one node. What `put` and `mark` took is on disk when they return."""
 
@@ -50,6 +71,10 @@ class NodeStore(Protocol):
 
     def put(self, run: int | None, key: str, value: bytes) -> None:
         """Keep a value under a key, in place of an earlier one."""
+        ...
+
+    def first(self, key: str, value: bytes) -> bytes:
+        """Keep a value that outlives runs unless one is kept, and return the one that is."""
         ...
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
@@ -68,6 +93,14 @@ class NodeStore(Protocol):
         """Return the highest marked number of a role, 0 if there is none."""
         ...
 
+    def marks(self, run: int, role: str) -> dict[int, Mark]:
+        """Return all marks of a role by number, ascending."""
+        ...
+
+    def lasting_keys(self) -> tuple[str, ...]:
+        """Return the keys of what outlives runs, the one that was put last at the end."""
+        ...
+
     def runs(self) -> tuple[int, ...]:
         """Return the runs of which something is kept: they have not ended."""
         ...
@@ -76,8 +109,8 @@ class NodeStore(Protocol):
         """Delete everything of a run."""
         ...
 
-    def expire(self, days: float) -> None:
-        """Delete everything of runs whose first value was put more than `days` ago."""
+    def older(self, days: float) -> tuple[int, ...]:
+        """Return the runs whose first value was put more than `days` ago."""
         ...
 
     def close(self) -> None:
@@ -107,7 +140,12 @@ class MemoryStore:
         """See `NodeStore`."""
         if run is not None:
             self._began.setdefault(run, time.time())
+        self._kept.pop((run, key), None)
         self._kept[run, key] = value
+
+    def first(self, key: str, value: bytes) -> bytes:
+        """See `NodeStore`."""
+        return self._kept.setdefault((None, key), value)
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """See `NodeStore`."""
@@ -123,6 +161,14 @@ class MemoryStore:
         """See `NodeStore`."""
         return max(self._once.get((run, role), {}), default=0)
 
+    def marks(self, run: int, role: str) -> dict[int, Mark]:
+        """See `NodeStore`."""
+        return dict(self._once.get((run, role), {}))
+
+    def lasting_keys(self) -> tuple[str, ...]:
+        """See `NodeStore`."""
+        return tuple(key for run, key in self._kept if run is None)
+
     def runs(self) -> tuple[int, ...]:
         """See `NodeStore`."""
         return tuple(sorted(self._began))
@@ -133,11 +179,10 @@ class MemoryStore:
         self._kept = {each: value for each, value in self._kept.items() if each[0] != run}
         self._once = {each: marks for each, marks in self._once.items() if each[0] != run}
 
-    def expire(self, days: float) -> None:
+    def older(self, days: float) -> tuple[int, ...]:
         """See `NodeStore`."""
         limit = time.time() - days * _SECONDS_A_DAY
-        for run in [run for run, began in self._began.items() if began < limit]:
-            self.forget(run)
+        return tuple(sorted(run for run, began in self._began.items() if began < limit))
 
     def close(self) -> None:
         """Do nothing: nothing is open."""
@@ -173,6 +218,9 @@ class SQLiteStore:
             if known == 0:
                 self._database.execute(f"PRAGMA application_id = {_APPLICATION}")
             self._database.executescript(_TABLES)
+            self._together(
+                ("INSERT OR IGNORE INTO taken VALUES (1, ?, 0, ?)", (secrets.token_hex(16), b""))
+            )
         except sqlite3.DatabaseError as error:
             raise ValueError(f"{file} is no store of secure sums ({error})") from error
 
@@ -192,10 +240,16 @@ class SQLiteStore:
             ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
         )
 
+    def first(self, key: str, value: bytes) -> bytes:
+        """See `NodeStore`."""
+        self._together(("INSERT OR IGNORE INTO kept VALUES (?, ?, ?)", (_ANY_RUN, key, value)))
+        kept = self.get(None, key)
+        assert kept is not None  # nothing deletes what outlives runs
+        return kept
+
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
         """See `NodeStore`."""
-        with self._lock:
-            # One statement: of two processes at once, one finds the other's row.
+        with self._transaction():
             done = self._database.execute(
                 "INSERT INTO once SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS "
                 "(SELECT 1 FROM once WHERE run = ? AND role = ? AND number >= ?)",
@@ -203,6 +257,16 @@ class SQLiteStore:
             )
             if done.rowcount != 1:
                 raise stale(number)
+            query = "SELECT marks, last FROM taken"
+            count, last = self._database.execute(query).fetchone()
+            after = digest("mark", last, _name(run).encode(), role.encode(), number, *mark)
+            self._database.execute("UPDATE taken SET marks = ?, last = ?", (count + 1, after))
+
+    @property
+    def taken(self) -> MarksTaken:
+        """Its own count of its marks."""
+        [(name, count, last)] = self._all("SELECT name, marks, last FROM taken")
+        return MarksTaken(str(name), int(count), bytes(last).hex())
 
     def marked(self, run: int, role: str, number: int) -> Mark | None:
         """See `NodeStore`."""
@@ -217,48 +281,60 @@ class SQLiteStore:
         query = "SELECT max(number) FROM once WHERE run = ? AND role = ?"
         return self._number(query, _name(run), role)
 
+    def marks(self, run: int, role: str) -> dict[int, Mark]:
+        """See `NodeStore`."""
+        query = "SELECT number, terms, view FROM once WHERE run = ? AND role = ? ORDER BY number"
+        rows = self._all(query, _name(run), role)
+        return {int(number): Mark(bytes(terms), bytes(view)) for number, terms, view in rows}
+
+    def lasting_keys(self) -> tuple[str, ...]:
+        """See `NodeStore`."""
+        rows = self._all("SELECT key FROM kept WHERE run = ? ORDER BY rowid", _ANY_RUN)
+        return tuple(str(row[0]) for row in rows)
+
     def runs(self) -> tuple[int, ...]:
         """See `NodeStore`."""
-        with self._lock:
-            rows = self._database.execute("SELECT run FROM runs").fetchall()
-        return tuple(sorted(int(row[0]) for row in rows if row[0] != _ANY_RUN))
+        rows = self._all("SELECT run FROM runs WHERE run != ?", _ANY_RUN)
+        return tuple(sorted(int(row[0]) for row in rows))
 
     def forget(self, run: int) -> None:
         """See `NodeStore`."""
-        self._forget([_name(run)])
-
-    def expire(self, days: float) -> None:
-        """See `NodeStore`."""
-        limit = time.time() - days * _SECONDS_A_DAY
-        with self._lock:
-            rows = self._database.execute("SELECT run FROM runs WHERE began < ?", (limit,))
-            old = [str(row[0]) for row in rows if row[0] != _ANY_RUN]
-        self._forget(old)
-
-    def _forget(self, names: list[str]) -> None:
         self._together(
             *(
-                (f"DELETE FROM {table} WHERE run = ?", (name,))
-                for name in names
+                (f"DELETE FROM {table} WHERE run = ?", (_name(run),))
                 for table in ("runs", "kept", "once")
             )
         )
 
-    def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:
+    def older(self, days: float) -> tuple[int, ...]:
+        """See `NodeStore`."""
+        limit = time.time() - days * _SECONDS_A_DAY
+        query = "SELECT run FROM runs WHERE run != ? AND began < ?"
+        return tuple(sorted(int(row[0]) for row in self._all(query, _ANY_RUN, limit)))
+
+    def _all(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         with self._lock:
-            row: tuple[Any, ...] | None = self._database.execute(query, values).fetchone()
-        return row
+            return self._database.execute(query, values).fetchall()
+
+    def _one(self, query: str, *values: object) -> tuple[Any, ...] | None:
+        return next(iter(self._all(query, *values)), None)
 
     def _number(self, query: str, *values: object) -> int:
         row = self._one(query, *values)
         return 0 if row is None or row[0] is None else int(row[0])
 
     def _together(self, *statements: tuple[str, tuple[object, ...]]) -> None:
+        with self._transaction():
+            for statement, values in statements:
+                self._database.execute(statement, values)
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """Hold both locks, the thread's and the file's; all that is done is written, or nothing."""
         with self._lock:
             self._database.execute("BEGIN IMMEDIATE")
             try:
-                for statement, values in statements:
-                    self._database.execute(statement, values)
+                yield
             except BaseException:
                 self._database.execute("ROLLBACK")
                 raise

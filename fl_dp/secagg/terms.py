@@ -61,6 +61,8 @@ class SumTerms:
         noise_scale: Of one node's noise, in grid steps, at least 2; 0: an exact total.
         sampling_rate: With which each unit flips a coin at its node; None: all take part.
         reply_after: Seconds from message to answer, where coins are secret; None: when it is ready.
+        promised: Clients that do not collude in any sum that could be opened, by the plan; 0: it
+            promises none.
     """
 
     run: int
@@ -80,6 +82,7 @@ class SumTerms:
     noise_scale: float
     sampling_rate: float | None = None
     reply_after: float | None = None
+    promised: int = 0
 
     def __post_init__(self) -> None:
         """Validate.
@@ -109,11 +112,27 @@ class SumTerms:
                 f"noise_scale must be at least {LEAST_NOISE_SCALE:g} grid steps, or 0 for an exact "
                 f"total, got {self.noise_scale}"
             )
+        if self.exact and self.least < len(self.cohort):
+            raise ValueError(
+                "an exact total over some of the cohort would show the others' values by "
+                f"subtraction: write least={len(self.cohort)}, got {self.least}"
+            )
         if self.sampling_rate is not None:
             require_rate(sampling_rate=self.sampling_rate)
         if self.reply_after is not None:
             require_positive(reply_after=self.reply_after)
-        _ = self.noise  # checks R1 and R2
+        require_integers(0, _MOST_PLACES, promised=self.promised)
+        certain = self.noise.honest_shares(server_lies=True)  # checks R1 and R2, too
+        if certain < self.promised:
+            raise ValueError(
+                f"a sum of {certain} clients that do not collude could be opened, and the terms "
+                f"promise {self.promised}"
+            )
+
+    @property
+    def exact(self) -> bool:
+        """Whether the total has no noise."""
+        return self.noise_scale == 0.0
 
     @property
     def noise(self) -> SharedNoise:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms import SecureRandom
@@ -133,6 +133,10 @@ class Mode(ABC):
         Raises:
             RefusedUpdate: If it is no update of this model; then nothing was added.
         """
+
+    def failed(self, node: int, error: Error) -> None:
+        """Take note of a node that answered with an error. Nothing by default."""
+        return
 
     @abstractmethod
     def release(self, rng: SecureRandom, ask: Ask) -> Released:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
-from flwr.app import ArrayRecord, MessageType, RecordDict
+from flwr.app import ArrayRecord, Error, MessageType, RecordDict
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PoissonSampling
@@ -24,6 +24,8 @@ from ..selection import Observation
 from .base import Cohort, Mode, Released, RoundFailed
 from .node_budget import price_of_a_sum
 from .scalars import released_by
+
+_UNKNOWN_KEYS = "Refused directory"  # of a node whose store of keys is gone, among others
 
 
 class SecureSumMode(Mode):
@@ -83,6 +85,7 @@ class SecureSumMode(Mode):
             sampling_rate=rate,
             units_in_sum=noise.units_in_sum,
         )
+        self._sums = sums
         self._sum = OneSum(sums, noise, summed, number=number)
 
     @property
@@ -111,6 +114,11 @@ class SecureSumMode(Mode):
         """Add one masked message, which tells nothing of its units. See `Mode.fold`."""
         self._sum.fold(units[0].node, content)
         return []
+
+    def failed(self, node: int, error: Error) -> None:
+        """Let a node that has lost its keys come back with new ones. See `Mode.failed`."""
+        if error.reason == _UNKNOWN_KEYS:
+            self._sums.let_back(node)
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Let the committee open the sum; its noise came from the nodes. See `Mode.release`."""

@@ -26,7 +26,7 @@ from fl_dp.protocol.secure_sum import (
     masked_of,
     opened_of,
     signature_of,
-    with_receipt,
+    with_receipts,
     with_terms,
 )
 from fl_dp.secagg import OpenSum, Refused, SecureSumFailed, SumTerms
@@ -106,7 +106,7 @@ class OneSum:
         self._sums.require_committee(planned)
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:
-        """Return what a node is sent: terms that bind everything else in it, and its last receipt.
+        """Return what a node is sent: terms that bind everything else in it, and its receipts.
 
         Args:
             node: Flower's id.
@@ -116,8 +116,7 @@ class OneSum:
             terms = self._terms(content_digest(content))
             self._sum = OpenSum(terms, self._sums.known)
             self._told = content, with_terms(content, terms.to_json())
-        receipt = self._sums.receipt_for(node)
-        return self._told[1] if receipt is None else with_receipt(self._told[1], receipt)
+        return with_receipts(self._told[1], self._sums.receipts_for(node))
 
     def fold(self, node: int, content: RecordDict) -> None:
         """Add one node's masked message.
@@ -152,10 +151,9 @@ class OneSum:
                 self._agree(opened, ask)
             self._ask_to_open(opened, ask)
             total = opened.release()
-        except SecureSumFailed:
-            self._sums.leave_out(opened)
-            raise
-        self._sums.note(opened)
+        finally:
+            # What members signed is proof, whether their shares could be put together or not.
+            self._sums.note(opened)
         values = self._summed.share.decode(total)
         self._require_plausible(values, repliers=len(opened.online))
         return values
@@ -180,6 +178,7 @@ class OneSum:
             noise_scale=summed.share.noise_scale,
             sampling_rate=summed.sampling_rate,
             reply_after=self._noise.secure_sum.reply_after,
+            promised=shares.honest_shares(server_lies=True),
         )
 
     def _agree(self, opened: OpenSum, ask: Ask) -> None:

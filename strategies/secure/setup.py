@@ -20,7 +20,7 @@ from fl_dp.protocol.secure_sum import (
     NO_HEAD,
     text_of,
     text_to_content,
-    with_receipt,
+    with_receipts,
 )
 from fl_dp.secagg import Directory, Entry, OpenSum, Roster, SecureSumFailed
 
@@ -30,6 +30,7 @@ from ..rehearsal import RehearsalFailed, meaning_of
 logger = logging.getLogger("flwr.fl_dp")
 
 _SECONDS = 60.0  # Flower reports a node that is gone after about as many
+_RECEIPTS = 3  # that a node is sent at most: it keeps what it needs to check so many
 _RUN_BITS = 62  # Flower's records hold signed integers of 64 bits
 _APART = "give each node a unit-name, and a ledger in a folder, of its own"
 
@@ -56,9 +57,10 @@ class SecureSums:
         self._place_of: dict[int, int] = {}
         self._confirmed: set[int] = set()
         self._left_out: set[int] = set()
+        self._let_back: set[int] = set()
         self._silent: set[int] = set()
         self._waited = 0.0
-        self._receipts: dict[int, str] = {}
+        self._receipts: dict[int, list[str]] = {}
 
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
         """Let nodes that are not known yet make their keys, and everybody know them.
@@ -84,6 +86,12 @@ class SecureSums:
             self._hand_out(self._place_of, ask, timeout)
         elif missed := asked_for - self._confirmed:  # busy or away when it was handed out
             self._hand_out(missed, ask, timeout)
+
+    def let_back(self, node: int) -> None:
+        """Ask a node for its key again before the next sum, once: it may have lost its own."""
+        if node not in self._let_back and self._place_of.pop(node, None) is not None:
+            self._let_back.add(node)
+            self._confirmed.discard(node)
 
     def forget(self, ask: Ask, *, head: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Let nodes delete the keys of the training; who does not hear it deletes them later.
@@ -162,12 +170,14 @@ class SecureSums:
     def note(self, opened: OpenSum) -> None:
         """Take note of a sum that was opened: who lied, and everybody's receipts."""
         self.leave_out(opened)
-        # Nodes that this sum did not ask still have to get those of earlier ones.
-        for place in opened.online:
+        for place in opened.terms.cohort:
             try:
-                self._receipts[place] = opened.receipt_for(place).to_json()
+                receipt = opened.receipt_for(place).to_json()
             except SecureSumFailed:  # too few signed one view: there are none
                 return
+            # Who replied has got all earlier ones, and whoever did not may have got none of them.
+            known = [] if place in opened.online else self._receipts.get(place, [])
+            self._receipts[place] = [*known, receipt][-_RECEIPTS:]
 
     def leave_out(self, failed: OpenSum) -> None:
         """Leave those out of later sums whose messages could not be opened."""
@@ -177,11 +187,10 @@ class SecureSums:
             logger.warning("The committee member at place %d answered with wrong shares", place)
         self._left_out |= failed.blamed_clients
 
-    def receipt_for(self, node: int) -> str | None:
-        """Return the proof that a node's last message was in the sum, once; None without one."""
+    def receipts_for(self, node: int) -> list[str]:
+        """Return what proves what became of a node's messages, as far as it may not have it."""
         place = self._place_of.get(node)
-        # Once: a node that has checked it is due no other for the same sum.
-        return None if place is None else self._receipts.pop(place, None)
+        return [] if place is None else self._receipts.get(place, [])
 
     @property
     def known(self) -> Directory:
@@ -269,12 +278,10 @@ class SecureSums:
     ) -> Iterable[tuple[int, RecordDict]]:
         """Send one text to nodes and yield each first answer that is no error."""
         content, kind = text_to_content(text), f"{MessageType.QUERY}.{action}"
-        receipts = {node: self.receipt_for(node) for node in nodes if action == DONE_ACTION}
+        done = action == DONE_ACTION
         messages = [
             Message(
-                content
-                if (receipt := receipts.get(node)) is None
-                else with_receipt(content, receipt),
+                with_receipts(content, self.receipts_for(node) if done else []),
                 dst_node_id=node,
                 message_type=kind,
             )

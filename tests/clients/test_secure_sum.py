@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from one_node import (
     INSTRUCTION,
     NODES,
     REQUIRED,
+    RUN,
     SHARE,
     SIZE,
     Federation,
@@ -32,6 +34,8 @@ from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.secure_sum import (
     KEY_ACTION,
+    OPEN_ACTION,
+    VIEW_ACTION,
     masked_of,
     text_to_content,
     with_terms,
@@ -42,6 +46,7 @@ from fl_dp.secagg import (
     MemoryStore,
     Participation,
     SecureNode,
+    SQLiteStore,
 )
 
 
@@ -358,3 +363,106 @@ def test_a_node_that_takes_no_part_gives_no_key(tmp_path: Path) -> None:
     federation.nodes.contexts[0] = Context(1, FIRST_NODE, owner, RecordDict(), {})
     asked = text_to_content(json.dumps({"run": 8, "epoch": 0}))
     assert code(federation.ask(KEY_ACTION, asked)) == "PolicyRefusal"
+
+
+def pin(federation: Federation, *, without: int | None = None, by: str = "node_config") -> None:
+    """Let the first node's owner pin a roster from now on, with everybody or without one node."""
+    identities = [
+        Identity.load_or_create(federation.folder / f"node-{node}" / IDENTITY_FILE).public.hex()
+        for node in range(NODES)
+    ]
+    members = [
+        {"name": f"site-{node:03d}", "identity": identity}
+        for node, identity in enumerate(identities)
+        if node != without
+    ]
+    file = federation.folder / "roster.json"
+    file.write_text(json.dumps({"federation": "tests", "members": members}))
+    context = federation.nodes.contexts[0]
+    said = {"secagg-roster": str(file)} | REQUIRED
+    if by == "policy":
+        policy = federation.folder / "policy.yaml"
+        policy.write_text(json.dumps(said))  # JSON is YAML
+        said = {"policy-path": str(policy)}
+    config = {key: v for key, v in context.node_config.items() if key not in REQUIRED} | said
+    federation.nodes.contexts[0] = Context(1, FIRST_NODE, config, RecordDict(), context.run_config)
+
+
+@pytest.mark.parametrize("change", ["by restart", "by policy file", "struck out"])
+def test_a_roster_that_is_pinned_late_binds_every_role(tmp_path: Path, change: str) -> None:
+    """A directory that was accepted before may hold strangers: it is not answered any more."""
+    federation = Federation(tmp_path, pinned=change == "struck out")
+    assert code(federation.train()) == "answered"
+    assert code(federation.ask(VIEW_ACTION, federation.question(number=2))) == "answered"
+    pin(
+        federation,
+        without=3 if change == "struck out" else None,
+        by="policy" if change == "by policy file" else "node_config",
+    )
+    assert code(federation.train(number=3)) == "Refused directory"
+    for action in (VIEW_ACTION, OPEN_ACTION):
+        asked = federation.question(number=4)
+        assert code(federation.ask(action, asked)) == "Refused directory"
+    assert federation.charges() == 1
+
+
+class TestOlderStore:
+    """An owner, or whoever may write the node's folder, puts an older `secagg.db` back."""
+
+    def copied(self, folder: Path) -> Path:
+        copy = folder / "copy.db"
+        shutil.copy(folder / "node-0" / STORE_FILE, copy)
+        return copy
+
+    def put_back(self, folder: Path, copy: Path) -> None:
+        shutil.copy(copy, folder / "node-0" / STORE_FILE)
+
+    @pytest.mark.parametrize("role", ["train", VIEW_ACTION])
+    def test_alone_it_is_refused_by_the_ledger(
+        self, tmp_path: Path, role: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        federation = Federation(tmp_path)
+
+        def asked(number: int) -> str:
+            if role == "train":
+                return code(federation.train(number=number))
+            return code(federation.ask(role, federation.question(number=number)))
+
+        assert asked(1) == "answered"
+        copy = self.copied(tmp_path)
+        assert asked(2) == "answered"
+        self.put_back(tmp_path, copy)
+        for number in (2, 3, 4):  # nor do its marks ever catch up
+            assert asked(number) == "Refused stale"
+        assert "has 1 marks and the ledger knows of 2" in caplog.text
+        federation.lose_keys()  # what the log tells the owner to do
+        assert asked(5) == "answered"
+
+    def test_with_the_ledger_it_is_refused_by_the_witness(self, tmp_path: Path) -> None:
+        witness = tmp_path / "elsewhere" / "heads"
+        witness.parent.mkdir()
+        owner: dict[str, Any] = {"witness-path": str(witness)}
+        federation = Federation(tmp_path, **owner)
+        assert code(federation.ask(VIEW_ACTION, federation.question())) == "answered"
+        copy, ledger = self.copied(tmp_path), tmp_path / "node-0" / "ledger.db"
+        older = ledger.read_bytes()
+        assert code(federation.ask(VIEW_ACTION, federation.question(number=2))) == "answered"
+        self.put_back(tmp_path, copy)
+        ledger.write_bytes(older)
+        answer = federation.ask(VIEW_ACTION, federation.question(number=2))
+        assert code(answer) == "LedgerCorrupted"
+
+    def test_a_copy_of_now_is_as_good(self, tmp_path: Path) -> None:
+        federation = Federation(tmp_path)
+        assert code(federation.train()) == "answered"
+        self.put_back(tmp_path, self.copied(tmp_path))
+        assert code(federation.train(number=2)) == "answered"
+
+
+@pytest.mark.parametrize("run", [-1, 2**64, 10**400], ids=["negative", "2^64", "huge"])
+def test_a_run_that_can_not_be_leaves_no_key(tmp_path: Path, run: object) -> None:
+    federation = Federation(tmp_path)
+    asked = text_to_content(json.dumps({"run": run, "epoch": 0}))
+    assert code(federation.ask(KEY_ACTION, asked)) == "Refused directory"
+    store = SQLiteStore(tmp_path / "node-0" / STORE_FILE)
+    assert store._all("SELECT DISTINCT run FROM kept WHERE run != ''") == [(str(RUN),)]

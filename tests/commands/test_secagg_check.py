@@ -38,7 +38,7 @@ def test_a_run_that_its_server_never_ended_is_not_hidden_behind_an_older_one(
     assert "not ended" not in checked(tmp_path)[1]
     took_part(tmp_path, 8, ended=False)
     status, text = checked(tmp_path)
-    assert "run 7" in text and "1 runs have not ended" in text
+    assert "run 7" in text and "run 8: 3 nodes, not ended by its server's word" in text
     assert status == 0
 
 

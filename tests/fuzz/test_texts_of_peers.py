@@ -84,9 +84,13 @@ EVIDENCE = Evidence(
     run=RUN,
     identity=FEDERATION.nodes[0].identity.public.hex(),
     directory=FEDERATION.directory.to_json(),
+    ended=True,
     last=1,
     receipted={"terms": TERMS.to_json(), "label": "ab" * 32, "receipt": RECEIPT.to_json()},
+    summed=(1,),
+    left_out=(),
     missing=(),
+    promised=2,
 )
 TEXTS = {
     "terms of a sum": Text(TERMS.to_json(), SumTerms.from_json),

@@ -16,13 +16,13 @@ from fl_dp.protocol.secure_sum import (
     masked_to_content,
     opened_of,
     opened_to_content,
-    receipt_in,
+    receipts_in,
     signature_of,
     signature_to_content,
     terms_in,
     text_of,
     text_to_content,
-    with_receipt,
+    with_receipts,
     with_terms,
     without_terms,
 )
@@ -54,11 +54,11 @@ def test_the_digest_is_the_same_after_the_wire() -> None:
 
 
 def test_terms_and_receipt_are_not_in_it() -> None:
-    told = with_receipt(with_terms(content_of(), "terms"), "receipt")
+    told = with_receipts(with_terms(content_of(), "terms"), ["one", "two"])
     assert content_digest(told) == content_digest(content_of())
     assert content_digest(without_terms(told)) == content_digest(content_of())
-    assert (terms_in(told), receipt_in(told)) == ("terms", "receipt")
-    assert terms_in(content_of()) is None and receipt_in(content_of()) is None
+    assert (terms_in(told), receipts_in(told)) == ("terms", ["one", "two"])
+    assert terms_in(content_of()) is None and receipts_in(content_of()) == []
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import combinations
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
@@ -19,9 +19,13 @@ from secure_sums import CONTENT, PURPOSE, RUN, Federation, ask, segments, send
 from fl_dp.accounting import SharedNoise
 from fl_dp.mechanisms import Segment
 from fl_dp.secagg import (
+    Directory,
+    Identity,
+    Member,
     MemoryStore,
     OpenSum,
     Refused,
+    Roster,
     SecureNode,
     SecureSumFailed,
     SumTerms,
@@ -478,3 +482,165 @@ class TestBegin:
         terms = house.terms()
         house.nodes[0].forget(RUN)
         assert self.refusal(house.nodes[0], terms)[0] == "directory"
+
+
+class TestRosterPinnedLate:
+    """A directory of a victim among strangers, from before its owner pinned a roster."""
+
+    def caught(self) -> tuple[Federation, SecureNode]:
+        """Return the strangers' federation, and the victim with the roster that they name."""
+        honest = [Member(name=f"node-{at}", identity=bytes([at]) * 32) for at in range(1, 9)]
+        victim = SecureNode(Identity.generate(), MemoryStore(), name="node-0")
+        mine = Member(name="node-0", identity=victim.identity.public)
+        roster = Roster(federation="tests", members=(mine, *honest))
+        strangers = [
+            SecureNode(Identity.generate(), MemoryStore(), name=f"node-{at}") for at in range(1, 9)
+        ]
+        nodes = sorted([victim, *strangers], key=lambda node: node.identity.public)
+        entries = [node.entry(RUN) for node in nodes]
+        # The server knows the hash of the file that owners agree on, and names it.
+        directory = Directory.first(RUN, entries, roster_hash=roster.hash)
+        for node in nodes:
+            node.accept(directory)
+        pinned = SecureNode(victim.identity, victim.store, name="node-0", roster=roster)
+        return Federation(nodes, directory), pinned
+
+    def test_the_victim_answers_no_terms_and_opens_nothing(self) -> None:
+        house, victim = self.caught()
+        terms = house.terms(cross_check=True)
+        online = tuple(range(9))
+        labels = {place: bytes(32) for place in online}
+        for role in (
+            lambda: send(victim, terms, np.zeros(20)),
+            lambda: victim.view(terms.to_json(), online, labels),
+            lambda: victim.open(terms.to_json(), online, labels, {}),
+        ):
+            with pytest.raises(Refused, match="not in the roster") as refused:
+                role()
+            assert refused.value.code == "directory"
+        assert not any(victim.store.last(RUN, role) for role in ("sum", "view", "open"))
+
+    def test_a_receipt_of_strangers_proves_nothing(self) -> None:
+        house, victim = self.caught()
+        terms = house.terms()
+        asked = ask(house, terms, ZEROS)  # while no roster was pinned
+        place = house.directory.places[victim.identity.public]
+        receipt = asked.opening.receipt_for(place).to_json()
+        with pytest.raises(Refused, match="not in the roster"):
+            victim.check_receipt(RUN, receipt)
+
+    def test_what_was_accepted_before_stays_evidence(self) -> None:
+        house, victim = self.caught()
+        roster = victim.roster
+        evidence = victim.evidence(RUN)
+        assert evidence.directory == house.directory.to_json()
+        assert len([each for each in evidence.findings(roster) if "not in the roster" in each]) == 8
+
+
+class TestPromise:
+    """Twenty nodes, for whom a plan by default promises 18, two of whom may collude."""
+
+    PLANNED: ClassVar[dict[str, Any]] = {
+        "threshold": 16,
+        "least": 18,
+        "colluding": 2,
+        "promised": 16,
+    }
+
+    @pytest.mark.parametrize(
+        "lie",
+        [
+            {"least": 16},
+            {"least": 16, "promised": 13},
+            {"least": 16, "promised": 13, "colluding": 0},
+            {"least": 5, "cross_check": True, "promised": 2},
+            {"cohort": tuple(range(4)), "least": 4, "promised": 2},
+        ],
+        ids=str,
+    )
+    def test_a_smaller_sum_than_promised_is_neither_joined_nor_opened(
+        self, lie: dict[str, Any]
+    ) -> None:
+        house = Federation.of(20, pinned=True, colluding=None)
+        client, member = house.nodes[0], house.nodes[1]
+        send(client, house.terms(**self.PLANNED), np.zeros(20))
+        online = tuple(range(18))
+        labels = {place: bytes(32) for place in online}
+        member.open(house.terms(**self.PLANNED).to_json(), online, labels, {})
+        try:
+            terms = house.terms(**self.PLANNED | lie | {"number": 2})
+        except ValueError as error:
+            assert "the terms promise 16" in str(error)
+            return
+        fewest = terms.cohort[: terms.least]
+        labels = {place: bytes(32) for place in fewest}
+        for role in (
+            lambda: send(client, terms, np.zeros(20)),
+            lambda: member.open(terms.to_json(), fewest, labels, {}),
+        ):
+            with pytest.raises(Refused, match="this run has promised 16") as refused:
+                role()
+            assert refused.value.code == "policy"
+
+    def test_a_run_without_that_promise_may_ask_for_it(self) -> None:
+        # Power: the same terms pass where nothing was promised, and the owner can read the promise.
+        house = Federation.of(20, pinned=True, colluding=None)
+        small = house.terms(cohort=tuple(range(4)), least=4, threshold=16, colluding=2)
+        send(house.nodes[0], small, np.zeros(20))
+        assert house.nodes[0].evidence(RUN).promised == 0
+
+
+class TestExactTotals:
+    """A server subtracts totals without noise; nine nodes, whose owners allow them."""
+
+    VALUES = np.arange(180).reshape(9, 20)
+
+    def house(self) -> Federation:
+        return Federation.of(9, exact=frozenset({PURPOSE}))
+
+    def test_without_the_rule_two_totals_are_one_node_s_value(
+        self, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(SecureNode, "_require_only_exact", lambda *_: None)
+        house = self.house()
+        everybody = ask(house, house.terms(noise_scale=0.0, least=9), self.VALUES)
+        rest = house.terms(number=2, noise_scale=0.0, cohort=tuple(range(8)), least=8)
+        others = ask(house, rest, self.VALUES)
+        assert (everybody.release() - others.release() == self.VALUES[8]).all()
+
+    def begin(self, house: Federation, **changes: Any) -> None:
+        terms = house.terms(**{"noise_scale": 0.0, "least": 9} | changes)
+        send(house.nodes[0], terms, self.VALUES[0])
+
+    @pytest.mark.parametrize("cohort", [range(9), range(8)], ids=["same", "without one"])
+    def test_a_run_has_one(self, cohort: range) -> None:
+        house = self.house()
+        self.begin(house)
+        with pytest.raises(Refused) as refused:
+            self.begin(house, number=2, cohort=tuple(cohort), least=len(cohort))
+        assert refused.value.code == "policy"
+
+    def test_another_run_has_one_over_the_same_nodes_alone(self) -> None:
+        house = self.house()
+        self.begin(house)
+        for run, cohort in ((8, range(9)), (9, range(8))):
+            directory = Directory.first(run, [node.entry(run) for node in house.nodes])
+            for node in house.nodes:
+                node.accept(directory)
+            asked = {
+                "run": run,
+                "directory": directory.hash.hex(),
+                "cohort": tuple(cohort),
+                "least": len(cohort),
+            }
+            if len(cohort) == 9:
+                self.begin(house, **asked)
+                continue
+            with pytest.raises(Refused, match="over other nodes") as refused:
+                self.begin(house, **asked)
+            assert refused.value.code == "policy"
+
+    def test_none_is_opened_over_some_of_its_cohort(self) -> None:
+        house = self.house()
+        with pytest.raises(ValueError, match="show the others' values"):
+            house.terms(noise_scale=0.0, least=8)

@@ -64,7 +64,7 @@ def test_runs_that_have_not_ended_are_known(store: NodeStore) -> None:
     assert store.runs() == (2**64 - 1,)
 
 
-def test_old_runs_expire(store: NodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_runs_are_found(store: NodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e9
     monkeypatch.setattr("fl_dp.secagg.store.time.time", lambda: now)
     store.put(1, "key", b"x")
@@ -72,12 +72,29 @@ def test_old_runs_expire(store: NodeStore, monkeypatch: pytest.MonkeyPatch) -> N
     now += 29 * 86_400
     store.put(1, "other", b"x")
     store.put(2, "key", b"x")
-    store.expire(30)
-    assert store.get(1, "key") == b"x"
+    assert store.older(30) == ()
     now += 2 * 86_400
-    store.expire(30)
+    assert store.older(30) == (1,)
+    store.forget(1)
     assert store.get(1, "key") is None and store.get(1, "other") is None
     assert store.get(2, "key") == store.get(None, "key") == b"x"
+
+
+def test_marks_are_listed_by_number_and_lasting_keys_by_time(store: NodeStore) -> None:
+    for number in (2, 9, 11):
+        store.mark(1, "sum", number, Mark(b"t", bytes([number])))
+    store.mark(1, "open", 3, Mark(b"t"))
+    assert store.marks(1, "sum") == {n: Mark(b"t", bytes([n])) for n in (2, 9, 11)}
+    assert store.marks(2, "sum") == {}
+    for key in ("a", "b", "a"):
+        store.put(None, key, b"x")
+    store.put(1, "c", b"x")
+    assert store.lasting_keys() == ("b", "a")
+
+
+def test_of_what_outlives_runs_the_first_may_stay(store: NodeStore) -> None:
+    assert store.first("key", b"a") == store.first("key", b"b") == b"a"
+    assert store.get(None, "key") == b"a"
 
 
 class TestSQLite:

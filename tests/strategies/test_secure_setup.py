@@ -197,8 +197,7 @@ def test_a_receipt_waits_for_a_node_that_the_next_sum_does_not_ask() -> None:
             opening.answer(place, nodes.of[node].open(terms.to_json(), *opening.question(place)))
         opening.release()
         sums.note(opening)
-    receipt = sums.receipt_for(0)
-    assert receipt is not None
+    [receipt] = sums.receipts_for(0)
     nodes.of[0].check_receipt(sums.run, receipt)
     assert nodes.of[0].unreceipted(sums.run) == 0
 

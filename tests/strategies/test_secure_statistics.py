@@ -398,9 +398,11 @@ def test_only_an_evaluation_measures_a_model(tmp_path: Path) -> None:
 # --- Exact totals ---------------------------------------------------------------------------------
 
 
-def exactly(folder: Path, nodes: SecureNodes) -> Answer:
-    with PrivacyLedger.open(folder / "server.db", plan_of(chosen(METRICS))) as ledger:
-        grid = LocalGrid(nodes, NODES)
+def exactly(folder: Path, nodes: SecureNodes, *, of: int = NODES) -> Answer:
+    """Exact means over the first `of` nodes."""
+    plan = plan_of(chosen(METRICS), num_clients=of)
+    with PrivacyLedger.open(folder / "server.db", plan) as ledger:
+        grid = LocalGrid(nodes, of)
         return exact_evaluation(grid, ledger, "exact means", METRICS, arrays=MODEL, timeout=5.0)
 
 
@@ -437,6 +439,20 @@ def test_exact_totals_are_exact_and_named_as_uncharged(tmp_path: Path) -> None:
     assert first.startswith("RELEASES THAT WERE NOT CHARGED, 1 in all: 'exact means'")
     masked = [reply for reply in nodes.replies if reply.metadata.message_type == "evaluate"]
     assert all(set(reply.content) == {"masked", "bundles"} for reply in masked)
+
+
+def test_a_second_exact_total_is_over_the_same_nodes(tmp_path: Path) -> None:
+    """Over all but one, the difference would be that node's own loss and accuracy."""
+    nodes = measuring(tmp_path)
+    for _ in range(2):  # of another training, by the same server or another
+        assert float(exactly(tmp_path, nodes)["loss"].value) == pytest.approx(0.6, abs=1e-6)
+    nodes.replies.clear()
+    fewer = tmp_path / "fewer"
+    fewer.mkdir()
+    with pytest.raises(SecureSumFailed):
+        exactly(fewer, nodes, of=NODES - 1)
+    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
+    assert refused == ["Refused policy"] * (NODES - 1)
 
 
 def test_one_owner_who_does_not_allow_them_keeps_exact_totals_shut(tmp_path: Path) -> None:

@@ -16,16 +16,19 @@ from flwr.app import Array, ArrayRecord, Context
 from local_grid import LocalGrid
 from numpy.typing import NDArray
 from secure_nodes import SecureNodes
+from typer.testing import CliRunner
 from worked_here import work_here
 
 from fl_dp.accounting import VisibleSampling
 from fl_dp.clients.run_receipts import IDENTITY_FILE, receipt_file
+from fl_dp.clients.secure_node import STORE_FILE
+from fl_dp.commands.secagg import secagg
 from fl_dp.ledger import LedgerAnchor, NodeLedger, PrivacyLedger
 from fl_dp.ledger.run_receipt import RunReceipt, SealedHead, ServerHead
 from fl_dp.mechanisms import AdaptiveClipping
 from fl_dp.plan import PrivacyPlan, SecureSum
 from fl_dp.protocol.secure_sum import text_to_content
-from fl_dp.secagg import Identity, Member, Roster
+from fl_dp.secagg import Identity, Member, OpenSum, Roster, SecureNode, SQLiteStore
 from fl_dp.strategies import DPFedAvg, RoundFailed
 
 NODES = 5
@@ -379,3 +382,80 @@ def test_a_node_that_answers_with_another_s_head_is_not_believed(tmp_path: Path)
             yield reply
 
     assert sums.forget(lies, head={"entries": 1, "hash": "0" * 64, "statement": "0" * 64}) == {}
+
+
+def pinned(folder: Path, **more: Any) -> tuple[dict[int, dict[str, Any]], Roster]:
+    """Owners with one roster of all nodes, and the roster."""
+    members = []
+    for node in range(NODES):
+        (folder / f"node-{node}").mkdir(mode=0o700)
+        identity = Identity.load_or_create(folder / f"node-{node}" / IDENTITY_FILE)
+        members.append({"name": f"site-{node:03d}", "identity": identity.public.hex()})
+    file = folder / "roster.json"
+    file.write_text(json.dumps({"federation": "tests", "members": members}))
+    owner = {"secagg-roster": str(file), "require-privacy": "distributed", "max-epsilon": 1e6}
+    return {node: owner | more for node in range(NODES)}, Roster.read(file)
+
+
+@pytest.mark.slow
+def test_a_slow_node_and_lost_messages_are_accounted_for_and_lock_nobody_out(
+    tmp_path: Path,
+) -> None:
+    """Four rounds without node 4, whose answers are late; then a message never reaches it."""
+    owners, roster = pinned(tmp_path)
+    nodes = SecureNodes(
+        tmp_path,
+        updates_of(NODES),
+        owners=owners,
+        loses=lambda kind, times, node: kind == "train" and node == 4 and times == 4,
+        loses_reply=lambda kind, times, node: kind == "train" and node == 4 and times < 4,
+    )
+    plan = plan_of(rounds=6, secure_sum=SecureSum(least=4, roster=True))
+    trained(tmp_path, nodes, plan, rounds=6, secure_roster=roster)
+    assert not any(reply.has_error() for reply in nodes.replies)
+    store = SQLiteStore(tmp_path / "node-4" / STORE_FILE)
+    slow = SecureNode(Identity.generate(), store, name="owner").ended()[-1]
+    assert (len(slow.left_out), len(slow.summed)) == (4, 1)  # and one never arrived
+    assert not slow.missing and not slow.findings(roster)
+
+
+@pytest.mark.slow
+def test_a_server_that_keeps_receipts_back_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Power of the test above: with receipts for every other sum alone, the others are named."""
+    owners, roster = pinned(tmp_path)
+    nodes = SecureNodes(tmp_path, updates_of(NODES), owners=owners)
+    note, sums = SecureSums.note, []
+
+    def forgets(self: SecureSums, opened: OpenSum) -> None:
+        sums.append(opened.terms.number)
+        if len(sums) % 2 == 0:
+            note(self, opened)
+
+    monkeypatch.setattr(SecureSums, "note", forgets)
+    plan = plan_of(rounds=4, secure_sum=SecureSum(roster=True))
+    trained(tmp_path, nodes, plan, rounds=4, secure_roster=roster)
+    store = SQLiteStore(tmp_path / "node-0" / STORE_FILE)
+    evidence = SecureNode(Identity.generate(), store, name="owner").ended()[-1]
+    assert evidence.missing == (sums[0], sums[2]) and evidence.summed == (sums[1], sums[3])
+    assert any("no receipt came for sum" in each for each in evidence.findings(roster))
+    checked = CliRunner().invoke(secagg, ["check", str(tmp_path / "node-0")])
+    assert checked.exit_code == 1 and f"sum {sums[0]}, {sums[2]}" in checked.output
+
+
+def test_a_node_that_lost_its_store_comes_back_under_the_same_id(tmp_path: Path) -> None:
+    file = tmp_path / "node-4" / STORE_FILE
+
+    def loses(kind: str, times: int, node: int) -> bool:
+        if (kind, times, node) == ("train", 1, 4):
+            file.unlink()
+        return False
+
+    nodes = SecureNodes(tmp_path, updates_of(NODES), loses=loses)
+    plan = plan_of(secure_sum=SecureSum(least=4))
+    trained(tmp_path, nodes, plan, rounds=3)
+    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
+    assert refused == ["Refused directory"]  # in the second round
+    node = SecureNode(Identity.generate(), SQLiteStore(file), name="owner")
+    assert len(node.ended()[-1].summed) == 1  # the third

@@ -23,6 +23,7 @@ from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.protocol.secure_sum import (
     DIRECTORY_ACTION,
     KEY_ACTION,
+    MemberQuestion,
     content_digest,
     text_of,
     text_to_content,
@@ -132,6 +133,18 @@ class Federation:
     def train(self, content: RecordDict | None = None, **changed: Any) -> Message:
         sent = self.content() if content is None else content
         return self.ask("train", with_terms(sent, self.terms(sent, **changed).to_json()))
+
+    def question(self, **changed: Any) -> RecordDict:
+        """Return a question to a member: everybody has replied, with labels of zeros."""
+        places = self.directory.current
+        terms = self.terms(self.content(), **{"cross_check": True} | changed)
+        return MemberQuestion(
+            terms=terms.to_json(),
+            online=places,
+            labels={place: bytes(32) for place in places},
+            bundles={},
+            quorum={},
+        ).to_content()
 
     def charges(self) -> int:
         ledger = self.folder / "node-0" / "ledger.db"
