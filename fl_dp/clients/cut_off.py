@@ -113,7 +113,7 @@ def _live(
             done = np.ascontiguousarray(work(), dtype=np.float64)
             if done.shape != (size,):
                 raise ValueError(f"the work gave shape {done.shape} in place of ({size},)")
-            left = memoryview(done).cast("B")
+            left = memoryview(done.tobytes())
             while left:
                 left = left[os.write(results, left) :]
         except BaseException:  # an exit, too

@@ -424,7 +424,7 @@ class DistributedNoise(Noise):
     @property
     def not_covered(self) -> tuple[str, ...]:
         """Sentences on what no secure sum promises."""
-        told = (
+        told: tuple[str, ...] = (
             "norms and honesty of malicious clients: each can spoil a sum, and none learns more",
             "a sum that always opens: nodes that stay away, or lie, make it fail, and it stays "
             "charged",

@@ -86,7 +86,7 @@ def of_units(folder: Path, slow: Callable[[], Any] = bool, **units: Any) -> Fede
         "client_fn": lambda context, unit: Unit(slow if unit == SLOW else bool),
         "count": lambda *_: UNITS,
     }
-    app = numpy_client_app(units=NodeUnits(**usual | units))  # type: ignore[arg-type]
+    app = numpy_client_app(units=NodeUnits(**usual | units))
     federation.nodes.app = lambda: app  # type: ignore[method-assign]
     return federation
 
