@@ -70,12 +70,13 @@ from .modes import (
     ClientNoiseMode,
     Mode,
     Released,
+    RoundFailed,
     SecureSumMode,
     client_noise_of,
 )
 from .participations import Participations
 from .rehearsal import RehearsalFailed
-from .roster import Roster
+from .roster import Roster, Unit
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
 from .secure import secure_sums_of
@@ -520,6 +521,18 @@ class DPFedAvg(RoundLoop):
                 self._secure_sums.require_committee(self.plan.noise.shares)
             except SecureSumFailed as failed:
                 raise RehearsalFailed(f"{failed}; nothing was charged") from failed
+
+    def _eligible(self, roster: list[Unit]) -> list[Unit]:
+        """Return the units but for those whose nodes lied. See `RoundLoop._eligible`."""
+        if self._secure_sums is None or not isinstance(self.plan.noise, DistributedNoise):
+            return roster
+        nodes, least = sorted({unit.node for unit in roster}), self.plan.noise.shares.least
+        try:
+            self._secure_sums.require_left(nodes, least)
+        except SecureSumFailed as failed:
+            raise RoundFailed(str(failed)) from failed
+        allowed = set(self._secure_sums.allowed(nodes, least))
+        return [unit for unit in roster if unit.node in allowed]
 
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add: an owner may not allow it."""

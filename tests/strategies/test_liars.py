@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fl_dp.strategies.secure import SecureSums
 from lying_nodes import (
     Lie,
     LyingNodes,
@@ -53,77 +52,73 @@ def attacked(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [10, 20])
-@pytest.mark.parametrize("lie", AS_A_CLIENT)
+@pytest.mark.parametrize(
+    ("lie", "nodes", "rounds"),
+    [("random shares", 20, ROUNDS), *((lie, 10, 3) for lie in AS_A_CLIENT)],
+)
 def test_clients_that_lie_cost_one_sum_and_are_out(
-    tmp_path: Path, nodes: int, lie: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, lie: str, nodes: int, rounds: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     lies = liars(nodes, AS_A_CLIENT[lie])
     with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
-        there, strategy, released = attacked(tmp_path, nodes, lies)
-    assert strategy.rounds_completed == ROUNDS - 1
+        there, strategy, released = attacked(tmp_path, nodes, lies, rounds=rounds)
+    assert strategy.rounds_completed == rounds - 1
     honest = [node for node in range(nodes) if node not in lies]
     plan = strategy.plan
-    expected = (ROUNDS - 1) * there.total(honest) / nodes  # by the plan's denominator
-    assert np.allclose(released, expected, atol=ROUNDS * tolerance(plan, nodes))
+    expected = (rounds - 1) * there.total(honest) / nodes  # by the plan's denominator
+    assert np.allclose(released, expected, atol=rounds * tolerance(plan, nodes))
     for node in range(nodes):
         out = f"'site-{node:03d}' sent what can't be opened"
         assert (out in caplog.text) is (node in lies)
         # Who is out is asked nothing more, and charged nothing more.
         with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as ledger:
-            assert ledger.spendings[0].charges == (1 if node in lies else ROUNDS)
-
-
-@pytest.mark.parametrize("nodes", [10, 20])
-@pytest.mark.parametrize("unreadable", [False, True])
-def test_members_that_lie_cost_nothing(tmp_path: Path, nodes: int, unreadable: bool) -> None:
-    lies = liars(nodes, answers_wrongly(unreadable=unreadable))
-    there, strategy, released = attacked(tmp_path, nodes, lies)
-    assert strategy.rounds_completed == ROUNDS
-    expected = ROUNDS * there.total() / nodes  # their values are as good as anybody's
-    assert np.allclose(released, expected, atol=ROUNDS * tolerance(strategy.plan, nodes))
+            assert ledger.spendings[0].charges == (1 if node in lies else rounds)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("nodes", [10, 20])
-def test_who_lies_in_both_roles_costs_one_sum(tmp_path: Path, nodes: int) -> None:
+@pytest.mark.parametrize(("nodes", "unreadable"), [(20, False), (10, True)])
+def test_members_that_lie_cost_nothing(tmp_path: Path, nodes: int, unreadable: bool) -> None:
+    lies = liars(nodes, answers_wrongly(unreadable=unreadable))
+    there, strategy, released = attacked(tmp_path, nodes, lies, rounds=2)
+    assert strategy.rounds_completed == 2
+    expected = 2 * there.total() / nodes  # their values are as good as anybody's
+    assert np.allclose(released, expected, atol=2 * tolerance(strategy.plan, nodes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "rounds"), [(10, ROUNDS), (20, 2)])
+def test_who_lies_in_both_roles_costs_one_sum(tmp_path: Path, nodes: int, rounds: int) -> None:
     lies = liars(nodes, both(random_shares, answers_wrongly()))
-    _, strategy, _ = attacked(tmp_path, nodes, lies)
-    assert strategy.rounds_completed == ROUNDS - 1
+    _, strategy, _ = attacked(tmp_path, nodes, lies, rounds=rounds)
+    assert strategy.rounds_completed == rounds - 1
 
 
-@pytest.mark.parametrize("nodes", [10, 20])
-def test_a_client_can_not_frame_a_member(
-    tmp_path: Path, nodes: int, caplog: pytest.LogCaptureFixture
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lie",
+    [wrong_shares_for(3), answers_wrongly(4), answers_wrongly(4, unreadable=True)],
+    ids=["client frames member", "member frames client", "member can't read"],
+)
+def test_nobody_can_frame_another(
+    tmp_path: Path, lie: Lie, caplog: pytest.LogCaptureFixture
 ) -> None:
-    lies = liars(nodes, wrong_shares_for(3))
+    """A sum that opens all the same takes nobody's place, and accuses nobody."""
     with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
-        there, strategy, released = attacked(tmp_path, nodes, lies)
-    assert strategy.rounds_completed == ROUNDS
-    assert "shares" not in caplog.text and "can't be opened" not in caplog.text
-    expected = ROUNDS * there.total() / nodes
-    assert np.allclose(released, expected, atol=ROUNDS * tolerance(strategy.plan, nodes))
+        _, strategy, _ = attacked(tmp_path, 10, liars(10, lie), rounds=3)
+    assert strategy.rounds_completed == 3
+    assert not [record for record in caplog.records if "'site-" in record.getMessage()]
 
 
-@pytest.mark.parametrize("unreadable", [False, True])
-def test_members_can_not_frame_a_client(
-    tmp_path: Path, unreadable: bool, caplog: pytest.LogCaptureFixture
-) -> None:
-    lies = liars(20, answers_wrongly(4, unreadable=unreadable))
-    with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
-        _, strategy, _ = attacked(tmp_path, 20, lies)
-    assert strategy.rounds_completed == ROUNDS
-    assert "can't be opened" not in caplog.text
-
-
+@pytest.mark.slow
 def test_where_everybody_is_needed_a_liar_ends_the_training_at_once(tmp_path: Path) -> None:
     """Of five nodes a sum needs five: no later round is charged, and the message says who."""
-    with pytest.raises(RoundFailed, match="1 of 5 .*'site-001'.*a sum needs 5"):
+    with pytest.raises(RoundFailed, match=r"1 of 5 .*'site-001'.*a sum needs 5"):
         attacked(tmp_path, 5, {1: random_shares})
     with PrivacyLedger.read(tmp_path / "server.db") as ledger:
         assert ledger.rounds_spent == 1
 
 
+@pytest.mark.slow
 def test_what_can_not_be_decided_sits_out_one_sum(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -151,6 +146,7 @@ def asked_of(there: LyingNodes) -> list[tuple[int, int]]:
     return asked
 
 
+@pytest.mark.slow
 def test_an_excluded_node_reads_it_in_its_own_log(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -162,13 +158,9 @@ def test_an_excluded_node_reads_it_in_its_own_log(
 
 @pytest.mark.slow
 def test_a_liar_is_drawn_no_more_into_visible_cohorts(tmp_path: Path) -> None:
-    there = LyingNodes(tmp_path, updates_of(8), liars={1: random_shares})
-    plan = plan_of(8, rounds=12, sampling_rate=None, sampling=VisibleSampling(cohort=4))
-    _, strategy = trained(tmp_path, there, plan, rounds=12, timeout=60.0)
-    assert [node for kind, node in there.seen if kind == "train"].count(1) <= 1
-    assert strategy.rounds_completed >= 11
-
-
-def test_new_keys_bring_no_liar_back(tmp_path: Path) -> None:
-    sums = SecureSums()
-    assert sums.allowed([1, 2, 3], 2) == [1, 2, 3]
+    there = LyingNodes(tmp_path, updates_of(7), liars={1: random_shares})
+    plan = plan_of(7, rounds=8, sampling_rate=None, sampling=VisibleSampling(cohort=5))
+    _, strategy = trained(tmp_path, there, plan, rounds=8, timeout=60.0)
+    # It is drawn in some round but for a chance of (2 / 7)^8, 4e-5.
+    assert [node for kind, node in there.seen if kind == "train"].count(1) == 1
+    assert strategy.rounds_completed == 7

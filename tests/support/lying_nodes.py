@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 from unittest.mock import patch
 
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from flwr.app import Message
 from secure_nodes import SecureNodes
 
@@ -51,11 +52,10 @@ def wrong_commitments() -> AbstractContextManager[Any]:
 def unreadable_bundles() -> AbstractContextManager[Any]:
     """As a client: bundles that nobody can decrypt."""
 
-    class Broken(client.AESGCM):
-        def encrypt(self, nonce: bytes, data: bytes, bound: bytes | None) -> bytes:  # type: ignore[override]  # its own takes any buffer
-            return bytes(len(super().encrypt(nonce, data, bound)))
+    def another(*asked: Any) -> AESGCM:
+        return AESGCM(secrets.token_bytes(32))
 
-    return patch.object(client, "AESGCM", Broken)
+    return patch.object(client, "bundle_cipher", another)
 
 
 def answers_wrongly(*places: int, unreadable: bool = False) -> Lie:
