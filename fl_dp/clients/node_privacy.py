@@ -201,12 +201,24 @@ def simulated_nodes() -> Iterator[None]:
         _plays_nodes = False
 
 
+# Module of the actors that are the workers of Flower's simulation engine. Should Flower move it,
+# simulated nodes count as real, which costs comfort and no protection: write its new name here.
+_ENGINE = "flwr.simulation.ray_transport.ray_actor"
+
+
 def in_simulation() -> bool:
     """Tell whether this process is a worker of Flower's simulation engine, or plays all nodes.
 
-    A SuperNode's processes never load Ray, so no server can pass for a simulation.
+    A worker is an actor of the engine's own class. A process that merely starts Ray, as an app may
+    at a real node, is none, nor is any worker of such an app.
     """
     if _plays_nodes:
         return True
     ray = sys.modules.get("ray")
-    return ray is not None and bool(ray.is_initialized())
+    if ray is None or not ray.is_initialized():
+        return False
+    process = ray.get_runtime_context()
+    if process.get_actor_id() is None:
+        return False
+    made_of = getattr(process.current_actor, "_ray_actor_creation_function_descriptor", None)
+    return getattr(made_of, "module_name", None) == _ENGINE
