@@ -58,6 +58,7 @@ from fl_dp.updates import Compression, VectorLayout
 from .budget_options import split_options
 from .checkpoint import Checkpoint
 from .compatibility import (
+    float64_error_of,
     require_ledger_of,
     require_loop_of,
     require_trainable,
@@ -512,6 +513,8 @@ class DPFedAvg(RoundLoop):
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
     ) -> None:
         """Let nodes say who they are, and make their keys. See `RoundLoop._rehearse`."""
+        if said := float64_error_of(self.plan, VectorLayout.of(model)):
+            self._log.warn_once(said)
         super()._rehearse(grid, nodes, model, config)
         if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
             ask = asking(grid, window=self._window)

@@ -10,11 +10,13 @@ machine, the ledgers lie in a folder that the server names.
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -31,6 +33,8 @@ from .running_app import running_app
 if TYPE_CHECKING:
     from fl_dp.ledger import Account, NodeLedger, Use, Witness
     from fl_dp.plan import RecordPlan
+
+logger = logging.getLogger("flwr.fl_dp.client")
 
 SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
 """Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
@@ -132,7 +136,10 @@ class NodePrivacy:
         """
         from fl_dp.ledger import NodeLedger  # with SciPy, for a node that keeps a ledger alone
 
-        return NodeLedger.open(self.required_ledger, witness=self.witness, expires=self.expires)
+        ledger = NodeLedger.open(self.required_ledger, witness=self.witness, expires=self.expires)
+        if self.witness_path is None and not in_simulation():
+            _say_once(f"{ledger.unwitnessed} (witness-path)")
+        return ledger
 
     def plan(self, plan: RecordPlan) -> RecordPlan:
         """Return the plan of a run by which the owner's own promise to each record holds.
@@ -177,6 +184,11 @@ class NodePrivacy:
 
         app = running_app()
         return Use(run=self.run, purpose=purpose, app=None if app is None else str(app))
+
+
+@lru_cache
+def _say_once(line: str) -> None:
+    logger.info("%s", line)
 
 
 def simulated_run_folder(context: Context) -> Path:
