@@ -138,7 +138,7 @@ def test_a_unit_that_is_a_node_is_not_charged_for_being_removed(
     assert code(federation.train(federation.content(asked))) == said
     assert federation.charges() == (said == "answered")
     query = Mean(lows=(0.0,), highs=(100.0,))
-    told = {
+    told: dict[str, Any] = {
         STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
         SUM_KEY: json.dumps(asdict(price)),
     }

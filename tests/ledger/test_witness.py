@@ -10,6 +10,7 @@ import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -307,7 +308,8 @@ def test_a_real_node_s_ledger_without_a_witness_says_so_and_a_simulated_one_s_do
     heads = str(tmp_path / "there" / "ledger.heads")
 
     def opened(**config: str) -> None:
-        context = Context(1, 77, {"ledger-path": str(path)} | config, RecordDict(), {})
+        given: dict[str, Any] = {"ledger-path": str(path)} | config
+        context = Context(1, 77, given, RecordDict(), {})
         NodePrivacy.of(context, {}).open_ledger().close()
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_dp.client"):
