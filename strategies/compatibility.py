@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from fl_dp.accounting import freeze
+from fl_dp.accounting import freeze, sampler_slack
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import PrivacyPlan
 from fl_dp.updates import VectorLayout
 
 from .selection import Selection, selection_of
+
+LAST_DIGIT = 1e-4
+"""Of an epsilon as it is quoted."""
 
 
 def require_ledger_of(plan: PrivacyPlan, ledger: SpentLedger) -> None:
@@ -84,3 +87,17 @@ def require_trainable(plan: PrivacyPlan, layout: VectorLayout, units: int) -> No
             f"{units} units are connected and at most {most} can be summed exactly at noise "
             f"multiplier {plan.noise.least_multiplier:.4g}"
         )
+
+
+def float64_error_of(plan: PrivacyPlan, layout: VectorLayout) -> str | None:
+    """Return what to say where noise is drawn so often that float64 shows in the epsilon quoted.
+
+    None where it does not, and under secure sums, whose plan keeps as much of its budget back.
+    """
+    error = 2.0 * sampler_slack(plan.charged_rounds * layout.size)
+    if plan.noise.slack or error < LAST_DIGIT:
+        return None
+    return (
+        f"{plan.charged_rounds} rounds of {layout.size} coordinates are so many draws of noise "
+        f"that float64 may add {error:.2g} to epsilon, which no quoted epsilon counts: add it"
+    )

@@ -58,6 +58,7 @@ from fl_dp.updates import Compression, VectorLayout
 from .budget_options import split_options
 from .checkpoint import Checkpoint
 from .compatibility import (
+    float64_error_of,
     require_ledger_of,
     require_loop_of,
     require_trainable,
@@ -70,12 +71,13 @@ from .modes import (
     ClientNoiseMode,
     Mode,
     Released,
+    RoundFailed,
     SecureSumMode,
     client_noise_of,
 )
 from .participations import Participations
 from .rehearsal import RehearsalFailed
-from .roster import Roster
+from .roster import Roster, Unit
 from .round_loop import EvaluateFn, RoundLoop
 from .run_log import log_promise
 from .secure import secure_sums_of
@@ -511,6 +513,8 @@ class DPFedAvg(RoundLoop):
         self, grid: Grid, nodes: Sequence[int], model: ArrayRecord, config: ConfigRecord
     ) -> None:
         """Let nodes say who they are, and make their keys. See `RoundLoop._rehearse`."""
+        if said := float64_error_of(self.plan, VectorLayout.of(model)):
+            self._log.warn_once(said)
         super()._rehearse(grid, nodes, model, config)
         if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
             ask = asking(grid, window=self._window)
@@ -520,6 +524,18 @@ class DPFedAvg(RoundLoop):
                 self._secure_sums.require_committee(self.plan.noise.shares)
             except SecureSumFailed as failed:
                 raise RehearsalFailed(f"{failed}; nothing was charged") from failed
+
+    def _eligible(self, roster: list[Unit]) -> list[Unit]:
+        """Return the units but for those whose nodes lied. See `RoundLoop._eligible`."""
+        if self._secure_sums is None or not isinstance(self.plan.noise, DistributedNoise):
+            return roster
+        nodes, least = sorted({unit.node for unit in roster}), self.plan.noise.shares.least
+        try:
+            self._secure_sums.require_left(nodes, least)
+        except SecureSumFailed as failed:
+            raise RoundFailed(str(failed)) from failed
+        allowed = set(self._secure_sums.allowed(nodes, least))
+        return [unit for unit in roster if unit.node in allowed]
 
     def _told_at_rehearsal(self) -> dict[str, str]:
         """Return the noise that nodes are to add: an owner may not allow it."""

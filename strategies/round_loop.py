@@ -294,6 +294,14 @@ class RoundLoop(Strategy):
         """Return what a node has to know to say whether it will take part, besides the model."""
         return {}
 
+    def _eligible(self, roster: list[Unit]) -> list[Unit]:
+        """Return the units that may be drawn: all that are there, by default.
+
+        Raises:
+            RoundFailed: If they are too few; nothing was charged.
+        """
+        return roster
+
     def _draft(
         self,
         server_round: int,
@@ -316,7 +324,7 @@ class RoundLoop(Strategy):
         """
         layout = VectorLayout.of(arrays)
         config = ConfigRecord(_with_record_plan(config, self.record_plan))
-        roster = self._roster.units(grid, self._log)
+        roster = self._eligible(self._roster.units(grid, self._log))
         released = layout.only_released(arrays)
         nodes = sorted({unit.node for unit in roster})
         content = self.optimizer.instruct(server_round, released, config, nodes)

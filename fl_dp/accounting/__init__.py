@@ -69,6 +69,7 @@ if TYPE_CHECKING:
     from .schedules import NoiseSchedule, PlateauController, PlateauSchedule
     from .shared_noise import (
         SharedNoise,
+        sampler_slack,
         shared_noise_multiplier,
         shared_noise_slack,
         usual_colluding,
@@ -136,6 +137,7 @@ __all__ = [
     "optimal_coefficients",
     "pld_epsilon",
     "release_from_dict",
+    "sampler_slack",
     "schedule_history",
     "sensitivity_squared",
     "shared_noise_multiplier",

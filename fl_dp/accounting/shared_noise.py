@@ -152,7 +152,12 @@ def shared_noise_slack(
     tau += (shares - 1 - first) * _theta(noise_scale**2 * first / (first + 1)) if first else 0.0
     channel, whole = _theta(_CHANNEL_VARIANCE), _theta(shares * noise_scale**2)
     eta = math.log1p(2.0 * whole) - math.log1p(-2.0 * channel)
-    return releases * size * (10.0 * tau + eta + shares * _SAMPLER)
+    return releases * size * (10.0 * tau + eta) + sampler_slack(releases * size * shares)
+
+
+def sampler_slack(draws: int) -> float:
+    """Return how far the log-ratio of so many draws of noise may lie from its law's, by float64."""
+    return draws * _SAMPLER
 
 
 def _theta(variance: float) -> float:

@@ -125,7 +125,8 @@ class NodeConfig:
         statistics_from: Apps that may ask for statistics, within what is required; None: each.
         evaluation_from: Apps that may ask for evaluations and utilities; None: each.
         round_interval: Least seconds between two messages of a kind that use the data; None: none.
-        max_epsilon: Cap over everything that is ever charged for the node's data; None: none.
+        max_epsilon: Cap over everything that is ever charged for the node's data, for records and
+            for the node as a whole apart; None: none.
         record_epsilon: Most epsilon of one run under DP-SGD for each record: where the run's plan
             allows more, the node trains with more noise. None: as the run plans.
         max_delta: The delta that goes with it.

@@ -9,6 +9,7 @@ protected from anybody, they lie under the user's home for as long as the run la
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
@@ -38,6 +39,8 @@ from fl_dp.secagg import Directory, Identity, Refused, Roster, SecureNode, SQLit
 from .node_config import EXACT_PURPOSE, LEDGER_PATH_KEY, NodeConfig
 from .node_privacy import NodePrivacy, in_simulation, simulated_run_folder
 from .run_receipts import IDENTITY_FILE, write_receipt
+
+logger = logging.getLogger("flwr.fl_dp.client")
 
 STORE_FILE = "secagg.db"
 
@@ -179,6 +182,10 @@ def _done(message: Message, context: Context) -> Message:
     with secure_node(context) as node:
         for receipt in receipts_in(message.content):
             node.check_receipt(run, receipt)
+        if node.identity.public.hex() in asked.get("left_out", ()):
+            logger.warning(
+                "the server left this node out of sums of run %d: what it sent did not open", run
+            )
         node.forget(run)
     if in_simulation():
         folder = _simulated_folder(context)

@@ -10,6 +10,7 @@ import numpy as np
 from flwr.app import Message, MessageType
 from numpy.typing import NDArray
 
+from fl_dp.accounting import NeighboringRelation
 from fl_dp.mechanisms.clipping import clip_by_norm
 from fl_dp.protocol.instruction import SumInstruction
 from fl_dp.protocol.keys import (
@@ -74,6 +75,7 @@ def _of_training(message: Message) -> AskedSum:
         instruction.of_records or instruction.secure_sum.neighboring_relation != "replace-one"
     ):
         raise Refused("terms", "what is charged for is not the unit that is clipped")
+    _require_noise_that_stays(instruction.secure_sum, instruction.max_units)
     _, model = only_record(message.content.array_records, "ArrayRecord")
     layout = VectorLayout.of(widen(model))
     bundle, most = instruction.bundle, instruction.max_units
@@ -118,9 +120,25 @@ def _of_statistic(message: Message) -> AskedSum:
     # A record can turn its client's whole answer round: only then is that what is charged.
     if price.unit != "client" and price.neighboring_relation != "replace-one":
         raise Refused("terms", "what is charged for is not the unit that is clipped")
+    _require_noise_that_stays(price, price.units_per_node)
     return AskedSum(
         segments=[(size, norm)],
         sampling_rate=1.0,
         price=price,
         values=values,
     )
+
+
+def _require_noise_that_stays(price: SumInstruction, units_per_node: int) -> None:
+    """Check that no unit takes a share of the noise that is charged along when it is removed.
+
+    Raises:
+        Refused: `terms`, if a unit is a node.
+    """
+    removed = price.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE
+    if removed and price.unit == "client" and units_per_node == 1:
+        raise Refused(
+            "terms",
+            "a unit that is a node takes its share of the noise with it, so that "
+            "add-or-remove-one neighbours are charged too little: ask for zero-out",
+        )

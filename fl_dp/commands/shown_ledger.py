@@ -144,6 +144,8 @@ def _show_node_ledgers(
         findings = _compare(None, folder, check)
         if witness is not None:
             findings.compared.append(f"its witness {witness}")
+        # A run's statement says nothing of how far a node's ledger has come.
+        unwitnessed = ["Without --witness nothing tells whether an end was cut off"]
         each = [node_ledger_json(ledger) for ledger in opened]
         verified = "Chains verified" if len(opened) > 1 else "Chain verified"
         return ShownLedger(
@@ -158,6 +160,7 @@ def _show_node_ledgers(
                     if each.revoked is not None
                 ),
                 *_sentences(findings),
+                *(unwitnessed if witness is None and findings.compared else ()),
             ],
         )
 

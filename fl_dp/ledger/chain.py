@@ -254,6 +254,14 @@ class ChainedLedger(ABC):
             )
         witness.note(self.anchor)
 
+    @property
+    def unwitnessed(self) -> str:
+        """A sentence on what it means that nothing was there to compare the ledger with."""
+        return (
+            f"nothing beside {self.location} knows how far it had come, so that an end that was "
+            "cut off would not be noticed: name a witness on another disk"
+        )
+
     def close(self) -> None:
         """Close the file or the connection; closing twice does no harm."""
         self._chain.close()

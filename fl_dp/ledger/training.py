@@ -15,6 +15,7 @@ of an opening alone: a gap between two rounds would show a client that hung, and
 
 from __future__ import annotations
 
+import logging
 import platform
 import uuid
 from collections import Counter
@@ -38,6 +39,8 @@ from .spent import SpentLedger
 from .state import Reservation
 from .store import LedgerStore
 from .witness import Witness
+
+logger = logging.getLogger("flwr.fl_dp")
 
 _RECORDED_LIBRARIES = ("fl-dp", "flwr", "dp-accounting", "numpy", "cryptography")
 
@@ -106,6 +109,9 @@ class PrivacyLedger(SpentLedger):
                 ledger.require_holds(stated, of=f"the {STATEMENT_NAME} beside it")
             if anchor is not None:
                 ledger.require_holds(anchor, of="the anchor")
+            compared = (witness, stated, anchor) != (None, None, None)
+            if ledger.entries and not compared:
+                logger.warning("%s (privacy.witness_dir)", ledger.unwitnessed)
             if not ledger.entries:
                 opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
                 ledger._chain.append(connection, opening)

@@ -6,7 +6,7 @@ from .evidence import Evidence
 from .keys import Identity
 from .member import Opened
 from .node import SecureNode
-from .opening import OpenSum, Question, SecureSumFailed
+from .opening import Blame, OpenSum, Question, SecureSumFailed
 from .receipts import Receipt
 from .refused import REFUSAL_CODES, RefusalCode, Refused
 from .roster import Member, Roster
@@ -15,6 +15,7 @@ from .terms import SumTerms
 
 __all__ = [
     "REFUSAL_CODES",
+    "Blame",
     "Directory",
     "Entry",
     "Evidence",

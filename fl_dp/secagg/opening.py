@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 import secrets
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Set
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +30,7 @@ from .shares import combine, interpolate
 from .terms import SumTerms
 
 _MOST_SUBSETS = 1000  # of shares that are tried where members lie; a try is a fraction of a ms
+_CERTAIN = 14.0  # tries, over their chance, after which one has succeeded but for 1e-6
 
 
 class SecureSumFailed(RuntimeError):
@@ -49,6 +51,20 @@ class Question(NamedTuple):
     bundles: dict[int, bytes]
 
 
+class Blame(NamedTuple):
+    """Whose lies a sum has shown, if no more nodes lie than may collude, and one at least may.
+
+    Attributes:
+        clients: Places whose commitments or shares are wrong, whatever members say.
+        members: Places who answered wrongly, whatever clients sent them.
+        undecided: Clients whose seeds did not open, though members who are gone or lie may be why.
+    """
+
+    clients: frozenset[int]
+    members: frozenset[int]
+    undecided: frozenset[int]
+
+
 class _Head(NamedTuple):
     """What the server keeps of a message whose values were added."""
 
@@ -62,8 +78,6 @@ class OpenSum:
 
     Attributes:
         terms: Of the sum.
-        blamed_clients: Places whose bundles or commitments are wrong: leave them out of cohorts.
-        blamed_members: Places whose answers are wrong.
         view_signatures: Of members who signed the view, by place.
     """
 
@@ -76,14 +90,14 @@ class OpenSum:
                 there are neither receipts nor a cross-check.
         """
         self.terms, self.directory = terms, directory
-        self.blamed_clients: set[int] = set()
-        self.blamed_members: set[int] = set()
         self.view_signatures: dict[int, bytes] = {}
+        self._misanswered: set[int] = set()  # members whose answers no client can have spoilt
         self._total = np.zeros(terms.size, word_dtype(terms.bits))
         self._heads: dict[int, _Head] = {}
         self._points: dict[int, dict[int, bytes]] = {}  # shares of a replier's seeds, by x
         self._unreadable: dict[int, set[int]] = {}  # members who can't read a replier's bundle
         self._seeds: dict[int, tuple[bytes, ...]] = {}
+        self._fitted: dict[int, tuple[int, ...]] = {}  # x of the shares that a replier's are of
         self._needed: dict[int, list[tuple[int, int | None]]] = {}
         self._asked, self._answered, self._fresh = False, set[int](), False
         self._view = b""
@@ -163,7 +177,7 @@ class OpenSum:
         if is_signed(self.directory.entries[member].identity, signature, self.view):
             self.view_signatures[member] = signature
         else:
-            self.blamed_members.add(member)
+            self._misanswered.add(member)
 
     @property
     def has_quorum(self) -> bool:
@@ -179,9 +193,6 @@ class OpenSum:
         self.sign(member, opened.signature)
         for place in self._heads.keys() & set(opened.unreadable):
             self._unreadable.setdefault(place, set()).add(member)
-            # More than may lie: then one of them tells the truth.
-            if len(self._unreadable[place]) > self.terms.noise.colluding_members:
-                self.blamed_clients.add(place)
         x = self.terms.committee.index(member) + 1
         for place in self.online:
             share = opened.shares.get(place)
@@ -190,7 +201,7 @@ class OpenSum:
             if len(share) == SEED_BYTES * len(self._wanted(place)):
                 self._points.setdefault(place, {})[x] = share
             else:
-                self.blamed_members.add(member)
+                self._misanswered.add(member)
 
     @property
     def enough(self) -> bool:
@@ -213,49 +224,97 @@ class OpenSum:
             }
         return self._needed[place]
 
-    def _open_seeds(self, place: int) -> bool:
+    def _open_seeds(self, place: int, *, without: Set[int] = frozenset()) -> bool:
         """Put a replier's seeds together from shares that fit its commitments, if there are."""
-        points = {
-            x: share
-            for x, share in self._points.get(place, {}).items()
-            if self.terms.committee[x - 1] not in self.blamed_members
-        }
-        commitments = self._heads[place].commitments
+        points = self._shares_of(place, without)
+        for attempt, xs in enumerate(self._subsets(points)):
+            if (seeds := self._matching(place, xs)) is not None:
+                self._seeds[place], self._good, self._fitted[place] = seeds, xs, xs
+                return True
+            if attempt == 0 and not _off(points, xs):
+                return False  # all are of one polynomial, so that no other subset has another
+        return False
+
+    def _matching(self, place: int, xs: tuple[int, ...]) -> tuple[bytes, ...] | None:
+        """Return the seeds that some shares give, if they are what the replier committed to."""
+        points, commitments = self._points[place], self._heads[place].commitments
+        seeds = _seeds(points, xs)
         wanted = [
             commitments[COMMITMENT_BYTES * at : COMMITMENT_BYTES * (at + 1)]
             for at, _ in self._wanted(place)
         ]
-        for attempt, xs in enumerate(self._subsets(points)):
-            seeds = _seeds(points, xs)
-            if [commitment(seed) for seed in seeds] == wanted:
-                self._seeds[place], self._good = seeds, xs
-                if attempt:
-                    self._blame_liars(points)
-                return True
-            if attempt == 0 and len(points) > len(xs) and not _off(points, xs):
-                self.blamed_clients.add(place)  # all members agree: what it committed to is wrong
-                return False
-        return False
+        return seeds if [commitment(seed) for seed in seeds] == wanted else None
 
     def _subsets(self, points: Mapping[int, bytes]) -> Iterator[tuple[int, ...]]:
-        """Yield subsets of as many points as the threshold, the last that fitted first."""
+        """Yield subsets of as many points as the threshold, those that fitted last first."""
         threshold = self.terms.threshold
         if len(points) < threshold:
             return
-        if self._good and points.keys() >= set(self._good):
-            yield self._good
-        xs = sorted(points)
-        yield tuple(xs[:threshold])
+        xs = sorted(points, key=lambda x: (x not in self._good, x))
         if math.comb(len(xs), threshold) <= _MOST_SUBSETS:
             yield from itertools.combinations(xs, threshold)
-        else:
-            for _ in range(_MOST_SUBSETS):
-                # No secret hangs on this choice.
-                yield tuple(sorted(secrets.SystemRandom().sample(xs, threshold)))
+            return
+        yield tuple(xs[:threshold])
+        for _ in range(_MOST_SUBSETS):
+            # No secret hangs on this choice.
+            yield tuple(sorted(secrets.SystemRandom().sample(xs, threshold)))
 
-    def _blame_liars(self, points: Mapping[int, bytes]) -> None:
-        """Leave members out, for all repliers, whose share is off the polynomial that fitted."""
-        self.blamed_members |= {self.terms.committee[x - 1] for x in _off(points, self._good)}
+    # Who lied.
+
+    def blame(self) -> Blame:
+        """Say who lied, as far as counting tells, once no more answers come.
+
+        A share that is off may be the lie of its client or of its member. But of more clients than
+        may lie one is honest, and so is one of more members. And so many shares of an honest client
+        are right that it opens, unless too many members are gone or lie.
+        """
+        if len(self._answered) < self.terms.threshold:
+            return Blame(frozenset(), frozenset(), frozenset())
+        most = max(1, self.terms.colluding)
+        members = set(self._misanswered)
+        for _ in range(2):  # once more without the members that the first look has found
+            closed = {each for each in self.online if not self._opens(each, without=members)}
+            off = {place: self._wrong_about(place) for place in self.online}
+            told = Counter(member for lied in off.values() for member in lied)
+            members |= {member for member, times in told.items() if times > most}
+        clients = {place for place in off if len(off[place] - members) > most}
+        clients |= {place for place in closed if self._must_lie(place, members, most)}
+        undecided = closed - clients if self._seeds else ()  # where none opens, members are why
+        return Blame(frozenset(clients), frozenset(members), frozenset(undecided))
+
+    def _opens(self, place: int, *, without: Set[int]) -> bool:
+        return place in self._seeds or self._open_seeds(place, without=without)
+
+    def _shares_of(self, place: int, without: Set[int]) -> dict[int, bytes]:
+        """Return a replier's shares by x, but for those of some members."""
+        points = self._points.get(place, {}).items()
+        return {x: share for x, share in points if self.terms.committee[x - 1] not in without}
+
+    def _wrong_about(self, place: int) -> set[int]:
+        """Return the members who can't read a replier's bundle, or whose share is off."""
+        fitted = self._fitted.get(place)
+        off = set() if fitted is None else _off(self._points[place], fitted)
+        return {self.terms.committee[x - 1] for x in off} | self._unreadable.get(place, set())
+
+    def _must_lie(self, place: int, members: Set[int], most: int) -> bool:
+        """Tell whether a replier's shares, which don't open, would if it were honest.
+
+        Args:
+            place: The replier's.
+            members: Who lie for certain.
+            most: Nodes that may lie in all.
+        """
+        points, threshold = self._shares_of(place, members), self.terms.threshold
+        unreadable = self._unreadable.get(place, set()) - members
+        lies = max(0, most - len(members)) - len(unreadable)  # among the shares
+        if lies < 0:
+            return True
+        if len(points) - lies < threshold:
+            return False
+        subsets = math.comb(len(points), threshold)
+        right = math.comb(len(points) - lies, threshold)  # of them, at least
+        agree = not _off(points, tuple(sorted(points)[:threshold]))
+        return agree or subsets <= _MOST_SUBSETS or _CERTAIN * subsets <= _MOST_SUBSETS * right
 
     # The end.
 

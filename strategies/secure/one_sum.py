@@ -89,7 +89,9 @@ class OneSum:
         Raises:
             SecureSumFailed: If too few have keys.
         """
-        cohort, planned = list(nodes), self._noise.shares
+        asked, planned = list(nodes), self._noise.shares
+        self._sums.require_left(asked, planned.least)
+        cohort = self._sums.allowed(asked, planned.least)
         self._sums.set_up(cohort, ask)
         self._places = self._sums.places(cohort)
         if len(self._places) < planned.least:

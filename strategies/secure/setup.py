@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import secrets
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -56,8 +57,11 @@ class SecureSums:
         self._roster = roster
         self._place_of: dict[int, int] = {}
         self._confirmed: set[int] = set()
-        self._left_out: set[int] = set()
         self._let_back: set[int] = set()
+        # By identity: new keys bring nobody back.
+        self._left_out: dict[bytes, str] = {}
+        self._doubts: Counter[bytes] = Counter()
+        self._sits_out: Counter[bytes] = Counter()
         self._silent: set[int] = set()
         self._waited = 0.0
         self._receipts: dict[int, list[str]] = {}
@@ -104,7 +108,11 @@ class SecureSums:
             The head of each node's ledger by the node's name, sealed, as text.
         """
         nodes = sorted(self._place_of)
-        asked = json.dumps({"run": self.run} | ({} if head is None else {"head": head}))
+        told = {
+            "run": self.run,
+            "left_out": [each.hex() for each in {*self._left_out, *self._doubts}],
+        }
+        asked = json.dumps(told | ({} if head is None else {"head": head}))
         heads: dict[str, str] = {}
         for node, content in self._ask(DONE_ACTION, nodes, asked, ask, _SECONDS):
             entry = self.known.entries[self._place_of[node]]
@@ -118,9 +126,39 @@ class SecureSums:
         return heads
 
     def places(self, nodes: Iterable[int]) -> dict[int, int]:
-        """Return the place of each node that has confirmed the directory and sent no rubbish."""
-        can = self._confirmed - {n for n, at in self._place_of.items() if at in self._left_out}
-        return {node: self._place_of[node] for node in nodes if node in can}
+        """Return the place of each node that has confirmed the directory."""
+        return {node: self._place_of[node] for node in nodes if node in self._confirmed}
+
+    def allowed(self, nodes: Iterable[int], least: int) -> list[int]:
+        """Return the nodes that may be asked for the next sum.
+
+        Those that lied are left out of all sums of the training. Those that may have, or about whom
+        members may have, sit out the next ones, unless fewer than `least` were left without them.
+        What decides are messages of the protocol alone, never data, and everybody may see it.
+        """
+        allowed = [node for node in nodes if self._identity_of(node) not in self._left_out]
+        certain = [node for node in allowed if not self._sits_out[self._identity_of(node)]]
+        return certain if len(certain) >= least else allowed
+
+    def require_left(self, nodes: Iterable[int], least: int) -> None:
+        """Check, before a sum is charged, that those left out don't keep it from opening.
+
+        Raises:
+            SecureSumFailed: If fewer than `least` nodes are left without them.
+        """
+        there = list(nodes)
+        left = len(self.allowed(there, least))
+        if left < len(there) and left < least:
+            out = ", ".join(f"'{name}'" for name in sorted(self._left_out.values()))
+            raise SecureSumFailed(
+                f"{len(there) - left} of {len(there)} nodes sent what can't be opened ({out}), and "
+                f"a sum needs {least}: train without them, or write a smaller secure_sum.least"
+            )
+
+    def _identity_of(self, node: int) -> bytes:
+        """Return a node's identity; empty while it has no keys."""
+        place = self._place_of.get(node)
+        return b"" if place is None else self.known.entries[place].identity
 
     def require_enough(self, nodes: Sequence[int], least: int) -> None:
         """Check, before anything is charged, that a sum over some nodes could be opened.
@@ -128,7 +166,7 @@ class SecureSums:
         Raises:
             RehearsalFailed: If fewer than `least` of them have keys.
         """
-        known = len(self.places(nodes))
+        known = len(self.places(self.allowed(nodes, least)))
         if known < least:
             why = "their logs say why"
             if silent := len(self._silent.intersection(nodes)):
@@ -179,13 +217,34 @@ class SecureSums:
             known = [] if place in opened.online else self._receipts.get(place, [])
             self._receipts[place] = [*known, receipt][-_RECEIPTS:]
 
-    def leave_out(self, failed: OpenSum) -> None:
+    def leave_out(self, ended: OpenSum) -> None:
         """Leave those out of later sums whose messages could not be opened."""
-        for place in failed.blamed_clients - self._left_out:
-            logger.warning("The node at place %d sent what can't be opened: it is left out", place)
-        for place in failed.blamed_members:
-            logger.warning("The committee member at place %d answered with wrong shares", place)
-        self._left_out |= failed.blamed_clients
+        entries, blame = self.known.entries, ended.blame()
+        self._sits_out -= Counter(set(self._sits_out))  # one sum less for each
+        for place in sorted(blame.members):
+            logger.warning(
+                "'%s' answered as a committee member with what is wrong: the others have to do",
+                entries[place].name,
+            )
+        for place in sorted(blame.clients):
+            identity, name = entries[place].identity, entries[place].name
+            if identity not in self._left_out:
+                self._left_out[identity] = name
+                logger.warning(
+                    "'%s' sent what can't be opened: it takes no further part in this training",
+                    name,
+                )
+        for place in sorted(blame.undecided):
+            identity, name = entries[place].identity, entries[place].name
+            # Longer each time: who lies again and again costs ever fewer sums.
+            self._sits_out[identity] = 2 ** self._doubts[identity]
+            self._doubts[identity] += 1
+            logger.warning(
+                "What '%s' sent did not open, by its own fault or by that of committee members: "
+                "it sits out the next %d sums",
+                name,
+                self._sits_out[identity],
+            )
 
     def receipts_for(self, node: int) -> list[str]:
         """Return what proves what became of a node's messages, as far as it may not have it."""

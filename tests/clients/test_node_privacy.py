@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,10 +25,23 @@ def node(config: dict[str, Any], message: dict[str, Any] | None = None, **option
     return NodePrivacy.of(context, message or {}, **options)
 
 
+ENGINE = "flwr.simulation.ray_transport.ray_actor"
+
+
+def started_ray(*, actor_of: str | None) -> Any:
+    """What `ray` is in a process: of an actor whose class a module has, or of none."""
+    descriptor = SimpleNamespace(module_name=actor_of)
+    process = SimpleNamespace(
+        get_actor_id=lambda: None if actor_of is None else "0a",
+        current_actor=SimpleNamespace(_ray_actor_creation_function_descriptor=descriptor),
+    )
+    return SimpleNamespace(is_initialized=lambda: True, get_runtime_context=lambda: process)
+
+
 @pytest.fixture
 def simulated(monkeypatch: pytest.MonkeyPatch) -> None:
     """As in a worker of Flower's simulation engine."""
-    monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: True))
+    monkeypatch.setitem(sys.modules, "ray", started_ray(actor_of=ENGINE))
 
 
 @pytest.fixture
@@ -112,6 +126,26 @@ def test_ray_that_is_loaded_but_not_started_is_no_simulation(
 ) -> None:
     monkeypatch.setitem(sys.modules, "ray", SimpleNamespace(is_initialized=lambda: False))
     assert not in_simulation()
+
+
+@pytest.mark.parametrize("actor_of", [None, "their.own.actors"])
+def test_a_real_node_that_starts_ray_itself_is_no_simulation(
+    actor_of: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the process that starts it nor an actor of the node's app loses its protection."""
+    monkeypatch.setitem(sys.modules, "ray", started_ray(actor_of=actor_of))
+    assert not in_simulation()
+    assert node({}, {SIMULATED_LEDGERS_KEY: "/the/server/s/folder"}).ledger is None
+
+
+def test_the_engine_s_workers_are_where_this_version_of_flower_has_them() -> None:
+    """In a process of its own, as it loads Ray; real workers are in the tests of simulations."""
+    asked = (
+        f"from {ENGINE} import ClientAppActor; "
+        "print(ClientAppActor.__ray_metadata__.actor_creation_function_descriptor.module_name)"
+    )
+    done = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == ENGINE
 
 
 @pytest.mark.parametrize(

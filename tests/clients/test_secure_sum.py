@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, Context, Message, RecordDict
+from flwr.app import Array, ConfigRecord, Context, Message, RecordDict
 from local_grid import FIRST_NODE
 from one_node import (
     INSTRUCTION,
@@ -28,13 +28,16 @@ from worked_here import work_here
 
 from fl_dp.clients.run_receipts import IDENTITY_FILE
 from fl_dp.clients.secure_node import STORE_FILE
+from fl_dp.clients.summed import summed_of
 from fl_dp.clients.trained_unit import train_unit
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import SumInstruction
+from fl_dp.protocol.keys import STATISTIC_ACTION, STATISTIC_QUERY_KEY
 from fl_dp.protocol.secure_sum import (
     KEY_ACTION,
     OPEN_ACTION,
+    SUM_KEY,
     VIEW_ACTION,
     masked_of,
     text_to_content,
@@ -45,9 +48,11 @@ from fl_dp.secagg import (
     MaskedMessage,
     MemoryStore,
     Participation,
+    Refused,
     SecureNode,
     SQLiteStore,
 )
+from fl_dp.statistics import Mean, query_to_dict
 
 
 def test_what_was_agreed_on_is_answered_and_charged(tmp_path: Path) -> None:
@@ -116,6 +121,38 @@ def test_anything_else_is_refused_before_it_costs_anything(
     federation = Federation(tmp_path)
     assert code(send(federation)) in ("Refused terms", "Refused policy")
     assert federation.charges() == 0
+
+
+@pytest.mark.parametrize(
+    ("units", "said"), [(1, "Refused terms"), (2, "answered")], ids=["a node", "of several"]
+)
+def test_a_unit_that_is_a_node_is_not_charged_for_being_removed(
+    tmp_path: Path, units: int, said: str
+) -> None:
+    """Its share of the noise would go with it; one of several units leaves the node's behind."""
+    price = SumInstruction(
+        rounds=3,
+        epsilon=100.0,
+        delta=1e-3,
+        neighboring_relation="add-or-remove-one",
+        units_per_node=units,
+    )
+    federation = Federation(tmp_path)
+    asked = replace(INSTRUCTION, secure_sum=price, max_units=units)
+    assert code(federation.train(federation.content(asked))) == said
+    assert federation.charges() == (said == "answered")
+    query = Mean(lows=(0.0,), highs=(100.0,))
+    told: dict[str, Any] = {
+        STATISTIC_QUERY_KEY: json.dumps(query_to_dict(query)),
+        SUM_KEY: json.dumps(asdict(price)),
+    }
+    content = RecordDict({"config": ConfigRecord(told)})
+    question = Message(content, dst_node_id=FIRST_NODE, message_type=f"query.{STATISTIC_ACTION}")
+    if units == 1:
+        with pytest.raises(Refused, match="share of the noise with it"):
+            summed_of(question)
+    else:
+        assert summed_of(question).price == price
 
 
 def test_another_directory_is_refused(tmp_path: Path) -> None:

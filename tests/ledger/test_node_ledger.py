@@ -225,6 +225,22 @@ def test_what_a_node_spends_as_a_client_and_of_its_records_are_two_accounts(path
     assert history_of(path, WARD) == {}
 
 
+def test_a_cap_holds_for_records_and_for_the_node_apart_as_both_pages_say(path: Path) -> None:
+    for unit in ("record", "client"):
+        account = Account(unit=unit, source="ward")
+        spend(path, account, count=most_steps(TIGHT), budget=TIGHT)
+        with NodeLedger.open(path) as ledger, pytest.raises(PrivacyBudgetExhausted):
+            ledger.charge(account, STEP, budget=TIGHT, what="one more")
+    docs = Path(__file__).parents[2] / "docs"
+    for page in ("node_policy.md", "deployment.md"):
+        (row,) = (
+            line
+            for line in (docs / page).read_text(encoding="utf-8").splitlines()
+            if line.startswith("| `max-epsilon`")
+        )
+        assert "apart: a node that serves both spends it twice" in row
+
+
 def test_the_same_data_under_another_name_go_on_spending(path: Path) -> None:
     spend(path, Account(unit="record", source="ward", fingerprint="f1"))
     moved = Account(unit="record", source="new ward", fingerprint="f1")

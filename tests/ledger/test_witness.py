@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import logging
 import shutil
 import sqlite3
 import stat
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 from flwr.app import Context, RecordDict
@@ -18,7 +20,7 @@ from typer.testing import CliRunner
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import GaussianEvent
-from fl_dp.clients.node_privacy import NodePrivacy
+from fl_dp.clients.node_privacy import NodePrivacy, simulated_nodes
 from fl_dp.commands.app import app
 from fl_dp.ledger import (
     Account,
@@ -281,3 +283,43 @@ def test_one_witness_is_of_one_node(tmp_path: Path, file: Path) -> None:
     result = CliRunner().invoke(app, ["ledger", str(tmp_path), "--witness", str(file)])
     assert result.exit_code == 2
     assert "a witness belongs to one ledger, and here are 2" in " ".join(result.output.split())
+
+
+def test_a_ledger_that_nothing_is_compared_with_says_so_when_it_is_opened(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new one has no end to cut off, and a witness or an anchor would show it."""
+    (tmp_path / "there").mkdir()
+    witness = FileWitness(tmp_path / "there" / "ledger.heads")
+    with caplog.at_level(logging.INFO, logger="flwr.fl_dp"):
+        with PrivacyLedger.open(path, PLAN) as ledger:
+            ledger.begin_witness(witness)
+            anchor = ledger.anchor
+        PrivacyLedger.open(path, PLAN, anchor=anchor, witness=witness).close()
+        assert "cut off" not in caplog.text
+        PrivacyLedger.open(path, PLAN).close()
+        assert caplog.text.count("an end that was cut off would not be noticed") == 1
+
+
+def test_a_real_node_s_ledger_without_a_witness_says_so_and_a_simulated_one_s_does_not(
+    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "there").mkdir()
+    heads = str(tmp_path / "there" / "ledger.heads")
+
+    def opened(**config: str) -> None:
+        given: dict[str, Any] = {"ledger-path": str(path)} | config
+        context = Context(1, 77, given, RecordDict(), {})
+        NodePrivacy.of(context, {}).open_ledger().close()
+
+    with caplog.at_level(logging.INFO, logger="flwr.fl_dp.client"):
+        opened(**{"witness-path": heads})
+        with simulated_nodes():
+            path.unlink()
+            opened()
+        assert "cut off" not in caplog.text
+        opened()
+        opened()
+    assert caplog.text.count("an end that was cut off would not be noticed") == 1
+    shown = CliRunner().invoke(app, ["ledger", str(path)])
+    assert "entries that are cut off the end" in " ".join(shown.stdout.split())

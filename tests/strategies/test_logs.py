@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
+from fl_dp.strategies.compatibility import float64_error_of
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 from local_grid import LocalGrid, answer_with_update
 
+from fl_dp import PrivacyPlan
 from fl_dp.mechanisms import ScalarMetric
+from fl_dp.plan import SecureSum
+from fl_dp.statement.words import rounded_up
 from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
+from fl_dp.updates import VectorLayout
 
 N = 4
 INITIAL = ArrayRecord({"w": Array(np.zeros(2))})
@@ -155,3 +161,36 @@ def test_an_evaluation_that_a_private_strategy_overrides_or_is_given_is_named(
     made.start(grid(), INITIAL, num_rounds=1, evaluate_config=ConfigRecord({"a": 1}))
     assert "Evaluating.configure_evaluate will not be called" in caplog.text
     assert "evaluate_config is not used" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("size", "rounds", "said"),
+    [(14_000_000, 1000, None), (15_000_000, 1000, "0.00011"), (100_000_000, 1000, "0.00071")],
+)
+def test_float64_is_named_from_where_it_shows_in_the_last_digit(
+    size: int, rounds: int, said: str | None
+) -> None:
+    options: dict[str, Any] = {"rounds": rounds, "num_clients": 10, "clipping_norm": 1.0}
+    plan = PrivacyPlan.from_noise_multiplier(100.0, delta=1e-5, sampling_rate=1.0, **options)
+    layout = cast(VectorLayout, SimpleNamespace(size=size))
+    told = float64_error_of(plan, layout)
+    assert told is None if said is None else told is not None and f"may add {said}" in told
+    # What stays unsaid is below the last digit of an epsilon as statements print it.
+    error = 2.0 * size * rounds * 2.0**-48
+    assert (float(rounded_up(error)) > 1e-4) is (said is not None)
+    shared = PrivacyPlan.from_noise_multiplier(
+        100.0,
+        delta=1e-5,
+        sampling_rate=1.0,
+        secure_sum=SecureSum(max_parameters=size),
+        **(options | {"rounds": 1}),
+    )
+    assert shared.noise.slack > 0.0 and float64_error_of(shared, layout) is None
+
+
+def test_float64_is_named_in_the_log_of_a_training(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_dp.accounting.shared_noise._SAMPLER", 1e-3)
+    private(None, tmp_path).start(grid(), INITIAL, num_rounds=1)
+    assert "float64 may add 0.008 to epsilon" in caplog.text

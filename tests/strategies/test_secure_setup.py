@@ -6,6 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from typing import NamedTuple, cast
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from fl_dp import PrivacyPlan
 from fl_dp.plan import SecureSum
 from fl_dp.protocol.secure_sum import text_of, text_to_content
 from fl_dp.secagg import (
+    Blame,
     Directory,
     Entry,
     Identity,
@@ -165,6 +167,40 @@ def test_a_node_that_lost_its_keys_is_appended() -> None:
     nodes.of[9] = SecureNode(nodes.of.pop(3).identity, MemoryStore(), name="node-3")
     sums.set_up([0, 1, 2, 9], nodes.ask)
     assert sums.places([0, 1, 2, 9])[9] == 4
+
+
+def test_new_keys_bring_no_liar_back() -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    sums.set_up(range(4), nodes.ask)
+    liar = frozenset([sums.places(range(4))[3]])
+    sums.leave_out(cast(OpenSum, Ended(Blame(liar, frozenset(), frozenset()))))
+    assert sums.allowed(range(4), 3) == [0, 1, 2]
+    nodes.of[9] = SecureNode(nodes.of.pop(3).identity, MemoryStore(), name="node-3")
+    sums.set_up([0, 1, 2, 9], nodes.ask)
+    assert sums.allowed([0, 1, 2, 9], 3) == [0, 1, 2]
+
+
+def test_who_may_have_lied_sits_out_ever_more_sums_unless_it_is_needed() -> None:
+    nodes, sums = Nodes(4), SecureSums()
+    sums.set_up(range(4), nodes.ask)
+    places = sums.places(range(4))
+    doubted = Blame(frozenset(), frozenset(), frozenset([places[2]]))
+    nobody = Blame(frozenset(), frozenset(), frozenset())
+    there = []
+    for ended in (doubted, nobody, doubted, nobody, nobody, nobody):
+        sums.leave_out(cast(OpenSum, Ended(ended)))
+        there.append(2 in sums.allowed(range(4), 3))
+        assert sums.allowed(range(4), 4) == [0, 1, 2, 3]
+    assert there == [False, True, False, False, True, True]
+
+
+class Ended(NamedTuple):
+    """A sum that has ended, with what it has shown."""
+
+    shown: Blame
+
+    def blame(self) -> Blame:
+        return self.shown
 
 
 def test_a_receipt_waits_for_a_node_that_the_next_sum_does_not_ask() -> None:

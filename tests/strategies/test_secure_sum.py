@@ -14,8 +14,8 @@ from fl_dp.strategies.secure import SecureSums
 from fl_dp.strategies.secure.heads import HEADS_FILE, head_of
 from flwr.app import Array, ArrayRecord, Context
 from local_grid import LocalGrid
-from numpy.typing import NDArray
 from secure_nodes import SecureNodes
+from secure_trainings import NODES, SHAPES, plan_of, tolerance, trained, updates_of
 from typer.testing import CliRunner
 from worked_here import work_here
 
@@ -30,61 +30,6 @@ from fl_dp.plan import PrivacyPlan, SecureSum
 from fl_dp.protocol.secure_sum import text_to_content
 from fl_dp.secagg import Identity, Member, OpenSum, Roster, SecureNode, SQLiteStore
 from fl_dp.strategies import DPFedAvg, RoundFailed
-
-NODES = 5
-SHAPES = ((3, 2), (4,))
-
-
-def updates_of(nodes: int, *, units: int = 1, norm: float = 0.5, seed: int = 0) -> list[list[Any]]:
-    """Updates of that L2 norm for each unit of each node."""
-    rng = np.random.default_rng(seed)
-
-    def one() -> list[NDArray[np.float64]]:
-        arrays = [rng.normal(size=shape) for shape in SHAPES]
-        length = np.sqrt(sum(float((each**2).sum()) for each in arrays))
-        return [each * norm / length for each in arrays]
-
-    return [[one() for _ in range(units)] for _ in range(nodes)]
-
-
-def model() -> ArrayRecord:
-    return ArrayRecord({f"layer{i}": Array(np.zeros(s)) for i, s in enumerate(SHAPES)})
-
-
-def plan_of(nodes: int = NODES, *, rounds: int = 3, **given: Any) -> PrivacyPlan:
-    """A plan with so little noise that the sum can be read off."""
-    options: dict[str, Any] = {
-        "rounds": rounds,
-        "num_clients": nodes,
-        "sampling_rate": 1.0,
-        "clipping_norm": 1.0,
-        "secure_sum": SecureSum(),
-        "contribution_check": False,
-    }
-    return PrivacyPlan.from_noise_multiplier(0.05, delta=1e-3, **options | given)
-
-
-def trained(
-    folder: Path,
-    nodes: SecureNodes,
-    plan: PrivacyPlan,
-    *,
-    rounds: int = 1,
-    timeout: float = 10.0,
-    **options: Any,
-) -> tuple[NDArray[np.float64], DPFedAvg]:
-    """The model after some rounds, flattened, and the strategy."""
-    with PrivacyLedger.open(folder / "server.db", plan) as ledger:
-        strategy = DPFedAvg(plan=plan, ledger=ledger, **options)
-        grid = LocalGrid(nodes, len(nodes.updates))
-        result = strategy.start(grid, model(), num_rounds=rounds, timeout=timeout)
-        arrays = result.arrays.to_numpy_ndarrays()
-        return np.concatenate([each.ravel() for each in arrays]), strategy
-
-
-def tolerance(plan: PrivacyPlan, nodes: int) -> float:
-    """Six standard deviations of the noise on one coordinate of the mean, over all shares."""
-    return 6.0 * 2.0 * plan.noise_multiplier * plan.clipping_norm / nodes
 
 
 def test_the_mean_over_everybody_is_released(tmp_path: Path) -> None:

@@ -1,0 +1,166 @@
+"""Liars among the nodes of secure sums, over real handlers: a sum opens, or its liar is out.
+
+Places are by identity, and nodes by number: which place a node has is looked up by its name.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from lying_nodes import (
+    Lie,
+    LyingNodes,
+    answers_wrongly,
+    both,
+    random_shares,
+    unreadable_bundles,
+    wrong_commitments,
+    wrong_shares_for,
+)
+from secure_trainings import plan_of, tolerance, trained, updates_of
+
+from fl_dp.accounting import VisibleSampling
+from fl_dp.ledger import NodeLedger, PrivacyLedger
+from fl_dp.plan import SecureSum
+from fl_dp.strategies import RoundFailed
+
+ROUNDS = 5
+AS_A_CLIENT = {
+    "random shares": random_shares,
+    "wrong commitments": wrong_commitments,
+    "unreadable bundles": unreadable_bundles,
+    "wrong shares for most": wrong_shares_for(*range(7)),
+}
+
+
+def liars(nodes: int, lie: Lie) -> dict[int, Lie]:
+    """One liar of ten, two of twenty."""
+    return {1: lie} if nodes <= 10 else {1: lie, 7: lie}
+
+
+def attacked(
+    folder: Path, nodes: int, lies: dict[int, Lie], *, rounds: int = ROUNDS, **options: Any
+) -> tuple[LyingNodes, Any, np.ndarray]:
+    there = LyingNodes(folder, updates_of(nodes), liars=lies, **options)
+    plan = plan_of(nodes, rounds=rounds, secure_sum=SecureSum(max_parameters=1000))
+    released, strategy = trained(folder, there, plan, rounds=rounds, timeout=60.0)
+    return there, strategy, released
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("lie", "nodes", "rounds"),
+    [("random shares", 20, ROUNDS), *((lie, 10, 3) for lie in AS_A_CLIENT)],
+)
+def test_clients_that_lie_cost_one_sum_and_are_out(
+    tmp_path: Path, lie: str, nodes: int, rounds: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    lies = liars(nodes, AS_A_CLIENT[lie])
+    with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
+        there, strategy, released = attacked(tmp_path, nodes, lies, rounds=rounds)
+    assert strategy.rounds_completed == rounds - 1
+    honest = [node for node in range(nodes) if node not in lies]
+    plan = strategy.plan
+    expected = (rounds - 1) * there.total(honest) / nodes  # by the plan's denominator
+    assert np.allclose(released, expected, atol=rounds * tolerance(plan, nodes))
+    for node in range(nodes):
+        out = f"'site-{node:03d}' sent what can't be opened"
+        assert (out in caplog.text) is (node in lies)
+        # Who is out is asked nothing more, and charged nothing more.
+        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as ledger:
+            assert ledger.spendings[0].charges == (1 if node in lies else rounds)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "unreadable"), [(20, False), (10, True)])
+def test_members_that_lie_cost_nothing(tmp_path: Path, nodes: int, unreadable: bool) -> None:
+    lies = liars(nodes, answers_wrongly(unreadable=unreadable))
+    there, strategy, released = attacked(tmp_path, nodes, lies, rounds=2)
+    assert strategy.rounds_completed == 2
+    expected = 2 * there.total() / nodes  # their values are as good as anybody's
+    assert np.allclose(released, expected, atol=2 * tolerance(strategy.plan, nodes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("nodes", "rounds"), [(10, ROUNDS), (20, 2)])
+def test_who_lies_in_both_roles_costs_one_sum(tmp_path: Path, nodes: int, rounds: int) -> None:
+    lies = liars(nodes, both(random_shares, answers_wrongly()))
+    _, strategy, _ = attacked(tmp_path, nodes, lies, rounds=rounds)
+    assert strategy.rounds_completed == rounds - 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "lie",
+    [wrong_shares_for(3), answers_wrongly(4), answers_wrongly(4, unreadable=True)],
+    ids=["client frames member", "member frames client", "member can't read"],
+)
+def test_nobody_can_frame_another(
+    tmp_path: Path, lie: Lie, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A sum that opens all the same takes nobody's place, and accuses nobody."""
+    with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
+        _, strategy, _ = attacked(tmp_path, 10, liars(10, lie), rounds=3)
+    assert strategy.rounds_completed == 3
+    assert not [record for record in caplog.records if "'site-" in record.getMessage()]
+
+
+@pytest.mark.slow
+def test_where_everybody_is_needed_a_liar_ends_the_training_at_once(tmp_path: Path) -> None:
+    """Of five nodes a sum needs five: no later round is charged, and the message says who."""
+    with pytest.raises(RoundFailed, match=r"1 of 5 .*'site-001'.*a sum needs 5"):
+        attacked(tmp_path, 5, {1: random_shares})
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        assert ledger.rounds_spent == 1
+
+
+@pytest.mark.slow
+def test_what_can_not_be_decided_sits_out_one_sum(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """With two members gone, one that lied would look the same: the client may be honest."""
+
+    def loses(kind: str, times: int, node: int) -> bool:
+        return kind == "secagg_open" and node in (4, 5)
+
+    with caplog.at_level(logging.WARNING, logger="flwr.fl_dp"):
+        there, strategy, _ = attacked(tmp_path, 10, {1: random_shares}, rounds=6, loses=loses)
+    assert "'site-001'" in caplog.text and "takes no further part" not in caplog.text
+    # Out of the second sum, then of the fourth and the fifth.
+    assert [number for number, node in asked_of(there) if node == 1] == [0, 2, 5]
+    assert strategy.rounds_completed == 3
+
+
+def asked_of(there: LyingNodes) -> list[tuple[int, int]]:
+    """Return who was asked to train, with the number of the round."""
+    asked, seen = [], dict.fromkeys(range(len(there.updates)), 0)
+    honest = next(node for node in seen if node not in there.liars)
+    for kind, node in there.seen:
+        if kind == "train":
+            asked.append((seen[honest] - (node > honest), node))
+            seen[node] += 1
+    return asked
+
+
+@pytest.mark.slow
+def test_an_excluded_node_reads_it_in_its_own_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, logger="flwr.fl_dp.client"):
+        attacked(tmp_path, 10, {1: random_shares}, rounds=2)
+    said = [r.getMessage() for r in caplog.records if "left this node out" in r.getMessage()]
+    assert len(said) == 1
+
+
+@pytest.mark.slow
+def test_a_liar_is_drawn_no_more_into_visible_cohorts(tmp_path: Path) -> None:
+    there = LyingNodes(tmp_path, updates_of(7), liars={1: random_shares})
+    plan = plan_of(7, rounds=8, sampling_rate=None, sampling=VisibleSampling(cohort=5))
+    _, strategy = trained(tmp_path, there, plan, rounds=8, timeout=60.0)
+    # It is drawn in some round but for a chance of (2 / 7)^8, 4e-5.
+    assert [node for kind, node in there.seen if kind == "train"].count(1) == 1
+    assert strategy.rounds_completed == 7
