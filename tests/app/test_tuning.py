@@ -251,6 +251,7 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
     statement = run.read_statement()
     assert [each["event"] for each in statement["releases"]] == ["random-stopping"]
     assert min(statement["epsilon"].values()) <= 4.0
+    assert statement["quoted"] == "rdp" and "Renyi DP" in statement["rule"]
     assert LINE not in statement["not_covered"]
     assert any("not kept" in each for each in statement["not_covered"])
     page = statement_page(statement)

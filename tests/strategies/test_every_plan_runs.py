@@ -14,7 +14,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ import numpy as np
 import pytest
 from dp_accounting.pld import privacy_loss_distribution as pld
 from fl_dp.strategies.modes import CentralMode, ClientNoiseMode, Mode, SecureSumMode
+from fl_dp.strategies.selection import selection_of
 from flwr.app import Array, ArrayRecord, Message, MetricRecord
-from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, introducing
+from local_grid import Answer, LocalGrid, answer_with_app, introducing
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 from secure_nodes import SecureNodes
@@ -97,7 +98,9 @@ NOISES: dict[str, Options] = {
     "laplace": {"client_scheme": "laplace"},
     "exponential": {"client_scheme": "exponential"},
 }
-RELATIONS: dict[str, Options] = {str(one): {"neighboring_relation": one} for one in NeighboringRelation}
+RELATIONS: dict[str, Options] = {
+    str(one): {"neighboring_relation": one} for one in NeighboringRelation
+}
 HOSTS: dict[str, Options] = {
     "one": {},
     "two": {"units_per_node": 2},
@@ -134,8 +137,13 @@ OTHERS: dict[str, Options] = {
     "growing": {"roster_may_grow": True},
     "statistic": {"other_releases": {GaussianEvent(noise_multiplier=9.0): 1}},
 }
-BASES = {("zero-out", "one")}
-BASES_OF_CENTRAL = {("zero-out", "two"), ("replace-one", "one"), ("add-or-remove-one", "coins")}
+BASES = (
+    ("central", "zero-out", "one"),
+    ("central", "zero-out", "two"),
+    ("central", "replace-one", "one"),
+    ("banded", "zero-out", "one"),
+    ("gaussian", "replace-one", "one"),
+)
 OF_STRATEGY = ("weight_cap", "record_plan", "compression", "roster_may_grow")
 
 
@@ -254,7 +262,7 @@ def distance_of(mode: Mode) -> float:
     if isinstance(mode, SecureSumMode):
         shared, plan = mode._shared, mode._plan
         assert isinstance(plan.noise, DistributedNoise)
-        moved = sum((each.scale * each.norm) ** 2 for each in shared.segments)
+        moved = sum((each.scale * each.sensitivity) ** 2 for each in shared.segments)
         return math.sqrt(moved / plan.noise.honest_shares) / shared.noise_scale
     assert isinstance(mode, CentralMode)
     bundle = mode.sums.bundle
@@ -308,7 +316,7 @@ def gaussian_epsilon_on_paper(mu: float) -> float:
     return 0.0 if excess(0.0) <= 0.0 else float(brentq(excess, 0.0, 200.0))
 
 
-@lru_cache(maxsize=None)
+@cache
 def sampled_epsilon_at_least(multiplier: float, rate: float, rounds: int) -> float:
     """A lower bound: a unit that is in or not, while nobody else moves the sum."""
     once = pld.from_gaussian_mechanism(
@@ -368,9 +376,7 @@ def combinations() -> Iterator[tuple[str, Options]]:
     for noise, relation, host in itertools.product(NOISES, RELATIONS, HOSTS):
         base = NOISES[noise] | RELATIONS[relation] | HOSTS[host]
         yield f"{noise}, {relation}, {host}", base
-        if (noise in ("central", "banded", "gaussian") and (relation, host) in BASES) or (
-            noise == "central" and (relation, host) in BASES_OF_CENTRAL
-        ):
+        if (noise, relation, host) in BASES:
             for other, options in OTHERS.items():
                 yield f"{noise}, {relation}, {host}, {other}", base | options
 
@@ -390,3 +396,74 @@ def attempt(law: str, name: str, options: Options, folder: Path) -> str:
         return "refused"
     check(name, *made)
     return "ran"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_what_is_accepted_runs_and_charges_no_less_than_what_ran(tmp_path: Path, law: str) -> None:
+    became = Counter(attempt(law, *each, tmp_path) for each in combinations())
+    assert became.total() == len(NOISES) * len(RELATIONS) * len(HOSTS) + len(BASES) * len(OTHERS)
+    assert became["refused"] > 0
+    assert (became["ran"] > 0) == (law != "one group")  # which is refused whatever it is with
+
+
+SUMS: dict[str, tuple[str, Options]] = {
+    "everybody": ("everybody", {}),
+    "replace-one": ("everybody", RELATIONS["replace-one"]),
+    "seen": ("seen", {"participation_cap": 3}),
+    "falling": ("everybody", NOISES["falling"]),
+    "adaptive": ("everybody", OTHERS["adaptive"] | OTHERS["metrics"]),
+    "a statistic": ("everybody", OTHERS["statistic"] | OTHERS["not counted"]),
+}
+NO_SUMS: dict[str, tuple[str, Options]] = {
+    "coins at the server": ("coins", {}),
+    "cut": ("cut", {}),
+    "fixed": ("fixed", {}),
+    "turns": ("turns", {}),
+    "whole turns": ("whole turns", {}),
+    "buffer": ("buffer", {}),
+    "few": ("apart", {}),
+    "coins that time tells": ("coins", HOSTS["coins"]),
+    "weights": ("everybody", OTHERS["weights"]),
+    "an encoding": ("everybody", OTHERS["quantized"]),
+    "add-or-remove-one": ("everybody", RELATIONS["add-or-remove-one"]),
+    "correlated": ("seen", NOISES["banded"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("law", "options"), SUMS.values(), ids=SUMS)
+def test_secure_sums_run_with_what_is_accepted(tmp_path: Path, law: str, options: Options) -> None:
+    assert attempt(law, law, options | {"secure_sum": SecureSum()}, tmp_path) == "ran"
+
+
+@pytest.mark.parametrize(("law", "options"), NO_SUMS.values(), ids=NO_SUMS)
+def test_secure_sums_refuse_the_rest_where_it_is_made(
+    tmp_path: Path, law: str, options: Options
+) -> None:
+    assert attempt(law, law, options | {"secure_sum": SecureSum()}, tmp_path) == "refused"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "law", [each for each in LAWS if each not in ("one group", "buffer apart")]
+)
+def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> None:
+    rule = LAWS[law]
+    strategy = (DPFedBuff if "buffer" in law else DPFedAvg).with_budget(
+        epsilon=8.0,
+        delta=DELTA,
+        rounds=ROUNDS,
+        num_clients=N,
+        clipping_norm=0.5,
+        ledger=tmp_path / "ledger.db",
+        selection=selection_of(rule) if isinstance(rule, Sampling) else rule(),
+        contribution_check=False,
+        **({"unit": "record"} | RELATIONS["replace-one"] if law == "utility of records" else {}),
+    )
+    ran = Ran(strategy.plan)
+    grid = LocalGrid(ran.watched(nodes_of(strategy.plan, tmp_path)), N)
+    strategy.start(grid, ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=ROUNDS, timeout=20.0)
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.rounds_committed == ROUNDS
+        assert 7.5 < ledger.epsilon().best <= 8.0
