@@ -128,7 +128,7 @@ OTHERS: dict[str, Options] = {
     "weight cap": {"weight_cap": 20.0},
     "weights": WEIGHED,
     "capped denominator": WEIGHED | {"capped_denominator": True},
-    "record": {"unit": "record"},
+    "record": {"unit": "record"} | RELATIONS["replace-one"],
     "not counted": {"contribution_check": False},
     "narrow": {"compression": Compression(down="float16")},
     "quantized": {"compression": Compression(up="quantize")},
@@ -140,9 +140,8 @@ OTHERS: dict[str, Options] = {
 BASES = (
     ("central", "zero-out", "one"),
     ("central", "zero-out", "two"),
-    ("central", "replace-one", "one"),
     ("banded", "zero-out", "one"),
-    ("gaussian", "replace-one", "one"),
+    ("gaussian", "zero-out", "one"),
 )
 OF_STRATEGY = ("weight_cap", "record_plan", "compression", "roster_may_grow")
 
@@ -262,7 +261,7 @@ def distance_of(mode: Mode) -> float:
     if isinstance(mode, SecureSumMode):
         shared, plan = mode._shared, mode._plan
         assert isinstance(plan.noise, DistributedNoise)
-        moved = sum((each.scale * each.sensitivity) ** 2 for each in shared.segments)
+        moved = sum((each.scale * each.clipping_norm) ** 2 for each in shared.segments)
         return math.sqrt(moved / plan.noise.honest_shares) / shared.noise_scale
     assert isinstance(mode, CentralMode)
     bundle = mode.sums.bundle
