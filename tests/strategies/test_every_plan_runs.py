@@ -257,12 +257,12 @@ def distance_of(mode: Mode) -> float:
     if isinstance(mode, ClientNoiseMode):
         noise = mode.instruction.client_noise
         assert noise is not None and noise.scheme == "gaussian"
-        return 1.0 / noise.noise_multiplier
+        return float(1.0 / noise.noise_multiplier)
     if isinstance(mode, SecureSumMode):
         shared, plan = mode._shared, mode._plan
         assert isinstance(plan.noise, DistributedNoise)
-        moved = sum((each.scale * each.clipping_norm) ** 2 for each in shared.segments)
-        return math.sqrt(moved / plan.noise.honest_shares) / shared.noise_scale
+        moved: float = sum((each.scale * each.clipping_norm) ** 2 for each in shared.segments)
+        return float(math.sqrt(moved / plan.noise.honest_shares) / shared.noise_scale)
     assert isinstance(mode, CentralMode)
     bundle = mode.sums.bundle
     updates = bundle.updates
@@ -273,7 +273,7 @@ def distance_of(mode: Mode) -> float:
             (len(column) - 1) * updates.size
         )
     of_scalars = (each.clipping_norm / each.noise_std for each in bundle.scalar_mechanisms)
-    return math.sqrt((moved / updates.noise_std) ** 2 + sum(each**2 for each in of_scalars))
+    return float(math.hypot(moved / updates.noise_std, *of_scalars))
 
 
 def participations(plan: PrivacyPlan) -> int:
@@ -449,6 +449,9 @@ def test_secure_sums_refuse_the_rest_where_it_is_made(
 )
 def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> None:
     rule = LAWS[law]
+    of_law: Options = {}
+    if law == "utility of records":
+        of_law = {"unit": "record"} | RELATIONS["replace-one"]
     strategy = (DPFedBuff if "buffer" in law else DPFedAvg).with_budget(
         epsilon=8.0,
         delta=DELTA,
@@ -458,7 +461,7 @@ def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> N
         ledger=tmp_path / "ledger.db",
         selection=selection_of(rule) if isinstance(rule, Sampling) else rule(),
         contribution_check=False,
-        **({"unit": "record"} | RELATIONS["replace-one"] if law == "utility of records" else {}),
+        **of_law,
     )
     ran = Ran(strategy.plan)
     grid = LocalGrid(ran.watched(nodes_of(strategy.plan, tmp_path)), N)
