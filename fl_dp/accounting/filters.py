@@ -38,6 +38,8 @@ from .events import (
     History,
     PoissonGaussianEvent,
     PrivacyEvent,
+    RandomStoppingEvent,
+    ZcdpEvent,
     freeze,
 )
 from .gaussian import gaussian_noise_multiplier, mu_squared
@@ -49,6 +51,7 @@ _ZERO_OUT = NeighboringRelation.ZERO_OUT
 _LADDER = tuple(0.125 * 2.0 ** (step / 2.0) for step in range(17))
 # Relative: a budget that was calibrated to its last digit is not refused by rounding.
 _SLACK = 1e-12
+_BY_RENYI_DP = "parameters fixed before the first release; Renyi DP alone, which bounds all of them"
 
 
 class PrivacyFilter(Protocol):
@@ -103,6 +106,8 @@ class DeclaredFilter:
         self._budget = budget
         self._relation = neighboring_relation
         self._declared = freeze(declared)
+        if any(isinstance(event, RandomStoppingEvent | ZcdpEvent) for event, _ in self._declared):
+            self.rule = _BY_RENYI_DP
         self._certified: Counter[PrivacyEvent] = Counter()
         self._spent: Counter[PrivacyEvent] = Counter()
         self._inside = True

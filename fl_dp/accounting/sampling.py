@@ -338,7 +338,7 @@ class CyclicSampling(Sampling):
     and each is amplified by its coin.
 
     Attributes:
-        groups: How many there are; 1 is the law inside.
+        groups: How many there are; a plan needs at least 2, as 1 is the law inside.
         inside: The law of the cohort inside a group, by its own rate.
     """
 
@@ -385,7 +385,12 @@ class CyclicSampling(Sampling):
         return f"{self.groups} public groups of {unit}s that take turns; inside a group {within}"
 
     def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
-        """Refuse all neighbours but zero-out, and more groups than units."""
+        """Refuse all neighbours but zero-out, one group alone, and more groups than units."""
+        if self.groups == 1:
+            raise ValueError(
+                f"groups must be at least 2, got 1: a group alone has every turn, so write "
+                f"sampling={self.inside}"
+            )
         if neighboring_relation is not NeighboringRelation.ZERO_OUT:
             raise ValueError(
                 "cyclic sampling is charged for zero-out neighbours on a public roster, not for "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 import signal
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import typer
 from rich.console import Console
 
 from .console import AsJson, Overrides, doing, err, failures_told, note, out, print_json, warn
@@ -136,9 +138,7 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
     from fl_dp.app.tuning.stopping import Stopped
 
     from .jobs import Job as OneJob
-    from .jobs import Jobs
     from .outcomes import summary_of
-    from .queue import Queue
 
     with doing("calibrating the noise of each training"):
         stopped = Stopped.begun(job.folder, job.settings)
@@ -160,15 +160,27 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
                 )
                 for number, (one, settings) in enumerate(stopped.runs)
             )
-            scores = []
-            for one_job in jobs:
-                [summary] = Queue(Jobs(each=(one_job,)), console).work_off()
-                scores.append(summary.test_accuracy)
+            scores = [_score(each, console) for each in jobs]
             stopped.keep([each.folder for each in jobs], scores)
         finally:
             # What lost must not get out, nor how many there were.
             shutil.rmtree(trials, ignore_errors=True)
     return replace(summary_of(job), rounds=job.settings.rounds)
+
+
+def _score(job: Job, console: Console) -> float:
+    """Train once and return how good it is: a training that fails is one of them, and the worst."""
+    from .jobs import Jobs
+    from .queue import Queue
+
+    try:
+        [summary] = Queue(Jobs(each=(job,)), console).work_off()
+    except typer.Exit as ended:
+        if ended.exit_code != 1:  # somebody stopped all of it
+            raise
+        note("this training failed, and takes the last place; the others go on")
+        return -math.inf
+    return summary.test_accuracy
 
 
 def _without_choice(overrides: Sequence[str]) -> list[str]:

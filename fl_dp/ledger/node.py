@@ -21,9 +21,22 @@ then, each with its share of delta, and a release passes that satisfies one of t
 - otherwise a Renyi filter whose order was fixed at the first release (at 0.1 delta), valid for
   whatever is chosen adaptively (Feldman and Zrnic 2021).
 
-Together they keep (epsilon, delta): the outcomes in which only the first rule ever passed a release
-are among those of a process that stops where the first rule does, the others among those of one
-that stops where the filter does, and the hockey-stick divergence is a sum over outcomes.
+Together they keep (epsilon, delta) where epsilon was fixed before the first release: by the owner's
+cap, or by a first budget that no later one exceeds. The outcomes in which the first rule passes all
+releases are those of a process that stops where the first rule does, and it makes so many releases
+of one kind at most, fixed beforehand. In all others the last release, and so each one before it,
+passed the filter. The hockey-stick divergence is a sum over outcomes, here of both kinds.
+
+Without a cap, a budget that grows is chosen by whoever saw what was released. The first rule then
+says nothing: of as many releases as somebody likes, it may be asked at the worst moment. The second
+does: with P and Q the law of all that was released for two neighbours, L the log of their ratio so
+far, D the sum of the divergences of order a and c = (1 - 1/a)^(a - 1) / a,
+
+    (1 - e^(epsilon - L))+ <= c e^((a - 1) (L - epsilon)),
+
+and e^((a - 1) (L - D)) is a supermartingale under P. So at whatever moment somebody stops, and with
+the epsilon of that moment, `epsilon_at_order(D, a, delta)`, the sum over outcomes of P's excess
+over e^epsilon times Q's is at most delta. That running bound, an odometer, is what is quoted then.
 """
 
 from __future__ import annotations
@@ -51,7 +64,12 @@ from fl_dp.accounting import (
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
-from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences, renyi_epsilon
+from fl_dp.accounting.renyi import (
+    divergence_at_order,
+    epsilon_at_order,
+    renyi_divergences,
+    renyi_epsilon,
+)
 
 from .chain import ChainedLedger
 from .entries import LedgerEntry, require_printable, require_schema, today
@@ -195,10 +213,10 @@ class Spending:
         budget: The largest epsilon that a release was admitted under, and the first delta: later
             ones are admitted at no larger one.
         filter_order: The Renyi order that was fixed at the first release; None: there is none.
+        first_epsilon: That of the budget of the first release: fixed before any.
         neighboring_relations: Of the runs that spent.
         charges: How many charges there were, each of one or more releases.
         first: Entry of the first one.
-        parts: How many accounts spent apart before they turned out to be one.
     """
 
     unit: str
@@ -210,25 +228,36 @@ class Spending:
     neighboring_relations: set[NeighboringRelation] = field(default_factory=set)
     charges: int = 0
     first: int = _MOST_ENTRIES
-    parts: int = 0
+    first_epsilon: float = 0.0
 
     @property
     def history(self) -> FrozenHistory:
         """Every release, merged and in one fixed order."""
         return freeze(self.releases)
 
-    def epsilon(self) -> EpsilonBounds:
-        """Return what was spent, at the account's delta.
+    def epsilon(self, *, capped: bool = False) -> EpsilonBounds:
+        """Return what was spent so far, at the account's delta.
 
-        With noise that changed, that is what the rules guarantee: the largest budget; and
-        none, if accounts spent apart by different noise before they turned out to be one.
+        Of releases of one kind, as if their number had been fixed beforehand: while somebody may
+        still stop or go on, what holds is the cap or the first budget. With noise that changed, or
+        without a cap and with a budget that grew, it is a bound that holds whenever somebody looks.
+
+        Args:
+            capped: Whether the owner's cap was there before the first release.
         """
         if self.budget is None:
             return EpsilonBounds(naive=0.0)
-        if len(self.history) > 1:
-            return EpsilonBounds(filter=self.budget.epsilon) if self.parts == 1 else EpsilonBounds()
-        relation = _worst(self.neighboring_relations)
-        return epsilon(self.history, self.budget.delta, neighboring_relation=relation)
+        relation, history, delta = (
+            _worst(self.neighboring_relations),
+            self.history,
+            self.budget.delta,
+        )
+        if len(history) == 1 and (capped or self.budget.epsilon <= self.first_epsilon):
+            return epsilon(history, delta, neighboring_relation=relation)
+        if self.filter_order is None:
+            return EpsilonBounds()
+        spent, share = self._divergence(history, relation), (1.0 - DECLARED_SHARE) * delta
+        return EpsilonBounds(filter=epsilon_at_order(spent, self.filter_order, share))
 
     def would_exceed(
         self,
@@ -248,13 +277,19 @@ class Spending:
                 return False
         if self.filter_order is None:
             return True
-        orders = (self.filter_order,)
         allowed = divergence_at_order(
             budget.epsilon, self.filter_order, (1.0 - DECLARED_SHARE) * delta
         )
-        spent = sum(times * renyi_divergences(each, relation, orders)[0] for each, times in after)
-        # Not `spent > allowed`: a divergence that is infinite or undefined has to be refused.
-        return not spent <= allowed * (1.0 + _ROUNDING)
+        # Not `>`: a divergence that is infinite or undefined has to be refused.
+        return not self._divergence(after, relation) <= allowed * (1.0 + _ROUNDING)
+
+    def _divergence(self, history: FrozenHistory, relation: NeighboringRelation) -> float:
+        """Return what a history adds up to at the filter's order."""
+        assert self.filter_order is not None  # the caller has checked
+        orders = (self.filter_order,)
+        return float(
+            sum(times * renyi_divergences(each, relation, orders)[0] for each, times in history)
+        )
 
     def absorb(self, other: Spending) -> None:
         """Take in another account's spending: they turned out to be one."""
@@ -263,11 +298,11 @@ class Spending:
         self.releases += other.releases
         self.neighboring_relations |= other.neighboring_relations
         self.charges += other.charges
-        self.parts += other.parts
         if other.budget is not None:
             self.allow(other.budget, earlier=other.first < self.first)
         if other.first < self.first:
             self.first, self.filter_order = other.first, other.filter_order
+            self.first_epsilon = other.first_epsilon
 
     def allow(self, budget: PrivacyBudget, *, earlier: bool = False) -> None:
         """Take in a budget that a release was admitted under."""
@@ -638,7 +673,7 @@ class NodeLedger(ChainedLedger):
         for each in (spending, alone):
             if not each.charges:
                 each.first, each.filter_order = sequence, fields["filter_order"]
-                each.parts = 1
+                each.first_epsilon = fields["budget"]["epsilon"]
             each.sources.add(account.source)
             each.releases[event] += count
             each.neighboring_relations.add(NeighboringRelation(fields["neighboring_relation"]))

@@ -45,6 +45,7 @@ _EXACT_INTEGERS = 2.0**53
 _LEAST_BITS = 20  # below it rounding would cost more than a hair
 _ROUNDING = 1.0 + 2.0**-5  # what rounding may add to a grid's noise
 _REACH = TAIL + 0.25  # of a draw, in scales: the last buckets end a little over the tail
+_DIVISION = 2.0**-40  # more than the rounding of vectors on a grid lengthens them
 _NEGLIGIBLE = 2.0**-20
 _BLOCK = 1 << 15  # coordinates that pass the processor's caches at a time
 _MOST_STEPS = 20_000  # of the inverse: the best coefficients are done after some thousands
@@ -263,12 +264,11 @@ class BandedGaussianMechanism(GaussianMechanism):
     @cached_property
     def law(self) -> DiscreteGaussian:
         """The law of the fresh noise on each coordinate of the sum, in grid steps."""
-        # A step that is no power of two is divided by with a rounding.
-        slack = 0.0 if math.frexp(self.grid)[0] == 0.5 else 2.0**-40
+        # Dividing by the step rounds, but for a power of two: one law must do for all norms.
         return discrete_gaussian(
             banded_noise_scale(
                 self.noise_multiplier,
-                self.clipping_norm / self.grid * (1.0 + slack),
+                self.clipping_norm / self.grid * (1.0 + _DIVISION),
                 coefficients=self.coefficients,
                 size=self.size,
             )

@@ -51,13 +51,28 @@ def calibrated_noise(draft: PrivacyPlan) -> Noise:
     # Gaussian DP is exact for Gaussians; a sampled one has none, and is bounded by Renyi DP.
     if all(isinstance(event, GaussianEvent) for event, _ in (*draft.rounds_at(1.0), *before)):
         multiplier = _gaussian_noise(budget, draft.charged_rounds, before, relation)
-        return replace(noise, multiplier=multiplier)
-    multiplier = _renyi_noise(draft)
-    order = best_filter_order(
-        [*draft.rounds_at(multiplier), *before], budget.delta, neighboring_relation=relation
-    )
+    else:
+        multiplier = _renyi_noise(draft)
+    return with_filter_order(draft, replace(noise, multiplier=multiplier))
+
+
+def with_filter_order(draft: PrivacyPlan, noise: Noise) -> Noise:
+    """Return noise that is chosen later with the order of its filter, fixed beforehand.
+
+    That is the order at which all that the draft plans spends least; None for Gaussians alone,
+    whose filter needs none.
+
+    Raises:
+        ValueError: If a release has no Renyi bound.
+    """
     assert isinstance(noise, CentralNoise)  # no other noise is chosen later
-    return replace(noise, multiplier=multiplier, filter_order=order)
+    releases = [*draft.rounds_at(noise.multiplier), *draft.other_releases]
+    if all(isinstance(event, GaussianEvent) for event, _ in releases):
+        return replace(noise, filter_order=None)
+    order = best_filter_order(
+        releases, draft.event_budget.delta, neighboring_relation=draft.neighboring_relation
+    )
+    return replace(noise, filter_order=order)
 
 
 def budget_of(draft: PrivacyPlan, max_epsilon: float | None) -> PrivacyBudget:

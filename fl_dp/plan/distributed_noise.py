@@ -8,6 +8,7 @@ from math import inf, sqrt
 from typing import Any, ClassVar, Self
 
 from fl_dp.accounting import (
+    CyclicSampling,
     DeclaredFilter,
     GaussianEvent,
     IncompatibleOptions,
@@ -345,6 +346,12 @@ class DistributedNoise(Noise):
                 "one share a member, and many coordinates of it tell how many there were; write "
                 "coins_at_nodes=True, sampling_rate=1 or sampling=VisibleSampling(cohort=...), "
                 f"got {sampling}"
+            )
+        if isinstance(sampling, CyclicSampling):
+            raise IncompatibleOptions(
+                "groups that take turns leave most nodes out of a round, and a secure sum is "
+                "planned for all of them: with secure_sum write "
+                "sampling=VisibleSampling(cohort=..., separation=...) instead"
             )
         if isinstance(sampling, VisibleSampling) and hosting.units_per_node > 1:
             raise IncompatibleOptions(

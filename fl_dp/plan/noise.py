@@ -284,7 +284,10 @@ class CentralNoise(Noise):
         if self.plateau is None:
             return super().filter(budget, history, relation)
         if self.filter_order is None:
-            return GaussianFilter(budget, neighboring_relation=relation)
+            gate = GaussianFilter(budget, neighboring_relation=relation)
+            for event, _ in history:
+                gate.would_exceed(event)  # refuses what it can't count
+            return gate
         return RenyiFilter(budget, self.filter_order, neighboring_relation=relation)
 
     def event(

@@ -21,6 +21,7 @@ from functools import cached_property
 from typing import Any, Self, Unpack
 
 from fl_dp.accounting import (
+    CyclicSampling,
     EpsilonBounds,
     History,
     IncompatibleOptions,
@@ -38,7 +39,7 @@ from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle, least_noise_multiplier
 
 from .buffered import check_buffered
-from .calibrated import budget_of, calibrated_noise
+from .calibrated import budget_of, calibrated_noise, with_filter_order
 from .distributed_noise import DistributedNoise
 from .hosting import Hosting
 from .noise import Noise
@@ -49,6 +50,7 @@ from .shared_bundle import SharedBundle
 
 _UNITS = ("client", "record")
 _ONE_A_NODE = Hosting()
+_ANY_ORDER = 1e9  # of a draft's filter: at a large order every budget leaves something
 _MOST_ROUNDS = 10_000_000  # a plan that somebody else wrote must not fill the reader's memory
 
 
@@ -173,6 +175,12 @@ class PrivacyPlan:
             return
         if self.participation_cap < 1:
             raise ValueError(f"participation_cap must be at least 1, got {self.participation_cap}")
+        if isinstance(self.sampling, CyclicSampling):
+            raise IncompatibleOptions(
+                "groups that take turns have every turn, and a participation cap would leave some "
+                "out: leave participation_cap out and plan fewer rounds, or write sampling="
+                "VisibleSampling(cohort=..., separation=...)"
+            )
         if not self.sampling.visible:
             raise IncompatibleOptions(
                 "a participation cap needs to see who takes part, and sampling is only worth its "
@@ -264,7 +272,11 @@ class PrivacyPlan:
             ValueError: If an argument is out of range.
         """
         require_plan_arguments(given, of=cls.__name__)
-        return cls(budget=budget, **plan_fields(noise_multiplier=noise_multiplier, **given))
+        made = plan_fields(noise_multiplier=noise_multiplier, **given)
+        if made["noise"].adaptive:
+            draft = cls.draft(budget, noise_multiplier, given)
+            made["noise"] = with_filter_order(draft, made["noise"])
+        return cls(budget=budget, **made)
 
     @classmethod
     def draft(cls, budget: PrivacyBudget, noise_multiplier: float, given: PlanArguments) -> Self:
@@ -279,13 +291,17 @@ class PrivacyPlan:
             TypeError: If an argument is misspelt or of the wrong type.
             ValueError: If an argument is out of range, or arguments exclude each other.
         """
+        require_plan_arguments(given, of=cls.__name__)
         # Whether the scalars' noise or a word's bits are enough depends on the multiplier found.
         given = given | {"scalar_noise_std": None}
         if (secure_sum := given.get("secure_sum")) is not None:
             given = given | {"secure_sum": secure_sum.with_most_bits()}
+        made = plan_fields(noise_multiplier=noise_multiplier, **given)
+        if made["noise"].adaptive:  # the order depends on the multiplier, too
+            made["noise"] = replace(made["noise"], filter_order=_ANY_ORDER)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # the finished plan warns
-            return cls.of(budget=budget, noise_multiplier=noise_multiplier, **given)
+            return cls(budget=budget, **made)
 
     def _finished(self, given: PlanArguments, **found: Any) -> Self:
         """Return the draft with what was found for it."""

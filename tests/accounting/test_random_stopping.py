@@ -12,8 +12,10 @@ from dp_accounting.rdp import RdpAccountant
 from scipy.stats import norm
 
 from fl_dp.accounting import (
+    DeclaredFilter,
     GaussianEvent,
     PoissonGaussianEvent,
+    PrivacyBudget,
     RandomStoppingEvent,
     calibrate_noise,
     epsilon,
@@ -131,3 +133,11 @@ def test_an_event_survives_the_ledgers_text() -> None:
 def test_a_law_that_is_none_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ValueError, match="must"):
         RunsLaw(**wrong)
+
+
+def test_the_gate_names_the_accountant_that_bounds_it() -> None:
+    budget = PrivacyBudget(epsilon=8.0, delta=1e-5)
+    best = epsilon({stopped(5.0, 1.0): 1}, 1e-5)
+    assert set(best.by_name) == {"rdp", "naive"} and best.best_name == "rdp"
+    assert "Renyi DP" in DeclaredFilter(budget, {stopped(5.0, 1.0): 1}).rule
+    assert "privacy-loss distributions" in DeclaredFilter(budget, dict(ROUNDS)).rule

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+import typer
 from command_line import call, said_on_stderr
 from fl_dp.strategies.server_optimizer import ServerOptimizer
 from flwr.app import Array, ArrayRecord, ConfigRecord
@@ -30,6 +33,9 @@ from fl_dp.app.tuning.candidates import with_candidate
 from fl_dp.app.tuning.server_step import ServerStep
 from fl_dp.app.tuning.stopping import Stopped, stopping_plans
 from fl_dp.app.tuning.trial import TrialNoise
+from fl_dp.commands import queue, tune
+from fl_dp.commands.console import out
+from fl_dp.commands.jobs import Job, Jobs
 from fl_dp.commands.tune import with_candidates
 from fl_dp.ledger import PrivacyLedger, SpentLedger
 from fl_dp.statement import statement_differences, statement_page
@@ -245,6 +251,7 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
     statement = run.read_statement()
     assert [each["event"] for each in statement["releases"]] == ["random-stopping"]
     assert min(statement["epsilon"].values()) <= 4.0
+    assert statement["quoted"] == "rdp" and "Renyi DP" in statement["rule"]
     assert LINE not in statement["not_covered"]
     assert any("not kept" in each for each in statement["not_covered"])
     page = statement_page(statement)
@@ -256,6 +263,47 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
         # Two times, or the date of the best training, would tell how many trainings there were.
         assert sum("time" in entry.fields for entry in ledger.entries) == 1
     assert run.model.stat().st_mtime > 1e9
+
+
+@pytest.mark.parametrize("failed", [-np.inf, np.nan])
+def test_a_training_that_failed_has_the_last_place(tmp_path: Path, failed: float) -> None:
+    begun, run = stopped(tmp_path)
+    begun = replace(begun, candidates=begun.candidates[:1] * 3)
+    folders = [RunFolder(tmp_path / f"{number}") for number in range(3)]
+    folders[1].path.mkdir()  # of those that failed there is none
+    folders[1].model.write_bytes(b"model")
+    folders[1].metrics.write_text(json.dumps({"round": 1, "test_accuracy": -3.0}) + "\n")
+    with pytest.raises(ValueError, match="every training of the choice failed"):
+        begun.keep(folders, [failed, failed, failed])
+    begun.keep(folders, [failed, -3.0, failed])
+    begun.close()
+    assert run.model.read_bytes() == b"model"
+
+
+def test_a_training_that_fails_is_counted_and_the_others_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun: list[str] = []
+
+    class Failing:
+        """A queue whose first training fails, whose second is stopped by hand."""
+
+        def __init__(self, jobs: Jobs, console: Any) -> None:
+            [self.job] = jobs.each
+
+        def work_off(self) -> list[Any]:
+            begun.append(self.job.path.name)
+            if len(begun) <= 2:
+                raise typer.Exit(len(begun) if len(begun) == 1 else 130)
+            return [SimpleNamespace(test_accuracy=0.5)]
+
+    monkeypatch.setattr(queue, "Queue", Failing)
+    job = Job(variant="", overrides=(), settings=settings_for(tmp_path), path=tmp_path / "0")
+    assert tune._score(job, out) == -np.inf
+    with pytest.raises(typer.Exit):
+        tune._score(job, out)
+    assert tune._score(job, out) == 0.5
+    assert len(begun) == 3
 
 
 def test_no_witness_remembers_the_trainings_of_random_stopping(tmp_path: Path) -> None:

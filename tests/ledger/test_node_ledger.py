@@ -12,6 +12,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from hypothesis import given, settings
@@ -30,8 +31,10 @@ from fl_dp.accounting import (
     TruncatedPoissonGaussianEvent,
     affordable_rounds,
     epsilon,
+    tight_epsilon,
 )
 from fl_dp.accounting.budget import DECLARED_SHARE
+from fl_dp.accounting.renyi import epsilon_at_order, renyi_divergences
 from fl_dp.ledger import Account, ConsentRevoked, LedgerCorrupted, NodeLedger
 
 DELTA = 1e-5
@@ -272,7 +275,7 @@ def test_accounts_that_turn_out_to_be_one_add_up(path: Path) -> None:
         assert only.epsilon().pld == pytest.approx(epsilon({STEP: 40}, DELTA).pld, rel=1e-12)
 
 
-def test_accounts_that_spent_apart_by_different_noise_have_no_finite_bound_together(
+def test_accounts_that_spent_apart_by_different_noise_have_the_running_bound_together(
     path: Path,
 ) -> None:
     quieter = PoissonGaussianEvent(noise_multiplier=2.0, sampling_rate=0.1)
@@ -280,10 +283,17 @@ def test_accounts_that_spent_apart_by_different_noise_have_no_finite_bound_toget
     spend(path, Account(unit="record", source="b"), quieter)
     with NodeLedger.open(path) as ledger:
         joined = ledger.spending(Account(unit="record", source="b", fingerprint="f1"))
-        assert joined.epsilon().best == math.inf
+        order = joined.filter_order
+        assert order is not None
+        both = sum(
+            n * renyi_divergences(event, NeighboringRelation.ZERO_OUT, (order,))[0]
+            for event, n in joined.history
+        )
+        share = (1.0 - DECLARED_SHARE) * DELTA
+        assert joined.epsilon().by_name == {"filter": epsilon_at_order(both, order, share)}
         for apart in ("a", "b"):
             alone = ledger.spending(Account(unit="record", source=apart))
-            assert math.isfinite(alone.epsilon().best)
+            assert alone.epsilon().best < joined.epsilon().best
 
 
 # What is refused.
@@ -353,7 +363,9 @@ def test_mixed_kinds_fit_while_the_first_order_s_filter_admits(path: Path) -> No
             ledger.charge(WARD, LOUD, count=most + 1, budget=MIXED, what="one too many")
         ledger.charge(WARD, LOUD, count=most, budget=MIXED, what="as many as fit")
         spent = ledger.spending(WARD)
-        assert (spent.filter_order, spent.epsilon().by_name) == (order, {"filter": MIXED.epsilon})
+        assert spent.filter_order == order
+        running = spent.epsilon().by_name["filter"]  # what holds whenever somebody looks
+        assert 0.98 * MIXED.epsilon < running <= MIXED.epsilon * (1 + 1e-9)
         for event in (QUIET, LOUD):
             with pytest.raises(PrivacyBudgetExhausted):
                 ledger.charge(WARD, event, budget=MIXED, what="one more")
@@ -403,6 +415,47 @@ def test_a_larger_budget_admits_more_later(path: Path) -> None:
             ledger.charge(WARD, STEP, count=further + 1, budget=larger, what="too many")
         ledger.charge(WARD, STEP, count=further, budget=larger, what="more")
         assert ledger.spending(WARD).budget == larger
+
+
+def test_whoever_lets_the_budget_grow_and_stops_at_the_worst_moment_gains_nothing(
+    path: Path,
+) -> None:
+    # The best gain of all ways to stop, by backward induction; exact but for the grid of losses.
+    multiplier, delta, most = 3.0, 0.05, 40
+    event, first = (
+        GaussianEvent(noise_multiplier=multiplier),
+        PrivacyBudget(epsilon=0.8, delta=delta),
+    )
+    quoted, by_number = [], []
+    with NodeLedger.open(path) as ledger:
+        for number in range(1, most + 1):
+            grown = PrivacyBudget(epsilon=0.8 + number, delta=delta)
+            try:
+                ledger.charge(WARD, event, budget=first, what="within the first budget")
+                quoted.append(first.epsilon)
+            except PrivacyBudgetExhausted:
+                ledger.charge(WARD, event, budget=grown, what="and more")
+                quoted.append(ledger.spending(WARD).epsilon().best)
+            by_number.append(tight_epsilon({event: number}, delta))
+        # Under a cap that was there before, the number of releases is bounded beforehand.
+        assert ledger.spending(WARD).epsilon(capped=True).best == by_number[-1]
+    assert quoted[0] == 0.8 < quoted[-1]
+    assert best_gain_of_stopping(quoted, 1 / multiplier) <= delta
+    # What holds for a number of releases that was fixed beforehand is no such bound.
+    assert best_gain_of_stopping(by_number, 1 / multiplier) > 2.0 * delta
+
+
+def best_gain_of_stopping(quoted: list[float], mu: float) -> float:
+    """The largest sum over outcomes of P - e^epsilon Q, epsilon being that of when one stopped."""
+    width = mu / 40.0
+    losses = np.arange(-1000, 2000) * width
+    reach = np.arange(-300, 301) * width
+    step = norm.pdf(reach, mu**2 / 2, mu) * width
+    gain = np.zeros(losses.size)
+    for each in reversed(quoted):
+        best = np.maximum(gain, 1.0 - np.exp(np.minimum(each - losses, 0.0)))
+        gain = np.convolve(np.pad(best, 300, mode="edge"), step[::-1], mode="valid")
+    return float(gain[1000])
 
 
 def test_a_larger_delta_later_admits_nothing_more(path: Path) -> None:

@@ -195,3 +195,49 @@ def test_a_bundle_that_can_not_be_is_refused(changes: dict[str, Any], why: str) 
 def test_a_metric_without_a_range_is_refused(low: float, high: float) -> None:
     with pytest.raises(ValueError, match="the range of metric 'm'"):
         ScalarMetric(name="m", low=low, high=high)
+
+
+def delta_of(distance: float, rate: float, eps: float) -> float:
+    """What a Gaussian on a Poisson sample spends, by quadrature: the larger of both directions."""
+    x = np.linspace(-12.0, 12.0 + distance, 200_001)
+    without = stats.norm.pdf(x)
+    mixed = (1.0 - rate) * without + rate * stats.norm.pdf(x, distance)
+    gained = (mixed - math.exp(eps) * without, without - math.exp(eps) * mixed)
+    return max(float(np.trapezoid(np.maximum(each, 0.0), x)) for each in gained)
+
+
+@pytest.mark.parametrize("eps", [0.2, 0.5, 1.0])
+def test_correlated_updates_and_white_scalars_of_one_coin_are_one_event(eps: float) -> None:
+    # A unit in one round of a block of two: its update shows in both, and its bit in the first.
+    rate, z = 0.3, 1.0
+    bundle = GaussianBundle(
+        noise_multiplier=z,
+        clipping_norms=(1.0,),
+        unclipped_bit=True,
+        scalar_noise_std=0.8,
+        coefficients=(4096, 2458),
+        size=2,
+    )
+    [bit] = bundle.scalar_mechanisms
+    inverse = np.linalg.inv([[1.0, 0.0], [2458 / 4096, 1.0]])
+    covariance = np.zeros((3, 3))
+    covariance[:2, :2] = bundle.updates.noise_std**2 * inverse @ inverse.T
+    covariance[2, 2] = bit.noise_std**2
+    moved = np.array([1.0, 0.0, bit.clipping_norm])
+    axes = [np.linspace(-8.0 * s, m + 8.0 * s, 121) for s, m in zip(
+        np.sqrt(np.diag(covariance)), moved, strict=True)]  # fmt: skip
+    points = np.stack(np.meshgrid(*axes, indexing="ij"), axis=-1)
+    cell = float(np.prod([axis[1] - axis[0] for axis in axes]))
+    without = stats.multivariate_normal(np.zeros(3), covariance).pdf(points) * cell
+    mixed = (1.0 - rate) * without + rate * stats.multivariate_normal(moved, covariance).pdf(
+        points
+    ) * cell
+    assert without.sum() == pytest.approx(1.0, abs=1e-9)
+    spent = max(
+        float(np.maximum(one - math.exp(eps) * other, 0.0).sum())
+        for one, other in ((mixed, without), (without, mixed))
+    )
+    charged = delta_of(1.0 / z, rate, eps)
+    assert 0.99 * charged < spent <= charged * (1.0 + 1e-3)  # the grid's own error
+    # The updates alone, as if the bit had a coin of its own or cost nothing, would be too little.
+    assert spent > 1.2 * delta_of(1.0 / bundle.updates.noise_multiplier, rate, eps)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fl_dp.accounting import (
+    CyclicSampling,
     DeclaredFilter,
     ExponentialEvent,
     GaussianEvent,
@@ -34,6 +35,7 @@ from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.plan import CentralNoise, PrivacyPlan
 
 DELTA = 200**-1.1
+WHOLE_GROUPS = CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=1.0))
 BUDGET = PrivacyBudget(epsilon=8.0, delta=DELTA)
 STATISTICS: dict[PrivacyEvent, int] = {
     LaplaceEvent(noise_multiplier=4.0): 2,
@@ -171,6 +173,17 @@ def test_a_plateau_with_sampling_fills_a_renyi_filter() -> None:
     assert made.epsilon().by_name == {"filter": 8.0}
 
 
+def test_a_plateau_as_it_is_has_a_filter_that_admits_its_rounds() -> None:
+    made = plan(plateau=PlateauSchedule(), other_releases=STATISTICS)
+    gate = made.filter()
+    assert isinstance(gate, RenyiFilter)
+    assert not gate.would_exceed(made.event_of(1))
+    assert isinstance(plan(plateau=PlateauSchedule(), sampling_rate=1.0).filter(), GaussianFilter)
+    assert isinstance(made.noise, CentralNoise)
+    with pytest.raises(ValueError, match="admits Gaussian releases without sampling only"):
+        replace(made, noise=replace(made.noise, filter_order=None))
+
+
 def test_a_plateau_plan_hands_out_its_controller_and_others_none() -> None:
     made = calibrated(sampling_rate=1.0, plateau=PlateauSchedule(patience=1))
     controller = made.noise.controller()
@@ -222,6 +235,14 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
         (
             {"participation_cap": 3, "sampling_rate": 1.0, "plateau": PlateauSchedule()},
             "same noise in each round",
+        ),
+        (
+            {"participation_cap": 3, "sampling": WHOLE_GROUPS},
+            "groups that take turns have every turn",
+        ),
+        (
+            {"sampling": replace(WHOLE_GROUPS, groups=1)},
+            r"groups must be at least 2, got 1: .* write sampling=PoissonSampling\(",
         ),
     ],
 )

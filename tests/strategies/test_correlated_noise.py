@@ -165,6 +165,20 @@ def test_adaptive_clipping_keeps_one_law_in_its_own_units(tmp_path: Path) -> Non
     assert covariance_p(noise / std, covariance(BANDS, range(5))) > ALARM
 
 
+@pytest.mark.parametrize("norm", [0.25, 0.3, 0.5, 1.0, 2.0, 3.0])
+def test_noise_with_memory_has_one_law_wherever_adaptive_clipping_starts(
+    tmp_path: Path, norm: float
+) -> None:
+    # A power of two has an exact grid step, and the norm of the next round hardly ever has one.
+    plan = cyclic(clipping=AdaptiveClipping(initial_norm=norm), rounds=4)
+    done = train(tmp_path, plan, named(np.full(2, 0.1)), model())
+    assert done.ledger is not None and done.ledger.rounds_committed == plan.rounds
+    norms = [each[0] for each in done.clipping_norms if each is not None]
+    assert norms[0] == norm and norms[1] != norm
+    made = [plan.bundle(plan.noise_multiplier, clipping_norms=(each,)).updates for each in norms]
+    assert len({each.law.scale for each in made}) == 1
+
+
 def test_several_units_on_a_node_have_groups_of_their_own(tmp_path: Path) -> None:
     app = numpy_client_app(
         lambda context: FixedClient(0.0),

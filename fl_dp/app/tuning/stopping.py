@@ -3,6 +3,10 @@
 Each training draws a candidate uniformly at random, and the model that does best on the server's
 public rows is kept. All trainings, and the choice among them, are one event in one ledger; what
 lost, and how many there were, stays with the server (Papernot and Steinke 2022).
+
+The law is of all trainings that are begun, and their results need an order that was there before: a
+training that fails is one of them, with the last place. Left out, or done again, what fails on
+somebody's data would change how many there were.
 """
 
 from __future__ import annotations
@@ -106,9 +110,19 @@ class Stopped:
 
         Args:
             folders: Of all trainings, in their order.
-            scores: How good each is, on public rows or by what it released itself.
+            scores: How good each is, on public rows or by what it released itself; minus infinity
+                or NaN of one that failed.
+
+        Raises:
+            ValueError: If all of them failed; the choice stays charged.
         """
-        best = int(np.argmax(np.nan_to_num(np.asarray(scores, dtype=np.float64), nan=-np.inf)))
+        ranked = np.where(np.isnan(scores), -np.inf, scores)
+        if ranked.max() == -np.inf:
+            raise ValueError(
+                "every training of the choice failed, and none can be kept: the choice stays "
+                "charged; look at the server's log, and begin another run"
+            )
+        best = int(np.argmax(ranked))
         name, source = self.candidates[best], folders[best]
         chosen = as_chosen(self.settings, name)
         ledger = self.ledger

@@ -1,0 +1,471 @@
+"""Every combination of options that is accepted runs, and charges no less than what really ran.
+
+A plan is either refused where it is made, or three rounds of it are trained on a grid whose nodes
+answer by the real handlers. What was drawn and added is then read off the rounds themselves, and
+what that spends is worked out here.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import math
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from dp_accounting.pld import privacy_loss_distribution as pld
+from fl_dp.strategies.modes import CentralMode, ClientNoiseMode, Mode, SecureSumMode
+from fl_dp.strategies.selection import selection_of
+from flwr.app import Array, ArrayRecord, Message, MetricRecord
+from local_grid import Answer, LocalGrid, answer_with_app, introducing
+from scipy.optimize import brentq
+from scipy.stats import binom, norm
+from secure_nodes import SecureNodes
+from trainings import FixedClient
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import (
+    BufferedSampling,
+    CyclicSampling,
+    FixedSizeSampling,
+    GaussianEvent,
+    NeighboringRelation,
+    NoiseSchedule,
+    PlateauSchedule,
+    PoissonSampling,
+    Sampling,
+    TruncatedPoissonSampling,
+    VisibleSampling,
+    freeze,
+)
+from fl_dp.clients import NodeUnits, numpy_client_app
+from fl_dp.mechanisms import (
+    AdaptiveClipping,
+    BandedGaussianMechanism,
+    FixedClipping,
+    PerLayerClipping,
+    ScalarMetric,
+)
+from fl_dp.plan import Banded, DistributedNoise, RecordPlan, SecureSum
+from fl_dp.strategies import (
+    DPFedAvg,
+    DPFedBuff,
+    DPUtilitySelection,
+    ExponentialSelection,
+    Selection,
+)
+from fl_dp.updates import Compression
+
+N, ROUNDS, DELTA, MULTIPLIER = 4, 3, 1e-3, 2.0
+Options = dict[str, Any]
+
+COINS = PoissonSampling(sampling_rate=0.5)
+CUT = TruncatedPoissonSampling(sampling_rate=0.5, max_cohort=3)
+LAWS: dict[str, Sampling | Callable[[], Selection]] = {
+    "coins": COINS,
+    "everybody": PoissonSampling(sampling_rate=1.0),
+    "cut": CUT,
+    "fixed": FixedSizeSampling(cohort=2),
+    "seen": VisibleSampling(cohort=3),
+    "apart": VisibleSampling(cohort=2, separation=2),
+    "buffer": BufferedSampling(cohort=2),
+    "buffer apart": BufferedSampling(cohort=2, separation=2),
+    "turns": CyclicSampling(groups=2, inside=COINS),
+    "whole turns": CyclicSampling(groups=2, inside=PoissonSampling(sampling_rate=1.0)),
+    "cut turns": CyclicSampling(groups=2, inside=TruncatedPoissonSampling(
+        sampling_rate=0.5, max_cohort=1)),
+    "one group": CyclicSampling(groups=1, inside=COINS),
+    "noisy utility": lambda: DPUtilitySelection(2, largest_rate=0.8, noise_multiplier=3.0),
+    "utility": lambda: ExponentialSelection(2, epsilon=0.2),
+    "utility of records": lambda: ExponentialSelection(2, epsilon=0.2, records_per_client=10),
+    "norms": lambda: ExponentialSelection(
+        2, epsilon=0.2, utility="update_norm", utility_range=(0.0, 1.0)
+    ),
+}  # fmt: skip
+NOISES: dict[str, Options] = {
+    "central": {},
+    "banded": {"correlation": Banded(coefficients=(4096, 2000))},
+    "falling": {"schedule": NoiseSchedule(name="linear")},
+    "plateau": {"plateau": PlateauSchedule(patience=1)},
+    "gaussian": {"client_scheme": "gaussian"},
+    "laplace": {"client_scheme": "laplace"},
+    "exponential": {"client_scheme": "exponential"},
+}
+RELATIONS: dict[str, Options] = {
+    str(one): {"neighboring_relation": one} for one in NeighboringRelation
+}
+HOSTS: dict[str, Options] = {
+    "one": {},
+    "two": {"units_per_node": 2},
+    "coins": {"coins_at_nodes": True},
+    "coins of two": {"coins_at_nodes": True, "units_per_node": 2},
+}
+RECORDS = RecordPlan(
+    budget=PrivacyBudget(epsilon=4.0, delta=1e-5),
+    noise_multiplier=1.0,
+    sampling_rate=0.1,
+    steps=5,
+    participations=3,
+    clipping_norm=1.0,
+)
+WEIGHED = {"weight_cap": 20.0, "total_weight": 3.0}
+OTHERS: dict[str, Options] = {
+    "a power of two": {"clipping": FixedClipping(norm=0.25)},
+    "per layer": {"clipping": PerLayerClipping(norms=(0.5, 0.25))},
+    "adaptive": {"clipping": AdaptiveClipping(initial_norm=0.5)},
+    "adaptive, odd": {"clipping": AdaptiveClipping(initial_norm=0.3)},
+    "cap of 1": {"participation_cap": 1},
+    "cap of 2": {"participation_cap": 2},
+    "cap of 9": {"participation_cap": 9},
+    "metrics": {"metrics": (ScalarMetric(name="loss", low=0.0, high=4.0),)},
+    "weight cap": {"weight_cap": 20.0},
+    "weights": WEIGHED,
+    "capped denominator": WEIGHED | {"capped_denominator": True},
+    "record": {"unit": "record"} | RELATIONS["replace-one"],
+    "not counted": {"contribution_check": False},
+    "narrow": {"compression": Compression(down="float16")},
+    "quantized": {"compression": Compression(up="quantize")},
+    "top k": {"compression": Compression(up="top_k", fraction=0.5)},
+    "dp-sgd": {"record_plan": RECORDS},
+    "growing": {"roster_may_grow": True},
+    "statistic": {"other_releases": {GaussianEvent(noise_multiplier=9.0): 1}},
+}
+BASES = (
+    ("central", "zero-out", "one"),
+    ("central", "zero-out", "two"),
+    ("banded", "zero-out", "one"),
+    ("gaussian", "zero-out", "one"),
+)
+OF_STRATEGY = ("weight_cap", "record_plan", "compression", "roster_may_grow")
+
+
+# --- What runs ------------------------------------------------------------------------------------
+
+
+class Client(FixedClient):
+    """Measures something as well, where it is asked for its utility."""
+
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return 0.5, 10, {}
+
+
+@dataclass
+class Ran:
+    """A training, as far as anybody could see of it.
+
+    Attributes:
+        modes: What each round was made by.
+        asked: How often each node was asked to train.
+        errors: Replies to a request to train that were errors.
+    """
+
+    plan: PrivacyPlan
+    modes: list[Mode] = field(default_factory=list)
+    asked: Counter[int] = field(default_factory=Counter)
+    errors: list[str] = field(default_factory=list)
+
+    def watched(self, answer: Answer) -> Answer:
+        def watch(message: Message, partition: int) -> Message | None:
+            reply = answer(message, partition)
+            if message.metadata.message_type == "train":
+                self.asked[partition] += 1
+                if reply is not None and reply.has_error():
+                    self.errors.append(reply.error.reason or "")
+            return reply
+
+        return introducing(watch)
+
+
+def nodes_of(plan: PrivacyPlan, folder: Path) -> Answer:
+    nodes, units = plan.hosting.nodes_of(N), plan.hosting.units_per_node
+    if isinstance(plan.noise, DistributedNoise):
+        update = [np.full(3, 0.1), np.full((2, 2), 0.1)]
+        return SecureNodes(folder, [[update] * units] * nodes)
+
+    def made(context: Any, unit: int = 0) -> Client:
+        return Client(0.1, metrics={"loss": 1.0})
+
+    app = numpy_client_app(made, units=NodeUnits(client_fn=made, count=lambda *_: units))
+    return answer_with_app(app, nodes)
+
+
+def begun(law: Sampling | Callable[[], Selection], given: Options) -> tuple[PrivacyPlan, Options]:
+    """Return a plan and the strategy's options.
+
+    Raises:
+        ValueError: If the plan is refused.
+    """
+    options = dict(given)
+    of_strategy = {name: options.pop(name) for name in OF_STRATEGY if name in options}
+    if isinstance(law, Sampling):
+        options["sampling"] = law
+    else:
+        of_strategy["selection"] = selection = law()
+        options["sampling"] = selection.sampling
+        others = options.get("other_releases", {})
+        options["other_releases"] = freeze([*freeze(others), *freeze(selection.releases(ROUNDS))])
+    options.setdefault("clipping", FixedClipping(norm=0.3))
+    plan = PrivacyPlan.of(
+        budget=PrivacyBudget(epsilon=90.0, delta=DELTA),
+        noise_multiplier=MULTIPLIER,
+        rounds=ROUNDS,
+        num_clients=N,
+        **options,
+    )
+    return plan, of_strategy
+
+
+def run(plan: PrivacyPlan, of_strategy: Options, folder: Path) -> tuple[Ran, PrivacyLedger] | None:
+    """Train; None if the strategy is refused."""
+    ran = Ran(plan)
+
+    class Watched(DPFedBuff if plan.sampling.buffered else DPFedAvg):  # type: ignore[misc]  # either
+        def make_mode(self, *arguments: Any) -> Any:
+            mode = super().make_mode(*arguments)
+            ran.modes.append(mode)
+            return mode
+
+    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
+        try:
+            strategy = Watched(plan=plan, ledger=ledger, **of_strategy)
+        except ValueError:
+            return None
+        grid = LocalGrid(ran.watched(nodes_of(plan, folder)), plan.hosting.nodes_of(N))
+        model = ArrayRecord({"w": Array(np.zeros(3)), "v": Array(np.zeros((2, 2)))})
+        strategy.start(
+            grid,
+            model,
+            num_rounds=ROUNDS,
+            timeout=20.0,
+            evaluate_fn=lambda *_: MetricRecord({"accuracy": 0.5}),
+        )
+    return ran, ledger
+
+
+# --- What it spends, worked out here --------------------------------------------------------------
+
+
+def distance_of(mode: Mode) -> float:
+    """What one unit moves in one round, over the noise: the inverse of a noise multiplier."""
+    if isinstance(mode, ClientNoiseMode):
+        noise = mode.instruction.client_noise
+        assert noise is not None and noise.scheme == "gaussian"
+        return float(1.0 / noise.noise_multiplier)
+    if isinstance(mode, SecureSumMode):
+        shared, plan = mode._shared, mode._plan
+        assert isinstance(plan.noise, DistributedNoise)
+        moved: float = sum((each.scale * each.clipping_norm) ** 2 for each in shared.segments)
+        return float(math.sqrt(moved / plan.noise.honest_shares) / shared.noise_scale)
+    assert isinstance(mode, CentralMode)
+    bundle = mode.sums.bundle
+    updates = bundle.updates
+    moved = updates.clipping_norm
+    if isinstance(updates, BandedGaussianMechanism):
+        column = np.array(updates.coefficients) / 4096.0
+        moved = moved * float(np.linalg.norm(column)) + updates.grid * math.sqrt(
+            (len(column) - 1) * updates.size
+        )
+    of_scalars = (each.clipping_norm / each.noise_std for each in bundle.scalar_mechanisms)
+    return float(math.hypot(moved / updates.noise_std, *of_scalars))
+
+
+def participations(plan: PrivacyPlan) -> int:
+    """In how many rounds one unit may be."""
+    apart = getattr(plan.sampling, "groups", getattr(plan.sampling, "separation", 1))
+    return min(-(-ROUNDS // apart), plan.participation_cap or ROUNDS)
+
+
+def chance(law: Sampling) -> float:
+    """How likely a unit at least is to be in a round that it may be in."""
+    match law:
+        case PoissonSampling(sampling_rate=rate):
+            return rate
+        case CyclicSampling(inside=TruncatedPoissonSampling() as inside, groups=groups):
+            return _kept(inside, N // groups)
+        case CyclicSampling(inside=inside):
+            return inside.sampling_rate
+        case TruncatedPoissonSampling():
+            return _kept(law, N)
+        case VisibleSampling():
+            return 1.0
+        case _:
+            return law.expected_cohort(N) / N
+
+
+def _kept(law: TruncatedPoissonSampling, units: int) -> float:
+    others = np.arange(units)
+    kept = np.minimum(1.0, law.max_cohort / (others + 1))
+    return law.sampling_rate * float(binom.pmf(others, units - 1, law.sampling_rate) @ kept)
+
+
+def gaussian_epsilon_on_paper(mu: float) -> float:
+    """Exactly what a Gaussian at distance `mu` spends (Balle and Wang 2018, theorem 5)."""
+
+    def excess(epsilon: float) -> float:
+        low = math.exp(epsilon + norm.logcdf(-mu / 2 - epsilon / mu))
+        return float(norm.cdf(mu / 2 - epsilon / mu) - low - DELTA)
+
+    return 0.0 if excess(0.0) <= 0.0 else float(brentq(excess, 0.0, 200.0))
+
+
+@cache
+def sampled_epsilon_at_least(multiplier: float, rate: float, rounds: int) -> float:
+    """A lower bound: a unit that is in or not, while nobody else moves the sum."""
+    once = pld.from_gaussian_mechanism(
+        multiplier, sampling_prob=rate, pessimistic_estimate=False,
+        value_discretization_interval=1e-3,
+    )  # fmt: skip
+    return float(once.self_compose(rounds).get_epsilon_for_delta(DELTA))
+
+
+def spent_at_least(ran: Ran) -> float:
+    """What the rounds spend, worked out from what was made of them."""
+    plan, rate = ran.plan, chance(ran.plan.sampling)
+    if getattr(plan.noise, "scheme", "gaussian") != "gaussian":
+        return 0.0
+    # One unit may have been in those with the least noise, if the schedule lets it.
+    worst = sorted(map(distance_of, ran.modes), reverse=True)[: participations(plan)]
+    if rate == 1.0:
+        moved = 2.0 if plan.neighboring_relation is NeighboringRelation.REPLACE_ONE else 1.0
+        return gaussian_epsilon_on_paper(moved * math.hypot(*worst))
+    return sampled_epsilon_at_least(round(1.0 / min(worst), 6), round(rate, 9), len(worst))
+
+
+def check(name: str, ran: Ran, ledger: PrivacyLedger) -> None:
+    """Compare what was charged with what ran."""
+    plan, spent = ran.plan, ledger.epsilon().best
+    # Where the cap is below what all rounds take, a training ends when everybody has reached it.
+    rounds = ROUNDS
+    if plan.participation_cap is not None:
+        rounds = min(ROUNDS, -(-plan.participation_cap * N // round(plan.expected_cohort)))
+    assert not ran.errors, (name, ran.errors[0])
+    assert (ledger.rounds_spent, ledger.rounds_committed) == (rounds, rounds), name
+    assert len(ran.modes) == rounds, name
+    assert spent_at_least(ran) <= spent * (1.0 + 1e-9), name
+    assert spent <= plan.budget.epsilon, name
+    charged = Counter(dict(ledger.history)) - Counter(dict(plan.other_releases))
+    assert charged.total() == min(participations(plan), rounds), name
+    if plan.hosting.told_apart == 1:
+        assert max(ran.asked.values(), default=0) <= charged.total(), name
+    if isinstance(ran.modes[0], ClientNoiseMode | CentralMode) and plan.noise.course == "constant":
+        assert all(getattr(each, "noise_multiplier", MULTIPLIER) == MULTIPLIER for each in charged)
+
+
+# --- All of it ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    logging.disable(logging.CRITICAL)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def combinations() -> Iterator[tuple[str, Options]]:
+    """Every noise, relation and host; and every other option with some of them."""
+    for noise, relation, host in itertools.product(NOISES, RELATIONS, HOSTS):
+        base = NOISES[noise] | RELATIONS[relation] | HOSTS[host]
+        yield f"{noise}, {relation}, {host}", base
+        if (noise, relation, host) in BASES:
+            for other, options in OTHERS.items():
+                yield f"{noise}, {relation}, {host}, {other}", base | options
+
+
+def attempt(law: str, name: str, options: Options, folder: Path) -> str:
+    try:
+        plan, of_strategy = begun(LAWS[law], options)
+    except ValueError:
+        return "refused"
+    place = folder / f"{len(list(folder.iterdir()))}"
+    place.mkdir()
+    try:
+        made = run(plan, of_strategy, place)
+    except Exception as error:
+        raise AssertionError(f"{name}: accepted, and then {error!r}") from error
+    if made is None:
+        return "refused"
+    check(name, *made)
+    return "ran"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("law", LAWS)
+def test_what_is_accepted_runs_and_charges_no_less_than_what_ran(tmp_path: Path, law: str) -> None:
+    became = Counter(attempt(law, *each, tmp_path) for each in combinations())
+    assert became.total() == len(NOISES) * len(RELATIONS) * len(HOSTS) + len(BASES) * len(OTHERS)
+    assert became["refused"] > 0
+    assert (became["ran"] > 0) == (law != "one group")  # which is refused whatever it is with
+
+
+SUMS: dict[str, tuple[str, Options]] = {
+    "everybody": ("everybody", {}),
+    "replace-one": ("everybody", RELATIONS["replace-one"]),
+    "seen": ("seen", {"participation_cap": 3}),
+    "falling": ("everybody", NOISES["falling"]),
+    "adaptive": ("everybody", OTHERS["adaptive"] | OTHERS["metrics"]),
+    "a statistic": ("everybody", OTHERS["statistic"] | OTHERS["not counted"]),
+}
+NO_SUMS: dict[str, tuple[str, Options]] = {
+    "coins at the server": ("coins", {}),
+    "cut": ("cut", {}),
+    "fixed": ("fixed", {}),
+    "turns": ("turns", {}),
+    "whole turns": ("whole turns", {}),
+    "buffer": ("buffer", {}),
+    "few": ("apart", {}),
+    "coins that time tells": ("coins", HOSTS["coins"]),
+    "weights": ("everybody", OTHERS["weights"]),
+    "an encoding": ("everybody", OTHERS["quantized"]),
+    "add-or-remove-one": ("everybody", RELATIONS["add-or-remove-one"]),
+    "correlated": ("seen", NOISES["banded"]),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("law", "options"), SUMS.values(), ids=SUMS)
+def test_secure_sums_run_with_what_is_accepted(tmp_path: Path, law: str, options: Options) -> None:
+    assert attempt(law, law, options | {"secure_sum": SecureSum()}, tmp_path) == "ran"
+
+
+@pytest.mark.parametrize(("law", "options"), NO_SUMS.values(), ids=NO_SUMS)
+def test_secure_sums_refuse_the_rest_where_it_is_made(
+    tmp_path: Path, law: str, options: Options
+) -> None:
+    assert attempt(law, law, options | {"secure_sum": SecureSum()}, tmp_path) == "refused"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "law", [each for each in LAWS if each not in ("one group", "buffer apart")]
+)
+def test_a_budget_in_one_line_pays_for_all_rounds(tmp_path: Path, law: str) -> None:
+    rule = LAWS[law]
+    of_law: Options = {}
+    if law == "utility of records":
+        of_law = {"unit": "record"} | RELATIONS["replace-one"]
+    strategy = (DPFedBuff if "buffer" in law else DPFedAvg).with_budget(
+        epsilon=8.0,
+        delta=DELTA,
+        rounds=ROUNDS,
+        num_clients=N,
+        clipping_norm=0.5,
+        ledger=tmp_path / "ledger.db",
+        selection=selection_of(rule) if isinstance(rule, Sampling) else rule(),
+        contribution_check=False,
+        **of_law,
+    )
+    ran = Ran(strategy.plan)
+    grid = LocalGrid(ran.watched(nodes_of(strategy.plan, tmp_path)), N)
+    strategy.start(grid, ArrayRecord({"w": Array(np.zeros(3))}), num_rounds=ROUNDS, timeout=20.0)
+    with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
+        assert ledger.rounds_committed == ROUNDS
+        assert 7.5 < ledger.epsilon().best <= 8.0
