@@ -158,7 +158,7 @@ def _show(reports: Sequence[AuditReport]) -> None:
 
 
 def _by_game(against: Against, *, rounds: int, alpha: float, delta: float) -> list[AuditReport]:
-    """Play every game on ours, or on Flower's wrappers, with fixed and with adaptive clipping."""
+    """Play every game on ours, or on Flower's wrappers, with each way of clipping."""
     from fl_dp.app.auditing.game import GAME_MULTIPLIER, audit_strategy, names_of
     from fl_dp.app.auditing.subjects import FlDp, FlowersOwn, Subject
 
@@ -167,6 +167,7 @@ def _by_game(against: Against, *, rounds: int, alpha: float, delta: float) -> li
     subjects: list[Subject] = [
         FlDp(noise_multiplier=GAME_MULTIPLIER),
         FlDp(name="fl-dp, adaptive clipping", noise_multiplier=GAME_MULTIPLIER, adaptive=True),
+        FlDp(name="fl-dp, four arrays' norms", noise_multiplier=GAME_MULTIPLIER, arrays=4),
     ]
     if against is Against.FLOWER:
         subjects = [
