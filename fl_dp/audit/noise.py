@@ -27,7 +27,7 @@ from scipy.stats import beta, chi2, gamma, norm
 from .verdict import Finding
 
 SIZE_OF_NOISE = "size of the noise"
-NEW_NOISE = "noise is new in each round"
+NEW_NOISE = "noise is new in each release"
 NEW_COORDINATES = "noise is new in each coordinate"
 ONE_SIZE = "noise has one size whatever the cohort"
 
@@ -89,10 +89,10 @@ def noise_is_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
         name=NEW_NOISE,
         alpha=alpha,
         caught=nexts > chance or pairs.greatest > allowed,
-        seen=f"correlation {nexts:.3g} with the next round, {chance:.3g} may be chance; at most "
-        f"{pairs.greatest:.2g} of {pairs.count} pairs of rounds, {allowed:.2g} may be chance",
+        seen=f"correlation {nexts:.3g} with the next release, {chance:.3g} may be chance; at most "
+        f"{pairs.greatest:.2g} of {pairs.count} pairs of releases, {allowed:.2g} may be chance",
         power=f"catches a correlation of {2.0 * chance:.2g} between neighbours, and one pair of "
-        f"equal rounds: a seed of {_bits(pairs.count)} bits or fewer, 19 times of 20",
+        f"equal releases: a seed of {_bits(pairs.count)} bits or fewer, 19 times of 20",
     )
 
 
@@ -114,10 +114,10 @@ def coordinates_are_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
         name=NEW_COORDINATES,
         alpha=alpha,
         caught=share > allowed,
-        seen=f"squared correlation of rounds {share:.4g} of that of independent coordinates, "
+        seen=f"squared correlation of releases {share:.4g} of that of independent coordinates, "
         f"{allowed:.4g} may be chance",
         power=f"catches a draw that {min(1.0, 2.0 * (allowed - 1.0)):.2g} of the coordinates share "
-        "with another one each, in the same places in each round",
+        "with another one each, in the same places",
     )
 
 
@@ -156,9 +156,9 @@ def noise_has_one_size(
         name=name,
         alpha=alpha,
         caught=worst < alpha,
-        seen=f"sizes of {releases} rounds, p = {min(1.0, worst):.2g}{by_cohort}",
+        seen=f"sizes of {releases} releases, p = {min(1.0, worst):.2g}{by_cohort}",
         power=f"catches {least:.1%} "
-        + ("between large and small cohorts" if large.any() else "in a round"),
+        + ("between large and small cohorts" if large.any() else "in a release"),
     )
 
 

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 from numpy.typing import NDArray
+from wrong_systems import Draws, ShuffledDeck, one_draw_for_both_halves, stream_by
 
 from fl_dp.accounting import PoissonSampling
 from fl_dp.app.auditing.game import COHORT_SIZE, GAMES, SENT, audit_strategy
@@ -22,37 +23,27 @@ from fl_dp.app.auditing.subjects import FlDp, Subject
 from fl_dp.audit.bounds import gaussian_epsilon_of
 from fl_dp.audit.cohorts import COHORTS
 from fl_dp.audit.noise import NEW_COORDINATES, NEW_NOISE
-from fl_dp.mechanisms import NoiseStream, SecureRandom, WhiteStream
+from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid import IntegerLaw
 from fl_dp.report.audit_view import audit_table
 from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Released, Selection, Unit
 
 ALARM, Z, ROUNDS = 1e-6, 0.25, 200
-ONE_IS_ZERO, ALL_ARE_LONG, REPLACED = (GAMES[place].name for place in (1, 6, 7))
+ALL_ARE_LONG, REPLACED = (game.name for game in GAMES[6:])
 
 
 # --- noise --------------------------------------------------------------------------------------
 
 
-def noise_by(draw: Callable[..., NDArray[np.int64]]) -> type[DPFedAvg]:
-    class Stream(WhiteStream):
-        """Noise of the charged size in each coordinate."""
-
-        def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
-            return draw(law, size, rng)
-
+def noise_by(draw: Draws) -> type[DPFedAvg]:
     class Wrong(DPFedAvg):
         """Draws its noise that way."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             super().__init__(*args, **options)
-            self.noise_stream: NoiseStream = Stream()
+            self.noise_stream = stream_by(draw)
 
     return Wrong
-
-
-def one_draw_for_both_halves(law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
-    return np.tile(law.sample((size + 1) // 2, rng), 2)[:size]
 
 
 def from_16_bits(law: IntegerLaw, size: int, rng: SecureRandom) -> NDArray[np.int64]:
@@ -144,23 +135,6 @@ class EachArrayClippedToTheWhole(DPFedAvg):
 # --- cohorts ------------------------------------------------------------------------------------
 
 
-class ShuffledDeck(Selection):
-    """Deals binomial hands from a shuffled deck, and shuffles again when it is used up."""
-
-    def __init__(self, rate: float) -> None:
-        self.sampling: Any = PoissonSampling(sampling_rate=rate)
-        self.deck: list[Unit] = []
-
-    def select(self, draw: Draw) -> list[Unit]:
-        hand: list[Unit] = []
-        for _ in range(int(draw.rng.bernoulli(self.sampling.sampling_rate, 10).sum())):
-            if not self.deck:
-                order = np.argsort(draw.rng.uniforms(len(draw.roster)))
-                self.deck = [draw.roster[place] for place in order]
-            hand.append(self.deck.pop())
-        return list(dict.fromkeys(hand))
-
-
 class OneCoinForTwo(Selection):
     """Flips one coin for two neighbours in the roster."""
 
@@ -186,14 +160,14 @@ WRONG: dict[str, tuple[Subject, set[str]]] = {
     "mean of those drawn": (ours(MeanOfDrawn), {COHORT_SIZE}),
     "shuffled deck": (ours(selection=ShuffledDeck), {COHORTS}),
     "one coin for two": (ours(selection=OneCoinForTwo), {COHORTS}),
-    "each coordinate clipped": (ours(EachCoordinateClipped), {ALL_ARE_LONG}),
+    "each coordinate clipped": (ours(EachCoordinateClipped), {ALL_ARE_LONG, COHORT_SIZE}),
     "each array clipped to the whole": (
         ours(EachArrayClippedToTheWhole, arrays=4),
-        {ALL_ARE_LONG},
+        {ALL_ARE_LONG, COHORT_SIZE},
     ),
     "mean of those not zero": (
         ours(mean_over(not_zero, noise=False)),
-        {COHORT_SIZE, SENT, ONE_IS_ZERO},
+        {COHORT_SIZE, SENT},
     ),
 }
 
@@ -207,7 +181,8 @@ def violated(subject: Subject, rounds: int = ROUNDS) -> set[str]:
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_system_is_convicted_by_its_own_rows_and_by_no_other(name: str) -> None:
     subject, rows = WRONG[name]
-    assert violated(subject) == rows
+    # Of a 16-bit seed 600 rounds in each federation show 11 equal pairs, and 200 show one.
+    assert violated(subject, 600 if name == "a 16-bit seed" else ROUNDS) == rows
 
 
 @pytest.mark.slow
