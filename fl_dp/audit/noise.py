@@ -224,7 +224,8 @@ def _greatest_share(releases: int, draws: int, alpha: float) -> float:
     triples = n * (n - 1.0) * (n - 2.0) * (1.0 - 1.0 / d) ** 3 / dimension**2
     second, third = pairs * variance, pairs * skew * variance**1.5 + triples
     shape, scale = 4.0 * second**3 / third**2, third / (2.0 * second)
-    return 1.0 + d * scale * (float(gamma.isf(alpha, shape)) - shape) / pairs
+    beyond = scale * (float(gamma.isf(alpha, shape)) - shape)
+    return 1.0 + d * beyond / pairs
 
 
 def _bits(pairs: int) -> int:

@@ -8,7 +8,7 @@ convict it are listed, and no other does: without them it stands.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -89,15 +89,15 @@ def drawn(strategy: Any, replies: list[Any]) -> float:
 
 def not_zero(strategy: Any, replies: list[Any]) -> float:
     still = [not any(np.any(a) for a in each["arrays"].to_numpy_ndarrays()) for each in replies]
-    return max(1.0, strategy.plan.denominator - sum(still))
+    return max(1.0, float(strategy.plan.denominator) - sum(still))
 
 
 class Remembers(DPFedAvg):
     """Knows its last cohort."""
 
-    def _ask_cohort(self, draft: Any, mode: Any, cohort: Sequence[Unit]) -> Any:
-        self.drawn = cohort
-        return super()._ask_cohort(draft, mode, cohort)
+    def _ask_cohort(self, draft: Any, mode: Any, cohort: Iterable[Unit]) -> Any:
+        self.drawn = list(cohort)
+        return super()._ask_cohort(draft, mode, self.drawn)
 
 
 class NoiseByCohort(mean_over(drawn, noise=True), Remembers):  # type: ignore[misc]  # made above
