@@ -111,7 +111,9 @@ def gdp_lower_bound(found: Confusion, *, alpha: float) -> float:
 
 
 def gaussian_epsilon_of(mu: float, *, delta: float) -> float:
-    """Return epsilon at `delta` of a mu-GDP mechanism, 0 for a mu of 0."""
+    """Return epsilon at `delta` of a mu-GDP mechanism, 0 for a mu of 0, infinity without noise."""
+    if math.isinf(mu):
+        return math.inf
     return gaussian_epsilon(1.0 / mu, delta) if mu > 0.0 else 0.0
 
 

@@ -68,7 +68,27 @@ def seen_with_memory(
     Raises:
         ValueError: If a round is missing in the middle, whose noise nobody else knows.
     """
-    if list(indices) != list(range(indices[0], indices[0] + len(indices))):
+    fresh, scales, column = without_memory(rounds, indices, coefficients)
+    if turn.asked is not None:
+        return [_of_asked(fresh, turn.asked, column, scales)]
+    return _of_turns(fresh, indices, turn, column, scales)
+
+
+def without_memory(
+    rounds: Sequence[SeenRound], indices: Sequence[int], coefficients: Sequence[int]
+) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Return releases whose noise is fresh again, its deviation in each, and C's first column.
+
+    Args:
+        rounds: Every release, in order, with the multiplier of one participation.
+        indices: Of the rounds, as in the ledger.
+        coefficients: The first column of C in units of 2^-12; one for independent noise.
+
+    Raises:
+        ValueError: If a round is missing in the middle, whose noise nobody else knows.
+    """
+    in_order = list(indices) == list(range(indices[0], indices[0] + len(indices)))
+    if len(coefficients) > 1 and not in_order:
         raise ValueError(
             "a round in the middle was not released, and the later ones took part of its noise "
             "away: audit a run without a crash"
@@ -78,10 +98,7 @@ def seen_with_memory(
     multipliers = np.array([each.noise_multiplier for each in rounds], dtype=np.float64)
     fresh: NDArray[np.float64] = lfilter(column, [1.0], released, axis=0)
     # In units of the fresh noise; where the multiplier changes, every release has its own.
-    scales = multipliers * float(np.linalg.norm(column))
-    if turn.asked is not None:
-        return [_of_asked(fresh, turn.asked, column, scales)]
-    return _of_turns(fresh, indices, turn, column, scales)
+    return fresh, multipliers * float(np.linalg.norm(column)), column
 
 
 def _of_asked(

@@ -18,12 +18,13 @@ from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import chi2, norm
+from scipy.stats import norm
 
 from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.mechanisms.checks import require_probability
 
 from .bounds import Confusion, epsilon_lower_bound, gaussian_epsilon_of, gdp_lower_bound
+from .noise import deviation_of
 
 _CANDIDATES = 100  # thresholds that are tried
 _FEWEST = 4
@@ -153,6 +154,7 @@ def mu_of_shift(
 
     The distance of the means over the deviation of the noise, which is read where nothing is
     hidden: it uses every digit of the scores and not only on which side of a threshold they lie.
+    Infinity without any noise.
 
     Args:
         out: Scores without the secret.
@@ -163,26 +165,14 @@ def mu_of_shift(
     Raises:
         ValueError: If alpha is not in (0, 1).
     """
-    return max(0.0, shift_and_slack(out, there, idle, alpha=alpha)[0])
-
-
-def shift_and_slack(
-    out: NDArray[np.float64],
-    there: NDArray[np.float64],
-    idle: NDArray[np.float64],
-    *,
-    alpha: float,
-) -> tuple[float, float]:
-    """Return the bound of `mu_of_shift`, negative if so, and its distance from the estimate."""
     require_probability(alpha=alpha)
-    draws = idle.size
-    deviation = math.sqrt(float(np.square(idle).mean()))
     # One half of alpha for the mean's error, the other for the deviation's.
-    largest = deviation * math.sqrt(draws / chi2.ppf(alpha / 2.0, draws))
+    largest = deviation_of(idle, alpha=alpha)[1]
     apart = abs(float(there.mean() - out.mean()))
+    if largest == 0.0:
+        return math.inf if apart > 0.0 else 0.0
     error = float(norm.isf(alpha / 2.0)) * math.sqrt(1.0 / len(out) + 1.0 / len(there))
-    bound = apart / largest - error
-    return bound, apart / deviation - bound
+    return max(0.0, apart / largest - error)
 
 
 def _confusion(out: NDArray[np.float64], there: NDArray[np.float64], threshold: float) -> Confusion:

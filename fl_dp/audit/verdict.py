@@ -47,9 +47,9 @@ class Finding:
     @property
     def share(self) -> float | None:
         """The bound over the claim: what of the claimed privacy loss was really shown."""
-        if self.claim is None or self.bound is None or not math.isfinite(self.claim):
+        if self.claim is None or self.bound is None or math.isinf(self.bound):
             return None
-        return self.bound / self.claim if self.claim > 0.0 else None
+        return self.bound / self.claim if 0.0 < self.claim < math.inf else None
 
     def to_dict(self) -> dict[str, Any]:
         """Return it for JSON."""

@@ -158,7 +158,7 @@ def _show(reports: Sequence[AuditReport]) -> None:
 
 
 def _by_game(against: Against, *, rounds: int, alpha: float, delta: float) -> list[AuditReport]:
-    """Play every game on ours, or on Flower's wrappers, with fixed and with adaptive clipping."""
+    """Play every game on ours, or on Flower's wrappers, with each way of clipping."""
     from fl_dp.app.auditing.game import GAME_MULTIPLIER, audit_strategy, names_of
     from fl_dp.app.auditing.subjects import FlDp, FlowersOwn, Subject
 
@@ -167,6 +167,7 @@ def _by_game(against: Against, *, rounds: int, alpha: float, delta: float) -> li
     subjects: list[Subject] = [
         FlDp(noise_multiplier=GAME_MULTIPLIER),
         FlDp(name="fl-dp, adaptive clipping", noise_multiplier=GAME_MULTIPLIER, adaptive=True),
+        FlDp(name="fl-dp, four arrays' norms", noise_multiplier=GAME_MULTIPLIER, arrays=4),
     ]
     if against is Against.FLOWER:
         subjects = [
@@ -367,18 +368,6 @@ def _claimed_curve(job: Job) -> TradeOff | None:
         return None
 
 
-def _rate_of_coins(job: Job) -> float:
-    """Return the probability of a client in a round that it may be drawn in; 1 if that is seen."""
-    from fl_dp.accounting import CyclicSampling, PoissonSampling
-
-    sampling = job.folder.read_plan().sampling
-    if sampling.visible:
-        return 1.0
-    inside = sampling.inside if isinstance(sampling, CyclicSampling) else sampling
-    assert isinstance(inside, PoissonSampling)  # as `require_auditable` has checked
-    return inside.sampling_rate
-
-
 def _known_of_cohorts(turn: WhoseTurn | None) -> str:
     if turn is None:
         return ", but not who was drawn"
@@ -390,6 +379,7 @@ def _known_of_cohorts(turn: WhoseTurn | None) -> str:
 def _judged(settings: Settings, job: Job, run: CanaryRun, *, alpha: float) -> AuditReport:
     from fl_dp.app.auditing.canary_run import CANARIES_FILE
     from fl_dp.app.auditing.canary_server import read_seen
+    from fl_dp.app.auditing.judged_run import findings_of, rate_of_coins
     from fl_dp.audit.verdict import AuditReport
     from fl_dp.audit.whole_run import finding_of_run, one_shot_epsilon
 
@@ -400,25 +390,25 @@ def _judged(settings: Settings, job: Job, run: CanaryRun, *, alpha: float) -> Au
     delta = float(statement["delta"])
     if len(rounds) < settings.rounds:
         warn(f"{len(rounds)} of {settings.rounds} rounds were released; the claim is of all")
-    curve = _claimed_curve(job)
-    canaries, looks = run.canaries(seen.moved.size), seen.looks()
-    found = {
-        level: finding_of_run(
-            canaries,
-            looks,
-            sampling_rate=_rate_of_coins(job),
-            claim=claimed,
-            delta=delta,
-            alpha=level,
-            curve=curve,
-        )
-        for level in (alpha, 0.05)
-    }
+    curve, sampling = _claimed_curve(job), job.folder.read_plan().sampling
+    canaries = run.canaries(seen.moved.size)
+    findings = findings_of(
+        seen, canaries, sampling, claim=claimed, delta=delta, alpha=alpha, curve=curve
+    )
+    surely = finding_of_run(
+        canaries,
+        seen.looks(),
+        sampling_rate=rate_of_coins(sampling),
+        claim=claimed,
+        delta=delta,
+        alpha=0.05,
+        curve=curve,
+    )
     return AuditReport(
         subject=f"{settings.task.name}, {len(rounds)} rounds",
-        findings=(found[alpha],),
+        findings=findings,
         estimates={
-            "lower bound at confidence 0.95, on which no verdict rests": found[0.05].bound or 0.0,
+            "lower bound at confidence 0.95, on which no verdict rests": surely.bound or 0.0,
             "one-shot estimate from the last model alone, which is no bound": one_shot_epsilon(
                 canaries, seen.moved, delta=delta
             ),

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
 from local_grid import FIRST_NODE, LocalGrid
+from wrong_systems import ShuffledDeck, one_draw_for_both_halves, stream_by
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
@@ -22,16 +23,20 @@ from fl_dp.accounting import (
 from fl_dp.accounting.trade_off import trade_off
 from fl_dp.app.auditing.canary_client import app, canary_update
 from fl_dp.app.auditing.canary_run import RUN_KEY, CanaryRun, require_auditable
-from fl_dp.app.auditing.canary_server import SeenRun, read_seen, write_seen
+from fl_dp.app.auditing.canary_server import SeenRun, read_seen, seen_by, write_seen
+from fl_dp.app.auditing.judged_run import findings_of
 from fl_dp.app.auditing.watched import WatchedFedAvg
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.workload import initial_arrays_of
-from fl_dp.audit.correlated_run import WhoseTurn, seen_with_memory
+from fl_dp.audit.cohorts import COHORTS
+from fl_dp.audit.correlated_run import WhoseTurn
+from fl_dp.audit.noise import NEW_COORDINATES, ONE_SIZE
 from fl_dp.audit.verdict import Finding
 from fl_dp.audit.whole_run import SeenRound, finding_of_run
 from fl_dp.mechanisms import BandedStream, FixedClipping
 from fl_dp.plan import Banded, CentralNoise
+from fl_dp.strategies import Released, Selection
 from fl_dp.updates import VectorLayout
 
 OVERRIDES = ("task.num_clients=6", "simulation.units_per_node=50", "clipping.norm=0.5")
@@ -68,11 +73,16 @@ class AnEighthOfTheNoise(WatchedFedAvg):
 
 @pytest.fixture
 def trained(settings: Settings, tmp_path: Path) -> Iterator[Any]:
-    def train(kind: type[WatchedFedAvg]) -> WatchedFedAvg:
+    def train(
+        kind: type[WatchedFedAvg],
+        rounds: int = ROUNDS,
+        rate: float = RATE,
+        selection: Selection | None = None,
+    ) -> WatchedFedAvg:
         plan = PrivacyPlan.of(
             budget=PrivacyBudget(epsilon=1e6, delta=1e-3),
-            rounds=ROUNDS,
-            sampling=PoissonSampling(sampling_rate=RATE),
+            rounds=rounds,
+            sampling=PoissonSampling(sampling_rate=rate),
             noise_multiplier=Z,
             clipping=FixedClipping(norm=0.5),
             num_clients=6,
@@ -81,11 +91,13 @@ def trained(settings: Settings, tmp_path: Path) -> Iterator[Any]:
         )
         nodes = 1 + RUN.more_nodes(settings)
         with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-            strategy = kind(plan=plan, ledger=ledger, roster_may_grow=True, run=RUN)
+            strategy = kind(
+                plan=plan, ledger=ledger, roster_may_grow=True, run=RUN, selection=selection
+            )
             strategy.start(
                 LocalGrid(answer, nodes, introduces=True),
                 initial_arrays_of(settings),
-                num_rounds=ROUNDS,
+                num_rounds=rounds,
                 train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
             )
             strategy.claim = ledger.epsilon().best  # type: ignore[attr-defined]  # kept for the test
@@ -112,7 +124,7 @@ CORRELATED: dict[str, dict[str, Any]] = {
 
 def audited_in_place(
     kind: type[WatchedFedAvg], folder: Path, *, num_clients: int = 400, rounds: int = 8, **of: Any
-) -> tuple[WhoseTurn, Finding]:
+) -> tuple[WhoseTurn, tuple[Finding, ...]]:
     """Train with canaries on the last nodes of fifty, and judge what the releases tell."""
     settings = compose_settings([*PLACES, f"task.num_clients={num_clients}"])
     nodes = num_clients // 50
@@ -143,20 +155,19 @@ def audited_in_place(
             train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
         )
         claim, history = ledger.epsilon().best, ledger.history
-    turn = strategy.whose_turn()
-    assert turn is not None
-    coefficients = strategy.plan.noise.coefficients or (4096,)
-    looks = seen_with_memory(strategy.seen, strategy.indices, turn, coefficients=coefficients)
-    found = finding_of_run(
-        IN_PLACE.canaries(strategy.seen[0].along.size),
-        looks,
-        sampling_rate=0.5 if turn.asked is None else 1.0,
+    size = strategy.seen[0].along.size
+    seen = seen_by(strategy, np.zeros(size))
+    assert seen.turn is not None
+    found = findings_of(
+        seen,
+        IN_PLACE.canaries(size),
+        plan.sampling,
         claim=claim,
         delta=1e-3,
         alpha=1e-6,
         curve=trade_off(history),
     )
-    return turn, found
+    return seen.turn, found
 
 
 @pytest.mark.parametrize("kind", [WatchedFedAvg, AnEighthOfTheNoise])
@@ -171,7 +182,9 @@ def test_canaries_in_the_places_of_clients_are_seen_as_often_as_they_were_asked(
     else:
         assert turn.asked is not None
         assert (turn.asked.sum(axis=0) == 2).all()
-    assert found.stands is (kind is WatchedFedAvg)
+    assert found[0].stands is (kind is WatchedFedAvg)
+    if kind is WatchedFedAvg:
+        assert all(each.stands for each in found)
 
 
 FALLING = tuple(4096 - 256 * band for band in range(16))
@@ -203,7 +216,7 @@ def test_a_strategy_whose_bands_reach_beyond_the_separation_is_convicted(
         participation_cap=12,
         correlation=Banded(coefficients=FALLING[:2]),
     )
-    assert found.stands is (kind is WatchedFedAvg)
+    assert found[0].stands is (kind is WatchedFedAvg)
 
 
 def found_in(strategy: WatchedFedAvg, alpha: float) -> Finding:
@@ -238,6 +251,65 @@ def test_a_whole_run_shows_its_canaries_under_the_noise_alone_and_no_more_than_i
 
 def test_a_run_with_an_eighth_of_the_noise_is_caught(trained: Any) -> None:
     assert not found_in(trained(AnEighthOfTheNoise), 1e-6).stands
+
+
+class HalfTheNoiseTwice(WatchedFedAvg):
+    """Uses one draw for both halves of the model."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.noise_stream = stream_by(one_draw_for_both_halves)
+
+
+class NoiseOfTheCohort(WatchedFedAvg):
+    """Scales the noise with the number of those that were drawn."""
+
+    def make_mode(self, reservation: Any, *rest: Any) -> Any:
+        made: Any = super().make_mode(reservation, *rest)
+        inner, release = made.inner, made.inner.release
+
+        def scaled(*args: Any) -> Released:
+            released: Released = release(*args)
+            exact = inner.sums.updates.total * (inner.sums.bundle.updates.grid / DENOMINATOR)
+            factor = made.drawn / (DECK_RATE * (6 + RUN.count))
+            return replace(released, mean=exact + (released.mean - exact) * factor)
+
+        inner.release = scaled
+        return made
+
+
+SECOND_ROUNDS, DECK_RATE = 24, 0.25
+DENOMINATOR = DECK_RATE * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "selection", "rows"),
+    [
+        (WatchedFedAvg, None, set()),
+        (HalfTheNoiseTwice, None, {NEW_COORDINATES}),
+        (NoiseOfTheCohort, None, {ONE_SIZE}),
+        (WatchedFedAvg, ShuffledDeck, {COHORTS}),
+    ],
+    ids=["right", "one draw for both halves", "noise by the cohort", "shuffled deck"],
+)
+def test_what_one_round_does_not_show_is_seen_in_the_rounds_of_a_training(
+    kind: type[WatchedFedAvg], selection: Any, rows: set[str], trained: Any
+) -> None:
+    strategy = trained(
+        kind, SECOND_ROUNDS, DECK_RATE, None if selection is None else selection(DECK_RATE)
+    )
+    size = strategy.seen[0].along.size
+    found = findings_of(
+        seen_by(strategy, np.zeros(size)),
+        RUN.canaries(size),
+        strategy.plan.sampling,
+        claim=strategy.claim,
+        delta=1e-3,
+        alpha=1e-6,
+    )
+    assert {each.name for each in found if not each.stands} == rows
+    assert sum(each.alpha for each in found) == pytest.approx(1e-6)
 
 
 def test_a_run_in_which_no_canary_was_asked_is_no_audit() -> None:
@@ -288,13 +360,21 @@ def test_what_was_seen_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         WhoseTurn(groups=np.array([2, 0]), num_groups=3),
     ):
         run = SeenRun(
-            rounds=seen, moved=moved, indices=[4, 5, 6], turn=turn, coefficients=coefficients
+            rounds=seen,
+            moved=moved,
+            indices=[4, 5, 6],
+            turn=turn,
+            coefficients=coefficients,
+            drawn=np.array([[True], [False], [True]]),
+            cohorts=np.array([3, 0, 2]),
         )
         write_seen(tmp_path / "seen.npz", run)
         read = read_seen(tmp_path / "seen.npz")
         assert [each.noise_multiplier for each in read.rounds] == [1.0, 2.0, 3.0]
         np.testing.assert_array_equal(read.rounds[2].along, seen[2].along)
         np.testing.assert_array_equal(read.moved, moved)
+        np.testing.assert_array_equal(read.drawn, run.drawn)
+        np.testing.assert_array_equal(read.cohorts, run.cohorts)
         assert (read.indices, read.coefficients) == ([4, 5, 6], coefficients)
         assert (read.turn is None) == (turn is None)
         if turn is not None and read.turn is not None:

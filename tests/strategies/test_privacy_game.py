@@ -21,16 +21,10 @@ from scipy import stats
 
 from fl_dp import PrivacyBudget, PrivacyPlan
 from fl_dp.accounting import PoissonSampling, Sampling
-from fl_dp.app.auditing.game import (
-    COHORTS,
-    GAMES,
-    NEW_NOISE,
-    SILENCE,
-    SIZE_OF_NOISE,
-    audit_strategy,
-    names_of,
-)
+from fl_dp.app.auditing.game import GAMES, SILENCE, audit_strategy, names_of
 from fl_dp.app.auditing.subjects import FlDp, FlowersOwn, Sent, Subject
+from fl_dp.audit.cohorts import COHORTS
+from fl_dp.audit.noise import NEW_NOISE, SIZE_OF_NOISE
 from fl_dp.audit.verdict import AuditReport, Finding
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Released, Selection, Unit
@@ -40,7 +34,7 @@ ALARM = 1e-6  # how often an audit may accuse a strategy that is right
 Z = 0.25
 DELTA = 1e-5
 ONE_MOVES, ONE_IS_ZERO, ONE_IS_LONG, ONE_IS_SILENT, ONE_CLAIMS_MUCH, NOT_FINITE = (
-    game.name for game in GAMES
+    game.name for game in GAMES[:6]
 )
 
 

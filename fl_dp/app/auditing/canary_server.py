@@ -43,17 +43,8 @@ def main(grid: Grid, context: Context) -> None:
     first = initial_arrays_of(settings)
     layout = VectorLayout.of(first)
     folder = output_dir(settings) / (settings.run_name or f"flwr-{context.run_id}")
-    watched_run = made[-1]
-    write_seen(
-        folder / CANARIES_FILE,
-        SeenRun(
-            rounds=watched_run.seen,
-            moved=layout.flatten(result.arrays) - layout.flatten(first),
-            indices=watched_run.indices,
-            turn=watched_run.whose_turn(),
-            coefficients=watched_run.plan.noise.coefficients or (COEFFICIENT_ONE,),
-        ),
-    )
+    moved = layout.flatten(result.arrays) - layout.flatten(first)
+    write_seen(folder / CANARIES_FILE, seen_by(made[-1], moved))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -66,6 +57,8 @@ class SeenRun:
         indices: Of the rounds.
         turn: What everybody knows of who took part; None: secret coins are all there is.
         coefficients: Of the noise, in units of 2^-12; one where it is independent.
+        drawn: Which canaries took part, shape `(rounds, count)`: the auditor's, no adversary's.
+        cohorts: How many units were drawn in each round, in the same way.
     """
 
     rounds: list[SeenRound]
@@ -73,6 +66,8 @@ class SeenRun:
     indices: list[int]
     turn: WhoseTurn | None
     coefficients: tuple[int, ...]
+    drawn: NDArray[np.bool_]
+    cohorts: NDArray[np.int64]
 
     def looks(self) -> list[SeenRound]:
         """Return what the releases tell of participations, in the form that is judged.
@@ -85,6 +80,19 @@ class SeenRun:
         return seen_with_memory(
             self.rounds, self.indices, self.turn, coefficients=self.coefficients
         )
+
+
+def seen_by(strategy: WatchedFedAvg, moved: NDArray[np.float64]) -> SeenRun:
+    """Return what was seen of a strategy's run, which moved the model so far."""
+    return SeenRun(
+        rounds=strategy.seen,
+        moved=moved,
+        indices=strategy.indices,
+        turn=strategy.whose_turn(),
+        coefficients=strategy.plan.noise.coefficients or (COEFFICIENT_ONE,),
+        drawn=np.array(strategy.asked, dtype=np.bool_),
+        cohorts=np.array(strategy.cohorts, dtype=np.int64),
+    )
 
 
 def write_seen(path: Path, run: SeenRun) -> None:
@@ -103,6 +111,8 @@ def write_seen(path: Path, run: SeenRun) -> None:
             moved=run.moved,
             indices=np.array(run.indices, dtype=np.int64),
             coefficients=np.array(run.coefficients, dtype=np.int64),
+            drawn=run.drawn,
+            cohorts=run.cohorts,
             **known,
         )
 
@@ -129,4 +139,6 @@ def read_seen(path: Path) -> SeenRun:
             indices=stored["indices"].tolist(),
             turn=turn,
             coefficients=tuple(stored["coefficients"].tolist()),
+            drawn=stored["drawn"],
+            cohorts=stored["cohorts"],
         )

@@ -160,10 +160,22 @@ def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
     return Message(RecordDict({"arrays": record, "metrics": measured}), reply_to=asked)
 
 
+def as_arrays(vector: NDArray[np.float64], arrays: int = 1) -> dict[str, NDArray[np.float64]]:
+    """Return a vector as a model of so many arrays of one length."""
+    parts = np.split(vector, arrays)
+    return {f"w{place}" if arrays > 1 else "w": part for place, part in enumerate(parts)}
+
+
 def play(
-    strategy: Strategy, replies: Mapping[int, Message], *, nodes: int, rounds: int, size: int
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Play round 1 again and again from a model of zeros, `w`, float64.
+    strategy: Strategy,
+    replies: Mapping[int, Message],
+    *,
+    nodes: int,
+    rounds: int,
+    size: int,
+    arrays: int = 1,
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """Play round 1 again and again from a model of zeros, float64, as `as_arrays` names it.
 
     Args:
         strategy: A `DPFedAvg` over a `PaperLedger`, or a strategy of Flower's.
@@ -171,22 +183,25 @@ def play(
         nodes: How many there are.
         rounds: How often.
         size: Length of the model.
+        arrays: In how many arrays of one length it is.
 
     Returns:
-        The released models, shape `(rounds, size)`, and how many nodes were asked in each round.
+        The released models, shape `(rounds, size)`, and who was asked, shape `(rounds, nodes)`.
 
     Raises:
         NoModel: If a round releases none.
     """
     grid = NodesOnly(nodes)
-    model = ArrayRecord({"w": Array(np.zeros(size))})
+    parts = as_arrays(np.zeros(size), arrays)
+    model = ArrayRecord({name: Array(part) for name, part in parts.items()})
     released = np.empty((rounds, size))
-    asked = np.empty(rounds, dtype=np.int64)
+    asked = np.zeros((rounds, nodes), dtype=np.bool_)
     for row in range(rounds):
         messages = list(strategy.configure_train(1, model, ConfigRecord(), grid))
         places = [message.metadata.dst_node_id - FIRST_NODE for message in messages]
-        arrays, _ = strategy.aggregate_train(1, [replies[n] for n in places if n in replies])
-        if arrays is None:
+        mean, _ = strategy.aggregate_train(1, [replies[n] for n in places if n in replies])
+        if mean is None:
             raise NoModel("a round released no model")
-        released[row], asked[row] = arrays["w"].numpy(), len(places)
+        released[row] = np.concatenate([mean[name].numpy() for name in parts])
+        asked[row, places] = True
     return released, asked

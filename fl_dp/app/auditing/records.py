@@ -3,7 +3,8 @@
 Each canary record has an input of its own that no other record has, and a label drawn at random: so
 its gradient is as long as it may be, whatever the model says, and moves weights that no other
 record moves. A fair coin each says whether it is among the records. The client trains by the code
-that every client trains by; the adversary sees the models that it sends.
+that every client trains by; the adversary sees the models that it sends. The auditor also sees
+what each step released, which shows the noise by itself.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,6 +24,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.accounting.trade_off import trade_off
 from fl_dp.audit.bounds import most_that_clopper_pearson_shows
+from fl_dp.audit.noise import findings_on_noise
 from fl_dp.audit.one_run import finding_of_one_run
 from fl_dp.audit.scores import bounds_of_scores
 from fl_dp.audit.verdict import AuditReport
@@ -31,6 +34,8 @@ from fl_dp.plan import RecordPlan
 
 _LEARNING_RATE = 1e-3  # so small that a canary's gradient keeps its direction
 _LONG = 100.0  # length of a canary's input in clipping norms: its gradient is clipped
+
+_NOISE = 0.1  # of alpha, for the noise of the steps: it needs less of it than the bounds
 
 Trainer = Callable[..., None]
 """Trains a model as `train_with_dp_sgd` does; a broken one is what an audit has to catch."""
@@ -69,6 +74,21 @@ class AuditedRecords:
         return rng.random(self.canaries) < 0.5, rng.integers(self.num_classes, size=self.canaries)
 
 
+class _Watched(SGD):
+    """The optimizer, and somebody who remembers what each step released of some weights."""
+
+    def __init__(self, parameters: Any, *, of: NDArray[np.int64], seen: list[Tensor]) -> None:
+        super().__init__(parameters, lr=_LEARNING_RATE)
+        self._of = torch.from_numpy(of)
+        self._seen = seen
+
+    def step(self, closure: Any = None) -> Any:
+        """Remember, then step."""
+        [weights] = self.param_groups[0]["params"]
+        self._seen.append(weights.grad[:, self._of].reshape(-1).clone())
+        return super().step(closure)
+
+
 def audit_records(
     records: AuditedRecords,
     plan: RecordPlan,
@@ -94,8 +114,10 @@ def audit_records(
     loader = DataLoader(_with_canaries(records, own, there, labels, plan.clipping_norm))
     # Public, and the same whatever the coins say.
     expected = plan.sampling_rate * (len(own) + records.canaries / 2.0)
+    # No record touches the weights of canaries that are not there: each step shows noise alone.
+    seen: list[Tensor] = []
     how = DPSGD(
-        optimizer=lambda parameters: SGD(parameters, lr=_LEARNING_RATE),
+        optimizer=partial(_Watched, of=width + np.flatnonzero(~there), seen=seen),
         expected_batch_size=max(1.0, expected),
     )
     for _ in range(plan.participations):
@@ -106,40 +128,46 @@ def audit_records(
     towards = np.eye(records.num_classes)[labels] - 1.0 / records.num_classes
     scores = (weights.T * towards).sum(axis=1)
     claim, delta = plan.epsilon().best, plan.budget.delta
+    of_bounds = (1.0 - _NOISE) * alpha
     curve = trade_off(
         {plan.event: plan.steps * plan.participations},
         neighboring_relation=plan.neighboring_relation,
     )
     one_run, surely = (
         finding_of_one_run(scores, there, claim=claim, delta=delta, alpha=level, curve=curve)
-        for level in (alpha / 2.0, 0.05)
+        for level in (of_bounds / 2.0, 0.05)
     )
     # No other record touches a canary's weights: their scores are independent of each other.
     order = np.random.default_rng(records.seed).permutation(len(scores))
     out, within = scores[order][~there[order]], scores[order][there[order]]
-    fitted = bounds_of_scores(out, within, alpha=alpha / 2.0, delta=delta)
+    fitted = bounds_of_scores(out, within, alpha=of_bounds / 2.0, delta=delta)
     most = most_that_clopper_pearson_shows(
-        len(within) // 2, len(out) // 2, alpha=alpha / 4.0, delta=delta
+        len(within) // 2, len(out) // 2, alpha=of_bounds / 4.0, delta=delta
     )
+    assert how.expected_batch_size is not None  # given above
+    charged = plan.noise_multiplier * plan.clipping_norm / how.expected_batch_size
+    noise = torch.stack(seen).double().numpy() / charged
     return AuditReport(
         subject=f"records of one client, {plan.participations} participations of {plan.steps} "
         "steps of DP-SGD",
         findings=(
             replace(
                 one_run,
-                alpha=alpha,
+                alpha=of_bounds,
                 bounds={**one_run.bounds, **fitted.beside(claim, curve)},
                 caught=one_run.caught or fitted.violates(curve),
                 power=f"the one-run bound {one_run.power}, Clopper-Pearson {most:.3g}",
             ),
+            *findings_on_noise(noise, alpha=_NOISE * alpha),
         ),
         estimates={
             "one-run bound at confidence 0.95, on which no verdict rests": surely.bounds["one_run"],
             "the same for Gaussian DP": surely.bounds.get("one_run_gaussian", math.nan),
         },
         notes=(
-            f"{int(there.sum())} of {len(there)} canary records were in; the adversary sees the "
-            f"model after the last participation; delta {delta:.3g}",
+            f"{int(there.sum())} of {len(there)} canary records were in; the bounds are of an "
+            f"adversary that sees the model after the last participation; delta {delta:.3g}",
+            f"the noise is that of all {len(seen)} steps, in weights that no record touches",
             "the one-run bound (Steinke et al. 2023) holds whatever the scores are; delta alone "
             "keeps it at 0 where confidence is above about 1 - 2 canaries x delta / guesses",
             "the one-run bound for f-DP (Mahloujifar et al. 2024) goes by the claimed trade-off "

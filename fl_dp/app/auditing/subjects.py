@@ -27,14 +27,14 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PoissonSampling, PrivacyBudget
-from fl_dp.mechanisms import AdaptiveClipping, Clipping, FixedClipping
+from fl_dp.mechanisms import AdaptiveClipping, Clipping, FixedClipping, PerLayerClipping
 from fl_dp.plan import PrivacyPlan
 from fl_dp.strategies import DPFedAvg, Selection
 
-from .played_rounds import HandOver, PaperLedger, play, reply_from
+from .played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 
 SIZE = 64
-"""Length of the model: one coordinate for the game, the others show the noise."""
+"""Length of the model: one direction for the game, those across it show the noise."""
 
 _NO_BUDGET = 1e6  # epsilon: a game is not to be stopped by a budget
 
@@ -46,16 +46,22 @@ class Sent:
     Attributes:
         first: The first coordinate of its update; all others are zero.
         examples: How many records it claims to have.
+        spread: Whether the update is as long along all coordinates alike instead.
     """
 
     first: float
     examples: int = 1
+    spread: bool = False
 
-    def message(self, node: int) -> Message:
-        """Return it as Flower's message."""
-        update = np.zeros(SIZE)
-        update[0] = self.first
-        return reply_from(node, {"w": update}, **{"num-examples": self.examples})
+    def message(self, node: int, arrays: int = 1) -> Message:
+        """Return it as Flower's message, with a model of so many arrays."""
+        update = self.first * direction(spread=self.spread)
+        return reply_from(node, as_arrays(update, arrays), **{"num-examples": self.examples})
+
+
+def direction(*, spread: bool) -> NDArray[np.float64]:
+    """Return the direction of length 1 of updates: the first coordinate, or all alike."""
+    return np.full(SIZE, SIZE**-0.5) if spread else np.eye(1, SIZE)[0]
 
 
 Replies = Mapping[int, Sent]
@@ -81,15 +87,15 @@ class Subject(ABC):
 
     def play(
         self, replies: Replies, *, nodes: int, rounds: int, rate: float = 1.0
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Return the released models and the number of nodes asked, as `played_rounds.play`."""
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """Return the released models and who was asked, as `played_rounds.play`."""
         with quiet():
             return self._play(replies, nodes=nodes, rounds=rounds, rate=rate)
 
     @abstractmethod
     def _play(
         self, replies: Replies, *, nodes: int, rounds: int, rate: float
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         """Play; Flower's and our own logs are silent."""
 
 
@@ -100,12 +106,14 @@ class FlDp(Subject):
     Attributes:
         kind: Its class.
         adaptive: Whether the clipping norm follows a quantile.
+        arrays: In how many arrays the model is; with several, each has a norm of its own.
         selection: Makes who draws cohorts from the sampling rate; None: what a plan would.
     """
 
     name: str = "fl-dp, DPFedAvg"
     kind: type[DPFedAvg] = DPFedAvg
     adaptive: bool = False
+    arrays: int = 1
     selection: Any = field(default=None)
 
     def plan(self, nodes: int, rate: float = 1.0) -> PrivacyPlan:
@@ -113,6 +121,8 @@ class FlDp(Subject):
         clipping: Clipping = FixedClipping(norm=self.clipping_norm)
         if self.adaptive:
             clipping = AdaptiveClipping(initial_norm=self.clipping_norm)
+        elif self.arrays > 1:
+            clipping = PerLayerClipping.evenly(self.clipping_norm, self.arrays)
         return PrivacyPlan.of(
             budget=PrivacyBudget(epsilon=_NO_BUDGET, delta=1e-5),
             rounds=1,
@@ -131,14 +141,20 @@ class FlDp(Subject):
 
     def _play(
         self, replies: Replies, *, nodes: int, rounds: int, rate: float
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        messages = {node: sent.message(node) for node, sent in replies.items()}
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        messages = {node: sent.message(node, self.arrays) for node, sent in replies.items()}
         # A clipping norm that moves makes each round another game: it starts anew.
-        if not self.adaptive:
-            return play(self.strategy(nodes, rate), messages, nodes=nodes, rounds=rounds, size=SIZE)
+        each = 1 if self.adaptive else rounds
         played = [
-            play(self.strategy(nodes, rate), messages, nodes=nodes, rounds=1, size=SIZE)
-            for _ in range(rounds)
+            play(
+                self.strategy(nodes, rate),
+                messages,
+                nodes=nodes,
+                rounds=each,
+                size=SIZE,
+                arrays=self.arrays,
+            )
+            for _ in range(rounds // each)
         ]
         return np.concatenate([p[0] for p in played]), np.concatenate([p[1] for p in played])
 
@@ -172,14 +188,14 @@ class FlowersOwn(Subject):
 
     def _play(
         self, replies: Replies, *, nodes: int, rounds: int, rate: float
-    ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         played = []
         for _ in range(rounds):
             # It changes the replies that it is given, and its norm: both are made anew.
             messages = {node: sent.message(node) for node, sent in replies.items()}
             strategy = self._strategy(nodes)
             played.append(play(strategy, messages, nodes=nodes, rounds=1, size=SIZE)[0])
-        return np.concatenate(played), np.full(rounds, nodes, dtype=np.int64)
+        return np.concatenate(played), np.ones((rounds, nodes), dtype=np.bool_)
 
 
 @contextmanager

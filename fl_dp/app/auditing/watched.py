@@ -35,7 +35,8 @@ class WatchedFedAvg(DPFedAvg):
         run: Which canaries there are.
         seen: What the adversary saw, a round each.
         indices: Of these rounds, as the ledger counts them.
-        asked: Which canaries were asked in each of them, where everybody sees that.
+        asked: Which canaries took part in each of them, as the auditor counts them.
+        cohorts: How many units were drawn for each of them.
     """
 
     def __init__(self, *args: Any, run: CanaryRun, **options: Any) -> None:
@@ -45,6 +46,7 @@ class WatchedFedAvg(DPFedAvg):
         self.seen: list[SeenRound] = []
         self.indices: list[int] = []
         self.asked: list[NDArray[np.bool_]] = []
+        self.cohorts: list[int] = []
         self._first_of: dict[int, int] = {}  # by node
         self._watched: WatchedMode
 
@@ -65,6 +67,7 @@ class WatchedFedAvg(DPFedAvg):
         self.seen.append(self._watched.saw(released, self.plan.denominator))
         self.indices.append(self._reservation.index or 0)
         self.asked.append(self._watched.asked)
+        self.cohorts.append(self._watched.drawn)
 
     def whose_turn(self) -> WhoseTurn | None:
         """Return what everybody knows of who took part, None where coins are all there is."""
@@ -90,6 +93,7 @@ class WatchedMode(Mode):
         inner: The round.
         canaries: Those of the run.
         asked: Those that were asked, shape `(count,)`, as far as they answered.
+        drawn: How many units were drawn.
     """
 
     def __init__(self, inner: CentralMode, canaries: Canaries, first_of: dict[int, int]) -> None:
@@ -98,11 +102,13 @@ class WatchedMode(Mode):
         self.inner = inner
         self.canaries = canaries
         self.asked = np.zeros(canaries.count, dtype=np.bool_)
+        self.drawn = 0
         self._first_of = first_of
         self._others: NDArray[np.float64] = np.zeros(inner.layout.size)
 
     def open(self, cohort: Cohort, ask: Ask) -> None:
         """See `Mode.open`."""
+        self.drawn = sum(len(units) for units in cohort.values())
         self.inner.open(cohort, ask)
 
     def content_for(self, node: int, content: RecordDict) -> RecordDict:

@@ -1,0 +1,86 @@
+"""Cohorts by themselves: whether who took part when is what independent coins do.
+
+The auditor sees every cohort, which the adversary does not. Each count of inclusions has an exact
+law: how often one unit took part, how often two were in one cohort, and how often a unit that took
+part did so again some rounds later, counted in rounds that share none. Sizes are compared with the
+binomial law by the inequality of Dvoretzky, Kiefer and Wolfowitz, which holds for any number of
+rounds.
+
+Reference: Massart 1990, "The Tight Constant in the Dvoretzky-Kiefer-Wolfowitz Inequality".
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import binom
+
+from .verdict import Finding
+
+COHORTS = "cohorts are the Poisson samples that are charged"
+
+_FARTHEST = 64  # rounds between two participations that are compared
+
+
+def cohorts_are_poisson(asked: NDArray[np.bool_], rate: float, *, alpha: float) -> Finding:
+    """Compare who took part with a secret coin for each unit in each round.
+
+    Args:
+        asked: Who took part, shape `(rounds, units)`.
+        rate: Of the coins, as charged.
+        alpha: Probability that such coins are accused.
+    """
+    rounds, units = asked.shape
+    drawn = asked.astype(np.float64)
+    together = (drawn.T @ drawn)[np.triu_indices(units, k=1)]
+    parts = {
+        "inclusions of a unit": _pvalue(drawn.sum(axis=0), rounds, rate),
+        "inclusions of all": _pvalue(drawn.sum(), rounds * units, rate),
+        "inclusions of two units together": _pvalue(together, rounds, rate**2),
+        "inclusions again some rounds later": _again(drawn, rate),
+        "sizes of cohorts": _sizes(drawn.sum(axis=1), units, rate),
+    }
+    least = min(parts, key=lambda part: parts[part])
+    fair = alpha / len(parts)
+    off = math.sqrt(math.log(2.0 / fair) / (2.0 * rounds))
+    return Finding(
+        name=COHORTS,
+        alpha=alpha,
+        caught=parts[least] < fair,
+        seen=f"{rounds} cohorts of {units} units; {least} are farthest from the law, p = "
+        f"{parts[least]:.2g}",
+        power="catches k of N, shuffled turns and shared coins"
+        + (f" that move the law of sizes by {off:.2g}" if off < 1.0 else ", with more rounds"),
+    )
+
+
+def _pvalue(counts: NDArray[np.float64] | float, trials: int, rate: float) -> float:
+    """Return how likely the count farthest out of its binomial law is, of all of them."""
+    each = np.atleast_1d(np.asarray(counts))
+    if not each.size or not trials:
+        return 1.0
+    tails = binom.cdf(each.min(), trials, rate), binom.sf(each.max() - 1.0, trials, rate)
+    return min(1.0, 2.0 * each.size * float(min(tails)))
+
+
+def _again(drawn: NDArray[np.float64], rate: float) -> float:
+    """Return the same of units that take part in two rounds a number of rounds apart."""
+    rounds, units = drawn.shape
+    farthest = min(rounds // 2, math.ceil(2.0 / rate), _FARTHEST)
+    least = 1.0
+    for apart in range(1, farthest + 1):
+        # Rounds 0 to apart - 1, then 2 apart to 3 apart - 1 and so on: no round is in two pairs.
+        first = np.flatnonzero(np.arange(rounds - apart) // apart % 2 == 0)
+        both = float((drawn[first] * drawn[first + apart]).sum())
+        least = min(least, farthest * _pvalue(both, len(first) * units, rate**2))
+    return least
+
+
+def _sizes(sizes: NDArray[np.float64], units: int, rate: float) -> float:
+    """Return a bound on how likely sizes are so far from the binomial law."""
+    at = np.arange(units + 1)
+    seen = np.searchsorted(np.sort(sizes), at, side="right") / len(sizes)
+    apart = float(np.abs(seen - binom.cdf(at, units, rate)).max())
+    return min(1.0, 2.0 * math.exp(-2.0 * len(sizes) * apart**2))
