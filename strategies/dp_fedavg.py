@@ -64,7 +64,7 @@ from .compatibility import (
     selection_for,
 )
 from .contributions import ContributionCheck
-from .exchange import asking, is_simulation
+from .exchange import asking, is_simulation, patience
 from .modes import (
     CentralMode,
     ClientNoiseMode,
@@ -453,6 +453,7 @@ class DPFedAvg(RoundLoop):
             clipping_norms=self._clipping_norms,
             stream=self.noise_stream,
             index=reservation.index,
+            untried=self._untried,
         )
 
     @property
@@ -513,8 +514,9 @@ class DPFedAvg(RoundLoop):
         """Let nodes say who they are, and make their keys. See `RoundLoop._rehearse`."""
         super()._rehearse(grid, nodes, model, config)
         if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
-            ask = asking(grid, window=self._window)
-            self._secure_sums.set_up(nodes, ask, timeout=min(self._timeout, self._roster.timeout))
+            ask = asking(grid, window=self._window, patient=True)
+            timeout = patience(grid, min(self._timeout, self._roster.timeout))
+            self._secure_sums.set_up(nodes, ask, timeout=timeout)
             self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
             try:
                 self._secure_sums.require_committee(self.plan.noise.shares)
