@@ -28,7 +28,7 @@ def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
     """
     settings, engine = with_engine(settings)
     settings, units = _with_units(settings, machine)
-    return settings, "; ".join(filter(None, (engine, units))) or None
+    return settings, "; ".join(filter(None, (units, engine))) or None
 
 
 def _with_units(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
