@@ -55,7 +55,7 @@ help: ## What there is
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 demo: $(STAMP) ## Train digits under client-level DP at epsilon 2 and 8, about two minutes
-	$(BIN)/fl-dp run -m privacy.epsilon=2,8
+	$(BIN)/fl-dp run -m privacy.epsilon=2,8 simulation.engine=flower
 
 federation: $(STAMP) ## SuperLink and SuperNodes with all protections on, a training, two minutes
 	$(BIN)/python deploy/federation.py --privacy $(PRIVACY)

@@ -147,7 +147,7 @@ def cases(ours: Checkout, before: Checkout | None) -> list[Case]:
         asked = f"simulation.units_per_node={number}"
         return both(
             f"fl-dp run to the first round, {number} a node",
-            lambda checkout: checkout.first_round(asked),
+            lambda checkout: checkout.first_round(asked, "simulation.engine=flower"),
         )
 
     def app(name: str) -> Case:
@@ -163,7 +163,10 @@ def cases(ours: Checkout, before: Checkout | None) -> list[Case]:
         app("clientapp"),
         app("serverapp"),
         both("fl-dp plan", lambda checkout: checkout.python("-P", "-m", "fl_dp", "plan")),
-        both("fl-dp run to the first round", Checkout.first_round),
+        both(
+            "fl-dp run to the first round",
+            lambda checkout: checkout.first_round("simulation.engine=flower"),
+        ),
         run(1),
         run(50),
         Case(

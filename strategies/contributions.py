@@ -140,18 +140,20 @@ class ContributionCheck:
         self._warned = self._suspected = False
         self._once = False  # whether half or more contributed in the rounds up to some round
 
-    def observe(self, count: float, *, noise_std: float, asked: int) -> None:
+    def observe(self, count: float, *, noise_std: float, asked: int, untried: bool = False) -> None:
         """Take in a round's count.
 
         Args:
             count: As released.
             noise_std: Standard deviation of its noise; 0: it is exact.
             asked: How many units were asked; looked at only where that is public.
+            untried: Whether the nodes' app could not be rehearsed, and this is its first round.
 
         Raises:
             NobodyContributes: If almost nobody does. With at least three quarters of the units that
                 are drawn contributing, its probability is at most `FALSE_ALARM` over the whole
-                training.
+                training; in the first round of an app that is untried, with nine tenths of them,
+                at most `SUSPICION`.
         """
         law = CohortLaw.of(self._plan, asked)
         for evidence in (self._nobody, self._half):
@@ -162,7 +164,9 @@ class ContributionCheck:
         surely = self._counted - 5.0 * math.sqrt(self._variance)
         self._once |= surely >= 0.5 * self._expected
         estimate = "" if noise_std == 0.0 else " (a noisy estimate, paid for with the rounds)"
-        if self._nobody.passes(FALSE_ALARM):
+        if self._nobody.passes(FALSE_ALARM) or (
+            untried and self._never_works(count, law, noise_std)
+        ):
             raise NobodyContributes(_likely_causes(self._plan, once=self._once))
         if not self._suspected and self._nobody.passes(SUSPICION):
             self._suspected = True
@@ -181,6 +185,14 @@ class ContributionCheck:
                 estimate,
             )
 
+    def _never_works(self, count: float, law: CohortLaw, noise_std: float) -> bool:
+        """Tell of a first round whether an app that nobody has tried before never works."""
+        if self._plan is None:  # nothing is paid: there is time
+            return False
+        evidence = Evidence(share=0.0, against=_ALL_BUT_A_FEW)
+        evidence.observe(count, law, noise_std=noise_std)
+        return evidence.passes(SUSPICION)
+
 
 def _likely_causes(plan: PrivacyPlan | None, *, once: bool) -> str:
     spent = "" if plan is None else "; what the rounds so far were charged stays spent"
@@ -198,11 +210,11 @@ def _likely_causes(plan: PrivacyPlan | None, *, once: bool) -> str:
     return (
         "almost nobody contributes, and further models would be "
         f"{'the first one' if plan is None else 'pure noise'}, so the training ends here{spent}. "
-        "Likely causes, in this order: the client app raises an exception in every round (see a "
-        "node's log); it answers with arrays of other names or shapes than the model's; it returns "
-        "the parameters as they came; its values are NaN or infinite (a lower learning rate); "
-        f"nodes are slower than the time-out; their own budgets are exhausted{fewer}. With "
-        "numpy_client_app the first two are found before anything is charged"
+        "Likely causes, in this order: the client app raises an exception in every round (the log "
+        "names the first node that failed); it answers with arrays of other names or shapes than "
+        "the model's (numpy_client_app(arrays_fn=...) tells before anything is charged); it "
+        "returns the parameters as they came; its values are NaN or infinite (a lower learning "
+        f"rate); nodes are slower than the time-out; their own budgets are exhausted{fewer}"
     )
 
 

@@ -65,7 +65,7 @@ from .compatibility import (
     selection_for,
 )
 from .contributions import ContributionCheck
-from .exchange import asking, is_simulation
+from .exchange import asking, is_simulation, patience
 from .modes import (
     CentralMode,
     ClientNoiseMode,
@@ -455,6 +455,7 @@ class DPFedAvg(RoundLoop):
             clipping_norms=self._clipping_norms,
             stream=self.noise_stream,
             index=reservation.index,
+            untried=self._untried,
         )
 
     @property
@@ -517,8 +518,9 @@ class DPFedAvg(RoundLoop):
             self._log.warn_once(said)
         super()._rehearse(grid, nodes, model, config)
         if self._secure_sums is not None and isinstance(self.plan.noise, DistributedNoise):
-            ask = asking(grid, window=self._window)
-            self._secure_sums.set_up(nodes, ask, timeout=min(self._timeout, self._roster.timeout))
+            ask = asking(grid, window=self._window, patient=True)
+            timeout = patience(grid, min(self._timeout, self._roster.timeout))
+            self._secure_sums.set_up(nodes, ask, timeout=timeout)
             self._secure_sums.require_enough(nodes, self.plan.noise.shares.least)
             try:
                 self._secure_sums.require_committee(self.plan.noise.shares)

@@ -31,6 +31,8 @@ BATCH = 32
 SHORTEST_PAUSE = 0.02
 """Seconds before a grid is first looked at again."""
 _LONGEST_PAUSE, _BACKOFF = 0.25, 1.25
+_LONGEST_SILENCE = 300.0  # of simulated nodes: Ray starts in 4 s, and in minutes on a busy machine
+_DAY = 86_400.0
 ATTEMPTS = 3
 """Number of times that a silent node is asked within the time-out of an exchange with reminders."""
 
@@ -49,6 +51,14 @@ def is_simulation(grid: Grid) -> bool:
     return type(grid).__name__ == "InMemoryGrid"
 
 
+def patience(grid: Grid, timeout: float) -> float:
+    """Return the seconds without any answer after which nodes are given up before a training.
+
+    Simulated nodes are never away: they are as slow as this machine is busy.
+    """
+    return max(timeout, _LONGEST_SILENCE) if is_simulation(grid) else timeout
+
+
 def exchange(
     grid: Grid,
     messages: Iterable[Message],
@@ -56,6 +66,7 @@ def exchange(
     window: int | None,
     timeout: float,
     remind: Callable[[], Iterable[Message]] | None = None,
+    patient: bool = False,
 ) -> Iterator[Message]:
     """Send `messages` and yield each one's reply as it arrives, at most one a message.
 
@@ -73,8 +84,13 @@ def exchange(
             never looked at.
         remind: Asked after each third of `timeout` for what to send again; a reply to any of the
             messages will do.
+        patient: Wait for simulated nodes as long as `patience` says, and as long again after each
+            answer; their messages do not expire.
     """
     window = default_window(grid) if window is None else window
+    unhurried = patient and is_simulation(grid)
+    if unhurried:
+        timeout, messages = patience(grid, timeout), map(_lasting, messages)
     deadline = time.monotonic() + timeout
     unsent = iter(messages)
     reminders = deque(deadline - timeout * left / ATTEMPTS for left in range(ATTEMPTS - 1, 0, -1))
@@ -99,6 +115,7 @@ def exchange(
             )
             if replies:
                 idle = False
+                deadline = time.monotonic() + timeout if unhurried else deadline
                 # The next are sent before these are handed over: no node waits for our arithmetic.
                 _top_up(grid, unsent, under_way, window)
             while replies:
@@ -118,6 +135,11 @@ def _top_up(grid: Grid, unsent: Iterator[Message], under_way: set[str], window: 
             return
         # A message that could not be stored has no id: its client is missing.
         under_way.update(sent for sent in grid.push_messages(batch) if sent)
+
+
+def _lasting(message: Message) -> Message:
+    message.metadata.ttl = _DAY
+    return message
 
 
 def longer(pause: float) -> float:
@@ -155,13 +177,19 @@ def one_of_each(
             yield reply
 
 
-def asking(grid: Grid, *, window: int | None) -> Ask:
-    """Return what sends messages on a grid and yields their replies until a time-out in seconds."""
+def asking(grid: Grid, *, window: int | None, patient: bool = False) -> Ask:
+    """Return what sends messages on a grid and yields their replies until a time-out in seconds.
+
+    Args:
+        grid: Flower's grid.
+        window: As for `exchange`.
+        patient: As for `exchange`.
+    """
 
     def ask(messages: Iterable[Message], timeout: float) -> Iterator[Message]:
         ready = list(messages)
         for message in ready:
             message.metadata.ttl = timeout  # nobody works for an answer that is not waited for
-        return exchange(grid, ready, window=window, timeout=timeout)
+        return exchange(grid, ready, window=window, timeout=timeout, patient=patient)
 
     return ask

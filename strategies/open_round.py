@@ -94,13 +94,14 @@ class OpenRound:
         A reply that is an error, unasked for, malformed or not finite contributes zero and never
         raises: one client must not be able to end a training.
         """
+        failed = answered = False
         for reply in self._admitted(replies, log):
             if reply.has_error():
-                meaning = meaning_of(reply.error)
-                known = "" if meaning is None else f" ({meaning.text})"
-                log.warn_once(f"a client failed{known}; a failed client contributes zero")
+                failed = True
+                self._log_failure(reply, log)
                 self.mode.failed(reply.metadata.src_node_id, reply.error)
                 continue
+            answered = True
             try:
                 seen = self._fold(reply)
             except RefusedUpdate as refused:
@@ -114,6 +115,19 @@ class OpenRound:
                 if math.isinf(observation.update_norm):
                     log.warn_once("an update was not finite and contributes zero")
                 selection.observe(observation)
+        if failed and not answered:
+            log.warn_once(
+                "every client that replied in a round failed, and the round stays charged: look at "
+                "the logs of the nodes; ctrl-C stops the training before another one is charged"
+            )
+
+    def _log_failure(self, reply: Message, log: RunLog) -> None:
+        """Name the node and what it raised, for who keeps this log: once for each kind."""
+        meaning, node = meaning_of(reply.error), reply.metadata.src_node_id
+        known = "" if meaning is None else f" ({meaning.text})"
+        at = f" at node {node}" if node in self.cohort else ""  # else Flower answers for one
+        kind = f"a client failed{known}"
+        log.warn_once(f"a client failed{at}{known}; a failed client contributes zero", kind=kind)
 
     def _admitted(self, replies: Iterable[Message], log: RunLog) -> Iterator[Message]:
         """Yield every error reply, and the others that may contribute."""

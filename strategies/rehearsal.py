@@ -11,7 +11,8 @@ import builtins
 import logging
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -23,7 +24,7 @@ from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.protocol.keys import IDENTITY_ACTION
 from fl_dp.updates import VectorLayout
 
-from .exchange import exchange, is_simulation
+from .exchange import exchange, is_simulation, patience
 
 logger = logging.getLogger("flwr.fl_dp")
 
@@ -90,7 +91,14 @@ _KNOWN_CODES = {
     ErrorCode.INVALID_FAB: Meaning("it has another app bundle"),
 }
 _NO_SUCH_QUERY = "No query function registered"
-_CLASS = re.compile(r"^(?:<class ')?([A-Za-z]\w*)(?:'>|\(|$)")
+_ENGINE_S_HEADING = "An exception was raised when processing a message"  # what it was comes after
+_BY_RAY = r"^<class 'ray\.exceptions\.RayTaskError"
+_RAISED = (
+    re.compile(r"^(?:<class ')?([A-Za-z]\w*)(?:'>|\(|$)"),
+    # Flower's simulation engine hands on what Ray says: the app's own exception comes first.
+    re.compile(rf"(?s){_BY_RAY}.*?\n([A-Za-z]\w*)(?::[^\n]*)?\n\nThe above exception was"),
+    re.compile(rf"{_BY_RAY}\(([A-Za-z]\w*)\)"),
+)
 
 
 class RehearsalFailed(RuntimeError):
@@ -108,9 +116,9 @@ def meaning_of(error: Error) -> Meaning | None:
             return meaning
     if error.code in _KNOWN_CODES:
         return _KNOWN_CODES[error.code]
-    raised = _CLASS.match(reason)
-    if raised is not None and isinstance(getattr(builtins, raised[1], None), type):
-        return Meaning(f"its client app raised {raised[1]}", lasting=False)
+    for raised in filter(None, (pattern.match(reason) for pattern in _RAISED)):
+        if isinstance(getattr(builtins, raised[1], None), type):
+            return Meaning(f"its client app raised {raised[1]}", lasting=False)
     return None
 
 
@@ -141,6 +149,11 @@ class Answers:
         """Nodes whose app knows no such question: plain Flower clients."""
         return [n for n, error in self.errors.items() if _NO_SUCH_QUERY in (error.reason or "")]
 
+    @property
+    def untried(self) -> bool:
+        """Whether no app knew the question, so that the first round is its rehearsal."""
+        return bool(self.unable) and not self.identities
+
     def called(self, node: int) -> str:
         """Return how to speak of a node."""
         known = self.identities.get(node)
@@ -168,14 +181,32 @@ def ask_identities(
         config: Of the query.
         everyone: Whether every node has to be asked.
         window: As for `exchange`.
-        timeout: Seconds to wait in all; who is silent is asked again after each third of it.
+        timeout: Seconds to wait in all for real nodes; who is silent is asked again after each
+            third of it. Simulated ones are waited for as `exchange` does when it is patient.
     """
-    answers = Answers(timeout=timeout)
+    answers = Answers(timeout=patience(grid, timeout))
     first = list(nodes[:_ASKED_FIRST]) if is_simulation(grid) else list(nodes)
-    _ask(grid, first, answers, config=config, window=window)
-    if len(first) < len(nodes) and everyone(answers):
-        _ask(grid, list(nodes[len(first) :]), answers, config=config, window=window)
+    with _unknown_question_unlogged():
+        _ask(grid, first, answers, config=config, window=window)
+        if len(first) < len(nodes) and everyone(answers):
+            _ask(grid, list(nodes[len(first) :]), answers, config=config, window=window)
     return answers
+
+
+@contextmanager
+def _unknown_question_unlogged() -> Iterator[None]:
+    """Leave out what Flower's simulation engine logs of a plain app's harmless answer."""
+    flower = logging.getLogger("flwr")
+
+    def is_worth_it(record: logging.LogRecord) -> bool:
+        said = record.getMessage()
+        return _NO_SUCH_QUERY not in said and not said.startswith(_ENGINE_S_HEADING)
+
+    flower.addFilter(is_worth_it)
+    try:
+        yield
+    finally:
+        flower.removeFilter(is_worth_it)
 
 
 def _ask(
@@ -197,6 +228,7 @@ def _ask(
         window=window,
         timeout=answers.timeout,
         remind=lambda: queries(left),
+        patient=True,
     )
     for reply in replies:
         node = reply.metadata.src_node_id
@@ -221,7 +253,7 @@ def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = Fa
         of_records: Whether nodes are to add up gradients of their records.
 
     Raises:
-        RehearsalFailed: If a node can't contribute whatever its data are.
+        RehearsalFailed: If a node can't contribute whatever its data are, or no node answers.
     """
     unable = set(answers.unable)
     for node, error in sorted(answers.errors.items()):
@@ -230,10 +262,21 @@ def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = Fa
             continue
         if meaning is not None and meaning.lasting:
             raise RehearsalFailed(f"{answers.called(node)} can't take part: {meaning.text}")
-        logger.warning(
-            "%s can't say what it will answer with: %s",
-            answers.called(node),
-            "it failed, see its log" if meaning is None else meaning.text,
+        failed = (
+            f"{answers.called(node)} can't say what it will answer with: "
+            f"{'it failed, see its log' if meaning is None else meaning.text}"
+        )
+        if not answers.identities and not unable:
+            raise RehearsalFailed(
+                f"{failed}, and no node that was asked can: nothing was charged. In a simulation "
+                "see run.log; another installed package may have the name of your app's"
+            )
+        logger.warning(failed)
+    if answers.asked and len(answers.silent) == len(answers.asked):
+        raise RehearsalFailed(
+            f"none of the {len(answers.asked)} nodes that were asked answered within "
+            f"{answers.timeout:.0f} s, which touches no data: nothing was charged. Look at their "
+            "logs, or give them more time (roster_timeout)"
         )
     for node, identity in sorted(answers.identities.items()):
         if of_records and not identity.sums_records:
@@ -245,9 +288,9 @@ def require_fit(answers: Answers, layout: VectorLayout, *, of_records: bool = Fa
     if unable:
         logger.warning(
             "The nodes' app can't say beforehand what it will answer with (it is a plain Flower "
-            "ClientApp). Its errors 'No query function registered' are harmless. Whether its "
-            "arrays fit the model shows in training only, where a reply that does not fit counts "
-            "as zero; numpy_client_app finds that out for free"
+            "ClientApp). Its errors 'No query function registered' are harmless. Whether it works "
+            "and its arrays fit the model shows in training only, where a reply that does not fit "
+            "counts as zero; numpy_client_app tells its arrays for free"
         )
     if answers.silent:
         logger.warning(

@@ -151,9 +151,11 @@ def wait_for_roster(
     if units_per_node > 1:
         declared += f", up to {units_per_node} on each of {wanted} nodes"
     deadline = time.monotonic() + timeout
-    warned = False
+    warned, most = False, 0
     while True:
         nodes = sorted(grid.get_node_ids())
+        if len(nodes) > most and is_simulation(grid):  # which are made one by one
+            most, deadline = len(nodes), time.monotonic() + timeout
         if len(nodes) == wanted or (len(nodes) > wanted and roster_may_grow):
             return nodes
         late = time.monotonic() >= deadline

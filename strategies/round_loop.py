@@ -116,6 +116,7 @@ class RoundLoop(Strategy):
         self._after_round = after_round
         self._compression = compression if compression is not None else Compression()
         self._open: OpenRound | None = None
+        self._untried = False  # whether the next round is the first rehearsal of the nodes' app
         for line in unused_of(self.optimizer.strategy, weights_are_used=self._weights_are_used):
             logger.warning(line)
         for line in uncalled_of(self, RoundLoop):
@@ -205,6 +206,7 @@ class RoundLoop(Strategy):
         # From here on everything is made of what was released.
         model = current.next_model(released.mean, self.optimizer)
         self._settle(released)
+        untried, self._untried = self._untried, False
         self.released_metrics = dict(released.metrics)
         self.rounds_completed += 1
         self._progress.released(server_round, model)
@@ -213,6 +215,7 @@ class RoundLoop(Strategy):
                 released.contributions,
                 noise_std=released.contributions_std,
                 asked=current.expected,
+                untried=untried,
             )
         return model, MetricRecord(dict(released.metrics)) if released.metrics else None
 
@@ -288,6 +291,7 @@ class RoundLoop(Strategy):
             timeout=min(self._timeout, self._roster.timeout),
         )
         require_fit(answers, VectorLayout.of(model), of_records=self._of_records)
+        self._untried = answers.untried
         self._participations.recognise(answers, nodes)
 
     def _told_at_rehearsal(self) -> dict[str, str]:

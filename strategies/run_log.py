@@ -22,10 +22,10 @@ class RunLog:
         self._spent = spent
         self._warned: set[str] = set()
 
-    def warn_once(self, text: str) -> None:
-        """Log each kind of mishap once: how often it happens is private."""
-        if text not in self._warned:
-            self._warned.add(text)
+    def warn_once(self, text: str, *, kind: str | None = None) -> None:
+        """Log each kind of mishap, the text unless given, once: how often it happens is private."""
+        if (kind or text) not in self._warned:
+            self._warned.add(kind or text)
             logger.warning("%s (said once)", text)
 
     def released(self, server_round: int, num_rounds: int, metrics: MetricRecord | None) -> None:

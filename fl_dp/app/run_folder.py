@@ -19,6 +19,7 @@ from yaml import YAMLError
 
 from fl_dp.documents import MALFORMED
 from fl_dp.files import private_file, private_folder, write_text, written_whole
+from fl_dp.found_runs.process import PROCESS, this_process
 from fl_dp.ledger import LedgerAnchor, SpentLedger, Witness, witness_at
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.statement import (
@@ -64,6 +65,7 @@ class RunFolder:
         model: The last private model.
         checkpoint: State from which `resume` continues.
         identity: Random name of the run for trackers, where there are any.
+        process: Which process of which machine trains it, or did last.
         log: The operator's log; not part of what is released.
     """
 
@@ -81,6 +83,7 @@ class RunFolder:
         self.model = path / "model.safetensors"
         self.checkpoint = path / "checkpoint.safetensors"
         self.identity = path / "tracking.id"
+        self.process = path / PROCESS
         self.log = path / "run.log"
 
     def require_new(self) -> None:
@@ -104,6 +107,11 @@ class RunFolder:
         private_folder(self.path, exist_ok=False)
         self.write_settings(settings)
         private_file(self.log)
+
+    def note_process(self) -> None:
+        """Write which process works on the run, so that nobody waits for one that was killed."""
+        if (process := this_process()) is not None:
+            write_text(self.process, json.dumps(process) + "\n")
 
     def write_settings(self, settings: Settings) -> None:
         """Write the settings that the run is made with, instead of those that are there."""

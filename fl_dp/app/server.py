@@ -89,6 +89,7 @@ def train(
         shared_parameters(settings)  # names that do not fit show before there is a ledger
         folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
         folder.create(settings)
+    folder.note_process()
     with logged_to(folder.log):
         settings = chosen_settings(folder, grid, settings, run_id=run_id)
         for caution in cautions(settings):

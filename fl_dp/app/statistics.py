@@ -73,6 +73,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     choice, plan = statistic_plan(settings)
     folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
     folder.create(settings)
+    folder.note_process()
     with logged_to(folder.log), said_in_keys():
         check_data(settings)
         rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)

@@ -13,6 +13,8 @@ have the same names:
 from __future__ import annotations
 
 import copy
+import pickle
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -47,7 +49,14 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
     open_model = copy.deepcopy(model)
     for each in open_model.parameters():
         each.requires_grad_(True)  # Opacus replaces what is trainable, and frozen layers mix, too
-    fixed = ModuleValidator.fix(open_model)
+    _let_pickle_find_classes(open_model)
+    try:
+        fixed = ModuleValidator.fix(open_model)
+    except (pickle.PicklingError, AttributeError) as error:
+        raise ValueError(
+            f"Opacus can't copy this model ({error}): write its classes at the top of a module, "
+            "and import them from there"
+        ) from error
     for name, each in before.items():
         if isinstance(each, nn.BatchNorm1d):
             fixed = _replaced(fixed, name, _one_group(fixed.get_submodule(name)))
@@ -60,6 +69,17 @@ def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:
         if name in before and type(module) is not type(before[name])
     )
     return fixed, changes
+
+
+def _let_pickle_find_classes(model: nn.Module) -> None:
+    """Name classes of the script that was started where pickle, which Opacus copies by, looks.
+
+    Ray hands them to its workers as they are, and there another script is `__main__`.
+    """
+    main = sys.modules["__main__"]
+    for kind in {type(each) for each in model.modules()}:
+        if kind.__module__ == "__main__" and not hasattr(main, kind.__qualname__):
+            setattr(main, kind.__qualname__, kind)
 
 
 def require_trainable_privately(model: nn.Module) -> None:

@@ -81,6 +81,7 @@ class Job:
             f"run_name={quoted(self.path.name)}",
         ]
         # Decided here, for the nodes that are started here.
+        sent.append(f"simulation.engine={self.settings.simulation.engine}")
         sent.append(f"simulation.units_per_node={self.settings.simulation.units_per_node}")
         if self.settings.task.data_dir is not None:
             sent.append(f"task.data_dir={quoted(_absolute(self.settings.task.data_dir))}")
@@ -223,7 +224,9 @@ def _target(settings: Settings) -> str:
 def at_once(experiment: SweepSettings, settings: Settings) -> int:
     """Return how many trainings of a sweep run at a time."""
     from fl_dp.local.devices import Machine
+    from fl_dp.local.engine_choice import with_engine
 
+    settings, _ = with_engine(settings)
     one_port = settings.tracking.metrics_port is not None
     if one_port and (experiment.side_by_side or 1) > 1:
         raise ValueError(

@@ -144,9 +144,11 @@ class Queue:
         from fl_dp.report.progress import progress_line
 
         rounds, budget = job.settings.rounds, job.budget
+        lines = job.folder.read_metrics() if job.resumed else []
+        done = int(lines[-1]["round"]) if lines else 0
         if self._places > 1:
-            return self._lines.line(title, rounds=rounds, budget=budget)
-        return progress_line(self._console, title, rounds=rounds, budget=budget)
+            return self._lines.line(title, rounds=rounds, budget=budget, done=done)
+        return progress_line(self._console, title, rounds=rounds, budget=budget, done=done)
 
     def _take(self, job: Job, future: Future[float | None]) -> None:
         """Read what a training came to, and write the results so far."""

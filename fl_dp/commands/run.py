@@ -1,4 +1,4 @@
-"""`fl-dp run`: train through Flower's simulation engine."""
+"""`fl-dp run`: train with simulated nodes."""
 
 from __future__ import annotations
 
@@ -41,11 +41,12 @@ def run(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Train under differential privacy through Flower's simulation engine.
+    """Train under differential privacy with simulated nodes, small tasks in one process.
 
     OVERRIDES are Hydra's, for example `privacy.epsilon=4 task=fashion_mnist rounds=100
     task.num_clients=500 selection.sampling_rate=0.1 clipping.norm=0.5 schedule=cosine`; `fl-dp
-    config` lists every key.
+    config` lists every key. `simulation.engine=flower` trains small tasks, too, through Flower's
+    simulation engine.
 
     Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (a line a round), `ledger.db`,
     `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`, and

@@ -11,6 +11,7 @@ from typing import Any
 
 from .details import FoundRun, found_run
 from .follow import Followed, Mark, follow
+from .process import PROCESS, is_there
 from .rounds import METRICS, ReadRounds, last_round
 from .scalars import scalars
 from .states import RunCard, RunState, state_of
@@ -23,6 +24,7 @@ _MOST_ENTRIES = 100_000
 _MOST_CONFIG = 1 << 18
 _MOST_STATEMENT = 1 << 23
 _MOST_SWEEP = 1 << 24
+_MOST_PROCESS = 1 << 12
 
 # The database's own file beside the ledger tells of its last commit.
 _RELEASES = (METRICS, "ledger.db", "ledger.db-wal")
@@ -168,6 +170,7 @@ class RunsFolder:
         planned = rounds.planned
         if planned is None and settings.get("rounds", "").isdecimal():
             planned = int(settings["rounds"][:15])
+        process = self._if_any(name, PROCESS, files, _read_process, problems)
         kind = _kind(settings, files)
         started = _written(files, [CONFIG])
         released, logged = _written(files, _RELEASES), _written(files, [_LOG])
@@ -185,6 +188,7 @@ class RunsFolder:
                 logged=logged,
                 stated=stated,
                 now=self._clock(),
+                alive=None if process is None else is_there(process),
             )
         card = RunCard(
             name=name,
@@ -311,6 +315,10 @@ def _kind(settings: Mapping[str, str], files: Mapping[str, _Seen]) -> str:
 def _written(files: Mapping[str, _Seen], names: Iterable[str]) -> float:
     """Return when one of the files was written last, seconds since 1970; 0 if there is none."""
     return max((files[name][1] / 1e9 for name in names if name in files), default=0.0)
+
+
+def _read_process(root: Path, name: str) -> dict[str, Any]:
+    return read_object(root, f"{name}/{PROCESS}", most=_MOST_PROCESS)
 
 
 def _read_cells(root: Path, sweep: str) -> dict[str, dict[str, str | None]]:

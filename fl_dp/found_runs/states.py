@@ -19,7 +19,7 @@ class RunState(enum.StrEnum):
         RUNNING: It goes on: something was written lately.
         SILENT: It neither ended nor wrote anything for ten minutes and for five of its rounds: it
             was killed, or waits for its nodes.
-        STOPPED: It ended before its last round, and wrote its statement.
+        STOPPED: It ended before its last round: it wrote its statement, or its process is gone.
         BROKEN: Its settings can't be read.
     """
 
@@ -87,6 +87,7 @@ def state_of(
     logged: float,
     stated: float | None,
     now: float,
+    alive: bool | None = None,
 ) -> RunState:
     """Return where a run with readable settings has got to.
 
@@ -98,11 +99,14 @@ def state_of(
         logged: When its log was written last.
         stated: When its statement was written, if it was.
         now: The time.
+        alive: Whether its process is there; None: the times alone tell.
     """
     if done and stated is not None:
         return RunState.FINISHED
     # A statement is what a run ends with; one that is older is of before it was resumed.
     if stated is not None and stated >= released - _SAME_TIME:
+        return RunState.STOPPED
+    if alive is False:
         return RunState.STOPPED
     written = max(started, released, logged)
     of_a_round = max(written - started, 0.0) / (rounds_done + 1)

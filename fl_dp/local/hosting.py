@@ -13,18 +13,25 @@ import math
 from fl_dp.app.settings import Settings
 
 from .devices import Machine, busy_workers
+from .engine_choice import with_engine
 
 
 def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
-    """Return settings that say how many clients a node hosts, and why.
+    """Return settings that name their engine and how many clients a node hosts, and why.
 
     Args:
         settings: Of the run.
         machine: Where it will be simulated.
 
     Returns:
-        The settings, and one line for whoever started the run; None if the settings had a number.
+        The settings, and one line for whoever started the run; None if the settings had both.
     """
+    settings, engine = with_engine(settings)
+    settings, units = _with_units(settings, machine)
+    return settings, "; ".join(filter(None, (units, engine))) or None
+
+
+def _with_units(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
     if settings.simulation.units_per_node != "auto":
         return settings, None
     reason = _each_reply_needed(settings)

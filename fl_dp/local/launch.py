@@ -152,11 +152,16 @@ class LocalSuperLink:
             "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
             "FLWR_DISABLE_UPDATE_CHECK": "1",
             "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+            "RAY_ADDRESS": "local",  # its own Ray, whatever cluster is on this machine or elsewhere
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN": secrets.token_hex(32),
         }
         if len(os.fsencode(home)) <= _LONGEST_RAY_FOLDER:
             self._environment["RAY_TMPDIR"] = str(home)
+        if (elsewhere := os.environ.get("RAY_ADDRESS", "local")) != "local":
+            logger.warning(
+                "RAY_ADDRESS=%s is not used: the nodes run in a Ray of this run alone", elsewhere
+            )
         if not users_can_be_told_apart():
             logger.warning(
                 "this system does not say who connects to a port: another user of this machine can "

@@ -91,7 +91,9 @@ class CellsLeft:
 
 
 @contextmanager
-def progress_line(console: Console, title: str, *, rounds: int, budget: float) -> Iterator[OnRound]:
+def progress_line(
+    console: Console, title: str, *, rounds: int, budget: float, done: int = 0
+) -> Iterator[OnRound]:
     """Show a run's rounds while it runs: a live line on a terminal, a few plain ones elsewhere.
 
     Args:
@@ -99,8 +101,10 @@ def progress_line(console: Console, title: str, *, rounds: int, budget: float) -
         title: The run's name.
         rounds: How many rounds are planned.
         budget: The epsilon that they may spend.
+        done: Rounds of before, where the run continues.
     """
     time_left = TimeLeft()
+    starting = _starting(done)
 
     def describe(line: dict[str, Any]) -> str:
         left = time_left.after(line["round"], rounds, time.monotonic())
@@ -108,10 +112,12 @@ def progress_line(console: Console, title: str, *, rounds: int, budget: float) -
 
     if not shows_live(console):
         step = max(1, round(rounds * _QUIET_SHARE))
-        console.print(f"{title}: {_STARTING}", soft_wrap=True, markup=False)
+        console.print(f"{title}: {starting}", soft_wrap=True, markup=False)
 
         def print_some(line: dict[str, Any]) -> None:
             text = describe(line)
+            if line["round"] <= done > 0:
+                return
             if line["round"] % step == 0 or line["round"] == rounds:
                 console.print(f"{title}: {text}", soft_wrap=True, markup=False)
 
@@ -125,10 +131,12 @@ def progress_line(console: Console, title: str, *, rounds: int, budget: float) -
     if wide:
         columns += [TextColumn("{task.fields[title]}", markup=False), BarColumn(bar_width=_BAR)]
     with Progress(*columns, _Whole(), console=console) as progress:
-        bar = progress.add_task(_STARTING, total=rounds, title=title)
+        bar = progress.add_task(starting, total=rounds, completed=done, title=title)
 
         def update(line: dict[str, Any]) -> None:
-            progress.update(bar, completed=line["round"], description=describe(line))
+            text = describe(line)
+            if line["round"] > done or not done:
+                progress.update(bar, completed=line["round"], description=text)
 
         yield update
 
@@ -158,31 +166,36 @@ class ProgressLines:
             self._live.stop()
 
     @contextmanager
-    def line(self, title: str, *, rounds: int, budget: float) -> Iterator[OnRound]:
+    def line(self, title: str, *, rounds: int, budget: float, done: int = 0) -> Iterator[OnRound]:
         """Show one training's rounds while it runs; may be called from several threads.
 
         Args:
             title: Its name.
             rounds: How many rounds are planned.
             budget: The epsilon that they may spend.
+            done: Rounds of before, where the training continues.
         """
         last: dict[str, Any] = {}
         time_left = TimeLeft()
         if self._live is None:
-            self._console.print(f"{title}: started", soft_wrap=True, markup=False)
+            begun = _starting(done) if done else "started"
+            self._console.print(f"{title}: {begun}", soft_wrap=True, markup=False)
             yield last.update
         else:
-            live, row = self._live, self._live.add_task(f"{_STARTING}: {title}", total=rounds)
+            live, row = (
+                self._live,
+                self._live.add_task(f"{_starting(done)}: {title}", total=rounds, completed=done),
+            )
 
             def update(line: dict[str, Any]) -> None:
                 last.update(line)
                 left = time_left.after(line["round"], rounds, time.monotonic())
                 said = describe_round(line, rounds=rounds, budget=budget, seconds_left=left)
-                done = line["round"]
-                # Else ten times a second; the last round is seen in any case.
-                live.update(
-                    row, completed=done, description=f"{said}: {title}", refresh=done == rounds
-                )
+                if (at := line["round"]) > done or not done:
+                    # Else ten times a second; the last round is seen in any case.
+                    live.update(
+                        row, completed=at, description=f"{said}: {title}", refresh=at == rounds
+                    )
 
             try:
                 yield update
@@ -191,6 +204,10 @@ class ProgressLines:
         if last:
             said = describe_round(last, rounds=rounds, budget=budget, seconds_left=None)
             self._console.print(f"{title}: {said}", soft_wrap=True, markup=False)
+
+
+def _starting(done: int) -> str:
+    return f"{_STARTING}, continues after round {done}" if done else _STARTING
 
 
 class _Whole(ProgressColumn):

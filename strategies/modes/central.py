@@ -51,6 +51,7 @@ class CentralMode(Mode):
         clipping_norms: tuple[float, ...],
         stream: NoiseStream | None = None,
         index: int = 0,
+        untried: bool = False,
     ) -> None:
         """Prepare a round.
 
@@ -65,8 +66,11 @@ class CentralMode(Mode):
             clipping_norms: Those of this round.
             stream: Of the noise on the sum of updates; fresh noise if None.
             index: Of this round in that stream, from the ledger.
+            untried: Whether the nodes' app could not be rehearsed, and this round shows whether it
+                works: its count is released with less noise, and its updates with more.
         """
         bundle = plan.bundle(noise_multiplier, clipping_norms=clipping_norms, size=layout.size)
+        bundle = bundle.counting_closely() if untried else bundle
         # A node has to know the bundle to sum its units, or to report metrics.
         told = bundle if plan.hosting.sums_at_nodes or bundle.metrics else None
         rate = None

@@ -21,7 +21,7 @@ FL_DP = str(Path(sys.executable).parent / "fl-dp")
 
 def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen(
-        [FL_DP, "run", *arguments],
+        [FL_DP, "run", "simulation.engine=flower", *arguments],
         cwd=cwd,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

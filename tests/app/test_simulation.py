@@ -38,6 +38,7 @@ def test_a_small_training_runs_end_to_end_and_its_papers_agree(tmp_path: Path) -
     done = fl_dp(
         "run",
         "--json",
+        "simulation.engine=flower",
         *("task.num_clients=20", "rounds=3", "privacy.epsilon=4", "run_name=one run"),
         cwd=tmp_path,
     )
@@ -82,7 +83,7 @@ def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(
     monkeypatch.chdir(tmp_path)
     # No update is finite, so none counts: the noisy count ends the training before round 10.
     done = call(
-        *("run", "simulation.workers=1"),
+        *("run", "simulation.engine=flower", "simulation.workers=1"),
         *("task.num_clients=10", "rounds=10", "selection.sampling_rate=1", "run_name=broken"),
         *("privacy.epsilon=null", "privacy.noise_multiplier=0.3", "client.learning_rate=1e300"),
     )
@@ -101,7 +102,7 @@ def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = call(
-        *("run", "--json", "simulation.workers=1"),
+        *("run", "--json", "simulation.engine=flower", "simulation.workers=1"),
         *("privacy=central", "dp_sgd=on", "privacy.epsilon=50", "dp_sgd.epsilon=6"),
         *("task.num_clients=3", "rounds=2", "selection.sampling_rate=1", "dp_sgd.steps=5"),
         *("dp_sgd.participations=4", "run_name=both"),
@@ -131,7 +132,7 @@ def test_secure_sums_of_a_simulation_open_in_every_round(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = call(
-        *("run", "privacy=distributed"),
+        *("run", "simulation.engine=flower", "privacy=distributed"),
         *("task.num_clients=12", "simulation.units_per_node=2", "rounds=3", "run_name=sums"),
         *("selection.sampling_rate=1", "privacy.epsilon=8", "clipping=adaptive"),
     )
@@ -151,7 +152,8 @@ def test_buffers_of_a_simulation_are_filled_by_who_answers_next(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = call(
-        *("run", "selection=buffered", "privacy.noise=spaced", "privacy.separation=2"),
+        *("run", "simulation.engine=flower", "selection=buffered", "privacy.noise=spaced"),
+        "privacy.separation=2",
         *("task.num_clients=12", "selection.sampling_rate=0.25", "rounds=4", "client.epochs=1"),
         *("selection.concurrency=5", "privacy.epsilon=8", "run_name=buffers"),
     )

@@ -209,7 +209,8 @@ def test_a_statistic_by_a_secure_sum_through_flowers_simulation(
     done = CliRunner().invoke(
         app,
         [
-            *("stats", "histogram", "labels", "--json", "simulation.workers=1"),
+            *("stats", "histogram", "labels", "--json", "simulation.engine=flower"),
+            "simulation.workers=1",
             *("privacy=distributed", "privacy.epsilon=500", "task.num_clients=6", "run_name=s"),
         ],
     )

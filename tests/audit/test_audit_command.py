@@ -119,6 +119,7 @@ def test_a_small_training_is_audited_through_flowers_engine(tmp_path: Path) -> N
         [
             *(str(Path(sys.executable).parent / "fl-dp"), "audit", "--json", "--canaries=100"),
             *("task.num_clients=10", "rounds=2", "simulation.units_per_node=50"),
+            "simulation.engine=flower",
         ],
         cwd=tmp_path,
         capture_output=True,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -684,6 +685,27 @@ def test_a_batch_norm_of_vectors_becomes_one_group_which_leaves_something(nested
     vectors = torch.randn(5, 16)
     assert model(vectors).std() > 0.5
     torch.testing.assert_close(model(vectors[:1]), model(vectors)[:1])  # also alone
+
+
+def test_private_module_takes_a_class_of_the_script_that_ray_s_workers_do_not_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Ray hands a notebook's class over as it is, and a worker's `__main__` has none."""
+    kind = type("NetOfANotebook", (nn.Sequential,), {"__module__": "__main__"})
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, kind.__name__, None, raising=False)
+    monkeypatch.delattr(main, kind.__name__)
+    model, changes = private_module(kind(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)))
+    assert type(model) is kind
+    assert len(changes) == 1
+
+
+def test_a_class_within_a_function_is_refused_with_what_to_write() -> None:
+    class Local(nn.Sequential):
+        pass
+
+    with pytest.raises(ValueError, match="write its classes at the top of a module"):
+        private_module(Local(nn.Conv2d(1, 2, 1), nn.BatchNorm2d(2)))
 
 
 def test_private_module_leaves_a_fit_model_as_it_is() -> None:

@@ -20,7 +20,7 @@ from typing import Any
 
 import dp_accounting
 import pytest
-from command_line import call, json_of, said_on_stderr, train_here, use
+from command_line import ENGINES, call, json_of, said_on_stderr, train_here, use
 from dp_accounting.pld import PLDAccountant
 from omegaconf import OmegaConf
 from rich.console import Console
@@ -423,7 +423,8 @@ def nothing_may_start(monkeypatch: pytest.MonkeyPatch) -> None:
         def __exit__(self, *error: Any) -> None:
             pass
 
-    monkeypatch.setattr("fl_dp.local.launch.LocalSuperLink", MustNotStart)
+    for engine in ENGINES:
+        monkeypatch.setattr(engine, MustNotStart)
 
 
 CHEAP = ["privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients=20"]

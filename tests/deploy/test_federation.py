@@ -61,7 +61,7 @@ def simulated(place: Path, overrides: list[str]) -> RunFolder:
     same = [each for each in overrides if not each.startswith(OF_THE_PLACE)]
     here = (f"task.data_dir={place / 'here'}", f"output_dir={place}", "run_name=simulated")
     # One client a node, as a ward is.
-    split = ("task.partition=iid", "simulation.units_per_node=1")
+    split = ("task.partition=iid", "simulation.units_per_node=1", "simulation.engine=flower")
     subprocess.run([sys.executable, "-m", "fl_dp", "run", *same, *split, *here], check=True)
     return RunFolder(place / "simulated")
 

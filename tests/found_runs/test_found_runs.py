@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import subprocess
 import sys
 import time
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import pytest
 from written_runs import write_rounds, write_run
 
 from fl_dp.found_runs import Mark, RunsFolder, RunState, read_run, thinned
+from fl_dp.found_runs.process import PROCESS, this_process
 
 NOW = 2_000_000_000.0
 
@@ -37,6 +40,46 @@ def test_state_follows_from_what_is_there_and_how_old_it_is(
 ) -> None:
     write_run(tmp_path / "a", done=done, stated=stated, written=max(NOW - age, 1.0))
     assert folder(tmp_path).card("a").state == state
+
+
+def test_a_run_that_was_killed_is_not_running_and_one_that_waits_is(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", done=2, stated=False)
+    trains = "import sys; from pathlib import Path; from fl_dp.app.run_folder import RunFolder; "
+    trains += f"RunFolder(Path({str(path)!r})).note_process(); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen(
+        [sys.executable, "-c", trains], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        assert RunsFolder(tmp_path).card("a").state == RunState.RUNNING
+        process.kill()
+        os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it stays a zombie
+        assert RunsFolder(tmp_path).card("a").state == RunState.STOPPED
+    assert RunsFolder(tmp_path).card("a").state == RunState.STOPPED
+    assert stat.S_IMODE((path / PROCESS).stat().st_mode) == 0o600
+
+
+@pytest.mark.parametrize(
+    ("changes", "state"),
+    [
+        ({}, RunState.RUNNING),
+        ({"began": 1}, RunState.STOPPED),  # another process has got its number
+        ({"machine": "elsewhere"}, RunState.RUNNING),
+        ({"pid": -1}, RunState.STOPPED),
+        ({"pid": 2**70}, RunState.RUNNING),
+        ({"pid": "1"}, RunState.RUNNING),
+        ({"pid": None, "machine": None}, RunState.RUNNING),
+        ({"began": None, "pid": 2**40}, RunState.STOPPED),
+    ],
+)
+def test_only_a_process_of_this_machine_tells_whether_a_run_goes_on(
+    tmp_path: Path, changes: dict[str, Any], state: RunState
+) -> None:
+    path = write_run(tmp_path / "a", done=2, stated=False)
+    said = this_process()
+    assert said is not None
+    (path / PROCESS).write_text(json.dumps(said | changes))
+    assert RunsFolder(tmp_path).card("a").state == state
 
 
 def test_a_resumed_run_is_running_although_it_has_a_statement_of_before(tmp_path: Path) -> None:

@@ -22,7 +22,9 @@ def machine(cpus: int = 4, gpus: int = 0) -> Machine:
 
 
 def decided(*overrides: str, cpus: int = 4, gpus: int = 0) -> Settings:
-    return hosted(compose_settings(overrides), machine(cpus, gpus))[0]
+    """Through Flower's engine, unless said otherwise."""
+    through_flower = ["simulation.engine=flower", *overrides]
+    return hosted(compose_settings(through_flower), machine(cpus, gpus))[0]
 
 
 def nodes_of(settings: Settings) -> int:
@@ -45,6 +47,36 @@ def test_there_is_a_node_for_each_worker_that_is_asked_for(asked: str) -> None:
 
 def test_nodes_that_answer_in_one_process_are_one_node() -> None:
     assert nodes_of(decided("simulation.engine=in_process", cpus=64)) == 1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "engine"),
+    [
+        ([], "in_process"),
+        (["task=breast_cancer"], "in_process"),
+        (["task=fashion_mnist"], "flower"),
+        (["task=csv", "task.data_dir=/tmp"], "flower"),
+        (["simulation.workers=2"], "flower"),
+        (["simulation.num_cpus=2"], "flower"),
+        (["simulation=gpu"], "flower"),
+        (["simulation.num_gpus=0.5"], "flower"),
+        (["simulation.engine=flower"], "flower"),
+        (["task=fashion_mnist", "simulation.engine=in_process"], "in_process"),
+    ],
+)
+@pytest.mark.parametrize("cpus", [1, 64])
+def test_small_tasks_are_simulated_in_one_process_unless_somebody_says_otherwise(
+    overrides: list[str], engine: str, cpus: int
+) -> None:
+    settings, said = hosted(compose_settings(overrides), machine(cpus, gpus=1))
+    assert settings.simulation.engine == engine
+    by_itself = not any("engine" in each for each in overrides) and engine == "in_process"
+    assert ("simulation.engine=flower" in (said or "")) == by_itself
+
+
+def test_a_run_s_folder_keeps_the_engine_that_was_taken(tmp_path: Path) -> None:
+    [job] = find_jobs([f"output_dir={tmp_path}"], multirun=False).each
+    assert compose_settings(job.sent).simulation.engine == "in_process"
 
 
 def test_workers_of_a_single_process_are_refused() -> None:
@@ -133,12 +165,13 @@ def test_a_run_without_a_promise_to_clients_is_not_refused(mode: str) -> None:
 
 @pytest.mark.parametrize("number", [1, 3, 50])
 def test_a_number_stays_as_it_is(number: int) -> None:
-    settings = compose_settings([f"simulation.units_per_node={number}"])
+    settings = decided(f"simulation.units_per_node={number}")
+    assert settings.simulation.units_per_node == number
     assert hosted(settings, machine()) == (settings, None)
 
 
 def test_nothing_else_changes() -> None:
-    before, after = asdict(compose_settings([])), asdict(decided())
+    before, after = asdict(compose_settings(["simulation.engine=flower"])), asdict(decided())
     assert before.pop("simulation") | {"units_per_node": 50} == after.pop("simulation")
     assert before == after
 

@@ -245,6 +245,7 @@ def test_the_running_superlink_is_closed_to_others_and_so_is_what_ray_leaves() -
         if os.getuid() == 0:  # only root can be somebody else
             assert b" 403 " in answer_to_somebody_else(address)
 
+        assert link._environment["RAY_ADDRESS"] == "local"
         assert link._environment["RAY_AUTH_MODE"] == "token"
         assert len(link._environment["RAY_AUTH_TOKEN"]) >= 32
         folder = Path(link._environment["RAY_TMPDIR"])

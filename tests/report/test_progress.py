@@ -18,6 +18,14 @@ with progress_line(out, "digits, seed 0", rounds=20, budget=8.0) as on_round:
         on_round({"round": at, "test_accuracy": at / 40, "epsilon": at / 10})
 print("after")
 """
+CONTINUED = """
+from fl_dp.commands.console import out
+from fl_dp.report.progress import progress_line
+with progress_line(out, "digits, seed 0", rounds=150, budget=8.0, done=129) as on_round:
+    for at in range(151):
+        on_round({"round": at, "test_accuracy": 0.5, "epsilon": at / 100})
+print("after")
+"""
 TOGETHER = """
 import threading
 from fl_dp.commands.console import out
@@ -112,6 +120,17 @@ def test_a_pipe_gets_a_plain_line_for_each_tenth_of_the_rounds() -> None:
     ]
     assert lines[-2] == "digits, seed 0: round 20/20, accuracy 0.500, epsilon 2/8"
     assert "\x1b" not in "".join(lines)
+
+
+def test_a_resumed_run_says_where_it_continues_and_begins_there() -> None:
+    lines = in_a_pipe(CONTINUED)
+    assert lines[0] == "digits, seed 0: starting the nodes, continues after round 129"
+    assert [line.split(",")[1] for line in lines[1:-1]] == [
+        " seed 0: round 135/150",
+        " seed 0: round 150/150",
+    ]
+    assert "continues after round 129" in on_a_terminal(CONTINUED)
+    assert "round 12/150" not in on_a_terminal(CONTINUED)
 
 
 def test_a_notebook_that_asks_for_colours_gets_plain_lines() -> None:

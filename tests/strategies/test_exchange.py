@@ -105,6 +105,10 @@ class ScriptedGrid(Grid):
         raise AssertionError("slow, and it keeps every reply")
 
 
+class InMemoryGrid(ScriptedGrid):
+    """Simulated nodes, which are known by the name of their grid."""
+
+
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     clock = Clock()
@@ -340,11 +344,39 @@ def test_slow_nodes_at_the_front_do_not_hold_up_those_behind(clock: Clock) -> No
 
 
 def test_the_window_is_bounded_in_a_simulation_and_not_on_real_nodes(clock: Clock) -> None:
-    class InMemoryGrid(ScriptedGrid): ...
-
     # Twice the 32 threads that the engine has at most: each has a message in reserve.
     assert default_window(InMemoryGrid(clock)) == 64
     assert default_window(ScriptedGrid(clock)) is None
+
+
+@pytest.mark.parametrize("delay", [290.0, 310.0])
+def test_simulated_nodes_are_as_slow_as_the_machine_is_busy_and_waited_for_while_answers_come(
+    clock: Clock, delay: float
+) -> None:
+    """Seconds until an answer: Ray starts slowly, and works as slowly on a busy machine."""
+    grid = InMemoryGrid(clock, delay=delay)
+    replies = exchange(grid, instructions(12), window=1, timeout=60.0, patient=True)
+    assert len(list(replies)) == (12 if delay < 300.0 else 0)
+    assert min(message.metadata.ttl for message in grid.pushed) > 12 * 290.0
+
+
+def test_real_nodes_and_rounds_have_the_time_that_was_given(clock: Clock) -> None:
+    real, simulated = ScriptedGrid(clock, delay=61.0), InMemoryGrid(clock, delay=61.0)
+    assert not list(exchange(real, instructions(3), window=None, timeout=60.0, patient=True))
+    assert not list(exchange(simulated, instructions(3), window=None, timeout=60.0))
+    assert {message.metadata.ttl for message in real.pushed} == {60.0}
+
+
+def test_a_simulation_s_roster_is_waited_for_while_nodes_are_made(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[wait_for_roster.__module__], "time", clock)
+    made, stuck = InMemoryGrid(clock), InMemoryGrid(clock)
+    monkeypatch.setattr(made, "get_node_ids", lambda: range(int(clock.now / 40.0)))
+    assert len(wait_for_roster(made, 5, timeout=60.0)) == 5
+    stuck.nodes = [100]
+    with pytest.raises(RosterIncomplete, match="1 nodes are connected after 60 s"):
+        wait_for_roster(stuck, 5, timeout=60.0)
 
 
 def test_the_roster_is_waited_for(clock: Clock) -> None:

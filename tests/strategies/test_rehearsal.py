@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+import math
+import re
+import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +14,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fl_dp.strategies.contributions import ContributionCheck, NobodyContributes
 from fl_dp.strategies.rehearsal import RehearsalFailed, meaning_of
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.client import NumPyClient
@@ -19,6 +23,7 @@ from flwr.client.mod import secaggplus_mod
 from flwr.clientapp import ClientApp
 from flwr.clientapp.mod import adaptiveclipping_mod, fixedclipping_mod
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app, answer_with_update, reply
+from scipy.stats import norm
 from trainings import plan_of, record
 
 from fl_dp import PrivacyLedger, PrivacyPlan
@@ -309,6 +314,170 @@ def test_what_a_node_says_of_its_error_is_never_passed_on(
         assert "secret" not in found.text
 
 
+# --- A client that never works --------------------------------------------------------------------
+
+EIGHT = plan_of(10, noise_multiplier=0.83, rounds=3, contribution_check=True)  # epsilon 8
+
+
+def dividing(message: Message, context: Context) -> Message:
+    return reply(message, {"w": [1 / 0]})
+
+
+def plain(train: Any) -> ClientApp:
+    app = ClientApp()
+    app.train()(train)
+    return app
+
+
+def test_an_untried_app_that_fails_everywhere_costs_one_round_and_is_named(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    grid = LocalGrid(answer_with_app(plain(dividing), 10), 10, introduces=True)
+    with pytest.raises(NobodyContributes):
+        start(grid, EIGHT)
+    assert grid.ledger.rounds_spent == 1  # type: ignore[attr-defined]  # set by `start`
+    assert re.search(r"at node 10\d \(its client app raised ZeroDivisionError\)", caplog.text)
+    assert "every client that replied in a round failed" in caplog.text
+    assert "division by zero" not in caplog.text
+
+
+def test_how_often_an_untried_app_s_first_round_is_judged_wrongly() -> None:
+    """Exact for ten clients: the count is Gaussian. Without the close count it would miss most."""
+    bundle = EIGHT.bundle(EIGHT.noise_multipliers[0])
+    stops = {}
+    for std in (bundle.count_noise_std, bundle.counting_closely().count_noise_std):
+        assert std is not None
+        counts = np.linspace(-12.0, 20.0, 3201)
+        ended = [count for count in counts if ends(float(count), std)]
+        for contributing in (0, 9, 10):  # the test stops at and below one count
+            stops[std, contributing] = norm.cdf(max(ended), loc=contributing, scale=std)
+    close = math.sqrt(2.0) * 0.83
+    assert stops[close, 0] > 0.98
+    assert stops[close, 9] < 1e-6
+    assert stops[close, 10] < 1e-8
+    assert min(each for (std, n), each in stops.items() if std != close and n == 0) < 0.5
+
+
+def ends(count: float, noise_std: float) -> bool:
+    check = ContributionCheck(EIGHT)
+    try:
+        check.observe(count, noise_std=noise_std, asked=10, untried=True)
+    except NobodyContributes:
+        return True
+    return False
+
+
+def test_a_first_round_that_counts_closely_is_charged_the_same() -> None:
+    usual = EIGHT.bundle(EIGHT.noise_multipliers[0])
+    close = usual.counting_closely()
+    for bundle in (usual, close):
+        assert bundle.count_noise_std is not None
+        parts = (bundle.updates.noise_multiplier, bundle.count_noise_std)
+        assert sum(part**-2 for part in parts) == pytest.approx(0.83**-2)
+    assert close.updates.noise_multiplier == pytest.approx(math.sqrt(2.0) * 0.83)
+
+
+def test_only_the_first_round_of_an_untried_app_counts_closely(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stds: list[float] = []
+    observe = ContributionCheck.observe
+
+    def seen(check: ContributionCheck, count: float, **told: Any) -> None:
+        stds.append(told["noise_std"])
+        observe(check, count, **told)
+
+    monkeypatch.setattr(ContributionCheck, "observe", seen)
+    works = answer_with_update([{"weight": np.ones((2, 3))}] * 10)
+    start(LocalGrid(works, 10), EIGHT)
+    usual = EIGHT.bundle(0.83).count_noise_std
+    assert stds == pytest.approx([math.sqrt(2.0) * 0.83, usual, usual])
+    stds.clear()
+    start(LocalGrid(answer_with_app(app_of(), 10), 10, introduces=True), EIGHT)
+    assert stds == pytest.approx([usual] * 3)
+
+
+RAY = (
+    "<class 'ray.exceptions.RayTaskError(ClientAppException)'>:<'ray::ClientAppActor.run()\n"
+    '  File "/app.py", line 161, in __call__\n    return secret\n{raised}\n\n'
+    "The above exception was the direct cause of the following exception:\n\nsecret\n'>"
+)
+
+
+@pytest.mark.parametrize(
+    ("reason", "told"),
+    [
+        (RAY.format(raised="ZeroDivisionError: secret"), "raised ZeroDivisionError"),
+        (RAY.format(raised="MemoryError"), "raised MemoryError"),
+        (RAY.format(raised="app.Patient4711: secret"), "it failed, see its log"),
+        (RAY.format(raised="Patient4711: secret"), "it failed, see its log"),
+        (
+            "<class 'ray.exceptions.RayTaskError(ModuleNotFoundError)'>:<'secret'>",
+            "raised ModuleNotFoundError",
+        ),
+        ("secret", "it failed, see its log"),
+        ("PolicyRefusal", "its owner does not allow"),
+    ],
+)
+@pytest.mark.parametrize("kind", [LocalGrid, Simulated])
+def test_a_rehearsal_that_fails_everywhere_ends_before_anything_is_spent(
+    start: Any, kind: type[LocalGrid], reason: str, told: str
+) -> None:
+    def failing(message: Message, partition: int) -> Message:
+        return Message(Error(code=2, reason=reason), reply_to=message)
+
+    grid = kind(failing, N, introduces=True)
+    with pytest.raises(RehearsalFailed, match=told) as refused:
+        start(grid)
+    assert f"node {FIRST_NODE} " in str(refused.value)
+    assert "secret" not in str(refused.value)
+    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
+    assert not grid.sent
+
+
+def test_one_node_that_answers_is_enough_to_begin(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    answered = answer_with_app(app_of(), N)
+
+    def answer(message: Message, partition: int) -> Message | None:
+        if message.metadata.message_type.startswith("query") and partition:
+            return Message(Error(code=2, reason="KeyError"), reply_to=message)
+        return answered(message, partition)
+
+    assert start(LocalGrid(answer, N, introduces=True)).rounds_completed == 1
+    assert caplog.text.count("can't say what it will answer with") == N - 1
+
+
+def test_where_no_node_answers_at_all_nothing_is_spent(start: Any) -> None:
+    grid = LocalGrid(lambda message, partition: None, N, introduces=True)
+    with pytest.raises(RehearsalFailed, match="none of the 6 nodes that were asked answered"):
+        start(grid, **IMPATIENT)
+    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
+
+
+def test_the_engine_s_tracebacks_of_an_unknown_question_are_left_out_and_no_others(
+    start: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What Flower's simulation engine logs of each message that raises, three lines each."""
+    plainly = answer_with_app(plain(lambda message, context: reply(message, {})), N)
+
+    def logging_as_flower(message: Message, partition: int) -> Message | None:
+        answer = plainly(message, partition)
+        if answer is not None and answer.has_error():
+            flower = logging.getLogger("flwr")
+            flower.error("An exception was raised when processing a message by %s", "RayBackend")
+            flower.error(ValueError(answer.error.reason))
+            flower.error("Traceback ... %s", answer.error.reason)
+            flower.error("Traceback ... another one")
+        return answer
+
+    start(Simulated(logging_as_flower, N, introduces=True))
+    errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
+    assert errors == ["Traceback ... another one"] * 3
+    assert not logging.getLogger("flwr").filters
+
+
 # --- Silence --------------------------------------------------------------------------------------
 
 
@@ -347,6 +516,28 @@ def test_a_node_that_stays_silent_ends_a_capped_run_before_anything_is_spent(sta
     assert "roster_timeout" in str(refused.value)
     assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
     assert not grid.sent
+
+
+@pytest.mark.parametrize("kind", [LocalGrid, Simulated])
+def test_simulated_nodes_that_answer_slowly_are_waited_for(
+    start: Any, kind: type[LocalGrid]
+) -> None:
+    """A second for all of them, on a machine that needs a third for each."""
+
+    class Slow(kind):  # type: ignore[misc,valid-type]  # of the parameter
+        def pull_messages(self, message_ids: Any) -> Any:
+            if self.sent:
+                return super().pull_messages(message_ids)
+            time.sleep(0.3)
+            return super().pull_messages(list(message_ids)[:1])
+
+    Slow.__name__ = kind.__name__
+    grid = Slow(answer_with_app(app_of(), N), N, introduces=True)
+    if kind is LocalGrid:
+        with pytest.raises(RosterIncomplete, match="did not tell their names"):
+            start(grid, capped(), roster_timeout=1.0)
+    else:
+        assert start(grid, capped(), roster_timeout=1.0).rounds_completed == 1
 
 
 def test_without_a_cap_a_silent_node_is_a_warning(

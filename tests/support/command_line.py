@@ -39,6 +39,9 @@ def said_on_stderr(result: Result) -> str:
     return " ".join(result.stderr.split())
 
 
+ENGINES = ("fl_dp.local.launch.LocalSuperLink", "fl_dp.local.one_process.OneProcess")
+
+
 class FakeSuperLink:
     """Stands for Flower; `how` says what becomes of a run."""
 
@@ -64,7 +67,8 @@ class FakeSuperLink:
 
 def use(monkeypatch: pytest.MonkeyPatch, how: Callable[..., Any]) -> FakeSuperLink:
     link = FakeSuperLink(how)
-    monkeypatch.setattr("fl_dp.local.launch.LocalSuperLink", link)
+    for engine in ENGINES:
+        monkeypatch.setattr(engine, link)
     return link
 
 

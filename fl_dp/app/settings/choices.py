@@ -38,7 +38,7 @@ CHOICES = {
     "tune.by": ("vote", "stopping", "public"),
     "compression.up": UPLINKS,
     "compression.down": DOWNLINKS,
-    "simulation.engine": ("flower", "in_process"),
+    "simulation.engine": ("auto", "flower", "in_process"),
     "tracking.name": ("none", *TRACKERS),
     "tracking.mode": ("offline", "online"),
 }

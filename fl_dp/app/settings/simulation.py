@@ -17,7 +17,9 @@ class SimulationSettings:
     Attributes:
         engine: `flower` is Flower's simulation engine: workers in processes of their own, by Ray.
             `in_process` lets the nodes answer one after the other in one process of Flower's app:
-            small trainings start five times as fast, large ones have one processor's speed.
+            small trainings start five times as fast, large ones have one processor's speed. `auto`
+            is `in_process` for digits and breast_cancer on the CPU, unless `num_cpus` or `workers`
+            is given, and otherwise `flower`. `flwr run` is always Flower's.
         num_cpus: CPUs that Ray may use, one worker each; null means what suits this machine.
             Threads of PyTorch with `engine=in_process`; null is 1.
         num_gpus: Share of a GPU for each worker, or a whole number of them; 0 trains on the CPU.
@@ -32,7 +34,7 @@ class SimulationSettings:
             0: every answer comes at once.
     """
 
-    engine: str = "flower"
+    engine: str = "auto"
     num_cpus: int | None = None
     num_gpus: float = 0.0
     workers: int | None = None
