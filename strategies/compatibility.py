@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from flwr.app import ArrayRecord
+
 from fl_dp.accounting import freeze
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import PrivacyPlan
-from fl_dp.updates import VectorLayout
+from fl_dp.updates import VectorLayout, running_statistics
 
 from .selection import Selection, selection_of
 
@@ -83,4 +85,20 @@ def require_trainable(plan: PrivacyPlan, layout: VectorLayout, units: int) -> No
         raise ValueError(
             f"{units} units are connected and at most {most} can be summed exactly at noise "
             f"multiplier {plan.noise.least_multiplier:.4g}"
+        )
+
+
+def require_no_running_statistics(model: ArrayRecord) -> None:
+    """Check that a model has no running statistics, which noise ruins without an error.
+
+    Raises:
+        ValueError: If it has, with the ways out.
+    """
+    found = running_statistics(model)
+    if found:
+        raise ValueError(
+            f"'{found[0]}' holds running statistics of a BatchNorm ({len(found)} such arrays): "
+            "noise on averages ruins the model. Put GroupNorm in its place "
+            "(fl_dp.clients.private_module does), or let clients keep these arrays: leave them "
+            "out of initial_arrays and of replies"
         )
