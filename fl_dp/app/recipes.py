@@ -51,7 +51,7 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     task, model = (chosen.get(f"{group}.name", chosen[group]) for group in ("task", "model"))
     privacy = chosen["privacy"]
     recipes = _read("recipes")
-    tuned, fitting = recipes["tuned"].get(task, {}).get(model), recipes["fitting"].get(privacy, ())
+    tuned, fitting = recipes["tuned"].get(task, {}).get(model), recipes["fitting"].get(privacy, [])
     taken = {key.partition(".")[0] for key in written}  # a choice of one's own is not mixed with
     brought = {_key(each): each for each in tuned or () if _group(each) not in written}
     brought |= {_key(each): each for each in fitting if _group(each) not in taken}
@@ -66,6 +66,11 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
         whose = f"{pair} under privacy={privacy}" if fitting else pair
         told.append(f"{whose} brings {' '.join(left)}; what you write wins")
     return Recipe(overrides=left, told=tuple(told))
+
+
+def tuned_pairs() -> list[tuple[str, str]]:
+    """Return the tasks and models that have tuned settings."""
+    return [(task, model) for task, models in _read("recipes")["tuned"].items() for model in models]
 
 
 @cache
