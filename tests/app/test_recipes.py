@@ -75,8 +75,8 @@ def test_a_pair_that_nobody_tuned_says_so_in_one_line() -> None:
     assert recipe_of(["task=shakespeare", "model=gru", "client.learning_rate=1"]).told == ()
 
 
-# On the public test part, at epsilon 8 and the default delta. A tenth below what was measured on the
-# validation part, or less: docs/configuration.md.
+# On the public test part, at epsilon 8 and the default delta: a tenth or less below what was
+# measured on the validation part (docs/configuration.md).
 REACHED = {
     ("digits", "logistic"): 0.88,
     ("digits", "mlp"): 0.86,
@@ -87,6 +87,7 @@ REACHED = {
     ("adult", "mlp"): 0.81,
     ("fashion_mnist", "logistic"): 0.78,
     ("fashion_mnist", "mlp"): 0.78,
+    ("fashion_mnist", "cnn"): 0.63,
     ("mnist", "logistic"): 0.87,
     ("mnist", "mlp"): 0.88,
 }
@@ -123,6 +124,9 @@ def test_every_recipe_has_its_test_and_its_row_in_the_guide() -> None:
 
 
 @pytest.mark.slow
-def test_a_few_rounds_of_a_recipe_learn_where_those_of_digits_do_not(tmp_path: Path) -> None:
-    few = ("task=breast_cancer", "model=mlp", "rounds=20")
-    assert trained(tmp_path / "recipe", *few) > 0.8
+def test_a_few_rounds_learn_where_the_steps_of_logistic_regression_stay_at_chance(
+    tmp_path: Path,
+) -> None:
+    few = ("model=cnn", "rounds=8")  # .56 and .10 were measured
+    assert trained(tmp_path / "recipe", *few) > 0.3
+    assert trained(tmp_path / "before", *few, "client.learning_rate=2.0") < 0.25
