@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from flwr.app import ArrayRecord
+
 from fl_dp.accounting import freeze, sampler_slack
 from fl_dp.ledger import SpentLedger
 from fl_dp.plan import PrivacyPlan
-from fl_dp.updates import VectorLayout
+from fl_dp.updates import VectorLayout, running_statistics
 
 from .selection import Selection, selection_of
 
@@ -101,3 +103,19 @@ def float64_error_of(plan: PrivacyPlan, layout: VectorLayout) -> str | None:
         f"{plan.charged_rounds} rounds of {layout.size} coordinates are so many draws of noise "
         f"that float64 may add {error:.2g} to epsilon, which no quoted epsilon counts: add it"
     )
+
+
+def require_no_running_statistics(model: ArrayRecord) -> None:
+    """Check that a model has no running statistics, which noise ruins without an error.
+
+    Raises:
+        ValueError: If it has, with the ways out.
+    """
+    found = running_statistics(model)
+    if found:
+        raise ValueError(
+            f"'{found[0]}' holds running statistics of a BatchNorm ({len(found)} such arrays): "
+            "noise on averages ruins the model. Put GroupNorm in its place "
+            "(fl_dp.clients.private_module does), or let clients keep these arrays: leave them "
+            "out of initial_arrays and of replies"
+        )

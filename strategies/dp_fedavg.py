@@ -61,6 +61,7 @@ from .compatibility import (
     float64_error_of,
     require_ledger_of,
     require_loop_of,
+    require_no_running_statistics,
     require_trainable,
     selection_for,
 )
@@ -325,8 +326,8 @@ class DPFedAvg(RoundLoop):
             Flower's `Result`. When the budget ends early its arrays are the last private model.
 
         Raises:
-            ValueError: If more rounds are asked for than the plan has, or its plateau has no
-                `evaluate_fn` to look at.
+            ValueError: If more rounds are asked for than the plan has, its plateau has no
+                `evaluate_fn` to look at, or the model has a BatchNorm's running statistics.
             RosterIncomplete: If fewer clients connect than the plan declares.
             RosterTooLarge: If more do, and the roster may not grow; nothing was spent.
             PrivacyBudgetExhausted: If not even one round is left and there is no checkpoint to go
@@ -338,6 +339,7 @@ class DPFedAvg(RoundLoop):
         plan = self.plan
         self.noise_stream.cut()
         try:
+            require_no_running_statistics(initial_arrays)
             if num_rounds > plan.rounds:
                 raise ValueError(
                     f"{num_rounds} rounds were asked for, but the plan's budget pays for "

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from .kept import check_kept
 from .overrides import ConfigError, check_keys, check_values, config_folder, parsed, wrong_value
+from .recipes import recipe_of
 from .schema import new_schema, settings_of
 from .settings import Settings
 
@@ -26,7 +27,7 @@ _hydra_is_global = threading.Lock()
 
 
 def compose_settings(overrides: Sequence[str]) -> Settings:
-    """Compose `conf/config.yaml` with Hydra overrides.
+    """Compose `conf/config.yaml` with Hydra overrides, and with what goes with them (`recipes`).
 
     Args:
         overrides: For example `["task=digits", "privacy.epsilon=4"]`.
@@ -60,7 +61,8 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             GlobalHydra.instance().clear()
             try:
                 with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
-                    composed = compose("config", overrides=list(overrides))
+                    brought = recipe_of(overrides).overrides
+                    composed = compose("config", overrides=[*brought, *overrides])
             finally:
                 GlobalHydra.instance().hydra = outer
         # Merged into the schema once more: Hydra lets a file add keys that nobody reads.

@@ -21,7 +21,8 @@ def config(
     GROUP is `task`, `privacy`, `clipping` or another group, or a key such as `privacy.epsilon`;
     without one, all keys are listed.
 
-    `fl-dp run --cfg` shows what a run's overrides come to.
+    `fl-dp run --cfg` shows what a run's overrides come to, with what a task, a model and a promise
+    bring (conf/recipes.yaml).
     """
     from fl_dp.app.keys import all_keys
     from fl_dp.app.overrides import group_options
@@ -43,6 +44,10 @@ def config(
                 _show(key)
     if not name:
         out.print(f"\nexperiment=NAME loads one of {', '.join(group_options()['experiment'])}")
+        out.print(
+            "task, model and privacy bring settings that fit them, where you write none: "
+            "`fl-dp run --cfg OVERRIDES` shows what it comes to"
+        )
 
 
 def _show(key: Key) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -153,6 +153,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
     if not multirun:
         composed = compose_settings(overrides)
         composed.sweep.require_none()
+        tell_recipes([overrides])
         [settings] = _checked([composed])
         path = _place_for(settings)
         return Jobs(
@@ -162,6 +163,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         from fl_dp.app.cells import expand  # with the accounting, which one training needs later
 
         experiment, cells = expand(overrides)
+    tell_recipes([cell.overrides for cell in cells])
     at_a_time = at_once(experiment, cells[0].settings)
     checked = _checked([cell.settings for cell in cells], at_a_time)
     path = _place_for(checked[0], _experiment_of(overrides))
@@ -177,6 +179,15 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         for index, (cell, settings) in enumerate(zip(cells, checked, strict=True))
     )
     return Jobs(each=each, sweep=path, experiment=experiment, side_by_side=at_a_time)
+
+
+def tell_recipes(trainings: Iterable[Sequence[str]]) -> None:
+    """Say once what the overrides of trainings bring with them."""
+    from fl_dp.app.recipes import recipe_of
+
+    told = (line for overrides in trainings for line in recipe_of(overrides).told)
+    for line in dict.fromkeys(told):
+        note(line)
 
 
 def prepare(job: Job, place: str = "") -> Job:

@@ -67,6 +67,7 @@ def plan(
     from fl_dp.local.devices import Machine
     from fl_dp.local.hosting import hosted
 
+    from .jobs import tell_recipes
     from .stats import refuse_statistics
 
     if plot is not None:
@@ -75,6 +76,7 @@ def plan(
         settings = compose_settings(overrides or [])
         refuse_statistics(settings)
         settings.sweep.require_none()
+        tell_recipes([overrides or []])
         settings, _ = hosted(settings, Machine.here())
         if compare:
             from .plan_comparison import compared, show

@@ -45,8 +45,9 @@ def run(
 
     OVERRIDES are Hydra's, for example `privacy.epsilon=4 task=fashion_mnist rounds=100
     task.num_clients=500 selection.sampling_rate=0.1 clipping.norm=0.5 schedule=cosine`; `fl-dp
-    config` lists every key. `simulation.engine=flower` trains small tasks, too, through Flower's
-    simulation engine.
+    config` lists every key. A task, a model and `privacy=NAME` bring settings that fit them, which
+    is said before anything starts; what OVERRIDES say wins. `simulation.engine=flower` trains small
+    tasks, too, through Flower's simulation engine.
 
     Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (a line a round), `ledger.db`,
     `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`, and

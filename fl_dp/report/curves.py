@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .numbers import span
-from .pictures import COLOURS, new_picture, save_picture
+from .pictures import COLOURS, ends_apart, new_picture, save_picture
 
 _FAR_APART = 10.0  # curves of epsilons further apart than that squash each other on a linear axis
 
@@ -59,7 +59,11 @@ def plot_curves(
     )
     for axes in (accuracy, epsilon):
         axes.set_xlim(left=0)
-    accuracy.set_ylim(bottom=0)
+    accuracy.set_ylim(
+        ends_apart(
+            [[line["test_accuracy"] for line in run] for each in runs.values() for run in each]
+        )
+    )
     if last and max(last) > _FAR_APART * min(last):
         # Nothing is spent before round 1, which it leaves out.
         epsilon.set_yscale("log", nonpositive="mask")

@@ -5,6 +5,7 @@ Needs matplotlib, which `pip install 'fl-dp[report]'` brings; without it `new_pi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 COLOURS = ("#1b6ca8", "#d1495b", "#3c8d5a", "#8d6cab", "#c98b2b", "#5b6770")
 PALE = "#5b6770"
 """Of what is there for comparison only."""
+
+_LEAST_ROOM = 0.02  # of an axis of accuracies: closer ends are the same but for the seed
 
 
 def new_picture(
@@ -34,6 +37,22 @@ def new_picture(
     figure = Figure(figsize=size, layout="constrained")
     panels = figure.subplots(1, len(widths), width_ratios=list(widths), squeeze=False)[0]
     return figure, list(panels)
+
+
+def ends_apart(curves: Sequence[Sequence[float]]) -> tuple[float, float]:
+    """Return the ends of an axis on which one can tell where curves end.
+
+    What they start from falls out below where it would squash their ends; a lone curve is whole.
+    """
+    values = [value for curve in curves for value in curve if math.isfinite(value)]
+    finals = [curve[-1] for curve in curves if curve and math.isfinite(curve[-1])]
+    if not finals:
+        return 0.0, 1.0
+    high, low = max(values), min(values)
+    if len(finals) > 1:
+        low = max(low, min(finals) - 2.0 * max(high - min(finals), _LEAST_ROOM))
+    margin = 0.05 * max(high - low, _LEAST_ROOM)
+    return low - margin, high + margin
 
 
 def save_picture(figure: Figure, target: Path) -> None:

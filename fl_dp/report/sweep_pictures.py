@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .pictures import COLOURS, PALE, new_picture, save_picture
+from .pictures import COLOURS, PALE, ends_apart, new_picture, save_picture
 from .results import Point, Result, points
 
 if TYPE_CHECKING:
@@ -76,10 +76,12 @@ def plot_over_rounds(
     if made is None:
         return False
     figure, (over_rounds, last) = made
+    means: list[list[float]] = []
     for place, (curve, runs) in enumerate(curves.items()):
         colour = _COLOURS[place % len(_COLOURS)]
         shortest = min(map(len, runs))
         mean = [statistics.fmean(run[t] for run in runs) for t in range(shortest)]
+        means.append(mean)
         over_rounds.plot(range(shortest), mean, color=colour, label=curve, linewidth=1.5)
         (point,) = points(results, curve, "accuracy")
         finals = [result.accuracy for result in results if result.curve == curve]
@@ -88,10 +90,11 @@ def plot_over_rounds(
     accuracy = _words("accuracy", results)
     over_rounds.set(xlabel="round", ylabel=accuracy)
     over_rounds.set_title("mean of the seeds", fontsize=9)
-    over_rounds.set_ylim(bottom=_floor([run[-1] for runs in curves.values() for run in runs]))
+    over_rounds.set_ylim(ends_apart(means))
     last.set(xlabel=accuracy, yticks=range(len(curves)))
     last.set_yticklabels(list(curves))
     last.set_title("last model of each seed, mean and deviation", fontsize=9)
+    last.locator_params(axis="x", nbins=5)
     last.invert_yaxis()
     save_picture(figure, target)
     return True
@@ -184,8 +187,6 @@ def _draw(panel: Axes, results: Sequence[Result], column: str, places: _Places) 
         panel.set_xscale("log")
     if column in _LOGARITHMIC and finite and min(finite) > 0:
         panel.set_yscale("log")
-    elif column == "accuracy" and finite:
-        panel.set_ylim(0.0, 1.0)
     panel.set_xticks(list(places.of.values()), [_shown(place) for place in places.of], fontsize=8)
     panel.minorticks_off()
     if places.split is not None:
@@ -211,8 +212,3 @@ def _shown(place: str) -> str:
 
 def _words(column: str, results: Sequence[Result]) -> str:
     return _WORDS[column].format(measured_on=results[0].measured_on)
-
-
-def _floor(finals: Sequence[float]) -> float:
-    """Return a lower end of the accuracies that leaves out what every training starts from."""
-    return max(0.0, math.floor(10.0 * (min(finals) - 0.2)) / 10.0)

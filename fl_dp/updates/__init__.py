@@ -6,7 +6,7 @@ from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from .arrays import ArrayForm, array_of, values_of
-    from .batch_norm import with_sound_variances
+    from .batch_norm import running_statistics, with_sound_variances
     from .bundle_sum import BundleSum
     from .clipped_sum import ClippedSum, PlainSum
     from .compression import Compression, array_bytes, sum_bytes, update_in
@@ -31,6 +31,7 @@ __all__ = [
     "in_order",
     "matching",
     "only_array_record",
+    "running_statistics",
     "sum_bytes",
     "update_in",
     "values_of",

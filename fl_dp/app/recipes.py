@@ -1,0 +1,101 @@
+"""Settings that fit a task with a model, and a promise, where nobody wrote others.
+
+    >>> recipe_of(["task=fashion_mnist", "rounds=20"]).overrides
+    ('client.learning_rate=0.1', 'client.epochs=2', 'selection.sampling_rate=0.1')
+
+`conf/recipes.yaml` has them, as overrides. Whatever somebody wrote beside them or an experiment
+says wins: they are composed first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from .overrides import config_folder, parsed
+
+_LEARNING_RATE = "client.learning_rate"  # what no two tasks have in common
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recipe:
+    """What goes with overrides.
+
+    Attributes:
+        overrides: To be composed before those that somebody wrote.
+        told: What to say before anything starts, a line each.
+    """
+
+    overrides: tuple[str, ...]
+    told: tuple[str, ...]
+
+
+def recipe_of(overrides: Sequence[str]) -> Recipe:
+    """Return what goes with overrides.
+
+    Args:
+        overrides: What somebody wrote: of keys that there are, and without several values.
+
+    Raises:
+        ConfigError: If one can't be read.
+    """
+    written = {each.key_or_group: each.value() for each in map(parsed, overrides)}
+    if written.get("resume") is not None:  # a run goes on with the settings that it has
+        return Recipe(overrides=(), told=())
+    experiment = written.get("experiment")
+    if experiment is not None:
+        written = dict(_entries(f"experiment/{experiment}")) | written
+    chosen = dict(_entries("config")) | written
+    task, model = (chosen.get(f"{group}.name", chosen[group]) for group in ("task", "model"))
+    privacy = chosen["privacy"]
+    recipes = _read("recipes")
+    tuned, fitting = recipes["tuned"].get(task, {}).get(model), recipes["fitting"].get(privacy, [])
+    taken = {key.partition(".")[0] for key in written}  # a choice of one's own is not mixed with
+    brought = {_key(each): each for each in tuned or () if _group(each) not in written}
+    brought |= {_key(each): each for each in fitting if _group(each) not in taken}
+    left = tuple(each for key, each in brought.items() if key not in written)
+    pair, told = f"task={task} with model={model}", []
+    if tuned is None and not written.keys() & {_LEARNING_RATE, "tune.candidates"}:
+        told.append(
+            f"{pair} has no tuned settings: {_LEARNING_RATE}={chosen[_LEARNING_RATE]} is what "
+            "suits digits; `fl-dp tune` pays for a better one"
+        )
+    if left:
+        whose = f"{pair} under privacy={privacy}" if fitting else pair
+        told.append(f"{whose} brings {' '.join(left)}; what you write wins")
+    return Recipe(overrides=left, told=tuple(told))
+
+
+def tuned_pairs() -> list[tuple[str, str]]:
+    """Return the tasks and models that have tuned settings."""
+    return [(task, model) for task, models in _read("recipes")["tuned"].items() for model in models]
+
+
+@cache
+def _read(name: str) -> Any:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_container(OmegaConf.load(config_folder() / f"{name}.yaml"), resolve=False)
+
+
+def _entries(name: str) -> Iterator[tuple[str, Any]]:
+    """Yield what a file of `conf/` chooses: options of groups, and values of keys."""
+    read = dict(_read(name))
+    for each in read.pop("defaults", ()):
+        if isinstance(each, Mapping):
+            yield from ((group.removeprefix("override /"), one) for group, one in each.items())
+    for key, value in read.items():
+        if isinstance(value, Mapping):
+            yield from ((f"{key}.{inner}", one) for inner, one in value.items())
+        else:
+            yield key, value
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0]
+
+
+def _group(override: str) -> str:
+    return _key(override).rpartition(".")[0] or _key(override)

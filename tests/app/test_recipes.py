@@ -1,0 +1,133 @@
+"""A task with a model, and a promise, bring settings that fit; what somebody wrote wins."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_dp.app import task_client
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.in_process import InProcessGrid
+from fl_dp.app.planning import make_plan
+from fl_dp.app.recipes import recipe_of, tuned_pairs
+from fl_dp.app.server import train
+
+FASHION = ["task=fashion_mnist"]
+
+
+def brought(*overrides: str) -> list[str]:
+    return [each.partition("=")[0] for each in recipe_of(overrides).overrides]
+
+
+def test_a_task_does_not_keep_the_steps_of_digits() -> None:
+    digits, fashion = compose_settings([]), compose_settings(FASHION)
+    assert digits.client.learning_rate == 2.0
+    assert fashion.client.learning_rate == 0.1
+    assert (fashion.rounds, fashion.selection.sampling_rate) == (60, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("written", "left"),
+    [
+        ("client.learning_rate=2.0", "client.learning_rate"),
+        ("rounds=100", "rounds"),
+        ("selection=fixed", "selection.sampling_rate"),
+        ("selection.sampling_rate=0.25", "selection.sampling_rate"),
+    ],
+)
+def test_what_somebody_wrote_wins_even_where_it_is_the_default(written: str, left: str) -> None:
+    assert left in brought(*FASHION)
+    assert left not in brought(*FASHION, written)
+    assert len(brought(*FASHION, written)) == len(brought(*FASHION)) - 1
+
+
+def test_what_an_experiment_says_wins() -> None:
+    assert brought("experiment=privacy_levels") == []
+    assert "rounds" not in brought("experiment=privacy_levels", *FASHION)
+    assert compose_settings(["experiment=records"]).client.learning_rate == 0.25
+
+
+def test_a_run_that_continues_is_brought_nothing() -> None:
+    assert recipe_of([*FASHION, "resume=/runs/one"]).told == ()
+
+
+@pytest.mark.parametrize("promise", ["local", "distributed"])
+def test_a_promise_can_be_planned_as_it_stands(promise: str) -> None:
+    settings = compose_settings([f"privacy={promise}"])
+    assert make_plan(settings).sampling.visible
+    [line] = recipe_of([f"privacy={promise}"]).told
+    assert "selection.sampling_rate=1 rounds=10" in line and "what you write wins" in line
+
+
+@pytest.mark.parametrize("written", ["selection=public", "selection.coins=nodes"])
+def test_a_selection_of_one_s_own_is_not_mixed_with_that_of_a_promise(written: str) -> None:
+    assert "selection.sampling_rate" not in brought("privacy=distributed", written)
+
+
+def test_a_pair_that_nobody_tuned_says_so_in_one_line() -> None:
+    [line] = recipe_of(["task=shakespeare", "model=gru"]).told
+    assert line.startswith("task=shakespeare with model=gru has no tuned settings: client.learning")
+    assert "fl-dp tune" in line
+    assert recipe_of(["task=shakespeare", "model=gru", "client.learning_rate=1"]).told == ()
+
+
+# On the public test part, at epsilon 8 and the default delta: a tenth or less below what was
+# measured on the validation part (docs/configuration.md).
+REACHED = {
+    ("digits", "logistic"): 0.88,
+    ("digits", "mlp"): 0.86,
+    ("digits", "cnn"): 0.83,
+    ("breast_cancer", "logistic"): 0.90,
+    ("breast_cancer", "mlp"): 0.85,
+    ("adult", "logistic"): 0.81,
+    ("adult", "mlp"): 0.81,
+    ("fashion_mnist", "logistic"): 0.78,
+    ("fashion_mnist", "mlp"): 0.78,
+    ("fashion_mnist", "cnn"): 0.67,
+    ("mnist", "logistic"): 0.87,
+    ("mnist", "mlp"): 0.88,
+}
+
+
+def trained(folder: Path, *overrides: str) -> float:
+    """Train in this process, in four nodes, and return the last model's accuracy."""
+    settings = compose_settings([*overrides, f"output_dir={folder}", "run_name=run"])
+    settings = settings.hosting(-(-settings.task.num_clients // 4))
+    nodes = settings.simulation.num_nodes(settings.task.num_clients)
+    configs: list[dict[str, Any]] = [{"partition-id": node} for node in range(nodes)]
+    train(InProcessGrid(task_client.app, configs), settings, run_id="run")
+    last = (folder / "run" / "metrics.jsonl").read_text().splitlines()[-1]
+    return float(json.loads(last)["test_accuracy"])
+
+
+@pytest.mark.waits
+@pytest.mark.parametrize(("task", "model"), REACHED)
+def test_a_recipe_reaches_its_accuracy(task: str, model: str, tmp_path: Path) -> None:
+    try:
+        reached = trained(tmp_path, f"task={task}", f"model={model}")
+    except FileNotFoundError:
+        pytest.skip(f"`fl-dp data {task}` brings the data")
+    assert reached >= REACHED[task, model]
+
+
+def test_every_recipe_has_its_test_and_its_row_in_the_guide() -> None:
+    assert set(tuned_pairs()) == set(REACHED)
+    guide = Path(__file__).resolve().parents[2].joinpath("docs/configuration.md").read_text()
+    row = r"^\| `task=(\w+) model=(\w+)` \| .* \| (\.\d+)(?: .*)? \|$"
+    rows = re.findall(row, guide, re.MULTILINE)
+    assert [(task, model) for task, model, _ in rows] == tuned_pairs()
+    for task, model, measured in rows:
+        assert 0.0 < float(measured) - REACHED[task, model] <= 0.11
+
+
+@pytest.mark.slow
+def test_a_few_rounds_learn_where_the_steps_of_logistic_regression_stay_at_chance(
+    tmp_path: Path,
+) -> None:
+    few = ("model=cnn", "rounds=8")  # .56 and .10 were measured
+    assert trained(tmp_path / "recipe", *few) > 0.3
+    assert trained(tmp_path / "before", *few, "client.learning_rate=2.0") < 0.25
