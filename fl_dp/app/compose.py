@@ -60,7 +60,7 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             GlobalHydra.instance().clear()
             try:
                 with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
-                    composed = compose("config", overrides=list(overrides))
+                    composed = compose("config", overrides=[str(each.input_line) for each in read])
             finally:
                 GlobalHydra.instance().hydra = outer
         # Merged into the schema once more: Hydra lets a file add keys that nobody reads.

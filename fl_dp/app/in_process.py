@@ -11,7 +11,11 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
+
+from fl_dp.protocol.flower_versions import parts_of_flower
+
+with parts_of_flower():
+    from flwr.supercore.task_identity import TaskIdentity
 
 _FIRST_NODE = 1  # 0 is the server's own id
 
