@@ -766,7 +766,8 @@ def test_the_summary_explains_an_epsilon_above_the_progress() -> None:
         delta=1e-5,
         epsilon_so_far=6.1,
     )
-    assert "Quote epsilon 7.9, not the 6.1" in (epsilon_jump([run]) or "")
+    said = "Report epsilon 7.9; 6.1, where the progress ended, is an intermediate lower value"
+    assert epsilon_jump([run]) == said
     assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
 
 
