@@ -38,7 +38,7 @@ class InProcessGrid(Grid):
 
         Args:
             app: Answers every message: a `ClientApp`, or what is called like one.
-            node_configs: What each node's owner configured, a node each.
+            node_configs: What each node's owner configured, one item per node.
             run_id: Of the run, as Flower would number it.
             run_config: Of the run, as every node sees it.
         """
