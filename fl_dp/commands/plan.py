@@ -55,7 +55,8 @@ def plan(
     """Compute what a training would spend, without training.
 
     OVERRIDES are settings, KEY=VALUE, for example `privacy.epsilon=4 rounds=200
-    task.num_clients=500 selection.sampling_rate=0.1 schedule=seed_rule privacy.neighboring_relation=replace-one`.
+    task.num_clients=500 selection.sampling_rate=0.1 schedule=seed_rule
+    privacy.neighboring_relation=replace-one`.
 
     Shows epsilon by each accountant (report the smallest), the noise multipliers (calibrated unless
     `privacy.noise_multiplier` is given), and what splitting epsilon over the rounds would cost.

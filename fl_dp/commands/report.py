@@ -44,8 +44,9 @@ def report(
 
     - `fl-dp report runs/NAME --format model-card`
 
-    `html` is one file that loads nothing: it opens from a disk and prints. It names no folder of this
-    machine and no seed of the noise. Only its owner may read the file, unless its mode is changed.
+    `html` is one file that loads nothing: it opens from a disk and prints. It names no folder
+    of this machine and no seed of the noise. Only its owner may read
+    the file, unless its mode is changed.
 
     The papers are of one run, and each says which of its fields a person must still fill in:
     `model-card` (Markdown as model hubs read it), `registry` (the fields of a public registry of
