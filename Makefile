@@ -48,7 +48,10 @@ BENCHES := $(sort $(patsubst BENCH_%,%,$(filter BENCH_%,$(.VARIABLES))))
 # `make federation`: central, dp_sgd, local or distributed.
 PRIVACY ?= dp_sgd
 
-.PHONY: help demo federation quick test coverage lint format docs site sbom advisories notes pictures bench experiments recovery wheel setup clean
+# `make flower`: the version of Flower that stands in for the locked one.
+FLWR ?= 1.42
+
+.PHONY: help demo federation flower quick test coverage lint format docs site sbom advisories notes pictures bench experiments recovery wheel setup clean
 .NOTPARALLEL: # two timings at once would measure each other
 
 help: ## What there is
@@ -68,6 +71,15 @@ test: lint ## Every check: lint, types, layers, tests
 
 coverage: $(STAMP) ## Every test, and which lines none of them runs: results/coverage
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-report=html
+
+# Only Flower is replaced, so that no other package's version explains a failure.
+flower: $(STAMP) ## Every test with another version of Flower: FLWR=1.42
+	$(BIN)/python -m venv .venv-flower
+	$(BIN)/python -c 'import sysconfig; print("import site; site.addsitedir(%r)" % sysconfig.get_path("purelib"))' \
+	  > $$(.venv-flower/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/locked.pth
+	$(PIP:$(BIN)/%=.venv-flower/bin/%) --no-deps "flwr==$(FLWR).*"
+	$(PIP:$(BIN)/%=.venv-flower/bin/%) --no-deps --no-build-isolation --editable .
+	.venv-flower/bin/python -m pytest -n 2 --dist loadgroup --ignore=tests/packaging/test_lock_file.py
 
 lint: $(STAMP) ## Style, types and the direction of imports
 	$(BIN)/ruff check .
@@ -173,4 +185,4 @@ $(STAMP): requirements.lock pyproject.toml
 	@touch $(STAMP)
 
 clean: ## Remove the environment, every cache and results/, keep runs/
-	rm -rf .venv .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist site results
+	rm -rf .venv .venv-flower .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage dist site results

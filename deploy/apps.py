@@ -35,6 +35,7 @@ from zipfile import BadZipFile
 from keys import load_signer, signer_id
 
 from fl_dp.files import write_text
+from fl_dp.protocol.flower_versions import parts_of_flower
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +67,8 @@ class ShelvedApp:
         Raises:
             ValueError: If it is no bundle, or its signatures can't be read.
         """
-        from flwr.common.config import get_fab_config, get_metadata_from_config
+        with parts_of_flower():
+            from flwr.common.config import get_fab_config, get_metadata_from_config
 
         try:
             name, version = get_metadata_from_config(get_fab_config(file))
@@ -90,7 +92,11 @@ def sign(file: Path, key_file: Path) -> ShelvedApp:
         OSError: If one of them can't be read.
         ValueError: If the key is of another kind or the file is no bundle.
     """
-    from flwr.supercore.primitives.asymmetric_ed25519 import create_message_to_sign, sign_message
+    with parts_of_flower():
+        from flwr.supercore.primitives.asymmetric_ed25519 import (
+            create_message_to_sign,
+            sign_message,
+        )
 
     key = load_signer(key_file)
     name, signed_at = signer_id(key.public_key()), int(time.time())

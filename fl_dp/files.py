@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -78,14 +79,30 @@ def written_whole(file: Path, *, public: bool = False) -> Iterator[Path]:
     temporary = file.with_name(f".{file.name}.{secrets.token_hex(8)}.tmp")
     _create(temporary, _EVERYBODY if public else _OWNER)
     try:
-        yield temporary
-        _sync(temporary)
+        with full_disk_named(file.parent):
+            yield temporary
+            _sync(temporary)
         temporary.replace(file)
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
     with contextlib.suppress(OSError):  # some file systems have no folders to sync
         _sync(file.parent)
+
+
+@contextlib.contextmanager
+def full_disk_named(folder: Path) -> Iterator[None]:
+    """Add the folder to the error of a full disk or quota, which by itself names no place.
+
+    Raises:
+        OSError: Whatever the block raises.
+    """
+    try:
+        yield
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT) and error.filename is None:
+            error.filename = str(folder)
+        raise
 
 
 def write_text(file: Path, text: str, *, public: bool = False) -> None:

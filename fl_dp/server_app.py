@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import shlex
 
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.refusals import shorten_refusals
 from fl_dp.app.server import train
 from fl_dp.app.statistics import answer_statistic
 
@@ -17,6 +19,8 @@ app = ServerApp()
 @app.main()
 def main(grid: Grid, context: Context) -> None:
     """Run one training, or answer one statistic."""
+    for name in ("flwr", "flwr.fl_dp"):  # Flower logs what ends a run, and so do we
+        shorten_refusals(logging.getLogger(name))
     overrides = shlex.split(str(context.run_config.get("hydra-overrides", "")))
     settings = compose_settings(overrides)
     job = train if settings.statistic.query is None else answer_statistic

@@ -365,10 +365,9 @@ class DPFedAvg(RoundLoop):
             if self._progress.trained:
                 raise
             raise PrivacyBudgetExhausted(
-                f"the ledger {self.ledger.location} has nothing left for a first round "
-                f"({exhausted}), so the model would come back untrained: use the model that was "
-                "released before, go on from its checkpoint with resume(checkpoint), or begin a "
-                "new ledger, whose epsilon adds to what the same clients have spent here"
+                f"the ledger {self.ledger.location} is spent ({exhausted}): use the model of the "
+                "earlier run, go on from its checkpoint with resume(checkpoint), or name a new "
+                "ledger, whose epsilon adds to what these clients have spent here"
             ) from None
         finally:
             self.noise_stream.cut()  # memory holds no noise for longer than it is needed

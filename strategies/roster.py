@@ -103,8 +103,8 @@ class Roster:
             declared = self._declared.among(nodes)
             if len(declared) < len(nodes):
                 log.warn_once(
-                    "more nodes are connected than the plan declares (num_clients): those who came "
-                    "last take no part"
+                    "more nodes are connected than the plan declares (num_clients): the nodes "
+                    "that connected last take no part"
                 )
             nodes = declared
         numbers = range(self._units_per_node)

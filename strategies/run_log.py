@@ -79,7 +79,7 @@ def log_promise(plan: PrivacyPlan, ledger: SpentLedger, record_plan: RecordPlan 
     logger.info("\t├── Rule: %s", ledger.rule)
     logger.info("\t└── Ledger: %s", ledger.location)
     if ledger.insecure:
-        logger.warning("The noise is INSECURE: whoever knows the seed can take it away again")
+        logger.warning("The noise is INSECURE: anyone who knows the seed can subtract it")
 
 
 def log_record_promise(record_plan: RecordPlan, *, last: bool = False) -> None:

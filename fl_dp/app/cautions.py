@@ -23,8 +23,8 @@ def cautions(settings: Settings) -> list[str]:
     clients, delta = settings.task.num_clients, target_delta(settings)
     if clients < _FEW_CLIENTS and not settings.sums_records:
         said.append(
-            f"{clients} clients are few: noise that hides one of them hides much of what the "
-            f"others have in common; with {_FEW_CLIENTS} or more a small epsilon costs less"
+            f"{clients} clients are few: with few clients, noise drowns the signal; from "
+            f"{_FEW_CLIENTS} clients on, a small epsilon costs less accuracy"
         )
     if delta > _LARGE_DELTA:
         chosen = " (the default)" if settings.sums_records else f" (the default for {clients})"

@@ -61,8 +61,9 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             GlobalHydra.instance().clear()
             try:
                 with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
+                    written = [str(each.input_line) for each in read]
                     brought = recipe_of(overrides).overrides
-                    composed = compose("config", overrides=[*brought, *overrides])
+                    composed = compose("config", overrides=[*brought, *written])
             finally:
                 GlobalHydra.instance().hydra = outer
         # Merged into the schema once more: Hydra lets a file add keys that nobody reads.

@@ -11,7 +11,11 @@ from typing import Any
 
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
-from flwr.supercore.task_identity import TaskIdentity
+
+from fl_dp.protocol.flower_versions import parts_of_flower
+
+with parts_of_flower():
+    from flwr.supercore.task_identity import TaskIdentity
 
 _FIRST_NODE = 1  # 0 is the server's own id
 
@@ -34,7 +38,7 @@ class InProcessGrid(Grid):
 
         Args:
             app: Answers every message: a `ClientApp`, or what is called like one.
-            node_configs: What each node's owner configured, a node each.
+            node_configs: What each node's owner configured, one item per node.
             run_id: Of the run, as Flower would number it.
             run_config: Of the run, as every node sees it.
         """

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 _OVERRIDE = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[^=]*)(=(?P<value>.*))?", re.DOTALL)
 
+_PLAIN = re.compile(r"[\w./~-]+")
+
 
 class ConfigError(ValueError):
     """The configuration can't be composed or holds a wrong value."""
@@ -108,10 +110,12 @@ def parsed(text: str) -> Override:
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
 
+    key, _, value = text.partition("=")
+    if not value.isascii() and _PLAIN.fullmatch(value):  # Hydra takes other letters in quotes alone
+        text = f"{key}={quoted(value)}"
     try:
         return OverridesParser.create().parse_override(text)
     except HydraException as error:
-        key, _, value = text.partition("=")
         raise ConfigError(
             f"'{text}' can't be read: a value with spaces or any of ,:=()[]{{}}$\\ stands in "
             f"quotes of its own, like '{key}=\"{value}\"'"

@@ -18,7 +18,7 @@ from safetensors.numpy import save
 from yaml import YAMLError
 
 from fl_dp.documents import MALFORMED
-from fl_dp.files import private_file, private_folder, write_text, written_whole
+from fl_dp.files import full_disk_named, private_file, private_folder, write_text, written_whole
 from fl_dp.found_runs.process import PROCESS, this_process
 from fl_dp.ledger import LedgerAnchor, SpentLedger, Witness, witness_at
 from fl_dp.plan import PrivacyPlan, RecordPlan
@@ -227,7 +227,7 @@ class RunFolder:
     def append_metrics(self, line: dict[str, Any]) -> None:
         """Add one round's line; a reader sees it at once."""
         # Appended, as the command line reads the file while the run writes it.
-        with self.metrics.open("a", encoding="utf-8") as stream:
+        with full_disk_named(self.path), self.metrics.open("a", encoding="utf-8") as stream:
             stream.write(json.dumps(line) + "\n")
 
     def read_metrics(self) -> list[dict[str, Any]]:

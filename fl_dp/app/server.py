@@ -28,6 +28,7 @@ from .cautions import cautions, cautions_of_data
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
 from .in_process import InProcessGrid
+from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection
 from .run_folder import RunFolder, statement_of_records
 from .server_optimizers import make_server_optimizer
@@ -345,13 +346,13 @@ def output_dir(settings: Settings) -> Path:
     """Return the folder of all runs, without `fl-dp run`'s say.
 
     Raises:
-        ValueError: If it is not absolute.
+        ConfigError: If it is not absolute.
     """
     if settings.output_dir is None:
         return Path.home() / ".fl-dp" / "runs"
     output_dir = Path(settings.output_dir).expanduser()
     if not output_dir.is_absolute():
-        raise ValueError(
+        raise ConfigError(
             f"output_dir must be absolute, got '{output_dir}': a ServerApp does not run where "
             "you called Flower from"
         )

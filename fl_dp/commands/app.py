@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from difflib import get_close_matches
+from itertools import pairwise
 from typing import Annotated, Any
 
 import typer
+from click.exceptions import NoSuchOption
 from typer.core import TyperGroup
 
 from fl_dp import __version__
@@ -42,6 +44,7 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         """Return the command that is asked for."""
+        ctx.meta["words"] = args
         name = args[0]
         if not name.startswith("-") and self.get_command(ctx, name) is None:
             known = self.list_commands(ctx)
@@ -54,8 +57,37 @@ class _Commands(TyperGroup):
         """Run the command."""
         try:
             return super().invoke(ctx)
+        except NoSuchOption as error:
+            if meant := _override_meant(error, ctx.meta["words"]):
+                fail(
+                    f"there is no option {error.option_name}: settings are written without dashes, "
+                    f"as {meant}",
+                    status=2,
+                )
+            raise
         except KeyboardInterrupt:
             fail("stopped", status=130)
+
+
+def _override_meant(error: NoSuchOption, words: list[str]) -> str | None:
+    """Return the override that somebody meant by an option; None if no setting is like it.
+
+    Args:
+        error: Names the option and the command.
+        words: The command line.
+    """
+    from fl_dp.app.keys import all_keys, nearest_keys
+
+    option = error.option_name
+    if error.ctx is None or "overrides" not in [each.name for each in error.ctx.command.params]:
+        return None
+    keys = [key for key in nearest_keys(option.lstrip("-").replace("-", "_")) if key in all_keys()]
+    if not keys:
+        return None
+    # The value is what stands behind it, in the same word or in the next.
+    values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
+    values += [after for word, after in pairwise(words) if word == option and after[0] != "-"]
+    return f"{keys[0]}={values[0] if values else all_keys()[keys[0]].default_text}"
 
 
 app = typer.Typer(

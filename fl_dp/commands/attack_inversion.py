@@ -48,8 +48,8 @@ def inversion(
 ) -> None:
     """Recover images from updates under every threat model, with and without noise.
 
-    OVERRIDES are Hydra's, over `experiment=data_recovery`; `fl-dp config recovery` lists the
-    attack's own. For example:
+    OVERRIDES are settings, KEY=VALUE, on top of `experiment=data_recovery`; `fl-dp config
+    recovery` lists the attack's own. For example:
 
     - `fl-dp attack inversion task=fashion_mnist recovery.images=2 recovery.seeds=1`
 

@@ -61,14 +61,14 @@ def membership(
         typer.Option("--unit", help="Whom to look for; by default whom the settings protect."),
     ] = None,
     models: Annotated[
-        int, typer.Option("--models", help="Trainings; each is attacked with the others' help.")
+        int, typer.Option("--models", help="Trainings; the others help to attack each.")
     ] = _MODELS,
     data_is_public: DataIsPublic = False,
     as_json: AsJson = False,
 ) -> None:
     """Infer who was part of a training, and compare with what its promise allows.
 
-    OVERRIDES are Hydra's, those of `fl-dp run`. For example:
+    OVERRIDES are settings, KEY=VALUE, as for `fl-dp run`. For example:
 
     - `fl-dp attack membership privacy.epsilon=8 rounds=30`
 

@@ -11,6 +11,13 @@ def main() -> None:
         from .app import app
 
         app()
+    except ImportError as error:
+        from fl_dp.protocol.flower_versions import FlowerChanged
+
+        if not isinstance(error, FlowerChanged):
+            raise
+        sys.stderr.write(f"error: {error}\n")
+        raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("error: stopped\n")
         raise SystemExit(130) from None

@@ -24,11 +24,11 @@ def ledger(
     ] = None,
     witness: Annotated[
         str | None,
-        typer.Option("--witness", help="Compare with what this file or database knows of it."),
+        typer.Option("--witness", help="Compare with this witness, a file or a database."),
     ] = None,
     begin_witness: Annotated[
         str | None,
-        typer.Option("--begin-witness", help="Tell an empty one, once, how far the ledger is."),
+        typer.Option("--begin-witness", help="Write the ledger's state to an empty witness, once."),
     ] = None,
     receipt: Annotated[
         Path | None,
@@ -36,7 +36,7 @@ def ledger(
     ] = None,
     key: Annotated[
         str | None,
-        typer.Option("--key", help="The node's public key in hex, which a receipt should be of."),
+        typer.Option("--key", help="Public key, in hex, of the node that signed the receipt."),
     ] = None,
     summary: Annotated[
         bool,
@@ -44,7 +44,7 @@ def ledger(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what was spent, entry by entry, after verifying the chain.
+    """Show what was spent, entry by entry, after verifying the chain.
 
     PATH is a `ledger.db`, the folder of a run, a URL such as
     `postgresql://user@host/database`, or the ledger that a node keeps of its own data.
@@ -54,7 +54,7 @@ def ledger(
     anew. An auditor who has the two files names the statement with `--check privacy.json`.
 
     A witness is a second place that knows how far the ledger has come (`privacy.witness_dir`, and
-    `witness-path` of a node): an older copy that was put back is an error then, too.
+    `witness-path` of a node): it detects an older copy in the ledger's place.
 
     `--verify-receipt FILE` checks a receipt that a node signed for a run: that its key signed it,
     that the ledger holds the entries that it names, and that they charged what it says. PATH is the

@@ -40,25 +40,26 @@ def plan(
         ),
     ] = False,
     buffer_mib: Annotated[
-        float, typer.Option("--buffer-mib", help="With --compare: most memory for earlier noise.")
+        float, typer.Option("--buffer-mib", help="With --compare: memory for earlier noise, MiB.")
     ] = 1024.0,
     cohort_seen: Annotated[
         bool,
-        typer.Option("--cohort-seen", help="With --compare: who takes part can't be kept secret."),
+        typer.Option("--cohort-seen", help="With --compare: participants are visible."),
     ] = False,
     available: Annotated[
         float,
-        typer.Option("--available", help="With --compare: share of clients that can be asked."),
+        typer.Option("--available", help="With --compare: share of clients available."),
     ] = 1.0,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what a training would spend, without training.
+    """Compute what a training would spend, without training.
 
-    OVERRIDES are Hydra's, for example `privacy.epsilon=4 rounds=200 task.num_clients=500
-    selection.sampling_rate=0.1 schedule=seed_rule privacy.neighboring_relation=replace-one`.
+    OVERRIDES are settings, KEY=VALUE, for example `privacy.epsilon=4 rounds=200
+    task.num_clients=500 selection.sampling_rate=0.1 schedule=seed_rule
+    privacy.neighboring_relation=replace-one`.
 
-    Epsilon by each accountant, the smallest to quote; the noise multipliers, calibrated if
-    `privacy.noise_multiplier` is not given; what splitting epsilon over the rounds would cost.
+    Shows epsilon by each accountant (report the smallest), the noise multipliers (calibrated unless
+    `privacy.noise_multiplier` is given), and what splitting epsilon over the rounds would cost.
 
     With `--compare`: the error that independent, spaced and cyclic noise would leave in the model.
     """

@@ -31,14 +31,14 @@ _ONE_PROCESS = "simulation.engine=in_process"  # Flower's own takes five times a
 def price(
     overrides: Overrides = None,
     seeds: Annotated[
-        int, typer.Option("--seeds", help="Trainings of each step, with seeds from `seed` on.")
+        int, typer.Option("--seeds", help="Trainings per step; seeds count up from `seed`.")
     ] = 3,
     data_is_public: DataIsPublic = False,
     as_json: AsJson = False,
 ) -> None:
-    """Tell what each part of privacy costs in accuracy: cohorts, clipping, noise.
+    """Measure what each part of privacy costs in accuracy: cohorts, clipping, noise.
 
-    OVERRIDES are Hydra's, those of `fl-dp run`. For example:
+    OVERRIDES are settings, KEY=VALUE, as for `fl-dp run`. For example:
 
     - `fl-dp price privacy.epsilon=4 rounds=60`
 
@@ -46,7 +46,8 @@ def price(
 
     Trains the same task with the same seeds in four steps: everybody, unclipped and without noise;
     with sampled cohorts; clipped, and divided by the public denominator; and with the noise, as
-    asked for. A step's price is what the accuracy on the public test part falls by, seed for seed.
+    asked for. A step's price is the drop in accuracy
+    on the public test part, for the same seed.
 
     Each training has one process, as with `simulation.engine=in_process`, and as many train at a
     time as there are processors. Write `simulation.engine=flower` for Flower's own engine.

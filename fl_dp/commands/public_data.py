@@ -13,7 +13,7 @@ DataIsPublic = Annotated[
     bool,
     typer.Option(
         "--data-is-public",
-        help="Say so of data of your own: what is computed from them here is not private.",
+        help="Confirm that your own data are public: the results here are not private.",
     ),
 ]
 

@@ -30,7 +30,7 @@ def report(
         Path | None, typer.Option("--output", "-o", help="File to write; else beside the run.")
     ] = None,
 ) -> None:
-    """Write what runs came to, for a person: one page of charts and tables, or a paper.
+    """Write the results of runs for people: one page of charts and tables, or a paper.
 
     RUN is the folder of a run, of a sweep, or one that holds runs. Several are compared: what
     differs between their settings, and curves with bands over seeds. It can also be the folder of
@@ -44,9 +44,9 @@ def report(
 
     - `fl-dp report runs/NAME --format model-card`
 
-    `html` is one file that loads nothing: it opens from a disk and prints. It has no folder's name
-    of this machine and no seed of the noise, and only its owner may read it until somebody says
-    otherwise.
+    `html` is one file that loads nothing: it opens from a disk and prints. It names no folder
+    of this machine and no seed of the noise. Only its owner may read
+    the file, unless its mode is changed.
 
     The papers are of one run, and each says which of its fields a person must still fill in:
     `model-card` (Markdown as model hubs read it), `registry` (the fields of a public registry of

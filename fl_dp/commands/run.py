@@ -37,24 +37,24 @@ def run(
     ] = False,
     show_config: Annotated[
         bool,
-        typer.Option("--cfg", help="Print the settings that the overrides come to, and exit."),
+        typer.Option("--cfg", help="Print the resulting settings, and exit."),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Train under differential privacy with simulated nodes, small tasks in one process.
 
-    OVERRIDES are Hydra's, for example `privacy.epsilon=4 task=fashion_mnist rounds=100
+    OVERRIDES are settings, KEY=VALUE, for example `privacy.epsilon=4 task=fashion_mnist rounds=100
     task.num_clients=500 selection.sampling_rate=0.1 clipping.norm=0.5 schedule=cosine`; `fl-dp
     config` lists every key. A task, a model and `privacy=NAME` bring settings that fit them, which
     is said before anything starts; what OVERRIDES say wins. `simulation.engine=flower` trains small
     tasks, too, through Flower's simulation engine.
 
-    Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (a line a round), `ledger.db`,
+    Writes `runs/NAME/`: `config.yaml`, `metrics.jsonl` (one line per round), `ledger.db`,
     `privacy.json`, `privacy.md`, `model.safetensors`, `checkpoint.safetensors`, `run.log`, and
-    `report.html` (`report=none` leaves it out). Ends with status 0 only if Flower's run did.
+    `report.html` (`report=none` leaves it out). Exits with status 0 only if the run succeeded.
 
     `fl-dp run resume=runs/NAME` continues a run that was stopped or crashed: same settings, same
-    ledger, from its last released round. Of a sweep, `resume=runs/SWEEP` does what is missing.
+    ledger, from its last released round. For a sweep, `resume=runs/SWEEP` runs what is missing.
 
     `fl-dp run -m experiment=privacy_levels` runs an experiment of many trainings, for example with
     `seed=0,1 task=fashion_mnist`; it ends in `results.csv` and `experiment.png`.

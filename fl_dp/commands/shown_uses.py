@@ -12,6 +12,7 @@ from rich.console import RenderableType
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients.node_config import POLICY_PATH_KEY, NodeConfig
 from fl_dp.ledger import NodeLedger, witness_at
+from fl_dp.protocol.flower_versions import parts_of_flower
 from fl_dp.report.node_ledger_view import node_uses_json, node_uses_tables
 
 from .shown_ledger import ShownLedger
@@ -63,7 +64,8 @@ def parsed_node_config(text: str) -> dict[str, Any]:
     Raises:
         ValueError: If it can't be read.
     """
-    from flwr.common.config import parse_config_args
+    with parts_of_flower():
+        from flwr.common.config import parse_config_args
 
     how = "write key=value pairs with spaces between them, texts in double quotes"
     try:

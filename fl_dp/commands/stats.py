@@ -37,7 +37,7 @@ def stats(
         list[str] | None, typer.Argument(metavar="[VALUES] [OVERRIDES]...", show_default=False)
     ] = None,
     price: Annotated[
-        bool, typer.Option("--price", help="Say what it would cost, and how exact it would be.")
+        bool, typer.Option("--price", help="Show what it would cost, and how exact it would be.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -49,7 +49,7 @@ def stats(
     VALUES are `labels` (the default), `records` (each feature of them), or `records.3` (the fourth
     feature alone).
 
-    OVERRIDES are Hydra's, those of `fl-dp run` and the group `statistic`. For example:
+    OVERRIDES are settings, KEY=VALUE, as for `fl-dp run` and the group `statistic`. For example:
 
     - `fl-dp stats histogram labels task=digits privacy.epsilon=1`
 

@@ -31,7 +31,7 @@ def status(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Tell how a run of plain `flwr run` stands, by text and exit status.
+    """Show the state of a run of plain `flwr run`, as text and exit status.
 
     RUN is the number that `flwr run` printed, CONNECTION the name of its SuperLink in Flower's
     `config.toml` (the default there unless given). `flwr run` itself ends with status 0 even if the
@@ -42,7 +42,7 @@ def status(
     - `fl-dp status 1234567890 production --wait --timeout 3600`
 
     Status 0: the run is complete. 1: it failed. 3: somebody stopped it. 4: it has not ended (with
-    `--wait`: not within the time-out). 2: no SuperLink says anything of it.
+    `--wait`: not within the time-out). 2: no SuperLink knows it.
     """
     if not run.isdecimal():
         fail(f"RUN is the number that `flwr run` prints, got '{run}'", status=_UNKNOWN)

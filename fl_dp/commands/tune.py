@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
-    """Choose hyper-parameters among a few, pay for the choice, and train with what won.
+    """Choose hyper-parameters among a few, charge for the choice, and train with the winner.
 
     OVERRIDES are those of `fl-dp run`. A key with several values, `KEY=A,B`, is tuned; two such
     keys make a grid. For example:
@@ -47,11 +47,11 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
 
     - `public`: the server tries the candidates on its public test part, at no charge.
 
-    Tuned can be `client.learning_rate`, `.epochs`, `.batch_size`, `clipping.norm`, `model.name`,
-    `model.hidden`, and every key of `server_optimizer`.
+    These keys can be tuned: `client.learning_rate`, `.epochs`, `.batch_size`, `clipping.norm`,
+    `model.name`, `model.hidden`, and every key of `server_optimizer`.
 
-    Writes `runs/NAME/` as `fl-dp run` does. Its one privacy statement has the whole price, says how
-    the choice was made, and no longer lists it among what is not covered.
+    Writes `runs/NAME/` as `fl-dp run` does. Its privacy statement covers the choice
+    as well as the training, and says how the choice was made.
     """
     # As Ctrl-C: otherwise what was started would train on, and spend on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)

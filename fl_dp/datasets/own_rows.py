@@ -21,6 +21,7 @@ from fl_dp.datasets.own_data import optional_import
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
+_SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -75,9 +76,22 @@ def parquet_rows(file: Path, columns: Sequence[str], label: str) -> Rows:
     return Rows(_narrow(x.reshape(rows, len(columns))), labels)
 
 
+def other_separator(names: Sequence[str]) -> str | None:
+    """Return what separates the columns of a CSV file if not commas; None where commas do.
+
+    Args:
+        names: Its columns, as somebody reads them who looks for commas.
+    """
+    if len(names) != 1:
+        return None
+    return next((said for char, said in _SEPARATORS.items() if char in names[0]), None)
+
+
 def _has(file: Path, names: list[str], wanted: list[str]) -> bool:
     odd = [name for name in wanted if names.count(name) != 1]
-    if odd:
+    if odd and (separator := other_separator(names)):
+        logger.error("%s has %s between its columns: save it with commas", file, separator)
+    elif odd:
         logger.error("%s has none or several columns %s: no row of it can be used", file, odd)
     return not odd
 

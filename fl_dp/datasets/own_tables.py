@@ -31,7 +31,7 @@ from fl_dp.datasets.own_data import (
     require_scale_of,
     splits_to_read,
 )
-from fl_dp.datasets.own_rows import Rows, csv_rows, parquet_rows
+from fl_dp.datasets.own_rows import Rows, csv_rows, other_separator, parquet_rows
 
 TYPES = ("number", "integer", "truth")
 """Types of a column: any number, a whole one, 0 or 1."""
@@ -90,6 +90,8 @@ class _CsvFile:
         self._file = file
         with self._csv.open_csv(file) as reader:
             self.names: list[str] = reader.schema.names
+        if separator := other_separator(self.names):
+            raise ValueError(f"{file} has {separator} between its columns: save it with commas")
 
     def read(self, columns: list[str], text: list[str]) -> Any:
         """Return an Arrow table of some columns, some of which hold text."""
@@ -139,7 +141,8 @@ def _load(
             columns = columns or _all_others(table, data_format)
             parts[split] = _read(paths[split], table, columns, split, data_format)
         except (arrow.ArrowException, UnicodeError) as error:
-            raise ValueError(f"{paths[split]} can't be read: {error}") from error
+            said = "its text is not UTF-8: save it as UTF-8" if _of_encoding(error) else str(error)
+            raise ValueError(f"{paths[split]} can't be read: {said}") from error
     assert columns is not None  # some part was read
     require_scale_of(data_format, len(columns), "columns")
     classes = data_format.classes or _integers(parts, paths)
@@ -156,6 +159,10 @@ def _load(
         data_format=data_format,
     )
     return replace(whole, column_names=columns)
+
+
+def _of_encoding(error: Exception) -> bool:
+    return isinstance(error, UnicodeError) or "invalid UTF8" in str(error)
 
 
 def _fitting_rows(task: str, file: Path, data_format: DataFormat) -> Dataset:

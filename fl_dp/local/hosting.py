@@ -36,16 +36,17 @@ def _with_units(settings: Settings, machine: Machine) -> tuple[Settings, str | N
         return settings, None
     reason = _each_reply_needed(settings)
     if reason is not None:
-        return settings.hosting(1), f"one client a node: {reason}"
+        return settings.hosting(1), f"one client per node: {reason}"
     units = _units(settings, busy_workers(settings.simulation, machine))
     settings = settings.hosting(units)
     nodes = settings.simulation.num_nodes(settings.task.num_clients)
     clients = f"the {settings.task.num_clients} clients"
     if nodes == 1:
-        return settings, f"one node hosts {clients} and is trusted to clip them"
+        return settings, f"the simulation uses one node for {clients}, which clips them"
     return (
         settings,
-        f"{nodes} nodes host {clients}, up to {units} each, and are trusted to clip them",
+        f"the simulation uses {nodes} nodes of up to {units} clients for {clients}; "
+        "each node clips its own",
     )
 
 

@@ -11,7 +11,6 @@ import contextlib
 import importlib
 import json
 import os
-import secrets
 import shlex
 import shutil
 import subprocess
@@ -147,23 +146,11 @@ def _play(asked: dict[str, Any]) -> None:
     client = importlib.import_module(asked["client"]).app
 
     import torch
-    from flwr.app import Context, RecordDict
 
-    from fl_dp.app.in_process import InProcessGrid
-    from fl_dp.clients.node_config import PARTITION_ID_KEY
-    from fl_dp.clients.node_privacy import simulated_nodes
+    from .simulation import play
 
     torch.set_num_threads(asked["threads"])
-    nodes, config = asked["nodes"], asked["config"]
-    run_id = secrets.randbits(63)
-    grid = InProcessGrid(
-        client,
-        [{PARTITION_ID_KEY: node, "num-partitions": nodes} for node in range(nodes)],
-        run_id=run_id,
-        run_config=config,
-    )
-    with simulated_nodes():
-        server(grid, Context(run_id, 0, {}, RecordDict(), dict(config)))
+    play(server, client, num_nodes=asked["nodes"], run_config=asked["config"])
 
 
 def main() -> None:

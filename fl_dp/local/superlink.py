@@ -26,6 +26,8 @@ from collections.abc import Awaitable, Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import Any, TypeAlias
 
+from fl_dp.protocol.flower_versions import parts_of_flower
+
 from .processes import descendants, end_with, kill_all
 
 CLOSED_PATH = "/fl-dp/closed-to-others"
@@ -139,7 +141,9 @@ def main() -> None:
         SystemExit: If nodes without keys, or everybody, would get in by `--open-to-nodes`.
     """
     import uvicorn
-    from flwr.superlink.cli import flower_superlink
+
+    with parts_of_flower():
+        from flwr.superlink.cli import flower_superlink
 
     open_to_all = _open_to_all(sys.argv)
     if users_can_be_told_apart():

@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fl_dp.protocol.flower_versions import parts_of_flower
+
 from .superlink import App, OwnUserOnly, users_can_be_told_apart
 
 
@@ -21,7 +23,9 @@ def main() -> None:
         SystemExit: If this system does not say who connects to a port.
     """
     import uvicorn
-    from flwr.supernode.cli import flower_supernode
+
+    with parts_of_flower():
+        from flwr.supernode.cli import flower_supernode
 
     if not users_can_be_told_apart():
         raise SystemExit(

@@ -219,8 +219,9 @@ def _in_theory(statement: Promised) -> str:
     if whole is None:
         return bound
     return (
-        f"{bound} Among those who did not take part at most 1 in 100 suspected: at most "
-        f"{100.0 * float(whole(0.01)):.1f} in 100 of those who did are found, by any computation."
+        f"{bound} An attacker who wrongly accuses at most 1 in 100 of those who did not take part "
+        f"recognizes at most {100.0 * float(whole(0.01)):.1f} in 100 of those who did, however "
+        "much the attacker computes."
     )
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
 from rich.table import Column, Table
 
-from fl_dp.accounting import EpsilonBounds
+if TYPE_CHECKING:
+    from fl_dp.accounting import EpsilonBounds
 
 _ACCOUNTANTS = {
     "pld": "epsilon by PLD",
@@ -17,6 +19,15 @@ _ACCOUNTANTS = {
     "filter": "epsilon, guaranteed by the privacy filter",
     "naive": "epsilon by naive composition",
 }
+
+
+NO_PRIVACY_FROM = 1000.0
+"""Epsilon from which on a person reads `no privacy`: odds may change by a factor of e^1000."""
+
+
+def epsilon_text(epsilon: float, digits: str = ".4g") -> str:
+    """Return an epsilon for a person, or that it protects nothing."""
+    return f"{epsilon:{digits}}" if epsilon < NO_PRIVACY_FROM else "no privacy"
 
 
 def numbers_table(title: str, rows: Iterable[tuple[str, str]]) -> Table:

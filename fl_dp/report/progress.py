@@ -15,6 +15,7 @@ from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Ta
 from rich.text import Text
 
 from .live import shows_live
+from .numbers import NO_PRIVACY_FROM
 
 # Takes one line of `metrics.jsonl`, and shows it.
 OnRound: TypeAlias = Callable[[dict[str, Any]], None]
@@ -230,7 +231,7 @@ def describe_round(
         seconds_left: Until all are done; None while that is unknown.
     """
     parts = [f"round {line['round']}/{rounds}", f"accuracy {line['test_accuracy']:.3f}"]
-    if "epsilon" in line:
+    if line.get("epsilon", math.inf) < NO_PRIVACY_FROM:
         of = f"/{budget:.4g}" if math.isfinite(budget) else ""
         parts.append(f"epsilon {line['epsilon']:.3g}{of}")
     else:

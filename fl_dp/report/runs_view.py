@@ -11,6 +11,8 @@ from rich.text import Text
 
 from fl_dp.found_runs import RunCard, RunState
 
+from .numbers import epsilon_text
+
 _STYLES = {
     RunState.FINISHED: "green",
     RunState.RUNNING: "cyan",
@@ -118,7 +120,7 @@ def _rounds(card: RunCard) -> str:
 def _epsilon(card: RunCard) -> str:
     if not card.promises:
         return "no promise"
-    return "-" if card.epsilon is None else f"{card.epsilon:.4g}"
+    return "-" if card.epsilon is None else epsilon_text(card.epsilon)
 
 
 def _when(seconds: float | None, precision: str = "minutes") -> str | None:

@@ -10,6 +10,8 @@ from typing import Any
 
 from rich.table import Table
 
+from .numbers import epsilon_text
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunSummary:
@@ -116,9 +118,8 @@ def epsilon_jump(runs: Sequence[RunSummary]) -> str | None:
         spent = run.epsilon_so_far
         if spent is not None and math.isfinite(run.epsilon) and run.epsilon > 1.001 * spent:
             return (
-                f"Quote epsilon {_rounded_up(run.epsilon):.4g}, not the {_rounded_up(spent):.4g} "
-                f"that the progress ended with: that is what {run.unit} had spent, and it would "
-                "hold only if nothing that was released had a part in stopping there"
+                f"Report epsilon {_rounded_up(run.epsilon):.4g}; {_rounded_up(spent):.4g}, where "
+                "the progress ended, is an intermediate lower value"
             )
     return None
 
@@ -130,7 +131,7 @@ def _largest(values: Sequence[float | None]) -> float | None:
 def _promised(epsilon: float | None, delta: float | None) -> tuple[str, str]:
     if epsilon is None or delta is None:
         return "-", "-"
-    return f"{_rounded_up(epsilon):.4g}", f"{delta:.3g}"
+    return epsilon_text(_rounded_up(epsilon)), f"{delta:.3g}"
 
 
 def _rounded_up(epsilon: float) -> float:

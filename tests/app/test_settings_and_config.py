@@ -118,6 +118,14 @@ def test_an_unknown_key_is_refused_by_name(override: str, key: str) -> None:
         compose_settings([override])
 
 
+@pytest.mark.parametrize("name", ["Übung", "测试", "/home/jörg/runs"])
+def test_letters_of_every_language_need_no_quotes(name: str) -> None:
+    assert compose_settings([f"output_dir={name}"]).output_dir == name
+    assert expand_sweep([f"output_dir={name}", "seed=1,2"]) == [
+        [f"output_dir={name}", f"seed={seed}"] for seed in (1, 2)
+    ]
+
+
 @pytest.mark.parametrize(
     ("override", "meant"),
     [

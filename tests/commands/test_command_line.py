@@ -109,6 +109,28 @@ def test_a_misspelt_command_is_said_once_with_the_nearest() -> None:
     assert result.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["--epsilon", "4"], "privacy.epsilon=4"),
+        (["--epsilon=4", "--json"], "privacy.epsilon=4"),
+        (["--noise-multiplier", "--json"], "privacy.noise_multiplier=null"),
+        (["--rounds", "3"], "rounds=3"),
+    ],
+)
+def test_a_setting_written_as_an_option_is_said_as_an_override(
+    words: list[str], meant: str
+) -> None:
+    result = call("plan", *words)
+    assert result.exit_code == 2
+    (said,) = result.stderr.splitlines()
+    assert said.endswith(f"as {meant}")
+
+
+def test_an_option_like_no_setting_is_answered_by_the_options_that_there_are() -> None:
+    assert "--json" in call("plan", "--jsn").stderr
+
+
 @pytest.mark.parametrize("command", ["run", "plan"])
 def test_ctrl_c_while_something_is_computed_is_one_line(
     command: str, monkeypatch: pytest.MonkeyPatch
@@ -745,7 +767,8 @@ def test_the_summary_explains_an_epsilon_above_the_progress() -> None:
         delta=1e-5,
         epsilon_so_far=6.1,
     )
-    assert "Quote epsilon 7.9, not the 6.1" in (epsilon_jump([run]) or "")
+    said = "Report epsilon 7.9; 6.1, where the progress ended, is an intermediate lower value"
+    assert epsilon_jump([run]) == said
     assert epsilon_jump([replace(run, epsilon_so_far=7.9)]) is None
 
 

@@ -280,10 +280,17 @@ def test_a_disk_that_fills_up_leaves_the_statement_as_it_was(
         ),
     )
     for write in writes:
-        with pytest.raises(OSError, match="No space left"):
+        with pytest.raises(OSError, match=f"No space left on device: '{run.path}'"):
             write()
     assert {file: file.read_bytes() for file in files} == before
     assert not list(run.path.glob(".*.tmp"))
+
+
+def test_a_full_disk_names_the_run_s_folder_when_a_round_is_noted(run: RunFolder) -> None:
+    run.metrics.unlink(missing_ok=True)
+    run.metrics.symlink_to("/dev/full")
+    with pytest.raises(OSError, match=f"No space left on device: '{run.path}'"):
+        run.append_metrics({"round": 0})
 
 
 def test_a_reader_finds_the_old_file_or_the_new_one(tmp_path: Path) -> None:

@@ -71,6 +71,19 @@ def test_a_live_run_is_followed_to_its_end(page: Any, root: Path) -> None:
         expect(chart.get_by_role("img").first).to_have_accessible_name(re.compile(said))
 
 
+def test_a_run_before_its_first_round_says_so_and_then_shows_its_curve(
+    page: Any, root: Path
+) -> None:
+    path = write_run(root / "a", rounds=6, done=-1, stated=False)
+    with served(root) as address:
+        log_in(page, address)
+        page.goto(f"{address}/run/a")
+        chart = page.locator("[data-chart=accuracy]")
+        expect(chart.locator(".alternative")).to_have_text("No round yet.", timeout=WAIT)
+        write_rounds(path, range(3), rounds=6)
+        expect(chart.locator(".alternative")).to_contain_text("From 10.0%", timeout=WAIT)
+
+
 def test_a_server_that_dies_is_survived_and_said(page: Any, root: Path) -> None:
     write_run(root / "a", rounds=6, done=3, stated=False)
     with served(root) as address:

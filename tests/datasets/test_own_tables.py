@@ -324,3 +324,23 @@ def test_pyarrow_is_asked_for_where_it_is_missing(
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     with pytest.raises(ModuleNotFoundError, match=r"task=csv needs pyarrow.*fl-dp\[tables\]"):
         load_dataset("csv", data_dir="/")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("age;label\n61;ill\n35;well\n", "train.csv has semicolons between its columns: "),
+        ("age\tlabel\n61\till\n35\twell\n", "train.csv has tabs between its columns: "),
+        ("age,label\n61,malade à Genève\n35,well\n", "train.csv can't be read: .*save it as UTF-8"),
+        ("âge,label\n61,ill\n35,well\n", "train.csv can't be read: .*save it as UTF-8"),
+    ],
+)
+def test_a_table_of_another_program_is_refused_with_how_to_save_it(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    for split in ("train", "test"):
+        (tmp_path / f"{split}.csv").write_text(text, encoding="latin-1")
+    data._load_once.cache_clear()
+    with pytest.raises(ValueError, match=said) as refused:
+        load_dataset("csv", data_dir=str(tmp_path), data_format=DataFormat(classes=CLASSES))
+    assert "\n" not in str(refused.value)

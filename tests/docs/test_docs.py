@@ -52,18 +52,20 @@ def test_the_statistics_guide_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
             assert [event.kind for event, _ in ledger.history] == ["laplace"]
 
 
-def test_the_readme_s_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_readme_s_python_runs_and_ends_in_one_line_the_second_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (code,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    script: dict[str, Any] = {"__name__": "private_mean"}  # on a grid here, not through Ray
-    exec(compile(code, "README.md", "exec"), script)
-    client_app = script["numpy_client_app"](lambda context: script["Client"]())
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        script["main"](LocalGrid(answer_with_app(client_app, 50), 50), None)
+        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
     mean = [float(number) for number in re.findall(r"\d+\.\d+", printed.getvalue())]
     # Of the mean's noise, std .02 a round, four rounds' worth lasts: .5 is 12 deviations and more.
     assert mean == pytest.approx([1.0, 2.0], abs=0.5)
+    with pytest.raises(SystemExit, match=r"error: the ledger .*ledger\.db is spent") as ended:
+        exec(compile(code, "README.md", "exec"), {"__name__": "__main__"})
+    assert "\n" not in str(ended.value)
 
 
 PAGES = ["README.md", *sorted(f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md"))]

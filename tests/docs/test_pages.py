@@ -6,11 +6,10 @@ import re
 from pathlib import Path
 from typing import Any
 
-import flwr.simulation
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, Context, RecordDict
-from local_grid import LocalGrid, answer_with_app, answer_with_update
+from flwr.app import Array, ArrayRecord
+from local_grid import LocalGrid, answer_with_update
 
 from fl_dp import PrivacyLedger
 
@@ -37,16 +36,11 @@ def diffs() -> list[list[str]]:
 
 
 def test_the_legacy_script_after_its_changes_trains_privately(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     code = "\n".join(line[1:] for line in diffs()[0] if not line.startswith("-"))
     code = code.replace("/srv/fl/ledger.db", str(tmp_path / "ledger.db"))
 
-    def run_here(app: Any, client_app: Any, num_supernodes: int) -> None:
-        grid = LocalGrid(answer_with_app(client_app, num_supernodes), num_supernodes)
-        app(grid, Context(1, 0, {}, RecordDict(), {}))
-
-    monkeypatch.setattr(flwr.simulation, "run_simulation", run_here)
     exec(compile(code, "docs/legacy_api.md", "exec"), {})
     with PrivacyLedger.read(tmp_path / "ledger.db") as ledger:
         assert ledger.rounds_committed == 10

@@ -124,7 +124,7 @@ def test_one_client_a_node_where_each_reply_is_needed(overrides: str, reason: st
     settings, said = hosted(compose_settings(overrides.split()), machine())
     assert settings.simulation.units_per_node == 1
     assert said is not None
-    assert said.startswith("one client a node: ")
+    assert said.startswith("one client per node: ")
     assert reason in said
     assert "\n" not in said
 
@@ -189,8 +189,11 @@ def test_the_server_is_sent_the_number(tmp_path: Path, capsys: pytest.CaptureFix
     [job] = jobs.each
     assert job.settings.simulation.units_per_node == 50
     assert compose_settings(job.sent).simulation.units_per_node == 50
-    said = [line for line in capsys.readouterr().err.splitlines() if "nodes host" in line]
-    assert said == ["4 nodes host the 200 clients, up to 50 each, and are trusted to clip them"]
+    said = [line for line in capsys.readouterr().err.splitlines() if "simulation uses" in line]
+    assert said == [
+        "the simulation uses 4 nodes of up to 50 clients for the 200 clients; "
+        "each node clips its own"
+    ]
 
 
 def test_a_sweep_says_once_what_was_decided(
@@ -199,7 +202,7 @@ def test_a_sweep_says_once_what_was_decided(
     cells = ["privacy.epsilon=2,4,8", f"output_dir={tmp_path}", "simulation.workers=4"]
     jobs = find_jobs(cells, multirun=True)
     assert {job.settings.simulation.units_per_node for job in jobs.each} == {50}
-    assert capsys.readouterr().err.count("nodes host") == 1
+    assert capsys.readouterr().err.count("simulation uses") == 1
 
 
 def test_fewer_clients_than_workers_have_a_node_each() -> None:
@@ -213,7 +216,7 @@ def test_a_resumed_run_keeps_its_number_on_any_machine(
     folder.create(decided(cpus=7))
     [job] = find_jobs([f"resume={folder.path}"], multirun=False).each
     assert job.settings.simulation.units_per_node == 29
-    assert "nodes host" not in capsys.readouterr().err
+    assert "simulation uses" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("written", ["atuo", "2.5", "null", "true", "0", "-1"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import pty
 import re
@@ -9,6 +10,9 @@ import subprocess
 import sys
 
 import pytest
+
+from fl_dp.report.numbers import epsilon_text
+from fl_dp.report.progress import describe_round
 
 ALONE = """
 from fl_dp.commands.console import out
@@ -158,3 +162,11 @@ def test_trainings_side_by_side_say_in_a_pipe_when_they_began_and_ended() -> Non
         "[2/2] seed 2: round 4/4, accuracy 0.500, epsilon 2",
         "[2/2] seed 2: started",
     ]
+
+
+def test_an_epsilon_that_protects_nothing_is_no_number() -> None:
+    line = {"round": 9, "test_accuracy": 0.9, "epsilon": 1e9}
+    said = describe_round(line, rounds=9, budget=math.inf, seconds_left=None)
+    assert said == "round 9/9, accuracy 0.900, no privacy"
+    assert epsilon_text(1e9) == "no privacy"
+    assert epsilon_text(7.9492) == "7.949"

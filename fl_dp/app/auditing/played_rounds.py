@@ -13,15 +13,16 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Strategy
-
-# An internal of Flower's: outside of a run, messages have nobody to come from.
-from flwr.supercore.task_identity import TaskIdentity
 from numpy.typing import NDArray
 
 from fl_dp.accounting import ExponentialEvent, RandomStoppingEvent, ZcdpEvent
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
+from fl_dp.protocol.flower_versions import parts_of_flower
+
+with parts_of_flower():  # outside of a run, messages have nobody to come from
+    from flwr.supercore.task_identity import TaskIdentity
 
 FIRST_NODE = 100
 

@@ -38,7 +38,7 @@ class TaskSettings:
         shards_per_client: Label shards that each client gets.
         records_per_client: Records of every client under `iid`, dealt out again where there are too
             few, so that clients share some; null deals out all records once.
-        validation: Measure on a fixed fifth of the training part, which then nobody trains on,
+        validation: Measure on a fixed fifth of the training part, which is then not trained on,
             instead of the test part: for choosing settings.
         data_dir: Folder of the data set; null is where packages and `fl-dp data` put it.
         classes: Your own data: names of the classes in the order of their labels; null takes the
@@ -136,10 +136,10 @@ class ModelSettings:
 
     Attributes:
         name: `logistic`, `mlp`, `cnn` or `resnet18` (GroupNorm, no max-pooling: 11.2 million
-            parameters on CIFAR-10, 45 MB a message); for tokens `gru` or `lstm` (one layer; both
+            parameters on CIFAR-10, 45 MB per message); for tokens `gru` or `lstm` (one layer; both
             need Opacus, which comes with `fl-dp[torch]`).
-        hidden: Width of the hidden layers; of `resnet18` the channels of its first stage, which the
-            next three double; of `gru` and `lstm` the hidden state.
+        hidden: Width of the hidden layers; for `resnet18` the channels of its first stage, doubled
+            in each of the next three; of `gru` and `lstm` the hidden state.
         shared: Names or patterns (`*`, `?`) of the parameters that clients share; each client
             trains the others too and keeps them on its node; null shares all.
         lora_rank: Train low-rank updates of the linear layers in place of the model (LoRA), of this

@@ -30,23 +30,23 @@ class PrivacySettings:
             with the least noise; null means calibrated to spend the budget.
         neighboring_relation: `zero-out`, `add-or-remove-one` (the same numbers) or `replace-one`
             (about twice the noise).
-        noise: `independent` in each round; or, in `central` mode, later rounds take part of earlier
-            noise away, and clients rest in between (`spaced`, with `selection=public`) or take
-            turns in public groups (`cyclic`, with secret coins); `auto` is the one that leaves
-            the least error in the model at the same epsilon.
+        noise: `independent` in each round; or, in `central` mode, later rounds subtract part of
+            earlier noise, and clients rest in between (`spaced`, with `selection=public`) or take
+            turns in public groups (`cyclic`, with secret coins); `auto` is the one that leaves the
+            least error in the model at the same epsilon.
         separation: Least distance of two rounds of one client under `spaced`; null is as far as the
             roster allows.
         groups: Number of groups under `cyclic`, each of which has every such round.
         bands: Rounds that one draw of correlated noise reaches, at most the distance of two rounds
             of one client: the server keeps one vector less in memory. Null is that distance, or as
             many as fit into 1 GiB.
-        contribution_check: End a run to which nobody contributes. Each round also releases a noisy
-            count of contributions, for at most 1 % more noise on updates (5 % with few clients or
-            rounds).
+        contribution_check: End a run to which no client contributes. Each round also releases a
+            noisy count of contributions, for at most 1 % more noise on updates (5 % with few
+            clients or rounds).
         insecure_seed: For tests and simulations only: draw noise and coins from this number, which
             ledger and statement then report for good; null means secret randomness.
         witness_dir: Absolute folder on another disk, in which a file for each run knows how far its
-            ledger has come; an older copy that is put back is refused then. Null means none.
+            ledger has come; an older copy in its place is then refused. Null means none.
     """
 
     mode: str = "central"

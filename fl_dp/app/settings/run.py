@@ -39,7 +39,7 @@ class Settings:
             denominator stays too, so that the mean grows. Otherwise more nodes are an error.
         output_dir: Absolute folder in which the run makes its own; null is `runs/` where `fl-dp
             run` is called, and `~/.fl-dp/runs` under a bare `flwr run`.
-        run_name: Name of the run's folder; null makes one up.
+        run_name: Name of the run's folder; null derives one.
         resume: Folder of a run to continue, with its own settings and its own ledger; leave out
             every other setting.
         report: Page that `fl-dp run` writes when it ends: `html`, or `none` to leave it out.

@@ -28,10 +28,10 @@ class SimulationSettings:
             without `num_cpus`, two more than this machine has CPUs, as far as its memory goes.
         units_per_node: Clients that one virtual node hosts; it answers with the sum of their
             clipped updates. `auto` makes as few nodes as keep this machine's processors busy, and
-            one a client where something needs each reply; without `fl-dp run` it is 1.
+            one per client where each reply is needed; without `fl-dp run` it is 1.
         delay_spread: How much the nodes differ in the time that they take to answer: the standard
-            deviation of its logarithm. Time is virtual, and nobody waits; `engine=in_process` only.
-            0: every answer comes at once.
+            deviation of its logarithm. Time is simulated, so no process waits; `engine=in_process`
+            only. 0: every answer comes at once.
     """
 
     engine: str = "auto"

@@ -42,7 +42,7 @@ class SweepSettings:
 
     Attributes:
         axis: Key along the horizontal axis, for example `privacy.epsilon`; null draws accuracy over
-            the rounds instead, one training a curve and seed.
+            the rounds instead, one training per curve and seed.
         values: Values of that key. `fl-dp run -m experiment=NAME KEY=1,2` replaces them.
         label: Words under the axis; null is the key.
         curves: Curves by name: the `overrides` of each, and if need be `values` and an `axis` of

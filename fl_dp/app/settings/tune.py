@@ -18,7 +18,7 @@ class TuneSettings:
         candidates: Settings to choose among, one text each such as `client.learning_rate=0.5
             clipping.norm=1`; `fl-dp tune` writes it from `KEY=A,B`. Null chooses nothing.
         share: Part of `privacy.epsilon` that a vote costs, in (0, 1).
-        rounds: Most rounds of the training in the small by which a client, or the server, tries a
+        rounds: Most rounds of the short training by which a client, or the server, tries a
             candidate. Where the run has more, each gets more noise: as much goes in as in the run.
         mean_runs: Expected number of trainings, for `stopping`.
         shape: Of the law of that number, a truncated negative binomial: 1 is geometric, 0

@@ -64,7 +64,7 @@ export class Chart {
     this.data = aligned(curves, this.kind.x, this.kind.y);
     const said = sentence(this.figure, this.kind, this.labels, this.data);
     this.figure.querySelector(".plot").setAttribute("aria-label", said || this.figure.dataset.title);
-    this.figure.querySelector(".alternative").textContent = said || word("js.no_numbers");
+    this.figure.querySelector(".alternative").textContent = said || word(curves.some((curve) => curve.length) ? "js.no_numbers" : "js.no_round");
     // Not every run has its noise told in its statement, or a norm that adapts.
     this.figure.hidden = !said && ["noise", "clipping"].includes(this.figure.dataset.chart);
     if (this.plot) this.plot.setData(this.data);

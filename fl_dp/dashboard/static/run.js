@@ -82,6 +82,7 @@ function follow() {
 }
 
 if (place.dataset.events) {
+  draw(); // until the first round
   follow();
 } else {
   fetch(place.dataset.points)

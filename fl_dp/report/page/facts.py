@@ -166,9 +166,10 @@ def _plain(run: FoundRun) -> list[str]:
     if epsilon is not None and delta is not None and epsilon >= 0.0 and 0.0 <= delta <= 1.0:
         found = float(epsilon_delta_trade_off(epsilon, delta)(_SUSPECTED))
         share = math.ceil(1000.0 * found) / 10.0
-        said.append(WORDS["plain.guess"].format(share=f"{share:g}"))
         if found > _USELESS:
-            said.append(WORDS["plain.useless"])
+            said.append(WORDS["plain.useless"].format(epsilon=f"{epsilon:.4g}"))
+        else:
+            said.append(WORDS["plain.guess"].format(share=f"{share:g}"))
     for key, word in (("adversary", "plain.adversary"), ("trusted", "plain.trust")):
         if isinstance(statement.get(key), str):
             said.append(WORDS[word].format(**{key: statement[key]}))

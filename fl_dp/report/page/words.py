@@ -54,13 +54,15 @@ WORDS = {
     "insecure": "Nothing is promised: noise or coins came from a source that can be predicted.",
     "promise": "Privacy statement",
     "plain": "In plain words",
-    "plain.guess": "Somebody sees all that was released, and knows everything but whether one unit "
-    "took part. If they suspect at most 1 in 100 of those who did not, they find at most "
-    "{share} in 100 of those who did. Guessing finds 1 in 100.",
+    "plain.guess": "Suppose an attacker sees everything that was released, and knows everything "
+    "except whether one unit took part. An attacker who wrongly accuses at most 1 in 100 of those "
+    "who did not take part recognizes at most {share} in 100 of those who did. Guessing at random "
+    "recognizes 1 in 100.",
     "plain.unit": "The promise is to {unit}.",
     "plain.trust": "It trusts {trusted}.",
     "plain.adversary": "It holds against an adversary that {adversary}.",
-    "plain.useless": "At this epsilon and delta the promise limits such a guess hardly at all.",
+    "plain.useless": "At epsilon {epsilon} this promise does not usefully limit a guess whether "
+    "one unit took part.",
     "says": "The statement in full",
     "not_covered": "Not covered",
     "accountants": "Epsilon by each accountant",

@@ -1,0 +1,49 @@
+"""Errors that end a run on purpose: each is told in one line, not with a traceback."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from fl_dp.accounting import PrivacyBudgetExhausted
+from fl_dp.app.overrides import ConfigError
+from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, PlanMismatch
+from fl_dp.strategies import RosterIncomplete, RosterTooLarge
+
+REFUSALS = (
+    *(PrivacyBudgetExhausted, PlanMismatch, LedgerCorrupted, LedgerUnavailable),
+    *(RosterIncomplete, RosterTooLarge, ConfigError),
+)
+"""Errors of ledger, roster and settings, whose message says all that a traceback could."""
+
+
+class _OneLine(logging.Filter):
+    """Replaces the traceback of a refusal by its message."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Let every record pass."""
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, REFUSALS):
+            record.msg, record.args = f"{record.getMessage()}: {error}", ()
+            record.exc_info = None
+        return True
+
+
+def shorten_refusals(logger: logging.Logger) -> None:
+    """Log refusals without their traceback from now on; other errors keep theirs."""
+    if not any(isinstance(each, _OneLine) for each in logger.filters):
+        logger.addFilter(_OneLine())
+
+
+@contextmanager
+def refusals_end_the_script() -> Iterator[None]:
+    """End a script by one line on standard error where a refusal would end it by a traceback.
+
+    Raises:
+        SystemExit: With status 1, caused by the refusal.
+    """
+    try:
+        yield
+    except REFUSALS as refused:
+        raise SystemExit(f"error: {refused}") from refused

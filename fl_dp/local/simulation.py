@@ -1,0 +1,61 @@
+"""Simulation of a script's own `ServerApp` and `ClientApp`, in the script's process."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import ServerApp
+
+from fl_dp.app.in_process import InProcessGrid
+from fl_dp.app.refusals import refusals_end_the_script
+from fl_dp.clients.node_config import PARTITION_ID_KEY
+from fl_dp.clients.node_privacy import simulated_nodes
+
+
+def simulate(
+    server: ServerApp,
+    client: Callable[[Message, Context], Message],
+    *,
+    num_nodes: int,
+    run_config: Mapping[str, Any] | None = None,
+) -> None:
+    """Run a `ServerApp` against simulated nodes, which answer one after the other.
+
+    For scripts and notebooks: nothing is installed, started or left behind, and no port is opened.
+    `flwr run` trains nodes side by side.
+
+    Args:
+        server: The server's app.
+        client: The nodes' app, for example of `numpy_client_app`.
+        num_nodes: Nodes to simulate; each finds its number, from 0, as `partition-id` in
+            `context.node_config`.
+        run_config: Of the run, as both apps see it in `context.run_config`.
+
+    Raises:
+        SystemExit: If the ledger does not pay for the run, or nodes and plan do not fit: one line
+            instead of a traceback.
+    """
+    with refusals_end_the_script():
+        play(server, client, num_nodes=num_nodes, run_config=run_config or {})
+
+
+def play(
+    server: ServerApp,
+    client: Callable[[Message, Context], Message],
+    *,
+    num_nodes: int,
+    run_config: Mapping[str, Any],
+) -> None:
+    """Run a `ServerApp` as `simulate` does, and raise what it raises."""
+    run_id = secrets.randbits(63)
+    grid = InProcessGrid(
+        client,
+        [{PARTITION_ID_KEY: node, "num-partitions": num_nodes} for node in range(num_nodes)],
+        run_id=run_id,
+        run_config=run_config,
+    )
+    with simulated_nodes():
+        server(grid, Context(run_id, 0, {}, RecordDict(), dict(run_config)))

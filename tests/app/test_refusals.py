@@ -1,0 +1,78 @@
+"""What ends a run on purpose is told in one line: under `flwr run`, and in a script."""
+
+from __future__ import annotations
+
+import io
+import logging
+
+import pytest
+from flwr.app import Context, Message, RecordDict
+from flwr.serverapp import Grid, ServerApp
+from local_grid import LocalGrid, answer_with_update
+
+from fl_dp import server_app
+from fl_dp.app.overrides import ConfigError
+from fl_dp.local import simulate
+from fl_dp.strategies import RosterTooLarge
+
+
+def logged(error: Exception) -> str:
+    """Return what Flower's log says of an error that ends a run, as Flower itself logs it."""
+    flower, said = logging.getLogger("flwr"), io.StringIO()
+    handler = logging.StreamHandler(said)
+    flower.addHandler(handler)
+    try:
+        raise error
+    except type(error) as raised:
+        flower.log(logging.ERROR, "%s raised an exception", "Simulation", exc_info=raised)
+    finally:
+        flower.removeHandler(handler)
+    return said.getvalue()
+
+
+def test_too_many_nodes_under_flwr_run_are_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = RosterTooLarge("the plan declares 20 clients, but 30 nodes are connected")
+
+    def train(grid: Grid, settings: object, run_id: str) -> None:
+        raise refused
+
+    monkeypatch.setattr(server_app, "train", train)
+    grid = LocalGrid(answer_with_update([]), 0)
+    with pytest.raises(RosterTooLarge):
+        server_app.app(grid, Context(1, 0, {}, RecordDict(), {}))
+    assert logged(refused).splitlines() == [f"Simulation raised an exception: {refused}"]
+    assert "Traceback" in logged(ValueError("a mistake in somebody's code"))
+
+
+def test_a_relative_folder_under_flwr_run_is_one_line() -> None:
+    grid = LocalGrid(answer_with_update([]), 0)
+    config = {"hydra-overrides": "output_dir=foo"}
+    with pytest.raises(ConfigError, match="output_dir must be absolute, got 'foo'") as refused:
+        server_app.app(grid, Context(1, 0, {}, RecordDict(), dict(config)))
+    assert len(logged(refused.value).splitlines()) == 1
+
+
+def failing(error: Exception) -> ServerApp:
+    """Return an app that fails."""
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        raise error
+
+    return app
+
+
+def answer(message: Message, context: Context) -> Message:
+    """Answer nothing."""
+    raise AssertionError("nobody is asked")
+
+
+def test_a_script_ends_in_one_line_where_nodes_and_plan_do_not_fit() -> None:
+    with pytest.raises(SystemExit, match=r"^error: 30 nodes are connected$"):
+        simulate(failing(RosterTooLarge("30 nodes are connected")), answer, num_nodes=30)
+
+
+def test_a_mistake_in_a_script_keeps_its_traceback() -> None:
+    with pytest.raises(ZeroDivisionError):
+        simulate(failing(ZeroDivisionError()), answer, num_nodes=1)
