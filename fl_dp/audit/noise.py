@@ -225,7 +225,7 @@ def _greatest_share(releases: int, draws: int, alpha: float) -> float:
     second, third = pairs * variance, pairs * skew * variance**1.5 + triples
     shape, scale = 4.0 * second**3 / third**2, third / (2.0 * second)
     beyond = scale * (float(gamma.isf(alpha, shape)) - shape)
-    return 1.0 + d * beyond / pairs
+    return float(1.0 + d * beyond / pairs)
 
 
 def _bits(pairs: int) -> int:
