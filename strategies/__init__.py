@@ -9,6 +9,7 @@ from .dp_fedbuff import DPFedBuff
 from .exact_totals import exact_evaluation
 from .federation_statistics import ask_federation, evaluate_federation
 from .modes import Ask, CentralMode, Cohort, Mode, Released, RoundFailed
+from .rehearsal import RehearsalFailed
 from .roster import RosterIncomplete, RosterTooLarge, Unit, wait_for_roster
 from .selection import (
     BufferedSelection,
@@ -47,6 +48,7 @@ __all__ = [
     "PerLayerClipping",
     "PoissonSelection",
     "PublicSelection",
+    "RehearsalFailed",
     "Released",
     "RosterIncomplete",
     "RosterTooLarge",

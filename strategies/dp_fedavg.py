@@ -330,6 +330,7 @@ class DPFedAvg(RoundLoop):
                 `evaluate_fn` to look at, or the model has a BatchNorm's running statistics.
             RosterIncomplete: If fewer clients connect than the plan declares.
             RosterTooLarge: If more do, and the roster may not grow; nothing was spent.
+            RehearsalFailed: If a node will not be able to contribute; nothing was spent.
             PrivacyBudgetExhausted: If not even one round is left and there is no checkpoint to go
                 on from: the model would come back untrained.
             NobodyContributes: If (almost) no client's update was ever added; see

@@ -31,6 +31,7 @@ BATCH = 32
 SHORTEST_PAUSE = 0.02
 """Seconds before a grid is first looked at again."""
 _LONGEST_PAUSE, _BACKOFF = 0.25, 1.25
+_IN_THIS_PROCESS = ("InProcessGrid", "VirtualTime")  # fl_dp.app's own, whose nodes take turns
 _LONGEST_SILENCE = 300.0  # of simulated nodes: Ray starts in 4 s, and in minutes on a busy machine
 _DAY = 86_400.0
 ATTEMPTS = 3
@@ -51,12 +52,17 @@ def is_simulation(grid: Grid) -> bool:
     return type(grid).__name__ == "InMemoryGrid"
 
 
+def _never_away(grid: Grid) -> bool:
+    """Tell whether the nodes are on this machine, and as slow as it is busy."""
+    return is_simulation(grid) or type(grid).__name__ in _IN_THIS_PROCESS
+
+
 def patience(grid: Grid, timeout: float) -> float:
     """Return the seconds without any answer after which nodes are given up before a training.
 
-    Simulated nodes are never away: they are as slow as this machine is busy.
+    Simulated nodes are never away, with Flower's engine or in this process.
     """
-    return max(timeout, _LONGEST_SILENCE) if is_simulation(grid) else timeout
+    return max(timeout, _LONGEST_SILENCE) if _never_away(grid) else timeout
 
 
 def exchange(
@@ -88,7 +94,7 @@ def exchange(
             answer; their messages do not expire.
     """
     window = default_window(grid) if window is None else window
-    unhurried = patient and is_simulation(grid)
+    unhurried = patient and _never_away(grid)
     if unhurried:
         timeout, messages = patience(grid, timeout), map(_lasting, messages)
     deadline = time.monotonic() + timeout

@@ -9,13 +9,18 @@ from contextlib import contextmanager
 from fl_dp.accounting import PrivacyBudgetExhausted
 from fl_dp.app.overrides import ConfigError
 from fl_dp.ledger import LedgerCorrupted, LedgerUnavailable, PlanMismatch
-from fl_dp.strategies import RosterIncomplete, RosterTooLarge
+from fl_dp.strategies import (
+    NobodyContributes,
+    RehearsalFailed,
+    RosterIncomplete,
+    RosterTooLarge,
+)
 
 REFUSALS = (
     *(PrivacyBudgetExhausted, PlanMismatch, LedgerCorrupted, LedgerUnavailable),
-    *(RosterIncomplete, RosterTooLarge, ConfigError),
+    *(RosterIncomplete, RosterTooLarge, RehearsalFailed, NobodyContributes, ConfigError),
 )
-"""Errors of ledger, roster and settings, whose message says all that a traceback could."""
+"""Errors of ledger, nodes and settings, whose message says all that a traceback could."""
 
 
 class _OneLine(logging.Filter):

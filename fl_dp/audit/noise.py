@@ -33,6 +33,7 @@ ONE_SIZE = "noise has one size whatever the cohort"
 
 _BLOCK = 1024  # rows whose cosines are in memory at once
 _FEWEST = 3  # rows, and draws of each, with which anything is said
+_NOTHING = "nothing with so few releases"
 
 
 def findings_on_noise(
@@ -85,14 +86,16 @@ def noise_is_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
     chance = math.sqrt(2.0 * math.log(4.0 / alpha) / (draws * (releases - 1)))
     pairs = _pairs(turned)
     allowed = math.sqrt(beta.isf(alpha / (2.0 * pairs.count), 0.5, (draws - 1) / 2.0))
+    bits = _bits(pairs.count)
+    seeds = f"a seed of {bits} bits or fewer, 19 times of 20" if bits else f"of seeds {_NOTHING}"
     return Finding(
         name=NEW_NOISE,
         alpha=alpha,
         caught=nexts > chance or pairs.greatest > allowed,
         seen=f"correlation {nexts:.3g} with the next release, {chance:.3g} may be chance; at most "
         f"{pairs.greatest:.2g} of {pairs.count} pairs of releases, {allowed:.2g} may be chance",
-        power=f"catches a correlation of {2.0 * chance:.2g} between neighbours, and one pair of "
-        f"equal releases: a seed of {_bits(pairs.count)} bits or fewer, 19 times of 20",
+        power=f"catches a correlation of {min(1.0, 2.0 * chance):.2g} between neighbours, and one "
+        f"pair of equal releases: {seeds}",
     )
 
 
@@ -109,15 +112,17 @@ def coordinates_are_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
     releases, draws = rows.shape
     share = draws * _pairs(_directions(rows)).mean_square
     allowed = _greatest_share(releases, draws, alpha)
-    # A share of k equal coordinates among n: 1 + k / n.
+    least = 2.0 * (allowed - 1.0)  # a share of k equal coordinates among n: 1 + k / n
     return Finding(
         name=NEW_COORDINATES,
         alpha=alpha,
         caught=share > allowed,
         seen=f"squared correlation of releases {share:.4g} of that of independent coordinates, "
         f"{allowed:.4g} may be chance",
-        power=f"catches a draw that {min(1.0, 2.0 * (allowed - 1.0)):.2g} of the coordinates share "
-        "with another one each, in the same places",
+        power=f"catches a draw that {least:.2g} of the coordinates share with another one each, in "
+        "the same places"
+        if least < 1.0
+        else f"of draws that two coordinates share it catches {_NOTHING}",
     )
 
 

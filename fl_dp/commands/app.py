@@ -86,7 +86,9 @@ def _override_meant(error: NoSuchOption, words: list[str]) -> str | None:
         return None
     # The value is what stands behind it, in the same word or in the next.
     values = [word.partition("=")[2] for word in words if word.startswith(f"{option}=")]
-    values += [after for word, after in pairwise(words) if word == option and after[0] != "-"]
+    values += [
+        after for word, after in pairwise(words) if word == option and not after.startswith("-")
+    ]
     return f"{keys[0]}={values[0] if values else all_keys()[keys[0]].default_text}"
 
 

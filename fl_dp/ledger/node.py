@@ -36,7 +36,8 @@ far, D the sum of the divergences of order a and c = (1 - 1/a)^(a - 1) / a,
 
 and e^((a - 1) (L - D)) is a supermartingale under P. So at whatever moment somebody stops, and with
 the epsilon of that moment, `epsilon_at_order(D, a, delta)`, the sum over outcomes of P's excess
-over e^epsilon times Q's is at most delta. That running bound, an odometer, is what is quoted then.
+over e^epsilon times Q's is at most delta. That running bound, an odometer, is what is quoted where
+a budget grew, with a cap or without: the ledger does not know since when there is one.
 """
 
 from __future__ import annotations
@@ -235,15 +236,13 @@ class Spending:
         """Every release, merged and in one fixed order."""
         return freeze(self.releases)
 
-    def epsilon(self, *, capped: bool = False) -> EpsilonBounds:
+    def epsilon(self) -> EpsilonBounds:
         """Return what was spent so far, at the account's delta.
 
         Of releases of one kind, as if their number had been fixed beforehand: while somebody may
-        still stop or go on, what holds is the cap or the first budget. With noise that changed, or
-        without a cap and with a budget that grew, it is a bound that holds whenever somebody looks.
-
-        Args:
-            capped: Whether the owner's cap was there before the first release.
+        still stop or go on, what holds is the first budget. With noise that changed, or a budget
+        that grew, it is a bound that holds whenever somebody looks: no ledger knows whether a cap
+        was there before.
         """
         if self.budget is None:
             return EpsilonBounds(naive=0.0)
@@ -252,7 +251,7 @@ class Spending:
             self.history,
             self.budget.delta,
         )
-        if len(history) == 1 and (capped or self.budget.epsilon <= self.first_epsilon):
+        if len(history) == 1 and self.budget.epsilon <= self.first_epsilon:
             return epsilon(history, delta, neighboring_relation=relation)
         if self.filter_order is None:
             return EpsilonBounds()

@@ -35,8 +35,8 @@ def simulate(
         run_config: Of the run, as both apps see it in `context.run_config`.
 
     Raises:
-        SystemExit: If the ledger does not pay for the run, or nodes and plan do not fit: one line
-            instead of a traceback.
+        SystemExit: If the ledger does not pay for the run, nodes and plan do not fit, or (almost)
+            no node can contribute: one line instead of a traceback.
     """
     with refusals_end_the_script():
         play(server, client, num_nodes=num_nodes, run_config=run_config or {})

@@ -132,14 +132,15 @@ class GaussianBundle:
         _ = self.updates, self.scalar_mechanisms  # both check themselves
 
     def counting_closely(self) -> Self:
-        """Return a bundle, charged the same, with half of its privacy in the count.
+        """Return a bundle, charged the same, with half of what the scalars leave in the count.
 
-        The updates get up to 1.42 times the noise. For a round that is to tell whether anybody
+        The updates get up to 1.42 times their noise. For a round that is to tell whether anybody
         contributes. Without a count, or with noise that is correlated over rounds: itself.
         """
         if self.count_noise_std is None or self.coefficients is not None:
             return self
-        std = min(self.count_noise_std, math.sqrt(2.0) * self.noise_multiplier)
+        left = replace(self, count_noise_std=None).updates.noise_multiplier
+        std = min(self.count_noise_std, math.sqrt(2.0) * left)
         return replace(self, count_noise_std=std)
 
     @property

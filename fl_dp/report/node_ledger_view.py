@@ -75,9 +75,7 @@ def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict
             }
             for each in ledger.uses
         ],
-        "accounts": [
-            _account_json(each, cap) | {"left": _left(each, cap)} for each in ledger.spendings
-        ],
+        "accounts": [_account_json(each) | {"left": _left(each, cap)} for each in ledger.spendings],
     }
 
 
@@ -103,7 +101,7 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
         left.add_row(
             escape(", ".join(sorted(spending.sources))),
             spending.unit,
-            _spent(spending, cap),
+            _spent(spending),
             f"{math.floor(_left(spending, cap) * 1e4) / 1e4:.4f}",
             f"{of.epsilon:.4g}",
             f"{spending.budget.delta:.3g}",
@@ -114,19 +112,19 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
 def _left(spending: Spending, cap: PrivacyBudget | None) -> float:
     """Return the epsilon that is left, none where no bound of what was spent is known."""
     assert spending.budget is not None
-    bounds = spending.epsilon(capped=cap is not None)
+    bounds = spending.epsilon()
     most = spending.budget.epsilon if cap is None else cap.epsilon
     return max(most - bounds.best, 0.0) if bounds.by_name else 0.0
 
 
-def _spent(spending: Spending, cap: PrivacyBudget | None = None) -> str:
-    bounds = spending.epsilon(capped=cap is not None)
+def _spent(spending: Spending) -> str:
+    bounds = spending.epsilon()
     return rounded_up(bounds.best) if bounds.by_name else "no bound known"
 
 
-def _account_json(spending: Spending, cap: PrivacyBudget | None = None) -> dict[str, Any]:
+def _account_json(spending: Spending) -> dict[str, Any]:
     assert spending.budget is not None  # whoever spent had one
-    bounds = spending.epsilon(capped=cap is not None)
+    bounds = spending.epsilon()
     return {
         "unit": spending.unit,
         "sources": sorted(spending.sources),

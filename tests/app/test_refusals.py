@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import io
 import logging
+from collections.abc import Callable
+from pathlib import Path
 
+import numpy as np
 import pytest
 from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 from local_grid import LocalGrid, answer_with_update
+from trainings import plan_of, record
 
-from fl_dp import server_app
+from fl_dp import PrivacyLedger, server_app
 from fl_dp.app.overrides import ConfigError
 from fl_dp.local import simulate
-from fl_dp.strategies import RosterTooLarge
+from fl_dp.strategies import DPFedAvg, RosterTooLarge
 
 
 def logged(error: Exception) -> str:
@@ -71,6 +76,40 @@ def answer(message: Message, context: Context) -> Message:
 def test_a_script_ends_in_one_line_where_nodes_and_plan_do_not_fit() -> None:
     with pytest.raises(SystemExit, match=r"^error: 30 nodes are connected$"):
         simulate(failing(RosterTooLarge("30 nodes are connected")), answer, num_nodes=30)
+
+
+def failing_node(message: Message, context: Context) -> Message:
+    """Fail whatever is asked: then the rehearsal ends the run."""
+    raise ZeroDivisionError
+
+
+plain_app = ClientApp()  # knows no rehearsal: then its first round ends the run
+plain_app.train()(failing_node)
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (failing_node, "^error: node 1 can't say what it will answer with"),
+        (plain_app, "^error: almost nobody contributes"),
+    ],
+)
+def test_a_script_ends_in_one_line_where_no_node_can_contribute(
+    answer: Callable[[Message, Context], Message], said: str, tmp_path: Path
+) -> None:
+    app = ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        # So many clients that one noisy count tells that there is nobody.
+        plan = plan_of(20, noise_multiplier=0.5, rounds=3, contribution_check=True)
+        with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+            strategy = DPFedAvg(plan=plan, ledger=ledger)
+            strategy.start(grid, record(w=np.zeros(3, np.float32)), num_rounds=3)
+
+    with pytest.raises(SystemExit, match=said) as ended:
+        simulate(app, answer, num_nodes=20)
+    assert "\n" not in str(ended.value)
 
 
 def test_a_mistake_in_a_script_keeps_its_traceback() -> None:

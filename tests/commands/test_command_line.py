@@ -116,6 +116,7 @@ def test_a_misspelt_command_is_said_once_with_the_nearest() -> None:
         (["--epsilon=4", "--json"], "privacy.epsilon=4"),
         (["--noise-multiplier", "--json"], "privacy.noise_multiplier=null"),
         (["--rounds", "3"], "rounds=3"),
+        (["--epsilon", ""], "privacy.epsilon="),
     ],
 )
 def test_a_setting_written_as_an_option_is_said_as_an_override(

@@ -175,6 +175,29 @@ def test_an_owner_sees_by_whom_when_and_for_what_the_data_were_used(
     assert "Chain verified" in said and "training" in said
 
 
+def test_a_cap_that_is_written_down_later_makes_what_was_spent_no_smaller(
+    tmp_path: Path,
+) -> None:
+    """The budget grew before there was a cap: only a bound that holds whenever one stops is so."""
+    path = tmp_path / "grown.db"
+    event, ward = GaussianEvent(noise_multiplier=3.0), Account(unit="record", source="ward")
+    with NodeLedger.open(path) as opened:
+        for epsilon, count in ((2.0, 1), (30.0, 40)):
+            opened.charge(
+                ward,
+                event,
+                count=count,
+                budget=PrivacyBudget(epsilon=epsilon, delta=1e-5),
+                what="run",
+            )
+    config = f'ledger-path="{path}" max-epsilon=40'
+    [before] = json.loads(call("ledger", path, "--json")[1])["accounts"]
+    [after] = json.loads(call("ledger", "--node-config", config, "--json")[1])["accounts"]
+    assert after["quoted"] == "filter"
+    assert after["epsilon"] == before["epsilon"]
+    assert after["left"] == pytest.approx(40.0 - after["epsilon"]["filter"])
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

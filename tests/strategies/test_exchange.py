@@ -11,11 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from fl_dp.strategies.exchange import default_window, exchange
+from fl_dp.strategies.exchange import default_window, exchange, patience
 from fl_dp.strategies.roster import RosterIncomplete, wait_for_roster
-from flwr.app import ConfigRecord, Error, Message, MessageType, RecordDict
+from flwr.app import ConfigRecord, Context, Error, Message, MessageType, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
+
+from fl_dp.app.in_process import InProcessGrid
+from fl_dp.app.virtual_time import VirtualTime
 
 Answer = Callable[[Message], Iterable[Message]]
 
@@ -365,6 +368,26 @@ def test_real_nodes_and_rounds_have_the_time_that_was_given(clock: Clock) -> Non
     assert not list(exchange(real, instructions(3), window=None, timeout=60.0, patient=True))
     assert not list(exchange(simulated, instructions(3), window=None, timeout=60.0))
     assert {message.metadata.ttl for message in real.pushed} == {60.0}
+
+
+@pytest.mark.parametrize("ahead", [lambda grid: grid, lambda grid: VirtualTime(grid, lambda _: 1)])
+def test_nodes_that_answer_one_by_one_in_this_process_are_waited_for_before_a_training(
+    clock: Clock, ahead: Callable[[Grid], Grid]
+) -> None:
+    """Each takes 40 s: the second is done after the 60 s that real nodes have together."""
+
+    def slow(message: Message, context: Context) -> Message:
+        clock.sleep(40.0)
+        return ok(message)
+
+    grid = ahead(InProcessGrid(slow, [{}] * 12))
+    asked = [
+        Message(RecordDict(), dst_node_id=node, message_type=MessageType.QUERY, ttl=60.0)
+        for node in grid.get_node_ids()
+    ]
+    assert patience(grid, 60.0) == 300.0
+    assert default_window(grid) is None
+    assert len(list(exchange(grid, asked, window=None, timeout=60.0, patient=True))) == 12
 
 
 def test_a_simulation_s_roster_is_waited_for_while_nodes_are_made(

@@ -29,6 +29,7 @@ from trainings import plan_of, record
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import VisibleSampling
 from fl_dp.clients import numpy_client_app
+from fl_dp.mechanisms import AdaptiveClipping, GaussianBundle
 from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.strategies import DPFedAvg, RosterIncomplete
 
@@ -375,6 +376,38 @@ def test_a_first_round_that_counts_closely_is_charged_the_same() -> None:
         parts = (bundle.updates.noise_multiplier, bundle.count_noise_std)
         assert sum(part**-2 for part in parts) == pytest.approx(0.83**-2)
     assert close.updates.noise_multiplier == pytest.approx(math.sqrt(2.0) * 0.83)
+
+
+@pytest.mark.parametrize("std", [0.42, 0.5, 0.6, 4.0])
+def test_the_close_count_takes_half_of_what_the_scalars_leave(std: float) -> None:
+    """Half of the bits' deviation costs as much as the round at 0.415; at 0.587, half of it."""
+    usual = GaussianBundle(
+        noise_multiplier=0.83,
+        clipping_norms=(1.0,),
+        unclipped_bit=True,
+        scalar_noise_std=std,
+        count_noise_std=100.0,
+    )
+    close = usual.counting_closely()
+    assert close.count_noise_std is not None
+    left = 0.83**-2 - (2.0 * std) ** -2
+    assert close.count_noise_std**-2 == pytest.approx(left / 2.0)
+    assert close.updates.noise_multiplier**-2 == pytest.approx(left / 2.0)
+    assert close.updates.noise_multiplier < 1.42 * usual.updates.noise_multiplier
+
+
+def test_an_untried_app_under_adaptive_clipping_with_dear_bits_is_trained(start: Any) -> None:
+    clipping = AdaptiveClipping(initial_norm=1.0)
+    plan = plan_of(
+        10,
+        noise_multiplier=0.83,
+        clipping=clipping,
+        scalar_noise_std=0.5,
+        rounds=2,
+        contribution_check=True,
+    )
+    works = answer_with_update([{"weight": np.ones((2, 3))}] * 10)
+    assert start(LocalGrid(works, 10), plan).rounds_completed == 2
 
 
 def test_only_the_first_round_of_an_untried_app_counts_closely(
