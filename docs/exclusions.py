@@ -135,6 +135,7 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     ("schedule=plateau selection=truncated_poisson",),
     (f"{_CYCLIC} schedule=linear", f"{_CYCLIC} schedule=plateau"),
     (f"{_CYCLIC} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
+    (f"{_CYCLIC} selection.participation_cap=5",),
     (f"{_CYCLIC} selection.coins=nodes",),
     (f"{_CYCLIC} roster_may_grow=true",),
     (

@@ -347,8 +347,8 @@ class DistributedNoise(Noise):
                 "coins_at_nodes=True, sampling_rate=1 or sampling=VisibleSampling(cohort=...), "
                 f"got {sampling}"
             )
-        if isinstance(sampling, CyclicSampling):
-            raise IncompatibleOptions(
+        if isinstance(sampling, CyclicSampling):  # in Python alone: no settings plan this
+            raise ValueError(
                 "groups that take turns leave most nodes out of a round, and a secure sum is "
                 "planned for all of them: with secure_sum write "
                 "sampling=VisibleSampling(cohort=..., separation=...) instead"
