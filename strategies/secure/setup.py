@@ -52,18 +52,22 @@ class SecureSums:
         Args:
             roster: The nodes that their owners know of; None: whoever comes.
         """
-        self.run = secrets.randbits(_RUN_BITS)
-        self.directory: Directory | None = None
         self._roster = roster
-        self._place_of: dict[int, int] = {}
-        self._confirmed: set[int] = set()
-        self._let_back: set[int] = set()
+        self._begin()
         # By identity: new keys bring nobody back.
         self._left_out: dict[bytes, str] = {}
         self._doubts: Counter[bytes] = Counter()
         self._sits_out: Counter[bytes] = Counter()
         self._silent: set[int] = set()
         self._waited = 0.0
+
+    def _begin(self) -> None:
+        """Begin a run: to nodes, one that has ended does not go on."""
+        self.run = secrets.randbits(_RUN_BITS)
+        self.directory: Directory | None = None
+        self._place_of: dict[int, int] = {}
+        self._confirmed: set[int] = set()
+        self._let_back: set[int] = set()
         self._receipts: dict[int, list[str]] = {}
 
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
@@ -100,6 +104,8 @@ class SecureSums:
     def forget(self, ask: Ask, *, head: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Let nodes delete the keys of the training; who does not hear it deletes them later.
 
+        What comes next is another run to them, with other keys.
+
         Args:
             ask: For the exchange.
             head: Of the server's ledger, which nodes keep in their receipts; None: it is not told.
@@ -123,6 +129,7 @@ class SecureSums:
                     heads[entry.name] = answer
             except ValueError:
                 logger.warning("The head of a node's ledger can't be read: it is not kept")
+        self._begin()
         return heads
 
     def places(self, nodes: Iterable[int]) -> dict[int, int]:

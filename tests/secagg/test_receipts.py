@@ -235,6 +235,22 @@ class TestEvidence:
         assert [each.run for each in node.ended()] == [RUN, 9]
         assert node.ended()[0].missing == (1,)
 
+    def test_a_run_that_has_ended_does_not_begin_again_over_its_evidence(self) -> None:
+        """A new sum with a receipt, under its number, would hide one that never had any."""
+        house = Federation.of(10)
+        for number in (1, 2):
+            send(house.nodes[2], house.terms(number=number), np.zeros(20))
+        for node in house.nodes:
+            node.forget(RUN)
+        with pytest.raises(Refused, match="run 7 has ended") as refused:
+            house.nodes[2].entry(RUN)
+        assert refused.value.code == "directory"
+        with pytest.raises(Refused):
+            house.nodes[2].accept(house.directory)
+        house.nodes[2].forget(RUN)
+        assert [each.missing for each in house.nodes[2].ended()] == [(1, 2)]
+        house.nodes[2].entry(RUN + 1)
+
     def test_a_run_that_its_server_never_ends_leaves_evidence_when_its_keys_go(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -15,7 +15,7 @@ from fl_dp.strategies.secure.heads import HEADS_FILE, head_of
 from flwr.app import Array, ArrayRecord, Context
 from local_grid import LocalGrid
 from secure_nodes import SecureNodes
-from secure_trainings import NODES, SHAPES, plan_of, tolerance, trained, updates_of
+from secure_trainings import NODES, SHAPES, model, plan_of, tolerance, trained, updates_of
 from typer.testing import CliRunner
 from worked_here import work_here
 
@@ -48,6 +48,17 @@ def test_rounds_need_one_message_a_client_and_one_a_member(tmp_path: Path) -> No
     assert kinds.count("train") == 3 * NODES
     assert kinds.count("secagg_open") <= 3 * NODES
     assert kinds.count("secagg_done") == NODES
+
+
+def test_a_strategy_that_is_started_again_begins_another_run(tmp_path: Path) -> None:
+    """To its nodes the first run has ended, and does not go on."""
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        for _ in range(2):
+            strategy.start(LocalGrid(nodes, NODES), model(), num_rounds=1, timeout=10.0)
+        assert ledger.rounds_committed == 2
+    assert not any(reply.has_error() for reply in nodes.replies)
 
 
 @pytest.mark.parametrize("cross_check", [False, True])
