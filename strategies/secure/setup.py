@@ -68,6 +68,7 @@ class SecureSums:
         self._place_of: dict[int, int] = {}
         self._confirmed: set[int] = set()
         self._let_back: set[int] = set()
+        self._late: dict[bytes, str] = {}
         self._receipts: dict[int, list[str]] = {}
 
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
@@ -100,6 +101,12 @@ class SecureSums:
         if node not in self._let_back and self._place_of.pop(node, None) is not None:
             self._let_back.add(node)
             self._confirmed.discard(node)
+
+    def note_late(self, node: int) -> None:
+        """Ask a node nothing more: its work was not done in time, and it refuses the whole run."""
+        if (place := self._place_of.get(node)) is not None:
+            entry = self.known.entries[place]
+            self._late[entry.identity] = entry.name
 
     def forget(self, ask: Ask, *, head: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Let nodes delete the keys of the training; who does not hear it deletes them later.
@@ -139,11 +146,13 @@ class SecureSums:
     def allowed(self, nodes: Iterable[int], least: int) -> list[int]:
         """Return the nodes that may be asked for the next sum.
 
-        Those that lied are left out of all sums of the training. Those that may have, or about whom
-        members may have, sit out the next ones, unless fewer than `least` were left without them.
-        What decides are messages of the protocol alone, never data, and everybody may see it.
+        Those that lied, or were late, are left out of all sums of the training. Those that may have
+        lied, or about whom members may have, sit out the next ones, unless fewer than `least` were
+        left without them. What decides are messages of the protocol alone, and everybody may see
+        it; but whether a node is late can depend on its data.
         """
-        allowed = [node for node in nodes if self._identity_of(node) not in self._left_out]
+        out = {*self._left_out, *self._late}
+        allowed = [node for node in nodes if self._identity_of(node) not in out]
         certain = [node for node in allowed if not self._sits_out[self._identity_of(node)]]
         return certain if len(certain) >= least else allowed
 
@@ -156,10 +165,16 @@ class SecureSums:
         there = list(nodes)
         left = len(self.allowed(there, least))
         if left < len(there) and left < least:
-            out = ", ".join(f"'{name}'" for name in sorted(self._left_out.values()))
+            lied, late = (
+                ", ".join(f"'{name}'" for name in sorted(out.values()))
+                for out in (self._left_out, self._late)
+            )
+            why = f"sent what can't be opened ({lied})" if lied else ""
+            if late:
+                why += f"{' or ' if why else ''}were not done in time ({late}; raise reply_after)"
             raise SecureSumFailed(
-                f"{len(there) - left} of {len(there)} nodes sent what can't be opened ({out}), and "
-                f"a sum needs {least}: train without them, or write a smaller secure_sum.least"
+                f"{len(there) - left} of {len(there)} nodes {why}, and a sum needs {least}: train "
+                "without them, or write a smaller secure_sum.least"
             )
 
     def _identity_of(self, node: int) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -415,3 +416,37 @@ def test_a_node_that_lost_its_store_comes_back_under_the_same_id(tmp_path: Path)
     assert refused == ["Refused directory"]  # in the second round
     node = SecureNode(Identity.generate(), SQLiteStore(file), name="owner")
     assert len(node.ended()[-1].summed) == 1  # the third
+
+
+@pytest.mark.parametrize("least", [4, 5])
+def test_a_late_node_is_asked_no_more_and_not_blamed(
+    tmp_path: Path, least: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would refuse each later sum; where everybody is needed, no other is charged for one."""
+
+    def loses(kind: str, times: int, node: int) -> bool:
+        if (kind, node) == ("train", 4):  # as if its work had not been done in time
+            store = SQLiteStore(tmp_path / "node-4" / STORE_FILE)
+            for run in store.runs():
+                store.put(run, "late", b"once")
+            store.close()
+        return False
+
+    nodes = SecureNodes(tmp_path, updates_of(NODES), loses=loses)
+    plan = plan_of(secure_sum=SecureSum(least=least))
+    needed = least == NODES
+    said = (
+        r"1 of 5 nodes were not done in time \('site-004'; raise reply_after\), and a sum needs 5"
+    )
+    with pytest.raises(RoundFailed, match=said) if needed else nullcontext():
+        trained(tmp_path, nodes, plan, rounds=3)
+    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
+    assert refused == ["Refused late"]
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        assert ledger.rounds_spent == (1 if needed else 3)
+    for node in range(NODES - 1):
+        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as of_node:
+            assert of_node.spendings[0].charges == (1 if needed else 3)
+    assert ("secagg_done", 4) in nodes.seen or needed
+    assert "left this node out" not in caplog.text
+    assert "its work was not done in time" in caplog.text
