@@ -13,7 +13,7 @@ from fl_dp.strategies.exchange import asking
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import SecureSums
 from fl_dp.strategies.secure.heads import HEADS_FILE, head_of
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, Context, Message
 from local_grid import LocalGrid
 from secure_nodes import SecureNodes
 from secure_trainings import NODES, SHAPES, model, plan_of, tolerance, trained, updates_of
@@ -28,7 +28,7 @@ from fl_dp.ledger import LedgerAnchor, NodeLedger, PrivacyLedger
 from fl_dp.ledger.run_receipt import RunReceipt, SealedHead, ServerHead
 from fl_dp.mechanisms import AdaptiveClipping
 from fl_dp.plan import PrivacyPlan, SecureSum
-from fl_dp.protocol.secure_sum import text_to_content
+from fl_dp.protocol.secure_sum import text_to_content, with_receipts
 from fl_dp.secagg import Identity, Member, OpenSum, Roster, SecureNode, SQLiteStore
 from fl_dp.strategies import DPFedAvg, RoundFailed
 
@@ -450,3 +450,21 @@ def test_a_late_node_is_asked_no_more_and_not_blamed(
     assert ("secagg_done", 4) in nodes.seen or needed
     assert "left this node out" not in caplog.text
     assert "its work was not done in time" in caplog.text
+
+
+def test_a_bogus_receipt_keeps_no_keys_of_a_run_that_is_done(tmp_path: Path) -> None:
+    class Bogus(SecureNodes):
+        def __call__(self, message: Message, node: int) -> Message | None:
+            if message.metadata.message_type.endswith("secagg_done"):
+                message.content = with_receipts(message.content, ["{}"])
+            return super().__call__(message, node)
+
+    nodes = Bogus(tmp_path, updates_of(NODES))
+    trained(tmp_path, nodes, plan_of())
+    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
+    assert refused == ["Refused view"] * NODES
+    for node in range(NODES):
+        store = SQLiteStore(tmp_path / f"node-{node}" / STORE_FILE)
+        assert store.runs() == ()
+        evidence = SecureNode(Identity.generate(), store, name="owner").ended()[-1]
+        assert len(evidence.missing) == 1 and evidence.ended
