@@ -270,7 +270,8 @@ class SecureNode:
         if self.store.first(role, everybody) != everybody:
             raise Refused(
                 "policy",
-                "an exact total was over other nodes: the difference would be their own values",
+                "an exact total was asked for over other nodes, and the difference of two would be "
+                "their own values: owners who accept that all move secagg.db away, between runs",
             )
         try:
             self.store.mark(terms.run, role, 1, Mark(terms.hash))
