@@ -326,6 +326,7 @@ class SecureSums:
             # A node that came back has another id at Flower.
             self._place_of = {n: p for n, p in self._place_of.items() if p != place}
             self._place_of[node] = place
+        self._confirmed &= set(self._place_of)
 
     def _problem(self, entry: Entry, epoch: int) -> str | None:
         """Return why every node would refuse a directory with this entry; None: none would."""

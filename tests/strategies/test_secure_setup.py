@@ -154,13 +154,17 @@ def test_a_name_that_two_nodes_give_themselves_is_the_first_one_s() -> None:
     assert set(sums.places(range(4))) == {0, 1, 2}
 
 
-def test_a_node_that_comes_back_under_another_id_keeps_its_place() -> None:
+def test_a_node_that_comes_back_under_another_id_keeps_its_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     nodes, sums = Nodes(4), SecureSums()
     sums.set_up(range(4), nodes.ask)
     before = sums.places(range(4))
     nodes.of[9] = nodes.of.pop(3)
     sums.set_up([0, 1, 2, 9], nodes.ask)
     assert sums.places([0, 1, 2, 9]) == {0: before[0], 1: before[1], 2: before[2], 9: before[3]}
+    assert sums.places([3]) == {}  # what it was
+    assert "did not accept the directory" not in caplog.text
 
 
 def test_a_node_that_lost_its_keys_is_appended() -> None:
