@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -69,6 +70,22 @@ class TestReceipt:
             assert house.nodes[place].unreceipted(RUN) == 1
             house.nodes[place].check_receipt(RUN, asked.opening.receipt_for(place).to_json())
             assert house.nodes[place].unreceipted(RUN) == 0
+
+    def test_the_tree_is_built_once_for_all_of_them(
+        self, house: Federation, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        built: list[int] = []
+
+        class Counted(MerkleTree):
+            def __init__(self, labels: Sequence[bytes]) -> None:
+                built.append(len(labels))
+                super().__init__(labels)
+
+        monkeypatch.setattr("fl_dp.secagg.opening.MerkleTree", Counted)
+        asked = self.sum(house)
+        for place in range(10):
+            asked.opening.receipt_for(place)
+        assert built == [9]
 
     def test_of_another_client_is_refused(self, house: Federation) -> None:
         receipt = self.sum(house).opening.receipt_for(3)
