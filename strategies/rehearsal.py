@@ -71,6 +71,7 @@ _REFUSED_SUMS = {
     "thin": "too few neighbours replied",
     "quorum": "too few members have seen the same repliers",
     "budget": "its own budget is exhausted",
+    "late": "its work was not done in time, and it takes no further part",
 }
 # A pattern of an error's reason and what it means: the reason itself may hold data and is not told.
 _KNOWN_REASONS = (

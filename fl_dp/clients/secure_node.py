@@ -180,13 +180,16 @@ def _done(message: Message, context: Context) -> Message:
     asked = json.loads(text_of(message.content))
     run = int(asked["run"])
     with secure_node(context) as node:
-        for receipt in receipts_in(message.content):
-            node.check_receipt(run, receipt)
-        if node.identity.public.hex() in asked.get("left_out", ()):
-            logger.warning(
-                "the server left this node out of sums of run %d: what it sent did not open", run
-            )
-        node.forget(run)
+        try:
+            for receipt in receipts_in(message.content):
+                node.check_receipt(run, receipt)
+            if node.identity.public.hex() in asked.get("left_out", ()):
+                logger.warning(
+                    "the server left this node out of sums of run %d: what it sent did not open",
+                    run,
+                )
+        finally:
+            node.forget(run)  # whatever the receipts are: the sums without one are evidence
     if in_simulation():
         folder = _simulated_folder(context)
         shutil.rmtree(folder, ignore_errors=True)

@@ -75,7 +75,7 @@ def _of_training(message: Message) -> AskedSum:
         instruction.of_records or instruction.secure_sum.neighboring_relation != "replace-one"
     ):
         raise Refused("terms", "what is charged for is not the unit that is clipped")
-    _require_noise_that_stays(instruction.secure_sum, instruction.max_units)
+    _require_noise_that_stays(instruction.secure_sum)
     _, model = only_record(message.content.array_records, "ArrayRecord")
     layout = VectorLayout.of(widen(model))
     bundle, most = instruction.bundle, instruction.max_units
@@ -120,7 +120,7 @@ def _of_statistic(message: Message) -> AskedSum:
     # A record can turn its client's whole answer round: only then is that what is charged.
     if price.unit != "client" and price.neighboring_relation != "replace-one":
         raise Refused("terms", "what is charged for is not the unit that is clipped")
-    _require_noise_that_stays(price, price.units_per_node)
+    _require_noise_that_stays(price)
     return AskedSum(
         segments=[(size, norm)],
         sampling_rate=1.0,
@@ -129,16 +129,18 @@ def _of_statistic(message: Message) -> AskedSum:
     )
 
 
-def _require_noise_that_stays(price: SumInstruction, units_per_node: int) -> None:
+def _require_noise_that_stays(price: SumInstruction) -> None:
     """Check that no unit takes a share of the noise that is charged along when it is removed.
 
+    How many units a node hosts at most is the server's word: any may be alone at its node.
+
     Raises:
-        Refused: `terms`, if a unit is a node.
+        Refused: `terms`, if a unit is a client.
     """
     removed = price.neighboring_relation == NeighboringRelation.ADD_OR_REMOVE_ONE
-    if removed and price.unit == "client" and units_per_node == 1:
+    if removed and price.unit == "client":
         raise Refused(
             "terms",
-            "a unit that is a node takes its share of the noise with it, so that "
+            "a unit that is alone at its node takes its share of the noise with it, so that "
             "add-or-remove-one neighbours are charged too little: ask for zero-out",
         )

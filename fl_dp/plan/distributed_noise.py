@@ -359,11 +359,10 @@ class DistributedNoise(Noise):
                 "node of a secure sum is sent the same: write sampling_rate=1 or "
                 f"coins_at_nodes=True, or have one unit a node, got {sampling}"
             )
-        one_a_node = hosting.units_per_node == 1 and not hosting.of_records
-        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and one_a_node:
+        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and not hosting.of_records:
             raise IncompatibleOptions(
-                "a unit that is a node takes its share of the noise with it: with secure_sum use "
-                "zero-out neighbours, not add-or-remove-one"
+                "a unit that is alone at its node takes its share of the noise with it: with "
+                "secure_sum use zero-out neighbours, not add-or-remove-one"
             )
         drawn = hosting.coins_at_nodes and not sampling.visible
         if drawn and self.secure_sum.reply_after is None:

@@ -65,7 +65,6 @@ class SumInstruction:
         delta: The delta that goes with it.
         neighboring_relation: Which data of the client are neighbours.
         unit: `client`, or `record`.
-        units_per_node: Clients that a node hosts at most.
     """
 
     rounds: int
@@ -73,7 +72,6 @@ class SumInstruction:
     delta: float | None = None
     neighboring_relation: str = "zero-out"
     unit: str = "client"
-    units_per_node: int = 1
 
     @classmethod
     def from_json(cls, text: str) -> Self:

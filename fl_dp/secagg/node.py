@@ -105,7 +105,8 @@ class SecureNode:
             epoch: Of the directory that it is to stand in.
 
         Raises:
-            Refused: `directory`, if there can be no such run; then nothing is stored.
+            Refused: `directory`, if there can be no such run, or it has ended; then nothing is
+                stored.
         """
         try:
             require_integers(0, MOST_RUNS, run=run)
@@ -113,6 +114,9 @@ class SecureNode:
         except ValueError as error:
             raise Refused("directory", f"{error}") from error
         if self.store.get(run, _KEY) is None:
+            # In this order: while a run ends, its evidence is there before its key is gone.
+            if self.store.get(None, f"{_ENDED} {run}") is not None:
+                raise Refused("directory", f"run {run} has ended at this node: start a new one")
             self.store.put(run, _KEY, RunKey.generate().secret)
         return Entry.make(run, epoch, self.name, self.identity, self._run_key(run))
 
@@ -168,7 +172,7 @@ class SecureNode:
     def forget(self, run: int) -> None:
         """Delete a run's key, directory and marks: what was sent in it can't be opened any more.
 
-        What its owner can check afterwards is kept (`ended`).
+        What its owner can check afterwards is kept (`ended`), and such a run does not begin again.
         """
         if self.store.get(run, _DIRECTORY) is not None:
             evidence = self.evidence(run, ended=True)
@@ -266,7 +270,8 @@ class SecureNode:
         if self.store.first(role, everybody) != everybody:
             raise Refused(
                 "policy",
-                "an exact total was over other nodes: the difference would be their own values",
+                "an exact total was asked for over other nodes, and the difference of two would be "
+                "their own values: owners who accept that all move secagg.db away, between runs",
             )
         try:
             self.store.mark(terms.run, role, 1, Mark(terms.hash))

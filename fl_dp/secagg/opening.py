@@ -14,6 +14,7 @@ import math
 import secrets
 from collections import Counter
 from collections.abc import Iterator, Mapping, Set
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -155,9 +156,13 @@ class OpenSum:
         """The text that members sign: who replied with what. From here on no message is folded."""
         self._asked = True
         if not self._view:
-            root = MerkleTree(list(self.labels.values())).root
-            self._view = view_text(self.terms.hash, root, self.online)
+            self._view = view_text(self.terms.hash, self._tree.root, self.online)
         return self._view
+
+    @cached_property
+    def _tree(self) -> MerkleTree:
+        """Over the labels, which are fixed from the first question on."""
+        return MerkleTree(list(self.labels.values()))
 
     def question(self, member: int) -> Question:
         """Return what to ask a member, by its place. From here on no message is folded.
@@ -352,7 +357,7 @@ class OpenSum:
                 f"{len(self.view_signatures)} members signed who replied, "
                 f"{self.terms.threshold} are needed for a receipt"
             )
-        tree = MerkleTree(list(self.labels.values()))
+        tree = self._tree
         return Receipt(
             number=self.terms.number,
             terms_hash=self.terms.hash,

@@ -66,5 +66,4 @@ def price_of_a_sum(plan: PrivacyPlan) -> SumInstruction:
         delta=None if budget is None else budget.delta,
         neighboring_relation=str(plan.neighboring_relation),
         unit=plan.unit,
-        units_per_node=plan.hosting.units_per_node,
     )

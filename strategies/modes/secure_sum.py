@@ -26,6 +26,7 @@ from .node_budget import price_of_a_sum
 from .scalars import released_by
 
 _UNKNOWN_KEYS = "Refused directory"  # of a node whose store of keys is gone, among others
+_LATE = "Refused late"
 
 
 class SecureSumMode(Mode):
@@ -116,9 +117,11 @@ class SecureSumMode(Mode):
         return []
 
     def failed(self, node: int, error: Error) -> None:
-        """Let a node that has lost its keys come back with new ones. See `Mode.failed`."""
+        """Let a node come back that lost its keys, and no late one. See `Mode.failed`."""
         if error.reason == _UNKNOWN_KEYS:
             self._sums.let_back(node)
+        elif error.reason == _LATE:
+            self._sums.note_late(node)
 
     def release(self, rng: SecureRandom, ask: Ask) -> Released:
         """Let the committee open the sum; its noise came from the nodes. See `Mode.release`."""

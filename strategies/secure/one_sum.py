@@ -90,13 +90,13 @@ class OneSum:
             SecureSumFailed: If too few have keys.
         """
         asked, planned = list(nodes), self._noise.shares
+        self._sums.set_up(self._sums.allowed(asked, planned.least), ask)
+        # Only now is it known who a node is that came back under another id.
         self._sums.require_left(asked, planned.least)
-        cohort = self._sums.allowed(asked, planned.least)
-        self._sums.set_up(cohort, ask)
-        self._places = self._sums.places(cohort)
+        self._places = self._sums.places(self._sums.allowed(asked, planned.least))
         if len(self._places) < planned.least:
             raise SecureSumFailed(
-                f"{len(self._places)} of {len(cohort)} nodes have keys, and a sum needs "
+                f"{len(self._places)} of {len(asked)} nodes have keys, and a sum needs "
                 f"{planned.least}"
             )
         # Fewer nodes than planned leave less room for lies; more would leave more of it.

@@ -52,18 +52,23 @@ class SecureSums:
         Args:
             roster: The nodes that their owners know of; None: whoever comes.
         """
-        self.run = secrets.randbits(_RUN_BITS)
-        self.directory: Directory | None = None
         self._roster = roster
-        self._place_of: dict[int, int] = {}
-        self._confirmed: set[int] = set()
-        self._let_back: set[int] = set()
+        self._begin()
         # By identity: new keys bring nobody back.
         self._left_out: dict[bytes, str] = {}
         self._doubts: Counter[bytes] = Counter()
         self._sits_out: Counter[bytes] = Counter()
         self._silent: set[int] = set()
         self._waited = 0.0
+
+    def _begin(self) -> None:
+        """Begin a run: to nodes, one that has ended does not go on."""
+        self.run = secrets.randbits(_RUN_BITS)
+        self.directory: Directory | None = None
+        self._place_of: dict[int, int] = {}
+        self._confirmed: set[int] = set()
+        self._let_back: set[int] = set()
+        self._late: dict[bytes, str] = {}
         self._receipts: dict[int, list[str]] = {}
 
     def set_up(self, nodes: Iterable[int], ask: Ask, *, timeout: float = _SECONDS) -> None:
@@ -97,8 +102,16 @@ class SecureSums:
             self._let_back.add(node)
             self._confirmed.discard(node)
 
+    def note_late(self, node: int) -> None:
+        """Ask a node nothing more: its work was not done in time, and it refuses the whole run."""
+        if (place := self._place_of.get(node)) is not None:
+            entry = self.known.entries[place]
+            self._late[entry.identity] = entry.name
+
     def forget(self, ask: Ask, *, head: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Let nodes delete the keys of the training; who does not hear it deletes them later.
+
+        What comes next is another run to them, with other keys.
 
         Args:
             ask: For the exchange.
@@ -123,6 +136,7 @@ class SecureSums:
                     heads[entry.name] = answer
             except ValueError:
                 logger.warning("The head of a node's ledger can't be read: it is not kept")
+        self._begin()
         return heads
 
     def places(self, nodes: Iterable[int]) -> dict[int, int]:
@@ -132,11 +146,13 @@ class SecureSums:
     def allowed(self, nodes: Iterable[int], least: int) -> list[int]:
         """Return the nodes that may be asked for the next sum.
 
-        Those that lied are left out of all sums of the training. Those that may have, or about whom
-        members may have, sit out the next ones, unless fewer than `least` were left without them.
-        What decides are messages of the protocol alone, never data, and everybody may see it.
+        Those that lied, or were late, are left out of all sums of the training. Those that may have
+        lied, or about whom members may have, sit out the next ones, unless fewer than `least` were
+        left without them. What decides are messages of the protocol alone, and everybody may see
+        it; but whether a node is late can depend on its data.
         """
-        allowed = [node for node in nodes if self._identity_of(node) not in self._left_out]
+        out = {*self._left_out, *self._late}
+        allowed = [node for node in nodes if self._identity_of(node) not in out]
         certain = [node for node in allowed if not self._sits_out[self._identity_of(node)]]
         return certain if len(certain) >= least else allowed
 
@@ -149,10 +165,16 @@ class SecureSums:
         there = list(nodes)
         left = len(self.allowed(there, least))
         if left < len(there) and left < least:
-            out = ", ".join(f"'{name}'" for name in sorted(self._left_out.values()))
+            lied, late = (
+                ", ".join(f"'{name}'" for name in sorted(out.values()))
+                for out in (self._left_out, self._late)
+            )
+            why = f"sent what can't be opened ({lied})" if lied else ""
+            if late:
+                why += f"{' or ' if why else ''}were not done in time ({late}; raise reply_after)"
             raise SecureSumFailed(
-                f"{len(there) - left} of {len(there)} nodes sent what can't be opened ({out}), and "
-                f"a sum needs {least}: train without them, or write a smaller secure_sum.least"
+                f"{len(there) - left} of {len(there)} nodes {why}, and a sum needs {least}: train "
+                "without them, or write a smaller secure_sum.least"
             )
 
     def _identity_of(self, node: int) -> bytes:
@@ -304,6 +326,7 @@ class SecureSums:
             # A node that came back has another id at Flower.
             self._place_of = {n: p for n, p in self._place_of.items() if p != place}
             self._place_of[node] = place
+        self._confirmed &= set(self._place_of)
 
     def _problem(self, entry: Entry, epoch: int) -> str | None:
         """Return why every node would refuse a directory with this entry; None: none would."""

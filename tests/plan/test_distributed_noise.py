@@ -273,6 +273,13 @@ def test_a_schedule_moves_the_grid_with_the_noise() -> None:
             {"neighboring_relation": NeighboringRelation.ADD_OR_REMOVE_ONE},
             "use zero-out neighbours",
         ),
+        (
+            {
+                "neighboring_relation": NeighboringRelation.ADD_OR_REMOVE_ONE,
+                "units_per_node": 2,
+            },
+            "use zero-out neighbours",
+        ),
         ({"capped_denominator": True, "total_weight": 50.0}, "use the fixed denominator"),
         ({"total_weight": 50.0}, "leave total_weight out"),
         ({"plateau": PlateauSchedule()}, "leave secure_sum out"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -69,6 +70,22 @@ class TestReceipt:
             assert house.nodes[place].unreceipted(RUN) == 1
             house.nodes[place].check_receipt(RUN, asked.opening.receipt_for(place).to_json())
             assert house.nodes[place].unreceipted(RUN) == 0
+
+    def test_the_tree_is_built_once_for_all_of_them(
+        self, house: Federation, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        built: list[int] = []
+
+        class Counted(MerkleTree):
+            def __init__(self, labels: Sequence[bytes]) -> None:
+                built.append(len(labels))
+                super().__init__(labels)
+
+        monkeypatch.setattr("fl_dp.secagg.opening.MerkleTree", Counted)
+        asked = self.sum(house)
+        for place in range(10):
+            asked.opening.receipt_for(place)
+        assert built == [9]
 
     def test_of_another_client_is_refused(self, house: Federation) -> None:
         receipt = self.sum(house).opening.receipt_for(3)
@@ -234,6 +251,22 @@ class TestEvidence:
             node.forget(run)
         assert [each.run for each in node.ended()] == [RUN, 9]
         assert node.ended()[0].missing == (1,)
+
+    def test_a_run_that_has_ended_does_not_begin_again_over_its_evidence(self) -> None:
+        """A new sum with a receipt, under its number, would hide one that never had any."""
+        house = Federation.of(10)
+        for number in (1, 2):
+            send(house.nodes[2], house.terms(number=number), np.zeros(20))
+        for node in house.nodes:
+            node.forget(RUN)
+        with pytest.raises(Refused, match="run 7 has ended") as refused:
+            house.nodes[2].entry(RUN)
+        assert refused.value.code == "directory"
+        with pytest.raises(Refused):
+            house.nodes[2].accept(house.directory)
+        house.nodes[2].forget(RUN)
+        assert [each.missing for each in house.nodes[2].ended()] == [(1, 2)]
+        house.nodes[2].entry(RUN + 1)
 
     def test_a_run_that_its_server_never_ends_leaves_evidence_when_its_keys_go(
         self, monkeypatch: pytest.MonkeyPatch

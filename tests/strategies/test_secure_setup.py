@@ -6,19 +6,20 @@ import json
 import logging
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 from fl_dp.strategies.rehearsal import RehearsalFailed
-from fl_dp.strategies.secure import SecureSums, secure_sums_of
-from flwr.app import Message
+from fl_dp.strategies.secure import OneSum, SecureSums, Summed, secure_sums_of
+from flwr.app import Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 from secure_sums import segments, send
 
 from fl_dp import PrivacyPlan
-from fl_dp.plan import SecureSum
-from fl_dp.protocol.secure_sum import text_of, text_to_content
+from fl_dp.mechanisms import NoiseShare
+from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.protocol.secure_sum import terms_in, text_of, text_to_content
 from fl_dp.secagg import (
     Blame,
     Directory,
@@ -30,6 +31,7 @@ from fl_dp.secagg import (
     Refused,
     Roster,
     SecureNode,
+    SecureSumFailed,
     SumTerms,
 )
 
@@ -152,13 +154,17 @@ def test_a_name_that_two_nodes_give_themselves_is_the_first_one_s() -> None:
     assert set(sums.places(range(4))) == {0, 1, 2}
 
 
-def test_a_node_that_comes_back_under_another_id_keeps_its_place() -> None:
+def test_a_node_that_comes_back_under_another_id_keeps_its_place(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     nodes, sums = Nodes(4), SecureSums()
     sums.set_up(range(4), nodes.ask)
     before = sums.places(range(4))
     nodes.of[9] = nodes.of.pop(3)
     sums.set_up([0, 1, 2, 9], nodes.ask)
     assert sums.places([0, 1, 2, 9]) == {0: before[0], 1: before[1], 2: before[2], 9: before[3]}
+    assert sums.places([3]) == {}  # what it was
+    assert "did not accept the directory" not in caplog.text
 
 
 def test_a_node_that_lost_its_keys_is_appended() -> None:
@@ -178,6 +184,51 @@ def test_new_keys_bring_no_liar_back() -> None:
     nodes.of[9] = SecureNode(nodes.of.pop(3).identity, MemoryStore(), name="node-3")
     sums.set_up([0, 1, 2, 9], nodes.ask)
     assert sums.allowed([0, 1, 2, 9], 3) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("certain", [True, False], ids=["lied", "may have lied"])
+def test_a_liar_under_another_id_is_not_in_the_next_sum(certain: bool) -> None:
+    """Who it is shows only in its keys, which it is asked for when the sum has begun."""
+    nodes, sums = Nodes(6), SecureSums()
+    sums.set_up(range(6), nodes.ask)
+    liar = frozenset([sums.places(range(6))[5]])
+    blame = (
+        Blame(liar, frozenset(), frozenset()) if certain else Blame(frozenset(), frozenset(), liar)
+    )
+    sums.leave_out(cast(OpenSum, Ended(blame)))
+    nodes.of[9] = SecureNode(nodes.of.pop(5).identity, MemoryStore(), name="node-5")
+    one = sum_over(6, sums, least=5)
+    one.open([0, 1, 2, 3, 4, 9], nodes.ask)
+    asked = SumTerms.from_json(terms_in(one.content_for(0, RecordDict())) or "")
+    assert {sums.known.entries[place].name for place in asked.cohort} == {
+        f"node-{at}" for at in range(5)
+    }
+
+
+def test_a_liar_under_another_id_ends_a_sum_that_needs_everybody_with_its_name() -> None:
+    nodes, sums = Nodes(5), SecureSums()
+    sums.set_up(range(5), nodes.ask)
+    liar = frozenset([sums.places(range(5))[4]])
+    sums.leave_out(cast(OpenSum, Ended(Blame(liar, frozenset(), frozenset()))))
+    nodes.of[9] = nodes.of.pop(4)
+    with pytest.raises(SecureSumFailed, match=r"1 of 5 .*'node-4'.*a sum needs 5"):
+        sum_over(5, sums, least=5).open([0, 1, 2, 3, 9], nodes.ask)
+
+
+def sum_over(nodes: int, sums: SecureSums, **options: Any) -> OneSum:
+    """The first sum of a training."""
+    plan = PrivacyPlan.from_noise_multiplier(
+        1.0,
+        delta=1e-5,
+        rounds=3,
+        num_clients=nodes,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        secure_sum=SecureSum(max_parameters=1000, **options),
+    )
+    assert isinstance(plan.noise, DistributedNoise)
+    share = NoiseShare(segments=segments(3), noise_scale=2.0)
+    return OneSum(sums, plan.noise, Summed(purpose="train", share=share, bits=16), number=1)
 
 
 def test_who_may_have_lied_sits_out_ever_more_sums_unless_it_is_needed() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,10 @@ from fl_dp.strategies.exchange import asking
 from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import SecureSums
 from fl_dp.strategies.secure.heads import HEADS_FILE, head_of
-from flwr.app import Array, ArrayRecord, Context
+from flwr.app import Array, ArrayRecord, Context, Message
 from local_grid import LocalGrid
 from secure_nodes import SecureNodes
-from secure_trainings import NODES, SHAPES, plan_of, tolerance, trained, updates_of
+from secure_trainings import NODES, SHAPES, model, plan_of, tolerance, trained, updates_of
 from typer.testing import CliRunner
 from worked_here import work_here
 
@@ -27,7 +28,7 @@ from fl_dp.ledger import LedgerAnchor, NodeLedger, PrivacyLedger
 from fl_dp.ledger.run_receipt import RunReceipt, SealedHead, ServerHead
 from fl_dp.mechanisms import AdaptiveClipping
 from fl_dp.plan import PrivacyPlan, SecureSum
-from fl_dp.protocol.secure_sum import text_to_content
+from fl_dp.protocol.secure_sum import text_to_content, with_receipts
 from fl_dp.secagg import Identity, Member, OpenSum, Roster, SecureNode, SQLiteStore
 from fl_dp.strategies import DPFedAvg, RoundFailed
 
@@ -48,6 +49,17 @@ def test_rounds_need_one_message_a_client_and_one_a_member(tmp_path: Path) -> No
     assert kinds.count("train") == 3 * NODES
     assert kinds.count("secagg_open") <= 3 * NODES
     assert kinds.count("secagg_done") == NODES
+
+
+def test_a_strategy_that_is_started_again_begins_another_run(tmp_path: Path) -> None:
+    """To its nodes the first run has ended, and does not go on."""
+    nodes, plan = SecureNodes(tmp_path, updates_of(NODES)), plan_of()
+    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        for _ in range(2):
+            strategy.start(LocalGrid(nodes, NODES), model(), num_rounds=1, timeout=10.0)
+        assert ledger.rounds_committed == 2
+    assert not any(reply.has_error() for reply in nodes.replies)
 
 
 @pytest.mark.parametrize("cross_check", [False, True])
@@ -404,3 +416,55 @@ def test_a_node_that_lost_its_store_comes_back_under_the_same_id(tmp_path: Path)
     assert refused == ["Refused directory"]  # in the second round
     node = SecureNode(Identity.generate(), SQLiteStore(file), name="owner")
     assert len(node.ended()[-1].summed) == 1  # the third
+
+
+@pytest.mark.parametrize("least", [4, 5])
+def test_a_late_node_is_asked_no_more_and_not_blamed(
+    tmp_path: Path, least: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It would refuse each later sum; where everybody is needed, no other is charged for one."""
+
+    def loses(kind: str, times: int, node: int) -> bool:
+        if (kind, node) == ("train", 4):  # as if its work had not been done in time
+            store = SQLiteStore(tmp_path / "node-4" / STORE_FILE)
+            for run in store.runs():
+                store.put(run, "late", b"once")
+            store.close()
+        return False
+
+    nodes = SecureNodes(tmp_path, updates_of(NODES), loses=loses)
+    plan = plan_of(secure_sum=SecureSum(least=least))
+    needed = least == NODES
+    said = (
+        r"1 of 5 nodes were not done in time \('site-004'; raise reply_after\), and a sum needs 5"
+    )
+    with pytest.raises(RoundFailed, match=said) if needed else nullcontext():
+        trained(tmp_path, nodes, plan, rounds=3)
+    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
+    assert refused == ["Refused late"]
+    with PrivacyLedger.read(tmp_path / "server.db") as ledger:
+        assert ledger.rounds_spent == (1 if needed else 3)
+    for node in range(NODES - 1):
+        with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as of_node:
+            assert of_node.spendings[0].charges == (1 if needed else 3)
+    assert ("secagg_done", 4) in nodes.seen or needed
+    assert "left this node out" not in caplog.text
+    assert "its work was not done in time" in caplog.text
+
+
+def test_a_bogus_receipt_keeps_no_keys_of_a_run_that_is_done(tmp_path: Path) -> None:
+    class Bogus(SecureNodes):
+        def __call__(self, message: Message, node: int) -> Message | None:
+            if message.metadata.message_type.endswith("secagg_done"):
+                message.content = with_receipts(message.content, ["{}"])
+            return super().__call__(message, node)
+
+    nodes = Bogus(tmp_path, updates_of(NODES))
+    trained(tmp_path, nodes, plan_of())
+    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
+    assert refused == ["Refused view"] * NODES
+    for node in range(NODES):
+        store = SQLiteStore(tmp_path / f"node-{node}" / STORE_FILE)
+        assert store.runs() == ()
+        evidence = SecureNode(Identity.generate(), store, name="owner").ended()[-1]
+        assert len(evidence.missing) == 1 and evidence.ended
