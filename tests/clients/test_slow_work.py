@@ -6,6 +6,8 @@ before its noise.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -15,17 +17,21 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from numpy.typing import NDArray
-from one_node import INSTRUCTION, REQUIRED, SIZE, Federation, code
+from one_node import INSTRUCTION, REQUIRED, RUN, SIZE, Federation, code
 from scipy.stats import ks_2samp
 from secure_nodes import Adds
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
-from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.clients.record_sums import sum_of_records
+from fl_dp.clients import NodeRecords, NodeUnits, numpy_client_app
+from fl_dp.clients.record_sums import RecordsFn, sum_of_records
 from fl_dp.clients.slots import Overrun, Slots, working_in
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.secure_sum import DONE_ACTION, text_to_content, with_receipts, with_terms
 
 NOBODY, EVERYBODY = 1e-12, 1.0 - 1e-12  # rates of secret coins, as good as 0 and 1 in these tests
 UNITS, SLOW = 3, 1
@@ -139,9 +145,10 @@ class Records:
         return {"w": np.array([clipping_norm * len(rows), 0.0, 0.0])}, len(rows)
 
 
-def of_records(folder: Path, records: Records) -> Federation:
+def of_records(folder: Path, records: RecordsFn | Records) -> Federation:
     federation = Federation(folder, **REQUIRED | {"require-privacy": "distributed-records"})
-    app = numpy_client_app(records=lambda *_: records)
+    found = records if callable(records) else lambda *_: records
+    app = numpy_client_app(records=found)
     federation.nodes.app = lambda: app  # type: ignore[method-assign]
     return federation
 
@@ -171,6 +178,85 @@ def test_no_sum_is_of_the_records_that_one_s_time_left(
     everybody = federation.content(asked_of_records(1.0))
     assert code(federation.train(everybody, number=2)) == "Refused late"
     assert federation.charges() == 1
+
+
+class Fatal(Dataset[tuple[Tensor, Tensor]]):
+    """Records of which one may kill the process that reads it."""
+
+    def __init__(self, fatal: int | None) -> None:
+        self.fatal = fatal
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        if row == self.fatal:
+            os._exit(1)
+        return torch.ones(1), torch.tensor(0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize(
+    ("fatal", "rate", "said"),
+    [(None, 1.0, "answered"), (7, 1.0, "Refused late"), (7, EVERYBODY, "Refused late")],
+)
+def test_a_record_that_kills_its_worker_does_not_turn_the_sum_into_zero(
+    tmp_path: Path, added: Added, fatal: int | None, rate: float, said: str
+) -> None:
+    """Neighbours' sums would lie 49 C apart: its node sends nothing, once, without coins too."""
+    found = NodeRecords(
+        model_fn=lambda *_: nn.Linear(1, SIZE, bias=False),
+        loader_fn=lambda *_: DataLoader(Fatal(fatal), num_workers=1, timeout=2),
+    )
+    federation = of_records(tmp_path, found)
+    model = ArrayRecord({"weight": Array(np.zeros((SIZE, 1), np.float32))})
+    content, everybody = (federation.content(asked_of_records(each)) for each in (rate, 1.0))
+    content["model"] = everybody["model"] = model
+    times = {} if rate == 1.0 else {"sampling_rate": rate, "reply_after": SECONDS}
+    assert code(federation.train(content, **times)) == said
+    moved = max((float(np.linalg.norm(each)) for each in added.values), default=0.0)
+    assert (moved > 10.0 * C) == (said == "answered")
+    assert code(federation.train(everybody, number=2)) == said
+    assert federation.charges() == 2 - (fatal is not None)
+
+
+def test_what_fails_as_a_whole_is_zero_where_that_is_one_unit(tmp_path: Path, added: Added) -> None:
+    """Of several, one could decide about all others."""
+    for units, said in ((1, "answered"), (UNITS, "Refused late")):
+        federation = of_units(tmp_path / str(units), count=lambda *_: fails())
+        content = federation.content(asked(1.0, max_units=units))
+        assert code(federation.train(content)) == said
+    assert not any(each.any() for each in added.values)
+
+
+def test_a_node_that_was_late_stays_so_in_whatever_run_the_server_names(tmp_path: Path) -> None:
+    """Once a Flower run; what the server calls a run, and when it is over, is the server's."""
+    federation = of_units(tmp_path, count=lambda *_: fails())
+    content = federation.content(asked(1.0, max_units=UNITS))
+    assert code(federation.train(content)) == "Refused late"
+    done = text_to_content(json.dumps({"run": RUN}))
+    assert code(federation.ask(DONE_ACTION, done)) == "answered"
+    federation.meet(RUN + 1)
+    assert code(federation.train(content, run=RUN + 1)) == "Refused late"
+    assert federation.charges() == 1
+    # Another of Flower's begins anew.
+    usual = federation.nodes.contexts[0]
+    federation.nodes.contexts[0] = Context(
+        usual.run_id + 1, usual.node_id, usual.node_config, RecordDict(), usual.run_config
+    )
+    federation.train(content, number=2, run=RUN + 1)
+    assert federation.charges() == 2
+
+
+def test_receipts_are_looked_at_before_a_node_that_was_late_refuses(tmp_path: Path) -> None:
+    """A server that lied in one would else go unnoticed from then on."""
+    federation = of_units(tmp_path, count=lambda *_: fails())
+    content = federation.content(asked(1.0, max_units=UNITS))
+    assert code(federation.train(content)) == "Refused late"
+    told = federation.terms(content, number=2).to_json()
+    sent = with_receipts(with_terms(content, told), ["no receipt"])
+    assert code(federation.ask("train", sent)) == "Refused view"
 
 
 def test_records_that_are_done_in_time_are_summed(tmp_path: Path, added: Added) -> None:
