@@ -74,7 +74,8 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     this sum and the rest of the Flower run: a sum that one of them chose could move by all others.
 
     With secret coins the answer leaves at `reply_after`, and all work is done in a process of its
-    own, forked before any key is read. A unit that overruns its slot contributes zero, alone.
+    own, forked before any key is read. A unit that overruns its slot contributes zero, alone. Where
+    marks and ledger take until the first slot, this sum gets the noise around zero, and no more.
 
     Raises:
         Refused: If the terms are not what the node was sent, contradict themselves, are less than
@@ -95,6 +96,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     summed = summed_of(message)
     _require_matching(terms, summed)
     due = _answers_after(terms)
+    slots = None if due is None else Slots.within(began, began + work_ends(due))
 
     def work() -> Values:
         reply = call_next(message, context)
@@ -104,7 +106,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
 
     late, silent = False, f"{_LATE} {context.run_id}"  # the server may name its runs as it likes
     with (
-        nullcontext() if due is None else _forked(work, terms, began, work_ends(due)) as apart,
+        nullcontext() if slots is None else _forked(work, terms, slots) as apart,
         secure_node(context) as node,
     ):
         for receipt in receipts:
@@ -114,7 +116,11 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
         share = _share_of(terms)
         steps: NDArray[np.int64] | None = None
-        if _paid(terms, share, node, summed.price, message, context):
+        paid = _paid(terms, share, node, summed.price, message, context)
+        if slots is not None and time.monotonic() > slots.begin:
+            # Nothing was read yet, so that depends on no data, and is over with this sum.
+            logger.error("marks and ledger took until the work's first slot: nothing is added")
+        elif paid:
             try:
                 values = work() if apart is None else _values_of(apart, terms)
                 steps = share.encode(values, SecureRandom())
@@ -156,14 +162,14 @@ def _answers_after(terms: SumTerms) -> float | None:
     return terms.reply_after
 
 
-def _forked(work: Callable[[], Values], terms: SumTerms, began: float, seconds: float) -> Apart:
+def _forked(work: Callable[[], Values], terms: SumTerms, slots: Slots) -> Apart:
     """Return the work in a process of its own, with slots."""
 
     def flat() -> NDArray[np.float64]:
-        with working_in(Slots.within(began, began + seconds)):
+        with working_in(slots):
             return np.concatenate(work())
 
-    return Apart(flat, terms.size, until=began + seconds)
+    return Apart(flat, terms.size, until=slots.until)
 
 
 def _values_of(apart: Apart, terms: SumTerms) -> Values:

@@ -26,7 +26,7 @@ from secure_nodes import Adds
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from fl_dp.clients import NodeRecords, NodeUnits, numpy_client_app
+from fl_dp.clients import NodeRecords, NodeUnits, numpy_client_app, secure_sum
 from fl_dp.clients.record_sums import RecordsFn, sum_of_records
 from fl_dp.clients.slots import Overrun, Slots, working_in
 from fl_dp.mechanisms import NoiseShare
@@ -37,6 +37,7 @@ NOBODY, EVERYBODY = 1e-12, 1.0 - 1e-12  # rates of secret coins, as good as 0 an
 UNITS, SLOW = 3, 1
 C = 1.0  # what one unit or record is clipped to, and charged as
 SECONDS = 6.0
+LATE = 4.0  # seconds, for work that is never done; a tenth of it for marks and ledger
 
 
 @pytest.fixture(autouse=True)
@@ -169,10 +170,10 @@ def test_no_sum_is_of_the_records_that_one_s_time_left(
     """
     federation = of_records(tmp_path, Records(slow=7))
     content = federation.content(asked_of_records(rate))
-    times = {"sampling_rate": rate, "reply_after": 1.0}
+    times = {"sampling_rate": rate, "reply_after": LATE}
     began = time.monotonic()
     assert code(federation.train(content, **times)) == "Refused late"
-    assert time.monotonic() - began >= 1.0  # at the time of every answer
+    assert time.monotonic() - began >= LATE  # at the time of every answer
     assert not any(each.any() for each in added.values)
     # Nor what has neither coin nor clock.
     everybody = federation.content(asked_of_records(1.0))
@@ -272,7 +273,7 @@ def test_the_work_is_the_same_for_every_outcome_of_the_coins(rate: float) -> Non
     """Every record's gradient is computed once, in a number of batches that the rate says."""
     records, model = Records(), ArrayRecord({"w": Array(np.zeros(SIZE))})
     context = Context(1, 1, {}, RecordDict(), {})
-    with working_in(Slots(begin=0.0, end=1.0)):
+    with working_in(Slots(begin=0.0, end=1.0, until=1.0)):
         sum_of_records(asked_of_records(rate), model, {}, context, lambda *_: records)
     assert sorted(row for rows in records.summed for row in rows) == list(range(200))
 
@@ -281,13 +282,35 @@ def test_a_slot_that_begins_late_is_the_end_of_the_work() -> None:
     """Else the time of what came before would decide about its unit."""
     now = time.monotonic()
     with pytest.raises(Overrun):
-        next(Slots(begin=now - 1.0, end=now + 60.0).waited(3))
+        next(Slots(begin=now - 1.0, end=now + 60.0, until=now + 60.0).waited(3))
+
+
+@pytest.mark.slow
+def test_a_node_whose_own_marks_take_too_long_is_silent_for_one_sum(
+    tmp_path: Path, added: Added, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No data were read before, so nobody's time shows, and a slow disk does not end its run."""
+    federation = of_units(tmp_path)
+    content = federation.content(asked(EVERYBODY, max_units=UNITS))
+    times = {"sampling_rate": EVERYBODY, "reply_after": SECONDS}
+    with monkeypatch.context() as patch:
+        charge = secure_sum._charge
+
+        def slow(*told: Any) -> None:
+            charge(*told)
+            time.sleep(0.2 * SECONDS)
+
+        patch.setattr(secure_sum, "_charge", slow)
+        assert code(federation.train(content, **times)) == "answered"
+        assert not any(each.any() for each in added.values)
+    assert code(federation.train(content, number=2, **times)) == "answered"
+    assert np.abs(added.values[-1] - [UNITS * C, 0.0, 0.0]).max() < 1e-3
 
 
 def test_a_node_whose_count_takes_too_long_sends_nothing(tmp_path: Path, added: Added) -> None:
     federation = of_units(tmp_path, count=sleeps)
     content = federation.content(asked(EVERYBODY, max_units=UNITS))
-    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=1.0)
+    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=LATE)
     assert code(reply) == "Refused late"
     assert not any(each.any() for each in added.values)
 
@@ -315,7 +338,7 @@ REPLIES, LATEST = 200, 0.6
 def test_the_time_of_an_answer_shows_no_coin(tmp_path: Path, hog: Callable[[], Any]) -> None:
     """Answers with coins up and down in turn, while the work holds the interpreter's lock.
 
-    One false alarm in a million. In a thread the same work made answers 0.7 s late (p < 1e-50).
+    One false alarm in a million.
     """
     federation = of_units(tmp_path, client_fn=lambda *_: Unit(hog), count=lambda *_: 1)
     took: dict[float, list[float]] = {NOBODY: [], EVERYBODY: []}
