@@ -269,7 +269,7 @@ def test_records_that_are_done_in_time_are_summed(tmp_path: Path, added: Added) 
 
 
 @pytest.mark.parametrize("rate", [NOBODY, 0.3, EVERYBODY])
-def test_the_work_is_the_same_for_every_outcome_of_the_coins(rate: float) -> None:
+def test_as_many_gradients_are_computed_for_every_outcome_of_the_coins(rate: float) -> None:
     """Every record's gradient is computed once, in a number of batches that the rate says."""
     records, model = Records(), ArrayRecord({"w": Array(np.zeros(SIZE))})
     context = Context(1, 1, {}, RecordDict(), {})
