@@ -41,6 +41,9 @@ class Apart:
             work: Returns float64 of shape `(size,)`; what it raises is logged.
             size: Of its result.
             until: Time by `time.monotonic` at which it is over.
+
+        Raises:
+            OSError: If the system has no process left.
         """
         self._size, self._until, self._ended = size, until, False
         gate, self._gate = os.pipe()
@@ -50,7 +53,12 @@ class Apart:
         with warnings.catch_warnings():
             # Of other threads: the child takes nothing that they may hold (decision 161).
             warnings.simplefilter("ignore", DeprecationWarning)
-            self._process = os.fork()
+            try:
+                self._process = os.fork()
+            except OSError:
+                for each in (gate, self._gate, self._results, results):
+                    os.close(each)
+                raise
         if not self._process:
             os.close(self._gate)
             os.close(self._results)
@@ -68,15 +76,19 @@ class Apart:
             self.end()
 
     def end(self) -> None:
-        """End the process with all that it has started, done or not; once is enough."""
+        """End the process with what it has started, done or not; once is enough.
+
+        What it started in a session of its own goes on.
+        """
         if self._ended:
             return
         self._ended = True
         os.close(self._gate)
         os.close(self._results)
-        with suppress(ProcessLookupError):
+        with suppress(ProcessLookupError, PermissionError):  # macOS, of those that have ended
             os.killpg(self._process, signal.SIGKILL)
-        os.waitpid(self._process, 0)
+        with suppress(ChildProcessError):  # of an app that ignores SIGCHLD
+            os.waitpid(self._process, 0)
 
     def __enter__(self) -> Self:
         """Return it, to be ended with the block."""

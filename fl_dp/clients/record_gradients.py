@@ -123,13 +123,13 @@ class RecordGradients:
     def _batches(self, samples: Iterable[list[int]]) -> Iterable[list[Batch]]:
         loader = self._loader
         assert loader is not None  # read before
+        # Without its timeout: one record's time would end the sum over all others.
         return DataLoader(
             RecordBatches(loader.dataset, loader.collate_fn, self._form),
             batch_sampler=samples,
             collate_fn=_as_it_is,
             num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
-            timeout=loader.timeout,
             worker_init_fn=loader.worker_init_fn,
             multiprocessing_context=loader.multiprocessing_context,
             generator=loader.generator,

@@ -75,7 +75,8 @@ def sum_of_records(
     most the bundle's clipping norms, as long as `RecordsOfNode.clipped_sum` keeps its promise. The
     reply has the same form for no record as for all, and says nothing of how many there are. Where
     a node's time would show its coins, the gradients of those that were not drawn are computed as
-    well, and dropped: as many records and batches for every outcome of the coins.
+    well, and dropped: as many records for every outcome of the coins. A physical batch size can
+    make it a batch more or less a pass.
 
     Args:
         instruction: With `of_records`, a `sampling_rate` and a bundle.

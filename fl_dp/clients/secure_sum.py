@@ -41,20 +41,20 @@ from fl_dp.protocol.secure_sum import (
     terms_in,
     without_terms,
 )
-from fl_dp.secagg import Refused, SumTerms
+from fl_dp.secagg import Refused, SecureNode, SumTerms
 
 from .cut_off import Apart
 from .node_config import NodeConfig
 from .node_privacy import NodePrivacy, in_simulation
 from .records import config_of, instruction_of
 from .secure_node import secure_node
-from .slots import Overrun, Slots, working_in
+from .slots import Slots, working_in
 from .summed import AskedSum, Values, summed_of
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _DIGITS = 10  # of a multiplier, behind the first
-_LATE = "late"  # key of a run that gets nothing more
+_LATE = "late"  # key of a Flower run that gets nothing more
 
 
 def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -66,19 +66,21 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     Privacy: the reply alone is uniformly random, whatever the data are. What members open is the
     sum over at least as many clients as the terms guarantee, which is as private as one Gaussian of
     the multiplier that is charged here, computed from the terms and the owner's own assumption of
-    who colludes. The charge is written before training. Training that fails and a budget that is
-    spent send the same noise around zero, which nobody can tell from any other; that the node
-    replied is not hidden.
+    who colludes. The charge is written before training. A unit or record that fails contributes
+    zero, alone. A node of one unit whose work fails and a budget that is spent send the same noise
+    around zero, which nobody can tell from any other; that the node replied is not hidden.
+
+    Work of several units or records that fails or is late as a whole leaves nothing to send, for
+    this sum and the rest of the Flower run: a sum that one of them chose could move by all others.
 
     With secret coins the answer leaves at `reply_after`, and all work is done in a process of its
-    own, forked before any key is read. A unit that overruns its slot contributes zero, alone. A
-    node that is otherwise not done by then sends nothing, for this sum and the rest of the run: a
-    sum that the time of one unit or record chose could move by all the others.
+    own, forked before any key is read. A unit that overruns its slot contributes zero, alone. Where
+    marks and ledger take until the first slot, this sum gets the noise around zero, and no more.
 
     Raises:
         Refused: If the terms are not what the node was sent, contradict themselves, are less than
             its owner asks for, or were answered before. None of that depends on data. `late`, for
-            work that was not done in time, now or before in this run, can.
+            work that failed or was late, now or before in this Flower run, can.
         ValueError: If the message is none that a sum can be made of.
     """
     text = terms_in(message.content)
@@ -94,6 +96,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     summed = summed_of(message)
     _require_matching(terms, summed)
     due = _answers_after(terms)
+    slots = None if due is None else Slots.within(began, began + work_ends(due))
 
     def work() -> Values:
         reply = call_next(message, context)
@@ -101,34 +104,31 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             raise ValueError("the handler replied with an error")
         return summed.values(reply)
 
-    late = False
+    late, silent = False, f"{_LATE} {context.run_id}"  # the server may name its runs as it likes
     with (
-        nullcontext() if due is None else _forked(work, terms, began, work_ends(due)) as apart,
+        nullcontext() if slots is None else _forked(work, terms, slots) as apart,
         secure_node(context) as node,
     ):
-        if node.store.get(terms.run, _LATE) is not None:
-            raise Refused("late", "work was not done in time before: this run gets nothing more")
         for receipt in receipts:
             node.check_receipt(terms.run, receipt)
+        if node.store.get(None, silent) is not None:
+            raise Refused("late", "work failed or was late before: this run gets nothing more")
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
         share = _share_of(terms)
         steps: NDArray[np.int64] | None = None
-        try:
-            if isinstance(share, NoiseShare):
-                assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
-                _charge(terms, share, assumed, node.largest(terms), summed.price, message, context)
-            else:  # `begin` has asked the owner
-                logger.warning("adds to an exact total without noise, which no ledger charges")
-            values = work() if apart is None else _values_of(apart, terms)
-            late = values is None
-            if values is not None:
+        paid = _paid(terms, share, node, summed.price, message, context)
+        if slots is not None and time.monotonic() > slots.begin:
+            # Nothing was read yet, so that depends on no data, and is over with this sum.
+            logger.error("marks and ledger took until the work's first slot: nothing is added")
+        elif paid:
+            try:
+                values = work() if apart is None else _values_of(apart, terms)
                 steps = share.encode(values, SecureRandom())
-        except PrivacyBudgetExhausted as exhausted:
-            logger.info("%s; the sum gets the noise around zero", exhausted)
-        except Exception:
-            logger.exception("the client failed; the sum gets the noise around zero")
+            except Exception:
+                logger.exception("the client's work failed or was late, and nothing of it is sent")
+                late = not summed.of_one
         if late:
-            node.store.put(terms.run, _LATE, b"once")
+            node.store.put(None, silent, b"once")
         if steps is None:
             steps = share.encode([np.zeros(each.size) for each in terms.segments], SecureRandom())
         masked = part.message(steps)
@@ -138,7 +138,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             logger.error("noise and masks were %.3g s late: reply_after is too short", -left)
         time.sleep(max(0.0, left))
     if late:
-        raise Refused("late", f"work was not done after {work_ends(due or 0.0):.3g} s")
+        raise Refused("late", "work failed or was late: this run gets nothing more")
     return Message(masked_to_content(masked), reply_to=message)
 
 
@@ -162,27 +162,27 @@ def _answers_after(terms: SumTerms) -> float | None:
     return terms.reply_after
 
 
-def _forked(work: Callable[[], Values], terms: SumTerms, began: float, seconds: float) -> Apart:
-    """Return the work in a process of its own, with slots; if it fails, its values are zero."""
+def _forked(work: Callable[[], Values], terms: SumTerms, slots: Slots) -> Apart:
+    """Return the work in a process of its own, with slots."""
 
     def flat() -> NDArray[np.float64]:
-        try:
-            with working_in(Slots.within(began, began + seconds)):
-                return np.concatenate(work())
-        except Overrun:
-            raise
-        except Exception:
-            logger.exception("the client failed; the sum gets the noise around zero")
-            return np.zeros(terms.size)
+        with working_in(slots):
+            return np.concatenate(work())
 
-    return Apart(flat, terms.size, until=began + seconds)
+    return Apart(flat, terms.size, until=slots.until)
 
 
-def _values_of(apart: Apart, terms: SumTerms) -> Values | None:
-    """Return what a process sends; None if it is not done in time."""
+def _values_of(apart: Apart, terms: SumTerms) -> Values:
+    """Return what a process sends.
+
+    Raises:
+        TimeoutError: If it sends nothing.
+    """
     flat = apart.result()
+    if flat is None:
+        raise TimeoutError("its process failed, or was not done in time")
     ends = np.cumsum([each.size for each in terms.segments])
-    return None if flat is None else np.split(flat, ends[:-1])
+    return np.split(flat, ends[:-1])
 
 
 def _share_of(terms: SumTerms) -> NoiseShare | ExactShare:
@@ -203,6 +203,30 @@ def _require_matching(terms: SumTerms, summed: AskedSum) -> None:
         raise Refused("terms", "the units are to be drawn at another rate than the terms charge")
     if [(each.size, each.clipping_norm) for each in terms.segments] != summed.segments:
         raise Refused("terms", "its segments are not what the units are clipped to")
+
+
+def _paid(
+    terms: SumTerms,
+    share: NoiseShare | ExactShare,
+    node: SecureNode,
+    asked: SumInstruction,
+    message: Message,
+    context: Context,
+) -> bool:
+    """Charge a sum, and return whether it may be of anything but noise."""
+    if isinstance(share, ExactShare):  # `begin` has asked the owner
+        logger.warning("adds to an exact total without noise, which no ledger charges")
+        return True
+    assumed = replace(terms.noise, colluding=node.assumed_colluding(terms))
+    try:
+        _charge(terms, share, assumed, node.largest(terms), asked, message, context)
+    except PrivacyBudgetExhausted as exhausted:
+        logger.info("%s; the sum gets the noise around zero", exhausted)
+        return False
+    except Exception:
+        logger.exception("nothing can be charged; the sum gets the noise around zero")
+        return False
+    return True
 
 
 def _charge(

@@ -28,16 +28,18 @@ class Slots:
     Attributes:
         begin: Of the first.
         end: Of the last.
+        until: When the node's work is over.
     """
 
     begin: float
     end: float
+    until: float
 
     @classmethod
     def within(cls, began: float, until: float) -> Slots:
         """Return the slots of a node's work, which has some time before them and behind them."""
         margin = _APART * (until - began)
-        return cls(begin=began + margin, end=until - margin)
+        return cls(begin=began + margin, end=until - margin, until=until)
 
     def waited(self, count: int) -> Iterator[tuple[int, float]]:
         """Wait for the start of each slot in turn, and yield its number and when its use ends.

@@ -38,12 +38,15 @@ class AskedSum:
         segments: Size of each, and the L2 norm that one unit of the node has in it at most.
         sampling_rate: With which each unit takes part.
         price: What the training may cost the node.
+        of_one: Whether work that fails as a whole can be no more than one unit's: of several, each
+            would decide about all others.
         values: Reads them off the reply of the handler that made them, bounded once more.
     """
 
     segments: list[tuple[int, float]]
     sampling_rate: float
     price: SumInstruction
+    of_one: bool
     values: Callable[[Message], Values]
 
 
@@ -97,6 +100,7 @@ def _of_training(message: Message) -> AskedSum:
         segments=[(layout.size, bundle.updates.clipping_norm), *((1, norm) for norm in norms)],
         sampling_rate=instruction.sampling_rate,
         price=instruction.secure_sum,
+        of_one=most == 1,
         values=values,
     )
 
@@ -125,6 +129,7 @@ def _of_statistic(message: Message) -> AskedSum:
         segments=[(size, norm)],
         sampling_rate=1.0,
         price=price,
+        of_one=True,  # units are asked one by one, and it fails if each did
         values=values,
     )
 

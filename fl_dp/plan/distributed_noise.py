@@ -37,8 +37,8 @@ from .shared_bundle import MOST_BITS, SharedBundle, WordSize
 _LARGEST_SLACK = 1e-2
 _ATTEMPTS = 2  # of each sum: what failed ones may repeat, counted beforehand
 _ONCE_LATE = (
-    "that a node was not done in time, once: it sends nothing from then on, be it for a slow "
-    "record or a slow machine"
+    "that the work of a node with several clients, or of records, failed or was late, once a "
+    "Flower run: it sends nothing from then on, be it for one of them or for a slow machine"
 )
 _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 
@@ -435,10 +435,9 @@ class DistributedNoise(Noise):
             "a sum that always opens: nodes that stay away, or lie, make it fail, and it stays "
             "charged",
             "who takes part, when it answers and how long it trains",
+            _ONCE_LATE,
             ANOTHER_APP,
         )
-        if self.secure_sum.reply_after is not None:
-            told = (_ONCE_LATE, *told)
         if self.secure_sum.roster:
             return told
         return (

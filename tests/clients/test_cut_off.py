@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -91,6 +92,40 @@ def test_descendants_end_with_it() -> None:
 )
 def test_a_failure_gives_nothing(fails: Callable[[], Any]) -> None:
     assert apart(fails).result() is None
+
+
+def test_no_way_to_end_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that have ended macOS says that they may not be ended; apps may ignore SIGCHLD."""
+    kill = os.killpg
+
+    def refused(group: int, number: int) -> None:
+        kill(group, number)
+        raise PermissionError
+
+    monkeypatch.setattr(os, "killpg", refused)
+    usual = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        done = apart(lambda: np.arange(3)).result()
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
+    assert done is not None
+    assert done.tolist() == [0.0, 1.0, 2.0]
+
+
+def test_without_a_process_nothing_stays_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would be four files a unit, and then none is left."""
+
+    def none_left() -> int:
+        raise BlockingIOError
+
+    monkeypatch.setattr(os, "fork", none_left)
+    free = os.dup(0)
+    os.close(free)
+    with pytest.raises(BlockingIOError):
+        apart(lambda: np.arange(3))
+    lowest = os.dup(0)
+    os.close(lowest)
+    assert lowest == free
 
 
 def test_work_that_nobody_asked_for_never_begins() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -127,6 +128,24 @@ def test_records_beyond_the_public_bound_take_no_part() -> None:
     few = replace(ALL, max_units=4)
     records = usual(9)
     assert np.array_equal(answer(records, instruction=few)[0], answer(records[:4])[0])
+
+
+@pytest.mark.slow
+def test_a_record_that_is_slower_than_its_loader_waits_is_in_the_sum() -> None:
+    """A loader's timeout would be an error of the whole sum, which one record decides on."""
+
+    class Slow(OneByOne):
+        def __getitem__(self, row: int) -> Record:
+            time.sleep(1.5 * (row == 0))
+            return super().__getitem__(row)
+
+    found = NodeRecords(
+        model_fn=lambda context, config: model_of(),
+        loader_fn=lambda context, config: DataLoader(Slow(usual(3)), num_workers=1, timeout=0.5),
+    )
+    context = Context(1, 1, {}, RecordDict(), {})
+    _, metrics = sum_of_records(ALL, exchanged_arrays(model_of()), {}, context, found)
+    assert metrics[SCALARS_METRIC] == 3 * BUNDLE.scalar_steps([1.0])
 
 
 def test_memory_for_a_few_records_gives_the_same_sum() -> None:

@@ -6,6 +6,8 @@ before its noise.
 
 from __future__ import annotations
 
+import json
+import os
 import re
 import time
 from collections.abc import Callable, Sequence
@@ -15,22 +17,27 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from flwr.app import Array, ArrayRecord, Context, RecordDict
 from numpy.typing import NDArray
-from one_node import INSTRUCTION, REQUIRED, SIZE, Federation, code
+from one_node import INSTRUCTION, REQUIRED, RUN, SIZE, Federation, code
 from scipy.stats import ks_2samp
 from secure_nodes import Adds
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
-from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.clients.record_sums import sum_of_records
+from fl_dp.clients import NodeRecords, NodeUnits, numpy_client_app, secure_sum
+from fl_dp.clients.record_sums import RecordsFn, sum_of_records
 from fl_dp.clients.slots import Overrun, Slots, working_in
 from fl_dp.mechanisms import NoiseShare
 from fl_dp.protocol.instruction import RoundInstruction
+from fl_dp.protocol.secure_sum import DONE_ACTION, text_to_content, with_receipts, with_terms
 
 NOBODY, EVERYBODY = 1e-12, 1.0 - 1e-12  # rates of secret coins, as good as 0 and 1 in these tests
 UNITS, SLOW = 3, 1
 C = 1.0  # what one unit or record is clipped to, and charged as
 SECONDS = 6.0
+LATE = 4.0  # seconds, for work that is never done; a tenth of it for marks and ledger
 
 
 @pytest.fixture(autouse=True)
@@ -139,9 +146,10 @@ class Records:
         return {"w": np.array([clipping_norm * len(rows), 0.0, 0.0])}, len(rows)
 
 
-def of_records(folder: Path, records: Records) -> Federation:
+def of_records(folder: Path, records: RecordsFn | Records) -> Federation:
     federation = Federation(folder, **REQUIRED | {"require-privacy": "distributed-records"})
-    app = numpy_client_app(records=lambda *_: records)
+    found = records if callable(records) else lambda *_: records
+    app = numpy_client_app(records=found)
     federation.nodes.app = lambda: app  # type: ignore[method-assign]
     return federation
 
@@ -162,15 +170,94 @@ def test_no_sum_is_of_the_records_that_one_s_time_left(
     """
     federation = of_records(tmp_path, Records(slow=7))
     content = federation.content(asked_of_records(rate))
-    times = {"sampling_rate": rate, "reply_after": 1.0}
+    times = {"sampling_rate": rate, "reply_after": LATE}
     began = time.monotonic()
     assert code(federation.train(content, **times)) == "Refused late"
-    assert time.monotonic() - began >= 1.0  # at the time of every answer
+    assert time.monotonic() - began >= LATE  # at the time of every answer
     assert not any(each.any() for each in added.values)
     # Nor what has neither coin nor clock.
     everybody = federation.content(asked_of_records(1.0))
     assert code(federation.train(everybody, number=2)) == "Refused late"
     assert federation.charges() == 1
+
+
+class Fatal(Dataset[tuple[Tensor, Tensor]]):
+    """Records of which one may kill the process that reads it."""
+
+    def __init__(self, fatal: int | None) -> None:
+        self.fatal = fatal
+
+    def __len__(self) -> int:
+        return 50
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        if row == self.fatal:
+            os._exit(1)
+        return torch.ones(1), torch.tensor(0)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+@pytest.mark.parametrize(
+    ("fatal", "rate", "said"),
+    [(None, 1.0, "answered"), (7, 1.0, "Refused late"), (7, EVERYBODY, "Refused late")],
+)
+def test_a_record_that_kills_its_worker_does_not_turn_the_sum_into_zero(
+    tmp_path: Path, added: Added, fatal: int | None, rate: float, said: str
+) -> None:
+    """Neighbours' sums would lie 49 C apart: its node sends nothing, once, without coins too."""
+    found = NodeRecords(
+        model_fn=lambda *_: nn.Linear(1, SIZE, bias=False),
+        loader_fn=lambda *_: DataLoader(Fatal(fatal), num_workers=1, timeout=2),
+    )
+    federation = of_records(tmp_path, found)
+    model = ArrayRecord({"weight": Array(np.zeros((SIZE, 1), np.float32))})
+    content, everybody = (federation.content(asked_of_records(each)) for each in (rate, 1.0))
+    content["model"] = everybody["model"] = model
+    times = {} if rate == 1.0 else {"sampling_rate": rate, "reply_after": SECONDS}
+    assert code(federation.train(content, **times)) == said
+    moved = max((float(np.linalg.norm(each)) for each in added.values), default=0.0)
+    assert (moved > 10.0 * C) == (said == "answered")
+    assert code(federation.train(everybody, number=2)) == said
+    assert federation.charges() == 2 - (fatal is not None)
+
+
+def test_what_fails_as_a_whole_is_zero_where_that_is_one_unit(tmp_path: Path, added: Added) -> None:
+    """Of several, one could decide about all others."""
+    for units, said in ((1, "answered"), (UNITS, "Refused late")):
+        federation = of_units(tmp_path / str(units), count=lambda *_: fails())
+        content = federation.content(asked(1.0, max_units=units))
+        assert code(federation.train(content)) == said
+    assert not any(each.any() for each in added.values)
+
+
+def test_a_node_that_was_late_stays_so_in_whatever_run_the_server_names(tmp_path: Path) -> None:
+    """Once a Flower run; what the server calls a run, and when it is over, is the server's."""
+    federation = of_units(tmp_path, count=lambda *_: fails())
+    content = federation.content(asked(1.0, max_units=UNITS))
+    assert code(federation.train(content)) == "Refused late"
+    done = text_to_content(json.dumps({"run": RUN}))
+    assert code(federation.ask(DONE_ACTION, done)) == "answered"
+    federation.meet(RUN + 1)
+    assert code(federation.train(content, run=RUN + 1)) == "Refused late"
+    assert federation.charges() == 1
+    # Another of Flower's begins anew.
+    usual = federation.nodes.contexts[0]
+    federation.nodes.contexts[0] = Context(
+        usual.run_id + 1, usual.node_id, usual.node_config, RecordDict(), usual.run_config
+    )
+    federation.train(content, number=2, run=RUN + 1)
+    assert federation.charges() == 2
+
+
+def test_receipts_are_looked_at_before_a_node_that_was_late_refuses(tmp_path: Path) -> None:
+    """A server that lied in one would else go unnoticed from then on."""
+    federation = of_units(tmp_path, count=lambda *_: fails())
+    content = federation.content(asked(1.0, max_units=UNITS))
+    assert code(federation.train(content)) == "Refused late"
+    told = federation.terms(content, number=2).to_json()
+    sent = with_receipts(with_terms(content, told), ["no receipt"])
+    assert code(federation.ask("train", sent)) == "Refused view"
 
 
 def test_records_that_are_done_in_time_are_summed(tmp_path: Path, added: Added) -> None:
@@ -182,11 +269,11 @@ def test_records_that_are_done_in_time_are_summed(tmp_path: Path, added: Added) 
 
 
 @pytest.mark.parametrize("rate", [NOBODY, 0.3, EVERYBODY])
-def test_the_work_is_the_same_for_every_outcome_of_the_coins(rate: float) -> None:
+def test_as_many_gradients_are_computed_for_every_outcome_of_the_coins(rate: float) -> None:
     """Every record's gradient is computed once, in a number of batches that the rate says."""
     records, model = Records(), ArrayRecord({"w": Array(np.zeros(SIZE))})
     context = Context(1, 1, {}, RecordDict(), {})
-    with working_in(Slots(begin=0.0, end=1.0)):
+    with working_in(Slots(begin=0.0, end=1.0, until=1.0)):
         sum_of_records(asked_of_records(rate), model, {}, context, lambda *_: records)
     assert sorted(row for rows in records.summed for row in rows) == list(range(200))
 
@@ -195,13 +282,35 @@ def test_a_slot_that_begins_late_is_the_end_of_the_work() -> None:
     """Else the time of what came before would decide about its unit."""
     now = time.monotonic()
     with pytest.raises(Overrun):
-        next(Slots(begin=now - 1.0, end=now + 60.0).waited(3))
+        next(Slots(begin=now - 1.0, end=now + 60.0, until=now + 60.0).waited(3))
+
+
+@pytest.mark.slow
+def test_a_node_whose_own_marks_take_too_long_is_silent_for_one_sum(
+    tmp_path: Path, added: Added, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No data were read before, so nobody's time shows, and a slow disk does not end its run."""
+    federation = of_units(tmp_path)
+    content = federation.content(asked(EVERYBODY, max_units=UNITS))
+    times = {"sampling_rate": EVERYBODY, "reply_after": SECONDS}
+    with monkeypatch.context() as patch:
+        charge = secure_sum._charge
+
+        def slow(*told: Any) -> None:
+            charge(*told)
+            time.sleep(0.2 * SECONDS)
+
+        patch.setattr(secure_sum, "_charge", slow)
+        assert code(federation.train(content, **times)) == "answered"
+        assert not any(each.any() for each in added.values)
+    assert code(federation.train(content, number=2, **times)) == "answered"
+    assert np.abs(added.values[-1] - [UNITS * C, 0.0, 0.0]).max() < 1e-3
 
 
 def test_a_node_whose_count_takes_too_long_sends_nothing(tmp_path: Path, added: Added) -> None:
     federation = of_units(tmp_path, count=sleeps)
     content = federation.content(asked(EVERYBODY, max_units=UNITS))
-    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=1.0)
+    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=LATE)
     assert code(reply) == "Refused late"
     assert not any(each.any() for each in added.values)
 
@@ -229,7 +338,7 @@ REPLIES, LATEST = 200, 0.6
 def test_the_time_of_an_answer_shows_no_coin(tmp_path: Path, hog: Callable[[], Any]) -> None:
     """Answers with coins up and down in turn, while the work holds the interpreter's lock.
 
-    One false alarm in a million. In a thread the same work made answers 0.7 s late (p < 1e-50).
+    One false alarm in a million.
     """
     federation = of_units(tmp_path, client_fn=lambda *_: Unit(hog), count=lambda *_: 1)
     took: dict[float, list[float]] = {NOBODY: [], EVERYBODY: []}

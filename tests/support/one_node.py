@@ -63,12 +63,16 @@ class Federation:
             roster_hash = Roster.read(file).hash
         self.nodes = SecureNodes(folder, [[update]] * NODES, owners={0: owner})
         self.grid = LocalGrid(self.nodes, NODES)
-        keys = text_to_content(json.dumps({"run": RUN, "epoch": 0}))
+        self.meet(RUN, roster_hash)
+
+    def meet(self, run: int, roster_hash: str = "") -> None:
+        """Let the nodes agree on who they are, in a run of this number."""
+        keys = text_to_content(json.dumps({"run": run, "epoch": 0}))
         entries = [
             Entry.from_dict(json.loads(text_of(self.ask(KEY_ACTION, keys, node).content)))
             for node in range(NODES)
         ]
-        self.directory = Directory.first(RUN, entries, roster_hash=roster_hash)
+        self.directory = Directory.first(run, entries, roster_hash=roster_hash)
         for node in range(NODES):
             told = text_to_content(self.directory.to_json())
             assert not self.ask(DIRECTORY_ACTION, told, node).has_error()
