@@ -48,8 +48,9 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     if experiment is not None:
         written = dict(_entries(f"experiment/{experiment}")) | written
     chosen = dict(_entries("config")) | written
-    task, model = (chosen.get(f"{group}.name", chosen[group]) for group in ("task", "model"))
-    privacy = chosen["privacy"]
+    # By options of groups alone: a candidate that changes `model.name` is another model, not
+    # another training.
+    task, model, privacy = (chosen[group] for group in ("task", "model", "privacy"))
     recipes = _read("recipes")
     tuned, fitting = recipes["tuned"].get(task, {}).get(model), recipes["fitting"].get(privacy, [])
     taken = {key.partition(".")[0] for key in written}  # a choice of one's own is not mixed with
@@ -66,6 +67,18 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
         whose = f"{pair} under privacy={privacy}" if fitting else pair
         told.append(f"{whose} brings {' '.join(left)}; what you write wins")
     return Recipe(overrides=left, told=tuple(told))
+
+
+def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return overrides that say what goes with them: whatever follows them brings nothing more.
+
+    Args:
+        overrides: As for `recipe_of`.
+
+    Raises:
+        ConfigError: As `recipe_of`.
+    """
+    return (*recipe_of(overrides).overrides, *overrides)
 
 
 def tuned_pairs() -> list[tuple[str, str]]:

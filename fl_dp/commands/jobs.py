@@ -39,7 +39,7 @@ class Job:
             experiment, its curve.
         place: Its place on the axis of an experiment, if there is one.
         digest: Of the settings, which it keeps to; empty for a single training.
-        overrides: What it was asked for by.
+        overrides: What it was asked for by, and what that brought: nobody looks it up again.
         settings: What they compose to.
         path: Its folder, absolute.
         resumed: Whether its folder holds a training to continue.
@@ -142,6 +142,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         OSError: If a folder is taken, missing, or can't be written to.
     """
     from fl_dp.app.compose import compose_settings
+    from fl_dp.app.recipes import with_recipe
 
     if any(one.startswith("resume=") for one in overrides):
         if len(overrides) > 1 or multirun:
@@ -157,7 +158,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         [settings] = _checked([composed])
         path = _place_for(settings)
         return Jobs(
-            each=(Job(variant="", overrides=tuple(overrides), settings=settings, path=path),)
+            each=(Job(variant="", overrides=with_recipe(overrides), settings=settings, path=path),)
         )
     with doing("composing the trainings"):
         from fl_dp.app.cells import expand  # with the accounting, which one training needs later
@@ -172,7 +173,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
             variant=cell.curve,
             place=cell.place,
             digest=cell.digest,
-            overrides=cell.overrides,
+            overrides=with_recipe(cell.overrides),
             settings=settings,
             path=path / f"run-{index}",
         )
