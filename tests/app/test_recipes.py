@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fl_dp.app import task_client
+from fl_dp.app.cells import expand
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.planning import make_plan
@@ -49,6 +50,15 @@ def test_what_an_experiment_says_wins() -> None:
     assert brought("experiment=privacy_levels") == []
     assert "rounds" not in brought("experiment=privacy_levels", *FASHION)
     assert compose_settings(["experiment=records"]).client.learning_rate == 0.25
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["privacy_levels", "udp_formula"])
+def test_what_was_measured_before_there_were_recipes_keeps_its_settings(experiment: str) -> None:
+    _, cells = expand([f"experiment={experiment}", "seed=0"])
+    assert cells
+    for cell in cells:
+        assert recipe_of(cell.overrides).overrides == (), cell.curve
 
 
 def test_a_run_that_continues_is_brought_nothing() -> None:
