@@ -97,6 +97,16 @@ def tuned_pairs() -> list[tuple[str, str]]:
 
 
 @cache
+def brought_keys() -> frozenset[str]:
+    """Return the keys of which recipes have values: no single default is theirs."""
+    recipes = _read("recipes")
+    tuned = (lines for models in recipes["tuned"].values() for lines in models.values())
+    return frozenset(
+        _key(each) for lines in [*tuned, *recipes["fitting"].values()] for each in lines
+    )
+
+
+@cache
 def _read(name: str) -> Any:
     from omegaconf import OmegaConf
 
