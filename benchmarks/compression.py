@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 SHARED = ("rounds=50", "privacy.epsilon=8")
-LOCAL = ("privacy=local", "selection=public", "selection.participation_cap=13")
+LOCAL = (
+    *("privacy=local", "selection=public", "selection.participation_cap=13"),
+    "server_optimizer.learning_rate=0.3",  # as measured
+)
 MODES = {
     "central": (),
     "local, gaussian": LOCAL,

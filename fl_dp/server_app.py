@@ -9,6 +9,7 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.recipes import recipe_of
 from fl_dp.app.refusals import shorten_refusals
 from fl_dp.app.server import train
 from fl_dp.app.statistics import answer_statistic
@@ -23,5 +24,7 @@ def main(grid: Grid, context: Context) -> None:
         shorten_refusals(logging.getLogger(name))
     overrides = shlex.split(str(context.run_config.get("hydra-overrides", "")))
     settings = compose_settings(overrides)
+    for line in recipe_of(overrides).told:  # `fl-dp run` has said what it sends already
+        logging.getLogger("flwr.fl_dp").info("%s", line)
     job = train if settings.statistic.query is None else answer_statistic
     job(grid, settings, run_id=str(context.run_id))

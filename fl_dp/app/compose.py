@@ -17,7 +17,7 @@ from pathlib import Path
 
 from .kept import check_kept
 from .overrides import ConfigError, check_keys, check_values, config_folder, parsed, wrong_value
-from .recipes import recipe_of
+from .recipes import with_recipe
 from .schema import new_schema, settings_of
 from .settings import Settings
 
@@ -62,8 +62,7 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             try:
                 with initialize_config_dir(str(folder), version_base="1.3", job_name="fl-dp"):
                     written = [str(each.input_line) for each in read]
-                    brought = recipe_of(overrides).overrides
-                    composed = compose("config", overrides=[*brought, *written])
+                    composed = compose("config", overrides=list(with_recipe(written)))
             finally:
                 GlobalHydra.instance().hydra = outer
         # Merged into the schema once more: Hydra lets a file add keys that nobody reads.

@@ -18,6 +18,10 @@ from .overrides import config_folder, parsed
 
 _LEARNING_RATE = "client.learning_rate"  # what no two tasks have in common
 
+# What of the settings that were tuned for privacy=central fits another promise: keys that begin so.
+_FITS = {"central": "", "none": "", "local": "client.", "distributed": "client."}
+_WITHOUT_CLIENT_STEPS = "distributed_records"
+
 
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
@@ -42,35 +46,64 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
         ConfigError: If one can't be read.
     """
     written = {each.key_or_group: each.value() for each in map(parsed, overrides)}
-    if written.get("resume") is not None:  # a run goes on with the settings that it has
+    # A run goes on with the settings that it has, and a statistic trains nothing.
+    if written.get("resume") is not None or written.get("statistic.query") is not None:
         return Recipe(overrides=(), told=())
     experiment = written.get("experiment")
     if experiment is not None:
         written = dict(_entries(f"experiment/{experiment}")) | written
     chosen = dict(_entries("config")) | written
-    task, model = (chosen.get(f"{group}.name", chosen[group]) for group in ("task", "model"))
-    privacy = chosen["privacy"]
+    # By options of groups alone: a candidate that changes `model.name` is another model, not
+    # another training.
+    task, model, privacy = (chosen[group] for group in ("task", "model", "privacy"))
     recipes = _read("recipes")
-    tuned, fitting = recipes["tuned"].get(task, {}).get(model), recipes["fitting"].get(privacy, [])
+    known, fitting = recipes["tuned"].get(task, {}).get(model), recipes["fitting"].get(privacy, [])
+    fits = _FITS.get(privacy)
+    tuned = (
+        None if known is None or fits is None else [one for one in known if one.startswith(fits)]
+    )
     taken = {key.partition(".")[0] for key in written}  # a choice of one's own is not mixed with
     brought = {_key(each): each for each in tuned or () if _group(each) not in written}
     brought |= {_key(each): each for each in fitting if _group(each) not in taken}
     left = tuple(each for key, each in brought.items() if key not in written)
     pair, told = f"task={task} with model={model}", []
-    if tuned is None and not written.keys() & {_LEARNING_RATE, "tune.candidates"}:
+    whose = f"{pair} under privacy={privacy}" if fitting or fits is None else pair
+    steps = privacy != _WITHOUT_CLIENT_STEPS
+    if tuned is None and steps and not written.keys() & {_LEARNING_RATE, "tune.candidates"}:
         told.append(
-            f"{pair} has no tuned settings: {_LEARNING_RATE}={chosen[_LEARNING_RATE]} is what "
-            "suits digits; `fl-dp tune` pays for a better one"
+            f"{whose} has no tuned settings: {_LEARNING_RATE}={chosen[_LEARNING_RATE]} is what "
+            "suits digits under privacy=central; `fl-dp tune` pays for a better one"
         )
     if left:
-        whose = f"{pair} under privacy={privacy}" if fitting else pair
         told.append(f"{whose} brings {' '.join(left)}; what you write wins")
     return Recipe(overrides=left, told=tuple(told))
+
+
+def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
+    """Return overrides that say what goes with them: whatever follows them brings nothing more.
+
+    Args:
+        overrides: As for `recipe_of`.
+
+    Raises:
+        ConfigError: As `recipe_of`.
+    """
+    return (*recipe_of(overrides).overrides, *overrides)
 
 
 def tuned_pairs() -> list[tuple[str, str]]:
     """Return the tasks and models that have tuned settings."""
     return [(task, model) for task, models in _read("recipes")["tuned"].items() for model in models]
+
+
+@cache
+def brought_keys() -> frozenset[str]:
+    """Return the keys of which recipes have values: no single default is theirs."""
+    recipes = _read("recipes")
+    tuned = (lines for models in recipes["tuned"].values() for lines in models.values())
+    return frozenset(
+        _key(each) for lines in [*tuned, *recipes["fitting"].values()] for each in lines
+    )
 
 
 @cache

@@ -259,7 +259,7 @@ def _by_clients(
     keep_model: bool,
     data_is_public: bool,
 ) -> AuditReport:
-    """Train with canaries through Flower's engine, and judge what its releases tell of them."""
+    """Train with canaries in the chosen engine, and judge what its releases tell of them."""
     from fl_dp.app.auditing.canary_run import CanaryRun, require_auditable, takes_places
     from fl_dp.app.workload import initial_arrays_of
     from fl_dp.updates import VectorLayout

@@ -39,7 +39,7 @@ class Job:
             experiment, its curve.
         place: Its place on the axis of an experiment, if there is one.
         digest: Of the settings, which it keeps to; empty for a single training.
-        overrides: What it was asked for by.
+        overrides: What it was asked for by, and what that brought: nobody looks it up again.
         settings: What they compose to.
         path: Its folder, absolute.
         resumed: Whether its folder holds a training to continue.
@@ -142,6 +142,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         OSError: If a folder is taken, missing, or can't be written to.
     """
     from fl_dp.app.compose import compose_settings
+    from fl_dp.app.recipes import with_recipe
 
     if any(one.startswith("resume=") for one in overrides):
         if len(overrides) > 1 or multirun:
@@ -157,14 +158,14 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
         [settings] = _checked([composed])
         path = _place_for(settings)
         return Jobs(
-            each=(Job(variant="", overrides=tuple(overrides), settings=settings, path=path),)
+            each=(Job(variant="", overrides=with_recipe(overrides), settings=settings, path=path),)
         )
     with doing("composing the trainings"):
         from fl_dp.app.cells import expand  # with the accounting, which one training needs later
 
         experiment, cells = expand(overrides)
     tell_recipes([cell.overrides for cell in cells])
-    at_a_time = at_once(experiment, cells[0].settings)
+    at_a_time = at_once(experiment, [cell.settings for cell in cells])
     checked = _checked([cell.settings for cell in cells], at_a_time)
     path = _place_for(checked[0], _experiment_of(overrides))
     each = tuple(
@@ -172,7 +173,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
             variant=cell.curve,
             place=cell.place,
             digest=cell.digest,
-            overrides=cell.overrides,
+            overrides=with_recipe(cell.overrides),
             settings=settings,
             path=path / f"run-{index}",
         )
@@ -232,8 +233,12 @@ def _target(settings: Settings) -> str:
     return f"epsilon {asked.epsilon:g}, {settings.rounds} rounds"
 
 
-def at_once(experiment: SweepSettings, settings: Settings) -> int:
-    """Return how many trainings of a sweep run at a time."""
+def at_once(experiment: SweepSettings, each: Iterable[Settings]) -> int:
+    """Return how many trainings of a sweep run at a time: as many as the most demanding allows."""
+    return min(_at_once(experiment, settings) for settings in each)
+
+
+def _at_once(experiment: SweepSettings, settings: Settings) -> int:
     from fl_dp.local.devices import Machine
     from fl_dp.local.engine_choice import with_engine
 
@@ -307,7 +312,7 @@ def jobs_of_sweep(path: Path) -> Jobs:
         raise ValueError(f"{path / _SWEEP} is not what a sweep of fl-dp writes: {error}") from error
     with doing("looking at what there is"):
         begun = [_pinned(path / cell.name, cell) for cell in known]
-    at_a_time = at_once(experiment, begun[0].settings)
+    at_a_time = at_once(experiment, [job.settings for job in begun])
     missing = iter(_checked([job.settings for job in begun if not job.resumed], at_a_time))
     each = tuple(job if job.resumed else replace(job, settings=next(missing)) for job in begun)
     return Jobs(each=each, sweep=path, experiment=experiment, side_by_side=at_a_time)

@@ -123,7 +123,7 @@ def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:
         each=tuple(each),
         sweep=asked.path,
         experiment=plain,
-        side_by_side=at_once(plain, asked.settings),
+        side_by_side=at_once(plain, [asked.settings]),
     )
 
 

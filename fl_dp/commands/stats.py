@@ -41,7 +41,9 @@ def stats(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Answer one private statistic over a task's federation, in Flower's simulation engine.
+    """Answer one private statistic over a task's federation of simulated nodes.
+
+    Small tasks answer in one process, others in Flower's simulation engine.
 
     QUERY is one of `count` (records), `sum` and `mean` (with the standard deviation), `histogram`,
     `quantiles`, and `top` (the most frequent labels).

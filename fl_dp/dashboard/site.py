@@ -28,6 +28,7 @@ from starlette.types import ASGIApp
 
 from fl_dp import __version__
 from fl_dp.app.keys import all_keys
+from fl_dp.app.recipes import brought_keys
 from fl_dp.found_runs import (
     FoundRun,
     RunCard,
@@ -397,6 +398,7 @@ class _Pages:
             price=price,
             command="" if price is None else shlex.join(["fl-dp", "run", *price.request.overrides]),
             options=options(own_data=own),
+            by_recipe=brought_keys(),
             first=[offered(own_data=own)[name] for name in FIRST],
             folded=folded(own_data=own),
             run_name=RUN_NAME,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from fl_dp.app import task_client
+from fl_dp.app.cells import expand
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.planning import make_plan
@@ -51,6 +52,15 @@ def test_what_an_experiment_says_wins() -> None:
     assert compose_settings(["experiment=records"]).client.learning_rate == 0.25
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("experiment", ["privacy_levels", "udp_formula"])
+def test_what_was_measured_before_there_were_recipes_keeps_its_settings(experiment: str) -> None:
+    _, cells = expand([f"experiment={experiment}", "seed=0"])
+    assert cells
+    for cell in cells:
+        assert recipe_of(cell.overrides).overrides == (), cell.curve
+
+
 def test_a_run_that_continues_is_brought_nothing() -> None:
     assert recipe_of([*FASHION, "resume=/runs/one"]).told == ()
 
@@ -73,6 +83,30 @@ def test_a_pair_that_nobody_tuned_says_so_in_one_line() -> None:
     assert line.startswith("task=shakespeare with model=gru has no tuned settings: client.learning")
     assert "fl-dp tune" in line
     assert recipe_of(["task=shakespeare", "model=gru", "client.learning_rate=1"]).told == ()
+
+
+def test_what_was_tuned_for_a_curator_is_not_brought_under_another_promise() -> None:
+    steps = ["client.learning_rate", "client.epochs"]
+    everybody = [*steps, "selection.sampling_rate", "rounds"]
+    assert brought(*FASHION, "privacy=none") == brought(*FASHION) == everybody
+    assert brought(*FASHION, "privacy=distributed") == everybody  # the last two are its own
+    settings = compose_settings([*FASHION, "privacy=distributed"])
+    assert (settings.selection.sampling_rate, settings.rounds) == (1.0, 10)
+    assert brought(*FASHION, "privacy=local", "selection=public", "rounds=9") == [
+        *steps,
+        "server_optimizer.learning_rate",
+    ]
+    assert brought(*FASHION, "privacy=dp_sgd") == []
+    assert brought(*FASHION, "privacy=distributed_records") == []
+
+
+def test_only_who_uses_a_client_step_is_told_that_it_was_not_tuned() -> None:
+    [line] = recipe_of([*FASHION, "privacy=dp_sgd"]).told
+    assert "under privacy=dp_sgd has no tuned settings: client.learning_rate=2.0" in line
+    untuned = ["task=shakespeare", "model=gru"]
+    assert recipe_of([*untuned, "privacy=distributed_records"]).told == ()
+    assert recipe_of([*untuned, "statistic.query=count", "privacy=distributed"]).told == ()
+    assert brought("statistic.query=count", "privacy=distributed") == []
 
 
 # On the public test part, at epsilon 8 and the default delta: a tenth or less below what was

@@ -49,6 +49,18 @@ def test_too_many_nodes_under_flwr_run_are_one_line(monkeypatch: pytest.MonkeyPa
     assert "Traceback" in logged(ValueError("a mistake in somebody's code"))
 
 
+def test_what_a_task_brings_is_said_under_flwr_run(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(server_app, "train", lambda *_, **__: None)
+    monkeypatch.setattr(logging.getLogger("flwr"), "propagate", True)
+    config = {"hydra-overrides": "task=fashion_mnist"}
+    grid = LocalGrid(answer_with_update([]), 0)
+    with caplog.at_level(logging.INFO, logger="flwr.fl_dp"):
+        server_app.app(grid, Context(1, 0, {}, RecordDict(), dict(config)))
+    assert "task=fashion_mnist with model=logistic brings client.learning_rate=0.1" in caplog.text
+
+
 def test_a_relative_folder_under_flwr_run_is_one_line() -> None:
     grid = LocalGrid(answer_with_update([]), 0)
     config = {"hydra-overrides": "output_dir=foo"}

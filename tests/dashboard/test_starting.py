@@ -63,9 +63,17 @@ def test_the_form_has_the_settings_help_and_defaults(client: TestClient) -> None
     page = client.get("/start").text
     for name in ("privacy.epsilon", "rounds", "schedule.spend"):
         assert f'name="{name}"' in page
-    key = all_keys()["rounds"]
+    key = all_keys()["privacy.epsilon"]
     assert key.help in page
-    assert f'placeholder="{key.default_text}"' in page
+    assert placeholder_of(key.name, page) == key.default_text
+    for name in ("rounds", "client.learning_rate"):  # digits' own would not be what fashion gets
+        assert placeholder_of(name, page) == "by task, model and privacy"
+
+
+def placeholder_of(name: str, page: str) -> str:
+    found = re.search(rf'name="{re.escape(name)}"[^>]* placeholder="([^"]*)"', page)
+    assert found is not None
+    return found[1]
 
 
 def test_every_field_is_a_key_and_shown_once() -> None:

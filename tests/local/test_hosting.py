@@ -205,6 +205,16 @@ def test_a_sweep_says_once_what_was_decided(
     assert capsys.readouterr().err.count("simulation uses") == 1
 
 
+@pytest.mark.parametrize("tasks", ["digits,fashion_mnist", "fashion_mnist,digits"])
+def test_a_sweep_over_tasks_starts_as_many_as_the_most_demanding_allows(
+    tasks: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Machine, "here", classmethod(lambda cls: machine(cpus=4)))
+    jobs = find_jobs([f"task={tasks}", f"output_dir={tmp_path}"], multirun=True)
+    assert [job.settings.simulation.engine for job in jobs.each].count("in_process") == 1
+    assert jobs.side_by_side == 1  # by digits alone, as many as there are processors
+
+
 def test_fewer_clients_than_workers_have_a_node_each() -> None:
     assert nodes_of(decided("task.num_clients=3", cpus=8)) == 3
 
