@@ -117,8 +117,9 @@ def test_owners_with_a_roster_train_and_check_what_the_server_did(
         checked = json.loads(
             run_cli("secagg", "check", keys(place, name), "--roster", roster, "--json")
         )
-        assert checked["findings"] == []
-        assert checked["repliers"] == len(NODES)
+        (run,) = checked["runs"]
+        assert run["findings"] == []
+        assert run["repliers"] == len(NODES)
 
 
 @pytest.mark.waits

@@ -398,7 +398,7 @@ def test_errors_of_a_plan_are_said_in_keys(said: str, in_words_of_keys: str) -> 
 @pytest.mark.parametrize(
     "overrides",
     [
-        "privacy=local",
+        "privacy=local selection=poisson",
         "privacy=local selection=public clipping=adaptive",
         "selection.participation_cap=5",
         "privacy.unit=record",

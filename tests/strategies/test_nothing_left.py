@@ -39,7 +39,7 @@ def test_a_second_run_on_a_spent_ledger_is_an_error_that_says_what_to_do(tmp_pat
     kept: list[Checkpoint] = []
     evaluated: list[int] = []
     second, nodes = strategy(tmp_path, after_round=kept.append), grid()
-    with pytest.raises(PrivacyBudgetExhausted, match="untrained") as refused:
+    with pytest.raises(PrivacyBudgetExhausted, match="is spent") as refused:
         train(second, nodes, evaluate_fn=lambda server_round, _: evaluated.append(server_round))
     for advice in ("ledger.db", "resume(checkpoint)", "new ledger", "after the 2 that are spent"):
         assert advice in str(refused.value)
@@ -66,7 +66,7 @@ def test_a_checkpoint_from_before_the_first_round_is_no_trained_model(tmp_path: 
     train(strategy(tmp_path, after_round=kept.append))
     second = strategy(tmp_path)
     second.resume(kept[0])
-    with pytest.raises(PrivacyBudgetExhausted, match="untrained"):
+    with pytest.raises(PrivacyBudgetExhausted, match="is spent"):
         train(second)
 
 
@@ -95,7 +95,7 @@ def test_clients_that_are_all_at_their_cap_are_the_same_error(tmp_path: Path) ->
     kept: list[Checkpoint] = []
     with (
         PrivacyLedger.open(path, plan) as ledger,
-        pytest.raises(PrivacyBudgetExhausted, match=r"has taken part 1 times.*untrained"),
+        pytest.raises(PrivacyBudgetExhausted, match=r"is spent.*has taken part 1 times"),
     ):
         train(
             DPFedAvg(plan=plan, ledger=ledger, after_round=kept.append),
@@ -117,7 +117,7 @@ def test_a_selection_whose_own_release_does_not_fit_trains_nothing_either(tmp_pa
         clipping_norm=1.0,
         ledger=tmp_path / "ledger.db",
     )
-    with pytest.raises(PrivacyBudgetExhausted, match=r"'utilities' would exceed.*untrained"):
+    with pytest.raises(PrivacyBudgetExhausted, match=r"'utilities' would exceed"):
         train(made)
 
 

@@ -505,10 +505,11 @@ def test_the_engine_s_tracebacks_of_an_unknown_question_are_left_out_and_no_othe
             flower.error("Traceback ... another one")
         return answer
 
+    before = list(logging.getLogger("flwr").filters)
     start(Simulated(logging_as_flower, N, introduces=True))
     errors = [each.getMessage() for each in caplog.records if each.levelno == logging.ERROR]
     assert errors == ["Traceback ... another one"] * 3
-    assert not logging.getLogger("flwr").filters
+    assert logging.getLogger("flwr").filters == before
 
 
 # --- Silence --------------------------------------------------------------------------------------

@@ -877,7 +877,7 @@ def test_a_second_start_with_the_same_ledger_ends_before_it_refreshes_too_often(
     DPFedAvg(plan=plan, ledger=ledger, selection=noisy_selection()).start(
         grid, model(), num_rounds=2
     )
-    with pytest.raises(PrivacyBudgetExhausted, match="untrained"):
+    with pytest.raises(PrivacyBudgetExhausted, match="is spent"):
         DPFedAvg(plan=plan, ledger=ledger, selection=noisy_selection()).start(
             grid, model(), num_rounds=2
         )
