@@ -36,7 +36,8 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
 @pytest.mark.xdist_group("simulation")
 def test_a_run_that_is_asked_to_end_takes_everything_down(tmp_path: Path) -> None:
     run = start(
-        *(
+        *("task.num_clients=4", "rounds=500", "run_name=it", "simulation.workers=1"),
+        "simulation.engine=flower",
             "task.num_clients=4",
             "rounds=500",
             "run_name=it",
