@@ -38,12 +38,6 @@ def test_a_run_that_is_asked_to_end_takes_everything_down(tmp_path: Path) -> Non
     run = start(
         *("task.num_clients=4", "rounds=500", "run_name=it", "simulation.workers=1"),
         "simulation.engine=flower",
-            "task.num_clients=4",
-            "rounds=500",
-            "run_name=it",
-            "simulation.workers=1",
-            "simulation.engine=flower",
-        ),
         "output_dir=" + str(tmp_path),
         cwd=tmp_path,
     )
