@@ -395,10 +395,7 @@ class NodeLedger(ChainedLedger):
             LedgerCorrupted: If it can't be read.
             LedgerUnavailable: If the disk or the database fails.
         """
-        try:
-            entries = _entries_at(location)
-        except FileNotFoundError:
-            return None
+        entries = _entries_if_any(location)
         revoked = (each.fields for each in entries if '"revoked"' in each.payload)
         return next((str(each["day"]) for each in revoked if each["kind"] == "revoked"), None)
 
@@ -412,10 +409,7 @@ class NodeLedger(ChainedLedger):
             LedgerCorrupted: If it can't be read.
             LedgerUnavailable: If the disk or the database fails.
         """
-        try:
-            entries = _entries_at(location)
-        except FileNotFoundError:
-            return None
+        entries = _entries_if_any(location)
         marks = (each.fields for each in reversed(entries) if '"marks"' in each.payload)
         found = (each for each in marks if each["kind"] == "marks" and each["store"] == store)
         return next((Marks(count=each["count"], last=each["last"]) for each in found), None)
@@ -726,6 +720,14 @@ def _entries_at(location: str | Path) -> list[LedgerEntry]:
             return store.entries_from(connection, 0)
     finally:
         store.close()
+
+
+def _entries_if_any(location: str | Path) -> list[LedgerEntry]:
+    """Return the entries of a ledger, unverified; none where there is no file yet."""
+    try:
+        return _entries_at(location)
+    except FileNotFoundError:
+        return []
 
 
 def _fit(
