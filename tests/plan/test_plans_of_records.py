@@ -118,7 +118,9 @@ def test_what_gradients_of_records_do_not_have_is_refused(
 
 
 def test_all_records_in_every_round_need_no_clock() -> None:
-    """There is no coin that the time of an answer could show."""
+    """There is no coin that the time of an answer could show; a failure shows at every rate."""
     plan = planned(sampling_rate=1.0, secure_sum=SecureSum(bits=21))
-    assert not any("in time" in each for each in plan.noise.not_covered)
-    assert any("in time" in each for each in planned().noise.not_covered)
+    with pytest.raises(ValueError, match="reply_after"):
+        planned(secure_sum=SecureSum(bits=21))
+    for each in (plan, planned()):
+        assert any("failed or was late, once" in told for told in each.noise.not_covered)

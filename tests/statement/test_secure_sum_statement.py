@@ -54,7 +54,8 @@ def test_without_a_roster_no_promise_is_made_against_a_server_that_lies(tmp_path
     assert statement["secure_sums"]["guaranteed"] is None
     assert statement["secure_sums"]["honest_shares"] == 85
     assert "which follows the protocol" in statement["adversary"]
-    assert statement["not_covered"][-5].startswith("a server that invents nodes, swaps keys")
+    invents = "a server that invents nodes, swaps keys"
+    assert any(each.startswith(invents) for each in statement["not_covered"])
     assert "if it lies" not in statement_page(statement)
 
 
