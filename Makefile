@@ -9,18 +9,18 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 TORCH_INDEX ?=
 
 # `make quick`: these rooms, less the files that took long; 60 s of a processor are left.
-QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/clients tests/datasets \
-  tests/models tests/training tests/secagg
+QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/clients tests/tasks/datasets \
+  tests/tasks/models tests/tasks/training tests/secagg
 SLOW := tests/mechanisms/test_estimators.py tests/mechanisms/test_exponential.py \
   tests/mechanisms/test_grid_exponential.py tests/mechanisms/test_laplace.py \
   tests/plan/test_plan.py tests/plan/test_record_plan.py \
   tests/statistics/test_contributions.py tests/statistics/test_release.py \
   tests/clients/test_clipped_gradients.py tests/clients/test_deadline.py \
   tests/clients/test_dp_sgd.py tests/clients/test_opacus_client.py \
-  tests/training/test_training_together.py \
+  tests/tasks/training/test_training_together.py \
   tests/clients/test_secure_sum.py tests/clients/test_units.py tests/clients/test_queries.py \
   tests/updates/test_clipped_sum.py tests/plan/test_plans_of_records.py \
-  tests/training/test_local_training.py tests/mechanisms/test_clipping.py
+  tests/tasks/training/test_local_training.py tests/mechanisms/test_clipping.py
 
 # `make bench`: what each script is given. A test knows those that are left out, and why.
 BENCH_accounting := --json

@@ -22,10 +22,10 @@ from flwr.app import Context, Message, RecordDict
 from stock_flower import LocalGrid
 
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.pictures import PALE, new_picture, save_picture
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.task_client import app
-from fl_dp.report.pictures import PALE, new_picture, save_picture
 
 SHARED = (
     "privacy=local",

@@ -33,9 +33,9 @@ from torch.nn import functional
 from fl_dp.clients import NodeUnits, TrainedRows, UnitReport
 from fl_dp.clients.units import sum_of_units
 from fl_dp.mechanisms import GaussianBundle
-from fl_dp.models import get_arrays
 from fl_dp.protocol.instruction import RoundInstruction
-from fl_dp.training import UnitData, train_together
+from fl_dp.tasks.models import get_arrays
+from fl_dp.tasks.training import UnitData, train_together
 
 UNITS, ROWS, BATCH_SIZE = 100, 20, 10
 LEARNING_RATE, CLIPPING_NORM = 0.1, 0.5

@@ -22,8 +22,8 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.dashboard.live import LiveRuns
-from fl_dp.found_runs import RunsFolder
+from fl_dp.viewer.dashboard.live import LiveRuns
+from fl_dp.viewer.found_runs import RunsFolder
 
 
 def line_of(number: int, rounds: int) -> str:

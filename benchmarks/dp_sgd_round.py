@@ -18,8 +18,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.clients import DPSGD, OpacusClient, RecordWise
 from fl_dp.ledger import Account, NodeLedger
-from fl_dp.models import get_arrays
 from fl_dp.plan import RecordPlan
+from fl_dp.tasks.models import get_arrays
 
 IMAGES, BATCH, STEPS = 256, 32, 8
 NOISE, CLIPPING_NORM, LEARNING_RATE = 1.1, 1.0, 0.1

@@ -26,7 +26,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fl_dp.local.processes import descendants
+from fl_dp.app.local.processes import descendants
 
 PARTS = 5
 PAGE = os.sysconf("SC_PAGE_SIZE")

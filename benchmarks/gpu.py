@@ -36,9 +36,9 @@ from torch.utils.data import DataLoader
 
 from fl_dp.app.private_training import Records
 from fl_dp.clients import DPSGD, RecordWise, train_with_dp_sgd
-from fl_dp.models import build_model
 from fl_dp.plan import RecordPlan
-from fl_dp.training import UnitData, train_together
+from fl_dp.tasks.models import build_model
+from fl_dp.tasks.training import UnitData, train_together
 
 GRAD_SAMPLE_MODES = ("hooks", "functorch", "ghost")
 UNIT_LEARNING_RATE, UNIT_BATCH_SIZE = 0.1, 10

@@ -29,12 +29,12 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from fl_dp.accounting import PrivacyBudget, calibrate_noise_multiplier
 from fl_dp.clients import DPSGD, train_with_dp_sgd
-from fl_dp.datasets import load_dataset
-from fl_dp.datasets.partitions import partition
 from fl_dp.mechanisms import clip_by_norm
-from fl_dp.models import add_low_rank, build_model
 from fl_dp.plan import RecordPlan
-from fl_dp.training import evaluate, train_locally
+from fl_dp.tasks.datasets import load_dataset
+from fl_dp.tasks.datasets.partitions import partition
+from fl_dp.tasks.models import add_low_rank, build_model
+from fl_dp.tasks.training import evaluate, train_locally
 
 ARMS = ("full", "lora both", "lora b", "head")
 UNITS = ("client", "record")

@@ -35,12 +35,12 @@ from fl_dp.clients import (
     exchanged_arrays,
     numpy_client_app,
 )
-from fl_dp.datasets import load_dataset
 from fl_dp.ledger import Account
-from fl_dp.models import set_arrays
 from fl_dp.plan import RecordPlan
 from fl_dp.strategies import PoissonSelection, UnprotectedFedAvg
-from fl_dp.training import evaluate
+from fl_dp.tasks.datasets import load_dataset
+from fl_dp.tasks.models import set_arrays
+from fl_dp.tasks.training import evaluate
 
 
 @dataclass(frozen=True)

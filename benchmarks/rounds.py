@@ -36,9 +36,9 @@ from rich.console import Console
 from rich.table import Table
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.app.local.devices import Machine, num_workers
 from fl_dp.app.settings import Settings, SimulationSettings, TaskSettings
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.local.devices import Machine, num_workers
 from fl_dp.strategies import DPFedAvg
 
 UNITS_PER_NODE = 50

@@ -29,7 +29,7 @@ from fl_dp.app.private_training import Records
 from fl_dp.app.workload import dataset_of, model_of
 from fl_dp.clients import DPSGD, RecordWise, train_with_dp_sgd
 from fl_dp.plan import RecordPlan
-from fl_dp.training import evaluate
+from fl_dp.tasks.training import evaluate
 
 SILOS, RECORDS = 10, 60_000
 EPSILON, DELTA = 3.0, 1e-5

@@ -23,8 +23,8 @@ from typing import Self
 
 import tomli_w
 
-from fl_dp.local.flower_runs import run_status
-from fl_dp.local.processes import descendants, kill_all, stop_with_descendants
+from fl_dp.app.local.flower_runs import run_status
+from fl_dp.app.local.processes import descendants, kill_all, stop_with_descendants
 
 _BIN = Path(sys.executable).parent
 _CONNECTION = "real"

@@ -35,11 +35,11 @@ from deployment import Deployment
 from keys import load_signer, make_node, make_server, make_signer, trusted_line
 from wards import ROOT, SETTINGS, write_tables
 
+from fl_dp.app.local.processes import descendants, kill_all
+from fl_dp.app.local.superlink import OPEN_TO_NODES
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.clients.run_receipts import IDENTITY_FILE
 from fl_dp.ledger import NodeLedger, PrivacyLedger, witness_at
-from fl_dp.local.processes import descendants, kill_all
-from fl_dp.local.superlink import OPEN_TO_NODES
 from fl_dp.secagg import Identity
 from fl_dp.secagg.roster import Member
 
@@ -190,7 +190,7 @@ class Federation(Deployment):
     def _superlink(self) -> Sequence[str]:
         tls = self._authority.parent
         return (
-            *("python", "-P", "-m", "fl_dp.local.superlink", OPEN_TO_NODES),
+            *("python", "-P", "-m", "fl_dp.app.local.superlink", OPEN_TO_NODES),
             "--enable-supernode-auth",
             *("--ssl-ca-certfile", str(tls / "ca.crt"), "--ssl-certfile", str(tls / "server.pem")),
             *("--ssl-keyfile", str(tls / "server.key")),
@@ -198,7 +198,7 @@ class Federation(Deployment):
 
     def _supernode(self, name: str) -> Sequence[str]:
         return (
-            *("python", "-P", "-m", "fl_dp.local.supernode"),
+            *("python", "-P", "-m", "fl_dp.app.local.supernode"),
             *("--root-certificates", str(self._authority)),
             *("--auth-supernode-private-key", str(self._place / name / "node.key")),
             *("--trusted-entities", str(self._place / "trusted.yaml")),

@@ -92,7 +92,7 @@ def _of_empty_rounds(settings: Settings) -> list[str]:
 
 def _of_held_out_rows(settings: Settings) -> list[str]:
     """Return a line if accuracy is measured on rows of somebody's own that no promise covers."""
-    from fl_dp.datasets import OWN_DATA
+    from fl_dp.tasks.datasets import OWN_DATA
 
     task = settings.task
     if task.name not in OWN_DATA:

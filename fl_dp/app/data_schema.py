@@ -18,8 +18,8 @@ import difflib
 from pathlib import Path
 from typing import Any
 
-from fl_dp.datasets import DataFormat
-from fl_dp.datasets.own_tables import require_types
+from fl_dp.tasks.datasets import DataFormat
+from fl_dp.tasks.datasets.own_tables import require_types
 
 _LISTS = {
     "classes": str,

@@ -14,6 +14,7 @@ from fl_dp.accounting import (
     default_delta,
     freeze,
 )
+from fl_dp.lab.tuning.priced import vote_of
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     Clipping,
@@ -42,7 +43,6 @@ from .noise_choice import (
     with_noise,
 )
 from .settings import Settings
-from .tuning.priced import vote_of
 from .wording import said_in_keys
 
 _MOST_STEPS = 10_000_000

@@ -17,9 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 from safetensors.numpy import save
 from yaml import YAMLError
 
+from fl_dp.app.run_process import PROCESS, this_process
 from fl_dp.documents import MALFORMED
 from fl_dp.files import full_disk_named, private_file, private_folder, write_text, written_whole
-from fl_dp.found_runs.process import PROCESS, this_process
 from fl_dp.ledger import LedgerAnchor, SpentLedger, Witness, witness_at
 from fl_dp.plan import PrivacyPlan, RecordPlan
 from fl_dp.statement import (

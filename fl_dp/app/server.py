@@ -13,16 +13,17 @@ from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
+from fl_dp.app.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
 from fl_dp.files import private_folder
+from fl_dp.lab.tuning.choice import chosen_settings
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_roster
-from fl_dp.tracking import TrackedRun, Tracker, require_installed
-from fl_dp.training import evaluate
+from fl_dp.tasks.training import evaluate
 
 from .cautions import cautions, cautions_of_data
 from .cells import digest_of
@@ -34,8 +35,7 @@ from .run_folder import RunFolder, statement_of_records
 from .server_optimizers import make_server_optimizer
 from .settings import SETTINGS_KEY, Settings
 from .shown import for_clients
-from .tracking import final_of, start_of, trackers_of
-from .tuning.choice import chosen_settings
+from .tracking.told import final_of, start_of, trackers_of
 from .virtual_time import VirtualTime, drawn_delays
 from .wording import said_in_keys
 from .workload import (

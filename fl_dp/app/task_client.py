@@ -22,8 +22,7 @@ from fl_dp.clients import (
     UnitReport,
     numpy_client_app,
 )
-from fl_dp.datasets import Dataset, Form
-from fl_dp.models import factor_of_round, get_arrays, set_arrays, train_factor
+from fl_dp.lab.tuning import TRIAL_VALUES
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     INSTRUCTION_KEY,
@@ -31,10 +30,11 @@ from fl_dp.protocol.keys import (
     STATISTIC_QUERY_KEY,
     UTILITY_QUERY_KEY,
 )
-from fl_dp.training import UnitData, evaluate, train_locally, train_together
+from fl_dp.tasks.datasets import Dataset, Form
+from fl_dp.tasks.models import factor_of_round, get_arrays, set_arrays, train_factor
+from fl_dp.tasks.training import UnitData, evaluate, train_locally, train_together
 
 from .settings import SETTINGS_KEY, Settings
-from .tuning import TRIAL_VALUES
 from .workload import (
     data_of_unit,
     dataset_of,
@@ -295,7 +295,7 @@ def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str
     settings = _settings(config)
     place = node_of(context) * settings.simulation.units_at_node + unit
     if name == TRIAL_VALUES:
-        from .tuning.scores import scores_of_unit  # with the server optimizers
+        from fl_dp.lab.tuning.scores import scores_of_unit  # with the server optimizers
 
         return scores_of_unit(place, context.node_config, config)
     data = data_of_unit(settings, place, context.node_config)

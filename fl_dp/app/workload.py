@@ -14,7 +14,7 @@ from flwr.app import Array, ArrayRecord
 from numpy.typing import NDArray
 
 from fl_dp.clients.node_config import DATA_PATH_KEY, NodeConfig
-from fl_dp.datasets import (
+from fl_dp.tasks.datasets import (
     EMBEDDED,
     OWN_DATA,
     DataFormat,
@@ -24,7 +24,7 @@ from fl_dp.datasets import (
     form_of,
     load_dataset,
 )
-from fl_dp.models.fit import require_fit
+from fl_dp.tasks.models.fit import require_fit
 from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
@@ -35,7 +35,7 @@ if TYPE_CHECKING:  # torch is loaded where something is built or trained
     import torch
     from torch import Tensor, nn
 
-    from fl_dp.training import DeviceData
+    from fl_dp.tasks.training import DeviceData
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -231,7 +231,7 @@ def initial_arrays_of(settings: Settings) -> ArrayRecord:
     Raises:
         ValueError: If `model.shared` or `model.lora_rank` does not fit the model.
     """
-    from fl_dp.models import get_arrays
+    from fl_dp.tasks.models import get_arrays
 
     model = _built(settings, dataset_of(settings).form)
     arrays = get_arrays(model)
@@ -271,7 +271,7 @@ def set_shared(settings: Settings, model: nn.Module, arrays: ArrayRecord) -> Non
     Raises:
         ValueError: If they are not its own.
     """
-    from fl_dp.models import set_arrays
+    from fl_dp.tasks.models import set_arrays
 
     names = part_of(settings, model).shared
     set_arrays(model, arrays.to_numpy_ndarrays(), names)
@@ -288,13 +288,13 @@ def model_of(settings: Settings, form: Form | None = None) -> nn.Module:
 
 
 def _built(settings: Settings, form: Form) -> nn.Module:
-    from fl_dp.models import build_model
+    from fl_dp.tasks.models import build_model
 
     chosen = settings.model
     model = build_model(chosen.name, hidden=chosen.hidden, **form._asdict(), seed=settings.seed)
     if chosen.lora_rank is None:
         return model
-    from fl_dp.models import add_low_rank
+    from fl_dp.tasks.models import add_low_rank
 
     return add_low_rank(model, rank=chosen.lora_rank, seed=settings.seed, train=chosen.lora_train)
 
@@ -304,7 +304,7 @@ def _built(settings: Settings, form: Form) -> nn.Module:
 def _device_data(dataset: Dataset, device: torch.device) -> DeviceData:
     import torch
 
-    from fl_dp.training import DeviceData
+    from fl_dp.tasks.training import DeviceData
 
     free_memory = torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else 0
     return DeviceData(dataset, device, free_memory=free_memory)

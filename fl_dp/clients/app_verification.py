@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 
 # Flower's own command, and the module that runs it behind a guard.
-_SUPERNODES = {"flower-supernode", "fl_dp.local.supernode"}
+_SUPERNODES = {"flower-supernode", "fl_dp.app.local.supernode"}
 ENTITIES_OPTION = "--trusted-entities"
 """Flower's option for a SuperNode that runs signed apps alone."""
 

@@ -30,7 +30,7 @@ from opacus import GradSampleModule
 from opacus.grad_sample.functorch import ft_compute_per_sample_gradient
 from torch import Tensor, nn
 
-from fl_dp.models.index_ranges import tables_of, tokens_in_range
+from fl_dp.tasks.models.index_ranges import tables_of, tokens_in_range
 
 _WIDE = torch.float64
 _ENTRIES = 1 << 22  # of float64 at a time

@@ -27,7 +27,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 
-from fl_dp.models import set_arrays
+from fl_dp.tasks.models import set_arrays
 
 
 def private_module(model: nn.Module) -> tuple[nn.Module, tuple[str, ...]]:

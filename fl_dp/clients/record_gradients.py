@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from fl_dp.models.index_ranges import require_targets
+from fl_dp.tasks.models.index_ranges import require_targets
 
 from .clipped_gradients import ClippedGradients, GhostGradients, MixesRecords
 from .record_batches import Batch, BatchForm, RecordBatches

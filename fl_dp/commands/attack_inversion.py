@@ -15,14 +15,14 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-from fl_dp.report.live import shows_live
+from fl_dp.commands.terminal.live import shows_live
 
 from .console import AsJson, Overrides, doing, err, fail, failures_told, out, print_json
 from .public_data import DataIsPublic, require_public
 
 if TYPE_CHECKING:
-    from fl_dp.attacks.inversion.experiment import Found, Recovery
-    from fl_dp.attacks.inversion.summary import Summary
+    from fl_dp.lab.attacks.inversion.experiment import Found, Recovery
+    from fl_dp.lab.attacks.inversion.summary import Summary
 
     from .jobs import Job, Jobs
 
@@ -95,7 +95,7 @@ def recover(jobs: Jobs, *, as_json: bool) -> None:
     for job in jobs.each:
         _refuse_noise_of_training(job)
         with doing(f"loading the data: task={job.settings.task.name}"):
-            from fl_dp.app.recovery import recovery_of
+            from fl_dp.lab.recovery import recovery_of
 
             experiments.append(recovery_of(job.settings))
     jobs.note()
@@ -126,8 +126,8 @@ def _refuse_noise_of_training(job: Job) -> None:
 
 def _done(job: Job, experiment: Recovery, console: Console) -> list[Found]:
     """Do the cells that are missing, and return what all of them found."""
-    from fl_dp.attacks.inversion.kept import keep, kept
     from fl_dp.files import private_folder
+    from fl_dp.lab.attacks.inversion.kept import keep, kept
 
     if not job.resumed:
         job.folder.create(job.settings)
@@ -179,10 +179,10 @@ def _concluded(
     job: Job, experiment: Recovery, found: Sequence[Found], console: Console
 ) -> dict[str, Any]:
     """Write and show what a run came to, and return it as plain values."""
-    from fl_dp.attacks.inversion.kept import write_csv
-    from fl_dp.attacks.inversion.pictures import draw_images, draw_recovery, draw_resistance
-    from fl_dp.attacks.inversion.summary import summarised
     from fl_dp.files import write_text
+    from fl_dp.lab.attacks.inversion.kept import write_csv
+    from fl_dp.lab.attacks.inversion.pictures import draw_images, draw_recovery, draw_resistance
+    from fl_dp.lab.attacks.inversion.summary import summarised
 
     rows = [row for each in found for row in each.rows]
     write_csv(rows, job.path / "recovery.csv")
@@ -227,9 +227,9 @@ def _first_seed(experiment: Recovery, found: Sequence[Found]) -> dict[tuple[str,
 
 def _sentences(summaries: Sequence[Summary]) -> list[str]:
     """Return where the recovery fails under each threat with noise, and what epsilon is there."""
-    from fl_dp.attacks.inversion.names import WITH_NOISE, WORDS
-    from fl_dp.attacks.inversion.pictures import strongest
-    from fl_dp.attacks.inversion.summary import fails_from
+    from fl_dp.lab.attacks.inversion.names import WITH_NOISE, WORDS
+    from fl_dp.lab.attacks.inversion.pictures import strongest
+    from fl_dp.lab.attacks.inversion.summary import fails_from
 
     said = []
     for threat in WITH_NOISE:
@@ -254,7 +254,7 @@ def _sentences(summaries: Sequence[Summary]) -> list[str]:
 
 def _table(summaries: Sequence[Summary], title: str) -> Table:
     """Return the strongest attack of each setting; the guess is the mean image's PSNR."""
-    from fl_dp.attacks.inversion.pictures import strongest
+    from fl_dp.lab.attacks.inversion.pictures import strongest
 
     table = Table(title=f"Recovered images: {title}")
     table.add_column("seen", no_wrap=True)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fl_dp.report.live import shows_live
+from fl_dp.commands.terminal.live import shows_live
 
 from .console import (
     AsJson,
@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fl_dp.accounting import TradeOff
-    from fl_dp.app.membership import Played, Promise
-    from fl_dp.attacks.membership import OperatingPoint, Roc
+    from fl_dp.lab.attacks.membership import OperatingPoint, Roc
+    from fl_dp.lab.membership import Played, Promise
 
     from .jobs import Job
 
@@ -99,7 +99,7 @@ def membership(
         because = "an attack trains and looks at models that are not released"
         require_public(job.settings, stated=data_is_public, because=because)
         whom = _unit_of(job, unit)
-        from fl_dp.app.membership import promise_to
+        from fl_dp.lab.membership import promise_to
 
         with doing("looking at what is promised"):
             promise = promise_to(job.settings, whom)
@@ -130,7 +130,7 @@ def _unit_of(job: Job, asked: Unit | None) -> str:
 
 def _played(job: Job, unit: str, models: int, console: Console) -> Played:
     """Train all models, with progress."""
-    from fl_dp.app.membership import play
+    from fl_dp.lab.membership import play
 
     with _counted(console, f"{job.settings.task.name}: training", models) as on_model:
         return play(job.settings, unit, models=models, on_model=on_model)
@@ -179,7 +179,7 @@ class _Found:
 
 def _found(job: Job, unit: str, played: Played, promise: Promise | None) -> _Found:
     """Attack every model with every attack."""
-    from fl_dp.attacks.membership import ATTACKS, attacked
+    from fl_dp.lab.attacks.membership import ATTACKS, attacked
 
     allowed = _allowed(promise)
     rocs = {name: attacked(played.seen, attack) for name, attack in ATTACKS.items()}
@@ -251,7 +251,7 @@ def _row(
 def _write(path: Path, found: _Found) -> bool:
     """Write tables and the picture; return whether there is a picture."""
     from fl_dp.files import private_folder
-    from fl_dp.report.roc import RocCurve, plot_roc
+    from fl_dp.lab.membership_view import RocCurve, plot_roc
 
     document = found.document
     private_folder(path, exist_ok=False)

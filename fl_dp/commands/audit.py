@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from fl_dp.accounting.trade_off import TradeOff
-    from fl_dp.app.auditing.canary_run import CanaryRun
     from fl_dp.app.settings import Settings
-    from fl_dp.audit.correlated_run import WhoseTurn
-    from fl_dp.audit.verdict import AuditReport
+    from fl_dp.lab.audit.correlated_run import WhoseTurn
+    from fl_dp.lab.audit.verdict import AuditReport
+    from fl_dp.lab.games.canary_run import CanaryRun
 
     from .jobs import Job
 
@@ -149,7 +149,7 @@ def audit(
 
 
 def _show(reports: Sequence[AuditReport]) -> None:
-    from fl_dp.report.audit_view import audit_lines, audit_table
+    from fl_dp.lab.audit_view import audit_lines, audit_table
 
     for report in reports:
         out.print(audit_table(report))
@@ -159,8 +159,8 @@ def _show(reports: Sequence[AuditReport]) -> None:
 
 def _by_game(against: Against, *, rounds: int, alpha: float, delta: float) -> list[AuditReport]:
     """Play every game on ours, or on Flower's wrappers, with each way of clipping."""
-    from fl_dp.app.auditing.game import GAME_MULTIPLIER, audit_strategy, names_of
-    from fl_dp.app.auditing.subjects import FlDp, FlowersOwn, Subject
+    from fl_dp.lab.games.game import GAME_MULTIPLIER, audit_strategy, names_of
+    from fl_dp.lab.games.subjects import FlDp, FlowersOwn, Subject
 
     if rounds < 20:
         raise ValueError(f"--rounds must be at least 20, got {rounds}")
@@ -212,8 +212,8 @@ def _by_records(
     plan = make_record_plan(settings)
     if plan is None:
         raise ValueError("these settings have no DP-SGD to audit: write privacy=dp_sgd")
-    from fl_dp.app.auditing.records import AuditedRecords, audit_records
     from fl_dp.app.workload import data_of_unit
+    from fl_dp.lab.games.records import AuditedRecords, audit_records
 
     data = data_of_unit(settings, 0, {"partition-id": 0})
     if data is None or data[0].form.vocabulary_size is not None:
@@ -237,7 +237,7 @@ def _of_scores(
 ) -> AuditReport:
     import numpy as np
 
-    from fl_dp.audit.black_box import report_of_scores
+    from fl_dp.lab.audit.black_box import report_of_scores
 
     if claim is None or delta is None:
         raise ValueError("scores alone claim nothing: give --claim EPSILON and --delta DELTA")
@@ -260,8 +260,8 @@ def _by_clients(
     data_is_public: bool,
 ) -> AuditReport:
     """Train with canaries in the chosen engine, and judge what its releases tell of them."""
-    from fl_dp.app.auditing.canary_run import CanaryRun, require_auditable, takes_places
     from fl_dp.app.workload import initial_arrays_of
+    from fl_dp.lab.games.canary_run import CanaryRun, require_auditable, takes_places
     from fl_dp.updates import VectorLayout
 
     from .jobs import find_jobs, prepare
@@ -303,8 +303,8 @@ def _by_clients(
 
 def _room_for_canaries(overrides: Sequence[str]) -> list[str]:
     """Return the overrides that make room: beyond the clients, or on nodes in their places."""
-    from fl_dp.app.auditing.canary_run import takes_places, units_on_nodes
     from fl_dp.app.compose import compose_settings
+    from fl_dp.lab.games.canary_run import takes_places, units_on_nodes
 
     settings = compose_settings(overrides)
     if not takes_places(settings):
@@ -320,14 +320,14 @@ def _finite(report: AuditReport) -> object:
 
 
 def _audited(job: Job, run: CanaryRun, *, alpha: float, keep_model: bool) -> AuditReport:
-    from fl_dp.app.auditing.canary_run import RUN_KEY
-    from fl_dp.local.engines import engine
-    from fl_dp.local.launch import App, LaunchError, run_and_follow
-    from fl_dp.report.progress import progress_line
+    from fl_dp.app.local.engines import engine
+    from fl_dp.app.local.launch import App, LaunchError, run_and_follow
+    from fl_dp.commands.terminal.progress import progress_line
+    from fl_dp.lab.games.canary_run import RUN_KEY
 
     app = App(
-        server="fl_dp.app.auditing.canary_server",
-        client="fl_dp.app.auditing.canary_client",
+        server="fl_dp.lab.games.canary_server",
+        client="fl_dp.lab.games.canary_client",
         config={RUN_KEY: run.to_json()},
     )
     clients = job.settings.task.num_clients
@@ -377,11 +377,11 @@ def _known_of_cohorts(turn: WhoseTurn | None) -> str:
 
 
 def _judged(settings: Settings, job: Job, run: CanaryRun, *, alpha: float) -> AuditReport:
-    from fl_dp.app.auditing.canary_run import CANARIES_FILE
-    from fl_dp.app.auditing.canary_server import read_seen
-    from fl_dp.app.auditing.judged_run import findings_of, rate_of_coins
-    from fl_dp.audit.verdict import AuditReport
-    from fl_dp.audit.whole_run import finding_of_run, one_shot_epsilon
+    from fl_dp.lab.audit.verdict import AuditReport
+    from fl_dp.lab.audit.whole_run import finding_of_run, one_shot_epsilon
+    from fl_dp.lab.games.canary_run import CANARIES_FILE
+    from fl_dp.lab.games.canary_server import read_seen
+    from fl_dp.lab.games.judged_run import findings_of, rate_of_coins
 
     seen = read_seen(job.path / CANARIES_FILE)
     rounds = seen.rounds

@@ -45,7 +45,7 @@ def doing(what: str, *, plainly: bool = False) -> Iterator[None]:
         what: For example `calibrating the noise`.
         plainly: Also where that is no terminal, as a line of its own.
     """
-    from fl_dp.report.live import shows_live  # for commands that take time alone
+    from fl_dp.commands.terminal.live import shows_live  # for commands that take time alone
 
     if shows_live(err):
         with err.status(what):

@@ -13,7 +13,7 @@ import typer
 from .console import err, fail, failures_told, out, warn
 
 if TYPE_CHECKING:
-    from fl_dp.dashboard.started_runs import StartedRuns
+    from fl_dp.viewer.dashboard.started_runs import StartedRuns
 
 _WITHOUT = "the dashboard needs fastapi, uvicorn and jinja2: pip install 'fl-dp[dashboard]'"
 
@@ -64,11 +64,11 @@ def dashboard(
     """
     with failures_told():
         try:
-            from fl_dp.dashboard.access import Door, check_token, new_token
-            from fl_dp.dashboard.serve import Address, listening_socket, serve
-            from fl_dp.dashboard.site import Dashboard
-            from fl_dp.dashboard.started_runs import TOKEN_VARIABLE, StartedRuns
-            from fl_dp.found_runs import RunsFolder
+            from fl_dp.viewer.dashboard.access import Door, check_token, new_token
+            from fl_dp.viewer.dashboard.serve import Address, listening_socket, serve
+            from fl_dp.viewer.dashboard.site import Dashboard
+            from fl_dp.viewer.dashboard.started_runs import TOKEN_VARIABLE, StartedRuns
+            from fl_dp.viewer.found_runs import RunsFolder
         except ModuleNotFoundError as error:
             if error.name is not None and error.name.startswith("fl_dp"):
                 raise

@@ -239,8 +239,8 @@ def at_once(experiment: SweepSettings, each: Iterable[Settings]) -> int:
 
 
 def _at_once(experiment: SweepSettings, settings: Settings) -> int:
-    from fl_dp.local.devices import Machine
-    from fl_dp.local.engine_choice import with_engine
+    from fl_dp.app.local.devices import Machine
+    from fl_dp.app.local.engine_choice import with_engine
 
     settings, _ = with_engine(settings)
     one_port = settings.tracking.metrics_port is not None
@@ -267,9 +267,9 @@ def _checked(composed: Sequence[Settings], at_a_time: int = 1) -> list[Settings]
         composed: What is to be trained.
         at_a_time: Trainings that share this machine.
     """
-    from fl_dp.local.devices import Machine, check_devices
-    from fl_dp.local.hosting import hosted
-    from fl_dp.tracking import require_installed
+    from fl_dp.app.local.devices import Machine, check_devices
+    from fl_dp.app.local.hosting import hosted
+    from fl_dp.app.tracking import require_installed
 
     for settings in composed:
         require_installed(settings.tracking.name)

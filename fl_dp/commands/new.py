@@ -25,7 +25,7 @@ def new(
 
     NAME has letters, digits and hyphens. Nothing is overwritten and nothing is fetched.
     """
-    from fl_dp.new_app.write import write_app
+    from fl_dp.commands.new_app.write import write_app
 
     with failures_told():
         folder = write_app(name, parent)

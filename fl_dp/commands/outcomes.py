@@ -6,15 +6,15 @@ import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from fl_dp.report.results import Result
-    from fl_dp.report.summary import RunSummary
+    from fl_dp.commands.terminal.results import Result
+    from fl_dp.commands.terminal.summary import RunSummary
 
     from .jobs import Job, Jobs
 
 
 def summary_of(job: Job) -> RunSummary:
     """Return what a finished training came to, for people."""
-    from fl_dp.report.summary import RunSummary
+    from fl_dp.commands.terminal.summary import RunSummary
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
@@ -44,9 +44,9 @@ def result_of(job: Job, seconds: float | None) -> Result:
         job: The training.
         seconds: How long it took; None if that is not known.
     """
+    from fl_dp.commands.terminal.released_noise import least_noise, noise_of_mean
+    from fl_dp.commands.terminal.results import Result
     from fl_dp.ledger.training import library_versions
-    from fl_dp.report.released_noise import least_noise, noise_of_mean
-    from fl_dp.report.results import Result
 
     statement = job.folder.read_statement()
     last = job.folder.read_metrics()[-1]
@@ -78,7 +78,7 @@ def result_of(job: Job, seconds: float | None) -> Result:
 
 def results_so_far(jobs: Jobs) -> dict[str, Result]:
     """Return the lines of a sweep's `results.csv`, by their folders; none before it has any."""
-    from fl_dp.report.results import read_results
+    from fl_dp.commands.terminal.results import read_results
 
     if not jobs.results.is_file():
         return {}

@@ -22,9 +22,9 @@ from .console import (
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
+    from fl_dp.commands.terminal.noise_comparison_view import NoiseComparisonView
+    from fl_dp.commands.terminal.plan_view import PlanView
     from fl_dp.plan import RecordPlan
-    from fl_dp.report.noise_comparison_view import NoiseComparisonView
-    from fl_dp.report.plan_view import PlanView
 
 
 def plan(
@@ -65,8 +65,8 @@ def plan(
     """
     from fl_dp.app.cautions import cautions
     from fl_dp.app.compose import compose_settings
-    from fl_dp.local.devices import Machine
-    from fl_dp.local.hosting import hosted
+    from fl_dp.app.local.devices import Machine
+    from fl_dp.app.local.hosting import hosted
 
     from .jobs import tell_recipes
     from .stats import refuse_statistics
@@ -93,8 +93,8 @@ def plan(
             fail("the noise of DP-SGD does not change: there is no picture", status=2)
         with doing("calibrating the noise and composing the rounds"), warnings_shown():
             from fl_dp.app.planning import make_plan, make_record_plan
-            from fl_dp.report.plan_view import PlanView
-            from fl_dp.report.record_view import (
+            from fl_dp.commands.terminal.plan_view import PlanView
+            from fl_dp.commands.terminal.record_view import (
                 promise_to_records,
                 record_plan_json,
                 record_plan_table,

@@ -9,7 +9,7 @@ from .console import doing, note, out, print_json
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
-    from fl_dp.report.noise_comparison_view import NoiseComparisonView
+    from fl_dp.commands.terminal.noise_comparison_view import NoiseComparisonView
 
 
 def compared(
@@ -23,7 +23,7 @@ def compared(
     from fl_dp.accounting.noise_comparison import compare_noise
     from fl_dp.app.noise_choice import model_size
     from fl_dp.app.noise_comparison import wanted_noise
-    from fl_dp.report.noise_comparison_view import NoiseComparisonView
+    from fl_dp.commands.terminal.noise_comparison_view import NoiseComparisonView
 
     size = model_size(settings)
     wanted = wanted_noise(

@@ -16,7 +16,7 @@ from .public_data import DataIsPublic, require_public
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fl_dp.app.price import Price, Step
+    from fl_dp.lab.price import Price, Step
 
     from .jobs import Job, Jobs
 
@@ -69,7 +69,7 @@ def price(
         jobs = _resumed(given) if resumed else _jobs(given, seeds, data_is_public=data_is_public)
         jobs = _prepared(jobs)
         runs = Queue(jobs, err if as_json else out, command="price").work_off()
-        from fl_dp.app.price import prices
+        from fl_dp.lab.price import prices
 
         accuracies: dict[str, list[float]] = {}
         for job, run in zip(jobs.each, runs, strict=True):
@@ -98,8 +98,8 @@ def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:
     Raises:
         ValueError: If settings are wrong, or their price can't be taken apart.
     """
-    from fl_dp.app.price import steps_to
     from fl_dp.app.settings import SweepSettings
+    from fl_dp.lab.price import steps_to
 
     from .jobs import Jobs, at_once, find_jobs
     from .stats import refuse_statistics
@@ -130,8 +130,8 @@ def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:
 def _job(asked: Job, step: Step, number: int, seed: int) -> Job:
     from fl_dp.app.cells import digest_of
     from fl_dp.app.compose import compose_settings
-    from fl_dp.local.devices import Machine
-    from fl_dp.local.hosting import hosted
+    from fl_dp.app.local.devices import Machine
+    from fl_dp.app.local.hosting import hosted
 
     overrides = (*step.overrides(asked.overrides), f"seed={seed}")
     settings, _ = hosted(compose_settings(overrides), Machine.here())
@@ -194,7 +194,7 @@ def _document(
 def _table(found: Sequence[Price]) -> Table:
     from rich.table import Table
 
-    from fl_dp.app.price import points, spread
+    from fl_dp.lab.price import points, spread
 
     table = Table(title="What privacy costs in accuracy (experiments without privacy)")
     for heading, side in (("training", "left"), ("accuracy", "right"), ("price", "right")):

@@ -30,7 +30,7 @@ def require_public(settings: Settings, *, stated: bool, because: str, command: s
     Raises:
         ValueError: If the data are somebody's own and nobody said so.
     """
-    from fl_dp.datasets import OWN_DATA
+    from fl_dp.tasks.datasets import OWN_DATA
 
     if settings.task.name in OWN_DATA and not stated:
         raise ValueError(

@@ -15,9 +15,9 @@ from rich.console import Console
 from .console import doing, fail, warn
 
 if TYPE_CHECKING:
-    from fl_dp.local.launch import Engine
-    from fl_dp.report.progress import CellsLeft, OnRound, ProgressLines
-    from fl_dp.report.summary import RunSummary
+    from fl_dp.app.local.launch import Engine
+    from fl_dp.commands.terminal.progress import CellsLeft, OnRound, ProgressLines
+    from fl_dp.commands.terminal.summary import RunSummary
 
     from .jobs import Job, Jobs
 
@@ -34,7 +34,7 @@ class Queue:
 
     def __init__(self, jobs: Jobs, console: Console, *, command: str = "run") -> None:
         """Take what is to be done, where progress is shown, and which command goes on with it."""
-        from fl_dp.report.progress import CellsLeft, ProgressLines
+        from fl_dp.commands.terminal.progress import CellsLeft, ProgressLines
 
         from .outcomes import results_so_far
 
@@ -58,7 +58,7 @@ class Queue:
             typer.Exit: If a training failed, or somebody stopped them; what happened is said, and
                 the statements of what was begun are written.
         """
-        from fl_dp.local.launch import LaunchError
+        from fl_dp.app.local.launch import LaunchError
 
         self._jobs.note()
         try:
@@ -83,8 +83,8 @@ class Queue:
         return [self._done[job.path.name] for job in self._jobs.each]
 
     def _start(self, stack: ExitStack) -> None:
-        from fl_dp.local.devices import Machine
-        from fl_dp.local.engines import engine
+        from fl_dp.app.local.devices import Machine
+        from fl_dp.app.local.engines import engine
 
         if not self._places:
             return
@@ -114,7 +114,7 @@ class Queue:
 
     def _train(self, number: int, job: Job) -> float | None:
         """Run one training to its end, and return the seconds that all of it took."""
-        from fl_dp.local.launch import run_and_follow
+        from fl_dp.app.local.launch import run_and_follow
 
         place = f"[{number}/{len(self._jobs.each)}] " if len(self._jobs.each) > 1 else ""
         if job.finished:
@@ -141,7 +141,7 @@ class Queue:
             raise _Stopped
 
     def _progress(self, title: str, job: Job) -> AbstractContextManager[OnRound]:
-        from fl_dp.report.progress import progress_line
+        from fl_dp.commands.terminal.progress import progress_line
 
         rounds, budget = job.settings.rounds, job.budget
         lines = job.folder.read_metrics() if job.resumed else []
@@ -152,7 +152,7 @@ class Queue:
 
     def _take(self, job: Job, future: Future[float | None]) -> None:
         """Read what a training came to, and write the results so far."""
-        from fl_dp.report.results import write_results
+        from fl_dp.commands.terminal.results import write_results
 
         from .outcomes import result_of, summary_of
 

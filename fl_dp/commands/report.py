@@ -14,7 +14,7 @@ import typer
 from .console import fail, failures_told, out
 
 if TYPE_CHECKING:
-    from fl_dp.found_runs import FoundAttack, FoundRun, Image
+    from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image
 
 _PAGE = "report.html"
 _MOST_RUNS = 200
@@ -61,7 +61,7 @@ def report(
             out.print(f"Report: {target}", soft_wrap=True, markup=False)
             return
         _require_paper(form)
-        from fl_dp.papers import write_paper
+        from fl_dp.viewer.papers import write_paper
 
         for file in write_paper(form, _one(runs), output):
             out.print(f"Paper: {file}", soft_wrap=True, markup=False)
@@ -81,7 +81,7 @@ def write_report(places: Sequence[Path], output: Path | None = None) -> Path:
         OSError: If something can't be read or written.
     """
     from fl_dp.files import write_text
-    from fl_dp.report.page import report_page
+    from fl_dp.viewer.report.page import report_page
 
     if output is None:
         output = places[0] / _PAGE if len(places) == 1 else Path(_PAGE)
@@ -111,7 +111,7 @@ class _Found:
 
     def add_images(self, folder: Path) -> None:
         """Take the images of a folder; what can't be shown is left out, as are links."""
-        from fl_dp.found_runs import images_of, read_image
+        from fl_dp.viewer.found_runs import images_of, read_image
 
         for name in images_of(folder.parent, folder.name):
             with suppress(OSError, ValueError):
@@ -125,7 +125,7 @@ def _found(places: Sequence[Path]) -> _Found:
         FileNotFoundError: If one of the folders holds neither a run nor an attack.
         ValueError: If there are too many runs.
     """
-    from fl_dp.found_runs import RunsFolder, attacks_in, is_attack, read_attack, read_run
+    from fl_dp.viewer.found_runs import RunsFolder, attacks_in, is_attack, read_attack, read_run
 
     found = _Found()
     if len(places) > _MOST_RUNS:
@@ -164,7 +164,7 @@ def _found(places: Sequence[Path]) -> _Found:
 
 
 def _require_paper(form: str) -> None:
-    from fl_dp.papers import PAPERS
+    from fl_dp.viewer.papers import PAPERS
 
     known = ["html", *PAPERS]
     if form not in known:

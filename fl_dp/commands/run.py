@@ -24,7 +24,7 @@ from .console import (
 )
 
 if TYPE_CHECKING:
-    from fl_dp.report.summary import RunSummary
+    from fl_dp.commands.terminal.summary import RunSummary
 
     from .jobs import Jobs
 
@@ -90,7 +90,7 @@ def run(
         runs = Queue(jobs, console).work_off()
         conclude(runs, jobs, console)
     if as_json:
-        from fl_dp.report.summary import summary_json
+        from fl_dp.commands.terminal.summary import summary_json
 
         print_json(summary_json(runs))
 
@@ -147,7 +147,7 @@ def _prepare(jobs: Jobs) -> Jobs:
 
 def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
     """Show what the runs came to, draw them, and say where everything is and what comes next."""
-    from fl_dp.report.summary import epsilon_jump, summary_json, summary_table
+    from fl_dp.commands.terminal.summary import epsilon_jump, summary_json, summary_table
 
     picture, page = _draw(runs, jobs), _page(jobs)
     if jobs.sweep is not None:
@@ -190,9 +190,9 @@ def _page(jobs: Jobs) -> Path | None:
 
 def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
     """Draw an experiment as it says, other runs over their rounds; None without matplotlib."""
-    from fl_dp.report.curves import plot_curves
-    from fl_dp.report.results import read_results
-    from fl_dp.report.sweep_pictures import plot_against_axis, plot_over_rounds
+    from fl_dp.commands.terminal.results import read_results
+    from fl_dp.viewer.report.curves import plot_curves
+    from fl_dp.viewer.report.sweep_pictures import plot_against_axis, plot_over_rounds
 
     lines: dict[str, list[list[dict[str, Any]]]] = {}
     for job in jobs.each:

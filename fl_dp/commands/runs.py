@@ -42,8 +42,8 @@ def runs(
     Nothing is verified here: `fl-dp ledger` does that.
     """
     with failures_told():
-        from fl_dp.found_runs import RunsFolder, RunState
-        from fl_dp.report.runs_view import ORDERS, in_order, runs_json, runs_table
+        from fl_dp.viewer.found_runs import RunsFolder, RunState
+        from fl_dp.viewer.report.runs_view import ORDERS, in_order, runs_json, runs_table
 
         wanted = [_one_of("--state", each, list(map(str, RunState))) for each in state or ()]
         order = _one_of("--sort", sort, list(ORDERS))

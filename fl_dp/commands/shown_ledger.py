@@ -12,11 +12,11 @@ from rich.console import RenderableType
 from rich.markup import escape
 
 from fl_dp.app.run_folder import RunFolder
+from fl_dp.commands.terminal.governance import nodes_summary, summary_lines, training_summary
+from fl_dp.commands.terminal.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
+from fl_dp.commands.terminal.node_ledger_view import node_ledger_json, node_ledger_table
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger, witness_at
 from fl_dp.ledger.training import library_versions
-from fl_dp.report.governance import nodes_summary, summary_lines, training_summary
-from fl_dp.report.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
-from fl_dp.report.node_ledger_view import node_ledger_json, node_ledger_table
 from fl_dp.statement import (
     entries_behind_statement,
     read_statement,

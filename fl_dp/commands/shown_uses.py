@@ -11,9 +11,9 @@ from rich.console import RenderableType
 
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients.node_config import POLICY_PATH_KEY, NodeConfig
+from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import NodeLedger, witness_at
 from fl_dp.protocol.flower_versions import parts_of_flower
-from fl_dp.report.node_ledger_view import node_uses_json, node_uses_tables
 
 from .shown_ledger import ShownLedger
 

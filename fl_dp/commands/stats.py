@@ -131,8 +131,8 @@ def _caution(job: Job) -> None:
 
 def _answered(job: Job) -> dict[str, Any]:
     """Ask the federation and return what was written."""
-    from fl_dp.local.engines import engine
-    from fl_dp.local.launch import LaunchError
+    from fl_dp.app.local.engines import engine
+    from fl_dp.app.local.launch import LaunchError
 
     try:
         with ExitStack() as stack:

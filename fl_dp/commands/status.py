@@ -11,7 +11,7 @@ import typer
 from .console import AsJson, err, fail, failures_told, note, out, print_json
 
 if TYPE_CHECKING:
-    from fl_dp.local.flower_runs import RunStatus
+    from fl_dp.app.local.flower_runs import RunStatus
 
 _FAILED, _UNKNOWN, _STOPPED, _GOES_ON = 1, 2, 3, 4
 _PAUSE, _LONGEST_PAUSE = 3.0, 60.0  # seconds: each question starts Flower's command
@@ -59,7 +59,7 @@ def status(
 
 def _wait_for(run: str, connection: str | None, *, wait: bool, timeout: float | None) -> RunStatus:
     """Return where a run stands, when it has ended or the time is over."""
-    from fl_dp.local.flower_runs import SuperLinkSilent, run_status
+    from fl_dp.app.local.flower_runs import SuperLinkSilent, run_status
 
     began = heard = time.monotonic()
     said = ""
@@ -94,8 +94,8 @@ def _require_own_superlink(connection: str | None) -> None:
 
     Flower takes whatever answers on that port for it, also another user's.
     """
-    from fl_dp.local.flower_runs import local_port
-    from fl_dp.local.superlink import listening_user
+    from fl_dp.app.local.flower_runs import local_port
+    from fl_dp.app.local.superlink import listening_user
 
     port = local_port(connection)
     if port is None:

@@ -19,7 +19,7 @@ from .console import AsJson, Overrides, doing, err, failures_told, note, out, pr
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
-    from fl_dp.report.summary import RunSummary
+    from fl_dp.commands.terminal.summary import RunSummary
 
     from .jobs import Job
 
@@ -76,7 +76,7 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
         conclude([summary], Jobs(each=(job,)), console)
         _say(job, console)
     if as_json:
-        from fl_dp.report.summary import summary_json
+        from fl_dp.commands.terminal.summary import summary_json
 
         print_json(summary_json([summary]) | {"chosen": job.folder.read_settings().tune.chosen})
 
@@ -89,7 +89,7 @@ def with_candidates(overrides: Sequence[str]) -> list[str]:
     """
     from fl_dp.app.compose import expand_sweep
     from fl_dp.app.overrides import parsed, quoted
-    from fl_dp.app.tuning.candidates import require_tunable
+    from fl_dp.lab.tuning.candidates import require_tunable
 
     if any(text.startswith("resume=") for text in overrides):
         raise ValueError("write `fl-dp run resume=FOLDER`: it continues a tuned run, too")
@@ -108,9 +108,9 @@ def with_candidates(overrides: Sequence[str]) -> list[str]:
 
 def _check(settings: Settings) -> None:
     """Check every candidate, before anything is started."""
-    from fl_dp.app.tuning.candidates import candidates_of
-    from fl_dp.app.tuning.priced import require_choosable
     from fl_dp.app.workload import check_model
+    from fl_dp.lab.tuning.candidates import candidates_of
+    from fl_dp.lab.tuning.priced import require_choosable
 
     require_choosable(settings)
     with doing("checking the candidates"):
@@ -134,8 +134,8 @@ def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
 
 def _best_of_many(job: Job, console: Console) -> RunSummary:
     """Train a secret random number of times, and keep the best training alone."""
-    from fl_dp.app.tuning.choice import TRIALS
-    from fl_dp.app.tuning.stopping import Stopped
+    from fl_dp.lab.tuning.choice import TRIALS
+    from fl_dp.lab.tuning.stopping import Stopped
 
     from .jobs import Job as OneJob
     from .outcomes import summary_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from fl_dp.app.data_schema import pinned_format
 from fl_dp.clients.node_config import NodeConfig
 from fl_dp.clients.owner_words import OwnersWords
-from fl_dp.datasets import DataFormat, load_dataset
+from fl_dp.tasks.datasets import DataFormat, load_dataset
 
 _TABLES = {"csv": "train.csv", "parquet": "train.parquet"}
 _IMAGES = {"folder": "train"}

@@ -13,7 +13,7 @@ from fl_dp.app.cautions import cautions_of_data
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of
-from fl_dp.datasets import data
+from fl_dp.tasks.datasets import data
 
 
 @pytest.fixture(autouse=True)

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from fl_dp.app.local.processes import descendants
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.local.processes import descendants
 
 FL_DP = str(Path(sys.executable).parent / "fl-dp")
 

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 
 from fl_dp.accounting import NeighboringRelation, epsilon
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.membership import Played, play, promise_to, train_with
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of, initial_arrays_of, parts_of
-from fl_dp.attacks.membership import Observations
 from fl_dp.commands.app import app
+from fl_dp.lab.attacks.membership import Observations
+from fl_dp.lab.membership import Played, play, promise_to, train_with
 
 TINY = ("task.num_clients=4", "rounds=1", "client.epochs=1", "selection.sampling_rate=1")
 
@@ -225,9 +225,9 @@ def test_an_attack_above_the_curve_ends_with_status_1(
     # A promise that the trainings do not keep: they are not private at all.
     settings = settings_of("privacy.epsilon=1", "privacy.delta=1e-5")
     promise = promise_to(settings, "client")
-    monkeypatch.setattr("fl_dp.app.membership.promise_to", lambda settings, unit: promise)
+    monkeypatch.setattr("fl_dp.lab.membership.promise_to", lambda settings, unit: promise)
     monkeypatch.setattr(
-        "fl_dp.app.membership.play", lambda settings, unit, *, models, on_model: PERFECT
+        "fl_dp.lab.membership.play", lambda settings, unit, *, models, on_model: PERFECT
     )
     found = attack_records(tmp_path, random_labels, "privacy=none", status=1)
     assert found["exceeds"]

@@ -21,10 +21,10 @@ from fl_dp.clients import DPSGD, train_with_dp_sgd
 from fl_dp.clients.clipped_gradients import ClippedGradients, GhostGradients
 from fl_dp.clients.dp_sgd import train_on_noise
 from fl_dp.clients.record_gradients import LossOfEach
-from fl_dp.datasets.digits import load_digits
-from fl_dp.models import build_model, get_arrays, set_arrays
 from fl_dp.plan import RecordPlan
-from fl_dp.training import DeviceData, UnitData, evaluate, train_locally, train_together
+from fl_dp.tasks.datasets.digits import load_digits
+from fl_dp.tasks.models import build_model, get_arrays, set_arrays
+from fl_dp.tasks.training import DeviceData, UnitData, evaluate, train_locally, train_together
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:Full backward hook is firing", "ignore:In CPU autocast"

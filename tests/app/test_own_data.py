@@ -21,7 +21,6 @@ from fl_dp.app.server import train
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import app, hosted_units
 from fl_dp.app.workload import check_data, data_of_unit, dataset_of, initial_arrays_of, parts_of
-from fl_dp.datasets import data
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
     STATISTIC_ACTION,
@@ -29,6 +28,7 @@ from fl_dp.protocol.keys import (
     STATISTIC_VALUES_KEY,
 )
 from fl_dp.statistics import Count, query_to_dict
+from fl_dp.tasks.datasets import data
 
 CLINICS = 4
 ROWS = 30

@@ -19,11 +19,11 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import data_of_unit, initial_arrays_of, model_of, public_form_of
-from fl_dp.datasets import Form, data, load_dataset
-from fl_dp.datasets.forms import PUBLIC_FORMS
 from fl_dp.ledger import NodeLedger
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
+from fl_dp.tasks.datasets import Form, data, load_dataset
+from fl_dp.tasks.datasets.forms import PUBLIC_FORMS
 
 STEPS, RATE, SIZE = 2, 0.01, 20.0
 PLAN = RecordPlan(
@@ -98,7 +98,7 @@ def settings_of(*overrides: str) -> Settings:
 def arrays_of(settings: Settings, form: Form | None) -> Any:
     from flwr.app import Array, ArrayRecord
 
-    from fl_dp.models import get_arrays
+    from fl_dp.tasks.models import get_arrays
 
     model = model_of(settings, form)
     return ArrayRecord({name: Array(each) for name, each in get_arrays(model).items()})
@@ -273,8 +273,8 @@ def test_the_forms_of_public_sets_are_those_of_their_files(name: str) -> None:
 
 
 def test_the_forms_of_public_tables_are_those_of_their_columns() -> None:
-    from fl_dp.datasets import adult, lending_club, shakespeare
-    from fl_dp.datasets.columns import width
+    from fl_dp.tasks.datasets import adult, lending_club, shakespeare
+    from fl_dp.tasks.datasets.columns import width
 
     assert PUBLIC_FORMS["adult"].input_shape == (width(adult.COLUMNS),)
     assert PUBLIC_FORMS["lending_club"].input_shape == (width(lending_club.COLUMNS),)

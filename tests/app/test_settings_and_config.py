@@ -22,10 +22,10 @@ from fl_dp.app.planning import check_layers, make_plan
 from fl_dp.app.settings import CHOICES, SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient
 from fl_dp.app.wording import in_keys
-from fl_dp.datasets import client_indices, load_dataset
-from fl_dp.models import build_model, get_arrays, set_arrays
 from fl_dp.plan import PlanArguments
-from fl_dp.training import train_locally
+from fl_dp.tasks.datasets import client_indices, load_dataset
+from fl_dp.tasks.models import build_model, get_arrays, set_arrays
+from fl_dp.tasks.training import train_locally
 
 GROUP_OPTIONS = sorted(
     path.relative_to(config_folder()).with_suffix("").parts

@@ -24,9 +24,9 @@ from fl_dp.app.workload import model_of
 from fl_dp.clients import OpacusClient, node_records
 from fl_dp.clients.node_privacy import simulated_nodes
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.models import get_arrays
 from fl_dp.secagg import SumTerms
 from fl_dp.strategies import Checkpoint
+from fl_dp.tasks.models import get_arrays
 
 CLIENTS = 6
 SMALL = (

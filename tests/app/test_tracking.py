@@ -24,13 +24,13 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.shown import for_clients
 from fl_dp.app.task_client import app as client_app
-from fl_dp.app.tracking import TOLD, told_settings
+from fl_dp.app.tracking import FINAL, PROMISE, ROUND, MetricsPage, RunStart, Tracker, make_tracker
+from fl_dp.app.tracking.mlflow_runs import MLflowTracker
+from fl_dp.app.tracking.tensorboard_files import TensorBoardTracker
+from fl_dp.app.tracking.told import TOLD, told_settings
 from fl_dp.ledger import SpentLedger
-from fl_dp.report.page.groups import FOLDERS, SECRET
 from fl_dp.strategies import Checkpoint
-from fl_dp.tracking import FINAL, PROMISE, ROUND, MetricsPage, RunStart, Tracker, make_tracker
-from fl_dp.tracking.mlflow_runs import MLflowTracker
-from fl_dp.tracking.tensorboard_files import TensorBoardTracker
+from fl_dp.viewer.report.page.groups import FOLDERS, SECRET
 
 PRIVATE: dict[str, Any] = {
     "cohort": [3, 7],
@@ -264,7 +264,7 @@ def test_a_tracker_that_fails_changes_no_model_and_no_charge(tmp_path: Path) -> 
 def test_a_missing_package_ends_in_one_line_before_there_is_even_a_folder(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fl_dp.tracking.makers.find_spec", lambda name: None)
+    monkeypatch.setattr("fl_dp.app.tracking.makers.find_spec", lambda name: None)
     with pytest.raises(ModuleNotFoundError, match=rf"pip install 'fl-dp\[{name}\]'"):
         train_small(tmp_path, f"tracking={name}")
     result = call("run", f"tracking={name}", f"output_dir={tmp_path}")
@@ -382,9 +382,9 @@ def test_an_address_with_a_password_is_refused_and_the_password_not_repeated() -
 def test_no_tracker_is_imported_until_one_is_made(tmp_path: Path) -> None:
     code = """
 import json, sys
-from fl_dp.app.tracking import trackers_of
+from fl_dp.app.tracking.told import trackers_of
 from fl_dp.app.settings import Settings
-from fl_dp.tracking import TrackedRun, make_tracker, require_installed
+from fl_dp.app.tracking import TrackedRun, make_tracker, require_installed
 for name in ("tensorboard", "mlflow", "wandb"):
     require_installed(name)
 with TrackedRun(trackers_of(Settings(), None)):

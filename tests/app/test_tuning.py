@@ -28,15 +28,15 @@ from fl_dp.app.server_optimizers import make_server_optimizer
 from fl_dp.app.settings import ServerOptimizerSettings, Settings
 from fl_dp.app.settings.tune import TuneSettings
 from fl_dp.app.task_client import app as client_app
-from fl_dp.app.tuning import choice, trial
-from fl_dp.app.tuning.candidates import with_candidate
-from fl_dp.app.tuning.server_step import ServerStep
-from fl_dp.app.tuning.stopping import Stopped, stopping_plans
-from fl_dp.app.tuning.trial import TrialNoise
 from fl_dp.commands import queue, tune
 from fl_dp.commands.console import out
 from fl_dp.commands.jobs import Job, Jobs
 from fl_dp.commands.tune import with_candidates
+from fl_dp.lab.tuning import choice, trial
+from fl_dp.lab.tuning.candidates import with_candidate
+from fl_dp.lab.tuning.server_step import ServerStep
+from fl_dp.lab.tuning.stopping import Stopped, stopping_plans
+from fl_dp.lab.tuning.trial import TrialNoise
 from fl_dp.ledger import PrivacyLedger, SpentLedger
 from fl_dp.statement import statement_differences, statement_page
 
@@ -198,7 +198,7 @@ def test_public_data_chooses_for_nothing_and_says_so(tmp_path: Path) -> None:
 
 def test_clients_that_answer_nonsense_have_no_part_in_the_choice(tmp_path: Path) -> None:
     """All but one reply with NaN; at this epsilon the one decides."""
-    from fl_dp.app.tuning import scores
+    from fl_dp.lab.tuning import scores
 
     settings = settings_for(tmp_path, "privacy.epsilon=1000", "simulation.units_per_node=1")
     real = scores.scores_of_unit

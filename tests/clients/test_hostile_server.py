@@ -34,9 +34,7 @@ from fl_dp.app.task_client import app
 from fl_dp.app.workload import data_of_unit, model_of, public_form_of
 from fl_dp.clients import round_interval
 from fl_dp.clients.round_interval import Moment
-from fl_dp.datasets import data
 from fl_dp.ledger import NodeLedger, witness_at
-from fl_dp.models import get_arrays
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import (
     RECORD_PLAN_KEY,
@@ -45,6 +43,8 @@ from fl_dp.protocol.keys import (
     UTILITY_ACTION,
     UTILITY_QUERY_KEY,
 )
+from fl_dp.tasks.datasets import data
+from fl_dp.tasks.models import get_arrays
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "node_policy.md"
 POLICY, SCHEMA, SUMS = re.findall(r"```yaml\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)

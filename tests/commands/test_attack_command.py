@@ -9,8 +9,8 @@ import pytest
 from click.testing import Result
 from typer.testing import CliRunner
 
-from fl_dp.attacks.inversion.experiment import Cell, Found, Recovery
 from fl_dp.commands.app import app
+from fl_dp.lab.attacks.inversion.experiment import Cell, Found, Recovery
 
 SMALL = (
     *("model.hidden=16", "recovery.images=1", "recovery.seeds=1", "recovery.cohort=2"),

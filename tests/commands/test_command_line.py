@@ -29,13 +29,13 @@ from fl_dp import __version__
 from fl_dp.app.cautions import cautions
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
+from fl_dp.app.local.flower_runs import RunStatus
+from fl_dp.app.local.launch import LaunchError
 from fl_dp.app.run_folder import RunFolder
+from fl_dp.commands.terminal.progress import TimeLeft, progress_line
+from fl_dp.commands.terminal.summary import RunSummary, epsilon_jump, summary_table
 from fl_dp.ledger import PrivacyLedger
-from fl_dp.local.flower_runs import RunStatus
-from fl_dp.local.launch import LaunchError
 from fl_dp.plan import PrivacyPlan
-from fl_dp.report.progress import TimeLeft, progress_line
-from fl_dp.report.summary import RunSummary, epsilon_jump, summary_table
 
 ZERO_OUT = dp_accounting.NeighboringRelation.REPLACE_SPECIAL
 DISCRETISATION = 1e-4

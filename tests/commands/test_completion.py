@@ -16,7 +16,7 @@ from command_line import call, said_on_stderr
 
 from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import group_options
-from fl_dp.datasets import DATASETS
+from fl_dp.tasks.datasets import DATASETS
 
 
 @pytest.fixture(scope="module")

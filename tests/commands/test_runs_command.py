@@ -12,8 +12,8 @@ import pytest
 from command_line import call, json_of, said_on_stderr
 from written_runs import write_run
 
-from fl_dp.found_runs import RunCard, RunState
-from fl_dp.report.runs_view import runs_json
+from fl_dp.viewer.found_runs import RunCard, RunState
+from fl_dp.viewer.report.runs_view import runs_json
 
 NOW = time.time()
 

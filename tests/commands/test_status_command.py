@@ -13,8 +13,8 @@ import pytest
 from click.testing import Result
 from command_line import call, said_on_stderr
 
+from fl_dp.app.local import flower_runs, superlink
 from fl_dp.commands import status as status_command
-from fl_dp.local import flower_runs, superlink
 
 FLWR = """#!/bin/sh
 cd '{folder}'

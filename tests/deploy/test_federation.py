@@ -19,8 +19,8 @@ from federation import MODES, ROUNDS, WARDS, Federation, Mode, spent_lines
 from wards import ROOT, write_tables
 
 from fl_dp import PrivacyLedger
+from fl_dp.app.local.launch import App
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.local.launch import App
 
 ALL = ("central", "dp_sgd", "local", "distributed")
 # Where the rows lie, and what only a real node has.

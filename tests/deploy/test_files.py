@@ -22,9 +22,9 @@ import yaml
 from flwr.superlink.cli.flower_superlink import _parse_args_run_superlink
 from flwr.supernode.cli.flower_supernode import _parse_args_run_supernode
 
+from fl_dp.app.local.superlink import _open_to_all
 from fl_dp.clients.node_config import NodeConfig
 from fl_dp.commands.shown_uses import parsed_node_config
-from fl_dp.local.superlink import _open_to_all
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPLOY = ROOT / "deploy"
@@ -90,12 +90,12 @@ def parsed(words: list[str]) -> argparse.Namespace | None:
     """Parse a command as what it starts would; None: it is none of Flower's."""
     # Variables stand for a host, a port or a name.
     given = ["8000" if word == "${PORT}" else word for word in words]
-    if "fl_dp.local.superlink" in words:
-        options = given[given.index("fl_dp.local.superlink") + 1 :]
+    if "fl_dp.app.local.superlink" in words:
+        options = given[given.index("fl_dp.app.local.superlink") + 1 :]
         assert _open_to_all(options)  # with keys, or it is refused
         return _parse_args_run_superlink().parse_args(options)
-    if "fl_dp.local.supernode" in words:
-        options = given[given.index("fl_dp.local.supernode") + 1 :]
+    if "fl_dp.app.local.supernode" in words:
+        options = given[given.index("fl_dp.app.local.supernode") + 1 :]
         return _parse_args_run_supernode().parse_args(options)
     return None
 
@@ -229,8 +229,8 @@ def page_commands(module: str) -> list[list[str]]:
 
 
 def test_flower_understands_the_commands_of_the_page() -> None:
-    superlinks = page_commands("fl_dp.local.superlink")
-    supernodes = page_commands("fl_dp.local.supernode")
+    superlinks = page_commands("fl_dp.app.local.superlink")
+    supernodes = page_commands("fl_dp.app.local.supernode")
     assert superlinks and supernodes
     for words in (*superlinks, *supernodes):
         assert parsed(words) is not None, words

@@ -1,7 +1,7 @@
 """SIGKILL to whoever started Flower: nothing trains on, and nothing is left behind.
 
 SIGTERM and ctrl-C to `fl-dp run` are in tests/app/test_interruption.py, SIGKILL with
-`simulation.engine=in_process` is in tests/local/test_one_process.py.
+`simulation.engine=in_process` is in tests/app/local/test_one_process.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from fl_dp.local.processes import descendants
+from fl_dp.app.local.processes import descendants
 
 HOLDER = """
 import time
-from fl_dp.local.launch import LocalSuperLink
+from fl_dp.app.local.launch import LocalSuperLink
 with LocalSuperLink() as link:
     print(link._folder.name, link._process.pid, flush=True)
     time.sleep(600)

@@ -21,11 +21,11 @@ from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.clients.node_config import NodeConfig, NodeConfigError
-from fl_dp.found_runs import RunsFolder, read_run
+from fl_dp.commands.terminal.results import Result, read_results, write_results
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
-from fl_dp.report.results import Result, read_results, write_results
 from fl_dp.secagg import Roster
 from fl_dp.statement import privacy_statement, read_statement, statement_differences, statement_page
+from fl_dp.viewer.found_runs import RunsFolder, read_run
 
 POLICY = {
     "max-epsilon": 4.0,

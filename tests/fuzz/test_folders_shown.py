@@ -25,9 +25,9 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import SweepSettings
 from fl_dp.commands.jobs import jobs_of_sweep
-from fl_dp.dashboard.started_runs import StartedRuns
-from fl_dp.found_runs import read_run
-from fl_dp.report.page import report_page
+from fl_dp.viewer.dashboard.started_runs import StartedRuns
+from fl_dp.viewer.found_runs import read_run
+from fl_dp.viewer.report.page import report_page
 
 MARKUP = (
     '"><script>alert(1)</script>',
@@ -219,7 +219,7 @@ def client() -> Iterator[TestClient]:
 
 
 def one_field(rng: Random) -> tuple[str, str]:
-    from fl_dp.dashboard.start_form import GROUPS, RUN_NAME, offered
+    from fl_dp.viewer.dashboard.start_form import GROUPS, RUN_NAME, offered
 
     name = rng.choice((*FIELDS, RUN_NAME, *GROUPS, *offered(own_data=False), "", *MARKUP))
     value = rng.choice((*MARKUP, *(str(each) for each in VALUES if isinstance(each, str | int))))

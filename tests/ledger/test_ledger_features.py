@@ -33,10 +33,10 @@ from fl_dp.accounting import (
     filters,
     gaussian_noise_multiplier,
 )
+from fl_dp.commands.terminal.ledger_view import ledger_json, write_csv
 from fl_dp.ledger import LedgerCorrupted, LedgerEntry, ParticipationCapReached
 from fl_dp.ledger.entries import SCHEMA, next_entry
 from fl_dp.mechanisms import SecureRandom
-from fl_dp.report.ledger_view import ledger_json, write_csv
 from fl_dp.statement import privacy_statement
 
 BUDGET = PrivacyBudget(epsilon=4.0, delta=1e-3)

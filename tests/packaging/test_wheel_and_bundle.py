@@ -182,7 +182,7 @@ def test_the_bundle_holds_all_strategies_and_the_whole_configuration(bundle: Any
 def test_the_bundle_holds_the_package(bundle: Any) -> None:
     modules = {path.relative_to(ROOT).as_posix() for path in (ROOT / "fl_dp").rglob("*.py")}
     # Flower bundles no tests; who is given a bundle writes no new app.
-    modules.remove("fl_dp/new_app/template/tests/test_app.py")
+    modules.remove("fl_dp/commands/new_app/template/tests/test_app.py")
     assert names_in(bundle) >= modules
 
 

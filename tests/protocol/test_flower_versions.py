@@ -36,7 +36,7 @@ def with_a_part_of_old() -> None:
     [
         ("fl_dp.client_app", "flwr.common.constant.ErrorCode"),
         ("fl_dp.strategies.dp_fedavg", "flwr.common.constant.ErrorCode"),
-        ("fl_dp.local.simulation", "flwr.supercore.task_identity.TaskIdentity"),
+        ("fl_dp.app.local.simulation", "flwr.supercore.task_identity.TaskIdentity"),
     ],
 )
 def test_what_starts_says_so_at_once(started: str, gone: str) -> None:

@@ -21,11 +21,11 @@ from scipy import stats
 
 from fl_dp import PrivacyBudget, PrivacyPlan
 from fl_dp.accounting import PoissonSampling, Sampling
-from fl_dp.app.auditing.game import GAMES, SILENCE, audit_strategy, names_of
-from fl_dp.app.auditing.subjects import FlDp, FlowersOwn, Sent, Subject
-from fl_dp.audit.cohorts import COHORTS
-from fl_dp.audit.noise import NEW_NOISE, SIZE_OF_NOISE
-from fl_dp.audit.verdict import AuditReport, Finding
+from fl_dp.lab.audit.cohorts import COHORTS
+from fl_dp.lab.audit.noise import NEW_NOISE, SIZE_OF_NOISE
+from fl_dp.lab.audit.verdict import AuditReport, Finding
+from fl_dp.lab.games.game import GAMES, SILENCE, audit_strategy, names_of
+from fl_dp.lab.games.subjects import FlDp, FlowersOwn, Sent, Subject
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Released, Selection, Unit
 from fl_dp.updates import ClippedSum

@@ -20,10 +20,10 @@ from secure_nodes import SecureNodes
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import GaussianEvent, PrivacyBudgetExhausted
+from fl_dp.commands.terminal.ledger_view import ledger_summary, ledger_table
 from fl_dp.ledger import NodeLedger
 from fl_dp.mechanisms import ExactShare, GaussianMechanism, SecureRandom
 from fl_dp.plan import DistributedNoise, SecureSum
-from fl_dp.report.ledger_view import ledger_summary, ledger_table
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.statement import privacy_statement
 from fl_dp.statistics import (

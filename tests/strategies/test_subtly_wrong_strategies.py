@@ -18,14 +18,14 @@ from numpy.typing import NDArray
 from wrong_systems import Draws, ShuffledDeck, one_draw_for_both_halves, stream_by
 
 from fl_dp.accounting import PoissonSampling
-from fl_dp.app.auditing.game import COHORT_SIZE, GAMES, SENT, audit_strategy
-from fl_dp.app.auditing.subjects import FlDp, Subject
-from fl_dp.audit.bounds import gaussian_epsilon_of
-from fl_dp.audit.cohorts import COHORTS
-from fl_dp.audit.noise import NEW_COORDINATES, NEW_NOISE
+from fl_dp.lab.audit.bounds import gaussian_epsilon_of
+from fl_dp.lab.audit.cohorts import COHORTS
+from fl_dp.lab.audit.noise import NEW_COORDINATES, NEW_NOISE
+from fl_dp.lab.audit_view import audit_table
+from fl_dp.lab.games.game import COHORT_SIZE, GAMES, SENT, audit_strategy
+from fl_dp.lab.games.subjects import FlDp, Subject
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.grid import IntegerLaw
-from fl_dp.report.audit_view import audit_table
 from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Released, Selection, Unit
 
 ALARM, Z, ROUNDS = 1e-6, 0.25, 200

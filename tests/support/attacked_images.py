@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dp.attacks.inversion import (
+from fl_dp.lab.attacks.inversion import (
     Attack,
     LocalTraining,
     Observation,
@@ -14,10 +14,10 @@ from fl_dp.attacks.inversion import (
     Records,
     Recovered,
 )
-from fl_dp.attacks.inversion.image_metrics import mse, psnr
-from fl_dp.attacks.inversion.prior import Prior
-from fl_dp.datasets import Dataset, load_dataset
-from fl_dp.models import build_model
+from fl_dp.lab.attacks.inversion.image_metrics import mse, psnr
+from fl_dp.lab.attacks.inversion.prior import Prior
+from fl_dp.tasks.datasets import Dataset, load_dataset
+from fl_dp.tasks.models import build_model
 
 ONE_STEP = LocalTraining(learning_rate=0.1)
 DIGITS = PixelRange((-0.3,), (0.7,))

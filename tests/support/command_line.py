@@ -14,10 +14,10 @@ from typer.testing import CliRunner
 
 from fl_dp.app import task_client as client_app
 from fl_dp.app.compose import compose_settings
+from fl_dp.app.local.flower_runs import RunStatus
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.commands.app import app
-from fl_dp.local.flower_runs import RunStatus
 
 
 def call(*arguments: str) -> Result:
@@ -39,7 +39,7 @@ def said_on_stderr(result: Result) -> str:
     return " ".join(result.stderr.split())
 
 
-ENGINES = ("fl_dp.local.launch.LocalSuperLink", "fl_dp.local.one_process.OneProcess")
+ENGINES = ("fl_dp.app.local.launch.LocalSuperLink", "fl_dp.app.local.one_process.OneProcess")
 
 
 class FakeSuperLink:

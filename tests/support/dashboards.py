@@ -16,9 +16,9 @@ import uvicorn
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
-from fl_dp.dashboard.access import Door
-from fl_dp.dashboard.site import Dashboard
-from fl_dp.found_runs import RunsFolder
+from fl_dp.viewer.dashboard.access import Door
+from fl_dp.viewer.dashboard.site import Dashboard
+from fl_dp.viewer.found_runs import RunsFolder
 
 TOKEN = "a-token-for-tests-only"
 PORT = 8765

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fl_dp.datasets import DATASETS, PARTITIONS
-from fl_dp.models import MODELS, TRAINED_FACTORS
-from fl_dp.tracking.names import TRACKERS
+from fl_dp.app.tracking.names import TRACKERS
+from fl_dp.tasks.datasets import DATASETS, PARTITIONS
+from fl_dp.tasks.models import MODELS, TRAINED_FACTORS
 from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS
 
 CHOICES = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from fl_dp.datasets import OWN_DATA
+from fl_dp.tasks.datasets import OWN_DATA
 
 from .checks import at_least, between_0_and_1, choices, distinct, positive
 

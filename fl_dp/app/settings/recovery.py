@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 
-from fl_dp.attacks.inversion.names import ATTACKS, THREATS
+from fl_dp.lab.attacks.inversion.names import ATTACKS, THREATS
 
 from .checks import at_least, distinct, positive
 

@@ -1,0 +1,336 @@
+"""Running the Flower app on a private local SuperLink, and watching it.
+
+`flwr run` keeps one SuperLink daemon for all projects: it takes its environment from whoever called
+it first, outlives the call and can't be stopped by a command. So `fl-dp run` brings its own, on
+free ports with its own home, and takes it down again.
+
+Both the SuperLink and Ray would run what any other user of the machine sends them, as the user who
+started them. So the SuperLink answers its own user only (`superlink.py` beside this), and Ray gets
+a token that only this run's processes have and a folder that others can't enter.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import secrets
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+import tomli_w
+
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.settings import Settings
+
+from .devices import Machine, num_workers
+from .flower_runs import BIN, RunStatus, RunUnknown, run_status
+from .processes import stop_with_descendants
+from .superlink import CLOSED_PATH, FOLDER_VARIABLE, users_can_be_told_apart
+
+_CONNECTION = "fl-dp"
+_STARTUP_TIMEOUT = 60.0
+_LONGEST_RAY_FOLDER = 40  # Ray's sockets lie below it, and a socket's path has at most 103 bytes
+
+SILENT = {"FLWR_TELEMETRY_ENABLED": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+"""Reports on its use that Flower and Ray send to their makers, unless whoever calls wants them."""
+
+logger = logging.getLogger("flwr.fl_dp")
+
+
+@dataclass(frozen=True, kw_only=True)
+class App:
+    """The app that is handed to Flower: it only points at the installed library.
+
+    Attributes:
+        server: Module with the `ServerApp`.
+        client: Module with the `ClientApp`.
+        config: Keys of its run config besides the overrides, with their values.
+    """
+
+    server: str = "fl_dp.server_app"
+    client: str = "fl_dp.app.task_client"
+    config: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def files(self) -> dict[str, str]:
+        """What each of its files holds."""
+        project = {
+            "project": {
+                "name": "fl-dp-run",
+                "version": "1.0.0",
+                "description": "Points Flower at the installed fl-dp",
+                "license": "Apache-2.0",
+                "dependencies": [],
+            },
+            "tool": {
+                "flwr": {
+                    "app": {
+                        "publisher": "fl-dp",
+                        "components": {
+                            "serverapp": "fl_dp_run.server:app",
+                            "clientapp": "fl_dp_run.client:app",
+                        },
+                        "config": {"hydra-overrides": "", **self.config},
+                    }
+                }
+            },
+        }
+        return {
+            "pyproject.toml": tomli_w.dumps(project),
+            "fl_dp_run/__init__.py": "",
+            "fl_dp_run/server.py": f"from {self.server} import app\n\n__all__ = ['app']\n",
+            "fl_dp_run/client.py": f"from {self.client} import app\n\n__all__ = ['app']\n",
+        }
+
+
+class LaunchError(RuntimeError):
+    """Flower could not be started, or its run failed."""
+
+
+class Engine(Protocol):
+    """Somewhere that trainings run, one at a time, for as long as a `with` block lasts."""
+
+    def run(
+        self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
+    ) -> RunStatus:
+        """Run one training to its end, as `LocalSuperLink.run` does."""
+
+
+class LocalSuperLink:
+    """A SuperLink with Flower's simulation engine, for as long as the `with` block lasts."""
+
+    def __init__(
+        self, app: App | None = None, *, more_nodes: int = 0, machine: Machine | None = None
+    ) -> None:
+        """Say what it will run, and on what.
+
+        Args:
+            app: The training, unless given.
+            more_nodes: Virtual nodes besides those of the settings' clients.
+            machine: For its simulations; all of this machine unless given.
+        """
+        self._runs = app or App()
+        self._more_nodes, self._machine = more_nodes, machine
+
+    def __enter__(self) -> Self:
+        """Start it and wait until it answers.
+
+        Raises:
+            LaunchError: If it does not come up.
+        """
+        self._folder = tempfile.TemporaryDirectory(prefix="fl-dp-")
+        home = Path(self._folder.name)
+        port, control_port = _free_ports(2)
+        self._app = home / "fl-dp-run"
+        for name, text in self._runs.files.items():
+            target = self._app / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_text(text, encoding="utf-8")
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
+            f'[superlink.{_CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
+            encoding="utf-8",
+        )
+        self._log = home / "superlink.log"
+        self._environment = {
+            **SILENT,
+            **os.environ,
+            "FLWR_HOME": str(home),
+            FOLDER_VARIABLE: str(home),
+            # The app points at what is installed; nothing is fetched for it.
+            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}",
+            "RAY_ADDRESS": "local",  # its own Ray, whatever cluster is on this machine or elsewhere
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": secrets.token_hex(32),
+        }
+        if len(os.fsencode(home)) <= _LONGEST_RAY_FOLDER:
+            self._environment["RAY_TMPDIR"] = str(home)
+        if (elsewhere := os.environ.get("RAY_ADDRESS", "local")) != "local":
+            logger.warning(
+                "RAY_ADDRESS=%s is not used: the nodes run in a Ray of this run alone", elsewhere
+            )
+        if not users_can_be_told_apart():
+            logger.warning(
+                "this system does not say who connects to a port: another user of this machine can "
+                "run programs as you while this run lasts; use a machine of your own"
+            )
+        with self._log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [
+                    # -P: a module that lies where the user stands is not imported for ours.
+                    *(sys.executable, "-P", "-m", "fl_dp.app.local.superlink"),
+                    *("--insecure", "--simulation"),
+                    *("--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(port)),
+                    *("--control-api-address", f"127.0.0.1:{control_port}"),
+                ],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.PIPE,  # its end tells the SuperLink that we were killed
+                start_new_session=True,  # Ctrl-C reaches us alone, and we stop it in order
+            )
+        try:
+            self._wait_until_healthy(port)
+        except BaseException:
+            self._stop()
+            raise
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        """Stop it with everything that it started."""
+        self._stop()
+
+    def run(
+        self, settings: Settings, overrides: Sequence[str], on_progress: Callable[[], None]
+    ) -> RunStatus:
+        """Run one training to its end.
+
+        Args:
+            settings: What `overrides` compose to.
+            overrides: Hydra overrides for the ServerApp; every path in them absolute.
+            on_progress: Called a few times a second while the run goes on.
+
+        Raises:
+            LaunchError: If Flower does not accept the run.
+        """
+        run_config = self._app.parent / "run-config.toml"
+        run_config.write_text(
+            tomli_w.dumps({"hydra-overrides": shlex.join(overrides)}), encoding="utf-8"
+        )
+        output = self._app.parent / "flwr-run.log"
+        with output.open("wb") as log:
+            process = subprocess.Popen(
+                [
+                    *(str(BIN / "flwr"), "run", str(self._app), _CONNECTION, "--stream"),
+                    *("--federation-config", self._federation(settings)),
+                    *("--run-config", str(run_config)),
+                ],
+                env=self._environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+            )
+        try:
+            while process.poll() is None:
+                on_progress()
+                time.sleep(0.2)
+        finally:
+            if process.poll() is None:
+                process.terminate()
+                process.wait()
+        on_progress()
+        said = output.read_text(encoding="utf-8", errors="replace")
+        started = re.search(r"Successfully started run (\d+)", said)
+        if started is None:
+            raise LaunchError(f"Flower did not start the run:\n{said.strip()}")
+        status = self._status(started.group(1))
+        return status if status.succeeded else status.explained_by(said)
+
+    def _federation(self, settings: Settings) -> str:
+        return federation_config(settings, self._machine, more_nodes=self._more_nodes)
+
+    def _status(self, run_id: str) -> RunStatus:
+        try:
+            return run_status(run_id, _CONNECTION, environment=self._environment)
+        except RunUnknown as error:
+            raise LaunchError(str(error)) from error
+
+    def _wait_until_healthy(self, port: int) -> None:
+        # The guard's own answer: a SuperLink that came up without it is not used.
+        path = CLOSED_PATH if users_can_be_told_apart() else "/health"
+        deadline = time.monotonic() + _STARTUP_TIMEOUT
+        while time.monotonic() < deadline and self._process.poll() is None:
+            try:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}{path}", timeout=1.0):
+                    return
+            except (urllib.error.URLError, OSError):
+                time.sleep(0.1)
+        said = self._log.read_text(encoding="utf-8", errors="replace")
+        raise LaunchError(f"Flower's SuperLink did not start:\n{said.strip()}")
+
+    def _stop(self) -> None:
+        stop_with_descendants(self._process)
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        self._folder.cleanup()
+
+
+def federation_config(
+    settings: Settings, machine: Machine | None = None, *, more_nodes: int = 0
+) -> str:
+    """Return what `flwr run --federation-config` needs for these settings.
+
+    Args:
+        settings: Of the run.
+        machine: Where it will run; this one unless given.
+        more_nodes: Nodes besides those of the settings' clients.
+    """
+    simulation = settings.simulation
+    workers = num_workers(settings, machine if machine is not None else Machine.here())
+    # Flower starts one worker for each CPU that Ray is told of, whether the machine has it or not.
+    return (
+        f"num-supernodes={simulation.num_nodes(settings.task.num_clients) + more_nodes} "
+        f"client-resources-num-cpus=1 client-resources-num-gpus={simulation.num_gpus} "
+        f"init-args-num-cpus={workers}"
+    )
+
+
+def run_and_follow(
+    engine: Engine,
+    settings: Settings,
+    overrides: Sequence[str],
+    folder: RunFolder,
+    on_round: Callable[[dict[str, Any]], None],
+    on_progress: Callable[[], None] | None = None,
+) -> None:
+    """Run one training and report each of its rounds as it is written.
+
+    Args:
+        engine: Where it runs.
+        settings: What `overrides` compose to.
+        overrides: Hydra overrides for the ServerApp; every path in them absolute.
+        folder: The folder that it writes.
+        on_round: Takes each line of its metrics.
+        on_progress: Called a few times a second; what it raises ends the run.
+
+    Raises:
+        LaunchError: If the run failed, with Flower's reason.
+    """
+    seen = 0
+
+    def follow() -> None:
+        nonlocal seen
+        if on_progress is not None:
+            on_progress()
+        lines = folder.read_metrics()
+        for line in lines[seen:]:
+            on_round(line)
+        seen = len(lines)
+
+    status = engine.run(settings, overrides, follow)
+    if not status.succeeded:
+        raise LaunchError(f"the run ended as '{status.status}': {status.details}")
+
+
+def _free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for one in sockets:
+            one.bind(("127.0.0.1", 0))
+        return [int(one.getsockname()[1]) for one in sockets]
+    finally:
+        for one in sockets:
+            one.close()

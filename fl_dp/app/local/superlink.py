@@ -1,0 +1,194 @@
+"""Flower's SuperLink for one user of this machine: what others send over loopback is refused.
+
+    python -m fl_dp.app.local.superlink --insecure --simulation --host 127.0.0.1 --port 40123 ...
+
+A SuperLink without accounts runs whatever app reaches its port, as the user who started it, and any
+user of a machine reaches loopback. Linux tells whose socket the other end of a connection is, so
+every request is answered by that: Flower's own processes need no password, and no secret lies
+anywhere.
+
+A SuperLink of real nodes has the same hole towards a whole network: who reaches its one port can
+start runs, register a node and take the ServerApp's tasks, whatever keys SuperNodes have. With
+`--open-to-nodes` the network reaches the interface of SuperNodes alone, which asks for their keys:
+
+    python -m fl_dp.app.local.superlink --open-to-nodes --enable-supernode-auth --host 0.0.0.0 ...
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import shutil
+import socket
+import stat
+import sys
+from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fl_dp.protocol.flower_versions import parts_of_flower
+
+from .processes import descendants, end_with, kill_all
+
+CLOSED_PATH = "/fl-dp/closed-to-others"
+"""Answered by the guard itself, and so by no SuperLink without one."""
+
+OPEN_TO_NODES = "--open-to-nodes"
+"""Our own option: other users and machines reach the interface of SuperNodes."""
+
+FOR_NODES = "/v1/fleet/"
+"""What SuperNodes ask for; Flower checks the key of each of them."""
+
+FOLDER_VARIABLE = "FL_DP_TEMPORARY_FOLDER"
+"""Environment variable with the folder that nobody needs when whoever started this is gone."""
+
+_NODES_HAVE_KEYS = "--enable-supernode-auth"
+_CONNECTIONS = Path("/proc/net/tcp")
+_STDIN = 0
+_LISTENS = "0A"  # TCP_LISTEN
+_PATIENCE = 2.0
+
+Scope: TypeAlias = MutableMapping[str, Any]
+Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
+
+
+def users_can_be_told_apart() -> bool:
+    """Whether this system says whose socket the other end of a connection is."""
+    return _CONNECTIONS.exists()
+
+
+class OwnUserOnly:
+    """An ASGI app that passes on to another what this process's own user sends."""
+
+    def __init__(self, app: App, *, open_to_all: Iterable[str] = ()) -> None:
+        """Stand in front of an app.
+
+        Args:
+            app: What answers this process's own user.
+            open_to_all: Starts of paths that it answers for everybody.
+        """
+        self._app = app
+        self._open_to_all = tuple(open_to_all)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request: 403 to other users."""
+        if scope["type"] == "lifespan" or (
+            scope["type"] == "http" and scope["path"].startswith(self._open_to_all)
+        ):
+            await self._app(scope, receive, send)
+        elif user_of(scope.get("client"), scope.get("server")) != os.getuid():
+            await _answer(send, 403)
+        elif scope["path"] == CLOSED_PATH:
+            await _answer(send, 204)
+        else:
+            await self._app(scope, receive, send)
+
+
+def user_of(client: tuple[str, int] | None, server: tuple[str, int] | None) -> int | None:
+    """Return the id of the user whose socket `client` is; None if it can't be told.
+
+    Args:
+        client: Address and port of the other end, IPv4.
+        server: Address and port of this end.
+    """
+    if client is None or server is None:
+        return None
+    ends = [_in_the_table(*client), _in_the_table(*server)]
+    for line in _CONNECTIONS.read_text().splitlines()[1:]:
+        fields = line.split()
+        # The kernel says user 0 for a socket that its process has closed, which has no inode.
+        if fields[1:3] == ends and fields[9] != "0":
+            return int(fields[7])
+    return None
+
+
+def listening_user(port: int, host: str = "127.0.0.1") -> int | None:
+    """Return the id of the user who listens on a port of this machine; None if nobody does.
+
+    -1 where the system does not say whose a socket is, and somebody listens.
+    """
+    if not users_can_be_told_apart():
+        with socket.socket() as asking:
+            asking.settimeout(_PATIENCE)
+            return -1 if asking.connect_ex((host, port)) == 0 else None
+    ends = {_in_the_table(each, port) for each in (host, "0.0.0.0")}
+    for line in _CONNECTIONS.read_text().splitlines()[1:]:
+        fields = line.split()
+        if fields[1] in ends and fields[3] == _LISTENS:
+            return int(fields[7])
+    return None
+
+
+def _in_the_table(host: str, port: int) -> str | None:
+    try:
+        address = ipaddress.IPv4Address(host)
+    except ValueError:
+        return None
+    return f"{int.from_bytes(address.packed, sys.byteorder):08X}:{port:04X}"
+
+
+async def _answer(send: Send, status: int) -> None:
+    await send({"type": "http.response.start", "status": status, "headers": []})
+    await send({"type": "http.response.body", "body": b""})
+
+
+def main() -> None:
+    """Run `flower-superlink` with the command line's options, behind the guard.
+
+    Raises:
+        SystemExit: If nodes without keys, or everybody, would get in by `--open-to-nodes`.
+    """
+    import uvicorn
+
+    with parts_of_flower():
+        from flwr.superlink.cli import flower_superlink
+
+    open_to_all = _open_to_all(sys.argv)
+    if users_can_be_told_apart():
+        run = uvicorn.run
+
+        def run_guarded(app: App, **options: Any) -> None:
+            # A header must not say who the other end is.
+            guarded = OwnUserOnly(app, open_to_all=open_to_all)
+            run(guarded, **options | {"proxy_headers": False})
+
+        uvicorn.run = run_guarded  # type: ignore[assignment]  # Flower has no hook for it
+    if stat.S_ISFIFO(os.fstat(_STDIN).st_mode):
+        end_with(_STDIN, _take_down)
+    flower_superlink()
+
+
+def _open_to_all(words: list[str]) -> tuple[str, ...]:
+    """Take our option off the command line and return the paths that it opens.
+
+    Raises:
+        SystemExit: If Flower would not check who comes there, or we could not for the rest.
+    """
+    if OPEN_TO_NODES not in words:
+        return ()
+    words.remove(OPEN_TO_NODES)
+    if _NODES_HAVE_KEYS not in words:
+        raise SystemExit(
+            f"error: {OPEN_TO_NODES} without {_NODES_HAVE_KEYS} lets everybody in as a node: "
+            f"add {_NODES_HAVE_KEYS} and TLS"
+        )
+    if not users_can_be_told_apart():
+        raise SystemExit(
+            f"error: {OPEN_TO_NODES} needs a system that says who connects to a port, as Linux "
+            "does; on another one keep the port from everybody but the nodes by a proxy that "
+            f"passes on {FOR_NODES} alone"
+        )
+    return (FOR_NODES,)
+
+
+def _take_down() -> None:
+    """Leave neither a process, whose training would go on and spend, nor the run's own folder."""
+    kill_all(descendants(os.getpid()))
+    if folder := os.environ.get(FOLDER_VARIABLE):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+if __name__ == "__main__":
+    main()

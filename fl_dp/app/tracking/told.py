@@ -1,0 +1,179 @@
+"""Trackers of a training of the app: who is told, of which settings, and of which promise."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import Any
+
+from fl_dp.app.run_folder import RunFolder
+from fl_dp.app.settings import Settings
+from fl_dp.app.tracking import MetricsPage, RunStart, Tracker, make_tracker, round_values
+from fl_dp.app.tracking.tracker import Scalar
+from fl_dp.files import write_text
+from fl_dp.plan import PrivacyPlan, RecordPlan
+from fl_dp.viewer.found_runs.details import flattened
+from fl_dp.viewer.found_runs.runs_folder import SWEEP
+
+_TOLD_OF_GROUP = {
+    "": "seed rounds round_timeout roster_timeout roster_may_grow",
+    "task": (
+        "name num_clients num_records max_records partition alpha shards_per_client "
+        "records_per_client validation test_fraction image_shape"
+    ),
+    "model": "name hidden lora_rank lora_train",
+    "privacy": (
+        "mode scheme unit epsilon delta noise_multiplier neighboring_relation noise separation "
+        "groups bands contribution_check"
+    ),
+    "secure_sum": (
+        "least colluding committee threshold degree bits element_cap cross_check max_parameters"
+    ),
+    "dp_sgd": (
+        "enabled epsilon delta noise_multiplier clipping_norm sampling_rate steps participations "
+        "expected_batch_size grad_sample_mode physical_batch_size secure_randomness"
+    ),
+    "clipping": "name norm norms target_quantile learning_rate",
+    "weights": "cap total capped_denominator",
+    "metrics": "loss accuracy noise_std",
+    "selection": (
+        "name sampling_rate max_cohort participation_cap coins epsilon utility utility_high "
+        "records_per_client largest_rate smallest_rate refresh_every utility_noise sharpness "
+        "concurrency max_staleness staleness_power"
+    ),
+    "schedule": (
+        "name spend floor levels weights metric patience factor first smallest min_improvement"
+    ),
+    "server_optimizer": "name learning_rate momentum beta_1 beta_2 tau",
+    "client": "learning_rate epochs batch_size",
+    "compression": "up bits fraction down",
+    "simulation": "engine units_per_node delay_spread",
+}
+
+TOLD = frozenset(
+    f"{group}.{name}" if group else name
+    for group, names in _TOLD_OF_GROUP.items()
+    for name in names.split()
+)
+"""Settings that trackers are told; a new one is not among them until somebody writes it here.
+
+Left out are secrets, folders and addresses, what an owner of data says of it (its columns, classes
+and means), and what concerns this machine or no training.
+"""
+
+
+def trackers_of(settings: Settings, folder: RunFolder) -> list[Tracker]:
+    """Return the trackers that settings ask for; they write and show nothing yet.
+
+    Raises:
+        ModuleNotFoundError: If a package is missing.
+        ValueError: If somebody else has the port of the metrics.
+    """
+    tracking = settings.tracking
+    pages: list[Tracker] = []
+    if tracking.metrics_port is not None:
+        pages.append(MetricsPage(tracking.metrics_port))
+    if tracking.name == "none":
+        return pages
+    tracker = make_tracker(
+        tracking.name,
+        folder.path,
+        shared=folder.path if _sweep_of(folder) is None else folder.path.parent,
+        project=tracking.project,
+        uri=tracking.uri,
+        online=tracking.online,
+    )
+    return [*pages, tracker]
+
+
+def start_of(
+    settings: Settings,
+    folder: RunFolder,
+    *,
+    plan: PrivacyPlan | None,
+    record_plan: RecordPlan | None,
+    resumed: bool,
+) -> RunStart:
+    """Return what trackers are told of a run that begins or goes on.
+
+    Args:
+        settings: Of the run.
+        folder: Of the run, with the metrics of the rounds that stay.
+        plan: What is promised to clients, if anything.
+        record_plan: What is promised to records, if anything.
+        resumed: Whether rounds of an earlier process stay.
+    """
+    sweep = _sweep_of(folder)
+    before = tuple(round_values(line) for line in folder.read_metrics()) if resumed else ()
+    return RunStart(
+        name=folder.path.name if sweep is None else f"{sweep}/{folder.path.name}",
+        identity=_identity(folder),
+        group=sweep,
+        rounds=settings.rounds,
+        before=before,
+        settings=told_settings(settings),
+        promise=_promise(plan, record_plan, settings),
+    )
+
+
+def told_settings(settings: Settings) -> dict[str, Scalar]:
+    """Return the settings that trackers are told, by key; lists as JSON, null left out."""
+    return {
+        key: value if isinstance(value, str | int | float) else json.dumps(value)
+        for key, value in flattened(asdict(settings)).items()
+        if key in TOLD and value is not None
+    }
+
+
+def final_of(statement: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a privacy statement says was spent, by the names that trackers know."""
+    records = statement.get("records") or {}
+    return {
+        "final/rounds": statement.get("rounds"),
+        "final/epsilon": _quoted(statement),
+        "final/delta": statement.get("delta"),
+        "final/record_epsilon": _quoted(records),
+        "final/record_delta": records.get("delta"),
+    }
+
+
+def _quoted(statement: Mapping[str, Any]) -> Any:
+    return dict(statement.get("epsilon") or {}).get(statement.get("quoted"))
+
+
+def _promise(
+    plan: PrivacyPlan | None, record_plan: RecordPlan | None, settings: Settings
+) -> dict[str, Any]:
+    told: dict[str, Any] = {"promise/insecure": settings.privacy.insecure_seed is not None}
+    if plan is not None:
+        told |= {
+            "promise/epsilon": plan.budget.epsilon,
+            "promise/delta": plan.budget.delta,
+            "promise/unit": plan.unit,
+            "promise/neighboring_relation": str(plan.neighboring_relation),
+            "promise/noise_multiplier": plan.noise.least_multiplier,
+            "promise/clipping_norm": plan.clipping_norm,
+            "promise/expected_cohort": plan.expected_cohort,
+        }
+    if record_plan is not None:
+        told |= {
+            "promise/record_epsilon": record_plan.budget.epsilon,
+            "promise/record_delta": record_plan.budget.delta,
+            "promise/record_noise_multiplier": record_plan.noise_multiplier,
+        }
+    return told
+
+
+def _sweep_of(folder: RunFolder) -> str | None:
+    """Return the name of the sweep that a run's folder lies in, if it lies in one."""
+    above = folder.path.absolute().parent
+    return above.name if (above / SWEEP).is_file() else None
+
+
+def _identity(folder: RunFolder) -> str:
+    """Return a run's random name, which stays when it is resumed."""
+    if not folder.identity.is_file():
+        write_text(folder.identity, secrets.token_hex(8))
+    return folder.identity.read_text(encoding="utf-8").strip()

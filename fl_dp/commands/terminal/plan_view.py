@@ -1,0 +1,213 @@
+"""Spending of a plan, shown before anything is trained: numbers, tables, a picture."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from fl_dp.accounting import EpsilonBounds, naive_split
+from fl_dp.accounting.loss_distributions import SEARCH_INTERVAL
+from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
+from fl_dp.plan import DistributedNoise, PrivacyPlan
+from fl_dp.statement import promise_in_words
+
+from .numbers import bound_rows, numbers_table, span
+
+_POINTS = 24  # of the curve: each is a composition of its own
+_INK = COLOURS[0]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanView:
+    """A plan with everything that is shown of it.
+
+    Attributes:
+        plan: The plan.
+        bounds: What all its releases spend, by each accountant.
+        curve: Rounds, and epsilon by PLD after them at the coarser discretisation; empty when the
+            noise is chosen adaptively.
+        naive_multipliers: Noise of each round if the budget were split by basic composition.
+        naive_epsilon: What those rounds would really spend; None when there is no such split.
+    """
+
+    plan: PrivacyPlan
+    bounds: EpsilonBounds
+    curve: tuple[tuple[int, float], ...]
+    naive_multipliers: tuple[float, ...]
+    naive_epsilon: float | None
+
+    @classmethod
+    def of(cls, plan: PrivacyPlan) -> PlanView:
+        """Compute what is shown of `plan`."""
+        declared = not plan.noise.adaptive
+        split = declared and plan.noise.of_sums
+        naive = naive_split(plan.budget, plan.noise.schedule, plan.rounds) if split else ()
+        return cls(
+            plan=plan,
+            bounds=plan.epsilon(),
+            curve=tuple(_curve(plan)) if declared else (),
+            naive_multipliers=naive,
+            naive_epsilon=_spent(plan, naive) if split else None,
+        )
+
+    @property
+    def noise_saved(self) -> float | None:
+        """The plan's noise over that of the naive split, in the first round."""
+        if not self.naive_multipliers:
+            return None
+        return self.naive_multipliers[0] / self.plan.noise_multipliers[0]
+
+    @property
+    def promise(self) -> dict[str, str]:
+        """The promise in words: to whom, and against whom."""
+        return promise_in_words(self.plan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return everything as plain JSON values."""
+        plan = self.plan
+        return {
+            "delta": plan.budget.delta,
+            "epsilon": self.bounds.by_name,
+            "quoted": self.bounds.best_name,
+            "noise_multipliers": list(plan.noise_multipliers),
+            "sampling_rate": plan.sampling_rate,
+            "rounds": plan.rounds,
+            "clipping_norm": plan.clipping_norm,
+            "num_clients": plan.num_clients,
+            "expected_cohort": plan.expected_cohort,
+            "neighboring_relation": str(plan.neighboring_relation),
+            "schedule": "plateau" if plan.noise.adaptive else plan.noise.schedule.to_dict(),
+            "rule": plan.filter().rule,
+            "promise": self.promise,
+            "shares": dict(_share_rows(plan)) or None,
+            "epsilon_over_rounds": [list(point) for point in self.curve],
+            "naive_split": None
+            if self.naive_epsilon is None
+            else {
+                "noise_multipliers": list(self.naive_multipliers),
+                "epsilon": self.naive_epsilon,
+                "times_our_noise": self.noise_saved,
+            },
+        }
+
+    def table(self) -> Table:
+        """Return the numbers as a table for the terminal."""
+        plan = self.plan
+        rate = f"{plan.sampling.kind} cohorts of {plan.expected_cohort:g} expected"
+        mean_noise = [z * plan.clipping_norm / plan.denominator for z in plan.noise_multipliers]
+        rows = [
+            (
+                "noise multiplier (noise std on the sum / clipping norm)"
+                if plan.noise.of_sums
+                else "noise multiplier of each client's own noise",
+                span(plan.noise_multipliers, ".5f"),
+            ),
+            ("noise std on each coordinate of the mean", span(mean_noise, ".3g")),
+            ("denominator: what a cohort weighs", f"{plan.denominator:g}"),
+            ("delta", f"{plan.budget.delta:.4g}"),
+            *bound_rows(self.bounds),
+        ]
+        rows += _share_rows(plan)
+        if plan.noise.adaptive:
+            rows.append(("least noise multiplier of a round", f"{plan.noise.least_multiplier:.5f}"))
+        if self.naive_epsilon is not None:
+            split = "noise multiplier if epsilon were split over the rounds"
+            truly = f"  {self.noise_saved:.1f} times the noise, for a true epsilon of"
+            rows.append((split, span(self.naive_multipliers, ".3f")))
+            rows.append((truly, f"{self.naive_epsilon:.4f}"))
+        title = f"{plan.rounds} rounds, {plan.num_clients} {plan.hosting.sampled}s, {rate}"
+        return numbers_table(title, rows)
+
+    def rounds_table(self) -> Table | None:
+        """Return noise and epsilon at some rounds, for the terminal; None with a plateau."""
+        if not self.curve:
+            return None
+        spent = dict(self.curve)
+        table = Table(title="Over the rounds")
+        for heading in ("round", "its noise multiplier", "epsilon spent after it"):
+            table.add_column(heading, justify="right")
+        for stop in _shown_rounds(self.plan.rounds):
+            noise = self.plan.noise_multipliers[stop - 1]
+            # A point that no accountant could bound is not on the curve.
+            after = f"{spent[stop]:.4f}" if stop in spent else "-"
+            table.add_row(str(stop), f"{noise:.4f}", after)
+        return table
+
+    def draw(self, target: Path) -> bool:
+        """Draw epsilon and noise over the rounds as a PNG.
+
+        Returns:
+            Whether it was drawn: False when matplotlib is not installed.
+        """
+        made = new_picture((1.0, 1.0))
+        if made is None:
+            return False
+        figure, (noise, epsilon) = made
+        plan = self.plan
+        rounds = range(1, plan.rounds + 1)
+        noise.step(rounds, plan.noise_multipliers, where="mid", color=_INK, label="this plan")
+        if self.naive_multipliers:
+            # As words: as a curve, ten times as high, it would press the plan's own flat.
+            noise.plot(
+                [], [], " ", label=f"epsilon split over rounds: {self.noise_saved:.1f} x as much"
+            )
+        noise.set(
+            xlabel="round",
+            ylabel="noise std / clipping norm",
+            title="Noise multiplier of each round",
+        )
+        if self.curve:
+            epsilon.plot(*zip(*self.curve, strict=True), color=_INK, label="spent, by PLD")
+        epsilon.axhline(plan.budget.epsilon, color=PALE, linewidth=1, label="budget")
+        epsilon.set(
+            xlabel="round",
+            ylabel="epsilon",
+            title=f"Privacy spent of one {plan.unit}, delta {plan.budget.delta:.2g}",
+        )
+        for axes in (noise, epsilon):
+            axes.set_xlim(left=0)
+            axes.set_ylim(bottom=0)
+        save_picture(figure, target)
+        return True
+
+
+def _shown_rounds(rounds: int) -> list[int]:
+    """Return the first round and the end of each quarter, for the terminal's table."""
+    return sorted({1, *(max(1, rounds * quarter // 4) for quarter in range(1, 5))})
+
+
+def _share_rows(plan: PrivacyPlan) -> list[tuple[str, str]]:
+    """Return what noise in shares rests on; nothing for other noise."""
+    noise = plan.noise
+    if not isinstance(noise, DistributedNoise):
+        return []
+    one = plan.shared_bundle(noise.least_multiplier, size=1)
+    opened = f"{noise.shares.least} of {noise.shares.cohort}"
+    if noise.secure_sum.roster:
+        opened += f"; {noise.shares.guaranteed} if the server lies"
+    return [
+        ("fewest nodes of an opened sum", opened),
+        ("shares of noise that are counted", str(noise.honest_shares)),
+        ("bits of a coordinate", str(one.bits)),
+        ("noise of one node, in grid steps", f"{one.noise_scale:.4g}"),
+        ("epsilon kept for the distance from Gaussians", f"{2.0 * noise.slack:.2g}"),
+    ]
+
+
+def _curve(plan: PrivacyPlan) -> list[tuple[int, float]]:
+    """Return epsilon after some of the rounds, the last among them."""
+    step = max(1, plan.rounds // _POINTS)
+    stops = sorted({*range(step, plan.rounds, step), *_shown_rounds(plan.rounds)})
+    points = [(stop, _spent(plan, plan.noise_multipliers[:stop])) for stop in stops]
+    return [point for point in points if math.isfinite(point[1])]
+
+
+def _spent(plan: PrivacyPlan, multipliers: tuple[float, ...]) -> float:
+    charged = multipliers[: plan.charged_rounds]
+    rounds = [(plan.event_at(z), count) for z, count in Counter(charged).items()]
+    return plan.tight_epsilon([*rounds, *plan.other_releases], interval=SEARCH_INTERVAL)

@@ -1,0 +1,368 @@
+"""Recovery against noise, for each threat model, and what else resists it.
+
+An experiment is a list of cells, each with a name that says all that it was made with. A cell takes
+seconds, and what it found can be kept, so that an experiment which was stopped does the rest alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.tasks.datasets import Dataset
+from fl_dp.tasks.models import build_model
+
+from .analytic import AnalyticInversion, first_linear
+from .attack import Attack, PixelRange, Recovered
+from .deep_leakage import DeepLeakage
+from .image_metrics import matched, mse, psnr, ssim
+from .inverting_gradients import InvertingGradients
+from .names import ATTACKS, THREATS, WITH_NOISE
+from .networks import changed
+from .observation import LocalTraining, Records
+from .prior import Prior
+from .threats import (
+    CentralNoise,
+    ClientNoise,
+    DPSGDUpdate,
+    RawUpdate,
+    SecureSum,
+    ThreatModel,
+)
+
+_PRIOR_IMAGES = 5000
+_BATCHES, _EPOCHS = (1, 4, 16, 64), (1, 4, 16)
+_NORMALISED = 8  # records of the batches whose statistics are used, and of their control
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cell:
+    """One attack on one threat model, on the images of one seed.
+
+    Attributes:
+        part: `noise`, or what resists without any: `batch`, `epochs` or `network`.
+        threat: One of `THREATS`.
+        attack: One of `ATTACKS`.
+        seed: Of the images, the model's weights, the clients' orders and the first guesses.
+        noise_multiplier: Of the threat; 0 for one without noise.
+        records: Of each client.
+        epochs: Of each client, each one step on all records.
+        network: One of `NETWORKS`.
+    """
+
+    part: str
+    threat: str
+    attack: str
+    seed: int
+    noise_multiplier: float = 0.0
+    records: int = 1
+    epochs: int = 1
+    network: str = "plain"
+
+    @property
+    def name(self) -> str:
+        """A name for files; no two cells share it."""
+        return (
+            f"{self.part}-{self.threat}-{self.attack}-z{self.noise_multiplier:g}-n{self.records}"
+            f"-e{self.epochs}-{self.network}-s{self.seed}"
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Found:
+    """What one cell came to.
+
+    Attributes:
+        rows: One for each attacked image, as of the CSV.
+        truth: The attacked images, pixels from 0 to 1, `(k, channels, height, width)`.
+        recovered: What the attack made of each.
+        nearest: The prior's nearest image to each.
+        mean: The prior's mean image.
+    """
+
+    rows: list[dict[str, Any]]
+    truth: NDArray[np.float32]
+    recovered: NDArray[np.float32]
+    nearest: NDArray[np.float32]
+    mean: NDArray[np.float32]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recovery:
+    """An experiment.
+
+    Attributes:
+        dataset: Of images; those attacked and the prior's are of its training part.
+        model: Name of the network, a sequence of layers.
+        hidden: Width of its hidden layers.
+        learning_rate: Of the clients.
+        clipping_norm: Of one client's update.
+        record_clipping_norm: Of one record's gradient under DP-SGD.
+        delta: At which epsilon is told.
+        attacks: Some of `ATTACKS`.
+        threats: Some of `THREATS`.
+        noise_multipliers: Of every threat with noise.
+        images: Clients that are attacked for each seed.
+        records: Images of a client.
+        cohort: Clients of a release or a secure sum.
+        epochs: Of `local_steps`.
+        seeds: How many.
+        first_seed: The first of them.
+        steps: Of an attack's search.
+        resistance: Whether to measure what resists without noise, too.
+        insecure_seed: For tests: of the noise; None draws it from secret randomness.
+    """
+
+    dataset: Dataset
+    model: str
+    hidden: int
+    learning_rate: float
+    clipping_norm: float
+    record_clipping_norm: float
+    delta: float
+    attacks: Sequence[str]
+    threats: Sequence[str]
+    noise_multipliers: Sequence[float]
+    images: int
+    records: int
+    cohort: int
+    epochs: int
+    seeds: int
+    first_seed: int
+    steps: int
+    resistance: bool = True
+    insecure_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If the data are no images, there are too few of them, or an attack does not
+                fit the model.
+        """
+        shape = self.dataset.input_shape
+        if len(shape) != 3 or min(shape[1:]) < 8:
+            raise ValueError(
+                f"task={self.dataset.name} has records of shape {shape}: recovery is measured on "
+                "images with sides of at least 8, such as task=digits or task=fashion_mnist"
+            )
+        private = self.images * self._most_records + (self.cohort - 1) * self.records
+        if private >= len(self.dataset.train_y):
+            raise ValueError(
+                f"{private} private images of {len(self.dataset.train_y)} leave none for a prior: "
+                "lower recovery.images, recovery.records or recovery.cohort"
+            )
+        network = self._network(0, "plain")
+        if "analytic" in self.attacks:
+            first_linear(network)
+
+    @property
+    def _most_records(self) -> int:
+        return max(self.records, *_BATCHES) if self.resistance else self.records
+
+    @cached_property
+    def cells(self) -> tuple[Cell, ...]:
+        """Everything that there is to do, the same list for the same settings."""
+        return tuple(dict.fromkeys(self._cells()))
+
+    def _cells(self) -> Iterator[Cell]:
+        for seed in range(self.first_seed, self.first_seed + self.seeds):
+            for attack in self.attacks:
+                for threat in self.threats:
+                    yield from self._cells_of(threat, attack, seed)
+                if self.resistance and attack != "analytic":
+                    yield from _resisting(attack, seed)
+
+    def _cells_of(self, threat: str, attack: str, seed: int) -> Iterator[Cell]:
+        epochs = self.epochs if threat == "local_steps" else 1
+        levels = self.noise_multipliers if threat in WITH_NOISE else (0.0,)
+        for level in levels:
+            yield Cell(
+                part="noise",
+                threat=threat,
+                attack=attack,
+                seed=seed,
+                noise_multiplier=level,
+                records=self.records,
+                epochs=epochs,
+            )
+
+    def run(self, cell: Cell) -> Found:
+        """Attack the images of one cell."""
+        victims, others = self._clients(cell)
+        threat, network = self._threat(cell), self._network(cell.seed, cell.network)
+        # Of a test: another stream for each seed of the experiment.
+        seed = None if self.insecure_seed is None else self.insecure_seed + cell.seed
+        rng = SecureRandom(insecure_seed=seed)
+        seen = [
+            threat.observe(network, [victim, *others], seed=cell.seed, rng=rng)
+            for victim in victims
+        ]
+        recovered = self._attack(cell.attack).recover(
+            seen, input_shape=self.dataset.input_shape, pixels=self.pixels, seed=cell.seed
+        )
+        return self._measured(cell, threat, victims, recovered)
+
+    @cached_property
+    def pixels(self) -> PixelRange:
+        """The range of a pixel: public for pixels in bytes, otherwise that of the training part."""
+        images = self.dataset.train_x
+        if images.dtype == np.uint8:
+            mean, std = np.atleast_1d(self.dataset.mean), np.atleast_1d(self.dataset.std)
+            return PixelRange(tuple(-mean / std), tuple((1.0 - mean) / std))
+        return PixelRange((float(images.min()),), (float(images.max()),))
+
+    def _rows(self, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+        """Return the training rows that are attacked, those of other clients, and the prior's."""
+        order = np.random.default_rng(seed).permutation(len(self.dataset.train_y))
+        attacked = self.images * self._most_records
+        others = attacked + (self.cohort - 1) * self.records
+        return order[:attacked], order[attacked:others], order[others:][:_PRIOR_IMAGES]
+
+    def _clients(self, cell: Cell) -> tuple[list[Records], list[Records]]:
+        attacked, others, _ = self._rows(cell.seed)
+        victims = attacked.reshape(self.images, -1)[:, : cell.records]
+        return (
+            [self._records(rows) for rows in victims],
+            [self._records(rows) for rows in others.reshape(self.cohort - 1, self.records)],
+        )
+
+    def _records(self, rows: NDArray[np.int64]) -> Records:
+        return Records(
+            features=torch.from_numpy(np.asarray(self.dataset.features(rows), dtype=np.float32)),
+            labels=torch.from_numpy(self.dataset.labels(rows)),
+        )
+
+    def _network(self, seed: int, network: str) -> nn.Sequential:
+        built = build_model(
+            self.model, hidden=self.hidden, seed=seed, **self.dataset.form._asdict()
+        )
+        if not isinstance(built, nn.Sequential):
+            raise ValueError(
+                f"model={self.model} is no plain sequence of layers, which these attacks and their "
+                "victims are: write model=mlp, model=cnn or model=logistic"
+            )
+        return changed(built, network)
+
+    def _threat(self, cell: Cell) -> ThreatModel:
+        training = LocalTraining(learning_rate=self.learning_rate, epochs=cell.epochs)
+        noise: dict[str, Any] = {
+            "training": training,
+            "clipping_norm": self.clipping_norm,
+            "noise_multiplier": cell.noise_multiplier,
+        }
+        match cell.threat:
+            case "raw" | "local_steps":
+                return RawUpdate(training=training)
+            case "clipped":
+                return RawUpdate(training=training, clipping_norm=self.clipping_norm)
+            case "secure_sum":
+                return SecureSum(**noise | {"noise_multiplier": None, "cohort": self.cohort})
+            case "secure_sum_noise":
+                return SecureSum(**noise, cohort=self.cohort)
+            case "client_noise":
+                return ClientNoise(**noise)
+            case "released" | "released_others_known":
+                known = cell.threat == "released_others_known"
+                return CentralNoise(**noise, knows_others=known)
+            case "dp_sgd":
+                return DPSGDUpdate(**noise | {"clipping_norm": self.record_clipping_norm})
+        raise ValueError(f"there is no threat {cell.threat!r}: write one of {', '.join(THREATS)}")
+
+    def _attack(self, name: str) -> Attack:
+        match name:
+            case "analytic":
+                return AnalyticInversion()
+            case "dlg" | "idlg":
+                return DeepLeakage(knows_labels=name == "idlg", steps=self.steps)
+            case "inverting_gradients":
+                return InvertingGradients(steps=self.steps, restarts=1)
+        raise ValueError(f"there is no attack {name!r}: write one of {', '.join(ATTACKS)}")
+
+    def _measured(
+        self,
+        cell: Cell,
+        threat: ThreatModel,
+        victims: Sequence[Records],
+        recovered: Sequence[Recovered],
+    ) -> Found:
+        prior = self._prior(cell.seed)
+        mean = prior.mean_image
+        rows, truths, found, nearest = [], [], [], []
+        epsilon = threat.epsilon(self.delta)
+        for number, (victim, made) in enumerate(zip(victims, recovered, strict=True)):
+            truth = self.pixels.to_unit(victim.features).numpy()
+            images = self.pixels.to_unit(made.features).numpy()
+            for place, match in enumerate(matched(images, truth)):
+                image, label = truth[place], int(victim.labels[place])
+                near = prior.nearest(image)
+                rows.append(
+                    {
+                        "part": cell.part,
+                        "threat": cell.threat,
+                        "attack": cell.attack,
+                        "noise_multiplier": cell.noise_multiplier,
+                        "epsilon": epsilon,
+                        "delta": self.delta,
+                        "unit": threat.unit,
+                        "records": cell.records,
+                        "epochs": cell.epochs,
+                        "network": cell.network,
+                        "seed": cell.seed,
+                        "client": number,
+                        "image": place,
+                        "label": label,
+                        "label_recovered": int(made.labels[match]) == label,
+                        **_scores("", images[match], image),
+                        **_scores("mean_image_", mean, image),
+                        **_scores("nearest_", near, image),
+                    }
+                )
+                truths.append(image)
+                found.append(images[match])
+                nearest.append(near)
+        return Found(
+            rows=rows,
+            truth=np.stack(truths),
+            recovered=np.stack(found),
+            nearest=np.stack(nearest),
+            mean=mean,
+        )
+
+    def _prior(self, seed: int) -> Prior:
+        features = self.dataset.features(self._rows(seed)[2]).astype(np.float32)
+        return Prior(images=self.pixels.to_unit(torch.from_numpy(features)).numpy())
+
+
+def _resisting(attack: str, seed: int) -> Iterator[Cell]:
+    """Yield what resists without noise, and what it is compared with."""
+    raw = Cell(part="batch", threat="raw", attack=attack, seed=seed)
+    for records in _BATCHES:
+        yield replace(raw, records=records)
+    for epochs in _EPOCHS:
+        yield replace(raw, part="epochs", epochs=epochs)
+    for network, records in (
+        ("plain", 1),
+        ("dropout", 1),
+        ("plain", _NORMALISED),
+        ("batch_norm", _NORMALISED),
+    ):
+        yield replace(raw, part="network", network=network, records=records)
+
+
+def _scores(
+    prefix: str, image: NDArray[np.floating], truth: NDArray[np.floating]
+) -> dict[str, float]:
+    return {
+        f"{prefix}mse": mse(image, truth),
+        f"{prefix}psnr": psnr(image, truth),
+        f"{prefix}ssim": ssim(image, truth),
+    }

@@ -1,0 +1,376 @@
+"""Threat models: what an adversary sees of a client's training, and what that costs in privacy.
+
+Each is made with the mechanisms that fl-dp trains with, so that an attack meets what it would meet
+in a run. Epsilon is that of the one round that is attacked, without amplification: the adversary
+knows that the client takes part.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_dp.accounting import (
+    GaussianEvent,
+    PoissonGaussianEvent,
+    PrivacyBudget,
+    PrivacyEvent,
+    epsilon,
+    event_of,
+    shared_noise_multiplier,
+)
+from fl_dp.mechanisms import (
+    ClientScheme,
+    ExactShare,
+    GaussianMechanism,
+    NoiseShare,
+    Norm,
+    SecureRandom,
+    Segment,
+    client_scheme,
+    clip_by_norm,
+)
+from fl_dp.plan import RecordPlan
+from fl_dp.tasks.training import train_locally
+
+from .observation import LocalTraining, Observation, Records, flat_parameters
+
+_WORD_BITS = 32  # of a secure sum
+_SHARE_SCALE = 2.0**20  # grid steps of one share of noise: rounding is far below it
+_NEVER_BINDING = PrivacyBudget(epsilon=1e12, delta=1e-5)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThreatModel(ABC):
+    """What an adversary sees of one round of a client, the first of those that take part.
+
+    Attributes:
+        training: Of each client.
+    """
+
+    training: LocalTraining
+    unit: ClassVar[str] = "one client"
+
+    @abstractmethod
+    def observe(
+        self,
+        model: nn.Module,
+        clients: Sequence[Records],
+        *,
+        seed: int,
+        rng: SecureRandom | None = None,
+    ) -> Observation:
+        """Train each client from the public model, and return what the adversary sees.
+
+        Args:
+            model: On the CPU; not changed.
+            clients: Those of the round, the one that is attacked first.
+            seed: Of the orders of their records and of dropout: what a client would draw itself.
+            rng: Of noise that protects; a fresh secure one by default.
+
+        Raises:
+            ValueError: If there is no client, or fewer than the threat needs.
+        """
+
+    def releases(self) -> tuple[PrivacyEvent, int] | None:
+        """Return the event that charges for what is seen, and how often; None: no promise."""
+        return None
+
+    def epsilon(self, delta: float) -> float:
+        """Return what the round costs `unit`, infinite where nothing is promised."""
+        charged = self.releases()
+        return math.inf if charged is None else epsilon(dict([charged]), delta).best
+
+    def _update(self, model: nn.Module, records: Records, seed: int) -> NDArray[np.float64]:
+        """Return what one client's training changes, `(d,)`."""
+        trained = copy.deepcopy(model)
+        # Dropout draws from torch's global generator, which stays as it was.
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)
+            train_locally(
+                trained,
+                records.features,
+                records.labels,
+                learning_rate=self.training.learning_rate,
+                epochs=self.training.epochs,
+                batch_size=self.training.batch_size or max(1, len(records)),
+                seed=seed,
+            )
+        return _difference(trained, model)
+
+    def _updates(
+        self, model: nn.Module, clients: Sequence[Records], seed: int, *, least: int
+    ) -> list[NDArray[np.float64]]:
+        if len(clients) < least:
+            raise ValueError(
+                f"{type(self).__name__} is about {least} clients or more, got {len(clients)}"
+            )
+        return [self._update(model, records, seed + place) for place, records in enumerate(clients)]
+
+    def _seen(
+        self,
+        model: nn.Module,
+        update: NDArray[np.float64],
+        records: int,
+        clipping_norm: float | None = None,
+    ) -> Observation:
+        return Observation(
+            model=model,
+            update=torch.from_numpy(update),
+            training=self.training,
+            records=records,
+            clipping_norm=clipping_norm,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RawUpdate(ThreatModel):
+    """A server that gets each client's model as it is, or clipped by the client and no more.
+
+    Attributes:
+        clipping_norm: L2 bound on the update; None: none. Clipping alone promises nothing.
+    """
+
+    clipping_norm: float | None = None
+
+    def observe(
+        self,
+        model: nn.Module,
+        clients: Sequence[Records],
+        *,
+        seed: int,
+        rng: SecureRandom | None = None,
+    ) -> Observation:
+        """Return the first client's update. See `ThreatModel.observe`."""
+        del rng
+        [update] = self._updates(model, clients[:1], seed, least=1)
+        if self.clipping_norm is not None:
+            update = clip_by_norm(update, self.clipping_norm)
+        return self._seen(model, update, len(clients[0]), self.clipping_norm)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClientNoise(ThreatModel):
+    """A server that gets each update with noise of the client's own (`privacy=local`).
+
+    Attributes:
+        clipping_norm: Bound on the update, in the scheme's norm.
+        noise_multiplier: Of the scheme.
+        scheme: `gaussian`, `laplace` or `exponential`.
+    """
+
+    clipping_norm: float
+    noise_multiplier: float
+    scheme: str = "gaussian"
+
+    def observe(
+        self,
+        model: nn.Module,
+        clients: Sequence[Records],
+        *,
+        seed: int,
+        rng: SecureRandom | None = None,
+    ) -> Observation:
+        """Return what the first client sends. See `ThreatModel.observe`."""
+        [update] = self._updates(model, clients[:1], seed, least=1)
+        scheme = self._mechanism
+        sent = scheme.privatize(update, rng or SecureRandom())
+        l2_bound = self.clipping_norm if scheme.clipping is Norm.L2 else None
+        return self._seen(model, sent, len(clients[0]), l2_bound)
+
+    def releases(self) -> tuple[PrivacyEvent, int]:
+        """Return the charge of one message."""
+        return event_of(self._mechanism), 1
+
+    @property
+    def _mechanism(self) -> ClientScheme:
+        return client_scheme(
+            self.scheme,
+            noise_multiplier=self.noise_multiplier,
+            clipping_norm=self.clipping_norm,
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class CentralNoise(ThreatModel):
+    """Somebody who gets the released model, to which a trusted server has added the noise.
+
+    Attributes:
+        clipping_norm: L2 bound on each client's update.
+        noise_multiplier: Noise on the sum of updates over `clipping_norm`.
+        knows_others: Whether the adversary knows everything of all other clients, which is what
+            epsilon is promised against, and takes their updates away.
+    """
+
+    clipping_norm: float
+    noise_multiplier: float
+    knows_others: bool = False
+
+    def observe(
+        self,
+        model: nn.Module,
+        clients: Sequence[Records],
+        *,
+        seed: int,
+        rng: SecureRandom | None = None,
+    ) -> Observation:
+        """Return the mean update of the released model. See `ThreatModel.observe`."""
+        updates = self._updates(model, clients, seed, least=1)
+        mechanism = GaussianMechanism(
+            noise_multiplier=self.noise_multiplier, clipping_norm=self.clipping_norm
+        )
+        encoded = [mechanism.encode(update) for update in updates]
+        total = np.sum(encoded, axis=0)
+        released = mechanism.release(total, mechanism.noise(total.size, rng or SecureRandom()))
+        if self.knows_others:
+            others = np.sum(encoded[1:], axis=0) * mechanism.grid if encoded[1:] else 0.0
+            return self._seen(model, released - others, len(clients[0]), self.clipping_norm)
+        records = sum(len(each) for each in clients)
+        return self._seen(model, released / len(clients), records)
+
+    def releases(self) -> tuple[PrivacyEvent, int]:
+        """Return the charge of one round."""
+        return GaussianEvent(noise_multiplier=self.noise_multiplier), 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class SecureSum(ThreatModel):
+    """A server that sees the sum of all clients' values alone (`privacy=distributed`).
+
+    Masks cancel out in the sum, so what the server sees is what the shares add up to.
+
+    Attributes:
+        clipping_norm: L2 bound on each client's update.
+        noise_multiplier: Noise on the sum over `clipping_norm`, of all clients' shares together;
+            None: an exact total, which promises nothing.
+        cohort: Clients of the sum, at least 2.
+    """
+
+    clipping_norm: float
+    noise_multiplier: float | None = None
+    cohort: int
+
+    def __post_init__(self) -> None:
+        """Validate.
+
+        Raises:
+            ValueError: If there is a sum of one client, which hides nothing.
+        """
+        if self.cohort < 2:
+            raise ValueError(f"cohort must be at least 2, got {self.cohort}: one client is no sum")
+
+    def observe(
+        self,
+        model: nn.Module,
+        clients: Sequence[Records],
+        *,
+        seed: int,
+        rng: SecureRandom | None = None,
+    ) -> Observation:
+        """Return the sum over all clients, divided by their number. See `ThreatModel.observe`."""
+        updates = self._updates(model, clients[: self.cohort], seed, least=self.cohort)
+        share = self._share(updates[0].size)
+        random = rng or SecureRandom()
+        total = sum(
+            (share.encode([clip_by_norm(each, self.clipping_norm)], random) for each in updates),
+            start=np.zeros(share.size, dtype=np.int64),
+        )
+        [opened] = share.decode(total)
+        records = sum(len(each) for each in clients[: self.cohort])
+        return self._seen(model, opened / self.cohort, records)
+
+    def releases(self) -> tuple[PrivacyEvent, int] | None:
+        """Return the charge of one sum, all of whose shares are unknown to the server."""
+        if self.noise_multiplier is None:
+            return None
+        share = self._share(1)
+        assert isinstance(share, NoiseShare)
+        amounts_to = shared_noise_multiplier(share.noise_scale, share.sensitivity, self.cohort)
+        return GaussianEvent(noise_multiplier=amounts_to), 1
+
+    def _share(self, size: int) -> NoiseShare | ExactShare:
+        if self.noise_multiplier is None:
+            return ExactShare.on_finest_grid(
+                "updates",
+                size,
+                largest=self.clipping_norm,
+                clipping_norm=self.clipping_norm,
+                nodes=self.cohort,
+                bits=_WORD_BITS,
+            )
+        noise_of_each = self.noise_multiplier * self.clipping_norm / math.sqrt(self.cohort)
+        scale = _SHARE_SCALE / noise_of_each
+        cap = scale * self.clipping_norm
+        segment = Segment("updates", size, scale, cap, self.clipping_norm)
+        return NoiseShare(segments=(segment,), noise_scale=_SHARE_SCALE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DPSGDUpdate(ThreatModel):
+    """A server that gets the model of a client that trains by DP-SGD (`privacy=dp_sgd`).
+
+    Every step takes all records, with probability 1: nothing is hidden by sampling.
+
+    Attributes:
+        clipping_norm: L2 bound on the gradient of one record.
+        noise_multiplier: Noise on a step's sum of gradients over `clipping_norm`.
+    """
+
+    clipping_norm: float
+    noise_multiplier: float
+    unit: ClassVar[str] = "one record"
+
+    def observe(
+        self,
+        model: nn.Module,
+        clients: Sequence[Records],
+        *,
+        seed: int,
+        rng: SecureRandom | None = None,
+    ) -> Observation:
+        """Return the first client's update. See `ThreatModel.observe`."""
+        del seed
+        from fl_dp.clients.dp_sgd import DPSGD, train_with_dp_sgd  # with Opacus, slow to load
+
+        [records] = clients[:1]
+        rate = self.training.learning_rate
+        how = DPSGD(
+            optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate),
+            expected_batch_size=float(len(records)),
+        )
+        plan = RecordPlan(
+            budget=_NEVER_BINDING,
+            noise_multiplier=self.noise_multiplier,
+            sampling_rate=1.0,
+            steps=self.training.epochs,
+            participations=1,
+            clipping_norm=self.clipping_norm,
+        )
+        trained = copy.deepcopy(model)
+        loader = DataLoader(TensorDataset(records.features, records.labels))
+        train_with_dp_sgd(trained, loader, plan=plan, how=how, rng=rng)
+        alone = len(records) == self.training.epochs == 1  # then the update is one clipped gradient
+        bound = rate * self.clipping_norm if alone else None
+        return self._seen(model, _difference(trained, model), len(records), bound)
+
+    def releases(self) -> tuple[PrivacyEvent, int]:
+        """Return the charge of the round's steps."""
+        event = PoissonGaussianEvent(noise_multiplier=self.noise_multiplier, sampling_rate=1.0)
+        return event, self.training.epochs
+
+
+def _difference(trained: nn.Module, model: nn.Module) -> NDArray[np.float64]:
+    """Return the change of the trainable parameters, float64 `(d,)`: what a server computes."""
+    moved: Tensor = flat_parameters(trained) - flat_parameters(model)
+    found: NDArray[np.float64] = moved.numpy()
+    return found

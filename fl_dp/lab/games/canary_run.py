@@ -1,0 +1,134 @@
+"""Canaries of one training through Flower's engine: what server and nodes both know of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from fl_dp.app.settings import Settings
+from fl_dp.lab.audit.canaries import Canaries
+
+RUN_KEY = "fl-dp-canaries"
+"""Key of Flower's run config: the JSON text of a `CanaryRun`."""
+
+CANARY_METRIC = "fl-dp-canaries"
+"""Reply metric of a node that hosts canaries: one more than the number of the first."""
+
+CANARIES_FILE = "canaries.npz"
+"""File in the run's folder with what the releases told of each direction."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CanaryRun:
+    """How many canaries a training has, and which.
+
+    Canaries live on nodes of their own, as many on each: beyond those of the task's clients, or,
+    where cohorts are counted, in the places of the last ones.
+
+    Attributes:
+        count: How many.
+        seed: Of their directions and coins.
+        in_place: Whether they take the places of clients.
+    """
+
+    count: int
+    seed: int
+    in_place: bool = False
+
+    def to_json(self) -> str:
+        """Return it for a run config."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of(cls, run_config: Mapping[str, Any]) -> CanaryRun:
+        """Read it from a run config.
+
+        Raises:
+            KeyError: If there is none.
+        """
+        return cls(**json.loads(str(run_config[RUN_KEY])))
+
+    def canaries(self, size: int) -> Canaries:
+        """Return the canaries of a model of so many coordinates."""
+        return Canaries(count=self.count, size=size, seed=self.seed)
+
+    def first_on_node(self, settings: Settings, node: int) -> int | None:
+        """Return the first canary that a node hosts, None if it hosts the task's clients."""
+        nodes = settings.simulation.num_nodes(settings.task.num_clients)
+        if self.in_place:
+            nodes -= settings.simulation.num_nodes(self.count)
+        beyond = node - nodes
+        return None if beyond < 0 else beyond * settings.simulation.units_at_node
+
+    def more_nodes(self, settings: Settings) -> int:
+        """Return how many nodes host the canaries, besides those of the task's clients."""
+        return 0 if self.in_place else settings.simulation.num_nodes(self.count)
+
+    def require_places(self, settings: Settings) -> None:
+        """Check that canaries and clients share no node, as a node's sum is known as a whole.
+
+        Raises:
+            ValueError: If they do, or nobody but canaries would be left, with what to write.
+        """
+        if not self.in_place:
+            return
+        clients, each = settings.task.num_clients, settings.simulation.units_at_node
+        if self.count >= clients:
+            raise ValueError(
+                f"canaries take the places of clients here, and {self.count} of {clients} would "
+                f"leave nobody to train: write --canaries {clients // 2 // each * each or each}, "
+                "or more clients"
+            )
+        if clients % each or self.count % each:
+            raise ValueError(
+                f"canaries have nodes of their own, of simulation.units_per_node={each} clients: "
+                f"that must divide the {clients} clients and the {self.count} canaries"
+            )
+
+
+def takes_places(settings: Settings) -> bool:
+    """Tell whether canaries take clients' places: cohorts are counted, or groups take turns."""
+    return settings.privacy.noise != "independent" or settings.selection.name != "poisson"
+
+
+def units_on_nodes(num_clients: int) -> int:
+    """Return how many clients a node hosts where canaries take places and nobody has said it.
+
+    At least four nodes, all alike, so that half of them can be the canaries'.
+    """
+    return max(each for each in range(1, max(1, num_clients // 4) + 1) if not num_clients % each)
+
+
+def require_auditable(settings: Settings) -> None:
+    """Refuse trainings whose canaries would not be the worst-case client of their claim.
+
+    Raises:
+        ValueError: With what to write instead.
+    """
+    wrong = {
+        f"canary clients are for the server's noise: write privacy=central, not "
+        f"privacy={settings.privacy.mode}": settings.privacy.mode != "central",
+        f"canary clients need secret coins, or cohorts that everybody sees: write "
+        f"selection=poisson or selection=public, not selection={settings.selection.name}": (
+            settings.selection.name not in ("poisson", "public")
+        ),
+        "privacy.noise=auto chooses a noise, and an audit is of one: write independent, spaced or "
+        "cyclic": settings.privacy.noise == "auto",
+        "a canary has one direction in the whole model: write clipping=fixed or "
+        "clipping=adaptive": settings.clipping.name == "per_layer",
+        "canaries hold no records: leave dp_sgd=on out": settings.protects_records,
+        "canaries take more places than a cap allows: leave selection.participation_cap out, or "
+        "write selection=public": (
+            settings.selection.participation_cap is not None and settings.selection.name != "public"
+        ),
+        "canaries are on simulated nodes: leave task.partition=nodes out": (
+            settings.task.partition == "nodes"
+        ),
+        "a denominator of weights would tell of the canaries: leave weights.capped_denominator "
+        "out": settings.weights.capped_denominator,
+    }
+    for text, is_wrong in wrong.items():
+        if is_wrong:
+            raise ValueError(text)

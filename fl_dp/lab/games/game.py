@@ -1,0 +1,424 @@
+"""The distinguishing game on a strategy itself: worst-case neighbours, many rounds, one verdict.
+
+    >>> report = audit_strategy(FlDp(noise_multiplier=0.25), rounds=1000, alpha=1e-6, delta=1e-5)
+    >>> report.stands
+    True
+
+In each game two federations differ in what one client does. The strategy plays rounds with either;
+from what it releases we bound how private a round can be at most, and compare with what its noise
+multiplier claims. With little noise a thousand rounds tell nine tenths of it from all of it, so the
+game has a noise multiplier of its own, by default 1/4: exactly 4-GDP.
+
+The adversary sees the released models. It chooses what the other clients send, and does not see
+who took part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Container
+from dataclasses import dataclass, replace
+from functools import cached_property, partial
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.stats import norm
+
+from fl_dp.accounting import gaussian_epsilon
+from fl_dp.lab.audit.bounds import gaussian_epsilon_of, most_that_clopper_pearson_shows
+from fl_dp.lab.audit.cohorts import COHORTS, cohorts_are_poisson
+from fl_dp.lab.audit.noise import (
+    NEW_COORDINATES,
+    NEW_NOISE,
+    SIZE_OF_NOISE,
+    coordinates_are_new,
+    deviation_of,
+    noise_has_one_size,
+    noise_is_new,
+    size_pvalue,
+)
+from fl_dp.lab.audit.scores import bounds_of_scores, mu_of_shift
+from fl_dp.lab.audit.verdict import AuditReport, Finding
+
+from .subjects import FlDp, Replies, Sent, Subject, direction
+
+GAME_MULTIPLIER = 0.25
+_FEWER = 10  # games that a broken strategy loses by far need a tenth of the rounds
+_RATE, _NODES, _COHORTS = 0.3, 10, 400
+
+
+@dataclass(frozen=True, kw_only=True)
+class Game:
+    """Two neighbouring federations; updates in clipping norms.
+
+    Attributes:
+        name: What differs.
+        without: Who replies what without the unit's contribution.
+        with_unit: Who replies what with it.
+        nodes: How many clients there are.
+        full: Whether all rounds are played, or a tenth.
+        spread: Whether updates lie along all coordinates alike, and not along the first.
+        distance: How many clipping norms the sums may lie apart.
+    """
+
+    name: str
+    without: Replies
+    with_unit: Replies
+    nodes: int
+    full: bool = False
+    spread: bool = False
+    distance: float = 1.0
+
+
+_LONG = Sent(first=3.0)  # clipped, so that a norm that adapts falls
+_OTHER = {1: _LONG}
+_OPPOSITE = {1: Sent(first=-3.0)}
+
+GAMES = (
+    Game(
+        name="one client moves the sum",
+        without={0: Sent(first=1e-9)} | _OTHER,
+        with_unit={0: Sent(first=1.0)} | _OTHER,
+        nodes=2,
+        full=True,
+    ),
+    Game(
+        name="one update is zero",
+        without={0: Sent(first=0.0)} | _OPPOSITE,
+        with_unit={0: Sent(first=1.0)} | _OPPOSITE,
+        nodes=2,
+    ),
+    Game(
+        name="one update is long",
+        without={0: Sent(first=1e-9)} | _OTHER,
+        with_unit={0: Sent(first=2e6)} | _OTHER,
+        nodes=2,
+    ),
+    Game(
+        name="one client is silent",
+        without={n: Sent(first=-1.0) for n in (1, 2, 3)},
+        with_unit={n: Sent(first=1.0 if n == 0 else -1.0) for n in range(4)},
+        nodes=4,
+    ),
+    Game(
+        name="one client claims a billion records",
+        without={0: Sent(first=1e-9), 1: Sent(first=-1.0)},
+        with_unit={0: Sent(first=1.0, examples=10**9), 1: Sent(first=-1.0)},
+        nodes=2,
+    ),
+    Game(
+        name="one update is not finite",
+        without={0: Sent(first=1e-9)} | _OTHER,
+        with_unit={0: Sent(first=math.nan)} | _OTHER,
+        nodes=2,
+    ),
+    Game(
+        name="one update is long in every coordinate",
+        without={0: Sent(first=1e-9)} | _OTHER,
+        with_unit={0: Sent(first=2e6)} | _OTHER,
+        nodes=2,
+        spread=True,
+    ),
+    Game(
+        name="one client's update is replaced",
+        without={0: Sent(first=-2e6)} | _OTHER,
+        with_unit={0: Sent(first=2e6)} | _OTHER,
+        nodes=2,
+        distance=2.0,
+    ),
+)
+
+
+SENT = "noise has one size whatever is sent"
+SILENCE = "noise tells nothing of who is silent"
+COHORT_SIZE = "noise and denominator are the same whatever the cohort"
+
+
+def names_of(subject: Subject) -> tuple[str, ...]:
+    """Return the names of the tests that `audit_strategy` makes of a subject."""
+    names = [game.name for game in GAMES]
+    noise = [SIZE_OF_NOISE, NEW_NOISE, NEW_COORDINATES]
+    cohorts = [COHORT_SIZE, COHORTS] if isinstance(subject, FlDp) else []
+    return (*names[:1], *noise, *names[1:], SENT, SILENCE, *cohorts)
+
+
+def audit_strategy(
+    subject: Subject,
+    *,
+    rounds: int,
+    alpha: float,
+    delta: float,
+    only: Container[str] | None = None,
+    on_done: Callable[[], None] = lambda: None,
+) -> AuditReport:
+    """Play every game and look at the noise.
+
+    Args:
+        subject: What is audited.
+        rounds: Of the longest game, in each of its two federations; others take a tenth.
+        alpha: Probability that a strategy that keeps its claim is accused, over all tests.
+        delta: Of the claim.
+        only: Names of the tests to make; None: all of `names_of(subject)`.
+        on_done: Called after each test.
+    """
+    names = names_of(subject)
+    each = alpha / len(names)
+    plays = _Plays(subject, rounds)
+    tests: dict[str, Callable[[], Finding]] = {
+        game.name: partial(_found, subject, game, plays, each, delta) for game in GAMES
+    } | {
+        SIZE_OF_NOISE: lambda: _noise_has_its_size(subject, plays.idle, each, delta),
+        NEW_NOISE: lambda: noise_is_new(plays.idle, alpha=each),
+        NEW_COORDINATES: lambda: coordinates_are_new(plays.idle, alpha=each),
+        SENT: lambda: _sent_is_not_seen(plays, each),
+        SILENCE: lambda: _silence_is_not_seen(subject, _fewer(rounds), each),
+        COHORT_SIZE: lambda: _cohort_is_not_seen(subject, plays, each),
+        COHORTS: lambda: cohorts_are_poisson(plays.cohorts[1], _RATE, alpha=each),
+    }
+    findings = []
+    for name in names:
+        if only is None or name in only:
+            findings.append(tests[name]())
+            on_done()
+    return AuditReport(
+        subject=f"{subject.name}; noise multiplier {subject.noise_multiplier:g}",
+        findings=tuple(findings),
+        notes=(
+            f"{rounds} rounds with and without one client; the adversary sees every release",
+            "a strategy passes if no test contradicts it; that proves no privacy",
+        ),
+    )
+
+
+def _fewer(rounds: int) -> int:
+    return max(_FEWER, rounds // _FEWER)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Play:
+    """What one game released; in clipping norms of the sum.
+
+    Attributes:
+        without: Along the game's direction, without the unit's contribution.
+        with_unit: The same with it.
+        idle: Across it, first without and then with it: noise alone, a row a round.
+        failed: How it failed; empty: it did not.
+    """
+
+    without: NDArray[np.float64]
+    with_unit: NDArray[np.float64]
+    idle: NDArray[np.float64]
+    failed: str = ""
+
+
+_NOTHING = np.empty((0, 0))
+
+
+class _Plays:
+    """The plays of a subject, each played once however many tests look at it."""
+
+    def __init__(self, subject: Subject, rounds: int) -> None:
+        self._subject = subject
+        self._rounds = rounds
+        self._played: dict[str, _Play] = {}
+
+    def of(self, game: Game) -> _Play:
+        """Return what a game released."""
+        if game.name not in self._played:
+            self._played[game.name] = self._play(game)
+        return self._played[game.name]
+
+    @property
+    def idle(self) -> NDArray[np.float64]:
+        """What hides nothing in the longest game."""
+        return self.of(GAMES[0]).idle
+
+    def _play(self, game: Game) -> _Play:
+        rounds = self._rounds if game.full else _fewer(self._rounds)
+        failed = partial(_Play, without=_NOTHING, with_unit=_NOTHING, idle=_NOTHING)
+        try:
+            without, with_unit = play_game(self._subject, game, rounds)
+        except Exception as error:  # of whatever class: an adversary sees that there is no model
+            return failed(
+                failed=f"the round fails ({type(error).__name__}), which tells who was there"
+            )
+        if not (np.isfinite(without).all() and np.isfinite(with_unit).all()):
+            return failed(failed="a released model is not finite, which tells who was there")
+        return _Play(
+            without=without[:, 0],
+            with_unit=with_unit[:, 0],
+            idle=np.concatenate([without[:, 1:], with_unit[:, 1:]]),
+        )
+
+    @cached_property
+    def cohorts(self) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+        """The noise of rounds with drawn cohorts, of which half send nothing, and who was asked.
+
+        The noise is what was released less the sum, in clipping norms, turned as for `play_game`.
+        """
+        subject, senders = self._subject, _NODES // 2
+        replies = {node: _LONG if node < senders else Sent(first=0.0) for node in range(_NODES)}
+        released, asked = subject.play(
+            _scaled(replies, subject, spread=True), nodes=_NODES, rounds=_COHORTS, rate=_RATE
+        )
+        noise = _turned(released, direction(spread=True))
+        noise *= _RATE * _NODES / subject.clipping_norm
+        noise[:, 0] -= asked[:, :senders].sum(axis=1)
+        return noise, asked
+
+
+def play_game(
+    subject: Subject, game: Game, rounds: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return what is released without the unit and with it, each of shape `(rounds, size)`.
+
+    Released means are multiplied by the number of clients, divided by the clipping norm and turned,
+    so that the first coordinate is the game's direction.
+    """
+    nodes = game.nodes + subject.crowd
+    crowd = dict.fromkeys(range(game.nodes, nodes), _LONG)
+    without, with_unit = (
+        _turned(
+            subject.play(
+                _scaled({**replies, **crowd}, subject, spread=game.spread),
+                nodes=nodes,
+                rounds=rounds,
+            )[0]
+            * (nodes / subject.clipping_norm),
+            direction(spread=game.spread),
+        )
+        for replies in (game.without, game.with_unit)
+    )
+    return without, with_unit
+
+
+def _turned(rows: NDArray[np.float64], towards: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Reflect rows so that a direction of length 1 becomes the first coordinate."""
+    normal = towards - direction(spread=False)
+    length = float(normal @ normal)
+    return rows - np.outer(rows @ normal, 2.0 / length * normal) if length else rows
+
+
+def _scaled(replies: Replies, subject: Subject, *, spread: bool = False) -> Replies:
+    return {
+        node: replace(sent, first=sent.first * subject.clipping_norm, spread=spread)
+        for node, sent in replies.items()
+    }
+
+
+def _found(subject: Subject, game: Game, plays: _Plays, alpha: float, delta: float) -> Finding:
+    """Return what one game finds."""
+    play = plays.of(game)
+    claimed = game.distance / subject.noise_multiplier
+    claim = gaussian_epsilon_of(claimed, delta=delta)
+    known = Finding(name=game.name, alpha=alpha, claim=claim, delta=delta)
+    if play.failed:
+        return replace(known, caught=True, seen=play.failed)
+    out, there = play.without, play.with_unit
+    mu = mu_of_shift(out, there, play.idle, alpha=alpha / 2.0)
+    scored = bounds_of_scores(out, there, alpha=alpha / 2.0, delta=delta)
+    half = len(out) // 2
+    most = most_that_clopper_pearson_shows(half, half, alpha=alpha / 4.0, delta=delta)
+    # What shifts the bound beyond the claim in 19 of 20 audits.
+    needed = claimed + (norm.isf(alpha / 4.0) + norm.isf(0.05)) * math.sqrt(2.0 / len(out))
+    return replace(
+        known,
+        bounds={
+            "gaussian": gaussian_epsilon_of(mu, delta=delta),
+            "clopper_pearson": scored.epsilon,
+        },
+        seen=f"mu at least {mu:.3g}, {claimed:.3g} is claimed",
+        power=f"catches noise below {claimed / needed:.0%} of what is claimed, 19 times of "
+        f"20; Clopper-Pearson shows epsilon {most:.3g} at most",
+    )
+
+
+def _noise_has_its_size(
+    subject: Subject, idle: NDArray[np.float64], alpha: float, delta: float
+) -> Finding:
+    """Return the epsilon of the noise that is really there, by the chi-square law of its squares.
+
+    Too little is a lower bound on epsilon; too much is noise for nothing, and said.
+    """
+    z = subject.noise_multiplier
+    claim = gaussian_epsilon(z, delta)
+    known = Finding(name=SIZE_OF_NOISE, alpha=alpha, claim=claim, delta=delta)
+    if not idle.size:
+        return replace(known, seen="no round was released")
+    smallest, largest = deviation_of(idle, alpha=alpha)
+    least_ratio = smallest / largest if largest > 0.0 else 1.0
+    mu = 1.0 / largest if largest > 0.0 else math.inf
+    return replace(
+        known,
+        bounds={"gaussian": gaussian_epsilon_of(mu, delta=delta)},
+        seen=f"multiplier between {smallest:.4g} and {largest:.4g}, {z:.4g} is claimed"
+        + ("; more than the claim needs" if smallest > z else ""),
+        power=f"catches {1.0 - least_ratio:.1%} too little",
+    )
+
+
+def _sent_is_not_seen(plays: _Plays, alpha: float) -> Finding:
+    """Compare the noise of the two federations of each game that did not fail."""
+    idle = [play.idle for play in map(plays.of, GAMES) if not play.failed]
+    if not idle:
+        return Finding(name=SENT, alpha=alpha, seen="no round was released")
+    least, ratios = 1.0, []
+    for rows in idle:
+        energies, half = np.square(rows).sum(axis=1), len(rows) // 2
+        least = min(least, size_pvalue(energies, rows.shape[1], np.arange(len(rows)) < half))
+        ratios.append(math.sqrt(float(energies[:half].sum() / max(energies[half:].sum(), 1e-300))))
+    fewest = min(rows.size for rows in idle) // 2
+    return Finding(
+        name=SENT,
+        alpha=alpha,
+        caught=least < alpha / len(idle),
+        seen=f"between {min(ratios):.3g} and {max(ratios):.3g} times as large without the "
+        f"contribution as with it in {len(idle)} games",
+        power=f"catches {norm.isf(alpha / (2.0 * len(idle))) / math.sqrt(fewest):.0%} in each game",
+    )
+
+
+def _silence_is_not_seen(subject: Subject, rounds: int, alpha: float) -> Finding:
+    """Compare the noise of rounds that nobody, half or all of four clients answered."""
+    nodes = 4 + subject.crowd
+    energies = []
+    for answering in (0, nodes // 2, nodes):
+        replies = {node: Sent(first=0.2 * subject.clipping_norm) for node in range(answering)}
+        try:
+            released, _ = subject.play(replies, nodes=nodes, rounds=rounds)
+        except Exception as error:  # as above
+            seen = f"with {answering} replies the round fails ({type(error).__name__})"
+            return Finding(name=SILENCE, alpha=alpha, caught=True, seen=seen)
+        noise = released[:, 1:] * nodes / subject.clipping_norm
+        energies.append(np.square(noise).sum(axis=1))
+    sizes = [math.sqrt(float(each.mean()) / (released.shape[1] - 1)) for each in energies]
+    which = np.repeat(np.arange(3), rounds)
+    draws, rows = released.shape[1] - 1, np.concatenate(energies)
+    least = min(size_pvalue(rows, draws, which == part) for part in range(3))
+    return Finding(
+        name=SILENCE,
+        alpha=alpha,
+        caught=least < alpha / 3.0,
+        seen="multiplier " + ", ".join(f"{size:.3g}" for size in sizes) + ": none, half, all reply",
+        power=f"catches {norm.isf(alpha / 6.0) / math.sqrt(rounds * draws):.0%}",
+    )
+
+
+def _cohort_is_not_seen(subject: Subject, plays: _Plays, alpha: float) -> Finding:
+    """Compare the noise of rounds with the number of those drawn, and with what they sent."""
+    noise, asked = plays.cohorts
+    drawn = asked.sum(axis=1)
+    size = noise_has_one_size(noise, alpha=alpha / 2.0, cohorts=drawn, name=COHORT_SIZE)
+    # Given the cohorts, the sum of independent Gaussians: a slope of zero, and a known error.
+    apart = drawn - drawn.mean()
+    error = subject.noise_multiplier * float(np.linalg.norm(apart))
+    slope = float(noise[:, 0] @ apart) / error if error else 0.0
+    chance = float(norm.isf(alpha / 4.0))
+    return replace(
+        size,
+        alpha=alpha,
+        caught=size.caught or abs(slope) > chance,
+        seen=f"{size.seen}; what is not the sum is {slope:.2g} deviations off its law, "
+        f"{chance:.2g} may be chance",
+        power=f"{size.power}, and a denominator of the replies, the drawn or the updates",
+    )

@@ -1,0 +1,193 @@
+"""Records under DP-SGD: one client trains with canary records, and an adversary guesses its coins.
+
+Each canary record has an input of its own that no other record has, and a label drawn at random: so
+its gradient is as long as it may be, whatever the model says, and moves weights that no other
+record moves. A fair coin each says whether it is among the records. The client trains by the code
+that every client trains by; the adversary sees the models that it sends. The auditor also sees
+what each step released, which shows the noise by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, TensorDataset
+
+from fl_dp.accounting.trade_off import trade_off
+from fl_dp.clients import DPSGD
+from fl_dp.clients.dp_sgd import train_with_dp_sgd
+from fl_dp.lab.audit.bounds import most_that_clopper_pearson_shows
+from fl_dp.lab.audit.noise import findings_on_noise
+from fl_dp.lab.audit.one_run import finding_of_one_run
+from fl_dp.lab.audit.scores import bounds_of_scores
+from fl_dp.lab.audit.verdict import AuditReport
+from fl_dp.plan import RecordPlan
+
+_LEARNING_RATE = 1e-3  # so small that a canary's gradient keeps its direction
+_LONG = 100.0  # length of a canary's input in clipping norms: its gradient is clipped
+
+_NOISE = 0.1  # of alpha, for the noise of the steps: it needs less of it than the bounds
+
+Trainer = Callable[..., None]
+"""Trains a model as `train_with_dp_sgd` does; a broken one is what an audit has to catch."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditedRecords:
+    """Records of one client, with canaries among them.
+
+    Attributes:
+        features: The client's own, shape `(n, f)`.
+        labels: The client's own, shape `(n,)`.
+        num_classes: How many labels there are, at least 2.
+        canaries: How many canary records there are, those left out included.
+        seed: Of canaries and coins.
+    """
+
+    features: Tensor
+    labels: Tensor
+    num_classes: int
+    canaries: int
+    seed: int
+
+    def __post_init__(self) -> None:
+        """Check the number of canaries.
+
+        Raises:
+            ValueError: If there are fewer than twenty canaries.
+        """
+        if self.canaries < 20:
+            raise ValueError(f"{self.canaries} canary records show nothing: have at least 20")
+
+    def coins(self) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+        """Return which canaries are in, and the label of each."""
+        rng = np.random.default_rng((self.seed, 20230515))
+        return rng.random(self.canaries) < 0.5, rng.integers(self.num_classes, size=self.canaries)
+
+
+class _Watched(SGD):
+    """The optimizer, and somebody who remembers what each step released of some weights."""
+
+    def __init__(self, parameters: Any, *, of: NDArray[np.int64], seen: list[Tensor]) -> None:
+        super().__init__(parameters, lr=_LEARNING_RATE)
+        self._of = torch.from_numpy(of)
+        self._seen = seen
+
+    def step(self, closure: Any = None) -> Any:
+        """Remember, then step."""
+        [weights] = self.param_groups[0]["params"]
+        self._seen.append(weights.grad[:, self._of].reshape(-1).clone())
+        return super().step(closure)
+
+
+def audit_records(
+    records: AuditedRecords,
+    plan: RecordPlan,
+    *,
+    alpha: float,
+    train: Trainer = train_with_dp_sgd,
+    on_participation: Callable[[], None] = lambda: None,
+) -> AuditReport:
+    """Train by a plan, with canaries, and return what the models are proof of.
+
+    Args:
+        records: The client's, with canaries.
+        plan: What every participation does, how often, and what it claims.
+        alpha: Probability that a training that keeps its claim is accused.
+        train: Trains for one participation.
+        on_participation: Called after each.
+    """
+    there, labels = records.coins()
+    own = records.features.reshape(len(records.features), -1).float()
+    width = own.shape[1]
+    model = nn.Linear(width + records.canaries, records.num_classes, bias=False)
+    nn.init.zeros_(model.weight)
+    loader = DataLoader(_with_canaries(records, own, there, labels, plan.clipping_norm))
+    # Public, and the same whatever the coins say.
+    expected = plan.sampling_rate * (len(own) + records.canaries / 2.0)
+    # No record touches the weights of canaries that are not there: each step shows noise alone.
+    seen: list[Tensor] = []
+    how = DPSGD(
+        optimizer=partial(_Watched, of=width + np.flatnonzero(~there), seen=seen),
+        expected_batch_size=max(1.0, expected),
+    )
+    for _ in range(plan.participations):
+        train(model, loader, plan=plan, how=how)
+        on_participation()
+    weights = model.weight.detach().double().numpy()[:, width:]
+    # At the first model a canary's gradient points from its label to all others alike.
+    towards = np.eye(records.num_classes)[labels] - 1.0 / records.num_classes
+    scores = (weights.T * towards).sum(axis=1)
+    claim, delta = plan.epsilon().best, plan.budget.delta
+    of_bounds = (1.0 - _NOISE) * alpha
+    curve = trade_off(
+        {plan.event: plan.steps * plan.participations},
+        neighboring_relation=plan.neighboring_relation,
+    )
+    one_run, surely = (
+        finding_of_one_run(scores, there, claim=claim, delta=delta, alpha=level, curve=curve)
+        for level in (of_bounds / 2.0, 0.05)
+    )
+    # No other record touches a canary's weights: their scores are independent of each other.
+    order = np.random.default_rng(records.seed).permutation(len(scores))
+    out, within = scores[order][~there[order]], scores[order][there[order]]
+    fitted = bounds_of_scores(out, within, alpha=of_bounds / 2.0, delta=delta)
+    most = most_that_clopper_pearson_shows(
+        len(within) // 2, len(out) // 2, alpha=of_bounds / 4.0, delta=delta
+    )
+    assert how.expected_batch_size is not None  # given above
+    charged = plan.noise_multiplier * plan.clipping_norm / how.expected_batch_size
+    noise = torch.stack(seen).double().numpy() / charged
+    return AuditReport(
+        subject=f"records of one client, {plan.participations} participations of {plan.steps} "
+        "steps of DP-SGD",
+        findings=(
+            replace(
+                one_run,
+                alpha=of_bounds,
+                bounds={**one_run.bounds, **fitted.beside(claim, curve)},
+                caught=one_run.caught or fitted.violates(curve),
+                power=f"the one-run bound {one_run.power}, Clopper-Pearson {most:.3g}",
+            ),
+            *findings_on_noise(noise, alpha=_NOISE * alpha),
+        ),
+        estimates={
+            "one-run bound at confidence 0.95, on which no verdict rests": surely.bounds["one_run"],
+            "the same for Gaussian DP": surely.bounds.get("one_run_gaussian", math.nan),
+        },
+        notes=(
+            f"{int(there.sum())} of {len(there)} canary records were in; the bounds are of an "
+            f"adversary that sees the model after the last participation; delta {delta:.3g}",
+            f"the noise is that of all {len(seen)} steps, in weights that no record touches",
+            "the one-run bound (Steinke et al. 2023) holds whatever the scores are; delta alone "
+            "keeps it at 0 where confidence is above about 1 - 2 canaries x delta / guesses",
+            "the one-run bound for f-DP (Mahloujifar et al. 2024) goes by the claimed trade-off "
+            "curve, at any confidence",
+        ),
+    )
+
+
+def _with_canaries(
+    records: AuditedRecords,
+    own: Tensor,
+    there: NDArray[np.bool_],
+    labels: NDArray[np.int64],
+    clipping_norm: float,
+) -> TensorDataset:
+    rows = np.flatnonzero(there)
+    canaries: Any = torch.zeros(len(rows), own.shape[1] + records.canaries)
+    canaries[np.arange(len(rows)), own.shape[1] + rows] = _LONG * clipping_norm
+    honest = torch.cat([own, torch.zeros(len(own), records.canaries)], dim=1)
+    return TensorDataset(
+        torch.cat([honest, canaries]),
+        torch.cat([records.labels.long(), torch.from_numpy(labels[rows])]),
+    )

@@ -1,0 +1,155 @@
+"""`DPFedAvg` with somebody who watches every round: it trains, charges and releases as ever."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import RecordDict
+from numpy.typing import NDArray
+
+from fl_dp.accounting import CyclicSampling
+from fl_dp.lab.audit.canaries import Canaries
+from fl_dp.lab.audit.correlated_run import WhoseTurn
+from fl_dp.lab.audit.whole_run import SeenRound
+from fl_dp.mechanisms import SecureRandom
+from fl_dp.strategies import (
+    Ask,
+    CentralMode,
+    Cohort,
+    DPFedAvg,
+    Mode,
+    Observation,
+    Released,
+    Unit,
+)
+
+from .canary_run import CANARY_METRIC, CanaryRun
+
+
+class WatchedFedAvg(DPFedAvg):
+    """The strategy, and an adversary that sees each release and knows what all others sent.
+
+    Attributes:
+        run: Which canaries there are.
+        seen: What the adversary saw, a round each.
+        indices: Of these rounds, as the ledger counts them.
+        asked: Which canaries took part in each of them, as the auditor counts them.
+        cohorts: How many units were drawn for each of them.
+    """
+
+    def __init__(self, *args: Any, run: CanaryRun, **options: Any) -> None:
+        """Take the arguments of `DPFedAvg`, and the canaries."""
+        super().__init__(*args, **options)
+        self.run = run
+        self.seen: list[SeenRound] = []
+        self.indices: list[int] = []
+        self.asked: list[NDArray[np.bool_]] = []
+        self.cohorts: list[int] = []
+        self._first_of: dict[int, int] = {}  # by node
+        self._watched: WatchedMode
+
+    def make_mode(self, *given: Any) -> Mode:
+        """Return the mode that `DPFedAvg` makes, watched.
+
+        Raises:
+            ValueError: If the server does not add the noise.
+        """
+        made = super().make_mode(*given)
+        if not isinstance(made, CentralMode):
+            raise ValueError("canary clients are for the server's noise: write privacy=central")
+        self._watched = WatchedMode(made, self.run.canaries(made.layout.size), self._first_of)
+        return self._watched
+
+    def _settle(self, released: Released) -> None:
+        super()._settle(released)
+        self.seen.append(self._watched.saw(released, self.plan.denominator))
+        self.indices.append(self._reservation.index or 0)
+        self.asked.append(self._watched.asked)
+        self.cohorts.append(self._watched.drawn)
+
+    def whose_turn(self) -> WhoseTurn | None:
+        """Return what everybody knows of who took part, None where coins are all there is."""
+        sampling = self.plan.sampling
+        if sampling.visible:
+            return WhoseTurn(asked=np.stack(self.asked))
+        if not isinstance(sampling, CyclicSampling):
+            return None
+        # A node that was never drawn is not known as a canaries' one: no group, no turn.
+        groups = np.full(self.run.count, -1, dtype=np.int64)
+        for node, first in self._first_of.items():
+            for number in range(self.plan.hosting.told_apart):
+                group = self._participations.group_of(Unit(node, number))
+                if group is not None and first + number < self.run.count:
+                    groups[first + number] = group
+        return WhoseTurn(groups=groups, num_groups=sampling.groups)
+
+
+class WatchedMode(Mode):
+    """A round that is watched: every call goes on to the round itself.
+
+    Attributes:
+        inner: The round.
+        canaries: Those of the run.
+        asked: Those that were asked, shape `(count,)`, as far as they answered.
+        drawn: How many units were drawn.
+    """
+
+    def __init__(self, inner: CentralMode, canaries: Canaries, first_of: dict[int, int]) -> None:
+        """Watch a round, and note the number of the first canary of each node that hosts some."""
+        super().__init__(inner.layout, inner.instruction)
+        self.inner = inner
+        self.canaries = canaries
+        self.asked = np.zeros(canaries.count, dtype=np.bool_)
+        self.drawn = 0
+        self._first_of = first_of
+        self._others: NDArray[np.float64] = np.zeros(inner.layout.size)
+
+    def open(self, cohort: Cohort, ask: Ask) -> None:
+        """See `Mode.open`."""
+        self.drawn = sum(len(units) for units in cohort.values())
+        self.inner.open(cohort, ask)
+
+    def content_for(self, node: int, content: RecordDict) -> RecordDict:
+        """See `Mode.content_for`."""
+        return self.inner.content_for(node, content)
+
+    def fold(
+        self, content: RecordDict, units: Sequence[Unit], *, server_round: int
+    ) -> list[Observation]:
+        """Add one reply, and remember what it added if no canary sent it. See `Mode.fold`."""
+        total = self.inner.sums.updates.total
+        before = total.copy()
+        observations = self.inner.fold(content, units, server_round=server_round)
+        told = [r[CANARY_METRIC] for r in content.metric_records.values() if CANARY_METRIC in r]
+        if not told:
+            self._others += total - before
+            return observations
+        for unit in units:
+            first = self._first_of[unit.node] = int(str(told[0])) - 1
+            if first + unit.number < self.canaries.count:
+                self.asked[first + unit.number] = True
+        return observations
+
+    def release(self, rng: SecureRandom, ask: Ask) -> Released:
+        """See `Mode.release`."""
+        return self.inner.release(rng, ask)
+
+    @property
+    def reads_models(self) -> bool:
+        """See `Mode.reads_models`."""
+        return self.inner.reads_models
+
+    def reply_bytes(self, model: Any) -> int:
+        """See `Mode.reply_bytes`."""
+        return self.inner.reply_bytes(model)
+
+    def saw(self, released: Released, denominator: float) -> SeenRound:
+        """Return what the release told of each direction."""
+        updates = self.inner.sums.bundle.updates
+        noisy = released.mean * denominator - self._others * updates.grid
+        return SeenRound(
+            along=self.canaries.along(noisy) / updates.clipping_norm,
+            noise_multiplier=updates.noise_multiplier,
+        )

@@ -1,0 +1,400 @@
+"""The membership game on the app itself: many trainings, each with a random half of the candidates.
+
+Candidates are all clients, or all records of all clients. Each training is the one that `fl-dp run`
+does: the same strategy, ledger, mechanism, client and training code, over a grid in this process
+instead of Flower's simulation engine. Who is left out of it contributes exactly zero, so that a
+training with and one without a candidate are zero-out neighbours whatever the other coins are.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from flwr.app import ArrayRecord, Context
+from flwr.clientapp import ClientApp
+from flwr.common.typing import NDArrays, Scalar
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_dp.accounting import (
+    NeighboringRelation,
+    TradeOff,
+    epsilon,
+    epsilon_delta_trade_off,
+    freeze,
+)
+from fl_dp.accounting.events import FrozenHistory
+from fl_dp.accounting.trade_off import trade_off
+from fl_dp.app.in_process import InProcessGrid, flower_in_silence
+from fl_dp.app.planning import make_plan, make_record_plan, target_delta
+from fl_dp.app.private_training import Records
+from fl_dp.app.server import train
+from fl_dp.app.settings import Settings
+from fl_dp.app.task_client import TaskClient, hosted_units, train_many
+from fl_dp.app.workload import dataset_of, model_of, parts_of, records_of, set_shared
+from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
+from fl_dp.clients.node_config import LEDGER_PATH_KEY, PARTITION_ID_KEY
+from fl_dp.lab.attacks.membership import Observations, logit_confidence, mean_per_client
+from fl_dp.protocol.keys import RECORD_PLAN_KEY
+from fl_dp.tasks.datasets import Dataset
+
+UNITS = ("record", "client")
+"""Whom membership is inferred of."""
+
+FEWEST_MODELS = 4
+_MOST_OTHERS = 2000  # records of the population: more say little, and RMIA compares with each
+_MADE_UP = 500  # clients of the population: each a draw of test records, which others draw, too
+_FEWEST_OTHERS = 20
+_ROWS_AT_ONCE = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class Promise:
+    """What is promised to the candidates.
+
+    Attributes:
+        epsilon: Of one candidate.
+        delta: That goes with it.
+        history: Everything that one candidate is charged for.
+        neighboring_relation: How trainings with and without a candidate differ.
+        whom: For example `one client`.
+    """
+
+    epsilon: float
+    delta: float
+    history: FrozenHistory
+    neighboring_relation: NeighboringRelation
+    whom: str
+
+    def curve(self) -> TradeOff:
+        """Return what epsilon and delta allow at each false-positive rate."""
+        return epsilon_delta_trade_off(self.epsilon, self.delta)
+
+    def full_curve(self) -> TradeOff:
+        """Return what the whole privacy-loss distribution allows, which is less.
+
+        Raises:
+            ValueError: If there is no such distribution, or one too long to compute.
+        """
+        return trade_off(self.history, neighboring_relation=self.neighboring_relation)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Played:
+    """Result of the game.
+
+    Attributes:
+        seen: What attacks start from.
+        train_accuracy: Of each model on its members' records, in [0, 1].
+        test_accuracy: Of each model on the public test part.
+    """
+
+    seen: Observations
+    train_accuracy: Sequence[float]
+    test_accuracy: Sequence[float]
+
+
+def promise_to(settings: Settings, unit: str) -> Promise | None:
+    """Return what is promised to one candidate; None if nothing is.
+
+    Args:
+        settings: Of the training.
+        unit: One of `UNITS`.
+
+    Raises:
+        ValueError: If no game can be played, with what to write instead.
+    """
+    require_playable(settings, unit)
+    settings = _as_played(settings)
+    if unit == "record" and settings.protects_records:
+        plan = make_record_plan(settings)
+        assert plan is not None  # clients train by DP-SGD
+        history = freeze({plan.event: plan.steps * plan.participations})
+        relation = plan.neighboring_relation
+        return Promise(
+            epsilon=plan.budget.epsilon,
+            delta=plan.budget.delta,
+            history=history,
+            neighboring_relation=relation,
+            whom="one record of one client",
+        )
+    if not settings.protects_clients:
+        return None
+    of_clients = make_plan(settings)
+    relation, delta = of_clients.neighboring_relation, target_delta(settings)
+    if unit == "record":
+        # A record moves its client's update to any other: clients that are replaced.
+        relation = NeighboringRelation.REPLACE_ONE
+        spent = epsilon(of_clients.history, delta, neighboring_relation=relation).best
+    else:
+        spent = of_clients.epsilon().best
+    return Promise(
+        epsilon=spent,
+        delta=delta,
+        history=of_clients.history,
+        neighboring_relation=relation,
+        whom=f"one {unit}",
+    )
+
+
+def _as_played(settings: Settings) -> Settings:
+    """Return settings whose trainings do not end because half of the candidates contribute zero."""
+    return replace(settings, privacy=replace(settings.privacy, contribution_check=False))
+
+
+def require_playable(settings: Settings, unit: str) -> None:
+    """Check that a game can be played with these settings.
+
+    Raises:
+        ValueError: If not, with what to write instead.
+    """
+    if unit not in UNITS:
+        raise ValueError(f"membership is that of a {' or a '.join(UNITS)}, got '{unit}'")
+    privacy = settings.privacy
+    if settings.task.partition == "nodes":
+        raise ValueError(
+            "only a simulation can be attacked, and with task.partition=nodes the data are on real "
+            "nodes: choose another partition"
+        )
+    if privacy.mode in ("local", "distributed"):
+        raise ValueError(
+            f"models of privacy={privacy.mode} are not trained in one process: attack those of "
+            "privacy=central, of none or of dp_sgd"
+        )
+    if privacy.insecure_seed is not None:
+        raise ValueError(
+            "with privacy.insecure_seed every training would draw the same noise, and a difference "
+            "between two models would be free of it: leave it out"
+        )
+    if settings.schedule.name == "plateau":
+        raise ValueError(
+            "the noise of schedule=plateau is not known beforehand, so there is no curve to "
+            "compare with: choose another schedule"
+        )
+    if unit == "client" and privacy.unit == "record":
+        raise ValueError("with privacy.unit=record nothing is promised to clients: attack records")
+
+
+def play(
+    settings: Settings,
+    unit: str,
+    *,
+    models: int,
+    on_model: Callable[[int], None] = lambda done: None,
+) -> Played:
+    """Train models, each with a random half of the candidates, and look at all of them.
+
+    Who is in is drawn from `settings.seed`; the noise and the cohorts are drawn as ever, in secret.
+
+    Args:
+        settings: Of each training, with a number of `simulation.units_per_node`.
+        unit: One of `UNITS`.
+        models: How many are trained, at least `FEWEST_MODELS`.
+        on_model: Told how many are done.
+
+    Raises:
+        ValueError: If no game can be played, or a model diverged.
+        RuntimeError: If a training failed.
+    """
+    require_playable(settings, unit)
+    if models < FEWEST_MODELS:
+        raise ValueError(f"{models} models are too few: train at least {FEWEST_MODELS}")
+    dataset, parts = dataset_of(settings), parts_of(settings)
+    clients, rows = _candidate_rows(parts)
+    if len(np.unique(rows)) < len(rows):
+        raise ValueError(
+            "clients share records, so that one record is more than one client's: lower "
+            "task.records_per_client or task.num_clients until there are enough for all"
+        )
+    draws = np.random.default_rng([settings.seed, 0xA77AC])
+    tossed = draws.random((models, len(rows) if unit == "record" else len(parts))) < 0.5
+    inside = tossed if unit == "record" else tossed[:, clients]  # of each record
+    others = _population(dataset, draws)
+    labels, test_labels = dataset.labels(rows), dataset.labels(slice(None), "test")
+    candidates, population, train_accuracy, test_accuracy = [], [], [], []
+    with TemporaryDirectory(prefix="fl-dp-membership-") as folder:
+        for number, chosen in enumerate(inside):
+            members = np.zeros(len(dataset.train_y), dtype=np.bool_)
+            members[rows[chosen]] = True
+            arrays = train_with(settings, members, unit, Path(folder) / f"{number}")
+            model = model_of(settings)
+            set_shared(settings, model, arrays)
+            of_candidates = _logits(model, dataset, rows, "train")
+            candidates.append(logit_confidence(of_candidates, labels))
+            train_accuracy.append(_accuracy(of_candidates[chosen], labels[chosen]))
+            of_test = _logits(model, dataset, np.arange(len(test_labels)), "test")
+            population.append(logit_confidence(of_test[others], test_labels[others]))
+            test_accuracy.append(_accuracy(of_test, test_labels))
+            on_model(number + 1)
+    found, known = np.stack(candidates), np.stack(population)
+    if unit == "client":
+        # A client without a record can't be looked for.
+        there, of = np.unique(clients, return_inverse=True)
+        found = mean_per_client(found, of, len(there))
+        size = math.ceil(len(rows) / len(there))
+        known = known[:, _made_up(len(others), size, draws)].mean(axis=2)
+        tossed = tossed[:, there]
+    return Played(
+        seen=Observations(members=tossed, candidates=found, population=known),
+        train_accuracy=train_accuracy,
+        test_accuracy=test_accuracy,
+    )
+
+
+class _Player(TaskClient):
+    """A client of the task with those records alone that are members of this training."""
+
+    def __init__(
+        self, context: Context, unit: int = 0, *, members: NDArray[np.bool_], whole: bool
+    ) -> None:
+        """Be one of the units that a node hosts.
+
+        Args:
+            context: The node's.
+            unit: Index among the node's units.
+            members: Of the training rows.
+            whole: Whether clients are in or out as a whole: one that is out sends the model back.
+        """
+        super().__init__(context, unit)
+        self._members = members
+        self._whole = whole
+
+    def fit(
+        self, parameters: NDArrays, config: dict[str, Scalar]
+    ) -> tuple[NDArrays, int, dict[str, Scalar]]:
+        """Train as ever, which without a record changes nothing, but under DP-SGD adds noise."""
+        if self._whole and RECORD_PLAN_KEY in config:
+            _, data = self._settings_and_data(config)
+            if data is not None and not len(data[1]):
+                return parameters, 1, {}
+        return super().fit(parameters, config)
+
+    def data(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
+        """Return the data set, and the members among the client's rows."""
+        found = super().data(settings)
+        if found is None:
+            return None
+        dataset, rows = found
+        return dataset, rows[self._members[rows]]
+
+    def records(self, settings: Settings) -> Records:
+        """Return all records of the client, of which those that are out are without content."""
+        found = super().data(settings)
+        assert found is not None  # every node has a client here
+        dataset, rows = found
+        return Records(*records_of(dataset, rows), fit=self._members[rows])
+
+
+def train_with(
+    settings: Settings, members: NDArray[np.bool_], unit: str, folder: Path
+) -> ArrayRecord:
+    """Train one model in this process and return it.
+
+    Args:
+        settings: Of the training.
+        members: Of the training rows, bool `(n,)`: what is out contributes zero.
+        unit: Whether whole clients are in or out, or records: one of `UNITS`.
+        folder: Made, for the run and the ledgers.
+
+    Raises:
+        RuntimeError: If the training failed.
+    """
+    nodes = settings.simulation.num_nodes(settings.task.num_clients)
+    configs = [
+        {
+            PARTITION_ID_KEY: node,
+            "num-partitions": nodes,
+            # Where clients charge for themselves; in other trainings nothing is written there.
+            LEDGER_PATH_KEY: str(folder / f"node-{node}.db"),
+        }
+        for node in range(nodes)
+    ]
+    grid = InProcessGrid(_app(members, whole=unit == "client"), configs)
+    folder.mkdir()
+    alone = replace(_as_played(settings), output_dir=str(folder), run_name="run", resume=None)
+    with flower_in_silence(), _one_thread():
+        return train(grid, alone, run_id="membership").arrays
+
+
+@contextmanager
+def _one_thread() -> Iterator[None]:
+    """Train on one thread: for a client's few records others cost more than they do."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _app(members: NDArray[np.bool_], *, whole: bool) -> ClientApp:
+    """Return the task's client app, for this training's members."""
+    client = partial(_Player, members=members, whole=whole)
+
+    def member_parts(settings: Settings) -> list[NDArray[np.int64]]:
+        return [part[members[part]] for part in parts_of(settings)]
+
+    def together(
+        context: Context, units: Sequence[int], model: ArrayRecord, config: dict[str, Any]
+    ) -> Iterator[TrainedRows]:
+        return train_many(context, units, model, config, parts_of=member_parts)
+
+    return numpy_client_app(
+        client, units=NodeUnits(client_fn=client, count=hosted_units, train_many=together)
+    )
+
+
+def _candidate_rows(
+    parts: Sequence[NDArray[np.int64]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the client and the training row of each record that any client has."""
+    clients = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+    return clients, np.concatenate(parts)
+
+
+def _population(dataset: Dataset, draws: np.random.Generator) -> NDArray[np.int64]:
+    """Return test rows, which no model is trained on.
+
+    Raises:
+        ValueError: If there are too few.
+    """
+    available = len(dataset.test_y)
+    if available < _FEWEST_OTHERS:
+        raise ValueError(
+            f"the test part has {available} rows, and attacks compare with records that no model "
+            f"was trained on: bring at least {_FEWEST_OTHERS}"
+        )
+    return draws.permutation(available)[:_MOST_OTHERS]
+
+
+def _made_up(available: int, size: int, draws: np.random.Generator) -> NDArray[np.int64]:
+    """Return the places of the records of made-up clients, int64 `(_MADE_UP, size)`."""
+    size = min(size, available)
+    return np.stack([draws.choice(available, size, replace=False) for _ in range(_MADE_UP)])
+
+
+def _logits(
+    model: nn.Module, dataset: Dataset, rows: NDArray[np.int64], split: str
+) -> NDArray[np.float64]:
+    """Return a model's outputs for some rows, float64 `(n, classes)`."""
+    model.eval()
+    device = next(model.parameters()).device
+    batches = []
+    with torch.no_grad():
+        for start in range(0, len(rows), _ROWS_AT_ONCE):
+            features = dataset.features(rows[start : start + _ROWS_AT_ONCE], split)
+            batches.append(model(torch.from_numpy(features).to(device)).cpu().numpy())
+    return np.concatenate(batches).astype(np.float64)
+
+
+def _accuracy(logits: NDArray[np.float64], labels: NDArray[np.int64]) -> float:
+    return float((logits.argmax(axis=1) == labels).mean()) if len(labels) else math.nan

@@ -1,0 +1,49 @@
+"""The attack that settings ask for, and the file in which each of its cells is kept."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from fl_dp.accounting import default_delta
+from fl_dp.app.settings import Settings
+from fl_dp.app.workload import dataset_of
+from fl_dp.lab.attacks.inversion.names import THREATS
+
+if TYPE_CHECKING:
+    from fl_dp.lab.attacks.inversion.experiment import Recovery
+
+
+def recovery_of(settings: Settings) -> Recovery:
+    """Return the experiment.
+
+    Raises:
+        FileNotFoundError: If the data set is not there.
+        ValueError: If no attack is asked for, or one does not fit the data or the model.
+    """
+    from fl_dp.lab.attacks.inversion.experiment import Recovery
+
+    asked = settings.recovery
+    if asked.attacks is None:
+        raise ValueError("no attack is asked for: write experiment=data_recovery")
+    delta = settings.privacy.delta
+    return Recovery(
+        dataset=dataset_of(settings),
+        model=settings.model.name,
+        hidden=settings.model.hidden,
+        learning_rate=settings.client.learning_rate,
+        clipping_norm=settings.clipping.norm,
+        record_clipping_norm=settings.dp_sgd.clipping_norm,
+        delta=default_delta(settings.task.num_clients) if delta is None else delta,
+        attacks=asked.attacks,
+        threats=asked.threats or THREATS,
+        noise_multipliers=asked.noise,
+        images=asked.images,
+        records=asked.records,
+        cohort=asked.cohort,
+        epochs=settings.client.epochs,
+        seeds=asked.seeds,
+        first_seed=settings.seed,
+        steps=asked.steps,
+        resistance=asked.resistance,
+        insecure_seed=settings.privacy.insecure_seed,
+    )

@@ -1,0 +1,128 @@
+"""Scores of all candidates: a client's own, on its records, and the server's, on public rows."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from flwr.app import ConfigRecord
+from numpy.typing import NDArray
+
+from fl_dp.app.settings import SETTINGS_KEY, Settings
+from fl_dp.app.workload import data_of_unit, dataset_of, model_of
+from fl_dp.plan import PrivacyPlan
+from fl_dp.tasks.datasets import Dataset
+
+from .trial import TrialNoise, trial_score
+
+_CANDIDATES_KEY = "fl-dp-candidates"
+_NOISE_KEY = "fl-dp-trial-noise"
+_MOST_PARTS = 64  # of the public rows: enough for a mean
+
+
+def trials_config(candidates: Sequence[Settings], noise: TrialNoise) -> ConfigRecord:
+    """Return what tells a node to try candidates.
+
+    Args:
+        candidates: Each as clients may know it.
+        noise: Of the real rounds.
+    """
+    return ConfigRecord(
+        {
+            SETTINGS_KEY: candidates[0].to_json(),
+            _CANDIDATES_KEY: json.dumps([each.to_json() for each in candidates]),
+            _NOISE_KEY: json.dumps([noise.multiplier, noise.denominator]),
+        }
+    )
+
+
+def noise_of(plan: PrivacyPlan) -> TrialNoise:
+    """Return the noise of a plan's rounds, those with the least."""
+    return TrialNoise(multiplier=plan.noise_multiplier, denominator=plan.denominator)
+
+
+def scores_of_unit(
+    place: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
+) -> NDArray[np.float64]:
+    """Return a unit's score of each candidate, by trials on its own records.
+
+    Args:
+        place: Number of the unit among those of all nodes.
+        node_config: The node's configuration.
+        config: Of the message, from `trials_config`.
+
+    Returns:
+        Shape `(candidates,)`; NaN where the unit has too few records.
+
+    Raises:
+        ValueError: If the unit has no data.
+    """
+    multiplier, denominator = json.loads(str(config[_NOISE_KEY]))
+    noise = TrialNoise(multiplier=multiplier, denominator=denominator)
+    candidates = [Settings.from_json(each) for each in json.loads(str(config[_CANDIDATES_KEY]))]
+    data = data_of_unit(candidates[0], place, node_config)
+    if data is None:
+        raise ValueError(f"unit {place} is beyond the roster of {candidates[0].task.num_clients}")
+    dataset, rows = data
+    features, labels = dataset.features(rows), dataset.labels(rows)
+    seed = _seed(candidates[0], place)
+    return np.array([_score(each, dataset, features, labels, noise, seed) for each in candidates])
+
+
+def public_scores(candidates: Sequence[Settings], noise: TrialNoise) -> NDArray[np.float64]:
+    """Return the server's score of each candidate, by trials on its public test part.
+
+    The rows are dealt to as many stand-ins as there are clients of their size, at most 64, and
+    their scores are averaged.
+
+    Returns:
+        Shape `(candidates,)`.
+    """
+    first = candidates[0]
+    dataset = dataset_of(first)
+    rows = np.random.default_rng(first.seed).permutation(len(dataset.test_y))
+    size = max(2, len(dataset.train_y) // first.task.num_clients)
+    parts = [rows[at : at + size] for at in range(0, len(rows), size)][:_MOST_PARTS]
+    every = [part for part in parts if len(part) > 1]
+    if not every:
+        raise ValueError("the public test part has fewer than two rows: nothing can be tried on it")
+    scores = [
+        [
+            _score(
+                each,
+                dataset,
+                dataset.features(part, "test"),
+                dataset.labels(part, "test"),
+                noise,
+                _seed(first, number),
+            )
+            for each in candidates
+        ]
+        for number, part in enumerate(every)
+    ]
+    return np.asarray(np.mean(scores, axis=0), dtype=np.float64)
+
+
+def _score(
+    settings: Settings,
+    dataset: Dataset,
+    features: NDArray[Any],
+    labels: NDArray[np.int64],
+    noise: TrialNoise,
+    seed: int,
+) -> float:
+    return trial_score(
+        settings,
+        features,
+        labels,
+        noise=noise,
+        seed=seed,
+        build=lambda: model_of(settings, dataset.form),
+    )
+
+
+def _seed(settings: Settings, place: int) -> int:
+    entropy = (settings.seed, place)
+    return int(np.random.SeedSequence(entropy).generate_state(1, np.uint64)[0] >> 1)

@@ -1,0 +1,156 @@
+"""Short trial of one candidate on a few records: a federation in the small, on one client.
+
+The client deals its records to stand-ins, at most four. Each of them trains as a client of the run
+would; their clipped updates are averaged, get as much noise as the mean of a real round, and go
+through the run's server optimizer. So a candidate whose signal would drown in the noise of the real
+training, or whose clients would pull apart, does badly here too. The noise protects nobody: what
+leaves the client is a score, bounded and charged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from fl_dp.app.settings import Settings
+from fl_dp.mechanisms import clip_by_norm
+from fl_dp.tasks.models import get_arrays, set_arrays
+from fl_dp.tasks.training import train_locally
+
+from .server_step import ServerStep
+
+_HELD_OUT = 3  # one record in so many is kept for the score
+_STAND_INS = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrialNoise:
+    """Noise of the real training's rounds, as the plan has it; public.
+
+    Attributes:
+        multiplier: Noise multiplier of a round.
+        denominator: Public number that a round's sum is divided by.
+    """
+
+    multiplier: float
+    denominator: float
+
+    def std(self, clipping_norm: float) -> float:
+        """Return the standard deviation on each coordinate of a round's mean."""
+        return self.multiplier * clipping_norm / self.denominator
+
+
+def trial_score(
+    settings: Settings,
+    features: NDArray[Any],
+    labels: NDArray[np.int64],
+    *,
+    noise: TrialNoise,
+    seed: int,
+    build: Callable[[], nn.Module],
+) -> float:
+    """Return how good a candidate is on records that its trial did not train on.
+
+    Of records whose label another one has too, up to a third of all is kept for measuring. A label
+    that no record trained on tells nothing of a candidate, and most clients lack some.
+
+    Args:
+        settings: Of the run, with the candidate.
+        features: Shape `(n, ...)`.
+        labels: Shape `(n,)`.
+        noise: Of the real rounds.
+        seed: Of the split, the order of records and the noise: the same for all candidates.
+        build: Returns the candidate's model with its first weights.
+
+    Returns:
+        Share of the client's other labels that the right one is ranked above, in [0, 1]: an
+        accuracy where there are two. NaN if no record can be spared, or there is one label.
+    """
+    measured, trained = _split(labels, seed)
+    known = np.unique(labels[trained])
+    if not len(measured) or len(known) < 2:
+        return math.nan
+    dealt = [trained[first::_STAND_INS] for first in range(min(_STAND_INS, len(trained)))]
+    stand_ins = [(features[rows], labels[rows]) for rows in dealt]
+    model = build()
+    _train(model, settings, stand_ins, noise=noise, seed=seed)
+    return _ranked_right(model, features[measured], labels[measured], known)
+
+
+def _split(labels: NDArray[np.int64], seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows that measure, and those that train, which have every label."""
+    most, left = len(labels) // _HELD_OUT, Counter(labels.tolist())
+    measured: list[int] = []
+    trained: list[int] = []
+    for row in np.random.default_rng(seed).permutation(len(labels)):
+        if len(measured) < most and left[int(labels[row])] > 1:
+            left[int(labels[row])] -= 1
+            measured.append(int(row))
+        else:
+            trained.append(int(row))
+    return np.array(measured, dtype=np.int64), np.array(trained, dtype=np.int64)
+
+
+def _train(
+    model: nn.Module,
+    settings: Settings,
+    stand_ins: list[tuple[NDArray[Any], NDArray[np.int64]]],
+    *,
+    noise: TrialNoise,
+    seed: int,
+) -> None:
+    """Train a model in place by the rounds of a federation of stand-ins."""
+    rounds, norm = min(settings.tune.rounds, settings.rounds), settings.clipping.norm
+    # As much noise adds up as in the run: with less, steps and norms win that drown later.
+    std = noise.std(norm) * math.sqrt(settings.rounds / rounds)
+    draws = np.random.default_rng(seed)
+    step, shapes = ServerStep(settings.server_optimizer), list(get_arrays(model).values())
+    current = _flat(model)
+    for number in range(rounds):
+        total = np.zeros_like(current)
+        # One by one: for a handful of stand-ins, putting them together takes longer.
+        for features, labels in stand_ins:
+            set_arrays(model, _shaped(current, shapes))
+            train_locally(model, features, labels, seed=seed + number, **asdict(settings.client))
+            total += clip_by_norm(_flat(model) - current, norm)
+        mean = total / len(stand_ins) + std * draws.standard_normal(current.size)
+        current = current + step.of(mean)
+    set_arrays(model, _shaped(current, shapes))
+
+
+def _flat(model: nn.Module) -> NDArray[np.float64]:
+    """Return all numbers of a model, one after the other."""
+    return np.concatenate([each.ravel() for each in get_arrays(model).values()]).astype(np.float64)
+
+
+def _shaped(flat: NDArray[np.float64], arrays: list[NDArray[Any]]) -> list[NDArray[Any]]:
+    """Return a vector's numbers in the shapes and types of a model's arrays."""
+    ends = np.cumsum([each.size for each in arrays])[:-1]
+    return [
+        part.reshape(each.shape).astype(each.dtype)
+        for part, each in zip(np.split(flat, ends), arrays, strict=True)
+    ]
+
+
+def _ranked_right(
+    model: nn.Module,
+    features: NDArray[Any],
+    labels: NDArray[np.int64],
+    known: NDArray[np.int64],
+) -> float:
+    """Return the share of other known labels with a lower logit than the right one; ties halve."""
+    device = next(model.parameters()).device
+    model.eval()
+    with torch.no_grad():
+        logits = model(torch.from_numpy(np.ascontiguousarray(features)).to(device)).cpu().numpy()
+    right, others = logits[np.arange(len(labels)), labels][:, None], logits[:, known]
+    above = (right > others).sum(axis=1) + 0.5 * ((right == others).sum(axis=1) - 1)
+    return float(np.mean(above) / (len(known) - 1))

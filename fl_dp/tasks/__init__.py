@@ -1,0 +1,1 @@
+"""Tasks that come with the app: data sets, models, and training at a client."""

@@ -1,0 +1,106 @@
+"""CIFAR-10 (Krizhevsky 2009): 50,000 + 10,000 colour images of 32x32 in ten classes.
+
+The package holds six PNG files, one image a row of 1,024 RGB pixels, and two lists of labels. They
+are decoded once into the cache, by Pillow, and memory-mapped from there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.tasks.datasets import sources
+from fl_dp.tasks.datasets.cache import cached_array
+from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.sources import SOURCES
+
+_TRAIN = tuple(f"data_batch_{number}.png" for number in range(1, 6))
+_TEST = ("test_batch.png",)
+_SIDE = 32
+# Of the training pixels after division by 255, red, green, blue; public constants.
+_MEAN = (0.4914, 0.4822, 0.4465)
+_STD = (0.2470, 0.2435, 0.2616)
+
+
+def load_cifar10(data_dir: str | None = None) -> Dataset:
+    """Load CIFAR-10 with its published split.
+
+    Args:
+        data_dir: Folder with the six PNG files and two lists of labels; None looks where `fl-dp
+            data cifar10` puts them.
+
+    Returns:
+        Memory-mapped uint8 images `(50000, 3, 32, 32)` and `(10000, 3, 32, 32)`, which
+        `Dataset.features` standardises by channel; plain arrays if the cache folder can't be
+        written.
+
+    Raises:
+        FileNotFoundError: If the folder or one of its files is missing.
+        ImportError: If Pillow is missing.
+        ValueError: If a file is not the published one.
+    """
+    folder = sources.require_folder("cifar10", data_dir)
+    trust_cache = data_dir is None
+    return Dataset(
+        name="cifar10",
+        train_x=_images(folder, _TRAIN, trust_cache=trust_cache),
+        train_y=_labels(folder, "train_lables.json"),
+        test_x=_images(folder, _TEST, trust_cache=trust_cache),
+        test_y=_labels(folder, "test_lables.json"),
+        num_classes=10,
+        mean=_MEAN,
+        std=_STD,
+    )
+
+
+def _images(folder: Path, files: tuple[str, ...], *, trust_cache: bool) -> NDArray[np.uint8]:
+    md5 = SOURCES["cifar10"].md5
+    paths = [sources.find(folder, file) for file in files]
+    digest = hashlib.sha256("".join(md5[file] for file in files).encode()).hexdigest()[:32]
+
+    def decode() -> NDArray[np.uint8]:
+        raws = [
+            sources.read_published(path, md5[file]) for path, file in zip(paths, files, strict=True)
+        ]
+        return np.concatenate([decode_rows(raw) for raw in raws])
+
+    key = f"cifar10-{'train' if files == _TRAIN else 'test'}-{digest}"
+    return cached_array(key, decode, () if trust_cache else paths)
+
+
+def decode_rows(raw: bytes) -> NDArray[np.uint8]:
+    """Decode a PNG file that holds one image a row.
+
+    Args:
+        raw: An RGB picture, 1,024 pixels wide and `n` high.
+
+    Returns:
+        uint8 images `(n, 3, 32, 32)`, channels first.
+
+    Raises:
+        ImportError: If Pillow is missing.
+        ValueError: If the picture has another shape.
+    """
+    try:
+        from PIL import Image
+    except ImportError as error:
+        raise ImportError("task=cifar10 reads PNG files: pip install pillow brings it") from error
+    # Ten million pixels are what is expected: no reason for Pillow to suspect a bomb.
+    with Image.open(io.BytesIO(raw), formats=["PNG"]) as picture:
+        if picture.mode != "RGB" or picture.width != _SIDE * _SIDE:
+            raise ValueError(
+                f"a picture is {picture.mode}, {picture.width} pixels wide; "
+                f"expected RGB, {_SIDE * _SIDE} wide, an image of {_SIDE}x{_SIDE} a row"
+            )
+        rows = np.asarray(picture, np.uint8)
+    return np.ascontiguousarray(rows.reshape(-1, _SIDE, _SIDE, 3).transpose(0, 3, 1, 2))
+
+
+def _labels(folder: Path, file: str) -> NDArray[np.int64]:
+    raw = sources.read_published(sources.find(folder, file), SOURCES["cifar10"].md5[file])
+    return np.array(json.loads(raw), dtype=np.int64)

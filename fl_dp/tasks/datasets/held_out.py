@@ -1,0 +1,122 @@
+"""Held-out rows of a table: the same share of each label, the same rows in every run.
+
+The rows are those of scikit-learn's `train_test_split(..., stratify=labels)`, which itself brings
+SciPy's statistics, a second of every worker's start.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.tasks.datasets.data import Dataset
+
+# Public and fixed, so that runs with different seeds are tested on the same rows.
+_SPLIT_SEED = 0
+_TEST_FRACTION = 0.2
+_VALIDATION_FRACTION = 0.2
+
+
+def with_test_part(
+    name: str,
+    x: NDArray[np.float32],
+    y: NDArray[np.int64],
+    *,
+    num_classes: int,
+    clients: NDArray[np.int64] | None = None,
+    client_names: tuple[str, ...] = (),
+) -> Dataset:
+    """Return a set whose published form has no split, with a fixed, stratified 20 % test part.
+
+    Args:
+        name: Of the data set.
+        x: All records, `(n, *input_shape)`.
+        y: Their labels, `(n,)`.
+        num_classes: Number of labels.
+        clients: The natural client of each record, `(n,)`, if there are any.
+        client_names: Their names.
+    """
+    train, test = stratified_split(y, _TEST_FRACTION, _SPLIT_SEED)
+    return Dataset(
+        name=name,
+        train_x=x[train],
+        train_y=y[train],
+        test_x=x[test],
+        test_y=y[test],
+        num_classes=num_classes,
+        train_clients=None if clients is None else clients[train],
+        client_names=client_names,
+    )
+
+
+def with_validation_part(dataset: Dataset) -> Dataset:
+    """Return a set that is measured on a fixed, stratified fifth of its training part.
+
+    Nobody trains on that fifth, and the real test part is left out: what is chosen by it has not
+    seen what is reported. The rows are the same in every run.
+
+    Raises:
+        ValueError: If a label has fewer than two training rows.
+    """
+    labels = dataset.train_y
+    _, counts = np.unique(labels, return_counts=True)
+    if not len(counts) or counts.min() < 2:
+        raise ValueError(
+            f"{dataset.name}: a validation part needs at least two training rows of each label"
+        )
+    train, held_out = stratified_split(labels, _VALIDATION_FRACTION, _SPLIT_SEED)
+    train.sort()  # pages of a set on disk are read in their order
+    held_out.sort()
+    return replace(
+        dataset,
+        train_x=dataset.train_x[train],
+        train_y=labels[train],
+        test_x=dataset.train_x[held_out],
+        test_y=labels[held_out],
+        train_clients=None if dataset.train_clients is None else dataset.train_clients[train],
+        train_fit=None if dataset.train_fit is None else dataset.train_fit[train],
+    )
+
+
+def stratified_split(
+    labels: NDArray[np.int64], test_fraction: float, seed: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the rows to train on and those to test on.
+
+    Args:
+        labels: Shape `(n,)`, with at least two rows of each label.
+        test_fraction: In (0, 1); the number of test rows is rounded up.
+        seed: Of the shuffling.
+    """
+    generator = np.random.RandomState(seed)  # the generator that the published splits were made by
+    _, classes, counts = np.unique(labels, return_inverse=True, return_counts=True)
+    rows_of = np.split(np.argsort(classes, kind="stable"), np.cumsum(counts)[:-1])
+    num_test = math.ceil(test_fraction * len(labels))
+    train_counts = _shares(counts, len(labels) - num_test, generator)
+    test_counts = _shares(counts - train_counts, num_test, generator)
+    train, test = [], []
+    for rows, for_training, for_test in zip(rows_of, train_counts, test_counts, strict=True):
+        shuffled = rows[generator.permutation(len(rows))]
+        train.append(shuffled[:for_training])
+        test.append(shuffled[for_training : for_training + for_test])
+    return generator.permutation(np.concatenate(train)), generator.permutation(np.concatenate(test))
+
+
+def _shares(
+    counts: NDArray[np.int64], draws: int, generator: np.random.RandomState
+) -> NDArray[np.int64]:
+    """Return how many of `draws` rows each label gets: largest remainders, ties by chance."""
+    exact = counts / counts.sum() * draws
+    shares = np.floor(exact)
+    remainders, missing = exact - shares, int(draws - shares.sum())
+    for remainder in np.unique(remainders)[::-1]:
+        if not missing:
+            break
+        (tied,) = np.where(remainders == remainder)
+        chosen = generator.choice(tied, size=min(len(tied), missing), replace=False)
+        shares[chosen] += 1
+        missing -= len(chosen)
+    return np.asarray(shares, np.int64)

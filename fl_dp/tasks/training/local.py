@@ -1,0 +1,191 @@
+"""Local training by plain SGD, and evaluation.
+
+There is no data loader and no optimizer object: a simulated client often holds a handful of
+records, and building those would take longer than training on them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fl_dp.tasks.models.index_ranges import require_labels, tables_of, tokens_in_range
+
+
+def train_locally(
+    model: nn.Module,
+    features: NDArray[np.float32] | NDArray[np.int64] | Tensor,
+    labels: NDArray[np.int64] | Tensor,
+    *,
+    learning_rate: float,
+    epochs: int,
+    batch_size: int,
+    seed: int,
+) -> None:
+    """Change a model in place by SGD on the mean cross-entropy of mini-batches.
+
+    The data moves to the model's device. Without any rows the model is left as it is. Each epoch
+    visits every row once, in an order of its own; the last, smaller batch counts like any other.
+
+    Args:
+        model: The classifier to train; it comes back in the mode (train or eval) it was in.
+        features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`; on any device.
+        labels: Int64 `(n,)`.
+        learning_rate: Step size, at least 0.
+        epochs: Passes over the data, at least 1.
+        batch_size: Rows a step, at least 1.
+        seed: Seed of the order of the rows; the global random state is left alone.
+
+    Raises:
+        ValueError: If a number is out of its range, or features and labels differ in length.
+        IndexError: If a label is none of the classes, or a token not in the vocabulary; the model
+            is as it was, or in the middle of its training if a later batch has the token.
+    """
+    check_training(learning_rate, epochs, batch_size)
+    _check_batches(features, labels, batch_size)
+    num_rows = len(labels)
+    if num_rows == 0:
+        return
+    x, y = _tensors(model, features, labels)
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    generator = torch.Generator().manual_seed(seed)
+    checked = False
+    with _mode(model, training=True), tokens_in_range(tables_of(model)):
+        for _ in range(epochs):
+            order = epoch_order(num_rows, batch_size, generator)
+            for rows in _batches(order, batch_size, x.device):
+                logits = model(x[rows])
+                if not checked:
+                    require_labels(y, logits.shape[1])
+                    checked = True
+                loss = functional.cross_entropy(logits, y[rows])
+                gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+                with torch.no_grad():
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        if gradient is not None:
+                            parameter.add_(gradient, alpha=-learning_rate)
+
+
+def evaluate(
+    model: nn.Module,
+    features: NDArray[np.float32] | NDArray[np.int64] | Tensor,
+    labels: NDArray[np.int64] | Tensor,
+    batch_size: int = 2048,
+    *,
+    max_loss: float | None = None,
+) -> tuple[float, float]:
+    """Measure a model; it comes back unchanged, in the mode (train or eval) it was in.
+
+    Args:
+        model: The classifier, evaluated in eval mode on its own device.
+        features: Float32 `(n, *input_shape)`, or int64 tokens `(n, length)`; on any device.
+        labels: Int64 `(n,)`.
+        batch_size: Rows a forward pass, at least 1; the result does not depend on it.
+        max_loss: Clip each row's loss to at most this, so that one row moves the mean by no more
+            than that over `n`; a row whose loss is NaN counts as half of it.
+
+    Returns:
+        Mean cross-entropy in nats and accuracy in [0, 1]; both nan if there are no rows.
+
+    Raises:
+        ValueError: If `batch_size` is below 1, or features and labels differ in length.
+        IndexError: If a label is none of the classes, or a token not in the vocabulary.
+    """
+    _check_batches(features, labels, batch_size)
+    num_rows = len(labels)
+    if num_rows == 0:
+        return math.nan, math.nan
+    x, y = _tensors(model, features, labels)
+    loss, correct = 0.0, 0
+    with _mode(model, training=False), torch.no_grad(), tokens_in_range(tables_of(model)):
+        for start in range(0, num_rows, batch_size):
+            targets = y[start : start + batch_size]
+            logits = model(x[start : start + batch_size])
+            require_labels(targets, logits.shape[1])
+            losses = functional.cross_entropy(logits, targets, reduction="none")
+            if max_loss is not None:
+                losses = losses.nan_to_num(nan=max_loss / 2.0).clamp(max=max_loss)
+            loss += float(losses.sum())
+            correct += int((logits.argmax(dim=1) == targets).sum())
+    return loss / num_rows, correct / num_rows
+
+
+def check_training(learning_rate: float, epochs: int, batch_size: int) -> None:
+    """Check the numbers that a training needs.
+
+    Raises:
+        ValueError: If one is out of its range.
+    """
+    if not (math.isfinite(learning_rate) and learning_rate >= 0):
+        raise ValueError(f"learning_rate is {learning_rate}; write a finite number of at least 0")
+    if epochs < 1:
+        raise ValueError(f"epochs is {epochs}; write at least 1")
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; write at least 1")
+
+
+def epoch_order(num_rows: int, batch_size: int, generator: torch.Generator) -> Tensor | None:
+    """Return the order in which an epoch visits the rows, int64 `(num_rows,)` on the CPU.
+
+    None if one batch holds them all: its mean does not depend on their order, and no order saves
+    the copies.
+    """
+    return None if num_rows <= batch_size else torch.randperm(num_rows, generator=generator)
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model's parameters lie; the CPU for a model without any."""
+    return next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+
+
+def _check_batches(
+    features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor, batch_size: int
+) -> None:
+    if batch_size < 1:
+        raise ValueError(f"batch_size is {batch_size}; write at least 1")
+    if len(features) != len(labels):
+        raise ValueError(
+            f"{len(features)} rows of features but {len(labels)} labels; give one label a row"
+        )
+
+
+def _tensors(
+    model: nn.Module, features: NDArray[Any] | Tensor, labels: NDArray[Any] | Tensor
+) -> tuple[Tensor, Tensor]:
+    device = device_of(model)
+    return _tensor(features).to(device), _tensor(labels).to(device)
+
+
+def _tensor(values: NDArray[Any] | Tensor) -> Tensor:
+    if isinstance(values, Tensor):
+        return values
+    # Labels and tokens stay integers; everything else is what a model computes in.
+    kind = np.int64 if np.issubdtype(values.dtype, np.integer) else np.float32
+    # torch warns about read-only arrays, so these are copied; others are shared, not copied.
+    return torch.from_numpy(np.require(values, kind, ["C", "W"]))
+
+
+def _batches(
+    order: Tensor | None, batch_size: int, device: torch.device
+) -> Sequence[Tensor | slice]:
+    return (slice(None),) if order is None else torch.split(order.to(device), batch_size)
+
+
+@contextmanager
+def _mode(model: nn.Module, *, training: bool) -> Iterator[None]:
+    # Module by module, as parts of a model may be in different modes.
+    before = [(module, module.training) for module in model.modules()]
+    model.train(training)
+    try:
+        yield
+    finally:
+        for module, was_training in before:
+            module.training = was_training

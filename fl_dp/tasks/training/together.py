@@ -1,0 +1,381 @@
+"""Local training of many units at once, with the result that `train_locally` has for each.
+
+    >>> for places, vectors in train_together(
+    ...     model, units, learning_rate=0.1, epochs=1, batch_size=10
+    ... ):
+    ...     print(places, vectors.shape)
+
+A small model is trained in short calls of PyTorch that cost more than what they compute. Here the
+parameters of many units lie in one matrix, a row a unit, and `torch.vmap` computes a step of all in
+one call. Their losses are added up: none depends on another unit's parameters, so the gradient of
+the sum is each unit's own.
+
+Units must not meet, or one could move another's update. Every operation works on each row apart;
+units are put together by the shapes of their own data alone, and data that do not fit are left out
+before anything is computed. Kernels round by how many rows there are, so these are filled up to a
+power of two: then a unit's row is the same to the bit whoever else is trained. That is tested on
+CPUs; a GPU may choose its kernels by more.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.func import functional_call
+from torch.nn import functional
+
+from fl_dp.tasks.training.local import check_training, device_of, epoch_order, train_locally
+from fl_dp.tasks.training.units_as_channels import UnitsAsChannels, side_by_side
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+# Measured on 2 processors: with less the calls cost, with more the activations leave the cache.
+_CPU_BYTES = 32 << 20
+_GPU_SHARE = 0.5  # of what is free: a step takes more than it saves for its gradient
+_MOST_UNITS = 256
+_FEWEST_ROWS = 4  # with fewer, kernels share out one row among threads
+_COPIES = 4  # of a unit's parameters: its row, the gradient, and what layers copy
+_RANDOM = (nn.modules.dropout._DropoutNd, nn.RReLU)
+_MIXING = (nn.modules.batchnorm._NormBase,)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class UnitData:
+    """Data that one unit is trained on.
+
+    Attributes:
+        features: Float32 `(n, *input_shape)`; units of integers (tokens) are left out.
+        labels: Int64 `(n,)`.
+        seed: Of the order of its rows.
+    """
+
+    features: NDArray[np.float32] | NDArray[np.int64]
+    labels: NDArray[np.int64]
+    seed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Training:
+    """Options that are the same for all units; `epoch_order` decides about the rest."""
+
+    learning_rate: float
+    epochs: int
+    batch_size: int
+
+
+def train_together(
+    model: nn.Module,
+    units: Sequence[UnitData],
+    *,
+    learning_rate: float,
+    epochs: int,
+    batch_size: int,
+    chunk_size: int | None = None,
+) -> Iterator[tuple[list[int], NDArray[np.floating]]]:
+    """Train each unit from the same model as `train_locally` would, many at a time.
+
+    A model that can't be trained so is trained one unit after the other, and the log says why:
+    dropout, BatchNorm, shared parameters, other numbers than float32, or what `torch.vmap` does
+    not know. Neither the model nor, without random layers, the global random state is touched.
+
+    Args:
+        model: The classifier that all start from, with logits `(n, classes)`, on its own device.
+        units: Their data. What does not fit the model changes nothing for the others.
+        learning_rate: As in `train_locally`.
+        epochs: As in `train_locally`.
+        batch_size: As in `train_locally`.
+        chunk_size: How many units at once, at least 1; None chooses by memory.
+
+    Yields:
+        Places in `units`, and the trained models as float32 (float64 if the model has float64)
+        `(len(places), d)`: the floating-point entries of `state_dict()`, flat, in its order. Each
+        place comes at most once, in any order; one whose data do not fit never.
+
+    Raises:
+        ValueError: If a number is out of its range.
+    """
+    check_training(learning_rate, epochs, batch_size)
+    if chunk_size is not None and chunk_size < 1:
+        raise ValueError(f"chunk_size is {chunk_size}; write at least 1, or None")
+    training = _Training(learning_rate=learning_rate, epochs=epochs, batch_size=batch_size)
+    start = copy.deepcopy(model).train()
+    left = dict(enumerate(units))
+    reason = why_not_together(start)
+    if reason is None:
+        try:
+            for places, vectors in _in_chunks(start, units, training, chunk_size):
+                for place in places:
+                    del left[place]
+                yield places, vectors
+        except Exception as error:
+            reason = f"{type(error).__name__}: {error}"
+        else:
+            return
+    _log_once(reason)
+    for place, unit in left.items():
+        try:
+            vector = _trained_alone(start, unit, training)
+        except Exception:
+            logger.exception("the data of unit %d of those trained together do not fit", place)
+            continue
+        yield [place], vector[np.newaxis]
+
+
+def why_not_together(model: nn.Module) -> str | None:
+    """Return what keeps a model's units from being trained at once, None if nothing is known to."""
+    state = model.state_dict(keep_vars=True)
+    for name, tensor in state.items():
+        if tensor.is_floating_point() and tensor.dtype != torch.float32:
+            return f"{name} is {tensor.dtype}, not float32"
+    if len({id(tensor) for tensor in state.values()}) < len(state):
+        return "it has shared parameters"
+    if len({tensor.device for tensor in state.values()}) > 1:
+        return "it is on several devices"
+    for name, module in model.named_modules():
+        if isinstance(module, _RANDOM):
+            return f"{name} ({type(module).__name__}) is random"
+        if isinstance(module, _MIXING):
+            return f"{name} ({type(module).__name__}) mixes the rows of a batch"
+    return None
+
+
+def units_at_once(unit_bytes: int, free_bytes: int | None = None) -> int:
+    """Return how many units to train at once, a power of two.
+
+    Args:
+        unit_bytes: What one unit's step keeps.
+        free_bytes: Of the GPU; None on a CPU, where the cache is what counts.
+    """
+    budget = _CPU_BYTES if free_bytes is None else int(_GPU_SHARE * free_bytes)
+    fitting = max(1, min(budget // max(unit_bytes, 1), _MOST_UNITS))
+    return 1 << (fitting.bit_length() - 1)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Unit:
+    """A unit whose data fit: tensors on the model's device, at least one row."""
+
+    place: int
+    x: Tensor
+    y: Tensor
+    seed: int
+
+    def steps(self, batch_size: int) -> int:
+        return -(-len(self.y) // batch_size)
+
+
+def _in_chunks(
+    model: nn.Module, units: Sequence[UnitData], training: _Training, chunk_size: int | None
+) -> Iterator[tuple[list[int], NDArray[np.floating]]]:
+    """Yield the units as `train_together` does; what is raised does not depend on their data."""
+    of_shape: dict[tuple[tuple[int, ...], int], list[_Unit]] = defaultdict(list)
+    empty = []
+    for place, unit in enumerate(units):
+        fitting = _unit_of(place, unit)
+        if fitting is None:
+            continue
+        if not len(fitting.y):
+            empty.append(place)
+            continue
+        width = _width(len(fitting.y), training.batch_size)
+        of_shape[tuple(fitting.x.shape[1:]), width].append(fitting)
+    if empty:
+        yield empty, np.broadcast_to(_vector(model).numpy(), (len(empty), _vector(model).numel()))
+    for (shape, width), alike in of_shape.items():
+        probe = copy.deepcopy(model)
+        try:
+            classes, unit_bytes = _probed(probe, (width, *shape))
+        except Exception:  # the model does not take records of this shape
+            continue
+        for (name, before), after in zip(model.named_buffers(), probe.buffers(), strict=True):
+            if not torch.equal(before, after):
+                raise ValueError(f"{name} changes in training")
+        fitting_labels = [u for u in alike if int(u.y.min()) >= 0 and int(u.y.max()) < classes]
+        # Those with most steps first: the rows that are still trained stay at the top.
+        waiting = sorted(fitting_labels, key=lambda u: -u.steps(training.batch_size))
+        size = chunk_size or units_at_once(unit_bytes, _free_bytes(model))
+        while waiting:
+            chunk = waiting[:size]
+            try:
+                vectors = _trained_at_once(model, chunk, width, training)
+            except torch.OutOfMemoryError:
+                if len(chunk) == 1:
+                    raise
+                size = len(chunk) // 2
+                continue
+            waiting = waiting[len(chunk) :]
+            yield [unit.place for unit in chunk], vectors
+
+
+def _unit_of(place: int, unit: UnitData) -> _Unit | None:
+    """Return a unit as tensors, on the CPU; None if its data are no records with a label each.
+
+    Nor for tokens, which are integers: their units are left out.
+    """
+    if np.issubdtype(np.asarray(unit.features).dtype, np.integer):
+        return None
+    try:
+        # torch warns about read-only arrays, so these are copied; others are shared, not copied.
+        x = torch.from_numpy(np.require(unit.features, np.float32, ["C", "W"]))
+        y = torch.from_numpy(np.require(unit.labels, np.int64, ["C", "W"]))
+    except (TypeError, ValueError):
+        return None
+    if x.dim() < 1 or y.dim() != 1 or len(x) != len(y):
+        return None
+    return _Unit(place=place, x=x, y=y, seed=unit.seed)
+
+
+def _width(num_rows: int, batch_size: int) -> int:
+    """Return the rows of a step: few different ones, and less than half of them padding."""
+    if num_rows >= batch_size:
+        return batch_size
+    power: int = 1 << (num_rows - 1).bit_length()
+    return min(3 * power // 4 if num_rows <= 3 * power // 4 else power, batch_size)
+
+
+def _probed(model: nn.Module, shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return the number of classes, and bytes that a unit's step keeps for its gradient.
+
+    Raises:
+        ValueError: If the model does not return one row of logits a record.
+        Exception: Whatever it raises if it does not take such records.
+    """
+    device = device_of(model)
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        kept[storage.data_ptr()] = storage.nbytes()
+        return tensor
+
+    with (
+        torch.random.fork_rng(devices=[device] if device.type == "cuda" else []),
+        torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor),
+    ):
+        logits = model(torch.ones(shape, device=device))
+    if logits.dim() != 2 or len(logits) != shape[0]:
+        raise ValueError(f"the model returns {tuple(logits.shape)} for {shape[0]} records")
+    return logits.shape[1], sum(kept.values()) + _COPIES * 4 * _vector(model).numel()
+
+
+def _trained_at_once(
+    model: nn.Module, chunk: Sequence[_Unit], width: int, training: _Training
+) -> NDArray[np.floating]:
+    """Return the trained rows of a chunk; its units stand in the order of falling steps."""
+    device = device_of(model)
+    rows = _vector(model).to(device).repeat(_filled_up(len(chunk)), 1)
+    x = torch.cat([unit.x for unit in chunk]).to(device)
+    y = torch.cat([unit.y for unit in chunk]).to(device)
+    images = x.dim() == 4
+    columns = _columns(model)
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor, weights: Tensor) -> Tensor:
+        logits = functional_call(model, parameters, (x,))
+        return torch.dot(functional.cross_entropy(logits, y, reduction="none"), weights)
+
+    losses = torch.vmap(loss, in_dims=(0, 1 if images else 0, 0, 0))
+    generators = [torch.Generator().manual_seed(unit.seed) for unit in chunk]
+    steps = np.array([unit.steps(training.batch_size) for unit in chunk])
+    for _ in range(training.epochs):
+        order, weights = _epoch(chunk, generators, width, training.batch_size)
+        order, weights = order.to(device), weights.to(device)
+        for step in range(steps[0]):
+            active = int(np.count_nonzero(steps > step))
+            computed = slice(_filled_up(active))
+            parameters = {
+                name: torch.unflatten(rows[computed, place], 1, shape).requires_grad_()
+                for name, (place, shape) in columns.items()
+            }
+            batch = order[computed, step]
+            features = side_by_side(x[batch]) if images else x[batch]
+            with UnitsAsChannels():
+                total = losses(parameters, features, y[batch], weights[computed, step]).sum()
+            gradients = torch.autograd.grad(total, list(parameters.values()), allow_unused=True)
+            with torch.no_grad():
+                for parameter, gradient in zip(parameters.values(), gradients, strict=True):
+                    if gradient is not None:
+                        parameter[:active].add_(gradient[:active], alpha=-training.learning_rate)
+    trained: NDArray[np.floating] = rows[: len(chunk)].cpu().numpy()
+    return trained
+
+
+def _filled_up(units: int) -> int:
+    return 1 << (max(units, _FEWEST_ROWS, torch.get_num_threads()) - 1).bit_length()
+
+
+def _epoch(
+    chunk: Sequence[_Unit],
+    generators: Sequence[torch.Generator],
+    width: int,
+    batch_size: int,
+) -> tuple[Tensor, Tensor]:
+    """Return the rows of each unit's steps and their weights in the mean, `(units, steps, width)`.
+
+    Rows are counted through the chunk. What is missing in a batch is filled with a row of the
+    unit's own, of weight zero: zeros as records might divide by zero. So are missing units.
+    """
+    most = chunk[0].steps(batch_size)
+    rows = torch.zeros(_filled_up(len(chunk)), most * width, dtype=torch.int64)
+    weights = torch.zeros(rows.shape)
+    before = 0
+    for index, (unit, generator) in enumerate(zip(chunk, generators, strict=True)):
+        count = len(unit.y)
+        order = epoch_order(count, batch_size, generator)
+        rows[index] = before
+        rows[index, :count] = before + (torch.arange(count) if order is None else order)
+        last = (count - 1) // batch_size * batch_size
+        weights[index, :last] = 1.0 / batch_size
+        weights[index, last:count] = 1.0 / (count - last)
+        before += count
+    shape = (len(rows), most, width)
+    return rows.view(shape), weights.view(shape)
+
+
+def _columns(model: nn.Module) -> dict[str, tuple[slice, torch.Size]]:
+    """Return where each trainable parameter lies in a row, and its shape."""
+    trainable = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    columns, start = {}, 0
+    for name, tensor in model.state_dict().items():
+        if tensor.is_floating_point():
+            if name in trainable:
+                columns[name] = slice(start, start + tensor.numel()), tensor.shape
+            start += tensor.numel()
+    return columns
+
+
+def _trained_alone(model: nn.Module, unit: UnitData, training: _Training) -> NDArray[np.floating]:
+    alone = copy.deepcopy(model)
+    train_locally(alone, unit.features, unit.labels, seed=unit.seed, **asdict(training))
+    vector: NDArray[np.floating] = _vector(alone).numpy()
+    return vector
+
+
+def _vector(model: nn.Module) -> Tensor:
+    """Return the floating-point entries of a model's state, flat, on the CPU."""
+    entries = [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
+    wide = any(tensor.dtype == torch.float64 for tensor in entries)
+    dtype = torch.float64 if wide else torch.float32
+    return torch.cat([tensor.detach().reshape(-1).to("cpu", dtype) for tensor in entries])
+
+
+def _free_bytes(model: nn.Module) -> int | None:
+    device = device_of(model)
+    if device.type != "cuda":
+        return None
+    # What PyTorch keeps for later counts as taken, and is free for us.
+    kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return int(torch.cuda.mem_get_info(device)[0] + kept)
+
+
+@cache
+def _log_once(reason: str) -> None:
+    logger.info("units are trained one by one: %s", reason)

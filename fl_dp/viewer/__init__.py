@@ -1,0 +1,1 @@
+"""Dashboard, reports and papers, read from the folders of runs."""

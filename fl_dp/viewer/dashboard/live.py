@@ -1,0 +1,117 @@
+"""Live run: server-sent events with new rounds, new lines of the log, and the run's state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from fl_dp.viewer.found_runs import Mark, RunCard, RunsFolder, RunState, follow_log
+
+from .shown_runs import points, seconds_left
+
+_TICK = 1.0
+_HEARTBEAT = 15.0
+_LONGEST = 3600.0  # a browser connects again, and shows its session again
+MOST_STREAMS = 32
+
+
+@dataclass(kw_only=True)
+class LiveRuns:
+    """Streams of events, as many at a time as one machine bears.
+
+    Attributes:
+        runs: Where the runs are.
+        is_mine: Tells whether this dashboard started a run, and it still runs.
+        tick: Seconds between two looks at a run's files.
+        streams: How many are open.
+    """
+
+    runs: RunsFolder
+    is_mine: Callable[[str], bool]
+    tick: float = _TICK
+    streams: int = field(default=0, init=False)
+
+    async def events(self, name: str, last_event_id: str) -> AsyncIterator[str]:
+        """Yield the events of a run until it has ended.
+
+        Args:
+            name: Of the run.
+            last_event_id: What the browser has seen; empty for nothing yet.
+        """
+        self.streams += 1
+        try:
+            mark, said, spoken = mark_of(last_event_id), "", time.monotonic()
+            end, log = spoken + _LONGEST, Mark()
+            while time.monotonic() < end:
+                try:
+                    mark, text, state, over = await run_in_threadpool(self._look, name, mark)
+                    log, lines = await run_in_threadpool(self._look_at_log, name, log)
+                except (OSError, ValueError):
+                    yield _event("gone", {})
+                    return
+                if state != said:
+                    text, said = text + state, state
+                text += lines
+                if over:
+                    yield text + _event("end", {})
+                    return
+                if not text and time.monotonic() - spoken > _HEARTBEAT:
+                    text = ": still here\n\n"
+                if text:
+                    spoken = time.monotonic()
+                    yield text
+                await asyncio.sleep(self.tick)
+        finally:
+            self.streams -= 1
+
+    def _look(self, name: str, mark: Mark) -> tuple[Mark, str, str, bool]:
+        card = self.runs.card(name)
+        found = self.runs.follow(name, mark)
+        text = ""
+        if found.rounds or found.anew:
+            data = {"anew": found.anew, "points": points(found.rounds)}
+            text = _event("rounds", data, f"{found.mark.file}.{found.mark.offset}")
+        # The statement is written after the last round, and the run's process ends after that.
+        over = card.state not in (RunState.RUNNING, RunState.SILENT) and not self.is_mine(name)
+        return found.mark, text, _event("state", state_of(card)), over
+
+    def _look_at_log(self, name: str, mark: Mark) -> tuple[Mark, str]:
+        try:
+            found = follow_log(self.runs.root, name, mark)
+        except (OSError, ValueError):
+            return mark, ""  # the page says that there is none
+        if not found.lines and not found.anew:
+            return found.mark, ""
+        return found.mark, _event("log", {"anew": found.anew, "lines": found.lines})
+
+
+def state_of(card: RunCard) -> dict[str, Any]:
+    """Return what a page shows of a run while it goes on."""
+    return {
+        "state": str(card.state),
+        "round": card.round,
+        "rounds": card.rounds,
+        "accuracy": card.test_accuracy,
+        "epsilon": card.epsilon,
+        "budget": card.budget,
+        "left": seconds_left(card),
+    }
+
+
+def mark_of(last_event_id: str) -> Mark:
+    """Return the place that an event's id names; the start if it names none."""
+    file, _, offset = last_event_id.partition(".")
+    if all(part.isascii() and part.isdigit() and len(part) < 21 for part in (file, offset)):
+        return Mark(file=int(file), offset=int(offset))
+    return Mark()
+
+
+def _event(kind: str, data: dict[str, Any], event_id: str = "") -> str:
+    named = f"id: {event_id}\n" if event_id else ""
+    return f"{named}event: {kind}\ndata: {json.dumps(data, allow_nan=False)}\n\n"

@@ -1,0 +1,206 @@
+"""What the pages show of runs: which are listed, what was planned, what differs, what to do."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fl_dp.viewer.found_runs import FoundRun, Round, RunCard, RunState, number, thinned
+
+MOST_POINTS = 1000
+MOST_COMPARED = 12
+PAGE = 100
+
+_SORTED = {
+    "changed": lambda card: -(card.changed or 0.0),
+    "accuracy": lambda card: -_or(card.test_accuracy, -math.inf),
+    "epsilon": lambda card: _or(card.epsilon, math.inf),
+    "name": lambda card: card.name,
+}
+SORTS = tuple(_SORTED)
+
+# Different in every run, or of the machine: no choice that somebody made.
+_NOT_COMPARED = ("run_name", "output_dir", "resume")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wanted:
+    """Search and filter of the list; empty text is no filter.
+
+    Attributes:
+        words: All of them must be in a run's name, variant or settings.
+        state: One of `RunState`.
+        task: A value of `task.name`.
+        sweep: Name of a sweep.
+        sort: One of `SORTS`.
+    """
+
+    words: str = ""
+    state: str = ""
+    task: str = ""
+    sweep: str = ""
+    sort: str = "changed"
+
+    def of(self, cards: Sequence[RunCard]) -> list[RunCard]:
+        """Return the runs that are wanted, in order."""
+        words = self.words.lower()[:200].split()
+        found = [
+            card
+            for card in cards
+            if self.state in ("", card.state)
+            and self.task in ("", card.settings.get("task.name", ""))
+            and self.sweep in ("", card.sweep)
+            and _has(card, words)
+        ]
+        return sorted(found, key=_SORTED.get(self.sort, _SORTED["changed"]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sweep:
+    """Runs that were started together.
+
+    Attributes:
+        name: Of its folder.
+        runs: How many.
+        finished: How many of them came to their end.
+        changed: When anything of them was written last.
+    """
+
+    name: str
+    runs: int
+    finished: int
+    changed: float
+
+
+def sweeps_of(cards: Sequence[RunCard]) -> list[Sweep]:
+    """Return the sweeps that runs belong to, in the order of the runs."""
+    members: dict[str, list[RunCard]] = {}
+    for card in cards:
+        if card.sweep is not None:
+            members.setdefault(card.sweep, []).append(card)
+    return [
+        Sweep(
+            name=name,
+            runs=len(each),
+            finished=sum(card.state is RunState.FINISHED for card in each),
+            changed=max(card.changed or 0.0 for card in each),
+        )
+        for name, each in members.items()
+    ]
+
+
+def seconds_left(card: RunCard) -> float | None:
+    """Return an estimate of the time that a running run still takes, from its rounds so far."""
+    if card.state is not RunState.RUNNING or not card.round or card.rounds is None:
+        return None
+    if card.started is None or card.changed is None:
+        return None
+    return max(card.changed - card.started, 0.0) / card.round * max(card.rounds - card.round, 0)
+
+
+def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) -> list[list[Any]]:
+    """Return rounds as rows: round, accuracy, loss, epsilon, next clipping norm, noise multiplier.
+
+    Args:
+        rounds: At most `MOST_POINTS` of them are returned.
+        multipliers: Noise multiplier of each charged round, as the statement has them.
+    """
+    return [
+        [
+            *(each.round, each.test_accuracy, each.test_loss, each.epsilon),
+            each.next_clipping_norm,
+            multipliers[each.round - 1] if 0 < each.round <= len(multipliers) else None,
+        ]
+        for each in thinned(rounds, MOST_POINTS)
+    ]
+
+
+def multipliers_of(run: FoundRun) -> list[float | None]:
+    """Return the noise multipliers that a statement lists."""
+    found = (run.statement or {}).get("noise_multipliers")
+    return [number(each) for each in found] if isinstance(found, list) else []
+
+
+def planned_and_done(run: FoundRun) -> list[tuple[str, float | None, float | None]]:
+    """Return what was planned beside what happened: a word's key and two numbers."""
+    card, said, settings = run.card, run.statement or {}, run.settings
+    budget = said.get("budget")
+    budget = budget if isinstance(budget, dict) else {}
+    multipliers = [each for each in multipliers_of(run) if each is not None]
+    rate, clients = (
+        number(settings.get(key)) for key in ("selection.sampling_rate", "task.num_clients")
+    )
+    rows = [
+        ("rounds", card.rounds, card.round),
+        ("epsilon", card.budget or number(settings.get("privacy.epsilon")), card.epsilon),
+        ("delta", number(budget.get("delta")), card.delta),
+        (
+            "noise",
+            number(settings.get("privacy.noise_multiplier")),
+            min(multipliers, default=number(said.get("noise_multiplier"))),
+        ),
+        (
+            "cohort",
+            None if rate is None or clients is None else rate * clients,
+            run.rounds[-1].expected_cohort if run.rounds else None,
+        ),
+        ("clipping", number(settings.get("clipping.norm")), number(said.get("clipping_norm"))),
+    ]
+    return [row for row in rows if row[1] is not None or row[2] is not None]
+
+
+def advice_for(run: FoundRun, age: float | None) -> str | None:
+    """Return the key of what to do about a run that does not go well; None if it does.
+
+    Args:
+        run: As it was found.
+        age: Seconds since anything of it was written.
+    """
+    if run.failed and run.card.state is not RunState.FINISHED:
+        return "failed"
+    match run.card.state:
+        case RunState.BROKEN | RunState.STOPPED | RunState.SILENT as state:
+            return str(state)
+        case RunState.RUNNING if run.card.round is None and age is not None and age > 120.0:
+            return "pending"
+        case _:
+            return None
+
+
+def differences(runs: Sequence[FoundRun]) -> list[tuple[str, list[str]]]:
+    """Return the settings in which runs differ, with the value of each run."""
+    keys = dict.fromkeys(key for run in runs for key in run.settings)
+    rows = [
+        (key, [_shown(run.settings.get(key, "–")) for run in runs])
+        for key in keys
+        if key not in _NOT_COMPARED
+    ]
+    return [(key, values) for key, values in rows if len(set(values)) > 1]
+
+
+def promise(statement: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the sentences of a statement by their names, those of its text alone."""
+    return [
+        (name.replace("_", " "), value)
+        for name, value in statement.items()
+        if isinstance(value, str) and name not in ("quoted", "ledger_hash")
+    ]
+
+
+def _has(card: RunCard, words: Sequence[str]) -> bool:
+    if not words:
+        return True
+    said = " ".join(
+        [card.name, card.variant or "", *(f"{k}={v}" for k, v in card.settings.items())]
+    ).lower()
+    return all(word in said for word in words)
+
+
+def _or(value: float | None, instead: float) -> float:
+    return instead if value is None else value
+
+
+def _shown(value: object) -> str:
+    return "null" if value is None else str(value)[:200]

@@ -1,0 +1,506 @@
+"""Pages of the dashboard: which address shows what."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlencode
+
+from fastapi import FastAPI, Request
+from fastapi.responses import (
+    FileResponse,
+    HTMLResponse,
+    JSONResponse,
+    RedirectResponse,
+    Response,
+    StreamingResponse,
+)
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp
+
+from fl_dp import __version__
+from fl_dp.app.keys import all_keys
+from fl_dp.app.recipes import brought_keys
+from fl_dp.viewer.found_runs import (
+    FoundRun,
+    RunCard,
+    RunsFolder,
+    RunState,
+    images_of,
+    read_image,
+    thinned,
+)
+
+from .access import SESSION_SECONDS, Door, TooManyGuesses, WrongToken
+from .gauges import MOST_FOUND, Gauges
+from .guard import LOGIN, Guard, address_of, session_of, too_many
+from .live import MOST_STREAMS, LiveRuns
+from .shown_runs import (
+    MOST_COMPARED,
+    PAGE,
+    SORTS,
+    Wanted,
+    advice_for,
+    differences,
+    multipliers_of,
+    planned_and_done,
+    points,
+    promise,
+    seconds_left,
+    sweeps_of,
+)
+from .start_form import (
+    DATA,
+    FIRST,
+    RUN_NAME,
+    WrongField,
+    field_of,
+    folded,
+    offered,
+    options,
+    read_form,
+)
+from .started_runs import NotPriced, NotStarted, StartedRuns
+from .words import Words, language_for, languages
+
+_HERE = Path(__file__).parent
+_UPLOT = _HERE.parent / "report" / "assets" / "uplot"
+
+# Every file that is served, by the name in its address: no path is ever made of an address.
+_STATIC: Mapping[str, Path] = {
+    **{file.name: file for file in sorted((_HERE / "static").iterdir()) if file.is_file()},
+    "uPlot.iife.min.js": _UPLOT / "uPlot.iife.min.js",
+    "uPlot.min.css": _UPLOT / "uPlot.min.css",
+}
+_LANGUAGE_COOKIE = "fl-dp-language"
+_YEAR = 365 * 24 * 3600
+_MOST_ROWS = 20  # of a chart's table
+_MOST_FIELDS = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dashboard:
+    """What a dashboard shows and who may see it.
+
+    Attributes:
+        runs: The folder of runs.
+        door: Token and sessions.
+        hosts: `Host` headers that name it, each with its port.
+        port: Of its cookie's name: two dashboards on one machine share their cookies.
+        secure: Whether it speaks TLS.
+        ledgers: Files or URLs whose budgets it shows, besides the ledgers among the runs.
+        data: Folders of own data by the names that the form offers.
+        started: Starts simulations; None: it does not.
+        tick: Seconds between two looks at a run that goes on.
+    """
+
+    runs: RunsFolder
+    door: Door
+    hosts: Sequence[str]
+    port: int
+    secure: bool = False
+    ledgers: Sequence[str] = ()
+    data: Mapping[str, Path] = field(default_factory=dict)
+    started: StartedRuns | None = None
+    tick: float = 1.0
+
+    @property
+    def cookie(self) -> str:
+        """Name of the session's cookie."""
+        # The prefix makes browsers refuse a cookie that plain HTTP or another host has set.
+        return f"{'__Host-' if self.secure else ''}fl-dp-session-{self.port}"
+
+    def site(self) -> ASGIApp:
+        """Return the application."""
+        return Guard(
+            _Pages(dashboard=self).routes(),
+            door=self.door,
+            hosts=self.hosts,
+            secure=self.secure,
+            cookie=self.cookie,
+        )
+
+
+@dataclass(kw_only=True)
+class _Pages:
+    dashboard: Dashboard
+    live: LiveRuns = field(init=False)
+    gauges: Gauges = field(init=False)
+    templates: Environment = field(init=False)
+
+    def __post_init__(self) -> None:
+        started = self.dashboard.started
+        self.live = LiveRuns(
+            runs=self.dashboard.runs,
+            is_mine=(lambda name: False) if started is None else started.is_running,
+            tick=self.dashboard.tick,
+        )
+        self.gauges = Gauges(locations=self.dashboard.ledgers, root=self.dashboard.runs.root)
+        self.templates = Environment(
+            loader=FileSystemLoader(_HERE / "templates"),
+            autoescape=True,
+            undefined=StrictUndefined,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self.templates.filters["address"] = lambda name: quote(str(name), safe="/")
+
+    def routes(self) -> FastAPI:
+        app = FastAPI(docs_url=None, redoc_url=None, openapi_url=None, redirect_slashes=False)
+        app.add_exception_handler(HTTPException, self._failed)
+        app.get("/static/{name}")(self.static)
+        app.get(LOGIN)(self.login_form)
+        app.post(LOGIN)(self.login)
+        app.post("/logout")(self.logout)
+        app.get("/")(self.runs)
+        app.get("/run/{name:path}")(self.run)
+        app.get("/points/{name:path}")(self.points)
+        app.get("/events/{name:path}")(self.events)
+        app.get("/image/{name:path}")(self.image)
+        app.get("/compare")(self.compare)
+        app.get("/budgets")(self.budgets)
+        if self.dashboard.started is not None:
+            app.get("/start")(self.start_form)
+            app.post("/price")(self.price)
+            app.post("/start")(self.start)
+            app.get("/started/{name}")(self.started_run)
+            app.post("/stop/{name}")(self.stop)
+        return app
+
+    # Who may see it.
+
+    def login_form(self, request: Request) -> Response:
+        return self._page(request, "login.html", problem="", inside=False)
+
+    async def login(self, request: Request) -> Response:
+        token = (await _form(request)).get("token", "")
+        try:
+            self.dashboard.door.check(token, address_of(request))
+        except TooManyGuesses as error:
+            return too_many(error)
+        except WrongToken:
+            problem = _words(request)("login.wrong")
+            return self._page(request, "login.html", status=401, problem=problem, inside=False)
+        answer = RedirectResponse("/", status_code=303)
+        answer.set_cookie(
+            self.dashboard.cookie,
+            self.dashboard.door.open_session(),
+            max_age=SESSION_SECONDS,
+            httponly=True,
+            samesite="strict",
+            secure=self.dashboard.secure,
+        )
+        return answer
+
+    def logout(self, request: Request) -> Response:
+        self.dashboard.door.close_session(session_of(request, self.dashboard.cookie) or "")
+        answer = RedirectResponse(LOGIN, status_code=303)
+        answer.delete_cookie(
+            self.dashboard.cookie, httponly=True, samesite="strict", secure=self.dashboard.secure
+        )
+        return answer
+
+    def static(self, name: str) -> Response:
+        if name not in _STATIC:
+            raise HTTPException(404)
+        return FileResponse(_STATIC[name], headers={"Cache-Control": "no-cache"})
+
+    # Runs.
+
+    def runs(self, request: Request) -> Response:
+        query = request.query_params
+        wanted = Wanted(
+            words=query.get("q", ""),
+            state=query.get("state", ""),
+            task=query.get("task", ""),
+            sweep=query.get("sweep", ""),
+            sort=query.get("sort", "changed"),
+        )
+        try:
+            listing = self.dashboard.runs.listing()
+        except OSError as error:
+            return self._message(request, "runs.unreadable", 503, reason=error.strerror)
+        found = wanted.of(listing.cards)
+        number = query.get("page", "1")
+        last = max(1, -(-len(found) // PAGE))
+        page = int(number) if re.fullmatch(r"[0-9]{1,9}", number) else 1
+        page = max(1, min(page, last))
+        kept = [(key, value) for key, value in query.multi_items() if key not in ("page", "lang")]
+        return self._page(
+            request,
+            "runs.html",
+            place="runs",
+            wanted=wanted,
+            cards=found[(page - 1) * PAGE : page * PAGE],
+            found=len(found),
+            all=len(listing.cards),
+            problems=listing.problems[:_MOST_ROWS],
+            sweeps=sweeps_of(listing.cards),
+            states=[str(state) for state in RunState],
+            tasks=sorted({card.settings.get("task.name", "") for card in listing.cards} - {""}),
+            sorts=SORTS,
+            most=MOST_COMPARED,
+            started=self._started_unseen(listing.cards),
+            page=page,
+            last=last,
+            page_links={
+                each: "/?" + urlencode([*kept, ("page", str(each))])
+                for each in (page - 1, page + 1)
+            },
+        )
+
+    def run(self, request: Request, name: str) -> Response:
+        with _found_or_404():
+            run = self.dashboard.runs.read(name)
+        card, started = run.card, self.dashboard.started
+        age = None if card.changed is None else time.time() - card.changed
+        mine = started is not None and started.is_running(name)
+        root = self.dashboard.runs.root
+        return self._page(
+            request,
+            "run.html",
+            run=run,
+            card=card,
+            left=seconds_left(card),
+            advice=advice_for(run, age),
+            age=age,
+            mine=mine,
+            resume=shlex.join(["fl-dp", "run", f"resume={root / name}"]),
+            live=mine or card.state in (RunState.RUNNING, RunState.SILENT),
+            planned=planned_and_done(run),
+            promise=promise(run.statement or {}),
+            not_covered=_texts((run.statement or {}).get("not_covered")),
+            images=[(name, image) for image in images_of(root, name)]
+            + [
+                (card.sweep, image) for image in (images_of(root, card.sweep) if card.sweep else ())
+            ],
+            rows=points(thinned(run.rounds, _MOST_ROWS), multipliers_of(run)),
+        )
+
+    def points(self, name: str) -> Response:
+        with _found_or_404():
+            run = self.dashboard.runs.read(name)
+        return JSONResponse({"points": points(run.rounds, multipliers_of(run))})
+
+    def events(self, request: Request, name: str) -> Response:
+        with _found_or_404():
+            self.dashboard.runs.card(name)
+        if self.live.streams >= MOST_STREAMS:
+            raise HTTPException(503, headers={"Retry-After": "10"})
+        seen = request.headers.get("last-event-id", "")
+        return StreamingResponse(
+            self.live.events(name, seen),
+            media_type="text/event-stream",
+            headers={"X-Accel-Buffering": "no"},  # of a proxy that would collect events
+        )
+
+    def image(self, name: str) -> Response:
+        run, _, image = name.rpartition("/")
+        with _found_or_404():
+            found = read_image(self.dashboard.runs.root, run, image)
+        return Response(found.png, media_type="image/png")
+
+    def compare(self, request: Request) -> Response:
+        names = list(dict.fromkeys(request.query_params.getlist("run")))[:MOST_COMPARED]
+        runs: list[FoundRun] = []
+        missing: list[str] = []
+        for name in names:
+            try:
+                runs.append(self.dashboard.runs.read(name))
+            except (OSError, ValueError):
+                missing.append(name)
+        return self._page(
+            request, "compare.html", runs=runs, missing=missing, differences=differences(runs)
+        )
+
+    def budgets(self, request: Request) -> Response:
+        gauges, more = self.gauges.read()
+        return self._page(
+            request, "budgets.html", place="budgets", gauges=gauges, more=more, most=MOST_FOUND
+        )
+
+    # Starting and stopping.
+
+    def start_form(self, request: Request) -> Response:
+        return self._form_page(request, {})
+
+    async def price(self, request: Request) -> Response:
+        return await _in_thread(self._priced, request, await _form(request))
+
+    def _priced(self, request: Request, form: Mapping[str, str]) -> Response:
+        assert self.dashboard.started is not None  # else there is no such page
+        try:
+            wanted = read_form(form, self.dashboard.data)
+        except WrongField as error:
+            return self._form_page(request, form, wrong=error)
+        try:
+            price = self.dashboard.started.price(wanted)
+        except NotPriced as error:
+            place = field_of(str(error), form, own_data=bool(self.dashboard.data))
+            said = WrongField(field=place, text=str(error))
+            return self._form_page(request, form, wrong=said)
+        return self._form_page(request, form, price=price)
+
+    async def start(self, request: Request) -> Response:
+        form = await _form(request)
+        return await _in_thread(self._start, request, form)
+
+    def _start(self, request: Request, form: Mapping[str, str]) -> Response:
+        assert self.dashboard.started is not None  # else there is no such page
+        try:
+            started = self.dashboard.started.start(form.get("price", ""))
+        except NotStarted as error:
+            return self._message(request, str(error), 409)
+        return RedirectResponse(f"/started/{quote(started.name)}", status_code=303)
+
+    def started_run(self, request: Request, name: str) -> Response:
+        assert self.dashboard.started is not None  # else there is no such page
+        started = self.dashboard.started.get(name)
+        if started is None:
+            raise HTTPException(404)
+        try:
+            self.dashboard.runs.card(name)
+        except (OSError, ValueError):
+            age = time.time() - started.begun
+            return self._page(request, "started.html", started=started, age=age)
+        return RedirectResponse(f"/run/{quote(name)}", status_code=303)
+
+    def stop(self, request: Request, name: str) -> Response:
+        assert self.dashboard.started is not None  # else there is no such page
+        if not self.dashboard.started.stop(name):
+            return self._message(request, "start.not_mine", 409)
+        return RedirectResponse(f"/started/{quote(name)}", status_code=303)
+
+    def _form_page(
+        self,
+        request: Request,
+        form: Mapping[str, str],
+        *,
+        wrong: WrongField | None = None,
+        price: Any = None,
+    ) -> Response:
+        own = bool(self.dashboard.data)
+        return self._page(
+            request,
+            "start.html",
+            status=200 if wrong is None else 422,
+            place="start",
+            form=form,
+            wrong=wrong,
+            price=price,
+            command="" if price is None else shlex.join(["fl-dp", "run", *price.request.overrides]),
+            options=options(own_data=own),
+            by_recipe=brought_keys(),
+            first=[offered(own_data=own)[name] for name in FIRST],
+            folded=folded(own_data=own),
+            run_name=RUN_NAME,
+            data=sorted(self.dashboard.data),
+            data_field=all_keys()[DATA],
+        )
+
+    def _started_unseen(self, cards: Sequence[RunCard]) -> list[Any]:
+        """Return the simulations that were started here and have no folder (yet)."""
+        if self.dashboard.started is None:
+            return []
+        seen = {card.name for card in cards}
+        return [each for each in self.dashboard.started.each() if each.name not in seen]
+
+    # What every page has.
+
+    def _message(self, request: Request, key: str, status: int, **values: Any) -> Response:
+        words = _words(request)
+        return self._page(
+            request,
+            "message.html",
+            status=status,
+            title=words("message.title"),
+            text=words(key, **values),
+        )
+
+    def _failed(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        if error.status_code == 404 and "text/html" in request.headers.get("accept", ""):
+            return self._message(request, "message.not_found", 404)
+        text = {404: "there is no such page", 405: "not here"}.get(error.status_code, error.detail)
+        return Response(
+            f"{text}\n", error.status_code, dict(error.headers or {}), media_type="text/plain"
+        )
+
+    def _page(
+        self, request: Request, template: str, *, status: int = 200, **values: Any
+    ) -> Response:
+        words, may_start = _words(request), self.dashboard.started is not None
+        query = request.query_params.multi_items()
+        # Relative to the page: an address of ours made of its path could lead elsewhere.
+        path = "" if request.method == "GET" else "/start" if may_start else "/"
+        links = [
+            (
+                code,
+                each("language.name"),
+                f"{path}?{urlencode([*((k, v) for k, v in query if k != 'lang'), ('lang', code)])}",
+            )
+            for code, each in languages().items()
+        ]
+        common = {
+            "t": words,
+            "language_links": links,
+            "inside": True,
+            "place": "",
+            "version": __version__,
+            "may_start": may_start,
+            "script_words": {
+                key: text for key, text in words.texts.items() if key.startswith(("js.", "state."))
+            },
+        }
+        text = self.templates.get_template(template).render(**{**common, **values})
+        answer = HTMLResponse(text, status_code=status)
+        if request.query_params.get("lang") in languages():
+            answer.set_cookie(
+                _LANGUAGE_COOKIE,
+                words.code,
+                max_age=_YEAR,
+                httponly=True,
+                samesite="strict",
+                secure=self.dashboard.secure,
+            )
+        return answer
+
+
+def _words(request: Request) -> Words:
+    chosen = request.query_params.get("lang") or request.cookies.get(_LANGUAGE_COOKIE)
+    return language_for(chosen, request.headers.get("accept-language", ""))
+
+
+async def _form(request: Request) -> dict[str, str]:
+    """Return the fields of a form; the guard has bounded its length."""
+    text = (await request.body()).decode("utf-8", "replace")
+    try:
+        return dict(parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS))
+    except ValueError:
+        raise HTTPException(400, "a form with too many fields") from None
+
+
+async def _in_thread(answer: Any, request: Request, form: Mapping[str, str]) -> Response:
+    found: Response = await run_in_threadpool(answer, request, form)
+    return found
+
+
+@contextmanager
+def _found_or_404() -> Iterator[None]:
+    """Turn a name that leads nowhere into a page that is not there."""
+    try:
+        yield
+    except (OSError, ValueError):
+        raise HTTPException(404) from None
+
+
+def _texts(value: object) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []

@@ -1,0 +1,347 @@
+"""A folder of runs: what is in it, and one run of it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fl_dp.app.run_process import PROCESS, is_there
+
+from .details import FoundRun, found_run
+from .follow import Followed, Mark, follow
+from .rounds import METRICS, ReadRounds, last_round
+from .scalars import scalars
+from .states import RunCard, RunState, state_of
+from .untrusted import Unreadable, number, parsed_json, parts_of, read_object, read_whole, shown
+
+CONFIG, STATEMENT, SWEEP = "config.yaml", "privacy.json", "sweep.json"
+_DEEPEST = 3  # a sweep's cell is two below the folder of runs
+_MOST_RUNS = 10_000
+_MOST_ENTRIES = 100_000
+_MOST_CONFIG = 1 << 18
+_MOST_STATEMENT = 1 << 23
+_MOST_SWEEP = 1 << 24
+_MOST_PROCESS = 1 << 12
+
+# The database's own file beside the ledger tells of its last commit.
+_RELEASES = (METRICS, "ledger.db", "ledger.db-wal")
+_LOG = "run.log"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listing:
+    """Runs of a folder.
+
+    Attributes:
+        cards: The runs, those that were written last first.
+        problems: What was left out, for a person.
+    """
+
+    cards: tuple[RunCard, ...]
+    problems: tuple[str, ...] = ()
+
+
+_Seen = tuple[int, int, int]  # inode, time and size of a file
+
+
+class RunsFolder:
+    """A folder that holds runs, and sweeps of runs; nothing outside of it is ever read.
+
+    It remembers what it has read for as long as a file's time and size stay the same.
+    """
+
+    def __init__(self, root: Path, *, clock: Callable[[], float] = time.time) -> None:
+        """Name the folder.
+
+        Args:
+            root: The folder; it may be a link, what is below it may not.
+            clock: The time, in seconds since 1970.
+        """
+        self.root = root.resolve()
+        self._clock = clock
+        self._kept: dict[str, tuple[_Seen, Any]] = {}
+
+    def listing(self) -> Listing:
+        """Return all runs, at most 10,000.
+
+        Raises:
+            OSError: If the folder itself can't be read.
+        """
+        problems: list[str] = []
+        names: list[str] = []
+        for name in self._names(problems):
+            if len(names) == _MOST_RUNS:
+                problems.append(f"only {_MOST_RUNS:,} runs are listed, and there are more")
+                break
+            names.append(name)
+        cells: dict[str, Mapping[str, Any]] = {}
+        cards = [self._in_sweep(self._card(name), cells) for name in names]
+        cards.sort(key=lambda card: (-(card.changed or 0.0), card.name))
+        return Listing(cards=tuple(cards), problems=tuple(dict.fromkeys(problems)))
+
+    def card(self, name: str) -> RunCard:
+        """Return one run as the list shows it.
+
+        Raises:
+            Unreadable: If the name leads elsewhere.
+            FileNotFoundError: If there is no run of that name.
+        """
+        self._require(name)
+        return self._in_sweep(self._card(name), {})
+
+    def read(self, name: str) -> FoundRun:
+        """Return one run with all that its files tell, as far as they can be read.
+
+        Raises:
+            Unreadable: If the name leads elsewhere.
+            FileNotFoundError: If there is no run of that name.
+        """
+        return found_run(self.root, self.card(name))
+
+    def follow(self, name: str, mark: Mark) -> Followed:
+        """Return the rounds of a run since a mark; see `follow`.
+
+        Raises:
+            Unreadable: If the name leads elsewhere, or the file can't be read.
+            OSError: If the file can't be read.
+        """
+        return follow(self.root, name, mark)
+
+    def _require(self, name: str) -> None:
+        path = self.root.joinpath(*parts_of(name))
+        steps = [path, *path.parents][: len(parts_of(name))]
+        if any(step.is_symlink() for step in steps) or not path.is_dir():
+            raise FileNotFoundError(f"there is no run '{name}' here")
+        if not os.path.lexists(path / CONFIG):
+            raise FileNotFoundError(f"there is no run '{name}' here: it has no {CONFIG}")
+
+    def _names(self, problems: list[str]) -> Iterator[str]:
+        """Yield the names of all runs: folders with settings, and those below folders without."""
+        seen = 0
+        folders = [("", 0)]
+        while folders:
+            within, depth = folders.pop()
+            try:
+                with os.scandir(self.root / within) as found:
+                    entries = list(found)
+            except OSError as error:
+                if not within:
+                    raise
+                problems.append(f"{within} can't be read ({error.strerror})")
+                continue
+            seen += len(entries)
+            if seen > _MOST_ENTRIES:
+                problems.append(f"the folder holds more than {_MOST_ENTRIES:,} files: not all seen")
+                return
+            if within and any(entry.name == CONFIG for entry in entries):
+                yield within
+                continue
+            if depth == _DEEPEST:
+                continue
+            for entry in entries:
+                if entry.name.startswith("."):
+                    continue
+                if not (entry.name.isprintable() and "\\" not in entry.name):
+                    problems.append(f"{shown(entry.name)!r} has characters that can't be shown")
+                elif entry.is_dir(follow_symlinks=False):
+                    folders.append((f"{within}/{entry.name}" if within else entry.name, depth + 1))
+                elif entry.is_symlink():
+                    problems.append(f"{entry.name} is a link, and links are not followed")
+
+    def _card(self, name: str) -> RunCard:
+        problems: list[str] = []
+        files = self._files(name)
+        settings: Mapping[str, str] = {}
+        state = None
+        try:
+            settings = self._read(name, CONFIG, files, self._read_settings)
+            if not settings:
+                raise Unreadable(f"{CONFIG} has no settings")
+        except (OSError, Unreadable) as error:
+            problems.append(_said(error))
+            state = RunState.BROKEN
+        statement = self._if_any(name, STATEMENT, files, self._read_statement, problems)
+        rounds = self._if_any(name, METRICS, files, last_round, problems)
+        rounds = ReadRounds(rounds=()) if rounds is None else rounds
+        last = rounds.rounds[-1] if rounds.rounds else None
+        planned = rounds.planned
+        if planned is None and settings.get("rounds", "").isdecimal():
+            planned = int(settings["rounds"][:15])
+        process = self._if_any(name, PROCESS, files, _read_process, problems)
+        kind = _kind(settings, files)
+        started = _written(files, [CONFIG])
+        released, logged = _written(files, _RELEASES), _written(files, [_LOG])
+        stated = _written(files, [STATEMENT]) or None
+        if state is None and kind == "recovery":
+            # It keeps neither ledger nor rounds; its summary is written last.
+            state = RunState.FINISHED if "summary.json" in files else RunState.STOPPED
+        elif state is None:
+            all_rounds = last is not None and planned is not None and last.round >= planned
+            state = state_of(
+                done=all_rounds or "statistic.json" in files,
+                rounds_done=0 if last is None else last.round,
+                started=started,
+                released=released,
+                logged=logged,
+                stated=stated,
+                now=self._clock(),
+                alive=None if process is None else is_there(process),
+            )
+        card = RunCard(
+            name=name,
+            kind=kind,
+            state=state,
+            settings=settings,
+            started=started or None,
+            changed=max(started, released, logged, stated or 0.0) or None,
+            round=None if last is None else last.round,
+            rounds=planned,
+            test_accuracy=None if last is None else last.test_accuracy,
+            test_loss=None if last is None else last.test_loss,
+            epsilon=None if last is None else last.epsilon,
+            problems=(*problems, *rounds.problems),
+        )
+        return card if statement is None else _with_promise(card, statement)
+
+    def _files(self, name: str) -> dict[str, _Seen]:
+        found = {}
+        with os.scandir(self.root / name) as entries:
+            for entry in entries:
+                if entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                    status = entry.stat(follow_symlinks=False)
+                    found[entry.name] = (status.st_ino, status.st_mtime_ns, status.st_size)
+        return found
+
+    def _read(
+        self, name: str, file: str, files: Mapping[str, _Seen], read: Callable[[Path, str], Any]
+    ) -> Any:
+        """Return what a file of a run says, from memory if it has not changed."""
+        where, seen = f"{name}/{file}", files.get(file, (0, 0, 0))
+        kept = self._kept.get(where)
+        if kept is None or kept[0] != seen:
+            if len(self._kept) > 4 * _MOST_RUNS:
+                self._kept.clear()  # runs come and go, and this must not grow with them
+            try:
+                found = read(self.root, name)
+            except Unreadable as error:
+                found = error
+            kept = self._kept[where] = (seen, found)
+        if isinstance(kept[1], Unreadable):
+            raise kept[1]
+        return kept[1]
+
+    def _if_any(
+        self,
+        name: str,
+        file: str,
+        files: Mapping[str, _Seen],
+        read: Callable[[Path, str], Any],
+        problems: list[str],
+    ) -> Any:
+        if file not in files:
+            return None
+        try:
+            return self._read(name, file, files, read)
+        except (OSError, Unreadable) as error:
+            problems.append(_said(error))
+            return None
+
+    def _read_settings(self, root: Path, name: str) -> dict[str, str]:
+        return scalars(read_whole(root, f"{name}/{CONFIG}", most=_MOST_CONFIG))
+
+    def _read_statement(self, root: Path, name: str) -> dict[str, Any]:
+        # Not made harmless as a whole: a list of runs needs five values of thousands.
+        said = parsed_json(read_whole(root, f"{name}/{STATEMENT}", most=_MOST_STATEMENT), STATEMENT)
+        if not isinstance(said, dict):
+            raise Unreadable(f"{STATEMENT} holds no JSON object")
+        epsilon, budget = said.get("epsilon"), said.get("budget")
+        quoted = said.get("quoted")
+        named = isinstance(quoted, str) and quoted != "none"
+        bound = epsilon.get(quoted) if isinstance(epsilon, dict) and named else None
+        unit = said.get("unit")
+        return {
+            "promises": quoted != "none",
+            "epsilon": number(bound),
+            "delta": number(said.get("delta")),
+            "budget": number(budget.get("epsilon")) if isinstance(budget, dict) else None,
+            "unit": shown(unit) if isinstance(unit, str) else None,
+        }
+
+    def _in_sweep(self, card: RunCard, cells: dict[str, Mapping[str, Any]]) -> RunCard:
+        """Return the card of a run with what its sweep says of it."""
+        sweep, _, cell = card.name.rpartition("/")
+        if not sweep:
+            return card
+        if sweep not in cells:
+            try:
+                files = self._files(sweep)
+                cells[sweep] = (
+                    self._read(sweep, SWEEP, files, _read_cells) if SWEEP in files else {}
+                )
+            except (OSError, Unreadable) as error:
+                cells[sweep] = {}
+                card = replace(card, problems=(*card.problems, _said(error)))
+        known = cells[sweep].get(cell)
+        if known is None:
+            return card
+        return replace(card, sweep=sweep, variant=known.get("variant"), place=known.get("place"))
+
+
+def read_run(path: Path) -> FoundRun:
+    """Return the run in a folder, as far as it can be read.
+
+    Args:
+        path: Of the run; it may be a link itself.
+
+    Raises:
+        Unreadable: If its name can't be shown.
+        FileNotFoundError: If there is no run in it.
+    """
+    path = path.resolve()
+    return RunsFolder(path.parent).read(path.name)
+
+
+def _kind(settings: Mapping[str, str], files: Mapping[str, _Seen]) -> str:
+    if "recovery.csv" in files or settings.get("recovery.attacks") == "[...]":
+        return "recovery"
+    if "statistic.json" in files or settings.get("statistic.query") not in (None, "null"):
+        return "statistic"
+    return "training" if "task.name" in settings else "unknown"
+
+
+def _written(files: Mapping[str, _Seen], names: Iterable[str]) -> float:
+    """Return when one of the files was written last, seconds since 1970; 0 if there is none."""
+    return max((files[name][1] / 1e9 for name in names if name in files), default=0.0)
+
+
+def _read_process(root: Path, name: str) -> dict[str, Any]:
+    return read_object(root, f"{name}/{PROCESS}", most=_MOST_PROCESS)
+
+
+def _read_cells(root: Path, sweep: str) -> dict[str, dict[str, str | None]]:
+    said = read_object(root, f"{sweep}/{SWEEP}", most=_MOST_SWEEP).get("cells")
+    cells = {}
+    for cell in said if isinstance(said, list) else ():
+        if isinstance(cell, dict) and isinstance(cell.get("name"), str):
+            texts = {key: cell.get(key) for key in ("variant", "place")}
+            cells[cell["name"]] = {
+                key: text if isinstance(text, str) else None for key, text in texts.items()
+            }
+    return cells
+
+
+def _with_promise(card: RunCard, promise: Mapping[str, Any]) -> RunCard:
+    # While a resumed run goes on, its statement is of before: what was spent since is more.
+    goes_on = card.state in (RunState.RUNNING, RunState.SILENT)
+    known = {key: value for key, value in promise.items() if key != "epsilon" or not goes_on}
+    return replace(card, **known)
+
+
+def _said(error: OSError | Unreadable) -> str:
+    if isinstance(error, Unreadable):
+        return str(error)
+    return f"{shown(str(error.filename))} can't be read ({error.strerror})"

@@ -1,0 +1,99 @@
+"""Trade-off curve of a run's promise, as numbers and as a picture."""
+
+from __future__ import annotations
+
+import csv
+import io
+import math
+from pathlib import Path
+
+import numpy as np
+
+from fl_dp.accounting import PoissonGaussianEvent
+from fl_dp.accounting.events import History
+from fl_dp.accounting.trade_off import TradeOff, epsilon_delta_trade_off, trade_off
+from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
+from fl_dp.files import write_text
+from fl_dp.statement import RecordStatement
+
+from .subject import Promised, Subject, guarantee
+
+_LEAST, _POINTS = 1e-6, 241
+
+
+def write_trade_off(subject: Subject, target: Path) -> list[Path]:
+    """Write false-negative against false-positive rates, and draw them where matplotlib is there.
+
+    A false positive is to say of a unit that did not take part that it did, a false negative the
+    other error. No adversary that the promise holds against has both rates below the curve.
+
+    Args:
+        subject: The run.
+        target: The CSV; the picture lies beside it, with its name and `.png`.
+
+    Returns:
+        The files that were written.
+
+    Raises:
+        ValueError: If the run promises nothing finite.
+        OSError: If it can't be written.
+    """
+    statement = subject.promise
+    if statement.quoted not in statement.epsilon:
+        raise ValueError("no finite epsilon is known of this run, so there is no curve")
+    allowed = epsilon_delta_trade_off(statement.best_epsilon, statement.delta)
+    whole = full_trade_off(statement)
+    rates = np.concatenate([[0.0], np.geomspace(_LEAST, 1.0, _POINTS)])
+    by_pair = 1.0 - allowed(rates)
+    # Both hold, so the larger of the two false-negative rates does.
+    by_all = by_pair if whole is None else np.maximum(by_pair, 1.0 - whole(rates))
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["false_positive_rate", "false_negative_rate", "by_epsilon_delta_alone"])
+    # Rounded down: a lower bound stays one.
+    for rate, *bounds in zip(rates, by_all, by_pair, strict=True):
+        writer.writerow([repr(float(rate)), *(f"{math.floor(1e9 * x) / 1e9:.9f}" for x in bounds)])
+    write_text(target, text.getvalue())
+    picture = target.with_suffix(".png")
+    made = new_picture(size=(5.0, 4.4))
+    if made is None:
+        return [target]
+    figure, (axes,) = made
+    if whole is not None:
+        axes.plot(rates, by_all, color=COLOURS[0], label="privacy-loss distribution")
+    axes.plot(rates, by_pair, color=COLOURS[1], linestyle="--", label="epsilon and delta alone")
+    axes.plot([0, 1], [1, 0], color=PALE, linewidth=1, linestyle=":", label="guessing")
+    axes.set(
+        xlabel="false-positive rate",
+        ylabel="false-negative rate",
+        xlim=(0, 1),
+        ylim=(0, 1),
+        title=f"No attack lies below\n{guarantee(statement)}",
+    )
+    axes.title.set_fontsize(9)
+    save_picture(figure, picture)
+    return [target, picture]
+
+
+def full_trade_off(statement: Promised) -> TradeOff | None:
+    """Return the curve of everything that the promise is about; None where only epsilon is known.
+
+    That is so where the noise was chosen adaptively, where the run stopped before its last round
+    (what was released may have had a part in that), under secure sums (part of whose epsilon pays
+    for shares that are no exact Gaussian), and where no distribution can be computed.
+    """
+    if statement.quoted == "filter":
+        return None
+    if isinstance(statement, RecordStatement):
+        step = PoissonGaussianEvent(
+            noise_multiplier=statement.noise_multiplier, sampling_rate=statement.sampling_rate
+        )
+        history: History = {step: statement.steps * statement.participations_planned}
+    elif statement.epsilon != statement.epsilon_so_far or statement.secure_sums is not None:
+        return None
+    else:
+        history = statement.releases
+    try:
+        return trade_off(history, neighboring_relation=statement.neighboring_relation)
+    except ValueError:
+        return None

@@ -1,0 +1,277 @@
+"""Rows of a report about one run: what is promised, what it cost, what is public."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fl_dp.accounting.trade_off import epsilon_delta_trade_off
+from fl_dp.commands.terminal.released_noise import noise_of_mean
+from fl_dp.statement.words import ACCOUNTANTS, rounded_up
+from fl_dp.viewer.found_runs import FoundRun
+from fl_dp.viewer.found_runs.untrusted import number
+
+from .groups import FOLDERS, SECRET, shown_value
+from .words import WORDS
+
+Row = tuple[str, str]
+_USELESS = 0.9
+_SUSPECTED = 0.01
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gauge:
+    """Spent part of a budget.
+
+    Attributes:
+        spent: Epsilon.
+        budget: Epsilon.
+    """
+
+    spent: float
+    budget: float
+
+    @property
+    def percent(self) -> float:
+        """Spent, in percent of the budget, at most 100."""
+        return min(100.0 * self.spent / self.budget, 100.0)
+
+    @property
+    def text(self) -> str:
+        """The gauge in words."""
+        budget = WORDS["budget.of"]
+        return budget.format(spent=rounded_up(self.spent), budget=rounded_up(self.budget))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Everything that a report tells of one run, as text.
+
+    Attributes:
+        run: The run.
+        name: Of its folder.
+        state: In words.
+        promise: The sentence of its promise.
+        warning: Whether that sentence says that nothing is promised.
+        gauge: Of its budget; None where there is none.
+        plain: The promise in plain sentences.
+        statement: The statement's rows.
+        not_covered: The statement's sentences.
+        accountants: Epsilon by each.
+        costs: Noise, cohort, bytes, time.
+        selection: Public figures of the selection.
+        settings: All that may be shown.
+    """
+
+    run: FoundRun
+    name: str
+    state: str
+    promise: str
+    warning: bool
+    gauge: Gauge | None
+    plain: tuple[str, ...]
+    statement: tuple[Row, ...]
+    not_covered: tuple[str, ...]
+    accountants: tuple[Row, ...]
+    costs: tuple[Row, ...]
+    selection: tuple[Row, ...]
+    settings: tuple[Row, ...]
+
+
+def facts_of(run: FoundRun) -> Facts:
+    """Return what is told of a run; what its files do not say is left out."""
+    statement = run.statement or {}
+    promise, warning = _promise(run)
+    return Facts(
+        run=run,
+        name=run.card.name,
+        state=WORDS[f"state.{run.card.state}"],
+        promise=promise,
+        warning=warning,
+        gauge=_gauge(run),
+        plain=() if warning else tuple(_plain(run)),
+        statement=(*_texts(statement, _STATED), *_others_promised(statement)),
+        not_covered=tuple(_sentences(statement.get("not_covered"))),
+        accountants=tuple(_accountants(statement)),
+        costs=tuple(_costs(run)),
+        selection=tuple(_selection(run)),
+        settings=tuple(
+            (key, shown_value(value))
+            for key, value in run.settings.items()
+            if key not in SECRET | FOLDERS
+        ),
+    )
+
+
+_STATED = (
+    *("unit", "neighboring_relation", "adversary", "trusted", "mechanism", "composition"),
+    *("sampling", "rule", "clipping_norm", "denominator", "num_clients", "participation_cap"),
+    *("rounds", "rounds_committed", "rounds_planned", "randomness"),
+)
+
+
+def _others_promised(statement: Mapping[str, Any]) -> list[Row]:
+    """Return the rows of promises besides the one that is quoted: to records, of secure sums."""
+    rows = []
+    records = statement.get("records")
+    if isinstance(records, Mapping):
+        bounds, delta = records.get("epsilon"), number(records.get("delta"))
+        quoted = str(records.get("quoted"))
+        bound = number(bounds.get(quoted)) if isinstance(bounds, Mapping) else None
+        if bound is not None and delta is not None:
+            said = WORDS["stated.records.bound"]
+            text = said.format(epsilon=rounded_up(bound), delta=f"{delta:.3g}")
+            rows.append((WORDS["stated.records"], text))
+    sums = statement.get("secure_sums")
+    bound = number(sums.get("epsilon_of_models")) if isinstance(sums, Mapping) else None
+    if bound is not None:
+        text = WORDS["stated.of_models.bound"].format(epsilon=rounded_up(bound))
+        rows.append((WORDS["stated.of_models"], text))
+    return rows
+
+
+def _promise(run: FoundRun) -> tuple[str, bool]:
+    card, statement = run.card, run.statement
+    if statement is None:
+        return WORDS["budget.unknown"], True
+    if not card.promises:
+        return WORDS["budget.none"], True
+    if statement.get("insecure") is not False:
+        return WORDS["insecure"], True
+    if card.epsilon is None or card.delta is None:
+        return WORDS["budget.unknown"], True
+    promised = WORDS["budget.promised"].format(
+        epsilon=rounded_up(card.epsilon), delta=f"{card.delta:.3g}", unit=card.unit or "?"
+    )
+    return promised, False
+
+
+def _gauge(run: FoundRun) -> Gauge | None:
+    spent, budget = run.card.epsilon, run.card.budget
+    so_far = (run.statement or {}).get("epsilon_so_far")
+    if isinstance(so_far, Mapping):
+        bounds = [each for each in so_far.values() if isinstance(each, int | float)]
+        spent = min(bounds, default=spent)
+    if spent is None or budget is None or budget <= 0.0 or spent < 0.0:
+        return None
+    return Gauge(spent=spent, budget=budget)
+
+
+def _plain(run: FoundRun) -> list[str]:
+    card, statement = run.card, run.statement or {}
+    said = [WORDS["plain.unit"].format(unit=card.unit or "?")]
+    epsilon, delta = card.epsilon, card.delta
+    if epsilon is not None and delta is not None and epsilon >= 0.0 and 0.0 <= delta <= 1.0:
+        found = float(epsilon_delta_trade_off(epsilon, delta)(_SUSPECTED))
+        share = math.ceil(1000.0 * found) / 10.0
+        if found > _USELESS:
+            said.append(WORDS["plain.useless"].format(epsilon=f"{epsilon:.4g}"))
+        else:
+            said.append(WORDS["plain.guess"].format(share=f"{share:g}"))
+    for key, word in (("adversary", "plain.adversary"), ("trusted", "plain.trust")):
+        if isinstance(statement.get(key), str):
+            said.append(WORDS[word].format(**{key: statement[key]}))
+    return said
+
+
+def _texts(document: Mapping[str, Any], keys: Iterable[str]) -> list[Row]:
+    rows = []
+    for key in keys:
+        name = WORDS[f"stated.{key}"]
+        match document.get(key):
+            case None:
+                continue
+            case str(text):
+                rows.append((name, text))
+            case list(texts):
+                rows.append((name, "; ".join(map(shown_value, texts))))
+            case value:
+                rows.append((name, shown_value(value)))
+    return rows
+
+
+def _sentences(value: Any) -> list[str]:
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
+def _accountants(statement: Mapping[str, Any]) -> list[Row]:
+    bounds = statement.get("epsilon")
+    if not isinstance(bounds, Mapping):
+        return []
+    rows: list[Row] = []
+    for name, bound in bounds.items():
+        quoted = f" ({WORDS['quoted']})" if name == statement.get("quoted") else ""
+        if isinstance(bound, int | float):
+            rows.append((f"{ACCOUNTANTS.get(name, name)}{quoted}", rounded_up(bound)))
+    return rows
+
+
+def _costs(run: FoundRun) -> list[Row]:
+    card = run.card
+    last = run.rounds[-1] if run.rounds else None
+    cohort = None if last is None else last.expected_cohort
+    rows: list[Row] = []
+    if run.parameters is not None:
+        rows.append((WORDS["cost.parameters"], f"{run.parameters:,}"))
+    if cohort is not None:
+        clients = WORDS["cost.cohort.clients"].format(cohort=f"{cohort:g}")
+        rows.append((WORDS["cost.cohort"], clients))
+        rows += _signal(run, cohort)
+    for key in ("bytes_down", "bytes_up"):
+        size = None if last is None else getattr(last, key)
+        if size is None:
+            continue
+        rows.append((WORDS[f"cost.{key}"], f"{size:,.0f}"))
+        if cohort is not None:
+            total = size * cohort * max(card.round or 0, 0)
+            rows.append((WORDS[f"cost.{key}.all"], f"{total:,.0f}"))
+    if card.started is not None and card.changed is not None:
+        # To the minute, as times of rounds can tell who took part.
+        minutes = max(math.ceil((card.changed - card.started) / 60.0), 1)
+        said = WORDS["cost.time.minutes"].format(minutes=minutes, seconds=60 * minutes)
+        rows.append((WORDS["cost.time"], said))
+    return rows
+
+
+def _signal(run: FoundRun, cohort: float) -> list[Row]:
+    """Return the rows of noise against the largest signal, from public numbers alone."""
+    settings, statement = run.settings, run.statement or {}
+    try:
+        noise = noise_of_mean(
+            statement,
+            mode=str(settings.get("privacy.mode")),
+            scheme=str(settings.get("privacy.scheme")),
+            cohort=cohort,
+        )
+        norm = float(statement["clipping_norm"]) * cohort / float(statement["denominator"])
+    except (KeyError, TypeError, ValueError, ZeroDivisionError):
+        return []
+    if noise is None or not noise > 0.0:
+        return []
+    rows = [(WORDS["cost.noise"], f"{noise:.4g}")]
+    if run.parameters is not None:
+        # Its norm cannot be above the clipping norm, and is lower where clients disagree.
+        ratio = norm / (noise * math.sqrt(run.parameters))
+        said = WORDS["cost.signal.ratio"].format(ratio=f"{ratio:.3g}")
+        rows.append((WORDS["cost.signal"], said))
+    return rows
+
+
+def _selection(run: FoundRun) -> list[Row]:
+    settings = run.settings
+    # The others say how scores weigh, where the selection has scores.
+    plain = settings.get("selection.name") not in ("exponential", "dp_utility")
+    keys = _WITHOUT_SCORES if plain else [key for key in settings if key.startswith("selection.")]
+    rows = [(key, shown_value(settings[key])) for key in keys if settings.get(key) is not None]
+    cap = (run.statement or {}).get("participation_cap")
+    if isinstance(cap, int):
+        rows.append((WORDS["stated.participation_cap"], str(cap)))
+    return rows
+
+
+_WITHOUT_SCORES = tuple(
+    f"selection.{key}"
+    for key in ("name", "sampling_rate", "max_cohort", "participation_cap", "coins")
+)

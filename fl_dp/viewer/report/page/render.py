@@ -1,0 +1,179 @@
+"""The report's file: runs in, one HTML text out."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import statistics
+from collections.abc import Callable, Sequence
+from importlib.resources import files
+
+from fl_dp import __version__
+from fl_dp.statement.words import rounded_up
+from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image, RunState
+
+from .charts import MOST_CURVES, charts_of
+from .facts import facts_of
+from .findings import findings_of
+from .groups import Group, compared, differences, groups_of, shown_value
+from .membership import membership_table
+from .pictures import pictures_of
+from .tables import Table
+from .words import WORDS
+
+_ASSETS = files("fl_dp.viewer.report") / "assets"
+_MOST_DIFFERENCES = 8
+
+
+def report_page(
+    runs: Sequence[FoundRun],
+    *,
+    attacks: Sequence[FoundAttack] = (),
+    images: Sequence[Image] = (),
+) -> str:
+    """Return the report of runs as one HTML page that needs nothing else.
+
+    Everything that the runs' folders say is escaped; the page's policy lets no other script run and
+    nothing be fetched.
+
+    Args:
+        runs: To tell of.
+        attacks: On membership.
+        images: That the runs drew; `pictures.MOST` bytes of them are taken.
+
+    Raises:
+        ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[report]'` brings.
+        ValueError: Without any run and any attack.
+    """
+    if not runs and not attacks:
+        raise ValueError("a report needs at least one run or attack")
+    try:
+        from jinja2 import DictLoader, Environment, StrictUndefined
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "the report needs jinja2: pip install 'fl-dp[report]' brings it"
+        ) from error
+    environment = Environment(
+        autoescape=True,
+        undefined=StrictUndefined,
+        loader=DictLoader({"page": _asset("page/report.html.j2")}),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    groups = groups_of(runs)
+    style = _asset("uplot/uPlot.min.css") + _asset("page/report.css")
+    script = "\n".join((_asset("uplot/uPlot.iife.min.js"), _asset("page/report.js")))
+    several = len(runs) > 1
+    title = WORDS["title.several"].format(count=len(runs)) if several else WORDS["title.one"]
+    drawn = [attack.image for attack in attacks if attack.image is not None]
+    pictures = pictures_of([*drawn, *images])
+    return environment.get_template("page").render(
+        words=WORDS,
+        title=title if runs else WORDS["title.attack"],
+        pictures=pictures,
+        attacks=[(attack, membership_table(attack)) for attack in attacks],
+        made=WORDS["made"].format(version=__version__),
+        style=style,
+        script=script,
+        policy=_policy(style, script),
+        facts=[facts_of(run) for run in runs],
+        several=several,
+        charts=charts_of(groups),
+        bands=any(len(group.runs) > 1 for group in groups),
+        too_many=WORDS["too_many"].format(count=len(groups), most=MOST_CURVES)
+        if len(groups) > MOST_CURVES
+        else None,
+        tables=[_over_seeds(groups), _side_by_side(groups)] if several else [],
+        findings=[finding for run in runs for finding in findings_of(run)],
+    )
+
+
+def _policy(style: str, script: str) -> str:
+    """Return the page's content security policy: our style, our script, and what the file holds."""
+    allowed = [
+        f"'sha256-{base64.b64encode(hashlib.sha256(each.encode()).digest()).decode()}'"
+        for each in (style, script)
+    ]
+    return (
+        f"default-src 'none'; style-src {allowed[0]}; script-src {allowed[1]}; "
+        "img-src data:; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _asset(name: str) -> str:
+    return (_ASSETS / name).read_text(encoding="utf-8")
+
+
+def _side_by_side(groups: Sequence[Group]) -> Table:
+    runs = [run for group in groups for run in group.runs]
+    differing = differences(runs)[:_MOST_DIFFERENCES]
+    if len({run.settings.get("seed") for run in runs}) > 1:
+        differing = ["seed", *differing]
+    headings = [
+        WORDS[f"compare.{name}"]
+        for name in ("run", "state", "rounds", "accuracy", "loss", "epsilon", "delta")
+    ]
+    rows = []
+    for run in runs:
+        card = run.card
+        of_run = dict(compared(run)) | {"seed": run.settings.get("seed")}
+        rows.append(
+            (
+                card.name,
+                WORDS[f"state.{card.state}"],
+                f"{_number(card.round, 'd')} / {_number(card.rounds, 'd')}",
+                _number(card.test_accuracy, ".4f"),
+                _number(card.test_loss, ".4f"),
+                "∞" if not card.promises else _bound(card.epsilon),
+                "–" if not card.promises else _number(card.delta, ".3g"),
+                *(shown_value(of_run.get(key)) for key in differing),
+            )
+        )
+    return Table(
+        caption=WORDS["compare.caption"], headings=(*headings, *differing), rows=tuple(rows)
+    )
+
+
+def _over_seeds(groups: Sequence[Group]) -> Table:
+    names = ("curve", "accuracy", "loss", "epsilon")
+    headings = [WORDS[f"compare.{name}"] for name in names]
+    headings.insert(1, WORDS["seeds.runs"])
+    rows = []
+    for group in groups:
+        spent = [run.card.epsilon for run in group.runs if run.card.epsilon is not None]
+        promised = all(run.card.promises for run in group.runs)
+        rows.append(
+            (
+                group.name,
+                _count(group),
+                _mean(group, lambda run: run.card.test_accuracy),
+                _mean(group, lambda run: run.card.test_loss),
+                _bound(max(spent, default=None)) if promised else "∞",
+            )
+        )
+    return Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
+
+
+def _count(group: Group) -> str:
+    """Return how many runs a group has, and how many of them a mean should not be read with."""
+    unfinished = sum(run.card.state != RunState.FINISHED for run in group.runs)
+    runs = str(len(group.runs))
+    return (
+        runs if not unfinished else f"{runs}, {WORDS['seeds.unfinished'].format(count=unfinished)}"
+    )
+
+
+def _mean(group: Group, value: Callable[[FoundRun], float | None]) -> str:
+    values = [each for each in map(value, group.runs) if each is not None]
+    if not values:
+        return "–"
+    mean = f"{statistics.fmean(values):.4f}"
+    return mean if len(values) == 1 else f"{mean} ± {statistics.stdev(values):.4f}"
+
+
+def _number(value: float | None, digits: str) -> str:
+    return "–" if value is None else f"{value:{digits}}"
+
+
+def _bound(value: float | None) -> str:
+    return "–" if value is None else rounded_up(value)

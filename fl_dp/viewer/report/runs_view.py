@@ -1,0 +1,134 @@
+"""Runs of a folder as a table for a terminal, and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from typing import Any, TypeAlias
+
+from rich.table import Table
+from rich.text import Text
+
+from fl_dp.commands.terminal.numbers import epsilon_text
+from fl_dp.viewer.found_runs import RunCard, RunState
+
+_STYLES = {
+    RunState.FINISHED: "green",
+    RunState.RUNNING: "cyan",
+    RunState.SILENT: "yellow",
+    RunState.STOPPED: "yellow",
+    RunState.BROKEN: "red",
+}
+
+_Order: TypeAlias = Callable[[RunCard], tuple[bool, Any]]
+
+ORDERS: dict[str, _Order] = {
+    "when": lambda card: (card.changed is None, -(card.changed or 0.0)),
+    "name": lambda card: (False, card.name),
+    "state": lambda card: (False, list(RunState).index(card.state)),
+    "round": lambda card: (card.round is None, -(card.round or 0)),
+    "accuracy": lambda card: (card.test_accuracy is None, -(card.test_accuracy or 0.0)),
+    "epsilon": lambda card: (card.epsilon is None, card.epsilon or 0.0),
+}
+"""Orders of a table by name: newest, furthest and best first, least epsilon first; unknown last."""
+
+
+def in_order(cards: Sequence[RunCard], order: str) -> list[RunCard]:
+    """Return runs in one of `ORDERS`, each sweep's together where its first one stands."""
+    ordered = sorted(cards, key=ORDERS[order])
+    members: dict[str, list[RunCard]] = {}
+    for card in ordered:
+        members.setdefault(card.sweep or card.name, []).append(card)
+    return [card for each in members.values() for card in each]
+
+
+def runs_table(cards: Sequence[RunCard]) -> Table:
+    """Return a table of runs, in the order in which they are given.
+
+    Nothing in it is read as markup, and the names are those of `found_runs`, which keeps no
+    character that a terminal would obey.
+    """
+    table = Table(box=None, pad_edge=False)
+    table.add_column("run", overflow="fold")
+    for column in ("state", "round", "accuracy", "epsilon", "delta", "when"):
+        table.add_column(column, no_wrap=True, justify="left" if column == "state" else "right")
+    sweep: str | None = None
+    for card in cards:
+        if card.sweep is not None and card.sweep != sweep:
+            cells = sum(each.sweep == card.sweep for each in cards)
+            table.add_row(Text(card.sweep, style="bold"), Text(f"sweep, {cells} runs"))
+        sweep = card.sweep
+        table.add_row(
+            Text(_title(card)),
+            Text(_state(card), style=_STYLES[card.state]),
+            Text(_rounds(card)),
+            Text("-" if card.test_accuracy is None else f"{card.test_accuracy:.3f}"),
+            Text(_epsilon(card)),
+            Text("-" if card.delta is None or not card.promises else f"{card.delta:.2g}"),
+            Text(_when(card.changed) or "-"),
+        )
+    return table
+
+
+def runs_json(cards: Sequence[RunCard], problems: Sequence[str]) -> dict[str, Any]:
+    """Return runs as one document; what is not known is null."""
+    return {"runs": [_as_json(card) for card in cards], "problems": list(problems)}
+
+
+def _as_json(card: RunCard) -> dict[str, Any]:
+    return {
+        "name": card.name,
+        "sweep": card.sweep,
+        "variant": card.variant,
+        "place": card.place,
+        "kind": card.kind,
+        "state": str(card.state),
+        "round": card.round,
+        "rounds": card.rounds,
+        "accuracy": card.test_accuracy,
+        "loss": card.test_loss,
+        "epsilon": card.epsilon,
+        "delta": card.delta,
+        "budget": card.budget,
+        "unit": card.unit,
+        "promises": card.promises,
+        "when": _when(card.changed, "seconds"),
+        "problems": list(card.problems),
+    }
+
+
+def _title(card: RunCard) -> str:
+    if card.sweep is None:
+        return card.name
+    what = card.variant or ""
+    if card.place is not None:
+        what += f" at {card.place}"
+    return f"  {card.name.rpartition('/')[2]}" + (f" ({what.strip()})" if what.strip() else "")
+
+
+def _state(card: RunCard) -> str:
+    return str(card.state) if card.kind == "training" else f"{card.state} ({card.kind})"
+
+
+def _rounds(card: RunCard) -> str:
+    if card.round is None and card.rounds is None:
+        return "-"
+    return f"{0 if card.round is None else card.round}/{card.rounds or '?'}"
+
+
+def _epsilon(card: RunCard) -> str:
+    if not card.promises:
+        return "no promise"
+    return "-" if card.epsilon is None else epsilon_text(card.epsilon)
+
+
+def _when(seconds: float | None, precision: str = "minutes") -> str | None:
+    """Return a time of this machine's clock; None for one that no calendar has."""
+    try:
+        return (
+            None
+            if seconds is None
+            else datetime.fromtimestamp(seconds).isoformat(" ", timespec=precision)
+        )
+    except (OverflowError, ValueError, OSError):
+        return None

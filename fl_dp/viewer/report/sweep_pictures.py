@@ -1,0 +1,214 @@
+"""Pictures of a sweep: results against its axis, or accuracy over the rounds, with error bars."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_dp.app.pictures import COLOURS, PALE, ends_apart, new_picture, save_picture
+from fl_dp.commands.terminal.results import Point, Result, points
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_WORDS = {
+    "accuracy": "public {measured_on} accuracy",
+    "loss": "public {measured_on} loss",
+    "epsilon": "epsilon that was really spent",
+    "noise_multiplier": "noise multiplier",
+    "noise_of_mean": "noise std of each coordinate of the mean",
+}
+_LOGARITHMIC = ("epsilon", "noise_multiplier", "noise_of_mean")
+_FAR_APART = 8.0  # places further apart than that go on a logarithmic axis
+_MARKERS = "osD^vPX*"
+# Grey is for comparison alone; eight ways of choosing clients need as many colours.
+_COLOURS = (*COLOURS[:-1], "#7f5539", "#5fa8d3", "#8c2f39")
+_PANEL, _LONE_PANEL, _HEIGHT = 5.2, 7.5, 3.8  # inches
+
+
+def plot_against_axis(
+    results: Sequence[Result], target: Path, *, label: str, panels: Sequence[str]
+) -> bool:
+    """Draw results against the axis of an experiment: mean and standard deviation over the seeds.
+
+    Infinity has a place of its own, to the right of the largest number.
+
+    Args:
+        results: Of the experiment.
+        target: The PNG to write.
+        label: What the axis is.
+        panels: Columns of `Result`, one panel each.
+
+    Returns:
+        Whether it was drawn: False when matplotlib is not installed.
+    """
+    width = _LONE_PANEL if len(panels) == 1 else _PANEL * len(panels)
+    made = new_picture([1.0] * len(panels), size=(width, _HEIGHT))
+    if made is None:
+        return False
+    figure, axes = made
+    places = _places(results)
+    for panel, column in zip(axes, panels, strict=True):
+        _draw(panel, results, column, places)
+        panel.set(xlabel=label, ylabel=_words(column, results))
+        panel.set_title(seeds_in_words(results), fontsize=9)
+    save_picture(figure, target)
+    return True
+
+
+def plot_over_rounds(
+    results: Sequence[Result], curves: Mapping[str, Sequence[Sequence[float]]], target: Path
+) -> bool:
+    """Draw the mean accuracy over the rounds, and beside it the last model of every seed.
+
+    Args:
+        results: Of the experiment.
+        curves: For each curve, the accuracies after each round of each of its trainings.
+        target: The PNG to write.
+
+    Returns:
+        Whether it was drawn: False when matplotlib is not installed.
+    """
+    made = new_picture((3.0, 2.0), size=(2 * _PANEL, _HEIGHT))
+    if made is None:
+        return False
+    figure, (over_rounds, last) = made
+    means: list[list[float]] = []
+    for place, (curve, runs) in enumerate(curves.items()):
+        colour = _COLOURS[place % len(_COLOURS)]
+        shortest = min(map(len, runs))
+        mean = [statistics.fmean(run[t] for run in runs) for t in range(shortest)]
+        means.append(mean)
+        over_rounds.plot(range(shortest), mean, color=colour, label=curve, linewidth=1.5)
+        (point,) = points(results, curve, "accuracy")
+        finals = [result.accuracy for result in results if result.curve == curve]
+        last.plot(finals, [place] * len(finals), "o", color=colour, alpha=0.6, markersize=4)
+        last.errorbar(point.mean, place, xerr=point.deviation, fmt="|", color=colour, capsize=3)
+    accuracy = _words("accuracy", results)
+    over_rounds.set(xlabel="round", ylabel=accuracy)
+    over_rounds.set_title("mean of the seeds", fontsize=9)
+    over_rounds.set_ylim(ends_apart(means))
+    last.set(xlabel=accuracy, yticks=range(len(curves)))
+    last.set_yticklabels(list(curves))
+    last.set_title("last model of each seed, mean and deviation", fontsize=9)
+    last.locator_params(axis="x", nbins=5)
+    last.invert_yaxis()
+    save_picture(figure, target)
+    return True
+
+
+def seeds_in_words(results: Sequence[Result]) -> str:
+    """Return what a point and its bar stand for."""
+    seeds = len({result.seed for result in results})
+    return "one seed" if seeds == 1 else f"mean and standard deviation of {seeds} seeds"
+
+
+class _Places:
+    """Where the places of an axis are drawn: numbers at themselves, infinity beyond, names in turn.
+
+    Attributes:
+        of: The coordinate of each place.
+        logarithmic: Whether the axis is.
+        split: Coordinate between the numbers and infinity; None without infinity.
+    """
+
+    def __init__(self, written: Sequence[str], numbers: Sequence[float]) -> None:
+        """Lay out the places.
+
+        Args:
+            written: Every place, as written, each once.
+            numbers: Their numbers; empty if one of them is a name.
+        """
+        finite = [number for number in numbers if math.isfinite(number)]
+        self.logarithmic = (
+            bool(finite) and min(finite) > 0 and max(finite) > _FAR_APART * min(finite)
+        )
+        self.split: float | None = None
+        self.of: dict[str, float] = {}
+        if len(numbers) < len(written):
+            self.of = {place: float(index) for index, place in enumerate(written)}
+            return
+        beyond = max(finite, default=0.0)
+        low = min(finite, default=0.0)
+        # As far as a tenth of what the numbers span, and more than a step of them.
+        if self.logarithmic:
+            step = max(2.0, (beyond / low) ** 0.12)
+            infinity, self.split = beyond * step**1.6, beyond * step**0.8
+        else:
+            step = max(0.15 * (beyond - low), 0.1)
+            infinity, self.split = beyond + 1.6 * step, beyond + 0.8 * step
+        self.of = {
+            place: number if math.isfinite(number) else infinity
+            for place, number in zip(written, numbers, strict=True)
+        }
+        if all(map(math.isfinite, numbers)):
+            self.split = None
+
+
+def _places(results: Sequence[Result]) -> _Places:
+    found = {result.x: result.place for result in results if result.x is not None}
+    numbers = [number for number in found.values() if number is not None]
+    return _Places(list(found), numbers)
+
+
+def _draw(panel: Axes, results: Sequence[Result], column: str, places: _Places) -> None:
+    finite: list[float] = []
+    for index, curve in enumerate(dict.fromkeys(result.curve for result in results)):
+        found = [
+            point
+            for point in points(results, curve, column)
+            if point.x is not None and math.isfinite(point.mean)
+        ]
+        if not found:
+            continue
+        finite += [point.mean for point in found]
+        colour, marker = _COLOURS[index % len(_COLOURS)], _MARKERS[index % len(_MARKERS)]
+        if _is_reference(found, places):
+            panel.axhline(found[0].mean, color=PALE, linewidth=1, linestyle=":")
+            colour = PALE
+        panel.errorbar(
+            [places.of[point.x or ""] for point in found],
+            [point.mean for point in found],
+            yerr=[point.deviation for point in found],
+            color=colour,
+            marker=marker,
+            markersize=4.5,
+            linewidth=1.4,
+            capsize=2.5,
+            label=curve,
+        )
+    if column == "epsilon":
+        same = [x for x in places.of.values() if places.split is None or x < places.split]
+        panel.plot(same, same, color=PALE, linewidth=1, linestyle="--", label="as claimed")
+    if places.logarithmic:
+        panel.set_xscale("log")
+    if column in _LOGARITHMIC and finite and min(finite) > 0:
+        panel.set_yscale("log")
+    panel.set_xticks(list(places.of.values()), [_shown(place) for place in places.of], fontsize=8)
+    panel.minorticks_off()
+    if places.split is not None:
+        panel.axvline(places.split, color=PALE, linewidth=0.8, linestyle=(0, (2, 3)))
+
+
+def _is_reference(found: Sequence[Point], places: _Places) -> bool:
+    """Whether a curve is its one point at infinity: a line through it shows what others reach."""
+    return len(found) == 1 and found[0].x is not None and _infinite(found[0].x, places)
+
+
+def _infinite(place: str, places: _Places) -> bool:
+    return places.split is not None and places.of[place] > places.split
+
+
+def _shown(place: str) -> str:
+    try:
+        number = float(place)
+    except ValueError:
+        return place
+    return "∞" if math.isinf(number) else f"{number:,g}" if number < 1e6 else f"{number:g}"
+
+
+def _words(column: str, results: Sequence[Result]) -> str:
+    return _WORDS[column].format(measured_on=results[0].measured_on)

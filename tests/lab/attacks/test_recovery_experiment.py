@@ -1,0 +1,171 @@
+"""An experiment of cells: each is done once, kept whole, and summed up beside the prior."""
+
+from __future__ import annotations
+
+import csv
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_dp.lab.attacks.inversion.experiment import Cell, Recovery
+from fl_dp.lab.attacks.inversion.kept import keep, kept, write_csv
+from fl_dp.lab.attacks.inversion.names import THREATS, WITH_NOISE, WORDS
+from fl_dp.lab.attacks.inversion.pictures import (
+    draw_images,
+    draw_recovery,
+    draw_resistance,
+    strongest,
+)
+from fl_dp.lab.attacks.inversion.summary import Summary, fails_from, summarised
+from fl_dp.tasks.datasets import load_dataset
+
+SMALL = Recovery(
+    dataset=load_dataset("digits"),
+    model="mlp",
+    hidden=16,
+    learning_rate=0.1,
+    clipping_norm=0.1,
+    record_clipping_norm=1.0,
+    delta=1e-5,
+    attacks=["analytic"],
+    threats=THREATS,
+    noise_multipliers=[1e-6, 1.0],
+    images=2,
+    records=1,
+    cohort=3,
+    epochs=2,
+    seeds=2,
+    first_seed=0,
+    steps=2,
+    insecure_seed=1,
+)
+
+
+def rows_of(experiment: Recovery) -> list[dict[str, Any]]:
+    return [row for cell in experiment.cells for row in experiment.run(cell).rows]
+
+
+def test_every_threat_is_attacked_at_every_noise_and_seed() -> None:
+    places = [(cell.threat, cell.noise_multiplier, cell.seed) for cell in SMALL.cells]
+    assert len(set(places)) == len(places) == 2 * (4 + 2 * len(WITH_NOISE))
+    assert set(WORDS) == set(THREATS)
+
+
+def test_no_two_cells_share_a_file() -> None:
+    searching = replace(SMALL, attacks=["analytic", "idlg", "inverting_gradients"])
+    names = [cell.name for cell in searching.cells]
+    assert len(set(names)) == len(names)
+    assert {cell.part for cell in searching.cells} == {"noise", "batch", "epochs", "network"}
+
+
+def test_recovery_succeeds_where_nothing_protects_and_fails_under_noise() -> None:
+    summaries = summarised(rows_of(SMALL))
+    failing = {(each.threat, each.noise_multiplier): each.fails for each in summaries}
+    assert not failing["raw", 0.0]
+    assert not failing["clipped", 0.0]
+    for threat in ("client_noise", "released_others_known", "dp_sgd"):
+        assert not failing[threat, 1e-6]
+    for threat in WITH_NOISE:
+        assert failing[threat, 1.0]
+    assert all(each.images == 4 for each in summaries)
+    epsilons = {each.threat: each.epsilon for each in summaries if each.noise_multiplier == 1.0}
+    assert epsilons == pytest.approx(dict.fromkeys(WITH_NOISE, 4.3772), abs=1e-3)
+
+
+def test_the_images_attacked_the_others_and_the_prior_are_different_ones() -> None:
+    attacked, others, prior = SMALL._rows(0)
+    assert len(others) == 2
+    assert len({*attacked, *others, *prior}) == len(attacked) + len(others) + len(prior)
+    assert list(SMALL._rows(1)[0]) != list(attacked)
+
+
+def test_a_cell_s_images_are_the_same_whatever_was_attacked_before() -> None:
+    cell = SMALL.cells[3]
+    first, again = SMALL.run(cell), SMALL.run(cell)
+    assert first.rows == again.rows
+    assert np.array_equal(first.recovered, again.recovered)
+
+
+def test_what_a_cell_found_is_kept_as_it_was(tmp_path: Path) -> None:
+    found = SMALL.run(SMALL.cells[0])
+    keep(found, tmp_path / "cell.npz")
+    same = kept(tmp_path / "cell.npz")
+    assert same.rows == found.rows  # an infinite epsilon, too
+    assert found.rows[0]["epsilon"] == math.inf
+    for name in ("truth", "recovered", "nearest", "mean"):
+        assert np.array_equal(getattr(same, name), getattr(found, name))
+
+
+def test_half_a_file_is_no_finished_cell(tmp_path: Path) -> None:
+    file = tmp_path / "cell.npz"
+    keep(SMALL.run(SMALL.cells[0]), file)
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(ValueError, match="remove it to do it again"):
+        kept(file)
+
+
+def test_the_table_has_a_line_for_each_image(tmp_path: Path) -> None:
+    rows = SMALL.run(SMALL.cells[0]).rows
+    write_csv(rows, tmp_path / "recovery.csv")
+    with (tmp_path / "recovery.csv").open(encoding="utf-8") as stream:
+        lines = list(csv.DictReader(stream))
+    assert [float(line["mse"]) for line in lines] == [row["mse"] for row in rows]
+    assert {"psnr", "ssim", "label_recovered", "mean_image_mse", "nearest_ssim"} <= set(lines[0])
+
+
+def test_a_recovery_fails_from_the_least_noise_above_which_it_never_succeeds() -> None:
+    [first, *_] = summarised(SMALL.run(SMALL.cells[0]).rows)
+
+    def at(noise: float, mse: float) -> Summary:
+        means = first.means | {"mse": mse, "mean_image_mse": 0.1}
+        return replace(first, noise_multiplier=noise, means=means)
+
+    assert fails_from([at(0.1, 0.2), at(1.0, 0.2), at(0.01, 0.05)]) == at(0.1, 0.2)
+    assert fails_from([at(0.1, 0.2), at(1.0, 0.05)]) is None
+    assert fails_from([at(0.1, 0.2), at(1.0, 0.1), at(0.01, 0.3)]) == at(0.01, 0.3)
+    assert strongest([at(0.1, 0.2), at(0.1, 0.05)]) == [at(0.1, 0.05)]
+
+
+def test_the_pictures_are_drawn(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib", reason="pictures need fl-dp[report]")
+    searching = replace(SMALL, attacks=["inverting_gradients"], threats=["raw", "client_noise"])
+    searching = replace(searching, images=1, seeds=1, steps=1)
+    found = {cell: searching.run(cell) for cell in searching.cells if _is_quick(cell)}
+    summaries = summarised([row for each in found.values() for row in each.rows])
+    tiles = {
+        (cell.threat, cell.noise_multiplier): each
+        for cell, each in found.items()
+        if cell.part == "noise"
+    }
+    for name, drawn in (
+        ("recovery", draw_recovery(summaries, tmp_path / "recovery.png", title="digits")),
+        ("resistance", draw_resistance(summaries, tmp_path / "resistance.png", title="digits")),
+        ("images", draw_images(tiles, tmp_path / "images.png", title="digits")),
+    ):
+        assert drawn
+        assert (tmp_path / f"{name}.png").stat().st_size > 10_000
+
+
+def _is_quick(cell: Cell) -> bool:
+    return cell.records <= 8 and cell.epochs <= 5
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dataset": load_dataset("breast_cancer")}, "recovery is measured on images"),
+        ({"images": 30}, "leave none for a prior"),
+        ({"model": "cnn"}, "model=mlp or model=logistic: leave it out"),
+        ({"model": "resnet18", "attacks": ["idlg"]}, "is no plain sequence of layers"),
+    ],
+    ids=lambda each: None if isinstance(each, str) else "-".join(each),
+)
+def test_what_can_t_be_attacked_is_said_before_anything_starts(
+    change: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ValueError, match=said):
+        replace(SMALL, **change)

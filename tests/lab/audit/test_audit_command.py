@@ -1,0 +1,139 @@
+"""`fl-dp audit`: what it prints, what it refuses, and its exit status."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from click.testing import Result
+from typer.testing import CliRunner
+
+from fl_dp.commands.app import app
+from fl_dp.lab.audit.black_box import report_of_scores
+from fl_dp.lab.audit.verdict import AuditReport, Finding
+from fl_dp.lab.audit_view import audit_lines, audit_table, confidence
+
+
+def call(*arguments: str) -> Result:
+    result = CliRunner().invoke(app, ["audit", *arguments])
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    return result
+
+
+def scores(folder: Path, apart: float) -> str:
+    rng = np.random.default_rng(0)
+    file = folder / f"{apart}.npz"
+    np.savez(file, out=rng.normal(size=2000), there=rng.normal(size=2000) + apart)
+    return str(file)
+
+
+def test_scores_that_show_more_than_is_claimed_are_status_1_and_others_status_0(
+    tmp_path: Path,
+) -> None:
+    telling = call("--json", "--scores", scores(tmp_path, 4.0), "--claim=1", "--delta=1e-5")
+    assert telling.exit_code == 1
+    (audit,) = json.loads(telling.stdout)["audits"]
+    (finding,) = audit["findings"]
+    assert audit["verdict"] == finding["verdict"] == "violated"
+    assert finding["claim"] == 1.0
+    assert finding["lower_bound"] > 1.0
+    assert finding["confidence"] == pytest.approx(1 - 1e-6)
+    assert "at most" in finding["power"]
+    silent = call("--scores", scores(tmp_path, 0.0), "--claim=1", "--delta=1e-5")
+    assert silent.exit_code == 0
+    assert "proves no privacy" in silent.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (["run_name=good"], "run_name= is for models that are used"),
+        (["output_dir=runs"], "output_dir= is for models that are used"),
+        (["resume=runs/good"], "resume= is for models that are used"),
+        (["resume=runs/good", "--keep-model"], "from the first round on"),
+        (["privacy=local"], "privacy=central"),
+        (["selection=public", "--canaries=200"], "leave nobody to train: write --canaries 100"),
+        (["selection=public", "--canaries=30"], "must divide the 200 clients and the 30 canaries"),
+        (["privacy.noise=auto"], "an audit is of one: write independent, spaced or cyclic"),
+        (["--canaries=600"], "at least 1200 parameters"),
+        (["--alpha=1"], "--alpha must lie in"),
+        (["--by=game", "rounds=3"], "plan of its own"),
+        (["--by=game", "--rounds=3"], "at least 20"),
+        (["--by=records", "privacy=central"], "no DP-SGD"),
+        (["--by=records", "--canaries=3"], "at least 20"),
+        (["task=csv"], "writes down the noise of each round: task=csv reads data of your own"),
+        (["--by=records", "task=csv"], "no ledger is charged for an audited training: task=csv"),
+        (["--scores=missing.npz", "--claim=1", "--delta=1e-5"], "missing.npz"),
+    ],
+)
+def test_what_can_not_be_audited_is_one_line_before_anything_starts(
+    arguments: list[str], told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    result = call(*arguments)
+    assert result.exit_code == 2
+    assert told in " ".join(result.stderr.split())
+    assert not (tmp_path / "audits").exists()
+
+
+def test_scores_without_a_claim_are_refused(tmp_path: Path) -> None:
+    result = call("--scores", scores(tmp_path, 1.0))
+    assert result.exit_code == 2
+    assert "--claim" in result.stderr
+
+
+def test_flowers_wrappers_fail_the_game_with_status_1() -> None:
+    result = call("--against=flower", "--rounds=20", "--json")
+    assert result.exit_code == 1
+    fixed, adaptive = json.loads(result.stdout)["audits"]
+    assert fixed["verdict"] == adaptive["verdict"] == "violated"
+
+
+def test_scores_keep_their_claim_whatever_order_they_come_in() -> None:
+    rng = np.random.default_rng(0)
+    out, there = np.sort(rng.normal(size=1000)), np.sort(rng.normal(size=1000))
+    report = report_of_scores(out, there, claim=0.1, delta=1e-5, alpha=1e-6, subject="sorted")
+    assert report.stands
+
+
+def test_a_finding_without_an_epsilon_stands_or_is_caught() -> None:
+    stands = Finding(name="a", alpha=1e-6)
+    caught = Finding(name="b", alpha=1e-6, caught=True, seen="everything")
+    assert stands.stands
+    assert not AuditReport(subject="s", findings=(stands, caught)).stands
+    report = AuditReport(subject="s", findings=(stands, caught))
+    assert audit_table(report).row_count == 2
+    assert audit_lines(report)[-1] == "VIOLATED: b"
+    assert [confidence(alpha) for alpha in (0.05, 1e-6)] == ["0.95", "0.999999"]
+
+
+@pytest.mark.simulation
+@pytest.mark.xdist_group("simulation")
+def test_a_small_training_is_audited_through_flowers_engine(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [
+            *(str(Path(sys.executable).parent / "fl-dp"), "audit", "--json", "--canaries=100"),
+            *("task.num_clients=10", "rounds=2", "simulation.units_per_node=50"),
+            "simulation.engine=flower",
+        ],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    (audit,) = json.loads(done.stdout)["audits"]
+    finding, *others = audit["findings"]
+    assert audit["verdict"] == finding["verdict"] == "stands"
+    assert len(others) == 5  # four on the noise, one on the coins
+    assert finding["claim"] == pytest.approx(8.0, rel=0.01)
+    (folder,) = (tmp_path / "audits").iterdir()
+    names = {path.name for path in folder.iterdir()}
+    assert names >= {"audit.json", "canaries.npz", "ledger.db", "privacy.json"}
+    assert not names & {"model.safetensors", "checkpoint.safetensors"}  # canaries moved them

@@ -1,0 +1,394 @@
+"""Canary clients in a training: drawn, clipped, summed and charged as every client is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Error, Message, RecordDict
+from local_grid import FIRST_NODE, LocalGrid
+from wrong_systems import ShuffledDeck, one_draw_for_both_halves, stream_by
+
+from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
+from fl_dp.accounting import (
+    CyclicSampling,
+    PoissonSampling,
+    VisibleSampling,
+    optimal_coefficients,
+)
+from fl_dp.accounting.trade_off import trade_off
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.settings import SETTINGS_KEY, Settings
+from fl_dp.app.workload import initial_arrays_of
+from fl_dp.lab.audit.cohorts import COHORTS
+from fl_dp.lab.audit.correlated_run import WhoseTurn
+from fl_dp.lab.audit.noise import NEW_COORDINATES, ONE_SIZE
+from fl_dp.lab.audit.verdict import Finding
+from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run
+from fl_dp.lab.games.canary_client import app, canary_update
+from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun, require_auditable
+from fl_dp.lab.games.canary_server import SeenRun, read_seen, seen_by, write_seen
+from fl_dp.lab.games.judged_run import findings_of
+from fl_dp.lab.games.watched import WatchedFedAvg
+from fl_dp.mechanisms import BandedStream, FixedClipping
+from fl_dp.plan import Banded, CentralNoise
+from fl_dp.strategies import Released, Selection
+from fl_dp.updates import VectorLayout
+
+OVERRIDES = ("task.num_clients=6", "simulation.units_per_node=50", "clipping.norm=0.5")
+RUN = CanaryRun(count=200, seed=1)
+ROUNDS, RATE, Z = 4, 0.75, 2.0
+
+
+@pytest.fixture(scope="module")
+def settings() -> Settings:
+    return compose_settings(OVERRIDES)
+
+
+def answer(message: Message, place: int) -> Message:
+    """Answer with the audited app, as a simulated node would; what it raises is an error."""
+    config: dict[str, Any] = {"partition-id": place, "num-partitions": 100}
+    context = Context(1, FIRST_NODE + place, config, RecordDict(), {RUN_KEY: RUN.to_json()})
+    try:
+        return app(message, context)
+    except Exception as error:
+        return Message(Error(code=2, reason=repr(error)), reply_to=message)
+
+
+class AnEighthOfTheNoise(WatchedFedAvg):
+    """Adds an eighth of what is charged; its auditor goes by the charge."""
+
+    def make_mode(self, reservation: Any, *rest: Any) -> Any:
+        less = replace(reservation, noise_multiplier=reservation.noise_multiplier / 8)
+        return super().make_mode(less, *rest)
+
+    def _settle(self, released: Any) -> None:
+        super()._settle(released)
+        self.seen[-1] = replace(self.seen[-1], noise_multiplier=Z)
+
+
+@pytest.fixture
+def trained(settings: Settings, tmp_path: Path) -> Iterator[Any]:
+    def train(
+        kind: type[WatchedFedAvg],
+        rounds: int = ROUNDS,
+        rate: float = RATE,
+        selection: Selection | None = None,
+    ) -> WatchedFedAvg:
+        plan = PrivacyPlan.of(
+            budget=PrivacyBudget(epsilon=1e6, delta=1e-3),
+            rounds=rounds,
+            sampling=PoissonSampling(sampling_rate=rate),
+            noise_multiplier=Z,
+            clipping=FixedClipping(norm=0.5),
+            num_clients=6,
+            units_per_node=50,
+            contribution_check=False,
+        )
+        nodes = 1 + RUN.more_nodes(settings)
+        with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
+            strategy = kind(
+                plan=plan, ledger=ledger, roster_may_grow=True, run=RUN, selection=selection
+            )
+            strategy.start(
+                LocalGrid(answer, nodes, introduces=True),
+                initial_arrays_of(settings),
+                num_rounds=rounds,
+                train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
+            )
+            strategy.claim = ledger.epsilon().best  # type: ignore[attr-defined]  # kept for the test
+        return strategy
+
+    yield train
+
+
+IN_PLACE = CanaryRun(count=200, seed=1, in_place=True)
+PLACES = ("task.num_clients=400", "simulation.units_per_node=50", "clipping.norm=0.5")
+CORRELATED: dict[str, dict[str, Any]] = {
+    "spaced": {
+        "sampling": VisibleSampling(cohort=100, separation=4),
+        "participation_cap": 2,
+        "correlation": Banded(coefficients=optimal_coefficients(8, 4)),
+    },
+    "cyclic": {
+        "sampling": CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=0.5)),
+        "correlation": Banded(coefficients=optimal_coefficients(8, 4)),
+    },
+    "capped": {"sampling": VisibleSampling(cohort=100), "participation_cap": 2},
+}
+
+
+def audited_in_place(
+    kind: type[WatchedFedAvg], folder: Path, *, num_clients: int = 400, rounds: int = 8, **of: Any
+) -> tuple[WhoseTurn, tuple[Finding, ...]]:
+    """Train with canaries on the last nodes of fifty, and judge what the releases tell."""
+    settings = compose_settings([*PLACES, f"task.num_clients={num_clients}"])
+    nodes = num_clients // 50
+
+    def reply(message: Message, place: int) -> Message:
+        config: dict[str, Any] = {"partition-id": place, "num-partitions": nodes}
+        context = Context(
+            1, FIRST_NODE + place, config, RecordDict(), {RUN_KEY: IN_PLACE.to_json()}
+        )
+        return app(message, context)
+
+    plan = PrivacyPlan.of(
+        budget=PrivacyBudget(epsilon=1e6, delta=1e-3),
+        rounds=rounds,
+        noise_multiplier=Z,
+        clipping=FixedClipping(norm=0.5),
+        num_clients=num_clients,
+        units_per_node=50,
+        contribution_check=False,
+        **of,
+    )
+    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
+        strategy = kind(plan=plan, ledger=ledger, run=IN_PLACE)
+        strategy.start(
+            LocalGrid(reply, nodes, introduces=True),
+            initial_arrays_of(settings),
+            num_rounds=rounds,
+            train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
+        )
+        claim, history = ledger.epsilon().best, ledger.history
+    size = strategy.seen[0].along.size
+    seen = seen_by(strategy, np.zeros(size))
+    assert seen.turn is not None
+    found = findings_of(
+        seen,
+        IN_PLACE.canaries(size),
+        plan.sampling,
+        claim=claim,
+        delta=1e-3,
+        alpha=1e-6,
+        curve=trade_off(history),
+    )
+    return seen.turn, found
+
+
+@pytest.mark.parametrize("kind", [WatchedFedAvg, AnEighthOfTheNoise])
+@pytest.mark.parametrize("noise", CORRELATED)
+def test_canaries_in_the_places_of_clients_are_seen_as_often_as_they_were_asked(
+    noise: str, kind: type[WatchedFedAvg], tmp_path: Path
+) -> None:
+    turn, found = audited_in_place(kind, tmp_path, **CORRELATED[noise])
+    if noise == "cyclic":
+        assert turn.groups is not None
+        assert np.bincount(turn.groups + 1).tolist() == [0, 50, 50, 50, 50]
+    else:
+        assert turn.asked is not None
+        assert (turn.asked.sum(axis=0) == 2).all()
+    assert found[0].stands is (kind is WatchedFedAvg)
+    if kind is WatchedFedAvg:
+        assert all(each.stands for each in found)
+
+
+FALLING = tuple(4096 - 256 * band for band in range(16))
+
+
+class BandsBeyondTheSeparation(WatchedFedAvg):
+    """Gets round the check on bands: noise for units that rest for 16 rounds, and they rest for 2.
+
+    The ledger is charged as ever, one Gaussian a participation.
+    """
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        assert isinstance(self.plan.noise, CentralNoise)
+        object.__setattr__(self.plan.noise.correlation, "coefficients", FALLING)
+        self.noise_stream = BandedStream(FALLING)
+
+
+@pytest.mark.parametrize("kind", [WatchedFedAvg, BandsBeyondTheSeparation])
+def test_a_strategy_whose_bands_reach_beyond_the_separation_is_convicted(
+    kind: type[WatchedFedAvg], tmp_path: Path
+) -> None:
+    _, found = audited_in_place(
+        kind,
+        tmp_path,
+        num_clients=250,
+        rounds=24,
+        sampling=VisibleSampling(cohort=125, separation=2),
+        participation_cap=12,
+        correlation=Banded(coefficients=FALLING[:2]),
+    )
+    assert found[0].stands is (kind is WatchedFedAvg)
+
+
+def found_in(strategy: WatchedFedAvg, alpha: float) -> Finding:
+    size = strategy.seen[0].along.size
+    return finding_of_run(
+        RUN.canaries(size),
+        strategy.seen,
+        sampling_rate=RATE,
+        claim=strategy.claim,  # type: ignore[attr-defined]  # as above
+        delta=1e-3,
+        alpha=alpha,
+    )
+
+
+def test_a_whole_run_shows_its_canaries_under_the_noise_alone_and_no_more_than_it_claims(
+    trained: Any,
+) -> None:
+    strategy = trained(WatchedFedAvg)
+    seen = np.stack([each.along for each in strategy.seen])
+    there = RUN.canaries(seen.shape[1]).there
+    # What others sent is known exactly: the directions without a canary show the noise alone.
+    # 1,800 draws and about 400: five deviations each.
+    assert seen[:, RUN.count :].std() == pytest.approx(Z, rel=0.085)
+    assert seen[:, : RUN.count][:, ~there].std() == pytest.approx(Z, rel=0.18)
+    # Each is there in three of four rounds, one clipping norm long however long it was sent.
+    hits = seen[:, : RUN.count][:, there]
+    assert hits.mean() == pytest.approx(RATE, abs=5 * np.sqrt((Z**2 + 0.25) / hits.size))
+    found = found_in(strategy, 1e-6)
+    assert found.stands
+    assert found.claim == pytest.approx(2.407, abs=0.01)
+
+
+def test_a_run_with_an_eighth_of_the_noise_is_caught(trained: Any) -> None:
+    assert not found_in(trained(AnEighthOfTheNoise), 1e-6).stands
+
+
+class HalfTheNoiseTwice(WatchedFedAvg):
+    """Uses one draw for both halves of the model."""
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.noise_stream = stream_by(one_draw_for_both_halves)
+
+
+class NoiseOfTheCohort(WatchedFedAvg):
+    """Scales the noise with the number of those that were drawn."""
+
+    def make_mode(self, reservation: Any, *rest: Any) -> Any:
+        made: Any = super().make_mode(reservation, *rest)
+        inner, release = made.inner, made.inner.release
+
+        def scaled(*args: Any) -> Released:
+            released: Released = release(*args)
+            exact = inner.sums.updates.total * (inner.sums.bundle.updates.grid / DENOMINATOR)
+            factor = made.drawn / (DECK_RATE * (6 + RUN.count))
+            return replace(released, mean=exact + (released.mean - exact) * factor)
+
+        inner.release = scaled
+        return made
+
+
+SECOND_ROUNDS, DECK_RATE = 24, 0.25
+DENOMINATOR = DECK_RATE * 6
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("kind", "selection", "rows"),
+    [
+        (WatchedFedAvg, None, set()),
+        (HalfTheNoiseTwice, None, {NEW_COORDINATES}),
+        (NoiseOfTheCohort, None, {ONE_SIZE}),
+        (WatchedFedAvg, ShuffledDeck, {COHORTS}),
+    ],
+    ids=["right", "one draw for both halves", "noise by the cohort", "shuffled deck"],
+)
+def test_what_one_round_does_not_show_is_seen_in_the_rounds_of_a_training(
+    kind: type[WatchedFedAvg], selection: Any, rows: set[str], trained: Any
+) -> None:
+    strategy = trained(
+        kind, SECOND_ROUNDS, DECK_RATE, None if selection is None else selection(DECK_RATE)
+    )
+    size = strategy.seen[0].along.size
+    found = findings_of(
+        seen_by(strategy, np.zeros(size)),
+        RUN.canaries(size),
+        strategy.plan.sampling,
+        claim=strategy.claim,
+        delta=1e-3,
+        alpha=1e-6,
+    )
+    assert {each.name for each in found if not each.stands} == rows
+    assert sum(each.alpha for each in found) == pytest.approx(1e-6)
+
+
+def test_a_run_in_which_no_canary_was_asked_is_no_audit() -> None:
+    canaries = RUN.canaries(650)
+    look = SeenRound(along=np.zeros(650), noise_multiplier=1.0, of=np.zeros(650, dtype=np.bool_))
+    with pytest.raises(ValueError, match="no canary was asked"):
+        finding_of_run(canaries, [look], sampling_rate=1.0, claim=1.0, delta=1e-5, alpha=0.05)
+
+
+def test_a_canary_moves_the_model_along_its_direction_or_not_at_all() -> None:
+    model = [np.zeros((20, 20), np.float32), np.array(3), np.ones(5)]
+    canaries = RUN.canaries(405)
+    for canary in range(20):
+        moved = canary_update(model, RUN, canary, 7.0)
+        assert [array.dtype for array in moved] == [array.dtype for array in model]
+        assert moved[1] == 3  # counters stay
+        flat = np.concatenate([moved[0].ravel(), moved[2] - 1.0])
+        expected = 7.0 * canaries.direction(canary) * canaries.there[canary]
+        np.testing.assert_allclose(flat, expected, atol=1e-6)
+
+
+def test_canaries_live_on_nodes_of_their_own(settings: Settings) -> None:
+    assert RUN.more_nodes(settings) == 4
+    assert [RUN.first_on_node(settings, node) for node in (0, 1, 2, 4)] == [None, 0, 50, 150]
+    assert CanaryRun.of({RUN_KEY: RUN.to_json()}) == RUN
+
+
+@pytest.mark.parametrize(
+    ("override", "told"),
+    [
+        ("privacy=local", "privacy=central"),
+        ("selection=fixed", "selection=poisson"),
+        ("clipping=per_layer", "clipping=fixed"),
+        ("dp_sgd=on", "dp_sgd=on"),
+    ],
+)
+def test_trainings_whose_claim_canaries_do_not_test_are_refused(override: str, told: str) -> None:
+    with pytest.raises(ValueError, match=told):
+        require_auditable(compose_settings([override]))
+
+
+def test_what_was_seen_is_read_back_as_it_was_written(tmp_path: Path) -> None:
+    seen = [SeenRound(along=np.arange(4.0) + n, noise_multiplier=1.0 + n) for n in range(3)]
+    moved, coefficients = np.arange(4.0), (4096, 100)
+    for turn in (
+        None,
+        WhoseTurn(asked=np.array([[True], [False], [True]])),
+        WhoseTurn(groups=np.array([2, 0]), num_groups=3),
+    ):
+        run = SeenRun(
+            rounds=seen,
+            moved=moved,
+            indices=[4, 5, 6],
+            turn=turn,
+            coefficients=coefficients,
+            drawn=np.array([[True], [False], [True]]),
+            cohorts=np.array([3, 0, 2]),
+        )
+        write_seen(tmp_path / "seen.npz", run)
+        read = read_seen(tmp_path / "seen.npz")
+        assert [each.noise_multiplier for each in read.rounds] == [1.0, 2.0, 3.0]
+        np.testing.assert_array_equal(read.rounds[2].along, seen[2].along)
+        np.testing.assert_array_equal(read.moved, moved)
+        np.testing.assert_array_equal(read.drawn, run.drawn)
+        np.testing.assert_array_equal(read.cohorts, run.cohorts)
+        assert (read.indices, read.coefficients) == ([4, 5, 6], coefficients)
+        assert (read.turn is None) == (turn is None)
+        if turn is not None and read.turn is not None:
+            np.testing.assert_equal(asdict(read.turn), asdict(turn))
+
+
+def test_the_order_of_a_canarys_coordinates_is_the_servers(settings: Settings) -> None:
+    first = initial_arrays_of(settings)
+    moved = canary_update(first.to_numpy_ndarrays(), RUN, _one_that_is_there(), 1.0)
+    layout = VectorLayout.of(first)
+    record = ArrayRecord({n: Array(a) for n, a in zip(first.keys(), moved, strict=True)})
+    along = RUN.canaries(layout.size).along(layout.flatten(record) - layout.flatten(first))
+    assert along[_one_that_is_there()] == pytest.approx(1.0, abs=1e-5)
+
+
+def _one_that_is_there() -> int:
+    return int(np.flatnonzero(RUN.canaries(650).there)[0])

@@ -1,0 +1,95 @@
+"""The Adult loader, on a few rows in the files' own format."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_dp.tasks.datasets import sources
+from fl_dp.tasks.datasets.adult import COLUMNS, load_adult, parse_adult
+from fl_dp.tasks.datasets.columns import width
+
+TRAIN = (
+    "39, State-gov, 77516, Bachelors, 13, Never-married, Adm-clerical, Not-in-family, White, Male, "
+    "2174, 0, 40, United-States, <=50K\n"
+    "52, ?, 209642, HS-grad, 9, Married-civ-spouse, ?, Wife, Black, Female, 0, 1902, 45, ?, >50K\n"
+    "\n"
+)
+TEST = (
+    "|1x3 Cross validator\n"
+    "25, Private, 226802, 11th, 7, Never-married, Machine-op-inspct, Own-child, Black, Male, "
+    "0, 0, 40, United-States, <=50K.\n"
+)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with two tiny files, which are expected."""
+    files = {"adult.data": TRAIN, "adult.test": TEST}
+    for file, text in files.items():
+        (tmp_path / file).write_text(text)
+    made = {file: hashlib.md5(text.encode()).hexdigest() for file, text in files.items()}
+    monkeypatch.setitem(sources.SOURCES, "adult", replace(sources.SOURCES["adult"], md5=made))
+    return tmp_path
+
+
+def column(name: str) -> int:
+    """Return where a column's numbers begin."""
+    return sum(width({key: COLUMNS[key]}) for key in list(COLUMNS)[: list(COLUMNS).index(name)])
+
+
+def test_both_files_load_with_their_own_split(folder: Path) -> None:
+    adult = load_adult(str(folder))
+    assert adult.input_shape == (92,)
+    assert adult.train_y.tolist() == [0, 1]
+    assert adult.test_y.tolist() == [0]
+    assert adult.num_classes == 2
+
+
+def test_numbers_and_categories_stand_where_the_description_says() -> None:
+    rows, _ = parse_adult(TRAIN)
+    np.testing.assert_allclose(rows[0, column("age")], -1 / 15, rtol=1e-5)
+    np.testing.assert_allclose(rows[0, column("capital-gain")], 0.2174, rtol=1e-5)
+    np.testing.assert_allclose(rows[1, column("capital-loss")], 1.902, rtol=1e-5)
+    # Seven columns of categories, one 1 each.
+    categories = np.delete(rows, [column(name) for name in list(COLUMNS) if width_one(name)], 1)
+    assert categories.sum(axis=1).tolist() == [7, 7]
+
+
+def width_one(name: str) -> bool:
+    return width({name: COLUMNS[name]}) == 1
+
+
+def test_an_unknown_value_is_a_category_of_its_own() -> None:
+    rows, _ = parse_adult(TRAIN)
+    for name in ("workclass", "occupation", "native-country"):
+        assert rows[:, column(name)].tolist() == [0, 1]
+
+
+def test_a_label_may_end_with_a_full_stop() -> None:
+    assert parse_adult(TEST)[1].tolist() == [0]
+    assert parse_adult(TEST.replace("<=50K.", ">50K."))[1].tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("39, State-gov\n", "has 15 cells, this one 2"),
+        (TRAIN.replace("State-gov", "Pirate"), "'workclass' holds 'Pirate'"),
+        (TRAIN.replace("<=50K", "rich"), "'income' holds 'rich'"),
+        (TRAIN.replace("77516", "many"), "'fnlwgt' must hold numbers"),
+    ],
+)
+def test_a_row_that_can_not_be_read_is_refused(text: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        parse_adult(text)
+
+
+def test_another_file_is_refused(folder: Path) -> None:
+    (folder / "adult.test").write_text(TEST + TEST)
+    with pytest.raises(ValueError, match=r"adult\.test is not the published file: found md5"):
+        load_adult(str(folder))

@@ -1,0 +1,186 @@
+"""Folders of one's own images: classes and clients by name, and nothing resized."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fl_dp.tasks.datasets import DataFormat, Dataset, data, load_dataset
+
+GENERATOR = np.random.Generator(np.random.PCG64(0))
+GREY = GENERATOR.integers(0, 256, (8, 9), dtype=np.uint8)
+COLOUR = GENERATOR.integers(0, 256, (8, 9, 3), dtype=np.uint8)
+NODE = DataFormat(classes=("cat", "dog"), image_shape=(1, 8, 9), splits=("train",))
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., Any]:
+    """Return the data set of some images, given by their paths."""
+
+    def made(images: Any, data_format: Any = None) -> Dataset:
+        for path, pixels in images.items():
+            (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels).save(tmp_path / path)
+        data._load_once.cache_clear()  # the files have changed
+        return load_dataset("folder", data_dir=str(tmp_path), data_format=data_format)
+
+    return made
+
+
+PLAIN = {"train/dog/1.png": GREY, "train/cat/2.png": GREY // 2, "test/cat/1.png": GREY}
+OF_CLIENTS = {
+    "train/zoe/cat/1.png": GREY,
+    "train/ann/dog/1.png": GREY,
+    "train/zoe/dog/2.png": GREY // 2,
+    "test/cat/1.png": GREY,
+}
+
+
+def test_folders_are_classes_in_the_order_of_their_names(load: Callable[..., Any]) -> None:
+    dataset = load(PLAIN)
+    assert dataset.train_x.shape == (2, 1, 8, 9)
+    assert dataset.train_x.dtype == np.uint8
+    np.testing.assert_array_equal(dataset.train_x[:, 0], [GREY // 2, GREY])
+    assert (dataset.train_y.tolist(), dataset.test_y.tolist()) == ([0, 1], [0])
+    assert (dataset.num_classes, dataset.train_clients) == (2, None)
+    features = dataset.features(slice(None))
+    np.testing.assert_allclose(features[1, 0], GREY / 255, atol=1e-6)
+
+
+def test_colours_are_channels_first_and_scaled_channel_by_channel(load: Callable[..., Any]) -> None:
+    images = {"train/a/1.png": COLOUR, "train/b/1.png": COLOUR, "test/a/1.png": COLOUR}
+    dataset = load(images, DataFormat(mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 4.0)))
+    expected = (COLOUR.transpose(2, 0, 1) / 255 - np.reshape([0.1, 0.2, 0.3], (3, 1, 1))) / (
+        np.reshape([1.0, 2.0, 4.0], (3, 1, 1))
+    )
+    np.testing.assert_allclose(dataset.features(slice(0, 1))[0], expected, atol=1e-6)
+
+
+def test_a_public_list_of_classes_decides_their_numbers(load: Callable[..., Any]) -> None:
+    dataset = load(PLAIN, DataFormat(classes=("dog", "cat", "bird")))
+    assert (dataset.train_y.tolist(), dataset.num_classes) == ([1, 0], 3)
+
+
+def test_an_image_shape_of_one_channel_makes_colours_grey(load: Callable[..., Any]) -> None:
+    images = {"train/a/1.png": COLOUR, "train/b/1.png": GREY, "test/a/1.png": COLOUR}
+    dataset = load(images, DataFormat(image_shape=(1, 8, 9)))
+    expected = np.asarray(Image.fromarray(COLOUR).convert("L"))
+    np.testing.assert_array_equal(dataset.train_x[:, 0], [expected, GREY])
+
+
+def test_folders_of_clients_are_natural_clients(load: Callable[..., Any]) -> None:
+    dataset = load(OF_CLIENTS)
+    assert dataset.client_names == ("ann", "zoe")
+    assert dataset.train_clients.tolist() == [0, 1, 1]
+    assert dataset.train_y.tolist() == [1, 0, 1]
+
+
+def test_a_test_fraction_holds_out_images(load: Callable[..., Any]) -> None:
+    images = {f"train/{label}/{i}.png": GREY for label in "ab" for i in range(5)}
+    dataset = load(images, DataFormat(test_fraction=0.2))
+    assert (len(dataset.train_y), len(dataset.test_y)) == (8, 2)
+
+
+@pytest.mark.parametrize("images", [{"train/dog/1.png": GREY}, {"train/zoe/dog/2.png": GREY}])
+def test_a_node_s_images_are_all_its_own(
+    load: Callable[..., Any], images: dict[str, np.ndarray]
+) -> None:
+    dataset = load(images, NODE)
+    assert (dataset.train_y.tolist(), dataset.num_classes) == ([1], 2)
+    assert (dataset.train_clients, dataset.test_x.shape) == (None, (0, 1, 8, 9))
+
+
+def test_hidden_files_are_left_alone(load: Callable[..., Any], tmp_path: Path) -> None:
+    load(PLAIN)
+    for place in ("train/.DS_Store", "train/cat/.thumbnails"):
+        (tmp_path / place).write_text("")
+    assert len(load(PLAIN).train_y) == 2
+
+
+@pytest.mark.parametrize(
+    ("images", "message"),
+    [
+        (PLAIN | {"train/ann/cat/1.png": GREY}, "CLASS/IMAGE and in CLIENT/CLASS/IMAGE"),
+        (PLAIN | {"test/ann/cat/1.png": GREY}, "test.*CLASS/IMAGE and in CLIENT/CLASS/IMAGE"),
+        (
+            {"train/ann/cat/1.png": GREY, "test/ann/cat/1.png": GREY},
+            "test is public and nobody's",
+        ),
+        (PLAIN | {"train/1.png": GREY}, "1.png stands beside the classes"),
+        (PLAIN | {"train/cat/3.png": GREY[:, :8]}, r"8 x 8 pixels and not 9 x 8"),
+        (PLAIN | {"train/cat/3.tiff": GREY}, r"3\.tiff is no image that is read here: \.png"),
+        (PLAIN | {"test/a/b/c/1.png": GREY}, "c is no image that is read here"),
+    ],
+)
+def test_images_that_do_not_fit_are_refused_by_name(
+    load: Callable[..., Any], images: dict[str, np.ndarray], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(images)
+
+
+def test_a_class_that_the_public_list_lacks_is_refused(load: Callable[..., Any]) -> None:
+    with pytest.raises(ValueError, match=r"train: labels .* does not list: 'dog'; .*'cat', 'cow'"):
+        load(PLAIN, DataFormat(classes=("cat", "cow")))
+
+
+@pytest.mark.parametrize("content", [b"no image", b"\x89PNG\r\n\x1a\n", b"P5 9 8 255 " + bytes(72)])
+def test_a_file_that_is_no_image_is_refused_by_name(
+    load: Callable[..., Any], tmp_path: Path, content: bytes
+) -> None:
+    load(PLAIN)
+    (tmp_path / "train/cat/3.png").write_bytes(content)
+    with pytest.raises(ValueError, match=r"3\.png can't be read"):
+        load({})
+
+
+def test_an_image_that_is_cut_short_is_refused_by_name(
+    load: Callable[..., Any], tmp_path: Path
+) -> None:
+    load(PLAIN)
+    file = tmp_path / "train/cat/2.png"
+    file.write_bytes(file.read_bytes()[:-40])
+    with pytest.raises(ValueError, match=r"2\.png can't be read"):
+        load({})
+
+
+def test_parts_that_are_missing_or_empty_are_an_error(
+    load: Callable[..., Any], tmp_path: Path
+) -> None:
+    with pytest.raises(FileNotFoundError, match="train is missing"):
+        load({"test/cat/1.png": GREY})
+    (tmp_path / "train" / "cat").mkdir(parents=True)
+    with pytest.raises(ValueError, match="train holds no images: put them into"):
+        load({})
+
+
+@pytest.mark.parametrize("key", ["classes", "image_shape"])
+def test_a_model_s_shape_never_comes_from_one_node_s_images(
+    load: Callable[..., Any], key: str
+) -> None:
+    without: dict[str, Any] = {key: None}
+    with pytest.raises(ValueError, match=rf"task\.{key} must be given where nodes bring"):
+        load(PLAIN, replace(NODE, **without))
+
+
+@pytest.mark.parametrize("key", ["columns", "client_column"])
+def test_what_is_for_tables_is_refused_for_folders(load: Callable[..., Any], key: str) -> None:
+    given: dict[str, Any] = {key: ("x",)}
+    with pytest.raises(ValueError, match=rf"task\.{key} is for tables"):
+        load(PLAIN, DataFormat(**given))
+
+
+def test_pillow_is_asked_for_where_it_is_missing(
+    load: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    load(PLAIN)
+    monkeypatch.setitem(sys.modules, "PIL.Image", None)
+    with pytest.raises(ModuleNotFoundError, match=r"task=folder needs PIL.*fl-dp\[images\]"):
+        load({})

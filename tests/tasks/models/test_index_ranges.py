@@ -1,0 +1,164 @@
+"""No index out of its range reaches a kernel, where a GPU would end the process's use of it."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fl_dp.clients.clipped_gradients import ClippedGradients, GhostGradients
+from fl_dp.clients.record_gradients import LossOfEach
+from fl_dp.tasks.models.index_ranges import (
+    require_labels,
+    require_targets,
+    tables_of,
+    tokens_in_range,
+)
+from fl_dp.tasks.training import evaluate, train_locally
+
+TOKENS, CLASSES = 5, 3
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+
+class Assertion(BaseException):
+    """What a GPU's assertion is like: nothing that catches exceptions survives it."""
+
+
+def _asserting(kernel: Any, end: Callable[[Tensor], int], ignored: int | None) -> Any:
+    def called(first: Tensor, second: Tensor, *args: Any, **options: Any) -> Any:
+        # Indices are the one, and what they choose from is the other.
+        indices, chosen = (second, first) if first.is_floating_point() else (first, second)
+        named = indices if ignored is None else indices[indices != ignored]
+        if named.numel() and (int(named.min()) < 0 or int(named.max()) >= end(chosen)):
+            raise Assertion
+        return kernel(first, second, *args, **options)
+
+    return called
+
+
+@pytest.fixture(autouse=True)
+def _as_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, end, ignored in (
+        ("embedding", lambda table: len(table), None),
+        ("cross_entropy", lambda logits: logits.shape[1], -100),
+    ):
+        kernel = getattr(functional, name)
+        monkeypatch.setattr(functional, name, _asserting(kernel, end, ignored))
+
+
+def test_the_stand_in_asserts() -> None:
+    with pytest.raises(Assertion):
+        reader()(torch.tensor([[0, TOKENS]]))
+    with pytest.raises(Assertion):
+        nn.CrossEntropyLoss()(torch.zeros(1, CLASSES), torch.tensor([-1]))
+
+
+def reader() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(TOKENS, 4), nn.Flatten(), nn.Linear(8, CLASSES))
+
+
+def texts(count: int = 6) -> tuple[Tensor, Tensor]:
+    return torch.arange(2 * count).view(count, 2) % TOKENS, torch.arange(count) % CLASSES
+
+
+WRONG = pytest.mark.parametrize("wrong", [-1, 5, 2**62, -(2**63)])
+
+
+@WRONG
+@pytest.mark.parametrize("what", ["token", "label"])
+@pytest.mark.parametrize("kind", [ClippedGradients, GhostGradients])
+def test_dp_sgd_refuses_it_before_table_and_loss_do(
+    kind: type[ClippedGradients], what: str, wrong: int
+) -> None:
+    gradients = kind(reader(), LossOfEach(nn.CrossEntropyLoss()), clipping_norm=1.0)
+    x, y = texts()
+    (x[2] if what == "token" else y[2:3])[0] = wrong
+    with pytest.raises(IndexError, match=rf"a {what} is {wrong}, and there are [35] "):
+        gradients.add(x, y)
+    assert not any(bool(each.any()) for each in gradients.totals)
+    gradients.add(*texts())  # what is right still is
+    assert gradients.records == len(y)
+    gradients.close()
+
+
+@WRONG
+@pytest.mark.parametrize("what", ["token", "label"])
+def test_local_training_and_evaluation_refuse_it(what: str, wrong: int) -> None:
+    model = reader()
+    before = copy.deepcopy(model.state_dict())
+    x, y = texts()
+    (x[-1] if what == "token" else y[-1:])[0] = wrong
+    with pytest.raises(IndexError, match=f"a {what} is {wrong}"):
+        train_locally(model, x, y, learning_rate=0.1, epochs=2, batch_size=100, seed=0)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+    with pytest.raises(IndexError, match=f"a {what} is {wrong}"):
+        evaluate(model, x, y)
+
+
+def test_a_label_is_refused_before_the_first_step_wherever_it_stands() -> None:
+    model, (x, y) = reader(), texts(60)
+    before = copy.deepcopy(model.state_dict())
+    for place in range(0, 60, 7):
+        labels = y.clone()
+        labels[place] = CLASSES
+        with pytest.raises(IndexError, match="a label is 3"):
+            train_locally(model, x, labels, learning_rate=0.1, epochs=1, batch_size=2, seed=0)
+    assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
+
+
+def test_what_a_loss_ignores_is_no_label() -> None:
+    outputs, targets = torch.zeros(3, CLASSES), torch.tensor([0, -100, 2])
+    require_targets(nn.CrossEntropyLoss(), outputs, targets)
+    require_targets(nn.CrossEntropyLoss(), outputs, torch.full((3,), -100))
+    with pytest.raises(IndexError, match="a label is -100"):
+        require_targets(nn.CrossEntropyLoss(ignore_index=1), outputs, targets)
+    with pytest.raises(IndexError, match="a label is -100"):
+        require_targets(nn.MultiMarginLoss(), outputs, targets)
+    # A class that is ignored is one all the same; and there may be no label at all.
+    require_labels(torch.tensor([0, 1]), CLASSES, ignored=1)
+    require_labels(torch.zeros(0, dtype=torch.int64), CLASSES)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -1e-6, 1.0 + 1e-6])
+def test_probabilities_that_are_none_are_refused_before_the_loss(value: float) -> None:
+    outputs, targets = torch.tensor([[0.0], [1.0], [0.5]]), torch.ones(3, 1)
+    require_targets(nn.BCELoss(), outputs, targets)
+    outputs[1] = value
+    with pytest.raises(ValueError, match="not in \\[0, 1\\]: end the model in a sigmoid"):
+        require_targets(nn.BCELoss(), outputs, targets)
+
+
+@pytest.mark.parametrize(
+    ("loss", "targets"),
+    [
+        (nn.CrossEntropyLoss(), torch.full((2, CLASSES), 9.0)),  # of probabilities
+        (nn.MSELoss(), torch.full((2, CLASSES), 9)),
+        (nn.BCEWithLogitsLoss(), torch.full((2, CLASSES), math.nan)),
+    ],
+)
+def test_targets_that_are_no_labels_are_left_to_the_loss(loss: Any, targets: Tensor) -> None:
+    require_targets(loss, torch.zeros(2, CLASSES), targets)
+
+
+def test_tables_are_looked_at_only_meanwhile() -> None:
+    bag = nn.EmbeddingBag(TOKENS, 2)
+    model = nn.ModuleList([reader(), bag])
+    assert tables_of(model) == [model[0][0], bag]  # type: ignore[index]
+    with pytest.raises(IndexError, match="a token is 7"), tokens_in_range(tables_of(model)):
+        bag(torch.tensor([[7]]))
+    assert not any(each._forward_pre_hooks for each in tables_of(model))
+
+
+def test_arrays_of_another_kind_are_refused_alike() -> None:
+    x: Any = np.array([[0, 1], [2, 9]], np.int32)
+    y: Any = np.array([0, 1], np.int32)
+    with pytest.raises(IndexError, match="a token is 9"):
+        train_locally(reader(), x, y, learning_rate=0.1, epochs=1, batch_size=1, seed=0)

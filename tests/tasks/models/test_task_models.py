@@ -1,0 +1,248 @@
+"""Models: their shapes, their repeatable start, and their state as arrays."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from fl_dp.tasks.models import MODELS, build_model, get_arrays, set_arrays
+
+ON_TOKENS = ("gru", "lstm")
+ON_IMAGES = tuple(name for name in MODELS if name not in ON_TOKENS)
+VOCABULARY = 11
+NAMES = pytest.mark.parametrize("name", MODELS)
+NAMES_AND_SHAPES = pytest.mark.parametrize(
+    ("name", "shape"),
+    [(name, shape) for name in ON_IMAGES for shape in [(1, 8, 8), (1, 28, 28), (3, 32, 32)]]
+    + [(name, (length,)) for name in ON_TOKENS for length in (1, 12)],
+)
+
+
+def build(name: str = "mlp", shape: Any = None, **changes: Any) -> nn.Module:
+    arguments: dict[str, Any] = {
+        "num_classes": 10,
+        "seed": 0,
+        "hidden": 8,
+        "input_shape": (1, 8, 8),
+    }
+    if name in ON_TOKENS:
+        arguments |= {"input_shape": (12,), "vocabulary_size": VOCABULARY}
+    if shape is not None:
+        arguments["input_shape"] = shape
+    return build_model(name, **arguments | changes)
+
+
+def records(name: str, number: int, shape: Any = None) -> torch.Tensor:
+    """Return random inputs of the kind that a model takes."""
+    if name in ON_TOKENS:
+        return torch.randint(0, VOCABULARY, (number, *(shape or (12,))))
+    return torch.rand(number, *(shape or (1, 8, 8)))
+
+
+def same(first: Iterable[np.ndarray], second: Iterable[np.ndarray]) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+@NAMES_AND_SHAPES
+def test_every_model_gives_one_logit_a_class(name: str, shape: Any) -> None:
+    assert build(name, shape)(records(name, 5, shape)).shape == (5, 10)
+    assert build(name, shape)(records(name, 0, shape)).shape == (0, 10)
+
+
+@NAMES_AND_SHAPES
+def test_a_record_is_scored_alike_alone_and_in_a_batch(name: str, shape: Any) -> None:
+    x = records(name, 4, shape)
+    model = build(name, shape)
+    torch.testing.assert_close(model(x)[2:3], model(x[2:3]), atol=1e-5, rtol=1e-4)
+
+
+@NAMES
+def test_no_model_has_batch_statistics(name: str) -> None:
+    model = build(name)
+    assert not any(isinstance(m, nn.modules.batchnorm._NormBase) for m in model.modules())
+    assert list(model.buffers()) == []
+
+
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "logistic"])
+def test_the_seed_decides_the_weights(name: str) -> None:
+    def weights(seed: int) -> Iterable[np.ndarray]:
+        return get_arrays(build(name, seed=seed)).values()
+
+    torch.manual_seed(1)
+    first = weights(3)
+    torch.manual_seed(2)
+    assert same(first, weights(3))
+    assert not same(first, weights(4))
+
+
+@NAMES
+def test_building_leaves_the_global_random_state_alone(name: str) -> None:
+    before = torch.random.get_rng_state()
+    build(name)
+    assert torch.equal(torch.random.get_rng_state(), before)
+
+
+def test_building_ignores_the_default_device() -> None:
+    expected = get_arrays(build()).values()
+    with torch.device("meta"):
+        assert same(expected, get_arrays(build()).values())
+
+
+def test_logistic_starts_at_zero() -> None:
+    assert all(not array.any() for array in get_arrays(build("logistic")).values())
+
+
+def test_hidden_sets_the_width() -> None:
+    assert get_arrays(build("mlp", hidden=17))["1.weight"].shape == (17, 64)
+    assert get_arrays(build("cnn", hidden=17))["9.weight"].shape == (17, 64)
+    assert get_arrays(build("resnet18", hidden=6))["stem.weight"].shape == (6, 1, 3, 3)
+    assert get_arrays(build("gru", hidden=17))["cell.hh.weight"].shape == (3 * 17, 17)
+    assert get_arrays(build("lstm", hidden=17))["cell.hh.weight"].shape == (4 * 17, 17)
+
+
+def test_resnet18_is_the_published_network() -> None:
+    model = build("resnet18", (3, 32, 32), hidden=64)
+    layers = [m for m in model.modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    on_the_path = [m for m in layers if getattr(m, "kernel_size", None) != (1, 1)]
+    assert len(on_the_path) == 18
+    # As many as with BatchNorm: its scales and shifts are GroupNorm's.
+    assert sum(values.size for values in get_arrays(model).values()) == 11_173_962
+    reached = []
+    blocks = model.get_submodule("blocks")
+    blocks.register_forward_hook(lambda *args: reached.append(args[-1].shape))
+    model(torch.rand(1, 3, 32, 32))
+    assert reached == [(1, 512, 4, 4)]
+
+
+@pytest.mark.parametrize("width", [1, 3, 4, 17, 64])
+def test_no_group_of_resnet18_is_too_small_to_be_normalised(width: int) -> None:
+    model = build("resnet18", hidden=width)
+    groups = [m for m in model.modules() if isinstance(m, nn.GroupNorm)]
+    assert all(m.num_channels // m.num_groups >= 4 or m.num_groups == 1 for m in groups)
+    in_the_last_stage = [m for m in groups if m.num_channels == 8 * width]
+    assert all(m.num_channels // m.num_groups >= 4 for m in in_the_last_stage)
+    assert width != 64 or {m.num_groups for m in groups} == {16}
+
+
+@pytest.mark.parametrize(("name", "layer"), [("gru", nn.GRU), ("lstm", nn.LSTM)])
+def test_a_recurrent_model_is_torch_s_own_layer_between_embedding_and_head(
+    name: str, layer: type[nn.GRU] | type[nn.LSTM]
+) -> None:
+    model: Any = build(name)  # its parts are called below
+    tokens = records(name, 4)
+    reference = layer(8, 8, batch_first=True)
+    state = {
+        f"{kind}_{part}_l0": getattr(getattr(model.cell, part), kind).detach()
+        for kind in ("weight", "bias")
+        for part in ("ih", "hh")
+    }
+    reference.load_state_dict(state)
+    states, _ = reference(model.embedding(tokens))
+    torch.testing.assert_close(model(tokens), model.head(states[:, -1]))
+
+
+def test_every_weight_has_one_name() -> None:
+    for name in MODELS:
+        model = build(name)
+        assert list(model.state_dict()) == [key for key, _ in model.named_parameters()]
+
+
+def test_opacus_is_asked_for_where_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "opacus.layers.dp_rnn", None)
+    with pytest.raises(ModuleNotFoundError, match=r"'gru' is built on Opacus.*fl-dp\[torch\]"):
+        build("gru")
+    build("resnet18")
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("resnet", {}, "'resnet'; write one of logistic, mlp, cnn, resnet18, gru, lstm"),
+        ("resnet18", {"input_shape": (1, 7, 8)}, "'resnet18' needs .* sides of at least 8"),
+        ("mlp", {"vocabulary_size": 9}, "'mlp' takes numbers.*tokens; write one of gru, lstm"),
+        ("lstm", {"vocabulary_size": None}, "'lstm' reads tokens.*write one of logistic, mlp"),
+        ("cnn", {"input_shape": (1, 7, 8)}, "sides of at least 8"),
+        ("cnn", {"input_shape": (64,)}, r"input_shape is \(64,\)"),
+        ("mlp", {"input_shape": ()}, r"input_shape is \(\)"),
+        ("mlp", {"num_classes": 1}, "num_classes is 1; write at least 2"),
+        ("mlp", {"hidden": 0}, "hidden is 0; write at least 1"),
+        ("mlp", {"seed": -1}, "seed is -1; write at least 0"),
+    ],
+)
+def test_arguments_out_of_range_are_refused(
+    name: str, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        build(name, **changes)
+
+
+@NAMES
+def test_arrays_round_trip_in_state_dict_order(name: str) -> None:
+    source, target = build(name, seed=1), build(name, seed=2)
+    arrays = get_arrays(source)
+    assert list(arrays) == list(source.state_dict())
+    set_arrays(target, list(arrays.values()))
+    assert same(get_arrays(target).values(), arrays.values())
+
+
+def test_arrays_share_no_memory_with_the_model() -> None:
+    model = build()
+    arrays = get_arrays(model)
+    for array in arrays.values():
+        array[...] = 7
+    assert not any((array == 7).any() for array in get_arrays(model).values())
+    set_arrays(model, list(arrays.values()))
+    for array in arrays.values():
+        array[...] = 8
+    assert all((array == 7).all() for array in get_arrays(model).values())
+
+
+@pytest.mark.filterwarnings("error")
+def test_read_only_strided_and_double_arrays_are_taken() -> None:
+    model = build()
+    arrays = []
+    for array in get_arrays(model).values():
+        array = np.asfortranarray(np.ones_like(array, dtype=np.float64))[..., ::-1]
+        array.setflags(write=False)
+        arrays.append(array)
+    set_arrays(model, arrays)
+    assert all(
+        array.dtype == np.float32 and (array == 1).all() for array in get_arrays(model).values()
+    )
+
+
+def test_a_wrong_number_of_arrays_is_refused() -> None:
+    arrays = list(get_arrays(build()).values())
+    with pytest.raises(ValueError, match="got 5 arrays for 6 entries"):
+        set_arrays(build(), arrays[:-1])
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (np.zeros(11, np.float32), r"'5.bias' has shape \(11,\); give shape \(10,\)"),
+        (np.zeros((1, 10), np.float32), r"'5.bias' has shape \(1, 10\)"),
+        (np.zeros(10, np.complex64), "'5.bias' is complex64; give float32"),
+    ],
+)
+def test_an_array_that_does_not_fit_is_refused_and_nothing_is_written(
+    wrong: np.ndarray, message: str
+) -> None:
+    model = build()
+    before = get_arrays(model)
+    arrays = [array + 1 for array in before.values()]
+    with pytest.raises(ValueError, match=message):
+        set_arrays(model, [*arrays[:-1], wrong])
+    assert same(get_arrays(model).values(), before.values())
+
+
+def test_set_arrays_keeps_the_parameters_trainable() -> None:
+    model = build()
+    set_arrays(model, list(get_arrays(model).values()))
+    assert all(parameter.requires_grad for parameter in model.parameters())

@@ -1,0 +1,339 @@
+"""Pages: what they show of runs, and what hostile folders and addresses do to them: nothing."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from dashboards import dashboard_of, png, reader
+from starlette.testclient import TestClient
+from written_runs import write_run
+
+from fl_dp.viewer.dashboard.shown_runs import MOST_COMPARED
+
+SCRIPT = "<script>alert(1)</script><img src=x onerror=alert(1)>'\"{{7*7}}"
+
+
+def client_of(root: Path) -> TestClient:
+    return reader(dashboard_of(root).site())
+
+
+class Tags(HTMLParser):
+    """Elements of a page with their attributes."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def require_harmless(text: str) -> None:
+    """Check that a page has the scripts, addresses and attributes of our own templates alone."""
+    for tag, attributes in Tags(text).found:
+        if tag == "script":
+            src = attributes.get("src") or ""
+            assert src.startswith("/static/") or attributes["type"] == "application/json"
+        assert (
+            tag not in ("iframe", "object", "embed", "base", "meta")
+            or "content" in attributes
+            or ("charset" in attributes)
+        )
+        for name, value in attributes.items():
+            assert not name.startswith("on"), (tag, name)
+            assert name != "style"
+            if name in ("href", "src", "action"):
+                assert re.match(r"(/(?!/)|\?|#)", value or ""), (tag, name, value)
+
+
+def test_the_list_shows_every_run_with_state_accuracy_and_epsilon(tmp_path: Path) -> None:
+    write_run(tmp_path / "first", epsilon=2.0)
+    write_run(tmp_path / "second", done=2)
+    page = client_of(tmp_path).get("/").text
+    for shown in ("first", "second", "finished", "stopped", "90.0%", "2 / 2", "2 / 4", "digits"):
+        assert shown in page
+    assert "2 of 2 runs" in page
+
+
+@pytest.mark.parametrize(
+    ("query", "found"),
+    [
+        ("", {"a", "b", "s/run-0"}),
+        ("q=seed%3D7", {"b"}),
+        ("q=SEED=7+rounds", {"b"}),
+        ("q=no-such-word", set()),
+        ("state=stopped", {"a"}),
+        ("task=breast_cancer", {"b"}),
+        ("sweep=s", {"s/run-0"}),
+        ("state=nonsense", set()),
+        ("sort=nonsense&page=-1", {"a", "b", "s/run-0"}),
+        ("page=" + "9" * 5000, {"a", "b", "s/run-0"}),
+        ("page=2", {"a", "b", "s/run-0"}),
+    ],
+)
+def test_search_and_filter(three: TestClient, query: str, found: set[str]) -> None:
+    page = three.get(f"/?{query}").text
+    links = [at.get("href") or "" for tag, at in Tags(page).found if tag == "a"]
+    assert {link[5:] for link in links if link.startswith("/run/")} == found
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    root = tmp_path_factory.mktemp("runs")
+    write_run(root / "a", done=2)
+    write_run(root / "b", "seed=7", "task.name=breast_cancer")
+    write_run(root / "s" / "run-0")
+    cells = [{"name": "run-0", "variant": "schedule=cosine", "place": None}]
+    (root / "s" / "sweep.json").write_text(json.dumps({"cells": cells}))
+    return client_of(root)
+
+
+def test_runs_are_sorted_as_asked(tmp_path: Path) -> None:
+    for name, epsilon in (("x", 3.0), ("y", 1.0), ("z", 2.0)):
+        write_run(tmp_path / name, epsilon=epsilon)
+    page = client_of(tmp_path).get("/?sort=epsilon").text
+    assert re.findall(r'href="/run/(\w)"', page) == ["y", "z", "x"]
+
+
+def test_a_long_list_has_pages(tmp_path: Path) -> None:
+    for n in range(101):
+        (tmp_path / f"{n:03}").mkdir()
+        (tmp_path / f"{n:03}" / "config.yaml").write_text("seed: 0\n")
+    client = client_of(tmp_path)
+    first, second = client.get("/?sort=name").text, client.get("/?sort=name&page=2").text
+    assert 'href="/run/099"' in first
+    assert 'href="/run/100"' not in first
+    assert 'href="/run/100"' in second
+    assert 'href="/?sort=name&amp;page=2"' in first
+
+
+def test_a_run_s_page_has_plan_statement_settings_and_log(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", rounds=5, done=3)
+    (path / "run.log").write_text("the last line\n")
+    page = client_of(tmp_path).get("/run/a").text
+    for shown in ("what happened", "one client&#39;s whole contribution", "the last line"):
+        assert shown in page
+    assert re.search(r"rounds</th><td[^>]*>5</td><td[^>]*>3</td>", page)
+    assert "selection.sampling_rate" in page
+    assert "fl-dp run resume=" in page  # it was stopped: what to do
+
+
+def test_the_curve_s_numbers_stand_in_a_table_too(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", rounds=300)
+    client = client_of(tmp_path)
+    table = client.get("/run/a").text.partition("curves as a table")[2].partition("</table>")[0]
+    assert table.count("<tr>") == 1 + 20
+    points = client.get("/points/a").json()["points"]
+    assert len(points) == 301
+    assert points[-1][:4] == [300, pytest.approx(0.9), pytest.approx(0.8), 8.0]
+
+
+def test_a_server_app_s_exception_is_shown_with_what_to_do(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", done=1, stated=False)
+    (path / "run.log").write_text("ERROR the run failed\nValueError: no such file\n")
+    page = client_of(tmp_path).get("/run/a").text
+    assert "The run failed" in page
+    assert "ValueError: no such file" in page
+    assert f"resume={tmp_path / 'a'}" in page
+
+
+@pytest.mark.parametrize(("age", "pending"), [(60.0, False), (300.0, True)])
+def test_a_run_stuck_in_pending_is_told_apart_from_one_that_just_began(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, age: float, pending: bool
+) -> None:
+    now = 2_000_000_000.0
+    path = write_run(tmp_path / "a", done=0, stated=False, written=now - age)
+    (path / "metrics.jsonl").unlink()
+    monkeypatch.setattr("time.time", lambda: now)
+    site = dashboard_of(tmp_path).site()
+    page = reader(site).get("/run/a").text
+    assert ("No round yet</h" in page) is pending  # the curves' place says it, too, with a stop
+
+
+def test_a_command_to_copy_is_harmless_whatever_the_run_is_called(tmp_path: Path) -> None:
+    write_run(tmp_path / "a; touch harm", done=2)
+    page = client_of(tmp_path).get("/run/a;%20touch%20harm").text
+    assert f"fl-dp run &#39;resume={tmp_path}/a; touch harm&#39;" in page
+
+
+def test_comparison_shows_results_and_what_differs(tmp_path: Path) -> None:
+    write_run(tmp_path / "a", "seed=1", epsilon=1.0)
+    write_run(tmp_path / "b", "seed=2", epsilon=3.0)
+    page = client_of(tmp_path).get("/compare?run=a&run=b&run=a&run=gone").text
+    differing = page.partition("Settings that differ")[2]
+    assert re.search(r"seed</th><td>1</td><td>2</td>", differing)
+    assert "selection.sampling_rate" not in differing
+    assert "There is no run gone." in page
+
+
+def test_a_comparison_has_a_bound(tmp_path: Path) -> None:
+    for n in range(MOST_COMPARED + 3):
+        write_run(tmp_path / str(n), rounds=1)
+    query = "&".join(f"run={n}" for n in range(MOST_COMPARED + 3))
+    page = client_of(tmp_path).get(f"/compare?{query}").text
+    assert page.count("data-run=") == MOST_COMPARED
+
+
+def test_images_of_the_data_recovery_experiment_are_shown(tmp_path: Path) -> None:
+    png(write_run(tmp_path / "a") / "images.png")
+    client = client_of(tmp_path)
+    page = client.get("/run/a").text
+    assert 'alt="Images of the data recovery experiment: original and recovered"' in page
+    answer = client.get("/image/a/images.png")
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "image/png")
+
+
+# Hostile content.
+
+
+def test_html_in_names_settings_and_log_lines_stays_text(tmp_path: Path) -> None:
+    name = SCRIPT.replace("/", "")
+    path = write_run(tmp_path / name, done=2)
+    config = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(config.replace("name: digits", f"name: '{SCRIPT[:40]}'"))
+    (path / "run.log").write_text(f"the run failed {SCRIPT}\n")
+    statement = json.loads((path / "privacy.json").read_text())
+    statement |= {"unit": SCRIPT, SCRIPT: SCRIPT, "not_covered": [SCRIPT]}
+    (path / "privacy.json").write_text(json.dumps(statement))
+    write_run(tmp_path / "sweep" / "run-0")
+    cells = [{"name": "run-0", "variant": SCRIPT, "place": SCRIPT}]
+    (tmp_path / "sweep" / "sweep.json").write_text(json.dumps({"cells": cells}))
+    client = client_of(tmp_path)
+    pages = ["/", "/run/sweep/run-0", "/?" + "q=" + SCRIPT]
+    links = [at["href"] or "" for tag, at in Tags(client.get("/").text).found if tag == "a"]
+    pages += [link for link in links if link.startswith(("/run/", "/?sweep="))]
+    assert len(pages) >= 5
+    for page in [*pages, f"/compare?run=sweep/run-0&run={SCRIPT}"]:
+        text = client.get(page).text
+        assert client.get(page).status_code == 200, page
+        require_harmless(text)
+        assert "49" not in re.findall(r"\{\{|\b49\b", text)  # not a template either
+        assert "<img src=x" not in text
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(
+            "%2e%2e",
+            "../secret",
+            "..%2Fsecret",
+            "%2e%2e%2fsecret",
+            "%2Fetc",
+            "/etc",
+            "a%00",
+            "a/../../x",
+        ),
+        *("a%0d%0aSet-Cookie:x=1", "x" * 5000, "%ff", "a\\..\\secret", "link", "a/link", "%2e", ""),
+    ],
+)
+@pytest.mark.parametrize("page", ["run", "points", "events", "image"])
+def test_no_address_leads_out_of_the_folder(walled: TestClient, page: str, name: str) -> None:
+    for address in (f"/{page}/{name}", f"/{page}/{name}/images.png"):
+        answer = walled.get(address)
+        assert answer.status_code in (404, 405), address
+        assert "SECRET" not in answer.text
+        assert "set-cookie" not in answer.headers
+
+
+@pytest.fixture(scope="module")
+def walled(tmp_path_factory: pytest.TempPathFactory) -> TestClient:
+    folder = tmp_path_factory.mktemp("walled")
+    secret = write_run(folder / "secret")
+    (secret / "run.log").write_text("SECRET")
+    png(secret / "images.png")
+    path = write_run(folder / "runs" / "a")
+    (folder / "runs" / "link").symlink_to(secret)
+    (path / "link").symlink_to(secret)
+    (path / "images.png").symlink_to(secret / "images.png")
+    return client_of(folder / "runs")
+
+
+@pytest.mark.parametrize("file", ["images.png", "config.yaml", "ledger.db", "run.log", "x.png"])
+def test_an_image_is_a_png_of_a_known_name_and_no_link(walled: TestClient, file: str) -> None:
+    assert walled.get(f"/image/a/{file}").status_code == 404
+
+
+def test_a_file_that_is_only_called_an_image_is_not_sent(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    (path / "images.png").write_text("<script>alert(1)</script>")
+    client = client_of(tmp_path)
+    assert client.get("/image/a/images.png").status_code == 404
+    assert "/image/" not in client.get("/run/a").text
+
+
+@pytest.mark.parametrize("name", ["..%2Fsite.py", "%2e%2e/site.py", "nothing.js", "page.css/x", ""])
+def test_static_files_are_those_of_a_list(walled: TestClient, name: str) -> None:
+    assert walled.get(f"/static/{name}").status_code == 404
+
+
+def test_broken_files_are_told_and_the_page_stands(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    (path / "privacy.json").write_text('{"epsilon": ' + "[" * 100_000)
+    (path / "metrics.jsonl").write_bytes(b'{"round": 1, "test_accuracy": NaN}\n\xff\xfe\n{]\n[]\n')
+    (path / "config.yaml").write_text("a: &a [*a]\n" * 3)
+    odd = write_run(tmp_path / "odd")
+    odd_statement = {"noise_multipliers": ["x", None, [1]], "budget": [], "not_covered": "x"}
+    (odd / "privacy.json").write_text(json.dumps(odd_statement | {"epsilon": {"pld": "1"}}))
+    client = client_of(tmp_path)
+    for page in ("/", "/run/a", "/points/a", "/run/odd", "/points/odd", "/compare?run=a&run=odd"):
+        assert client.get(page).status_code == 200, page
+    assert "unreadable" in client.get("/").text
+
+
+def test_numbers_beyond_all_measure_are_survived(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", "selection.sampling_rate=1e308", "clipping.norm=1e308")
+    huge = {"noise_multipliers": [10**400, -(10**400)], "clipping_norm": 10**400}
+    budget = {"epsilon": 10**400, "delta": 10**400}
+    said = json.loads((path / "privacy.json").read_text())
+    (path / "privacy.json").write_text(json.dumps(said | huge | {"budget": budget}))
+    client = client_of(tmp_path)
+    for page in ("/", "/run/a", "/points/a", "/compare?run=a"):
+        assert client.get(page).status_code == 200, page
+
+
+def test_a_gigabyte_of_metrics_is_not_read_whole(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", rounds=3)
+    lines = (path / "metrics.jsonl").read_bytes()
+    with (path / "metrics.jsonl").open("wb") as stream:
+        stream.seek(1 << 30)  # a hole: no disk is filled
+        stream.write(b"\n" + lines)
+    os.utime(path / "privacy.json")
+    client = client_of(tmp_path)
+    assert "3 / 3" in client.get("/").text
+    assert "only its last" in client.get("/run/a").text
+
+
+def test_a_folder_that_is_gone_is_said(tmp_path: Path) -> None:
+    root = tmp_path / "runs"
+    client = client_of(root)
+    root.rmdir()
+    answer = client.get("/")
+    assert answer.status_code == 503
+    assert "can&#39;t be read" in answer.text
+
+
+@pytest.mark.parametrize(
+    "page", ["/", "/login", "/budgets", "/run/a", "/compare?run=a", "/nowhere"]
+)
+def test_every_page_is_there_in_both_languages(tmp_path: Path, page: str) -> None:
+    write_run(tmp_path / "a")
+    client = client_of(tmp_path)
+    joint = "&" if "?" in page else "?"
+    chinese = client.get(f"{page}{joint}lang=zh")
+    assert '<html lang="zh-CN">' in chinese.text
+    assert "控制台" in chinese.text
+    assert "控制台" in client.get(page).text  # the choice is kept
+    assert '<html lang="en">' in client.get(f"{page}{joint}lang=en").text
+    require_harmless(chinese.text)
+
+
+def test_a_link_to_the_other_language_stays_on_this_host(tmp_path: Path) -> None:
+    page = client_of(tmp_path).get("http://127.0.0.1:8765//evil.example/").text
+    require_harmless(page)

@@ -1,0 +1,348 @@
+"""Starts and stops: fields as the settings have them, a price first, one run at a time."""
+
+from __future__ import annotations
+
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from dashboards import OWN, dashboard_of, pretend_command, reader
+from starlette.testclient import TestClient
+from written_runs import write_run
+
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.keys import all_keys
+from fl_dp.viewer.dashboard.start_form import (
+    FIRST,
+    GROUPS,
+    Request,
+    WrongField,
+    field_of,
+    folded,
+    offered,
+    override_of,
+    read_form,
+)
+from fl_dp.viewer.dashboard.started_runs import TOKEN_VARIABLE, NotPriced, NotStarted, StartedRuns
+from fl_dp.viewer.found_runs import RunsFolder, RunState
+
+SECONDS = 60.0  # more than anything here takes on a busy machine
+
+
+def wait_for(true: Callable[[], bool]) -> None:
+    end = time.monotonic() + SECONDS
+    while not true():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[StartedRuns]:
+    root = tmp_path / "runs"
+    root.mkdir()
+    runs = StartedRuns(root=root, command=pretend_command(tmp_path))
+    yield runs
+    for each in runs.each():
+        each.process.kill()
+        each.process.wait()
+        each.output.close()
+
+
+@pytest.fixture
+def client(started: StartedRuns) -> TestClient:
+    return reader(dashboard_of(started.root, started=started).site())
+
+
+# The form.
+
+
+def test_the_form_has_the_settings_help_and_defaults(client: TestClient) -> None:
+    page = client.get("/start").text
+    for name in ("privacy.epsilon", "rounds", "schedule.spend"):
+        assert f'name="{name}"' in page
+    key = all_keys()["privacy.epsilon"]
+    assert key.help in page
+    assert placeholder_of(key.name, page) == key.default_text
+    for name in ("rounds", "client.learning_rate"):  # digits' own would not be what fashion gets
+        assert placeholder_of(name, page) == "by task, model and privacy"
+
+
+def placeholder_of(name: str, page: str) -> str:
+    found = re.search(rf'name="{re.escape(name)}"[^>]* placeholder="([^"]*)"', page)
+    assert found is not None
+    return found[1]
+
+
+def test_every_field_is_a_key_and_shown_once() -> None:
+    shown = [*FIRST, *(key.name for keys in folded().values() for key in keys)]
+    assert sorted(shown) == sorted(offered())
+    assert set(shown) <= set(all_keys())
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("output_dir", "resume", "task.data_dir", "dp_sgd.ledger_dir", "secure_sum.roster"),
+        *("privacy.insecure_seed", "simulation.num_cpus", "sweep.axis", "recovery.attacks"),
+        *("privacy.witness_dir", "tracking.uri", "tracking.mode"),
+    ],
+)
+def test_no_form_chooses_folders_predictable_noise_or_the_machine(name: str) -> None:
+    assert name not in offered()
+    assert not any(name in each for each in read_form({name: "/etc"}).overrides)
+
+
+def test_no_key_of_a_folder_or_file_was_forgotten() -> None:
+    """A new key whose help speaks of a folder or a file has to be looked at here."""
+    suspects = {
+        name
+        for name, key in offered().items()
+        if re.search(r"\b(folder|file|path|director)", key.help, re.IGNORECASE)
+    }
+    assert suspects <= {"report"}
+
+
+def test_empty_fields_keep_defaults_and_others_become_overrides() -> None:
+    request = read_form({"task": "digits", "rounds": " 7 ", "privacy.epsilon": "", "seed": "3"})
+    assert request.overrides == ("task=digits", "seed=3", "rounds=7")
+    assert request.settings.rounds == 7
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("rounds", "many"),
+        ("rounds", "-1"),
+        ("rounds", "1,2"),
+        ("privacy.epsilon", "1e999999"),
+        ("selection.sampling_rate", "2"),
+        ("clipping.norm", "-0.5"),
+        ("task", "nothing"),
+        ("task.partition", "fair"),
+        ("run_name", "../up"),
+        ("run_name", "-x"),
+        ("privacy.contribution_check", "perhaps"),
+        ("privacy.epsilon", "${oc.env:HOME}"),
+        ("task", "csv"),
+    ],
+)
+def test_an_error_is_told_at_its_field(name: str, value: str) -> None:
+    with pytest.raises(WrongField) as error:
+        read_form({name: value, "seed": "1"})
+    assert error.value.field == name
+    assert name in error.value.text
+
+
+COLUMN = all_keys()["task.label_column"]
+
+
+@pytest.mark.parametrize("value", ["$HOME", 'a"b', "a'b", "a,b", "a=b", "[x]", "a b", "\\", "列"])
+def test_a_text_is_taken_as_it_is_written(value: str) -> None:
+    """No character of it means anything to Hydra."""
+    own = ["task=csv", "task.data_dir=/x", override_of(COLUMN, value)]
+    assert compose_settings(own).task.label_column == value
+
+
+@pytest.mark.parametrize("value", ["${oc.env:HOME}", "\\${oc.env:HOME}", "a\nb", "x" * 501])
+def test_a_text_that_could_read_the_environment_is_refused(value: str) -> None:
+    with pytest.raises(WrongField):
+        override_of(COLUMN, value)
+
+
+def test_an_error_that_names_no_field_is_told_above_the_form() -> None:
+    assert field_of("something went wrong", {}) == ""
+    assert field_of("privacy.mode=none promises nothing", {"privacy": "none"}) == "privacy"
+    assert field_of("rounds and seed exclude each other", {"seed": "1"}) == "seed"
+    assert set(GROUPS) >= {"task", "privacy"}
+
+
+def test_the_page_shows_an_error_at_its_field_and_keeps_what_was_written(
+    client: TestClient,
+) -> None:
+    form = {"rounds": "0", "seed": "5"}
+    answer = client.post("/price", data=form, headers=OWN)
+    assert answer.status_code == 422
+    [field] = re.findall(r"<input[^>]*aria-invalid[^>]*>", answer.text)
+    assert 'name="rounds"' in field
+    assert 'aria-describedby="h-rounds e-rounds"' in field
+    assert re.search(r'id="e-rounds"[^>]*>rounds must be at least 1, got 0', answer.text)
+    assert 'name="seed" value="5"' in answer.text
+    hostile = {"privacy.epsilon": '"><script>alert(1)</script>', "run_name": "<script>"}
+    assert "<script>" not in client.post("/price", data=hostile, headers=OWN).text
+
+
+# Price, start, stop.
+
+
+def test_the_price_is_shown_before_anything_starts(
+    client: TestClient, started: StartedRuns
+) -> None:
+    page = client.post("/price", data={"rounds": "3"}, headers=OWN).text
+    assert "would spend epsilon 1.25 at delta 1e-05" in page
+    assert "few clients" in page
+    assert "fl-dp run rounds=3" in page
+    assert started.each() == []
+
+
+def test_a_run_without_privacy_is_told_so(client: TestClient) -> None:
+    page = client.post("/price", data={"privacy": "none"}, headers=OWN).text
+    assert "promises nothing to anybody" in page
+
+
+@pytest.mark.parametrize("price", ["", "guessed", "x" * 10_000])
+def test_nothing_starts_without_a_price_that_was_shown(
+    client: TestClient, started: StartedRuns, price: str
+) -> None:
+    assert client.post("/start", data={"price": price}, headers=OWN).status_code == 409
+    assert started.each() == []
+
+
+def test_a_run_is_started_followed_and_stopped(client: TestClient, started: StartedRuns) -> None:
+    page = client.post("/price", data={"run_name": "mine"}, headers=OWN).text
+    [price] = re.findall(r'name="price" value="([\w-]+)"', page)
+    answer = client.post("/start", data={"price": price}, headers=OWN)
+    assert (answer.status_code, answer.headers["location"]) == (303, "/started/mine")
+    assert client.get("/started/mine").status_code in (200, 303)
+    wait_for((started.root / "mine" / "metrics.jsonl").exists)
+    assert client.get("/started/mine").headers["location"] == "/run/mine"
+    assert "Stop this run" in client.get("/run/mine").text
+    # The same price starts nothing more, and neither does another while this runs.
+    assert client.post("/start", data={"price": price}, headers=OWN).status_code == 409
+    page = client.post("/price", data={}, headers=OWN).text
+    [other] = re.findall(r'name="price" value="([\w-]+)"', page)
+    assert "runs already" in client.post("/start", data={"price": other}, headers=OWN).text
+    assert client.post("/stop/mine", headers=OWN).status_code == 303
+    wait_for(lambda: not started.is_running("mine"))
+    assert "stopped" in client.get("/run/mine").text
+    assert "Stop this run" not in client.get("/run/mine").text
+    assert client.post("/stop/mine", headers=OWN).status_code == 409
+
+
+def test_a_run_that_the_dashboard_did_not_start_is_not_stopped(
+    client: TestClient, started: StartedRuns
+) -> None:
+    write_run(started.root / "other", done=1, stated=False)
+    assert "Stop this run" not in client.get("/run/other").text
+    assert client.post("/stop/other", headers=OWN).status_code == 409
+
+
+def test_a_folder_that_is_taken_is_not_written_to(started: StartedRuns) -> None:
+    (started.root / "mine").symlink_to("/nowhere")
+    price = started.price(read_form({"run_name": "mine"}))
+    with pytest.raises(NotStarted, match="taken"):
+        started.start(price.key)
+
+
+def test_a_start_that_fails_shows_why(tmp_path: Path) -> None:
+    said = '{"epsilon": {"pld": 1.5}, "quoted": "pld", "delta": 1e-5, "records": '
+    said += '{"epsilon": {"rdp": 2.5}, "quoted": "rdp", "delta": 1e-6}}'
+    plan_alone = f"test $0 = plan && echo '{said}' && exit; echo 'error: no data'; exit 2"
+    command = ["sh", "-c", plan_alone]
+    (tmp_path / "runs").mkdir()
+    started = StartedRuns(root=tmp_path / "runs", command=command)
+    client = reader(dashboard_of(tmp_path / "runs", started=started).site())
+    price = started.price(read_form({"run_name": "mine"}))
+    assert (price.epsilon, price.records) == (1.5, (2.5, 1e-6))
+    started.start(price.key)
+    wait_for(lambda: not started.is_running("mine"))
+    page = client.get("/started/mine").text
+    assert "The start failed" in page
+    assert "error: no data" in page
+    assert "The start failed" in client.get("/").text
+
+
+def test_what_the_command_line_refuses_is_refused_with_its_words(tmp_path: Path) -> None:
+    command = ["sh", "-c", "echo 'warning: x' >&2; echo 'error: rounds is too large' >&2; exit 2"]
+    with pytest.raises(NotPriced, match=r"^rounds is too large$"):
+        StartedRuns(root=tmp_path, command=command).price(read_form({}))
+
+
+@pytest.mark.slow
+def test_a_real_simulation_is_priced_started_and_stopped(tmp_path: Path) -> None:
+    """The real `fl-dp`, in one process and without Ray, by the pages alone."""
+    in_process = 'exec "$0" -P -m fl_dp "$@" simulation.engine=in_process'
+    started = StartedRuns(root=tmp_path, command=["sh", "-c", in_process, sys.executable])
+    client = reader(dashboard_of(tmp_path, started=started).site())
+    form = {"rounds": "2000", "task.num_clients": "20", "client.epochs": "1", "run_name": "mine"}
+    page = client.post("/price", data=form, headers=OWN).text
+    assert "would spend epsilon 8" in page
+    [price] = re.findall(r'name="price" value="([\w-]+)"', page)
+    assert client.post("/start", data={"price": price}, headers=OWN).status_code == 303
+    try:
+        runs = RunsFolder(tmp_path)
+        wait_for(
+            lambda: (
+                (tmp_path / "mine" / "metrics.jsonl").exists()
+                and (runs.card("mine").round or 0) >= 2
+            )
+        )
+        assert "Stop this run" in client.get("/run/mine").text
+        assert client.post("/stop/mine", headers=OWN).status_code == 303
+        wait_for(lambda: not started.is_running("mine"))
+    finally:
+        [mine] = started.each()
+        mine.process.kill()
+        mine.process.wait()
+    page = client.get("/run/mine").text
+    assert "It ended before its last round" in page
+    assert runs.card("mine").state == RunState.STOPPED
+    # What was reserved is spent, and the ledger says so without being named.
+    assert "mine/ledger.db" in client.get("/budgets").text
+    mine.output.close()
+
+
+def test_own_data_are_chosen_by_the_names_that_the_operator_gave(tmp_path: Path) -> None:
+    (tmp_path / "ward").mkdir()
+    data = {"ward": tmp_path / "ward"}
+    form = {"task": "csv", "task.data_dir": "ward", "task.label_column": "ill", "rounds": "3"}
+    request = read_form(form, data)
+    assert request.settings.task.data_dir == str(tmp_path / "ward")
+    assert request.settings.task.label_column == "ill"
+    for wrong in ("/etc", "../ward", str(tmp_path / "ward")):
+        with pytest.raises(WrongField) as error:
+            read_form(form | {"task.data_dir": wrong}, data)
+        assert error.value.field == "task.data_dir"
+    with pytest.raises(WrongField):
+        read_form(form)  # nobody named a folder
+    with pytest.raises(WrongField) as error:
+        read_form({"task": "digits", "task.label_column": "ill"}, data)
+    assert error.value.field == "task.label_column"
+
+
+def test_fields_of_own_data_are_shown_where_a_folder_was_named(
+    tmp_path: Path, started: StartedRuns
+) -> None:
+    site = dashboard_of(started.root, started=started, data={"ward": tmp_path}).site()
+    page = reader(site).get("/start").text
+    assert "<option>ward</option>" in page
+    assert "<option>csv</option>" in page
+    assert 'name="task.client_column"' in page
+    assert str(tmp_path) not in page
+    without = reader(dashboard_of(started.root, started=started).site()).get("/start").text
+    assert 'name="task.data_dir"' not in without
+    assert "<option>csv</option>" not in without
+
+
+@pytest.mark.slow
+def test_the_price_is_that_of_the_command_line(tmp_path: Path) -> None:
+    """The real `fl-dp plan`, once."""
+    request: Request = read_form({"rounds": "2", "privacy.epsilon": "3", "task.num_clients": "20"})
+    price = StartedRuns(root=tmp_path).price(request)
+    assert price.epsilon == pytest.approx(3.0, abs=0.01)
+    assert price.epsilon is not None
+    assert price.epsilon <= 3.0
+    assert "unit" in price.promise
+    assert any("20 clients are few" in warning for warning in price.warnings)
+
+
+def test_what_is_started_does_not_learn_the_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(TOKEN_VARIABLE, "secret-of-the-dashboard")
+    command = ["sh", "-c", "env; echo 'error: '$FL_DP_DASHBOARD_TOKEN >&2; exit 2"]
+    with pytest.raises(NotPriced) as error:
+        StartedRuns(root=tmp_path, command=command).price(read_form({}))
+    assert str(error.value) == ""

@@ -1,0 +1,270 @@
+"""Papers of a run: they say what the statement says, and what a person must still fill in."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from pathlib import Path
+
+import pytest
+import yaml
+from written_runs import write_run
+
+from fl_dp.viewer.papers import PAPERS, write_paper
+from fl_dp.viewer.papers.fields import TO_FILL
+
+TEXTS = [name for name in PAPERS if name != "trade-off"]
+MARKDOWN = [name for name in TEXTS if name != "registry"]
+
+
+def paper(form: str, folder: Path) -> str:
+    [file, *_] = write_paper(form, folder)
+    assert file.stat().st_mode & 0o077 == 0
+    return file.read_text()
+
+
+@pytest.mark.parametrize("form", TEXTS)
+def test_each_paper_has_the_promise_and_says_what_is_left_to_a_person(
+    tmp_path: Path, form: str
+) -> None:
+    text = paper(form, write_run(tmp_path / "a", epsilon=2.0))
+    assert "epsilon 2.0000 at delta 0.003" in text
+    assert "one client's whole contribution over the whole training" in text
+    assert "the choice of hyper-parameters" in text
+    assert text.count(TO_FILL) > 5
+
+
+@pytest.mark.parametrize("form", MARKDOWN)
+def test_the_list_of_what_is_left_counts_every_point(tmp_path: Path, form: str) -> None:
+    text = paper(form, write_run(tmp_path / "a"))
+    [count] = [int(line.split()[0][2:]) for line in text.splitlines() if "left to a person" in line]
+    asked = [line for line in text.splitlines() if line.startswith(f"*{TO_FILL}: ")]
+    assert count == len(asked) > 0
+
+
+def test_no_paper_calls_a_model_anonymous_or_certified(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    assert "does not claim that the model is anonymous" in paper("edpb", path)
+    assert "It is no certificate" in paper("nist-800-226", path)
+    for form in ("edpb", "nist-800-226"):
+        assert "How far this was compared with the source" in paper(form, path)
+
+
+@pytest.mark.parametrize("form", ["edpb", "nist-800-226"])
+def test_each_point_says_where_its_source_has_it_or_that_nobody_read_it_there(
+    tmp_path: Path, form: str
+) -> None:
+    text = paper(form, write_run(tmp_path / "a"))
+    points = text.split("\n### ")[1:]
+    own = {"What these measures do not cover"}  # the statement's sentences, which no source asks
+    without = {each.splitlines()[0] for each in points if "\nSource: " not in each}
+    assert without <= own
+    for each in points:
+        source = each.partition("\nSource: ")[2]
+        known = ("section", "paragraph", "not read against the text", "our own point")
+        assert not source or any(word in source for word in known)
+
+
+def test_an_evaluation_has_every_hazard_of_a_training_that_the_source_names(
+    tmp_path: Path,
+) -> None:
+    """Sections of the initial public draft of NIST SP 800-226 that name one."""
+    text = paper("nist-800-226", write_run(tmp_path / "a"))
+    hazards = text.partition("## Hazards of the guarantee")[2]
+    for section in (
+        *("2.2", "2.3", "2.4", "2.5", "2.6", "3", "3.3.1", "3.3.2", "3.3.3", "3.4.1", "3.5"),
+        *("3.7", "4.1", "4.2", "4.3", "4.4", "4.5"),
+    ):
+        assert f"Source: section {section} of the draft" in hazards.replace(" and 2.5", "")
+
+
+@pytest.mark.parametrize(
+    ("delta", "said", "asked"),
+    [
+        (0.02, "ABOVE one in the number of clients", True),
+        (0.003, "below one in the number of clients", True),
+        (1e-6, "small by both measures", False),
+    ],
+)
+def test_a_delta_is_measured_against_the_number_of_clients(
+    tmp_path: Path, delta: float, said: str, asked: bool
+) -> None:
+    text = paper("nist-800-226", write_run(tmp_path / "a", delta=delta))
+    [point] = [each for each in text.split("\n### ") if each.startswith("A large delta")]
+    assert said in point  # of 200 clients: one is 0.005, one in the square 2.5e-05
+    assert (TO_FILL in point) == asked
+
+
+def test_a_model_card_begins_as_model_hubs_read_it(tmp_path: Path) -> None:
+    hostile = '"\n---\nlicense: mit\n<script>alert(1)</script> ${x} {{y}} |'
+    path = write_run(tmp_path / "a", f"task.name={json.dumps('x')}", epsilon=2.0, mechanism=hostile)
+    text = paper("model-card", path)
+    _, front, page = text.split("---\n", 2)
+    values = yaml.safe_load(front)
+    assert values["differential_privacy"]["epsilon"] == 2.0
+    assert values["differential_privacy"]["delta"] == 0.003
+    assert values["differential_privacy"]["mechanism"] == hostile
+    assert values["license"] == TO_FILL
+    assert values["datasets"] == [TO_FILL]
+    # All that the specification requires of a result; what only a person knows is marked.
+    [model] = values["model-index"]
+    [result] = model["results"]
+    assert model["name"] == "a"
+    assert result["task"] == {"type": TO_FILL}
+    assert result["dataset"] == {"type": TO_FILL, "name": "x", "split": "test"}
+    assert result["metrics"] == [{"type": "accuracy", "value": 0.9, "name": "Test accuracy"}]
+    assert "<script" not in page
+
+
+def test_a_registry_entry_has_every_field_of_the_schema_and_no_other(tmp_path: Path) -> None:
+    """Names of opendp/deployments-registry-data, which takes no others."""
+    entry = yaml.safe_load(paper("registry", write_run(tmp_path / "a", epsilon=2.0)))
+    assert set(entry) == {"url_slug", "status", "tier", "deployment"}
+    assert entry["tier"] == 3
+    deployment = entry["deployment"]
+    assert {part: set(fields) for part, fields in deployment.items()} == {
+        "basic": {
+            *("name", "data_curators", "intended_use", "data_product_type", "data_product_region"),
+            *("description", "publication_date", "data_product_sector"),
+        },
+        "dp_variant": {"variant_name", "data_domain", "unprotected_quantities"},
+        "privacy_loss": {
+            *("privacy_unit", "privacy_unit_details", "privacy_parameters"),
+            "privacy_parameters_details",
+        },
+        "deployment_model": {
+            *("model_name", "model_name_details", "actors", "release_type"),
+            *("release_type_details", "data_source_type", "data_source_type_details"),
+            *("access_type", "access_type_details"),
+        },
+        "accounting": {"post_processing", "composition"},
+        "implementation": {
+            "preprocessing_and_hyperparameter_tuning",
+            "mechanisms",
+            "justification",
+        },
+        "administrative": {"sources", "notes", "registry_authors"},
+    }
+    assert deployment["privacy_loss"]["privacy_parameters"] == {"epsilon": 2.0, "delta": 0.003}
+
+
+@pytest.mark.parametrize(
+    ("mode", "named"),
+    [("central", "Central"), ("distributed", "Federated"), ("local", "Local"), ("x", TO_FILL)],
+)
+def test_a_registry_entry_chooses_from_the_schema_or_leaves_it_to_a_person(
+    tmp_path: Path, mode: str, named: str
+) -> None:
+    path = write_run(tmp_path / "a", f"privacy.mode={mode}")
+    deployment = yaml.safe_load(paper("registry", path))["deployment"]
+    assert deployment["deployment_model"]["model_name"] == named
+    assert deployment["deployment_model"]["release_type"] == "Many releases"
+    assert deployment["deployment_model"]["access_type"] == "Non-interactive"
+    assert deployment["dp_variant"]["variant_name"] == "Approximate DP"
+    assert deployment["basic"]["data_product_type"] == "Machine learning model"
+
+
+def test_the_trade_off_curve_is_that_of_the_releases_and_never_below_epsilon_delta(
+    tmp_path: Path,
+) -> None:
+    # One Gaussian of noise multiplier 1 without sampling: at a false-positive rate of
+    # Phi(-1) = 0.1587 half are missed (Dong, Roth and Su 2022).
+    event = {"event": "gaussian", "noise_multiplier": 1.0, "count": 1}
+    bounds = {"pld": 2.0}
+    path = write_run(tmp_path / "a", epsilon=2.0, releases=[event], epsilon_so_far=bounds)
+    said = json.loads((path / "privacy.json").read_text()) | {"epsilon": bounds, "delta": 0.03}
+    (path / "privacy.json").write_text(json.dumps(said))
+    [table, *_] = write_paper("trade-off", path)
+    rows = [
+        {key: float(value) for key, value in row.items()}
+        for row in csv.DictReader(table.open(encoding="utf-8"))
+    ]
+    for row in rows:
+        alarms = row["false_positive_rate"]
+        allowed = max(0.0, 1.0 - 0.03 - math.exp(2.0) * alarms)
+        allowed = max(allowed, math.exp(-2.0) * (1.0 - 0.03 - alarms))
+        assert row["by_epsilon_delta_alone"] == pytest.approx(allowed, abs=2e-9)
+        assert row["false_negative_rate"] >= row["by_epsilon_delta_alone"]
+    near = min(rows, key=lambda row: abs(row["false_positive_rate"] - 0.158655))
+    assert near["false_negative_rate"] == pytest.approx(0.5, abs=0.02)
+
+
+def test_a_run_that_stopped_has_the_curve_of_its_promise_alone(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", done=1, epsilon_so_far={"pld": 0.5})
+    [table, *_] = write_paper("trade-off", path)
+    for row in csv.DictReader(table.open(encoding="utf-8")):
+        assert row["false_negative_rate"] == row["by_epsilon_delta_alone"]
+
+
+@pytest.mark.parametrize("form", PAPERS)
+def test_a_run_without_privacy_gets_no_paper_but_a_card_that_says_so(
+    tmp_path: Path, form: str
+) -> None:
+    path = write_run(tmp_path / "a", "privacy.mode=none")
+    (path / "privacy.json").write_text('{"quoted": "none", "epsilon": {}, "delta": 0, "rounds": 4}')
+    if form == "model-card":
+        assert "Nothing is promised" in paper(form, path)
+        return
+    with pytest.raises(ValueError, match="promises nothing"):
+        write_paper(form, path)
+
+
+@pytest.mark.parametrize("form", PAPERS)
+def test_noise_that_can_be_predicted_gets_no_paper_but_a_card_that_says_so(
+    tmp_path: Path, form: str
+) -> None:
+    path = write_run(tmp_path / "a", insecure=True)
+    if form == "model-card":
+        text = paper(form, path)
+        assert yaml.safe_load(text.split("---\n")[1])["differential_privacy"] == {"promised": False}
+        return
+    with pytest.raises(ValueError, match="predicted"):
+        write_paper(form, path)
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"quoted": "pld"}', '{"ledger": 1}'])
+def test_a_statement_that_is_none_gets_no_paper(tmp_path: Path, text: str) -> None:
+    path = write_run(tmp_path / "a")
+    (path / "privacy.json").write_text(text)
+    for form in PAPERS:
+        with pytest.raises(ValueError, match=r"statement"):
+            write_paper(form, path)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        *(("epsilon", {"pld": "x"}), ("delta", "small"), ("not_covered", [1]), ("rule", None)),
+        *(("epsilon", [1]), ("releases", [{"event": "laplace"}]), ("num_clients", "many")),
+        *(("clipping_norm", "x"), ("randomness", 3), ("unit", {})),
+    ],
+)
+def test_a_statement_of_other_kinds_of_values_ends_in_one_line(
+    tmp_path: Path, key: str, value: object
+) -> None:
+    path = write_run(tmp_path / "a")
+    said = json.loads((path / "privacy.json").read_text())
+    (path / "privacy.json").write_text(json.dumps(said | {key: value}))
+    refused = 0
+    for form in PAPERS:
+        try:
+            write_paper(form, path)
+        except ValueError as error:
+            assert "statement" in str(error)
+            refused += 1
+    assert refused > 0
+
+
+def test_a_statement_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    (path / "privacy.json").rename(tmp_path / "elsewhere.json")
+    (path / "privacy.json").symlink_to(tmp_path / "elsewhere.json")
+    with pytest.raises(ValueError, match="link"):
+        write_paper("edpb", path)
+
+
+def test_a_name_of_another_kind_is_refused(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    with pytest.raises(ValueError, match=r"must end in \.yaml"):
+        write_paper("registry", path, tmp_path / "ledger.db")

@@ -1,0 +1,353 @@
+"""The report's page: what it shows, and that nothing in a run's folder can harm its reader."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from pngs import png, write_png
+from written_attacks import write_attack
+from written_runs import write_run
+
+from fl_dp.commands.report import write_report
+from fl_dp.viewer.found_runs import IMAGES, RunState, read_run
+from fl_dp.viewer.report.page import report_page
+from fl_dp.viewer.report.page.charts import charts_of
+from fl_dp.viewer.report.page.facts import facts_of
+from fl_dp.viewer.report.page.groups import differences, groups_of
+from fl_dp.viewer.report.page.words import WORDS
+
+HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}</script>\u2028'
+
+
+class Tags(HTMLParser):
+    """Elements, scripts and visible text of a page."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.scripts: list[tuple[str, str]] = []
+        self.text = ""
+        self._inside = ""
+        self._kind = ""
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._inside, self._kind = tag, dict(attrs).get("type") or ""
+
+    def handle_endtag(self, tag: str) -> None:
+        self._inside = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._inside == "script":
+            self.scripts.append((self._kind, data))
+        elif self._inside != "style":
+            self.text += data
+
+
+def page_of(*paths: Path) -> str:
+    return report_page([read_run(path) for path in paths])
+
+
+def test_a_page_tells_what_the_run_came_to(tmp_path: Path) -> None:
+    text = Tags(page_of(write_run(tmp_path / "a", epsilon=2.0))).text
+    for said in (
+        "Epsilon 2.0000 at delta 0.003 is promised",
+        "0.9000",
+        "2.0000 of 2.0000 spent",
+        "the choice of hyper-parameters, if it was made on the clients' data",
+        "bytes up from a client in a round",
+        "expected cohort",
+        "selection.sampling_rate",
+    ):
+        assert said in text
+
+
+def test_a_guess_is_bounded_as_the_definition_of_privacy_says(tmp_path: Path) -> None:
+    [said] = [
+        each
+        for each in facts_of(read_run(write_run(tmp_path / "a", epsilon=1.0))).plain
+        if "in 100 of those who did" in each
+    ]
+    # e * 0.01 + 0.003 = 0.0302, rounded up to a tenth in a hundred.
+    assert "at most 3.1 in 100 of those who did" in said
+
+
+def test_where_nothing_is_promised_the_page_says_so_first(tmp_path: Path) -> None:
+    none = write_run(tmp_path / "none", "privacy.mode=none")
+    (none / "privacy.json").write_text('{"quoted": "none", "epsilon": {}, "delta": 0, "rounds": 4}')
+    insecure = write_run(tmp_path / "insecure", insecure=True)
+    missing = write_run(tmp_path / "missing", stated=False)
+    for path, words in (
+        (none, "may learn any"),
+        (insecure, "predicted"),
+        (missing, "No statement"),
+    ):
+        facts = facts_of(read_run(path))
+        assert facts.warning
+        assert words in facts.promise
+        assert facts.plain == ()
+
+
+def test_every_chart_says_in_words_and_numbers_what_it_shows(tmp_path: Path) -> None:
+    runs = [read_run(write_run(tmp_path / str(seed), f"seed={seed}")) for seed in (0, 1)]
+    charts = charts_of(groups_of(runs))
+    assert {chart.key for chart in charts} >= {
+        *("accuracy", "accuracy_epsilon", "loss", "loss_epsilon", "epsilon", "noise", "norm"),
+    }
+    page = Tags(report_page(runs))
+    places = [attributes for _, attributes in page.elements if "data-chart" in attributes]
+    assert len(places) == len(charts)
+    for place, chart in zip(places, charts, strict=True):
+        assert place["role"] == "img"
+        assert chart.title in str(place["aria-label"])
+        assert all(row[2] in page.text for row in chart.rows())
+
+
+def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_a_band(tmp_path: Path) -> None:
+    low = write_run(tmp_path / "a", "seed=0")
+    high = write_run(tmp_path / "b", "seed=1")
+    other = write_run(tmp_path / "c", "clipping.norm=0.25")
+    text = (
+        (high / "metrics.jsonl").read_text().replace('"test_accuracy": 0.9', '"test_accuracy": 1')
+    )
+    (high / "metrics.jsonl").write_text(text)
+    groups = groups_of([read_run(path) for path in (low, high, other)])
+    assert [len(group.runs) for group in groups] == [2, 1]
+    assert [group.name for group in groups] == ["clipping.norm=0.5", "clipping.norm=0.25"]
+    assert [group.name for group in groups_of(groups[0].runs)] == [f"{low.name} and 1 more"]
+    [accuracy] = [chart for chart in charts_of(groups) if chart.key == "accuracy"]
+    banded, plain = accuracy.curves
+    assert (banded.lows[-1], banded.means[-1], banded.highs[-1]) == pytest.approx((0.9, 0.95, 1.0))
+    assert banded.has_band
+    assert not plain.has_band
+
+
+def test_a_mean_over_seeds_says_which_runs_have_not_ended(tmp_path: Path) -> None:
+    whole = write_run(tmp_path / "a", "seed=0")
+    part = write_run(tmp_path / "b", "seed=1", done=2)
+    assert "2, 1 unfinished" in Tags(page_of(whole, part)).text
+
+
+def test_a_comparison_names_what_differs_and_nothing_else(tmp_path: Path) -> None:
+    paths = [
+        write_run(tmp_path / "a", "seed=0", "privacy.epsilon=2"),
+        write_run(tmp_path / "b", "seed=1", "clipping.norms=[0.1,0.2]", "clipping.name=per_layer"),
+    ]
+    runs = [read_run(path) for path in paths]
+    assert set(differences(runs)) == {"privacy.epsilon", "clipping.name", "clipping.norms"}
+    text = Tags(report_page(runs)).text
+    assert "[0.1,0.2]" in text
+    assert "per_layer" in text
+
+
+def test_nothing_hostile_becomes_markup(tmp_path: Path) -> None:
+    path = tmp_path / "<img src=x onerror=alert(3)>"
+    write_run(path, unit=HOSTILE, adversary=HOSTILE, not_covered=[HOSTILE], mechanism=HOSTILE)
+    settings = (path / "config.yaml").read_text()
+    settings = settings.replace("name: digits", f"name: {json.dumps(HOSTILE)}")
+    (path / "config.yaml").write_text(f"{settings}{json.dumps(HOSTILE)}: {json.dumps(HOSTILE)}\n")
+    line = {"round": 5, "test_accuracy": 1, "clients": {HOSTILE: 0.5}, "epsilon": 3}
+    with (path / "metrics.jsonl").open("a") as stream:
+        stream.write(json.dumps(line) + "\n")
+    (path / "audit.json").write_text(json.dumps({HOSTILE: HOSTILE, "sentences": [HOSTILE]}))
+    other = write_run(tmp_path / "b")
+    for page in (page_of(path), page_of(path, other)):
+        tags = Tags(page)
+        kinds = {element for element, _ in tags.elements}
+        assert not kinds & {"img", "iframe", "object", "link", "form", "base", "a"}
+        handlers = [
+            name for _, attributes in tags.elements for name in attributes if name.startswith("on")
+        ]
+        assert handlers == []
+        assert [kind for kind, _ in tags.scripts if kind != "application/json"] == [""]
+        for kind, text in tags.scripts:
+            if kind == "application/json":
+                json.loads(text)
+        assert "{{7*7}}" in tags.text  # shown, not computed
+
+
+def test_the_page_runs_our_script_alone_and_loads_nothing(tmp_path: Path) -> None:
+    page = page_of(write_run(tmp_path / "a"))
+    tags = Tags(page)
+    [policy] = [
+        str(attributes["content"])
+        for tag, attributes in tags.elements
+        if tag == "meta" and attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    [script] = [text for kind, text in tags.scripts if kind == ""]
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    assert "default-src 'none'" in policy
+    assert f"script-src 'sha256-{digest}'" in policy
+    assert "unsafe" not in policy
+    assert not any({"src", "href"} & set(attributes) for _, attributes in tags.elements)
+    assert not re.search(r"url\(|@import", page)
+
+
+def test_folders_of_the_machine_and_the_seed_of_the_noise_are_left_out(tmp_path: Path) -> None:
+    page = page_of(
+        write_run(
+            tmp_path / "a",
+            *("output_dir=/srv/hospital", "privacy.insecure_seed=987654321"),
+            *("task.data_dir=/srv/patients", "run_name=hidden-name"),
+            "privacy.witness_dir=/srv/witness",
+        )
+    )
+    for secret in ("/srv/", "987654321", "hidden-name", str(tmp_path)):
+        assert secret not in page
+
+
+def test_what_cannot_be_read_is_said_and_the_rest_is_shown(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a")
+    (path / "config.yaml").write_text("[" * 9999)
+    (path / "privacy.json").write_text('{"epsilon": [1], "quoted": {}, "noise_multipliers": ["x"]}')
+    with (path / "metrics.jsonl").open("a") as stream:
+        stream.write("rubbish\n")
+    found = read_run(path)
+    assert found.card.state == RunState.BROKEN
+    text = Tags(report_page([found])).text
+    assert "config.yaml is nested too deeply" in text or "config.yaml is no YAML" in text
+    assert "1 lines that tell no round" in text
+    assert "Accuracy over the rounds" in text
+
+
+def test_numbers_beyond_bounds_break_no_page(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "a", noise_multipliers=[1e308] * 3)
+    said = json.loads((path / "privacy.json").read_text())
+    said |= {"clipping_norm": 0, "denominator": 0, "rounds": -1, "budget": {"epsilon": 0}}
+    said |= {"epsilon": {"pld": -4, "x": 1e300}, "delta": 7, "epsilon_so_far": {"pld": -1e308}}
+    (path / "privacy.json").write_text(json.dumps(said))
+    (path / "model.safetensors").write_bytes(b"\xff" * 64)
+    line = {
+        "round": 9007199254740991,
+        "test_loss": 1e308,
+        "test_accuracy": -1e308,
+        "epsilon": 1e308,
+    }
+    with (path / "metrics.jsonl").open("a") as stream:
+        stream.write((json.dumps(line) + "\n") * 3)
+    page_of(path, write_run(tmp_path / "b"))
+
+
+def test_a_folder_of_runs_is_one_page_that_only_its_owner_reads(tmp_path: Path) -> None:
+    for index in range(3):
+        write_run(tmp_path / "sweep" / f"run-{index}", f"seed={index}")
+    target = write_report([tmp_path / "sweep"])
+    assert target == tmp_path / "sweep" / "report.html"
+    assert target.stat().st_mode & 0o077 == 0
+    assert "Report of 3 runs" in target.read_text()
+
+
+def pictures_in(page: str) -> list[dict[str, str | None]]:
+    return [attributes for tag, attributes in Tags(page).elements if tag == "img"]
+
+
+def test_pictures_of_runs_and_sweeps_are_in_the_file_itself(tmp_path: Path) -> None:
+    write_run(tmp_path / "sweep" / "run-0")
+    write_run(tmp_path / "sweep" / "run-1", "seed=1")
+    write_png(tmp_path / "sweep" / "experiment.png", 40, 20)
+    drawn = write_png(tmp_path / "sweep" / "run-0" / "images.png", 60, 30)
+    first, second = pictures_in(write_report([tmp_path / "sweep"]).read_text())
+    assert (first["width"], first["height"]) == ("40", "20")
+    encoded = base64.b64encode(drawn.read_bytes()).decode()
+    assert second["src"] == f"data:image/png;base64,{encoded}"
+    assert "were attacked" in str(second["alt"])
+    assert all(f"image.{name}" in WORDS for name in (*IMAGES, "roc.png"))
+
+
+@pytest.mark.parametrize("wrong", ["svg", "link", "wall", "empty", "head"])
+def test_what_is_no_picture_of_ours_is_left_out(tmp_path: Path, wrong: str) -> None:
+    path = write_run(tmp_path / "a")
+    file = path / "images.png"
+    match wrong:
+        case "svg":
+            file.write_text("<svg onload=alert(1)>")
+        case "link":
+            file.symlink_to(write_png(tmp_path / "elsewhere.png", 4, 4))
+        case "wall":
+            file.write_bytes(png(4, 4, said=(1 << 20, 1 << 20)))
+        case "empty":
+            file.write_bytes(png(4, 4, said=(0, 4)))
+        case "head":
+            file.write_bytes(png(4, 4)[:20])
+    page = write_report([path]).read_text()
+    assert pictures_in(page) == []
+    assert "svg onload" not in page
+
+
+def test_a_page_takes_so_many_bytes_of_pictures_and_says_what_it_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = len(write_png(write_run(tmp_path / "a") / "images.png", 40, 40).read_bytes())
+    write_png(write_run(tmp_path / "b") / "images.png", 40, 40)
+    monkeypatch.setattr("fl_dp.viewer.report.page.pictures.MOST", 2 * size - 1)
+    page = write_report([tmp_path]).read_text()
+    assert len(pictures_in(page)) == 1
+    assert "Left out: b/images.png" in Tags(page).text
+
+
+def test_an_attack_on_membership_is_told_beside_a_run_or_alone(tmp_path: Path) -> None:
+    write_run(tmp_path / "runs" / "a")
+    attack = write_attack(tmp_path / "runs" / "attack")
+    beside, alone = write_report([tmp_path / "runs"]), write_report([attack])
+    for page in (beside.read_text(), alone.read_text()):
+        text = " ".join(Tags(page).text.split())
+        assert "Attack on membership: attack" in text
+        assert "8 models of logistic on digits, 800 members against 800 others" in text
+        assert "loss threshold0.5121 %3.1 % (2 % – 4.5 %)21 %no" in text  # cells of a row
+        [picture] = pictures_in(page)
+        assert (picture["width"], picture["height"]) == ("90", "50")
+    assert "Report of an attack" in alone.read_text()
+    assert "Report of a run" in beside.read_text()
+
+
+def test_a_hostile_attack_s_folder_becomes_no_markup(tmp_path: Path) -> None:
+    attack = write_attack(tmp_path / "<img src=x onerror=alert(3)>", attack=HOSTILE, tpr="1e999")
+    page = write_report([attack]).read_text()
+    kinds = [element for element, _ in Tags(page).elements]
+    assert kinds.count("img") == 1  # the attack's picture
+    assert kinds.count("script") == 1
+    assert "{{7*7}}" in Tags(page).text
+    (attack / "membership.csv").write_bytes(b"\0" * 100 + b'"' * 300_000)
+    (attack / "roc.png").unlink()
+    (attack / "roc.png").symlink_to("/etc/passwd")
+    text = Tags(write_report([attack]).read_text()).text
+    assert "membership.csv is larger than" in text
+    assert "is a link" in text
+
+
+@pytest.mark.parametrize(
+    ("places", "output", "said"),
+    [
+        (["none"], None, "there is no folder"),
+        (["empty"], None, "there is no run in"),
+        (["run"], "report.txt", "write a name that ends in .html"),
+        (["run"], "run", "write a name that ends in .html"),
+    ],
+)
+def test_a_harmless_mistake_ends_in_one_line(
+    tmp_path: Path, places: list[str], output: str | None, said: str
+) -> None:
+    (tmp_path / "empty").mkdir()
+    write_run(tmp_path / "run")
+    target = None if output is None else tmp_path / output
+    with pytest.raises((FileNotFoundError, ValueError), match=said):
+        write_report([tmp_path / place for place in places], target)
+    assert not list(tmp_path.rglob("*.html"))
+
+
+def test_more_runs_than_a_page_takes_are_refused(tmp_path: Path) -> None:
+    path = write_run(tmp_path / "run-0")
+    for index in range(1, 201):
+        shutil.copytree(path, tmp_path / f"run-{index}")
+    with pytest.raises(ValueError, match="holds 201 runs, and a page takes 200"):
+        write_report([tmp_path])
+    with pytest.raises(ValueError, match="201 runs, and a page takes 200"):
+        write_report(sorted(tmp_path.iterdir()))

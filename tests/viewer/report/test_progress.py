@@ -1,0 +1,172 @@
+"""Progress of runs: live lines on a terminal (a pseudo-terminal here), plain ones elsewhere."""
+
+from __future__ import annotations
+
+import math
+import os
+import pty
+import re
+import subprocess
+import sys
+
+import pytest
+
+from fl_dp.commands.terminal.numbers import epsilon_text
+from fl_dp.commands.terminal.progress import describe_round
+
+ALONE = """
+from fl_dp.commands.console import out
+from fl_dp.commands.terminal.progress import progress_line
+with progress_line(out, "digits, seed 0", rounds=20, budget=8.0) as on_round:
+    for at in range(21):
+        on_round({"round": at, "test_accuracy": at / 40, "epsilon": at / 10})
+print("after")
+"""
+CONTINUED = """
+from fl_dp.commands.console import out
+from fl_dp.commands.terminal.progress import progress_line
+with progress_line(out, "digits, seed 0", rounds=150, budget=8.0, done=129) as on_round:
+    for at in range(151):
+        on_round({"round": at, "test_accuracy": 0.5, "epsilon": at / 100})
+print("after")
+"""
+TOGETHER = """
+import threading
+from fl_dp.commands.console import out
+from fl_dp.commands.terminal.progress import ProgressLines
+both = threading.Barrier(2)
+def train(title):
+    with lines.line(title, rounds=4, budget=float("inf")) as on_round:
+        for at in range(5):
+            on_round({"round": at, "test_accuracy": at / 8, "epsilon": at / 2})
+        both.wait()
+with ProgressLines(out) as lines:
+    threads = [threading.Thread(target=train, args=[f"[{n}/2] seed {n}"]) for n in (1, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+print("after")
+"""
+PLAIN = {"TERM": "xterm", "COLUMNS": "120"}
+
+
+def on_a_terminal(code: str, **environment: str) -> str:
+    """Return what a program writes to a terminal of its own."""
+    ours, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", code],
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        env=os.environ | PLAIN | environment,
+    )
+    os.close(theirs)
+    said = b""
+    while True:
+        try:
+            read = os.read(ours, 1 << 16)
+        except OSError:  # the end of a terminal on Linux
+            break
+        if not read:
+            break
+        said += read
+    os.close(ours)
+    assert process.wait() == 0, said
+    return said.decode()
+
+
+def in_a_pipe(code: str, **environment: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=os.environ | PLAIN | environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines()
+
+
+def rows_of(said: str) -> list[str]:
+    """Return the lines that a terminal was told to show, one after the other."""
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said).replace("\r", "\n")
+    return [line.rstrip() for line in plain.splitlines() if line.strip()]
+
+
+def test_a_terminal_shows_one_line_that_is_written_over() -> None:
+    said = on_a_terminal(ALONE)
+    assert "\x1b[2K" in said  # a line is cleared
+    last = rows_of(said)
+    assert last[-1] == "after"
+    assert "round 20/20, accuracy 0.500, epsilon 2/8" in last[-2]
+    assert "━" in last[-2]
+    assert "\x1b[?25h" in said  # the cursor is there again
+
+
+@pytest.mark.parametrize("columns", ["40", "80"])
+def test_a_narrow_terminal_gets_round_and_accuracy_on_one_line(columns: str) -> None:
+    [*_, last, _] = rows_of(on_a_terminal(ALONE, COLUMNS=columns))
+    assert "round 20/20, accuracy 0.500" in last
+    assert len(last) <= int(columns)
+
+
+def test_a_terminal_that_can_not_write_over_a_line_gets_plain_lines() -> None:
+    said = on_a_terminal(ALONE, TERM="dumb")
+    assert "\x1b" not in said
+    assert said.count("\n") == 13  # the start, a line for each tenth with the first, and `after`
+
+
+def test_a_pipe_gets_a_plain_line_for_each_tenth_of_the_rounds() -> None:
+    lines = in_a_pipe(ALONE)
+    assert lines[0] == "digits, seed 0: starting the nodes"
+    assert [int(re.findall(r"round (\d+)/20", line)[0]) for line in lines[1:-1]] == [
+        *range(0, 21, 2)
+    ]
+    assert lines[-2] == "digits, seed 0: round 20/20, accuracy 0.500, epsilon 2/8"
+    assert "\x1b" not in "".join(lines)
+
+
+def test_a_resumed_run_says_where_it_continues_and_begins_there() -> None:
+    lines = in_a_pipe(CONTINUED)
+    assert lines[0] == "digits, seed 0: starting the nodes, continues after round 129"
+    assert [line.split(",")[1] for line in lines[1:-1]] == [
+        " seed 0: round 135/150",
+        " seed 0: round 150/150",
+    ]
+    assert "continues after round 129" in on_a_terminal(CONTINUED)
+    assert "round 12/150" not in on_a_terminal(CONTINUED)
+
+
+def test_a_notebook_that_asks_for_colours_gets_plain_lines() -> None:
+    lines = in_a_pipe(ALONE, FORCE_COLOR="1")
+    assert len(lines) == 13
+    assert "\x1b[2K" not in "".join(lines)  # nothing is written over
+
+
+def test_trainings_side_by_side_have_a_live_line_each_on_a_terminal() -> None:
+    said = on_a_terminal(TOGETHER)
+    assert "\x1b[1A" in said  # up by a line: two are written over
+    rows = rows_of(said)
+    for number in (1, 2):
+        live = f"round 4/4, accuracy 0.500, epsilon 2: [{number}/2] seed {number}"
+        assert any(row.endswith(live) and "━" in row for row in rows)
+        assert f"[{number}/2] seed {number}: round 4/4, accuracy 0.500, epsilon 2" in rows
+    assert rows[-1] == "after"
+
+
+def test_trainings_side_by_side_say_in_a_pipe_when_they_began_and_ended() -> None:
+    lines = in_a_pipe(TOGETHER)
+    assert sorted(lines[:-1]) == [
+        "[1/2] seed 1: round 4/4, accuracy 0.500, epsilon 2",
+        "[1/2] seed 1: started",
+        "[2/2] seed 2: round 4/4, accuracy 0.500, epsilon 2",
+        "[2/2] seed 2: started",
+    ]
+
+
+def test_an_epsilon_that_protects_nothing_is_no_number() -> None:
+    line = {"round": 9, "test_accuracy": 0.9, "epsilon": 1e9}
+    said = describe_round(line, rounds=9, budget=math.inf, seconds_left=None)
+    assert said == "round 9/9, accuracy 0.900, no privacy"
+    assert epsilon_text(1e9) == "no privacy"
+    assert epsilon_text(7.9492) == "7.949"

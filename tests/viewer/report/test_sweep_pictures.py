@@ -1,0 +1,109 @@
+"""Pictures of an experiment show every point where it belongs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from sweep_results import RESULT
+
+from fl_dp.commands.terminal.results import Result
+from fl_dp.viewer.report.sweep_pictures import plot_against_axis, plot_over_rounds, seeds_in_words
+
+
+@pytest.fixture
+def saved(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """The figures that were saved."""
+    figures: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *_, **__: figures.append(figure))
+    return figures
+
+
+def xs(line: Line2D) -> list[float]:
+    return [float(x) for x in np.asarray(line.get_xdata())]
+
+
+def ys(line: Line2D) -> list[float]:
+    return [float(y) for y in np.asarray(line.get_ydata())]
+
+
+def along(curve: str, accuracy: dict[str, tuple[float, ...]]) -> list[Result]:
+    return [
+        replace(RESULT, curve=curve, x=x, seed=seed, accuracy=value)
+        for x, values in accuracy.items()
+        for seed, value in enumerate(values)
+    ]
+
+
+def test_a_curve_goes_through_the_means_of_its_seeds_with_their_deviations(
+    saved: list[Figure],
+) -> None:
+    results = along("central", {"1": (0.5, 0.7), "8": (0.8, 0.8)})
+    assert plot_against_axis(results, Path("x.png"), label="epsilon", panels=["accuracy"])
+    [panel] = saved[0].axes
+    [curve] = panel.containers
+    line, _, bars = curve
+    assert xs(line) == [1.0, 8.0]
+    assert ys(line) == pytest.approx([0.6, 0.8])
+    low, high = bars[0].get_segments()[0][:, 1]
+    assert high - low == pytest.approx(2 * 0.1414214, rel=1e-6)
+    assert panel.get_xlabel() == "epsilon"
+    assert "2 seeds" in panel.get_title()
+
+
+def test_infinity_has_a_place_of_its_own_right_of_every_number(saved: list[Figure]) -> None:
+    results = along("central", {"0.5": (0.5,), "16": (0.8,)}) + along("none", {"inf": (0.9,)})
+    plot_against_axis(results, Path("x.png"), label="epsilon", panels=["accuracy"])
+    [panel] = saved[0].axes
+    ticks = dict(
+        zip([t.get_text() for t in panel.get_xticklabels()], panel.get_xticks(), strict=True)
+    )
+    assert list(ticks) == ["0.5", "16", "∞"]
+    assert 16.0 < ticks["∞"] < 160.0
+    assert panel.get_xscale() == "log"
+
+
+@pytest.mark.parametrize(
+    ("places", "scale"),
+    [(["10", "30", "1000"], "log"), (["1", "2", "3"], "linear"), (["0", "1", "50"], "linear")],
+)
+def test_places_far_apart_go_on_a_logarithmic_axis(
+    places: list[str], scale: str, saved: list[Figure]
+) -> None:
+    results = along("central", {place: (0.5,) for place in places})
+    plot_against_axis(results, Path("x.png"), label="clients", panels=["accuracy"])
+    assert saved[0].axes[0].get_xscale() == scale
+
+
+def test_places_that_are_names_stand_in_their_order(saved: list[Figure]) -> None:
+    results = along("central", {"poisson": (0.5,), "fixed": (0.6,)})
+    plot_against_axis(results, Path("x.png"), label="selection", panels=["accuracy"])
+    assert [t.get_text() for t in saved[0].axes[0].get_xticklabels()] == ["poisson", "fixed"]
+
+
+def test_what_was_really_spent_is_drawn_beside_what_is_claimed(saved: list[Figure]) -> None:
+    results = [replace(RESULT, x="4", epsilon=4.5), replace(RESULT, x="8", epsilon=11.0)]
+    plot_against_axis(results, Path("x.png"), label="claimed", panels=["accuracy", "epsilon"])
+    panel = saved[0].axes[1]
+    [claimed] = [line for line in panel.get_lines() if line.get_label() == "as claimed"]
+    assert xs(claimed) == ys(claimed) == [4.0, 8.0]
+
+
+def test_accuracy_over_the_rounds_is_a_mean_with_every_last_model_beside_it(
+    saved: list[Figure],
+) -> None:
+    results = [replace(RESULT, x=None, seed=s, accuracy=a) for s, a in enumerate((0.6, 0.8))]
+    curves = {RESULT.curve: [[0.1, 0.4, 0.6], [0.1, 0.6, 0.8]]}
+    assert plot_over_rounds(results, curves, Path("x.png"))
+    over_rounds, last = saved[0].axes
+    assert ys(over_rounds.get_lines()[0]) == pytest.approx([0.1, 0.5, 0.7])
+    assert xs(last.get_lines()[0]) == [0.6, 0.8]
+    assert [t.get_text() for t in last.get_yticklabels()] == [RESULT.curve]
+
+
+def test_one_seed_is_said_to_be_one() -> None:
+    assert seeds_in_words([RESULT]) == "one seed"
