@@ -49,9 +49,13 @@ def accuracy_of(scheme: str, epsilon: int, seed: int, runs: Path) -> float:
         print(f"training {name}", file=sys.stderr)
         settings = compose_settings(
             [
-                *(*SHARED, f"privacy.scheme={scheme}", f"clipping.norm={SCHEMES[scheme]}"),
-                *(f"privacy.epsilon={epsilon}", f"seed={seed}"),
-                *(f"output_dir={runs.resolve()}", f"run_name={name}"),
+                *SHARED,
+                f"privacy.scheme={scheme}",
+                f"clipping.norm={SCHEMES[scheme]}",
+                f"privacy.epsilon={epsilon}",
+                f"seed={seed}",
+                f"output_dir={runs.resolve()}",
+                f"run_name={name}",
             ]
         )
         grid = LocalGrid(answer, settings.task.num_clients, runs_an_app=True)

@@ -19,7 +19,9 @@ from typing import Any
 
 SHARED = ("rounds=50", "privacy.epsilon=8")
 LOCAL = (
-    *("privacy=local", "selection=public", "selection.participation_cap=13"),
+    "privacy=local",
+    "selection=public",
+    "selection.participation_cap=13",
     "server_optimizer.learning_rate=0.3",  # as measured
 )
 MODES = {
@@ -54,9 +56,14 @@ def outcome_of(mode: str, encoding: str, runs: Path, seeds: int) -> dict[str, An
             print(f"training {mode}, {encoding}, seed {seed}", file=sys.stderr)
             subprocess.run(
                 [
-                    *(str(Path(sys.executable).parent / "fl-dp"), "run"),
-                    *(*SHARED, *MODES[mode], *ENCODINGS[encoding], f"seed={seed}"),
-                    *(f"output_dir={runs.resolve()}", f"run_name={name}"),
+                    str(Path(sys.executable).parent / "fl-dp"),
+                    "run",
+                    *SHARED,
+                    *MODES[mode],
+                    *ENCODINGS[encoding],
+                    f"seed={seed}",
+                    f"output_dir={runs.resolve()}",
+                    f"run_name={name}",
                 ],
                 check=True,
                 stdout=subprocess.DEVNULL,

@@ -106,9 +106,19 @@ def measure(rounds: int, engine: str) -> dict[str, Any]:
         folder = Path(name)
         metrics = folder / "it" / "metrics.jsonl"
         command = [
-            *(sys.executable, "-P", "-m", "fl_dp", "run", f"simulation.engine={engine}"),
-            *(f"rounds={rounds}", "task.num_clients=10", "selection.sampling_rate=1"),
-            *("client.epochs=1", "report=none", f"output_dir={folder}", "run_name=it"),
+            sys.executable,
+            "-P",
+            "-m",
+            "fl_dp",
+            "run",
+            f"simulation.engine={engine}",
+            f"rounds={rounds}",
+            "task.num_clients=10",
+            "selection.sampling_rate=1",
+            "client.epochs=1",
+            "report=none",
+            f"output_dir={folder}",
+            "run_name=it",
         ]
         began = time.monotonic()
         with (folder / "said").open("wb") as said:

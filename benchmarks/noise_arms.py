@@ -143,7 +143,9 @@ def _of_arm(
     here = (*common, *settings)
     rate_of = "server_optimizer.learning_rate="
     tried = _sweep(
-        *(*here, f"{rate_of}{','.join(asked.rates)}", f"seed={VALIDATION_SEED}"),
+        *here,
+        f"{rate_of}{','.join(asked.rates)}",
+        f"seed={VALIDATION_SEED}",
         "task.validation=true",
         folder=folder / "validation",
     )

@@ -34,13 +34,17 @@ from wards import train_wards, write_tables
 NODES = ("north", "south", "east")
 PLAIN, SECURE = "plain sums", "secure sums"
 SHARED = (
-    *("task.num_clients=3", "privacy.epsilon=40", "privacy.delta=0.01"),
+    "task.num_clients=3",
+    "privacy.epsilon=40",
+    "privacy.delta=0.01",
     "roster_timeout=600",  # a busy machine starts a process a message slowly
 )
 OVERRIDES = {
     PLAIN: ("privacy=central",),
     SECURE: (
-        *("privacy=distributed", "secure_sum.least=2", "secure_sum.colluding=0"),
+        "privacy=distributed",
+        "secure_sum.least=2",
+        "secure_sum.colluding=0",
         "secure_sum.threshold=2",
     ),
 }

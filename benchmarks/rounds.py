@@ -158,7 +158,8 @@ def measure_alone(federation: Federation) -> dict[str, float]:
     here = str(Path(__file__).parent)
     done = subprocess.run(
         [
-            *(sys.executable, "-c"),
+            sys.executable,
+            "-c",
             # By its name, so that the engine's workers import the clients instead of unpickling.
             "import json, sys, rounds; "
             "print(json.dumps(rounds.measure(rounds.Federation(**json.loads(sys.argv[1])))))",

@@ -49,8 +49,13 @@ class _Plain(argparse.RawDescriptionHelpFormatter):
 
 def _of_seed(asked: argparse.Namespace, seed: int, folder: Path) -> dict[str, Any]:
     common = [
-        *("task=digits", f"task.num_clients={asked.clients}", f"privacy.epsilon={asked.epsilon}"),
-        *(f"rounds={asked.rounds}", f"seed={seed}", f"output_dir={folder}", "report=none"),
+        "task=digits",
+        f"task.num_clients={asked.clients}",
+        f"privacy.epsilon={asked.epsilon}",
+        f"rounds={asked.rounds}",
+        f"seed={seed}",
+        f"output_dir={folder}",
+        "report=none",
         "simulation.engine=in_process",
     ]
     _call("run", "-m", *GRID, *common, f"run_name=grid-{seed}", "sweep.side_by_side=1")

@@ -69,9 +69,15 @@ class Deployment:
         database = [] if self._database is None else ["--database", str(self._database)]
         self._link = self._start(
             "superlink",
-            *(*self._superlink(), "--host", "127.0.0.1", "--port", str(self._port)),
-            *("--control-api-address", f"127.0.0.1:{self._control_port}"),
-            *("--disable-runtime-dependency-installation", *database),
+            *self._superlink(),
+            "--host",
+            "127.0.0.1",
+            "--port",
+            str(self._port),
+            "--control-api-address",
+            f"127.0.0.1:{self._control_port}",
+            "--disable-runtime-dependency-installation",
+            *database,
         )
         try:
             self._wait_until_healthy()
@@ -132,8 +138,13 @@ class Deployment:
         said = " ".join(f"{key}={json.dumps(value)}" for key, value in node_config.items())
         self._nodes[name] = self._start(
             name,
-            *(*self._supernode(name), "--superlink", f"127.0.0.1:{through or self._port}"),
-            *("--port", str(free_port()), "--node-config", said),
+            *self._supernode(name),
+            "--superlink",
+            f"127.0.0.1:{through or self._port}",
+            "--port",
+            str(free_port()),
+            "--node-config",
+            said,
         )
 
     def leave(self, name: str) -> None:

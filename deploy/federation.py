@@ -77,9 +77,12 @@ MODES = {
     "local": Mode(overrides=("privacy=local", "privacy.epsilon=40"), required="local"),
     "distributed": Mode(
         overrides=(
-            *("privacy=distributed", "privacy.epsilon=40"),
+            "privacy=distributed",
+            "privacy.epsilon=40",
             # Nobody colludes: else all three would have to answer each time.
-            *("secure_sum.least=2", "secure_sum.colluding=0", "secure_sum.threshold=2"),
+            "secure_sum.least=2",
+            "secure_sum.colluding=0",
+            "secure_sum.threshold=2",
         ),
         required="distributed",
         policy={"secagg-colluding": 0},
@@ -162,9 +165,13 @@ class Federation(Deployment):
         """Return the settings of a run of that name."""
         place = self._place
         overrides = [
-            *(*SETTINGS, *self._mode.overrides, f"rounds={ROUNDS}"),
-            *(f"task.num_clients={len(WARDS)}", f"task.data_dir={place / 'public'}"),
-            *(f"output_dir={place / 'runs'}", f"run_name={name}"),
+            *SETTINGS,
+            *self._mode.overrides,
+            f"rounds={ROUNDS}",
+            f"task.num_clients={len(WARDS)}",
+            f"task.data_dir={place / 'public'}",
+            f"output_dir={place / 'runs'}",
+            f"run_name={name}",
         ]
         if self._mode.server_counts:
             overrides += ["privacy.delta=0.01", f"privacy.witness_dir={place / 'witness'}"]
@@ -190,18 +197,32 @@ class Federation(Deployment):
     def _superlink(self) -> Sequence[str]:
         tls = self._authority.parent
         return (
-            *("python", "-P", "-m", "fl_dp.app.local.superlink", OPEN_TO_NODES),
+            "python",
+            "-P",
+            "-m",
+            "fl_dp.app.local.superlink",
+            OPEN_TO_NODES,
             "--enable-supernode-auth",
-            *("--ssl-ca-certfile", str(tls / "ca.crt"), "--ssl-certfile", str(tls / "server.pem")),
-            *("--ssl-keyfile", str(tls / "server.key")),
+            "--ssl-ca-certfile",
+            str(tls / "ca.crt"),
+            "--ssl-certfile",
+            str(tls / "server.pem"),
+            "--ssl-keyfile",
+            str(tls / "server.key"),
         )
 
     def _supernode(self, name: str) -> Sequence[str]:
         return (
-            *("python", "-P", "-m", "fl_dp.app.local.supernode"),
-            *("--root-certificates", str(self._authority)),
-            *("--auth-supernode-private-key", str(self._place / name / "node.key")),
-            *("--trusted-entities", str(self._place / "trusted.yaml")),
+            "python",
+            "-P",
+            "-m",
+            "fl_dp.app.local.supernode",
+            "--root-certificates",
+            str(self._authority),
+            "--auth-supernode-private-key",
+            str(self._place / name / "node.key"),
+            "--trusted-entities",
+            str(self._place / "trusted.yaml"),
         )
 
     def _write_ward(self, ward: str) -> None:

@@ -11,9 +11,15 @@ from fl_dp.app.run_folder import RunFolder
 
 ROOT = Path(__file__).resolve().parents[1]
 SETTINGS = (
-    *("task=csv", "task.partition=nodes", "task.label_column=ill"),
-    *("task.columns=[age,pressure]", "task.classes=[no,yes]", "model=logistic"),
-    *("selection.sampling_rate=1", "server_optimizer=fedavg", "client.epochs=1"),
+    "task=csv",
+    "task.partition=nodes",
+    "task.label_column=ill",
+    "task.columns=[age,pressure]",
+    "task.classes=[no,yes]",
+    "model=logistic",
+    "selection.sampling_rate=1",
+    "server_optimizer=fedavg",
+    "client.epochs=1",
     "client.learning_rate=0.5",
 )
 

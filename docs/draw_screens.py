@@ -29,8 +29,13 @@ RUNS = ROOT / "results" / "pictures"
 IMAGES = ROOT / "docs" / "images"
 SWEEP = "digits"
 SCREENS = (
-    *("report", "report_dark", "report_compared", "dashboard_runs", "dashboard_start"),
-    *("dashboard_run", "dashboard_run_dark"),
+    "report",
+    "report_dark",
+    "report_compared",
+    "dashboard_runs",
+    "dashboard_start",
+    "dashboard_run",
+    "dashboard_run_dark",
 )
 """Names of the pictures that are drawn here."""
 
@@ -113,8 +118,14 @@ def _dashboard() -> Iterator[tuple[str, str]]:
     token = secrets.token_urlsafe(24)
     process = subprocess.Popen(
         [
-            *(sys.executable, "-m", "fl_dp", "dashboard", str(RUNS)),
-            *("--port", str(_PORT), "--allow-start"),
+            sys.executable,
+            "-m",
+            "fl_dp",
+            "dashboard",
+            str(RUNS),
+            "--port",
+            str(_PORT),
+            "--allow-start",
         ],
         env={**os.environ, "FL_DP_DASHBOARD_TOKEN": token},
         stdout=subprocess.PIPE,

@@ -46,15 +46,18 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
         "privacy=local selection.coins=nodes",
     ),
     (
-        *("privacy=none simulation.units_per_node=50", "privacy=none selection.coins=nodes"),
-        *("privacy=dp_sgd simulation.units_per_node=50", "privacy=dp_sgd selection.coins=nodes"),
+        "privacy=none simulation.units_per_node=50",
+        "privacy=none selection.coins=nodes",
+        "privacy=dp_sgd simulation.units_per_node=50",
+        "privacy=dp_sgd selection.coins=nodes",
     ),
     (
         "privacy=none privacy.witness_dir=/mnt/other",
         "privacy=dp_sgd privacy.witness_dir=/mnt/other",
     ),
     (
-        *("dp_sgd.epsilon=4", "privacy=none dp_sgd.clipping_norm=2"),
+        "dp_sgd.epsilon=4",
+        "privacy=none dp_sgd.clipping_norm=2",
         "dp_sgd.secure_randomness=true",  # its default: asked for all the same
     ),
     tuple(
@@ -154,7 +157,8 @@ EXCLUSIONS: tuple[tuple[str, ...], ...] = (
     (f"{_BUFFER} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
     ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
     (
-        *("privacy.noise=cyclic privacy.separation=4", "privacy.noise=spaced privacy.groups=4"),
+        "privacy.noise=cyclic privacy.separation=4",
+        "privacy.noise=spaced privacy.groups=4",
         "privacy.bands=4",
     ),
     ("privacy.noise=auto privacy.noise_multiplier=2",),

@@ -179,6 +179,8 @@ def wait_for_roster(
             logger.warning(
                 "%s, but %d nodes are connected: one that was restarted counts twice until Flower "
                 "notices, about a minute; waiting for that, at most %.0f s",
-                *(declared, len(nodes), deadline - time.monotonic()),
+                declared,
+                len(nodes),
+                deadline - time.monotonic(),
             )
         time.sleep(_PAUSE)

@@ -17,8 +17,15 @@ from fl_dp.strategies import (
 )
 
 REFUSALS = (
-    *(PrivacyBudgetExhausted, PlanMismatch, LedgerCorrupted, LedgerUnavailable),
-    *(RosterIncomplete, RosterTooLarge, RehearsalFailed, NobodyContributes, ConfigError),
+    PrivacyBudgetExhausted,
+    PlanMismatch,
+    LedgerCorrupted,
+    LedgerUnavailable,
+    RosterIncomplete,
+    RosterTooLarge,
+    RehearsalFailed,
+    NobodyContributes,
+    ConfigError,
 )
 """Errors of ledger, nodes and settings, whose message says all that a traceback could."""
 

@@ -321,7 +321,11 @@ def _format_of_node(settings: Settings, node_config: Mapping[str, Any]) -> DataF
         logger.warning(
             "%s scales features by mean %s and std %s, and the server measures the model on "
             "features scaled by %s and %s: one of the two should change",
-            *(owner.data_schema, pinned.mean, pinned.std, data_format.mean, data_format.std),
+            owner.data_schema,
+            pinned.mean,
+            pinned.std,
+            data_format.mean,
+            data_format.std,
         )
     return replace(pinned, splits=data_format.splits)
 

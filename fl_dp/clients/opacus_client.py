@@ -168,8 +168,10 @@ class OpacusClient(NumPyClient):
         if own != plan:
             logger.info(
                 "the owner allows epsilon %.4g of the run's %.4g: noise multiplier %.4g, not %.4g",
-                *(own.budget.epsilon, plan.budget.epsilon),
-                *(own.noise_multiplier, plan.noise_multiplier),
+                own.budget.epsilon,
+                plan.budget.epsilon,
+                own.noise_multiplier,
+                plan.noise_multiplier,
             )
         return cls(
             model,

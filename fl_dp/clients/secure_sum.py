@@ -267,7 +267,8 @@ def _charge(
             logger.warning(
                 "this node's owner allows epsilon %.4g at delta %.3g, less than the training asks "
                 "for: once it is spent, the node adds noise alone",
-                *(budget.epsilon, budget.delta),
+                budget.epsilon,
+                budget.delta,
             )
         # A power of two, beyond what is planned: a budget that changed with every sum would have to
         # be certified anew each time.

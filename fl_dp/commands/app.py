@@ -33,8 +33,20 @@ from .status import status
 from .tune import tune
 
 _COMMANDS = (
-    *(run, runs, status, tune, stats, plan, price, audit, report, dashboard, config, ledger),
-    *(data, new),
+    run,
+    runs,
+    status,
+    tune,
+    stats,
+    plan,
+    price,
+    audit,
+    report,
+    dashboard,
+    config,
+    ledger,
+    data,
+    new,
     completion,
 )
 

@@ -32,7 +32,10 @@ _EXPERIMENT = "experiment=data_recovery"
 _SAID_EVERY = 0.1  # without a terminal, a line for each tenth of the cells
 # Noise that somebody asks for is that of a training; an attack has a list of its own.
 _OF_TRAINING = (
-    *("privacy.epsilon", "privacy.noise_multiplier", "dp_sgd.epsilon", "dp_sgd.noise_multiplier"),
+    "privacy.epsilon",
+    "privacy.noise_multiplier",
+    "dp_sgd.epsilon",
+    "dp_sgd.noise_multiplier",
 )
 _MEANS_LITTLE = 20.0  # e^20: a promise in name alone
 
@@ -154,8 +157,10 @@ def _progress(console: Console, title: str, cells: int) -> Iterator[Callable[[],
     """Show how many cells are done and the time left: a live bar, or a few plain lines."""
     if shows_live(console):
         columns = (
-            *(TextColumn("{task.description}", markup=False), BarColumn(bar_width=24)),
-            *(MofNCompleteColumn(), TimeRemainingColumn()),
+            TextColumn("{task.description}", markup=False),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
         )
         with Progress(*columns, console=console) as progress:
             bar = progress.add_task(title, total=cells)

@@ -28,8 +28,12 @@ _LOCK = 0x666C2D6470  # "fl-dp": PostgreSQL's advisory locks are numbers
 # What says that the entries themselves are wrong. Whatever else a database complains of (a full
 # disk, no connection, no permission, a lock) leaves them as they are.
 _SQLITE_SAYS_WRONG = (
-    *(sqlite3.SQLITE_ERROR, sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB),
-    *(sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_MISMATCH, sqlite3.SQLITE_SCHEMA),
+    sqlite3.SQLITE_ERROR,
+    sqlite3.SQLITE_CORRUPT,
+    sqlite3.SQLITE_NOTADB,
+    sqlite3.SQLITE_CONSTRAINT,
+    sqlite3.SQLITE_MISMATCH,
+    sqlite3.SQLITE_SCHEMA,
 )
 # Damaged data, a violated constraint, no such table, no such column.
 _POSTGRESQL_SAYS_WRONG = ("XX001", "XX002", "23", "42P01", "42703")

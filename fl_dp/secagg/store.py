@@ -272,7 +272,9 @@ class SQLiteStore:
         """See `NodeStore`."""
         row = self._one(
             "SELECT terms, view FROM once WHERE run = ? AND role = ? AND number = ?",
-            *(_name(run), role, number),
+            _name(run),
+            role,
+            number,
         )
         return None if row is None else Mark(bytes(row[0]), bytes(row[1]))
 

@@ -51,9 +51,11 @@ def _of_clients(statement: PrivacyStatement) -> str:
     versions = ", ".join(f"{name} {number}" for name, number in statement.versions.items())
     lines = [
         *_opening("# Privacy statement", statement, "No privacy at all.", rows),
-        *("## What was released", ""),
+        "## What was released",
+        "",
         *_of_one_client(statement),
-        *(*(released or ["- nothing"]), ""),
+        *(released or ["- nothing"]),
+        "",
         *_closing(statement),
         f"Computed from the {statement.anchor.entries} entries of the ledger that end in "
         f"`{statement.anchor.hash}`, with {versions}.",

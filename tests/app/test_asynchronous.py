@@ -26,8 +26,11 @@ BUFFERED = ("selection=buffered", "task.num_clients=40", "selection.sampling_rat
 def test_settings_say_who_is_asked_and_what_it_is_charged() -> None:
     settings = compose_settings(
         [
-            *(*BUFFERED, "selection.participation_cap=4", "selection.concurrency=9"),
-            *("selection.max_staleness=3", "selection.staleness_power=1"),
+            *BUFFERED,
+            "selection.participation_cap=4",
+            "selection.concurrency=9",
+            "selection.max_staleness=3",
+            "selection.staleness_power=1",
         ]
     )
     selection = make_selection(settings)
@@ -78,9 +81,16 @@ def test_a_run_with_slow_nodes_is_stopped_and_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     overrides = [
-        *("selection=buffered", "task.num_clients=8", "selection.sampling_rate=0.25", "rounds=4"),
-        *("selection.participation_cap=3", "simulation.engine=in_process", "client.epochs=1"),
-        *("simulation.delay_spread=1", f"output_dir={tmp_path}", "run_name=slow"),
+        "selection=buffered",
+        "task.num_clients=8",
+        "selection.sampling_rate=0.25",
+        "rounds=4",
+        "selection.participation_cap=3",
+        "simulation.engine=in_process",
+        "client.epochs=1",
+        "simulation.delay_spread=1",
+        f"output_dir={tmp_path}",
+        "run_name=slow",
     ]
     nodes = [{PARTITION_ID_KEY: node, "num-partitions": 8} for node in range(8)]
 

@@ -90,8 +90,13 @@ def test_values_and_seeds_of_the_command_line_replace_those_of_the_experiment() 
 def test_another_setting_holds_for_each_cell_and_has_the_last_word() -> None:
     _, cells = expand(
         [
-            *("experiment=privacy_levels", "sweep.only=[central,dp_sgd]", "seed=0"),
-            *("privacy.epsilon=3", "task=fashion_mnist", "rounds=7", "task.num_clients=50"),
+            "experiment=privacy_levels",
+            "sweep.only=[central,dp_sgd]",
+            "seed=0",
+            "privacy.epsilon=3",
+            "task=fashion_mnist",
+            "rounds=7",
+            "task.num_clients=50",
         ]
     )
     assert {cell.settings.task.name for cell in cells} == {"fashion_mnist"}

@@ -36,7 +36,10 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
 @pytest.mark.xdist_group("simulation")
 def test_a_run_that_is_asked_to_end_takes_everything_down(tmp_path: Path) -> None:
     run = start(
-        *("task.num_clients=4", "rounds=500", "run_name=it", "simulation.workers=1"),
+        "task.num_clients=4",
+        "rounds=500",
+        "run_name=it",
+        "simulation.workers=1",
         "simulation.engine=flower",
         "output_dir=" + str(tmp_path),
         cwd=tmp_path,
@@ -68,8 +71,13 @@ def alive(pid: int) -> bool:
 def test_a_run_that_is_stopped_by_ctrl_c_leaves_a_valid_folder_and_goes_on(tmp_path: Path) -> None:
     run = start(
         # Rounds that take long enough to be stopped among them.
-        *("task.num_clients=6", "rounds=20", "client.epochs=100", "simulation.units_per_node=1"),
-        *("run_name=it", "output_dir=" + str(tmp_path), "simulation.workers=1"),
+        "task.num_clients=6",
+        "rounds=20",
+        "client.epochs=100",
+        "simulation.units_per_node=1",
+        "run_name=it",
+        "output_dir=" + str(tmp_path),
+        "simulation.workers=1",
         "simulation.engine=flower",
         cwd=tmp_path,
     )

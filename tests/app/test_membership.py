@@ -54,7 +54,9 @@ def test_a_training_without_members_leaves_the_model_as_it_was(
 def test_a_client_that_is_out_moves_a_private_model_by_exactly_nothing(tmp_path: Path) -> None:
     # With the noise of a seed two trainings differ by what their members add, and by nothing else.
     settings = settings_of(
-        *("privacy.epsilon=null", "privacy.noise_multiplier=1", "privacy.insecure_seed=7"),
+        "privacy.epsilon=null",
+        "privacy.noise_multiplier=1",
+        "privacy.insecure_seed=7",
         "simulation.units_per_node=4",
     )
     nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
@@ -171,10 +173,24 @@ def random_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def attack_records(folder: Path, data: Path, *more: str, status: int = 0) -> Any:
     """Attack the records of two clients that learn them by heart, and return what was printed."""
     arguments = [
-        *("attack", "membership", "--unit", "record", "--data-is-public", "--json"),
-        *("task=csv", f"task.data_dir={data}", "task.num_clients=2", "model=mlp", "rounds=1"),
-        *("client.learning_rate=0.5", "client.batch_size=64", "server_optimizer=fedavg"),
-        *("selection.sampling_rate=1", f"output_dir={folder}", "run_name=found", *more),
+        "attack",
+        "membership",
+        "--unit",
+        "record",
+        "--data-is-public",
+        "--json",
+        "task=csv",
+        f"task.data_dir={data}",
+        "task.num_clients=2",
+        "model=mlp",
+        "rounds=1",
+        "client.learning_rate=0.5",
+        "client.batch_size=64",
+        "server_optimizer=fedavg",
+        "selection.sampling_rate=1",
+        f"output_dir={folder}",
+        "run_name=found",
+        *more,
     ]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == status, result.stderr
@@ -209,8 +225,14 @@ def test_members_of_a_private_model_are_found_no_better_than_its_curve_allows(
     tmp_path: Path, random_labels: Path
 ) -> None:
     found = attack_records(
-        *(tmp_path, random_labels, "privacy=dp_sgd", "dp_sgd.epsilon=1", "client.epochs=4"),
-        *("dp_sgd.sampling_rate=0.2", "--models", "6"),
+        tmp_path,
+        random_labels,
+        "privacy=dp_sgd",
+        "dp_sgd.epsilon=1",
+        "client.epochs=4",
+        "dp_sgd.sampling_rate=0.2",
+        "--models",
+        "6",
     )
     assert found["promised"]["whom"] == "one record of one client"
     assert found["promised"]["epsilon"] == pytest.approx(1.0, rel=1e-2)

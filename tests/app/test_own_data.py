@@ -70,10 +70,18 @@ def clinics(tmp_path: Path) -> list[Path]:
 def settings_for(folder: Path, server: Path, *overrides: str) -> Settings:
     return compose_settings(
         [
-            *(*PUBLIC, "rounds=3", "client.learning_rate=0.5", "privacy.insecure_seed=1"),
-            *("selection.sampling_rate=1", "privacy.noise_multiplier=0.01", "clipping.norm=5"),
+            *PUBLIC,
+            "rounds=3",
+            "client.learning_rate=0.5",
+            "privacy.insecure_seed=1",
+            "selection.sampling_rate=1",
+            "privacy.noise_multiplier=0.01",
+            "clipping.norm=5",
             "privacy.epsilon=null",
-            *(f"task.data_dir={server}", f"output_dir={folder}", "run_name=run", *overrides),
+            f"task.data_dir={server}",
+            f"output_dir={folder}",
+            "run_name=run",
+            *overrides,
         ]
     )
 
@@ -115,7 +123,9 @@ def test_nodes_with_their_own_data_train_the_model_of_a_simulation_of_them(
     simulated = settings_for(
         tmp_path / "simulated",
         everybody,
-        *("task.partition=natural", "task.client_column=clinic", one_batch),
+        "task.partition=natural",
+        "task.client_column=clinic",
+        one_batch,
     )
     train(LocalGrid(answer_with_app(app, CLINICS), CLINICS), simulated, run_id="1")
     deployed = on_nodes(tmp_path / "deployed", server, own(clinics))

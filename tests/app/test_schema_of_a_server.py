@@ -89,8 +89,11 @@ class Hospital:
 def settings_of(*overrides: str) -> Settings:
     return compose_settings(
         [
-            *(*OWN, "privacy=dp_sgd", f"client.learning_rate={RATE}"),
-            *(f"dp_sgd.expected_batch_size={SIZE}", *overrides),
+            *OWN,
+            "privacy=dp_sgd",
+            f"client.learning_rate={RATE}",
+            f"dp_sgd.expected_batch_size={SIZE}",
+            *overrides,
         ]
     )
 

@@ -23,10 +23,15 @@ NODES = ("north", "south", "east")
 KILLED = "east"
 ROUNDS = 2
 SECURE = (
-    *("task.num_clients=3", f"rounds={ROUNDS}"),
-    *("privacy=distributed", "privacy.epsilon=40", "privacy.delta=0.01"),
+    "task.num_clients=3",
+    f"rounds={ROUNDS}",
+    "privacy=distributed",
+    "privacy.epsilon=40",
+    "privacy.delta=0.01",
     # Nobody colludes: else all three would have to answer, and none could be lost.
-    *("secure_sum.least=2", "secure_sum.colluding=0", "secure_sum.threshold=2"),
+    "secure_sum.least=2",
+    "secure_sum.colluding=0",
+    "secure_sum.threshold=2",
 )
 
 

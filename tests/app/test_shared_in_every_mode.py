@@ -30,8 +30,14 @@ from fl_dp.tasks.models import get_arrays
 
 CLIENTS = 6
 SMALL = (
-    *("model=mlp", "model.hidden=4", f"task.num_clients={CLIENTS}", "rounds=2", "client.epochs=1"),
-    *("privacy.epsilon=50", "privacy.delta=1e-2", "privacy.contribution_check=false"),
+    "model=mlp",
+    "model.hidden=4",
+    f"task.num_clients={CLIENTS}",
+    "rounds=2",
+    "client.epochs=1",
+    "privacy.epsilon=50",
+    "privacy.delta=1e-2",
+    "privacy.contribution_check=false",
 )
 MODES: dict[str, tuple[str, ...]] = {
     "central": ("selection.sampling_rate=0.9",),
@@ -39,17 +45,27 @@ MODES: dict[str, tuple[str, ...]] = {
     "local": ("privacy=local", "selection=public", "selection.sampling_rate=0.5"),
     "distributed": ("privacy=distributed", "selection=public", "selection.sampling_rate=1"),
     "distributed and dp_sgd": (
-        *("privacy=distributed", "selection=public", "selection.sampling_rate=1"),
-        *("dp_sgd=on", "dp_sgd.steps=1", "dp_sgd.epsilon=50", "dp_sgd.delta=1e-3"),
+        "privacy=distributed",
+        "selection=public",
+        "selection.sampling_rate=1",
+        "dp_sgd=on",
+        "dp_sgd.steps=1",
+        "dp_sgd.epsilon=50",
+        "dp_sgd.delta=1e-3",
     ),
     "buffered": ("selection=buffered", "selection.sampling_rate=0.34"),
     "spaced": (
-        *("selection=public", "selection.sampling_rate=0.34", "privacy.noise=spaced"),
+        "selection=public",
+        "selection.sampling_rate=0.34",
+        "privacy.noise=spaced",
         "rounds=4",
     ),
     "cyclic": (
-        *("selection.sampling_rate=0.34", "privacy.noise=cyclic", "privacy.groups=2"),
-        *("privacy.bands=2", "rounds=4"),
+        "selection.sampling_rate=0.34",
+        "privacy.noise=cyclic",
+        "privacy.groups=2",
+        "privacy.bands=2",
+        "rounds=4",
     ),
 }
 RECORDS = ("privacy=distributed_records", "privacy.delta=1e-4", "selection.sampling_rate=0.25")

@@ -26,8 +26,11 @@ def trained(tmp_path: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
     settings = compose_settings(
         [
             *SMALL,
-            *("selection.sampling_rate=0.9", "privacy.contribution_check=false"),
-            *(f"output_dir={tmp_path}", "run_name=run", *overrides),
+            "selection.sampling_rate=0.9",
+            "privacy.contribution_check=false",
+            f"output_dir={tmp_path}",
+            "run_name=run",
+            *overrides,
         ]
     )
     grid = InProcessGrid(app, [{"partition-id": node} for node in range(2)])

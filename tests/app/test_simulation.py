@@ -39,7 +39,10 @@ def test_a_small_training_runs_end_to_end_and_its_papers_agree(tmp_path: Path) -
         "run",
         "--json",
         "simulation.engine=flower",
-        *("task.num_clients=20", "rounds=3", "privacy.epsilon=4", "run_name=one run"),
+        "task.num_clients=20",
+        "rounds=3",
+        "privacy.epsilon=4",
+        "run_name=one run",
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr
@@ -83,9 +86,16 @@ def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(
     monkeypatch.chdir(tmp_path)
     # No update is finite, so none counts: the noisy count ends the training before round 10.
     done = call(
-        *("run", "simulation.engine=flower", "simulation.workers=1"),
-        *("task.num_clients=10", "rounds=10", "selection.sampling_rate=1", "run_name=broken"),
-        *("privacy.epsilon=null", "privacy.noise_multiplier=0.3", "client.learning_rate=1e300"),
+        "run",
+        "simulation.engine=flower",
+        "simulation.workers=1",
+        "task.num_clients=10",
+        "rounds=10",
+        "selection.sampling_rate=1",
+        "run_name=broken",
+        "privacy.epsilon=null",
+        "privacy.noise_multiplier=0.3",
+        "client.learning_rate=1e300",
     )
     assert done.exit_code == 1
     assert "finished:failed" in said_on_stderr(done)
@@ -102,10 +112,20 @@ def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = call(
-        *("run", "--json", "simulation.engine=flower", "simulation.workers=1"),
-        *("privacy=central", "dp_sgd=on", "privacy.epsilon=50", "dp_sgd.epsilon=6"),
-        *("task.num_clients=3", "rounds=2", "selection.sampling_rate=1", "dp_sgd.steps=5"),
-        *("dp_sgd.participations=4", "run_name=both"),
+        "run",
+        "--json",
+        "simulation.engine=flower",
+        "simulation.workers=1",
+        "privacy=central",
+        "dp_sgd=on",
+        "privacy.epsilon=50",
+        "dp_sgd.epsilon=6",
+        "task.num_clients=3",
+        "rounds=2",
+        "selection.sampling_rate=1",
+        "dp_sgd.steps=5",
+        "dp_sgd.participations=4",
+        "run_name=both",
     )
     assert done.exit_code == 0, done.stderr
     folder = tmp_path / "runs" / "both"
@@ -132,9 +152,16 @@ def test_secure_sums_of_a_simulation_open_in_every_round(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = call(
-        *("run", "simulation.engine=flower", "privacy=distributed"),
-        *("task.num_clients=12", "simulation.units_per_node=2", "rounds=3", "run_name=sums"),
-        *("selection.sampling_rate=1", "privacy.epsilon=8", "clipping=adaptive"),
+        "run",
+        "simulation.engine=flower",
+        "privacy=distributed",
+        "task.num_clients=12",
+        "simulation.units_per_node=2",
+        "rounds=3",
+        "run_name=sums",
+        "selection.sampling_rate=1",
+        "privacy.epsilon=8",
+        "clipping=adaptive",
     )
     assert done.exit_code == 0, done.stderr
     folder = tmp_path / "runs" / "sums"
@@ -152,10 +179,18 @@ def test_buffers_of_a_simulation_are_filled_by_who_answers_next(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = call(
-        *("run", "simulation.engine=flower", "selection=buffered", "privacy.noise=spaced"),
+        "run",
+        "simulation.engine=flower",
+        "selection=buffered",
+        "privacy.noise=spaced",
         "privacy.separation=2",
-        *("task.num_clients=12", "selection.sampling_rate=0.25", "rounds=4", "client.epochs=1"),
-        *("selection.concurrency=5", "privacy.epsilon=8", "run_name=buffers"),
+        "task.num_clients=12",
+        "selection.sampling_rate=0.25",
+        "rounds=4",
+        "client.epochs=1",
+        "selection.concurrency=5",
+        "privacy.epsilon=8",
+        "run_name=buffers",
     )
     assert done.exit_code == 0, done.stderr
     folder = tmp_path / "runs" / "buffers"
@@ -172,9 +207,19 @@ def test_buffers_of_a_simulation_are_filled_by_who_answers_next(
 
 def test_two_trainings_of_an_experiment_run_side_by_side_through_flower(tmp_path: Path) -> None:
     done = fl_dp(
-        *("run", "--json", "-m", "experiment=privacy_levels", "sweep.only=[central]"),
-        *("privacy.epsilon=8", "seed=0,1", "rounds=2", "task.num_clients=20", "run_name=sweep"),
-        *("sweep.side_by_side=2", "simulation.engine=flower", "simulation.workers=1"),
+        "run",
+        "--json",
+        "-m",
+        "experiment=privacy_levels",
+        "sweep.only=[central]",
+        "privacy.epsilon=8",
+        "seed=0,1",
+        "rounds=2",
+        "task.num_clients=20",
+        "run_name=sweep",
+        "sweep.side_by_side=2",
+        "simulation.engine=flower",
+        "simulation.workers=1",
         cwd=tmp_path,
     )
     assert done.returncode == 0, done.stderr

@@ -209,9 +209,16 @@ def test_a_statistic_by_a_secure_sum_through_flowers_simulation(
     done = CliRunner().invoke(
         app,
         [
-            *("stats", "histogram", "labels", "--json", "simulation.engine=flower"),
+            "stats",
+            "histogram",
+            "labels",
+            "--json",
+            "simulation.engine=flower",
             "simulation.workers=1",
-            *("privacy=distributed", "privacy.epsilon=500", "task.num_clients=6", "run_name=s"),
+            "privacy=distributed",
+            "privacy.epsilon=500",
+            "task.num_clients=6",
+            "run_name=s",
         ],
     )
     assert done.exit_code == 0, done.stderr

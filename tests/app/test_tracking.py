@@ -41,8 +41,16 @@ PRIVATE: dict[str, Any] = {
 }
 SECRETS = ("insecure_seed", "4242", "ward-7", "participants", "update_norms")
 OWN = {  # names that the trackers themselves write, none of which comes from the run
-    *("state", "group", "id", "status", "_wandb", "_runtime", "mlflow.runName"),
-    *("fl_dp.run", "fl_dp.sweep", "fl_dp.state"),
+    "state",
+    "group",
+    "id",
+    "status",
+    "_wandb",
+    "_runtime",
+    "mlflow.runName",
+    "fl_dp.run",
+    "fl_dp.sweep",
+    "fl_dp.state",
 }
 
 
@@ -51,8 +59,13 @@ def train_small(
 ) -> RunFolder:
     settings = compose_settings(
         [
-            *("task.num_clients=12", "rounds=3", "client.epochs=1", "privacy.epsilon=4"),
-            *(f"output_dir={folder}", f"run_name={name}", "privacy.insecure_seed=4242"),
+            "task.num_clients=12",
+            "rounds=3",
+            "client.epochs=1",
+            "privacy.epsilon=4",
+            f"output_dir={folder}",
+            f"run_name={name}",
+            "privacy.insecure_seed=4242",
             *overrides,
         ]
     )
@@ -113,7 +126,12 @@ def written(request: pytest.FixtureRequest, sweep: Path) -> Written:
 def test_every_name_of_a_round_is_on_the_closed_list(written: Written) -> None:
     assert sorted(written.rounds) == [0, 1, 2, 3]
     assert {name for values in written.rounds.values() for name in values} == {
-        *("test_loss", "test_accuracy", "epsilon", "expected_cohort", "bytes_up", "clients/loss")
+        "test_loss",
+        "test_accuracy",
+        "epsilon",
+        "expected_cohort",
+        "bytes_up",
+        "clients/loss",
     }
     assert {name for values in written.rounds.values() for name in values} <= ROUND
 
@@ -181,9 +199,12 @@ def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> Non
     } == {
         *SECRET,
         *FOLDERS,
-        *("report", "model.shared"),
+        "report",
+        "model.shared",
         *(f"task.{name}" for name in ("classes", "columns", "label_column", "client_column")),
-        *("task.mean", "task.std", "secure_sum.reply_after"),
+        "task.mean",
+        "task.std",
+        "secure_sum.reply_after",
         *(f"simulation.{name}" for name in ("num_cpus", "num_gpus", "workers")),
         *(f"tracking.{name}" for name in ("name", "project", "uri", "mode", "metrics_port")),
     }

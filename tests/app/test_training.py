@@ -99,8 +99,11 @@ def test_every_way_to_run_a_round_trains_within_its_budget(
 def test_noise_at_the_clients_is_stated_as_such(tmp_path: Path, scheme: str) -> None:
     _, statement = run(
         tmp_path,
-        *("privacy=local", f"privacy.scheme={scheme}", "privacy.epsilon=4"),
-        *("selection=public", "selection.participation_cap=2"),
+        "privacy=local",
+        f"privacy.scheme={scheme}",
+        "privacy.epsilon=4",
+        "selection=public",
+        "selection.participation_cap=2",
     )
     assert scheme in statement["mechanism"]
     assert "server itself" in statement["adversary"]
@@ -113,7 +116,9 @@ def test_an_encoding_after_the_clients_noise_changes_no_promise(
     tmp_path: Path, scheme: str, up: str
 ) -> None:
     local = (
-        *("privacy=local", f"privacy.scheme={scheme}", "selection=public"),
+        "privacy=local",
+        f"privacy.scheme={scheme}",
+        "selection=public",
         "selection.participation_cap=2",
     )
     statements = []
@@ -188,7 +193,9 @@ def test_a_crashed_run_goes_on_with_its_ledger_and_pays_for_the_lost_round(
 ) -> None:
     settings = settings_for(
         tmp_path,
-        *("rounds=4", "selection.sampling_rate=0.9", f"server_optimizer={optimizer}"),
+        "rounds=4",
+        "selection.sampling_rate=0.9",
+        f"server_optimizer={optimizer}",
         "clipping=adaptive",
     )
     with pytest.raises(Crash):
@@ -259,8 +266,11 @@ def test_what_a_record_moves_too_far_is_no_utility_of_records(
     tmp_path: Path, override: str, why: str
 ) -> None:
     records = [
-        *("selection=exponential", "privacy.unit=record", "selection.records_per_client=5"),
-        *("privacy.neighboring_relation=replace-one", "selection.utility=accuracy"),
+        "selection=exponential",
+        "privacy.unit=record",
+        "selection.records_per_client=5",
+        "privacy.neighboring_relation=replace-one",
+        "selection.utility=accuracy",
     ]
     with pytest.raises(ValueError, match=why):
         run(tmp_path, *records, override)

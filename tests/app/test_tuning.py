@@ -310,7 +310,10 @@ def test_no_witness_remembers_the_trainings_of_random_stopping(tmp_path: Path) -
     witnesses = tmp_path / "witnesses"
     witnesses.mkdir()
     settings = settings_for(
-        *(tmp_path, "tune.by=stopping", "tune.mean_runs=2", "privacy.delta=1e-3"),
+        tmp_path,
+        "tune.by=stopping",
+        "tune.mean_runs=2",
+        "privacy.delta=1e-3",
         f"privacy.witness_dir={witnesses}",
     )
     begun = Stopped.begun(RunFolder(tmp_path / "run"), settings)
@@ -421,9 +424,14 @@ def test_settings_of_a_choice_are_checked_where_they_are_written() -> None:
 def test_as_much_noise_adds_up_in_a_trial_as_in_the_run(rounds: int) -> None:
     settings = compose_settings(
         [
-            *(*SMALL, "rounds=100", "client.learning_rate=1e-12", "clipping.norm=0.5"),
-            *("seed=3", "server_optimizer.momentum=0"),
-            *(f"tune.rounds={rounds}", "tune.candidates=['client.epochs=1','client.epochs=2']"),
+            *SMALL,
+            "rounds=100",
+            "client.learning_rate=1e-12",
+            "clipping.norm=0.5",
+            "seed=3",
+            "server_optimizer.momentum=0",
+            f"tune.rounds={rounds}",
+            "tune.candidates=['client.epochs=1','client.epochs=2']",
         ]
     )
     model = torch.nn.Linear(64, 200)

@@ -62,8 +62,11 @@ def test_the_app_refuses_more_nodes_than_declared_in_keys_and_spends_nothing(
 ) -> None:
     settings = compose_settings(
         [
-            *("task.num_clients=4", "rounds=1", "roster_timeout=0.1"),
-            *(f"output_dir={tmp_path}", "run_name=run"),
+            "task.num_clients=4",
+            "rounds=1",
+            "roster_timeout=0.1",
+            f"output_dir={tmp_path}",
+            "run_name=run",
         ]
     )
     grid = LocalGrid(lambda message, partition: None, 8)

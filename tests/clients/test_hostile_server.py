@@ -58,9 +58,15 @@ PLAN = RecordPlan(
     clipping_norm=1.0,
 )
 HONEST = (
-    *("task=csv", "task.partition=nodes", "task.num_clients=2", "model=logistic"),
-    *("privacy=dp_sgd", "dp_sgd.expected_batch_size=2", "task.columns=[age,pressure]"),
-    *("task.label_column=outcome", "task.classes=[well,ill]"),
+    "task=csv",
+    "task.partition=nodes",
+    "task.num_clients=2",
+    "model=logistic",
+    "privacy=dp_sgd",
+    "dp_sgd.expected_batch_size=2",
+    "task.columns=[age,pressure]",
+    "task.label_column=outcome",
+    "task.classes=[well,ill]",
 )
 GAP = 1000.0  # seconds between two rounds of a server that keeps to the policy
 

@@ -80,8 +80,16 @@ def test_a_rule_allows_what_it_names(rule: str, allowed: bool) -> None:
 @pytest.mark.parametrize(
     "rule",
     [
-        *("heart", "/heart", "hospital/", "a/b/c", "hospital/heart@12", "hospital/heart@XYZW1234"),
-        *("hospital/heart>", "hospital/heart=1.2", ">=1.2", ""),
+        "heart",
+        "/heart",
+        "hospital/",
+        "a/b/c",
+        "hospital/heart@12",
+        "hospital/heart@XYZW1234",
+        "hospital/heart>",
+        "hospital/heart=1.2",
+        ">=1.2",
+        "",
     ],
 )
 def test_a_rule_that_can_not_be_meant_is_refused(rule: str) -> None:

@@ -13,9 +13,14 @@ from fl_dp.commands.app import app
 from fl_dp.lab.attacks.inversion.experiment import Cell, Found, Recovery
 
 SMALL = (
-    *("model.hidden=16", "recovery.images=1", "recovery.seeds=1", "recovery.cohort=2"),
-    *("recovery.attacks=[analytic]", "recovery.threats=[raw,client_noise]"),
-    *("recovery.noise_multipliers=[1e-6,1]", "run_name=attacked"),
+    "model.hidden=16",
+    "recovery.images=1",
+    "recovery.seeds=1",
+    "recovery.cohort=2",
+    "recovery.attacks=[analytic]",
+    "recovery.threats=[raw,client_noise]",
+    "recovery.noise_multipliers=[1e-6,1]",
+    "run_name=attacked",
 )
 
 

@@ -226,8 +226,11 @@ def test_plan_tells_the_golden_epsilon(
 ) -> None:
     """PLD within 0.5 %; RDP up to 1 % below, as ours integrates fractional orders exactly."""
     epsilon = json_of(
-        *("plan", "--json", *plan_overrides(num_clients, sampling_rate, rounds)),
-        *(f"privacy.noise_multiplier={noise_multiplier}", "privacy.epsilon=null"),
+        "plan",
+        "--json",
+        *plan_overrides(num_clients, sampling_rate, rounds),
+        f"privacy.noise_multiplier={noise_multiplier}",
+        "privacy.epsilon=null",
     )["epsilon"]
     assert epsilon["pld"] == pytest.approx(pld, rel=5e-3)
     assert 0.99 * rdp <= epsilon["rdp"] <= 1.001 * rdp + 5e-4
@@ -246,7 +249,9 @@ def test_plan_calibrates_to_the_golden_noise_multiplier(
     num_clients: int, sampling_rate: float, rounds: int, target: int, noise_multiplier: float
 ) -> None:
     planned = json_of(
-        *("plan", "--json", *plan_overrides(num_clients, sampling_rate, rounds)),
+        "plan",
+        "--json",
+        *plan_overrides(num_clients, sampling_rate, rounds),
         f"privacy.epsilon={target}",
     )
     assert planned["noise_multipliers"][0] == pytest.approx(noise_multiplier, rel=5e-3)
@@ -495,8 +500,11 @@ def test_a_run_without_its_data_names_the_folder_it_looked_in(tmp_path: Path) ->
 @pytest.mark.usefixtures("nothing_may_start")
 def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path: Path) -> None:
     result = call(
-        *("run", *plan_overrides(200, 1, 40), f"output_dir={tmp_path}"),
-        *("privacy.epsilon=2", "privacy.noise_multiplier=8"),
+        "run",
+        *plan_overrides(200, 1, 40),
+        f"output_dir={tmp_path}",
+        "privacy.epsilon=2",
+        "privacy.noise_multiplier=8",
     )
     assert result.exit_code == 2
     assert "40 rounds at noise multiplier 8 spend epsilon" in said_on_stderr(result)
@@ -535,8 +543,12 @@ def test_a_folder_that_can_t_be_written_to_is_said_before_anything_is_computed(
 @pytest.mark.usefixtures("nothing_may_start")
 def test_a_sweep_starts_nothing_if_one_of_its_runs_can_t_succeed(tmp_path: Path) -> None:
     result = call(
-        *("run", "-m", *plan_overrides(200, 1, 100), f"output_dir={tmp_path}"),
-        *("privacy.epsilon=2", "privacy.noise_multiplier=20,8"),
+        "run",
+        "-m",
+        *plan_overrides(200, 1, 100),
+        f"output_dir={tmp_path}",
+        "privacy.epsilon=2",
+        "privacy.noise_multiplier=20,8",
     )
     assert result.exit_code == 2
     assert "at most" in said_on_stderr(result)
@@ -627,8 +639,14 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any]:
     with pytest.MonkeyPatch.context() as monkeypatch:
         use(monkeypatch, train_here)
         printed = json_of(
-            *("run", "--json", "-m", *SHORT, f"output_dir={root}", "run_name=sweep"),
-            *("clipping.norm=0.5,1", "seed=0,1"),
+            "run",
+            "--json",
+            "-m",
+            *SHORT,
+            f"output_dir={root}",
+            "run_name=sweep",
+            "clipping.norm=0.5,1",
+            "seed=0,1",
         )
     return root / "sweep", printed
 
@@ -668,7 +686,7 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
 
     use(monkeypatch, stop_in_the_second)
     stopped = call(
-        *("run", "-m", *SHORT, f"output_dir={tmp_path}", "run_name=s", "clipping.norm=0.5,1,2")
+        "run", "-m", *SHORT, f"output_dir={tmp_path}", "run_name=s", "clipping.norm=0.5,1,2"
     )
     assert stopped.exit_code == 130
     assert f"`fl-dp run resume={tmp_path / 's'}` continues it" in said_on_stderr(stopped)
@@ -679,7 +697,9 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
     printed = json_of("run", "--json", f"resume={tmp_path / 's'}")
     assert [run["rounds"] for run in printed["runs"]] == [2, 2, 2]
     assert [row["variant"] for row in printed["variants"]] == [
-        *("clipping.norm=0.5", "clipping.norm=1", "clipping.norm=2")
+        "clipping.norm=0.5",
+        "clipping.norm=1",
+        "clipping.norm=2",
     ]
     assert [settings.clipping.norm for settings, _ in link.given] == [1.0, 2.0]
     assert (tmp_path / "s" / "run-0" / "ledger.db").read_bytes() == first
@@ -842,7 +862,14 @@ def test_ledger_lists_its_entries_in_order(ledger_path: Path) -> None:
     entries = json_of("ledger", "--json", str(ledger_path))["entries"]
     assert [entry["sequence"] for entry in entries] == list(range(1, 9))
     assert [entry["kind"] for entry in entries] == [
-        *("plan", "run", "reserve", "commit", "reserve", "reserve", "commit", "reserve")
+        "plan",
+        "run",
+        "reserve",
+        "commit",
+        "reserve",
+        "reserve",
+        "commit",
+        "reserve",
     ]
 
 

@@ -18,9 +18,16 @@ from fl_dp.commands.terminal.progress import CellsLeft
 from fl_dp.commands.terminal.results import read_results
 
 TINY = [
-    *("-m", "experiment=schedules", "sweep.only=[constant,'linear, late']"),
-    *("privacy.epsilon=null", "privacy.noise_multiplier=2", "task.num_clients=20"),
-    *("rounds=2", "client.epochs=1", "selection.sampling_rate=0.5", "run_name=s"),
+    "-m",
+    "experiment=schedules",
+    "sweep.only=[constant,'linear, late']",
+    "privacy.epsilon=null",
+    "privacy.noise_multiplier=2",
+    "task.num_clients=20",
+    "rounds=2",
+    "client.epochs=1",
+    "selection.sampling_rate=0.5",
+    "run_name=s",
     "simulation.engine=flower",  # for which the tests have a stand-in
 ]
 
@@ -117,7 +124,7 @@ def stopped_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     with pytest.MonkeyPatch.context() as monkeypatch:
         use(monkeypatch, stop_after(1, root))
         result = call(
-            *("run", *one, "sweep.only=[constant]", "seed=0", "rounds=2,3,4", f"output_dir={root}")
+            "run", *one, "sweep.only=[constant]", "seed=0", "rounds=2,3,4", f"output_dir={root}"
         )
     assert result.exit_code == 130
     assert f"`fl-dp run resume={root / 's'}` continues it" in said_on_stderr(result)
@@ -183,11 +190,12 @@ def test_trainings_run_side_by_side_and_are_listed_in_their_order(
 
     link = use(monkeypatch, how)
     printed = json_of(
-        *("run", "--json", *TINY, "seed=0", "sweep.side_by_side=2", f"output_dir={tmp_path}")
+        "run", "--json", *TINY, "seed=0", "sweep.side_by_side=2", f"output_dir={tmp_path}"
     )
     assert [run["variant"] for run in printed["runs"]] == ["constant", "linear, late"]
     assert [r.curve for r in read_results(tmp_path / "s" / "results.csv")] == [
-        *("constant", "linear, late"),
+        "constant",
+        "linear, late",
     ]
     assert [machine.cpus for machine in link.machines] == [1, 1] or len(link.machines) == 2
 

@@ -8,8 +8,13 @@ import pytest
 from command_line import call, json_of, said_on_stderr
 
 SEEN = (
-    *("plan", "--compare", "--cohort-seen", "task=digits", "rounds=40"),
-    *("privacy.epsilon=4", "selection.sampling_rate=0.1"),
+    "plan",
+    "--compare",
+    "--cohort-seen",
+    "task=digits",
+    "rounds=40",
+    "privacy.epsilon=4",
+    "selection.sampling_rate=0.1",
 )
 
 

@@ -41,8 +41,15 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
 def test_a_small_price_adds_up_and_its_last_step_is_private(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(str(Path(sys.executable).parent / "fl-dp"), "price", "--seeds", "1", "--json"),
-            *("rounds=1", "task.num_clients=8", "privacy.epsilon=4", "run_name=one price"),
+            str(Path(sys.executable).parent / "fl-dp"),
+            "price",
+            "--seeds",
+            "1",
+            "--json",
+            "rounds=1",
+            "task.num_clients=8",
+            "privacy.epsilon=4",
+            "run_name=one price",
         ],
         cwd=tmp_path,
         capture_output=True,

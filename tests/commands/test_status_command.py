@@ -64,8 +64,12 @@ def asked(folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("word", "code"),
     [
-        *(("finished:completed", 0), ("finished:failed", 1), ("finished:stopped", 3)),
-        *(("running", 4), ("starting", 4), ("pending", 4)),
+        ("finished:completed", 0),
+        ("finished:failed", 1),
+        ("finished:stopped", 3),
+        ("running", 4),
+        ("starting", 4),
+        ("pending", 4),
     ],
 )
 def test_the_exit_status_is_the_outcome_of_the_run(

@@ -25,8 +25,12 @@ from fl_dp.app.run_folder import RunFolder
 ALL = ("central", "dp_sgd", "local", "distributed")
 # Where the rows lie, and what only a real node has.
 OF_THE_PLACE = (
-    *("task.partition=", "task.data_dir=", "output_dir=", "run_name="),
-    *("privacy.witness_dir=", "secure_sum.roster="),
+    "task.partition=",
+    "task.data_dir=",
+    "output_dir=",
+    "run_name=",
+    "privacy.witness_dir=",
+    "secure_sum.roster=",
 )
 # What a statement says of the privacy and not of the place.
 OF_THE_PRIVACY = ("unit", "neighboring_relation", "mechanism", "noise_multipliers", "rounds")

@@ -57,9 +57,23 @@ HARDENING = {
     "SystemCallErrorNumber": "EPERM",
 }
 OF_A_SERVICE = {
-    *("image", "build", "restart", "init", "read_only", "user", "cap_drop", "security_opt"),
-    *("tmpfs", "logging", "profiles", "ports", "environment", "volumes", "command"),
-    *("network_mode", "depends_on"),
+    "image",
+    "build",
+    "restart",
+    "init",
+    "read_only",
+    "user",
+    "cap_drop",
+    "security_opt",
+    "tmpfs",
+    "logging",
+    "profiles",
+    "ports",
+    "environment",
+    "volumes",
+    "command",
+    "network_mode",
+    "depends_on",
 }
 
 

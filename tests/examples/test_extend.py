@@ -227,9 +227,17 @@ def superlink(tmp_path: Path, site: Path) -> Iterator[dict[str, str]]:
     with (home / "superlink.log").open("wb") as log:
         process = subprocess.Popen(
             [
-                *(str(BIN / "flower-superlink"), "--insecure", "--simulation"),
-                *("--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(port)),
-                *("--control-api-address", f"127.0.0.1:{control_port}"),
+                str(BIN / "flower-superlink"),
+                "--insecure",
+                "--simulation",
+                "--isolation",
+                "subprocess",
+                "--host",
+                "127.0.0.1",
+                "--port",
+                str(port),
+                "--control-api-address",
+                f"127.0.0.1:{control_port}",
             ],
             env=user,
             stdout=log,
@@ -263,8 +271,14 @@ def test_the_readme_s_command_trains_it_in_flower_s_engine(
     assert f"num-supernodes={HOSPITALS} " in federation
     done = subprocess.run(
         [
-            *(str(BIN / "flwr"), "run", ".", "--stream", "--federation-config", federation),
-            *("--run-config", f'ledger-folder="{tmp_path / "ledgers"}"'),
+            str(BIN / "flwr"),
+            "run",
+            ".",
+            "--stream",
+            "--federation-config",
+            federation,
+            "--run-config",
+            f'ledger-folder="{tmp_path / "ledgers"}"',
         ],
         cwd=project,
         env=superlink,

@@ -196,13 +196,34 @@ def test_a_report_of_hostile_texts_runs_and_loads_nothing_of_theirs(rng: Random)
 # The dashboard's routes.
 
 ROUTES = (
-    *("/", "/run/", "/points/", "/image/", "/compare", "/budgets", "/start", "/started/"),
-    *("/static/", "/login", "/nowhere/"),
+    "/",
+    "/run/",
+    "/points/",
+    "/image/",
+    "/compare",
+    "/budgets",
+    "/start",
+    "/started/",
+    "/static/",
+    "/login",
+    "/nowhere/",
 )
 CHANGES = ("/price", "/start", "/stop/a", "/logout", "/login")
 PLACES = (
-    *("a", "a/images.png", "..", "../../etc/passwd", "%2e%2e%2f%2e%2e%2fetc%2fpasswd", "a%00"),
-    *("a/../a", "/etc/passwd", "a" * 3000, "%ff%fe", "a//", "\u202e", "%", "a;b"),
+    "a",
+    "a/images.png",
+    "..",
+    "../../etc/passwd",
+    "%2e%2e%2f%2e%2e%2fetc%2fpasswd",
+    "a%00",
+    "a/../a",
+    "/etc/passwd",
+    "a" * 3000,
+    "%ff%fe",
+    "a//",
+    "\u202e",
+    "%",
+    "a;b",
 )
 FIELDS = ("q", "state", "sort", "page", "runs", "run", "sweep", "task", "language", "key", "token")
 

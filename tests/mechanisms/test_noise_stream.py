@@ -186,8 +186,15 @@ def test_a_release_is_the_sum_and_the_noise_it_was_handed(
         SecureRandom(),  # where noise comes from is no noise
     ],
     ids=[
-        *("one draw", "two rows", "one too many", "0-d"),
-        *("halves", "floats", "booleans", "nothing", "a source of randomness"),
+        "one draw",
+        "two rows",
+        "one too many",
+        "0-d",
+        "halves",
+        "floats",
+        "booleans",
+        "nothing",
+        "a source of randomness",
     ],
 )
 def test_a_release_without_an_integer_for_each_coordinate_is_refused(noise: object) -> None:

@@ -177,11 +177,29 @@ def test_the_epsilon_is_of_one_client_however_many_there_are() -> None:
 def test_a_statement_names_everything_that_a_reader_needs() -> None:
     made = statement()
     assert set(made) == {
-        *("delta", "epsilon", "quoted", "epsilon_so_far", "budget", "unit"),
-        *("neighboring_relation", "neighbours", "adversary", "trusted", "mechanism"),
-        *("composition", "rule", "noise_multiplier", "sampling_rate", "clipping_norm", "steps"),
-        *("participations", "participations_planned", "num_clients", "insecure"),
-        *("not_covered", "versions"),
+        "delta",
+        "epsilon",
+        "quoted",
+        "epsilon_so_far",
+        "budget",
+        "unit",
+        "neighboring_relation",
+        "neighbours",
+        "adversary",
+        "trusted",
+        "mechanism",
+        "composition",
+        "rule",
+        "noise_multiplier",
+        "sampling_rate",
+        "clipping_norm",
+        "steps",
+        "participations",
+        "participations_planned",
+        "num_clients",
+        "insecure",
+        "not_covered",
+        "versions",
     }
     assert json.loads(json.dumps(made)) == made
     assert (made["participations"], made["participations_planned"]) == (2, 5)

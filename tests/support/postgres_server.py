@@ -46,9 +46,18 @@ class PostgresServer:
     def _run_initdb(self) -> None:
         made = subprocess.run(
             [
-                *(self._binaries / "initdb", "--pgdata", self.folder / "data"),
-                *("--username", "postgres", "--auth", "trust", "--no-sync"),
-                *("--encoding", "UTF8", "--no-locale", "--no-instructions"),
+                self._binaries / "initdb",
+                "--pgdata",
+                self.folder / "data",
+                "--username",
+                "postgres",
+                "--auth",
+                "trust",
+                "--no-sync",
+                "--encoding",
+                "UTF8",
+                "--no-locale",
+                "--no-instructions",
             ],
             cwd=self.folder,
             capture_output=True,
@@ -65,10 +74,20 @@ class PostgresServer:
         log = (self.folder / "log").open("ab")
         self._process = subprocess.Popen(
             [
-                *(self._binaries / "postgres", "-D", self.folder / "data"),
-                *("-k", self.folder, "-c", "listen_addresses="),
+                self._binaries / "postgres",
+                "-D",
+                self.folder / "data",
+                "-k",
+                self.folder,
+                "-c",
+                "listen_addresses=",
                 # Quick to stop; the log of what was committed is still written before it answers.
-                *("-c", "fsync=off", "-c", "max_connections=20", "-c", "shared_buffers=16MB"),
+                "-c",
+                "fsync=off",
+                "-c",
+                "max_connections=20",
+                "-c",
+                "shared_buffers=16MB",
             ],
             cwd=self.folder,
             stdout=log,

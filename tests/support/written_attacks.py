@@ -8,8 +8,22 @@ from pathlib import Path
 from pngs import write_png
 
 COLUMNS = (
-    *("task", "model", "unit", "models", "members", "others", "attack", "auc", "asked_fpr"),
-    *("fpr", "tpr", "tpr_low", "tpr_high", "allowed_by_epsilon_delta", "allowed", "exceeds"),
+    "task",
+    "model",
+    "unit",
+    "models",
+    "members",
+    "others",
+    "attack",
+    "auc",
+    "asked_fpr",
+    "fpr",
+    "tpr",
+    "tpr_low",
+    "tpr_high",
+    "allowed_by_epsilon_delta",
+    "allowed",
+    "exceeds",
 )
 
 

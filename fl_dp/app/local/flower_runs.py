@@ -89,8 +89,13 @@ def run_status(
     """
     answer = subprocess.run(
         [
-            *(str(BIN / "flwr"), "list", *([] if connection is None else [connection])),
-            *("--run-id", run_id, "--format", "json"),
+            str(BIN / "flwr"),
+            "list",
+            *([] if connection is None else [connection]),
+            "--run-id",
+            run_id,
+            "--format",
+            "json",
         ],
         env={
             **(os.environ if environment is None else environment),

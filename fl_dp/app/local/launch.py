@@ -171,10 +171,20 @@ class LocalSuperLink:
             self._process = subprocess.Popen(
                 [
                     # -P: a module that lies where the user stands is not imported for ours.
-                    *(sys.executable, "-P", "-m", "fl_dp.app.local.superlink"),
-                    *("--insecure", "--simulation"),
-                    *("--isolation", "subprocess", "--host", "127.0.0.1", "--port", str(port)),
-                    *("--control-api-address", f"127.0.0.1:{control_port}"),
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "fl_dp.app.local.superlink",
+                    "--insecure",
+                    "--simulation",
+                    "--isolation",
+                    "subprocess",
+                    "--host",
+                    "127.0.0.1",
+                    "--port",
+                    str(port),
+                    "--control-api-address",
+                    f"127.0.0.1:{control_port}",
                 ],
                 env=self._environment,
                 stdout=log,
@@ -214,9 +224,15 @@ class LocalSuperLink:
         with output.open("wb") as log:
             process = subprocess.Popen(
                 [
-                    *(str(BIN / "flwr"), "run", str(self._app), _CONNECTION, "--stream"),
-                    *("--federation-config", self._federation(settings)),
-                    *("--run-config", str(run_config)),
+                    str(BIN / "flwr"),
+                    "run",
+                    str(self._app),
+                    _CONNECTION,
+                    "--stream",
+                    "--federation-config",
+                    self._federation(settings),
+                    "--run-config",
+                    str(run_config),
                 ],
                 env=self._environment,
                 stdout=log,

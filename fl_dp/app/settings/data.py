@@ -10,7 +10,13 @@ from fl_dp.tasks.datasets import OWN_DATA
 from .checks import at_least, between_0_and_1, choices, distinct, positive
 
 OWN_DATA_KEYS = (
-    *("classes", "label_column", "client_column", "columns", "image_shape", "mean", "std"),
+    "classes",
+    "label_column",
+    "client_column",
+    "columns",
+    "image_shape",
+    "mean",
+    "std",
     "test_fraction",
 )
 """Keys of `task` that are about somebody's own files, as `DataFormat` names them, too."""

@@ -12,8 +12,15 @@ _OF_CLIENTS = "clients/"
 
 ROUND = frozenset(
     {
-        *("test_loss", "test_accuracy", "epsilon", "expected_cohort", "bytes_down", "bytes_up"),
-        *("next_clipping_norm", f"{_OF_CLIENTS}loss", f"{_OF_CLIENTS}accuracy"),
+        "test_loss",
+        "test_accuracy",
+        "epsilon",
+        "expected_cohort",
+        "bytes_down",
+        "bytes_up",
+        "next_clipping_norm",
+        f"{_OF_CLIENTS}loss",
+        f"{_OF_CLIENTS}accuracy",
     }
 )
 """Values of a round: measured on public rows, released under its charge, or public before it."""
@@ -21,9 +28,17 @@ ROUND = frozenset(
 PROMISE = frozenset(
     f"promise/{name}"
     for name in (
-        *("epsilon", "delta", "unit", "neighboring_relation", "noise_multiplier", "clipping_norm"),
-        *("expected_cohort", "insecure"),
-        *("record_epsilon", "record_delta", "record_noise_multiplier"),
+        "epsilon",
+        "delta",
+        "unit",
+        "neighboring_relation",
+        "noise_multiplier",
+        "clipping_norm",
+        "expected_cohort",
+        "insecure",
+        "record_epsilon",
+        "record_delta",
+        "record_noise_multiplier",
     )
 )
 """Privacy facts of a run that begins: its budget, and what the noise was planned for."""

@@ -129,6 +129,9 @@ class _Follower:
                 self._gave_up = True
                 logger.warning(
                     "%s failed (%s: %s: %s); the run goes on without it",
-                    *(self._name, what, type(error).__name__, str(error).partition("\n")[0]),
+                    self._name,
+                    what,
+                    type(error).__name__,
+                    str(error).partition("\n")[0],
                 )
                 return

@@ -22,8 +22,19 @@ from fl_dp.ledger.entries import LedgerEntry
 from fl_dp.statement import describe_event
 
 _COLUMNS = (
-    *("sequence", "kind", "run", "round", "attempt", "what", "event", "noise_multiplier"),
-    *("sampling_rate", "participants", "reserved", "time", "hash"),
+    "sequence",
+    "kind",
+    "run",
+    "round",
+    "attempt",
+    "what",
+    "event",
+    "noise_multiplier",
+    "sampling_rate",
+    "participants",
+    "reserved",
+    "time",
+    "hash",
 )
 
 

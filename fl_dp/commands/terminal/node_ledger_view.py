@@ -81,9 +81,7 @@ def node_uses_json(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> dict
 
 def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> list[Table]:
     """Return the same as two tables for the terminal: the uses, and what is left."""
-    uses = Table(
-        *("run", "app", "for", "data", "unit", "days", "answers"), title="Uses of the data"
-    )
+    uses = Table("run", "app", "for", "data", "unit", "days", "answers", title="Uses of the data")
     for each in ledger.uses:
         run = "not written down" if each.use is None else str(each.use.run)
         app = "not known" if each.use is None or each.use.app is None else each.use.app
@@ -94,7 +92,7 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
             " to ".join(days),
             str(each.charges),
         )
-    left = Table(*("data", "unit", "spent", "left", "of", "delta"), title="Epsilon")
+    left = Table("data", "unit", "spent", "left", "of", "delta", title="Epsilon")
     for spending in ledger.spendings:
         assert spending.budget is not None  # whoever spent had one
         of = spending.budget if cap is None else cap

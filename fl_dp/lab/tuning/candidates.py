@@ -14,10 +14,18 @@ from fl_dp.app.overrides import ConfigError
 from fl_dp.app.settings import Settings
 
 TUNABLE = (
-    *("client.learning_rate", "client.epochs", "client.batch_size", "clipping.norm"),
-    *("server_optimizer.name", "server_optimizer.learning_rate", "server_optimizer.momentum"),
-    *("server_optimizer.beta_1", "server_optimizer.beta_2", "server_optimizer.tau"),
-    *("model.name", "model.hidden"),
+    "client.learning_rate",
+    "client.epochs",
+    "client.batch_size",
+    "clipping.norm",
+    "server_optimizer.name",
+    "server_optimizer.learning_rate",
+    "server_optimizer.momentum",
+    "server_optimizer.beta_1",
+    "server_optimizer.beta_2",
+    "server_optimizer.tau",
+    "model.name",
+    "model.hidden",
 )
 """Keys that a candidate may change: a trial sees each of them, and no charge depends on them."""
 

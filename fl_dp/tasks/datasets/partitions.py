@@ -125,8 +125,16 @@ def client_indices(
         FileNotFoundError: As `load_dataset`.
     """
     return _partition_once(
-        *(dataset, data_dir, data_format, validation, num_clients, kind, seed, alpha),
-        *(shards_per_client, records_per_client),
+        dataset,
+        data_dir,
+        data_format,
+        validation,
+        num_clients,
+        kind,
+        seed,
+        alpha,
+        shards_per_client,
+        records_per_client,
     )
 
 

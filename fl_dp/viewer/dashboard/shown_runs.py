@@ -109,7 +109,10 @@ def points(rounds: Sequence[Round], multipliers: Sequence[float | None] = ()) ->
     """
     return [
         [
-            *(each.round, each.test_accuracy, each.test_loss, each.epsilon),
+            each.round,
+            each.test_accuracy,
+            each.test_loss,
+            each.epsilon,
             each.next_clipping_norm,
             multipliers[each.round - 1] if 0 < each.round <= len(multipliers) else None,
         ]

@@ -19,8 +19,15 @@ GROUPS = ("task", "privacy", "model", "selection", "clipping", "schedule", "serv
 """Groups of which the form offers each file of `conf/`."""
 
 FIRST = (
-    *("rounds", "seed", "task.num_clients", "privacy.epsilon", "privacy.delta"),
-    *("selection.sampling_rate", "clipping.norm", "client.learning_rate", "client.epochs"),
+    "rounds",
+    "seed",
+    "task.num_clients",
+    "privacy.epsilon",
+    "privacy.delta",
+    "selection.sampling_rate",
+    "clipping.norm",
+    "client.learning_rate",
+    "client.epochs",
 )
 """Keys that are shown at once; the others are folded away by group."""
 
@@ -32,8 +39,14 @@ DATA = "task.data_dir"
 # are offered where the operator named their folders.
 _OF_OWN_DATA = frozenset(f"task.{key}" for key in OWN_DATA_KEYS)
 _NOT_OFFERED = {
-    *("output_dir", "run_name", "resume", DATA, "dp_sgd.ledger_dir"),
-    *("secure_sum.roster", "privacy.insecure_seed", "privacy.witness_dir"),
+    "output_dir",
+    "run_name",
+    "resume",
+    DATA,
+    "dp_sgd.ledger_dir",
+    "secure_sum.roster",
+    "privacy.insecure_seed",
+    "privacy.witness_dir",
     *(f"{group}.name" for group in GROUPS),
 }
 _GROUPS_NOT_OFFERED = ("sweep", "recovery", "statistic", "tune", "simulation", "tracking")

@@ -154,8 +154,13 @@ def _round(line: bytes) -> tuple[Round, int | None] | None:
 
 
 _NUMBERS = (
-    *("expected_cohort", "test_loss", "test_accuracy", "epsilon"),
-    *("bytes_down", "bytes_up", "next_clipping_norm"),
+    "expected_cohort",
+    "test_loss",
+    "test_accuracy",
+    "epsilon",
+    "bytes_down",
+    "bytes_up",
+    "next_clipping_norm",
 )
 
 

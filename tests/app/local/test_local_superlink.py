@@ -132,9 +132,19 @@ def test_other_machines_reach_what_nodes_need_and_nothing_else(connection: Any) 
     assert status_of(STRANGER, server, f"{FOR_NODES}pull-messages", opened) == 200
     # Starting runs, joining as a node, taking the ServerApp's tasks, reading the interface.
     for path in (
-        *("/v1/control/start-run", "/v1/control/register-node", "/v1/control/list-nodes"),
-        *("/v1/runtime/acquire-task", "/v1/runtime/pull-messages", "/docs", "/openapi.json"),
-        *("/health", CLOSED_PATH, "/", "/V1/FLEET/x", "/v1/fleet", "//v1/fleet/x"),
+        "/v1/control/start-run",
+        "/v1/control/register-node",
+        "/v1/control/list-nodes",
+        "/v1/runtime/acquire-task",
+        "/v1/runtime/pull-messages",
+        "/docs",
+        "/openapi.json",
+        "/health",
+        CLOSED_PATH,
+        "/",
+        "/V1/FLEET/x",
+        "/v1/fleet",
+        "//v1/fleet/x",
     ):
         assert status_of(STRANGER, server, path, opened) == 403, path
     assert status_of(STRANGER, server, f"{FOR_NODES}pull-messages") == 403  # unless it was opened
@@ -200,8 +210,15 @@ def test_the_running_supernode_is_closed_to_others(tmp_path: Path) -> None:
         port = free.getsockname()[1]
     node = subprocess.Popen(
         [
-            *(sys.executable, "-P", "-m", "fl_dp.app.local.supernode", "--insecure"),
-            *("--superlink", "127.0.0.1:9", "--port", str(port)),  # nobody is there
+            sys.executable,
+            "-P",
+            "-m",
+            "fl_dp.app.local.supernode",
+            "--insecure",
+            "--superlink",
+            "127.0.0.1:9",
+            "--port",
+            str(port),  # nobody is there
         ],
         env=os.environ | {"FLWR_HOME": str(tmp_path), "FLWR_DISABLE_UPDATE_CHECK": "1"},
         stdout=subprocess.DEVNULL,

@@ -29,8 +29,12 @@ def nothing() -> None:
 def test_nodes_train_charge_their_ledgers_and_the_run_is_complete(tmp_path: Path) -> None:
     # Each node charges for itself, and a training without Flower's engine passes for a simulation.
     overrides = [
-        *(*SMALL, "privacy=local", "selection=public", "selection.participation_cap=1"),
-        *(f"output_dir={tmp_path}", "run_name=small"),
+        *SMALL,
+        "privacy=local",
+        "selection=public",
+        "selection.participation_cap=1",
+        f"output_dir={tmp_path}",
+        "run_name=small",
     ]
     progress = []
     with engine("in_process") as started:

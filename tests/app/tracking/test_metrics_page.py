@@ -82,7 +82,9 @@ def test_a_scrape_gets_what_trackers_get_and_nothing_else() -> None:
         assert found.pop("fl_dp_info") == 1.0
         figures = {name for name in found if name.startswith("process_")}
         assert figures <= {
-            *("process_threads", "process_open_fds", "process_resident_memory_bytes"),
+            "process_threads",
+            "process_open_fds",
+            "process_resident_memory_bytes",
         }
         # Exact ones would follow the connections of a round's nodes.
         assert found["process_threads"] == 256.0

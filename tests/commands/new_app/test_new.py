@@ -37,7 +37,10 @@ def files_of(app: Path) -> set[str]:
 
 def test_the_app_has_the_files_of_a_flower_app(app: Path) -> None:
     assert files_of(app) == {
-        *("pyproject.toml", "README.md", ".gitignore", "tests/test_app.py"),
+        "pyproject.toml",
+        "README.md",
+        ".gitignore",
+        "tests/test_app.py",
         *(f"ward_seven/{name}.py" for name in ("__init__", "client_app", "server_app", "task")),
     }
 
@@ -139,8 +142,31 @@ def test_the_command_says_how_to_get_what_its_tests_need(
 
 
 HOSTILE = [
-    *("", ".", "..", "../x", "a/b", "a\\b", "/tmp/x", "~", "~/x", "C:x", "x\0y", "a b", "a\nb"),
-    *("-a", "a-", "_a", "a--b", "1a", "a.b", "a;b", "$(id)", "{{name}}", "wärd", "病院", "a" * 33),
+    "",
+    ".",
+    "..",
+    "../x",
+    "a/b",
+    "a\\b",
+    "/tmp/x",
+    "~",
+    "~/x",
+    "C:x",
+    "x\0y",
+    "a b",
+    "a\nb",
+    "-a",
+    "a-",
+    "_a",
+    "a--b",
+    "1a",
+    "a.b",
+    "a;b",
+    "$(id)",
+    "{{name}}",
+    "wärd",
+    "病院",
+    "a" * 33,
 ]
 
 

@@ -117,8 +117,13 @@ def test_a_finding_without_an_epsilon_stands_or_is_caught() -> None:
 def test_a_small_training_is_audited_through_flowers_engine(tmp_path: Path) -> None:
     done = subprocess.run(
         [
-            *(str(Path(sys.executable).parent / "fl-dp"), "audit", "--json", "--canaries=100"),
-            *("task.num_clients=10", "rounds=2", "simulation.units_per_node=50"),
+            str(Path(sys.executable).parent / "fl-dp"),
+            "audit",
+            "--json",
+            "--canaries=100",
+            "task.num_clients=10",
+            "rounds=2",
+            "simulation.units_per_node=50",
             "simulation.engine=flower",
         ],
         cwd=tmp_path,

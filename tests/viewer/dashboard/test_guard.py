@@ -128,8 +128,15 @@ async def statuses_of(site: ASGIApp, headers: dict[str, str], *, times: int) -> 
 @pytest.mark.parametrize(
     "host",
     [
-        *("evil.example", "evil.example:8765", "127.0.0.1", "127.0.0.1:80", "127.0.0.1:8765.evil"),
-        *("localhost:8765", "", "127.0.0.1:8765@evil", "127.0.0.1:8765/x"),
+        "evil.example",
+        "evil.example:8765",
+        "127.0.0.1",
+        "127.0.0.1:80",
+        "127.0.0.1:8765.evil",
+        "localhost:8765",
+        "",
+        "127.0.0.1:8765@evil",
+        "127.0.0.1:8765/x",
     ],
 )
 def test_another_host_s_name_is_refused(inside: TestClient, host: str) -> None:

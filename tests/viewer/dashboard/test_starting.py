@@ -85,9 +85,18 @@ def test_every_field_is_a_key_and_shown_once() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        *("output_dir", "resume", "task.data_dir", "dp_sgd.ledger_dir", "secure_sum.roster"),
-        *("privacy.insecure_seed", "simulation.num_cpus", "sweep.axis", "recovery.attacks"),
-        *("privacy.witness_dir", "tracking.uri", "tracking.mode"),
+        "output_dir",
+        "resume",
+        "task.data_dir",
+        "dp_sgd.ledger_dir",
+        "secure_sum.roster",
+        "privacy.insecure_seed",
+        "simulation.num_cpus",
+        "sweep.axis",
+        "recovery.attacks",
+        "privacy.witness_dir",
+        "tracking.uri",
+        "tracking.mode",
     ],
 )
 def test_no_form_chooses_folders_predictable_noise_or_the_machine(name: str) -> None:

@@ -15,8 +15,10 @@ from fl_dp.plan import PrivacyPlan
 
 def test_small_counts_are_told_as_such() -> None:
     assert [count_of(number) for number in (0, 9, 10, 200)] == [
-        *("fewer than 10", "fewer than 10"),
-        *(10, 200),
+        "fewer than 10",
+        "fewer than 10",
+        10,
+        200,
     ]
 
 

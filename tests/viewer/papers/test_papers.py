@@ -73,8 +73,23 @@ def test_an_evaluation_has_every_hazard_of_a_training_that_the_source_names(
     text = paper("nist-800-226", write_run(tmp_path / "a"))
     hazards = text.partition("## Hazards of the guarantee")[2]
     for section in (
-        *("2.2", "2.3", "2.4", "2.5", "2.6", "3", "3.3.1", "3.3.2", "3.3.3", "3.4.1", "3.5"),
-        *("3.7", "4.1", "4.2", "4.3", "4.4", "4.5"),
+        "2.2",
+        "2.3",
+        "2.4",
+        "2.5",
+        "2.6",
+        "3",
+        "3.3.1",
+        "3.3.2",
+        "3.3.3",
+        "3.4.1",
+        "3.5",
+        "3.7",
+        "4.1",
+        "4.2",
+        "4.3",
+        "4.4",
+        "4.5",
     ):
         assert f"Source: section {section} of the draft" in hazards.replace(" and 2.5", "")
 
@@ -125,18 +140,32 @@ def test_a_registry_entry_has_every_field_of_the_schema_and_no_other(tmp_path: P
     deployment = entry["deployment"]
     assert {part: set(fields) for part, fields in deployment.items()} == {
         "basic": {
-            *("name", "data_curators", "intended_use", "data_product_type", "data_product_region"),
-            *("description", "publication_date", "data_product_sector"),
+            "name",
+            "data_curators",
+            "intended_use",
+            "data_product_type",
+            "data_product_region",
+            "description",
+            "publication_date",
+            "data_product_sector",
         },
         "dp_variant": {"variant_name", "data_domain", "unprotected_quantities"},
         "privacy_loss": {
-            *("privacy_unit", "privacy_unit_details", "privacy_parameters"),
+            "privacy_unit",
+            "privacy_unit_details",
+            "privacy_parameters",
             "privacy_parameters_details",
         },
         "deployment_model": {
-            *("model_name", "model_name_details", "actors", "release_type"),
-            *("release_type_details", "data_source_type", "data_source_type_details"),
-            *("access_type", "access_type_details"),
+            "model_name",
+            "model_name_details",
+            "actors",
+            "release_type",
+            "release_type_details",
+            "data_source_type",
+            "data_source_type_details",
+            "access_type",
+            "access_type_details",
         },
         "accounting": {"post_processing", "composition"},
         "implementation": {
@@ -235,9 +264,16 @@ def test_a_statement_that_is_none_gets_no_paper(tmp_path: Path, text: str) -> No
 @pytest.mark.parametrize(
     ("key", "value"),
     [
-        *(("epsilon", {"pld": "x"}), ("delta", "small"), ("not_covered", [1]), ("rule", None)),
-        *(("epsilon", [1]), ("releases", [{"event": "laplace"}]), ("num_clients", "many")),
-        *(("clipping_norm", "x"), ("randomness", 3), ("unit", {})),
+        ("epsilon", {"pld": "x"}),
+        ("delta", "small"),
+        ("not_covered", [1]),
+        ("rule", None),
+        ("epsilon", [1]),
+        ("releases", [{"event": "laplace"}]),
+        ("num_clients", "many"),
+        ("clipping_norm", "x"),
+        ("randomness", 3),
+        ("unit", {}),
     ],
 )
 def test_a_statement_of_other_kinds_of_values_ends_in_one_line(

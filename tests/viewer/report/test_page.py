@@ -100,7 +100,13 @@ def test_every_chart_says_in_words_and_numbers_what_it_shows(tmp_path: Path) -> 
     runs = [read_run(write_run(tmp_path / str(seed), f"seed={seed}")) for seed in (0, 1)]
     charts = charts_of(groups_of(runs))
     assert {chart.key for chart in charts} >= {
-        *("accuracy", "accuracy_epsilon", "loss", "loss_epsilon", "epsilon", "noise", "norm"),
+        "accuracy",
+        "accuracy_epsilon",
+        "loss",
+        "loss_epsilon",
+        "epsilon",
+        "noise",
+        "norm",
     }
     page = Tags(report_page(runs))
     places = [attributes for _, attributes in page.elements if "data-chart" in attributes]
@@ -195,8 +201,10 @@ def test_folders_of_the_machine_and_the_seed_of_the_noise_are_left_out(tmp_path:
     page = page_of(
         write_run(
             tmp_path / "a",
-            *("output_dir=/srv/hospital", "privacy.insecure_seed=987654321"),
-            *("task.data_dir=/srv/patients", "run_name=hidden-name"),
+            "output_dir=/srv/hospital",
+            "privacy.insecure_seed=987654321",
+            "task.data_dir=/srv/patients",
+            "run_name=hidden-name",
             "privacy.witness_dir=/srv/witness",
         )
     )

@@ -6,7 +6,13 @@ ATTACKS = ("analytic", "dlg", "idlg", "inverting_gradients")
 """See `AnalyticInversion`, `DeepLeakage` without and with known labels, `InvertingGradients`."""
 
 WITHOUT_NOISE = ("raw", "local_steps", "clipped", "secure_sum")
-WITH_NOISE = (*("client_noise", "released_others_known", "released", "secure_sum_noise", "dp_sgd"),)
+WITH_NOISE = (
+    "client_noise",
+    "released_others_known",
+    "released",
+    "secure_sum_noise",
+    "dp_sgd",
+)
 THREATS = (*WITHOUT_NOISE, *WITH_NOISE)
 """What the adversary sees; `experiment.Recovery` makes the threat models of them."""
 

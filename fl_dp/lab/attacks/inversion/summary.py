@@ -13,7 +13,8 @@ BASELINES = ("mean_image", "nearest")
 
 _SETTING = ("part", "threat", "attack", "noise_multiplier", "records", "epochs", "network")
 _MEASURED = (
-    *("label_recovered", *SCORES),
+    "label_recovered",
+    *SCORES,
     *(f"{baseline}_{score}" for baseline in BASELINES for score in SCORES),
 )
 

@@ -106,9 +106,22 @@ def facts_of(run: FoundRun) -> Facts:
 
 
 _STATED = (
-    *("unit", "neighboring_relation", "adversary", "trusted", "mechanism", "composition"),
-    *("sampling", "rule", "clipping_norm", "denominator", "num_clients", "participation_cap"),
-    *("rounds", "rounds_committed", "rounds_planned", "randomness"),
+    "unit",
+    "neighboring_relation",
+    "adversary",
+    "trusted",
+    "mechanism",
+    "composition",
+    "sampling",
+    "rule",
+    "clipping_norm",
+    "denominator",
+    "num_clients",
+    "participation_cap",
+    "rounds",
+    "rounds_committed",
+    "rounds_planned",
+    "randomness",
 )
 
 

@@ -11,8 +11,14 @@ from fl_dp.viewer.found_runs import FoundRun, Round
 
 # Where a run is written and computed changes nothing of what it comes to.
 _NOT_COMPARED = (
-    *("seed", "output_dir", "run_name", "resume", "report"),
-    *("simulation.", "sweep.", "tracking."),
+    "seed",
+    "output_dir",
+    "run_name",
+    "resume",
+    "report",
+    "simulation.",
+    "sweep.",
+    "tracking.",
 )
 
 SECRET = frozenset({"privacy.insecure_seed"})
@@ -20,8 +26,14 @@ SECRET = frozenset({"privacy.insecure_seed"})
 
 FOLDERS = frozenset(
     {
-        *("output_dir", "run_name", "resume", "task.data_dir", "dp_sgd.ledger_dir"),
-        *("privacy.witness_dir", "secure_sum.roster", "tracking.uri"),
+        "output_dir",
+        "run_name",
+        "resume",
+        "task.data_dir",
+        "dp_sgd.ledger_dir",
+        "privacy.witness_dir",
+        "secure_sum.roster",
+        "tracking.uri",
     }
 )
 """Settings that name places of the operator's: nobody else's business."""
