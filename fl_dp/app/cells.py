@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
@@ -23,6 +23,7 @@ from .compose import compose_settings, expand_sweep
 from .keys import all_keys
 from .overrides import ConfigError, check_values, parsed
 from .planning import target_delta
+from .schema import settings_document
 from .settings import CurveSettings, Settings, SweepSettings
 
 # Where a training is written and where it is computed changes nothing of what it comes to.
@@ -61,7 +62,8 @@ def digest_of(settings: Settings) -> str:
     Left out are the run's folder, its report and the machine: names of folders, `report`,
     `simulation`, and `sweep`.
     """
-    pinned = {key: value for key, value in asdict(settings).items() if key not in _NOT_PINNED}
+    document = settings_document(settings)
+    pinned = {key: value for key, value in document.items() if key not in _NOT_PINNED}
     if settings.task.data_dir is not None:
         pinned["task"]["data_dir"] = str(Path(settings.task.data_dir).expanduser().resolve())
     return hashlib.sha256(json.dumps(pinned, sort_keys=True).encode()).hexdigest()

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
 from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 
+from .schema import settings_class
 from .settings import CHOICES, CurveSettings, Settings
 
 _KINDS: dict[Any, str] = {
@@ -89,7 +90,7 @@ def all_keys() -> dict[str, Key]:
                 default=_default(field),
                 kind=_KINDS[inner[0] if nullable else types[field.name]],
                 nullable=nullable,
-                choices=CHOICES.get(name, ()),
+                choices=CHOICES.get(name, field.metadata.get("choices", ())),
                 help=helps.get(field.name, ""),
             )
     return found
@@ -98,10 +99,10 @@ def all_keys() -> dict[str, Key]:
 @cache
 def groups() -> dict[str, type]:
     """Return the class of each group's settings, by the group's name."""
-    types = get_type_hints(Settings)
+    types = get_type_hints(settings_class())
     return {
         field.name: types[field.name]
-        for field in fields(Settings)
+        for field in fields(settings_class())
         if is_dataclass(types[field.name])
     }
 
@@ -122,6 +123,17 @@ def nearest_keys(name: str) -> list[str]:
     near = get_close_matches(last, by_last.values(), 1, 0.7)
     longer = [key for key, of_key in by_last.items() if last and last in of_key.split("_")]
     return misspelt or same or [key for key, of_key in by_last.items() if of_key in near] or longer
+
+
+def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Return nested settings by keys with dots between."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= flattened(value, f"{group}{key}.")
+        else:
+            found[f"{group}{key}"] = value
+    return found
 
 
 def either(names: Sequence[str]) -> str:

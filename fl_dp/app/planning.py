@@ -14,7 +14,6 @@ from fl_dp.accounting import (
     default_delta,
     freeze,
 )
-from fl_dp.lab.tuning.priced import vote_of
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     Clipping,
@@ -43,6 +42,7 @@ from .noise_choice import (
     with_noise,
 )
 from .settings import Settings
+from .wings import wings
 from .wording import said_in_keys
 
 _MOST_STEPS = 10_000_000
@@ -202,7 +202,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         plateau=settings.schedule.plateau_schedule,
         correlation=correlation_of(settings),
         participation_cap=settings.selection.participation_cap,
-        other_releases=[*freeze(selection.releases(settings.rounds)), *_choice(settings)],
+        other_releases=[*freeze(selection.releases(settings.rounds)), *_before_training(settings)],
         metrics=_metrics(settings),
         scalar_noise_std=settings.metrics.noise_std,
         total_weight=settings.weights.total,
@@ -233,10 +233,9 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
     )
 
 
-def _choice(settings: Settings) -> list[tuple[PrivacyEvent, int]]:
-    """Return what a vote on hyper-parameters is charged as, if clients cast one."""
-    vote = vote_of(settings)
-    return [] if vote is None else [(event, 1) for event in vote.events]
+def _before_training(settings: Settings) -> list[tuple[PrivacyEvent, int]]:
+    """Return what wings release before the first round, for example a vote of the clients."""
+    return [charge for wing in wings() for charge in wing.charges(settings)]
 
 
 def declared_records(settings: Settings) -> int:

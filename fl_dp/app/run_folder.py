@@ -7,7 +7,7 @@ permissions of a file that is meant for others; ledger, checkpoint, settings and
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from fl_dp.statement import (
 )
 
 from .checkpoints import checkpoint_anchor
-from .schema import settings_of
+from .schema import settings_document, settings_of
 from .settings import Settings
 
 
@@ -115,7 +115,7 @@ class RunFolder:
 
     def write_settings(self, settings: Settings) -> None:
         """Write the settings that the run is made with, instead of those that are there."""
-        write_text(self.config, OmegaConf.to_yaml(asdict(settings)))
+        write_text(self.config, OmegaConf.to_yaml(settings_document(settings)))
 
     def read_settings(self) -> Settings:
         """Return the settings that the run was made with.

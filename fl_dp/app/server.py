@@ -16,7 +16,6 @@ from flwr.serverapp.strategy import Result
 from fl_dp.app.tracking import TrackedRun, Tracker, require_installed
 from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
 from fl_dp.files import private_folder
-from fl_dp.lab.tuning.choice import chosen_settings
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
@@ -37,6 +36,7 @@ from .settings import SETTINGS_KEY, Settings
 from .shown import for_clients
 from .tracking.told import final_of, start_of, trackers_of
 from .virtual_time import VirtualTime, drawn_delays
+from .wings import wings
 from .wording import said_in_keys
 from .workload import (
     check_data,
@@ -92,7 +92,8 @@ def train(
         folder.create(settings)
     folder.note_process()
     with logged_to(folder.log):
-        settings = chosen_settings(folder, grid, settings, run_id=run_id)
+        for wing in wings():
+            settings = wing.before_training(folder.path, grid, settings, run_id=run_id)
         for caution in cautions(settings):
             logger.warning("%s", caution)
     told = TrackedRun([*trackers_of(settings, folder), *trackers])

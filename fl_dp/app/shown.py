@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from .settings import Settings, TrackingSettings
 
 
 def for_clients(settings: Settings) -> Settings:
-    """Return what clients may know: neither the operator's folders nor a seed of the noise."""
+    """Return what clients may know: no folder of the operator's, no seed of the noise, no wing."""
     privacy = replace(settings.privacy, insecure_seed=None, witness_dir=None)
     tracking = TrackingSettings()
+    own = Settings(**{each.name: getattr(settings, each.name) for each in fields(Settings)})
     return replace(
-        settings, privacy=privacy, tracking=tracking, output_dir=None, run_name=None, resume=None
+        own, privacy=privacy, tracking=tracking, output_dir=None, run_name=None, resume=None
     )

@@ -22,7 +22,6 @@ from fl_dp.clients import (
     UnitReport,
     numpy_client_app,
 )
-from fl_dp.lab.tuning import TRIAL_VALUES
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     INSTRUCTION_KEY,
@@ -35,6 +34,7 @@ from fl_dp.tasks.models import factor_of_round, get_arrays, set_arrays, train_fa
 from fl_dp.tasks.training import UnitData, evaluate, train_locally, train_together
 
 from .settings import SETTINGS_KEY, Settings
+from .wings import wings
 from .workload import (
     data_of_unit,
     dataset_of,
@@ -287,17 +287,16 @@ def hosted_units(context: Context, config: dict[str, Any]) -> int:
 def statistics_fn(context: Context, unit: int, config: dict[str, Any], name: str) -> object:
     """Return a unit's `labels`, shape `(n,)`, its `records`, rows, or `records.3`, one column.
 
-    Or, by the name `trials`, its score of each candidate of a choice of hyper-parameters.
+    Or what a wing has by that name, as `trials`: scores of the candidates of a choice.
 
     Raises:
         ValueError: If the values have another name, or the unit has no data.
     """
     settings = _settings(config)
     place = node_of(context) * settings.simulation.units_at_node + unit
-    if name == TRIAL_VALUES:
-        from fl_dp.lab.tuning.scores import scores_of_unit  # with the server optimizers
-
-        return scores_of_unit(place, context.node_config, config)
+    for wing in wings():
+        if (values := wing.unit_values(name, place, context.node_config, config)) is not None:
+            return values
     data = data_of_unit(settings, place, context.node_config)
     if data is None:
         raise ValueError(f"unit {place} is beyond the roster of {settings.task.num_clients}")

@@ -11,38 +11,26 @@ from click.exceptions import NoSuchOption
 from typer.core import TyperGroup
 
 from fl_dp import __version__
+from fl_dp.app.wings import wings
 
-from .attack import attack
-from .audit import audit
 from .completion import completion
 from .config import config
 from .console import fail, out
-from .dashboard import dashboard
 from .data import data
 from .ledger import ledger
 from .new import new
 from .node import node
 from .plan import plan
-from .price import price
-from .report import report
 from .run import run
-from .runs import runs
 from .secagg import secagg
 from .stats import stats
 from .status import status
-from .tune import tune
 
 _COMMANDS = (
     run,
-    runs,
     status,
-    tune,
     stats,
     plan,
-    price,
-    audit,
-    report,
-    dashboard,
     config,
     ledger,
     data,
@@ -117,7 +105,8 @@ for command in _COMMANDS:
     app.command()(command)
 app.add_typer(node, name="node")
 app.add_typer(secagg, name="secagg")
-app.add_typer(attack, name="attack")
+for wing in wings():
+    wing.add_commands(app)
 
 
 @app.callback(invoke_without_command=True)

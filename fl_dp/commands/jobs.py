@@ -17,6 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING
 
 from fl_dp.app.overrides import quoted
+from fl_dp.app.settings.sweep import SWEEP
 from fl_dp.files import write_text
 
 from .console import doing, note, warn, warnings_shown
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from fl_dp.app.run_folder import RunFolder
     from fl_dp.app.settings import Settings, SweepSettings
 
-_SWEEP = "sweep.json"
 _CELL = re.compile(r"run-[0-9]+|step-[0-9]+-seed-[0-9]+")  # a folder: of a sweep, of a price
 _PROCESSORS_EACH = 4  # one training alone keeps two to four of them busy
 
@@ -131,7 +131,7 @@ class Jobs:
             for job in self.each
         ]
         document = {"experiment": asdict(self.experiment), "cells": cells}
-        write_text(self.sweep / _SWEEP, json.dumps(document, indent=2) + "\n", public=True)
+        write_text(self.sweep / SWEEP, json.dumps(document, indent=2) + "\n", public=True)
 
 
 def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
@@ -150,7 +150,7 @@ def find_jobs(overrides: Sequence[str], *, multirun: bool) -> Jobs:
                 "a run continues with the settings it was made with: write resume=FOLDER alone"
             )
         path = Path(_absolute(compose_settings(overrides).resume or ""))
-        return jobs_of_sweep(path) if (path / _SWEEP).is_file() else Jobs(each=(_found(path),))
+        return jobs_of_sweep(path) if (path / SWEEP).is_file() else Jobs(each=(_found(path),))
     if not multirun:
         composed = compose_settings(overrides)
         composed.sweep.require_none()
@@ -303,13 +303,13 @@ def jobs_of_sweep(path: Path) -> Jobs:
     from fl_dp.app.settings import SweepSettings
 
     try:
-        document = json.loads((path / _SWEEP).read_text(encoding="utf-8"))
+        document = json.loads((path / SWEEP).read_text(encoding="utf-8"))
         experiment = SweepSettings(**document["experiment"])
         known = [_Known(**cell) for cell in document["cells"]]
         if not known:
             raise ValueError("it has no cells")
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ValueError(f"{path / _SWEEP} is not what a sweep of fl-dp writes: {error}") from error
+        raise ValueError(f"{path / SWEEP} is not what a sweep of fl-dp writes: {error}") from error
     with doing("looking at what there is"):
         begun = [_pinned(path / cell.name, cell) for cell in known]
     at_a_time = at_once(experiment, [job.settings for job in begun])

@@ -7,7 +7,7 @@ import signal
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -65,6 +65,8 @@ def run(
         if show_config:
             _show_config(overrides or [], multirun=multirun, as_json=as_json)
             return
+        from fl_dp.app.wings import wings
+
         from .jobs import find_jobs
         from .queue import Queue
         from .stats import refuse_statistics
@@ -72,18 +74,7 @@ def run(
         jobs = find_jobs(overrides or [], multirun=multirun)
         for job in jobs.each:
             refuse_statistics(job.settings)
-        if any(job.settings.recovery.attacks for job in jobs.each):
-            from .attack_inversion import SHOWS_RECORDS, recover
-            from .public_data import require_public
-
-            for job in jobs.each:
-                require_public(
-                    job.settings,
-                    stated=job.resumed,
-                    because=SHOWS_RECORDS,
-                    command="fl-dp attack inversion",
-                )
-            recover(jobs, as_json=as_json)
+        if any(wing.instead_of_training(jobs, as_json=as_json) for wing in wings()):
             return
         jobs = _prepare(jobs)
         console = err if as_json else out
@@ -146,10 +137,11 @@ def _prepare(jobs: Jobs) -> Jobs:
 
 
 def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
-    """Show what the runs came to, draw them, and say where everything is and what comes next."""
+    """Show what the runs came to, and say where everything is and what comes next."""
+    from fl_dp.app.wings import wings
     from fl_dp.commands.terminal.summary import epsilon_jump, summary_json, summary_table
 
-    picture, page = _draw(runs, jobs), _page(jobs)
+    seen = [line for wing in wings() for line in wing.after_runs(runs, jobs)]
     if jobs.sweep is not None:
         (jobs.sweep / "summary.json").write_text(
             json.dumps(summary_json(runs), indent=2) + "\n", encoding="utf-8"
@@ -164,60 +156,8 @@ def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
         f"Everything is in {jobs.path}",
         None if jobs.sweep is None else f"Table: {jobs.results}",
         f"Privacy statement, to read: {first.statement_page}",
-        None if page is None else f"Report, to look at: {page}",
-        f"Picture: {picture}"
-        if picture is not None
-        else "No picture: pip install 'fl-dp[report]' brings matplotlib",
+        *seen,
         f"Next: fl-dp ledger {first.path} verifies what was spent; {next_step}",
     ]
     for line in filter(None, lines):
         console.print(line, soft_wrap=True, markup=False)
-
-
-def _page(jobs: Jobs) -> Path | None:
-    """Write the report, unless no training wants one; a report that fails is only said."""
-    from .report import write_report
-
-    places = [job.path for job in jobs.each if job.settings.report == "html"]
-    if not places:
-        return None
-    try:
-        return write_report(places, jobs.path / "report.html")
-    except (OSError, ValueError, ModuleNotFoundError) as error:
-        warn(f"no report could be written: {error}")
-        return None
-
-
-def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
-    """Draw an experiment as it says, other runs over their rounds; None without matplotlib."""
-    from fl_dp.commands.terminal.results import read_results
-    from fl_dp.viewer.report.curves import plot_curves
-    from fl_dp.viewer.report.sweep_pictures import plot_against_axis, plot_over_rounds
-
-    lines: dict[str, list[list[dict[str, Any]]]] = {}
-    for job in jobs.each:
-        lines.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
-    experiment = jobs.experiment
-    if experiment is None or not experiment.curves:
-        picture = jobs.path / "accuracy.png"
-        unit = " or ".join(dict.fromkeys(run.unit for run in runs))
-        drawn = plot_curves(
-            lines,
-            picture,
-            unit=unit,
-            deltas=[run.delta for run in runs],
-            measured_on=runs[0].measured_on,
-        )
-        return picture if drawn else None
-    picture = jobs.path / "experiment.png"
-    results = read_results(jobs.results)
-    if experiment.axis is not None:
-        label, panels = experiment.label or experiment.axis, experiment.panels or ["accuracy"]
-        drawn = plot_against_axis(results, picture, label=label, panels=panels)
-    else:
-        accuracies = {
-            curve: [[line["test_accuracy"] for line in of_run] for of_run in of_curve]
-            for curve, of_curve in lines.items()
-        }
-        drawn = plot_over_rounds(results, accuracies, picture)
-    return picture if drawn else None

@@ -8,6 +8,7 @@ from fl_dp.accounting import default_delta
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of
 from fl_dp.lab.attacks.inversion.names import THREATS
+from fl_dp.lab.settings import recovery_settings_of
 
 if TYPE_CHECKING:
     from fl_dp.lab.attacks.inversion.experiment import Recovery
@@ -22,7 +23,7 @@ def recovery_of(settings: Settings) -> Recovery:
     """
     from fl_dp.lab.attacks.inversion.experiment import Recovery
 
-    asked = settings.recovery
+    asked = recovery_settings_of(settings)
     if asked.attacks is None:
         raise ValueError("no attack is asked for: write experiment=data_recovery")
     delta = settings.privacy.delta

@@ -16,7 +16,7 @@ from trainings import SIX_SIGMA, plan_of, record, train
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonGaussianEvent
-from fl_dp.lab.games.played_rounds import HandOver, PaperLedger, play, reply_from
+from fl_dp.app.played_rounds import HandOver, PaperLedger, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, PerLayerClipping
 from fl_dp.strategies import DPFedAvg
 

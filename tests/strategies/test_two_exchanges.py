@@ -15,7 +15,7 @@ from masked_mode import Masked, MaskedMode, MaskedNodes, repeated
 from trainings import numbers, plan_of, record
 
 from fl_dp import PrivacyLedger
-from fl_dp.lab.games.played_rounds import HandOver
+from fl_dp.app.played_rounds import HandOver
 from fl_dp.strategies import Ask, Checkpoint, Cohort, RoundFailed
 
 N, SIZE = 6, 50

@@ -18,8 +18,8 @@ from trainings import SIX_SIGMA, FixedClient, plan_of, record, train
 
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
+from fl_dp.app.played_rounds import HandOver, PaperLedger
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.lab.games.played_rounds import HandOver, PaperLedger
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, ScalarMetric, SecureRandom
 from fl_dp.plan import Hosting
 from fl_dp.protocol.instruction import RoundInstruction

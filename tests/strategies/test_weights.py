@@ -14,8 +14,8 @@ from local_grid import Answer, answer_with_app, arrays_of, reply
 from trainings import SIX_SIGMA, FixedClient, Training, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyPlan
+from fl_dp.app.played_rounds import HandOver, PaperLedger, reply_from
 from fl_dp.clients import numpy_client_app
-from fl_dp.lab.games.played_rounds import HandOver, PaperLedger, reply_from
 from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import WEIGHT_METRIC

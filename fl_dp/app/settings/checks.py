@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 
@@ -57,7 +58,12 @@ def choices(group: str, settings: object) -> None:
     """Check that every key of a group that takes one of a few names is null or has one of them."""
     for key, known in CHOICES.items():
         of, _, name = key.rpartition(".")
-        value = getattr(settings, name) if of == group else None
-        if value is not None and value not in known:
-            nearest = "".join(f": did you mean {n}?" for n in get_close_matches(value, known, 1))
-            raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'{nearest}")
+        if of == group:
+            one_of(key, getattr(settings, name), known)
+
+
+def one_of(key: str, value: str | None, known: Sequence[str]) -> None:
+    """Check that a name is null or one of a few."""
+    if value is not None and value not in known:
+        nearest = "".join(f": did you mean {n}?" for n in get_close_matches(value, known, 1))
+        raise ValueError(f"{key} must be one of {', '.join(known)}, got '{value}'{nearest}")

@@ -46,7 +46,6 @@ CHOICES = {
     "server_optimizer.name": ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
     "statistic.query": ("count", "sum", "mean", "histogram", "quantiles", "top"),
     "statistic.law": ("laplace", "gaussian"),
-    "tune.by": ("vote", "stopping", "public"),
     "compression.up": UPLINKS,
     "compression.down": DOWNLINKS,
     "simulation.engine": ("auto", "flower", "in_process"),

@@ -13,7 +13,6 @@ from .checks import at_least, choices, positive
 from .data import ModelSettings, TaskSettings
 from .optimizers import ClientSettings, ServerOptimizerSettings
 from .promises import DPSGDSettings, PrivacySettings
-from .recovery import RecoverySettings
 from .released import ClippingSettings, CompressionSettings, MetricsSettings, WeightSettings
 from .rounds import ScheduleSettings, SelectionSettings
 from .secure_sum import SecureSumSettings
@@ -21,12 +20,11 @@ from .simulation import SimulationSettings
 from .statistic import StatisticSettings
 from .sweep import SweepSettings
 from .tracking import TrackingSettings
-from .tune import TuneSettings
 
 
 @dataclass(kw_only=True)
 class Settings:
-    """One run.
+    """One run; `fl_dp.app.schema` adds the groups of keys that wings register.
 
     Attributes:
         seed: Seeds the partition, the first weights and the clients' shuffling; never the noise or
@@ -71,8 +69,6 @@ class Settings:
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     statistic: StatisticSettings = field(default_factory=StatisticSettings)
     sweep: SweepSettings = field(default_factory=SweepSettings)
-    tune: TuneSettings = field(default_factory=TuneSettings)
-    recovery: RecoverySettings = field(default_factory=RecoverySettings)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -153,8 +149,9 @@ class Settings:
         return replace(self, simulation=simulation)
 
     def to_json(self) -> str:
-        """Return the settings as JSON text."""
-        return json.dumps(asdict(self))
+        """Return the settings as JSON text, without the groups that wings add."""
+        own = [each.name for each in fields(Settings)]
+        return json.dumps({key: value for key, value in asdict(self).items() if key in own})
 
     @classmethod
     def from_json(cls, text: str) -> Settings:

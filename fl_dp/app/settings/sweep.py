@@ -12,6 +12,9 @@ from .checks import at_least, distinct
 PANELS = ("accuracy", "loss", "epsilon", "noise_multiplier", "noise_of_mean")
 """Results that are drawn against an axis: columns of `results.csv`."""
 
+SWEEP = "sweep.json"
+"""File of a sweep's folder that has these settings and the trainings made of them."""
+
 FORMULAS = ("udp", "exposures")
 """Formulas of the literature for the noise of a claimed epsilon: `fl_dp.accounting.gaussian`."""
 

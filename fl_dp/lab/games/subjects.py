@@ -27,11 +27,10 @@ from flwr.serverapp.strategy import (
 from numpy.typing import NDArray
 
 from fl_dp.accounting import PoissonSampling, PrivacyBudget
+from fl_dp.app.played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 from fl_dp.mechanisms import AdaptiveClipping, Clipping, FixedClipping, PerLayerClipping
 from fl_dp.plan import PrivacyPlan
 from fl_dp.strategies import DPFedAvg, Selection
-
-from .played_rounds import HandOver, PaperLedger, as_arrays, play, reply_from
 
 SIZE = 64
 """Length of the model: one direction for the game, those across it show the noise."""

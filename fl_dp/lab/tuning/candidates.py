@@ -12,6 +12,7 @@ from dataclasses import replace
 from fl_dp.app.cells import moved
 from fl_dp.app.overrides import ConfigError
 from fl_dp.app.settings import Settings
+from fl_dp.lab.settings import tune_of, with_tune
 
 TUNABLE = (
     "client.learning_rate",
@@ -37,12 +38,13 @@ def candidates_of(settings: Settings) -> tuple[Settings, ...]:
         ConfigError: If a candidate changes a key that can't be tuned, or to a wrong value, or parts
             of the model do not travel.
     """
-    if settings.tune.candidates and (settings.model.shared or settings.model.lora_rank):
+    candidates = tune_of(settings).candidates or ()
+    if candidates and (settings.model.shared or settings.model.lora_rank):
         raise ConfigError(
             "a trial clips and noises the whole model, and model.shared or model.lora_rank leaves "
             "a part of it out: leave them out of what tunes"
         )
-    return tuple(with_candidate(settings, each) for each in settings.tune.candidates or ())
+    return tuple(with_candidate(settings, each) for each in candidates)
 
 
 def as_chosen(settings: Settings, candidate: str) -> Settings:
@@ -52,7 +54,7 @@ def as_chosen(settings: Settings, candidate: str) -> Settings:
         ConfigError: As `candidates_of`.
     """
     chosen = with_candidate(settings, candidate)
-    return replace(chosen, tune=replace(chosen.tune, chosen=candidate))
+    return with_tune(chosen, replace(tune_of(chosen), chosen=candidate))
 
 
 def with_candidate(settings: Settings, candidate: str) -> Settings:

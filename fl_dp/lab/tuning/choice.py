@@ -15,6 +15,7 @@ from fl_dp.app.settings import Settings
 from fl_dp.app.shown import for_clients
 from fl_dp.app.wording import said_in_keys
 from fl_dp.app.workload import check_data
+from fl_dp.lab.settings import tune_of
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
@@ -24,7 +25,7 @@ from fl_dp.strategies import ask_federation
 from . import TRIAL_VALUES
 from .candidates import as_chosen, candidates_of
 from .priced import vote_of
-from .scores import noise_of, public_scores, trials_config
+from .scores import public_scores, rounds_of, trials_config
 
 CHOICE = "choice of hyper-parameters"
 """Name of the vote in the ledger."""
@@ -57,9 +58,10 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
     Raises:
         ValueError: If the choice was charged before and lost, or settings can't be carried out.
     """
-    if not settings.tune.pending:
+    tune = tune_of(settings)
+    if not tune.pending:
         return settings
-    if settings.tune.by == "stopping":
+    if tune.by == "stopping":
         spent = "; what was charged for it stays charged" if folder.ledger.exists() else ""
         raise ValueError(
             "tune.by=stopping makes a random number of trainings, and none of them is continued: "
@@ -81,7 +83,7 @@ def _known_choice(folder: RunFolder) -> str | None:
 
 def _keep(folder: RunFolder, chosen: Settings) -> None:
     folder.write_settings(chosen)
-    logger.info("Chosen by %s: %s", chosen.tune.by, chosen.tune.chosen)
+    logger.info("Chosen by %s: %s", tune_of(chosen).by, tune_of(chosen).chosen)
 
 
 def _choose(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> str:
@@ -104,10 +106,11 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
             "the choice of hyper-parameters was charged, and what came of it was lost: it stays "
             "charged and is not made twice; start a new run, with what is left of the budget"
         )
-    candidates, noise = candidates_of(settings), noise_of(ledger.plan)
+    candidates = candidates_of(settings)
+    rounds = rounds_of(ledger.plan, tune_of(settings).rounds)
     ballot, paid = vote_of(settings), None
     if ballot is None:
-        winner = int(np.argmax(public_scores(candidates, noise)))
+        winner = int(np.argmax(public_scores(candidates, rounds)))
         how = (
             f"the best of {len(candidates)} by trials on the server's public test part, which "
             "measures accuracy too"
@@ -120,7 +123,7 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
             ballot,
             values=TRIAL_VALUES,
             rng=rng,
-            config=trials_config([for_clients(each) for each in candidates], noise),
+            config=trials_config([for_clients(each) for each in candidates], rounds),
             units_per_node=ledger.plan.hosting.units_per_node,
             timeout=settings.round_timeout,
             roster_timeout=settings.roster_timeout,
@@ -133,8 +136,9 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
 def _write_down(
     ledger: PrivacyLedger, settings: Settings, winner: int, how: str, paid: Reservation | None
 ) -> str:
-    assert settings.tune.candidates is not None  # there was a choice among them
-    name = settings.tune.candidates[winner]
+    candidates = tune_of(settings).candidates
+    assert candidates is not None  # there was a choice among them
+    name = candidates[winner]
     chosen = as_chosen(settings, name)
     ledger.choose(
         name,

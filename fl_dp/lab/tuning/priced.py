@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from fl_dp.accounting import IncompatibleOptions
 from fl_dp.app.settings import Settings
+from fl_dp.lab.settings import tune_of
 from fl_dp.statistics import NoiseChoice, Vote, choose_noise
 
 
@@ -16,14 +17,15 @@ def vote_of(settings: Settings) -> NoiseChoice | None:
     Raises:
         IncompatibleOptions: If the settings allow no choice, with what to write instead.
     """
-    if settings.tune.candidates is None:
+    tune = tune_of(settings)
+    if tune.candidates is None:
         return None
     require_choosable(settings)
-    if settings.tune.by != "vote":
+    if tune.by != "vote":
         return None
     assert settings.privacy.epsilon is not None  # as was checked
-    query = Vote(candidates=len(settings.tune.candidates))
-    return choose_noise(query, settings.tune.share * settings.privacy.epsilon, 0.0)
+    query = Vote(candidates=len(tune.candidates))
+    return choose_noise(query, tune.share * settings.privacy.epsilon, 0.0)
 
 
 def require_choosable(settings: Settings) -> None:
@@ -32,8 +34,8 @@ def require_choosable(settings: Settings) -> None:
     Raises:
         IncompatibleOptions: If not, with what to write instead.
     """
-    privacy, by = settings.privacy, settings.tune.by
-    unused = ", ".join(f"tune.{key}" for key in settings.tune.unused)
+    privacy, by = settings.privacy, tune_of(settings).by
+    unused = ", ".join(f"tune.{key}" for key in tune_of(settings).unused)
     wrong = {
         f"{unused} has no part in tune.by={by}: leave it out": bool(unused),
         "`fl-dp tune` chooses for a promise to clients that the server keeps: write "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,32 +16,32 @@ from fl_dp.app.workload import data_of_unit, dataset_of, model_of
 from fl_dp.plan import PrivacyPlan
 from fl_dp.tasks.datasets import Dataset
 
-from .trial import TrialNoise, trial_score
+from .trial import TrialRounds, trial_score
 
 _CANDIDATES_KEY = "fl-dp-candidates"
-_NOISE_KEY = "fl-dp-trial-noise"
+_ROUNDS_KEY = "fl-dp-trial-rounds"
 _MOST_PARTS = 64  # of the public rows: enough for a mean
 
 
-def trials_config(candidates: Sequence[Settings], noise: TrialNoise) -> ConfigRecord:
+def trials_config(candidates: Sequence[Settings], rounds: TrialRounds) -> ConfigRecord:
     """Return what tells a node to try candidates.
 
     Args:
         candidates: Each as clients may know it.
-        noise: Of the real rounds.
+        rounds: Of a trial.
     """
     return ConfigRecord(
         {
             SETTINGS_KEY: candidates[0].to_json(),
             _CANDIDATES_KEY: json.dumps([each.to_json() for each in candidates]),
-            _NOISE_KEY: json.dumps([noise.multiplier, noise.denominator]),
+            _ROUNDS_KEY: json.dumps(asdict(rounds)),
         }
     )
 
 
-def noise_of(plan: PrivacyPlan) -> TrialNoise:
-    """Return the noise of a plan's rounds, those with the least."""
-    return TrialNoise(multiplier=plan.noise_multiplier, denominator=plan.denominator)
+def rounds_of(plan: PrivacyPlan, most: int) -> TrialRounds:
+    """Return at most so many rounds of a trial, with the noise of those of a plan with least."""
+    return TrialRounds(most=most, multiplier=plan.noise_multiplier, denominator=plan.denominator)
 
 
 def scores_of_unit(
@@ -59,8 +60,7 @@ def scores_of_unit(
     Raises:
         ValueError: If the unit has no data.
     """
-    multiplier, denominator = json.loads(str(config[_NOISE_KEY]))
-    noise = TrialNoise(multiplier=multiplier, denominator=denominator)
+    rounds = TrialRounds(**json.loads(str(config[_ROUNDS_KEY])))
     candidates = [Settings.from_json(each) for each in json.loads(str(config[_CANDIDATES_KEY]))]
     data = data_of_unit(candidates[0], place, node_config)
     if data is None:
@@ -68,10 +68,10 @@ def scores_of_unit(
     dataset, rows = data
     features, labels = dataset.features(rows), dataset.labels(rows)
     seed = _seed(candidates[0], place)
-    return np.array([_score(each, dataset, features, labels, noise, seed) for each in candidates])
+    return np.array([_score(each, dataset, features, labels, rounds, seed) for each in candidates])
 
 
-def public_scores(candidates: Sequence[Settings], noise: TrialNoise) -> NDArray[np.float64]:
+def public_scores(candidates: Sequence[Settings], rounds: TrialRounds) -> NDArray[np.float64]:
     """Return the server's score of each candidate, by trials on its public test part.
 
     The rows are dealt to as many stand-ins as there are clients of their size, at most 64, and
@@ -95,7 +95,7 @@ def public_scores(candidates: Sequence[Settings], noise: TrialNoise) -> NDArray[
                 dataset,
                 dataset.features(part, "test"),
                 dataset.labels(part, "test"),
-                noise,
+                rounds,
                 _seed(first, number),
             )
             for each in candidates
@@ -110,14 +110,14 @@ def _score(
     dataset: Dataset,
     features: NDArray[Any],
     labels: NDArray[np.int64],
-    noise: TrialNoise,
+    rounds: TrialRounds,
     seed: int,
 ) -> float:
     return trial_score(
         settings,
         features,
         labels,
-        noise=noise,
+        rounds=rounds,
         seed=seed,
         build=lambda: model_of(settings, dataset.form),
     )

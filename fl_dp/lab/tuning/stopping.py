@@ -28,9 +28,9 @@ from fl_dp.app.cells import digest_of
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
-from fl_dp.app.settings.tune import TuneSettings
 from fl_dp.app.wording import said_in_keys
 from fl_dp.files import write_text
+from fl_dp.lab.settings import TuneSettings, tune_of, with_tune
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
@@ -84,7 +84,7 @@ class Stopped:
         except BaseException:
             ledger.close()
             raise
-        known = settings.tune.candidates or []
+        known = tune_of(settings).candidates or []
         count = event.law.draw(float(rng.uniforms(1)[0]))
         places = np.floor(rng.uniforms(count) * len(known)).astype(np.int64)
         return cls(
@@ -136,7 +136,7 @@ class Stopped:
             name,
             how=(
                 f"the best of a random number of trainings, drawn from "
-                f"{len(self.settings.tune.candidates or ())} candidates, on the server's "
+                f"{len(tune_of(self.settings).candidates or ())} candidates, on the server's "
                 "public rows, which measure accuracy too"
             ),
             settings=digest_of(chosen),
@@ -160,8 +160,7 @@ class Stopped:
 
     def _settings(self, candidate: str) -> Settings:
         plain = replace(
-            self.settings,
-            tune=TuneSettings(),
+            with_tune(self.settings, TuneSettings()),
             report="none",
             privacy=replace(
                 self.settings.privacy,
@@ -183,9 +182,9 @@ def stopping_plans(settings: Settings) -> tuple[PrivacyPlan, PrivacyPlan]:
         ValueError: If the settings can't be carried out, or no noise reaches the budget.
     """
     require_choosable(settings)
-    privacy, tune = settings.privacy, settings.tune
+    privacy, tune = settings.privacy, tune_of(settings)
     assert privacy.epsilon is not None  # as was checked
-    alone = replace(settings, tune=TuneSettings())
+    alone = with_tune(settings, TuneSettings())
     draft = make_plan(replace(alone, privacy=replace(privacy, epsilon=None, noise_multiplier=1.0)))
 
     def event(noise: float) -> RandomStoppingEvent:

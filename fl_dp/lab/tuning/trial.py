@@ -32,14 +32,16 @@ _STAND_INS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrialNoise:
-    """Noise of the real training's rounds, as the plan has it; public.
+class TrialRounds:
+    """Rounds of a trial, with the noise of the real training's, as the plan has it; public.
 
     Attributes:
+        most: Rounds of a trial; fewer where the real training has fewer.
         multiplier: Noise multiplier of a round.
         denominator: Public number that a round's sum is divided by.
     """
 
+    most: int
     multiplier: float
     denominator: float
 
@@ -53,7 +55,7 @@ def trial_score(
     features: NDArray[Any],
     labels: NDArray[np.int64],
     *,
-    noise: TrialNoise,
+    rounds: TrialRounds,
     seed: int,
     build: Callable[[], nn.Module],
 ) -> float:
@@ -66,7 +68,7 @@ def trial_score(
         settings: Of the run, with the candidate.
         features: Shape `(n, ...)`.
         labels: Shape `(n,)`.
-        noise: Of the real rounds.
+        rounds: Of the trial.
         seed: Of the split, the order of records and the noise: the same for all candidates.
         build: Returns the candidate's model with its first weights.
 
@@ -81,7 +83,7 @@ def trial_score(
     dealt = [trained[first::_STAND_INS] for first in range(min(_STAND_INS, len(trained)))]
     stand_ins = [(features[rows], labels[rows]) for rows in dealt]
     model = build()
-    _train(model, settings, stand_ins, noise=noise, seed=seed)
+    _train(model, settings, stand_ins, rounds=rounds, seed=seed)
     return _ranked_right(model, features[measured], labels[measured], known)
 
 
@@ -104,17 +106,17 @@ def _train(
     settings: Settings,
     stand_ins: list[tuple[NDArray[Any], NDArray[np.int64]]],
     *,
-    noise: TrialNoise,
+    rounds: TrialRounds,
     seed: int,
 ) -> None:
     """Train a model in place by the rounds of a federation of stand-ins."""
-    rounds, norm = min(settings.tune.rounds, settings.rounds), settings.clipping.norm
+    count, norm = min(rounds.most, settings.rounds), settings.clipping.norm
     # As much noise adds up as in the run: with less, steps and norms win that drown later.
-    std = noise.std(norm) * math.sqrt(settings.rounds / rounds)
+    std = rounds.std(norm) * math.sqrt(settings.rounds / count)
     draws = np.random.default_rng(seed)
     step, shapes = ServerStep(settings.server_optimizer), list(get_arrays(model).values())
     current = _flat(model)
-    for number in range(rounds):
+    for number in range(count):
         total = np.zeros_like(current)
         # One by one: for a handful of stand-ins, putting them together takes longer.
         for features, labels in stand_ins:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from fl_dp.app.keys import flattened
+
 from .follow import Mark
 from .log_tail import follow_log
 from .rounds import Round, read_rounds
@@ -94,17 +96,6 @@ def found_run(root: Path, card: RunCard) -> FoundRun:
         log=_log(root, name),
         problems=said,
     )
-
-
-def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Return nested settings by keys with dots between."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            found |= flattened(value, f"{group}{key}.")
-        else:
-            found[f"{group}{key}"] = value
-    return found
 
 
 def _parameters(root: Path, name: str) -> int | None:

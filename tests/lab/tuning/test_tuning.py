@@ -26,17 +26,18 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.server_optimizers import make_server_optimizer
 from fl_dp.app.settings import ServerOptimizerSettings, Settings
-from fl_dp.app.settings.tune import TuneSettings
 from fl_dp.app.task_client import app as client_app
-from fl_dp.commands import queue, tune
+from fl_dp.commands import queue
 from fl_dp.commands.console import out
 from fl_dp.commands.jobs import Job, Jobs
-from fl_dp.commands.tune import with_candidates
+from fl_dp.lab.commands import tune
+from fl_dp.lab.commands.tune import with_candidates
+from fl_dp.lab.settings import TuneSettings, tune_of, with_tune
 from fl_dp.lab.tuning import choice, trial
 from fl_dp.lab.tuning.candidates import with_candidate
 from fl_dp.lab.tuning.server_step import ServerStep
 from fl_dp.lab.tuning.stopping import Stopped, stopping_plans
-from fl_dp.lab.tuning.trial import TrialNoise
+from fl_dp.lab.tuning.trial import TrialRounds
 from fl_dp.ledger import PrivacyLedger, SpentLedger
 from fl_dp.statement import statement_differences, statement_page
 
@@ -96,7 +97,7 @@ def test_the_run_trains_with_what_its_ledger_says_was_chosen(voted: RunFolder) -
         assert ledger.choice is not None
         chosen = ledger.choice.chosen
         assert ledger.plan.clipping_norm == settings.clipping.norm
-    assert settings.tune.chosen == chosen
+    assert tune_of(settings).chosen == chosen
     again = with_candidate(settings, chosen)
     assert again == settings
     assert voted.read_statement()["clipping_norm"] == settings.clipping.norm
@@ -164,12 +165,12 @@ def test_a_choice_that_was_written_down_is_not_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = interrupted(tmp_path, monkeypatch, choice, "_keep")
-    assert folder.read_settings().tune.chosen is None
+    assert tune_of(folder.read_settings()).chosen is None
     resumed(folder)
     statement = folder.read_statement()
     assert sum(each["count"] for each in statement["releases"]) == 3
     assert LINE not in statement["not_covered"]
-    assert folder.read_settings().tune.chosen is not None
+    assert tune_of(folder.read_settings()).chosen is not None
 
 
 def test_a_change_by_hand_brings_the_line_back(
@@ -210,7 +211,7 @@ def test_clients_that_answer_nonsense_have_no_part_in_the_choice(tmp_path: Path)
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(scores, "scores_of_unit", hostile)
         train(grid_for(settings), settings, run_id="1")
-    chosen = RunFolder(tmp_path / "run").read_settings().tune.chosen
+    chosen = tune_of(RunFolder(tmp_path / "run").read_settings()).chosen
     assert chosen == "client.learning_rate=1 clipping.norm=0.2"
 
 
@@ -247,7 +248,7 @@ def test_the_best_training_is_kept_under_the_price_of_all(tmp_path: Path) -> Non
     begun.close()
     best = int(np.argmax(scores))
     assert run.model.read_bytes() == folders[best].model.read_bytes()
-    assert run.read_settings().tune.chosen == begun.candidates[best]
+    assert tune_of(run.read_settings()).chosen == begun.candidates[best]
     statement = run.read_statement()
     assert [each["event"] for each in statement["releases"]] == ["random-stopping"]
     assert min(statement["epsilon"].values()) <= 4.0
@@ -375,8 +376,8 @@ def test_a_tune_setting_without_candidates_is_an_error() -> None:
 
 def test_a_choice_can_t_be_claimed_by_hand(tmp_path: Path) -> None:
     settings = settings_for(tmp_path)
-    name = (settings.tune.candidates or [""])[0]
-    claimed = replace(settings, tune=replace(settings.tune, chosen=name))
+    name = (tune_of(settings).candidates or [""])[0]
+    claimed = with_tune(settings, replace(tune_of(settings), chosen=name))
     train(grid_for(claimed), claimed, run_id="1")
     assert LINE in RunFolder(tmp_path / "run").read_statement()["not_covered"]
 
@@ -413,9 +414,9 @@ def test_settings_of_a_choice_are_checked_where_they_are_written() -> None:
         TuneSettings(candidates=["client.epochs=1", "client.epochs=2"], chosen="client.epochs=3")
     with pytest.raises(IncompatibleOptions, match="privacy=central"):
         make_plan(
-            replace(
+            with_tune(
                 compose_settings(["privacy=distributed"]),
-                tune=TuneSettings(candidates=["client.epochs=1", "client.epochs=2"]),
+                TuneSettings(candidates=["client.epochs=1", "client.epochs=2"]),
             )
         )
 
@@ -430,15 +431,13 @@ def test_as_much_noise_adds_up_in_a_trial_as_in_the_run(rounds: int) -> None:
             "clipping.norm=0.5",
             "seed=3",
             "server_optimizer.momentum=0",
-            f"tune.rounds={rounds}",
-            "tune.candidates=['client.epochs=1','client.epochs=2']",
         ]
     )
     model = torch.nn.Linear(64, 200)
     before = model.weight.detach().clone()
     rows = (np.zeros((2, 64), dtype=np.float32), np.array([0, 1]))
-    noise = TrialNoise(multiplier=2.0, denominator=50.0)
-    trial._train(model, settings, [rows], noise=noise, seed=5)
+    of_trial = TrialRounds(most=rounds, multiplier=2.0, denominator=50.0)
+    trial._train(model, settings, [rows], rounds=of_trial, seed=5)
     # 12,800 draws: a tenth more or less is 16 standard errors.
     moved = float((model.weight - before).std())
     step = settings.server_optimizer.learning_rate

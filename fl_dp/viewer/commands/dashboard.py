@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import err, fail, failures_told, out, warn
+from fl_dp.commands.console import err, fail, failures_told, out, warn
 
 if TYPE_CHECKING:
     from fl_dp.viewer.dashboard.started_runs import StartedRuns

@@ -5,9 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 
+from fl_dp.app.settings.checks import at_least, distinct, positive
 from fl_dp.lab.attacks.inversion.names import ATTACKS, THREATS
-
-from .checks import at_least, distinct, positive
 
 _NOISE = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 1.0)
 

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from .console import AsJson, fail, failures_told, note, out, print_json, warn
+from fl_dp.commands.console import AsJson, fail, failures_told, note, out, print_json, warn
 
 _WIDE = 10_000
 

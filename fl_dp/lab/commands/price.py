@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .console import AsJson, Overrides, err, fail, failures_told, out, print_json, warn
+from fl_dp.commands.console import (
+    AsJson,
+    Overrides,
+    err,
+    fail,
+    failures_told,
+    out,
+    print_json,
+    warn,
+)
+
 from .public_data import DataIsPublic, require_public
 
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from fl_dp.commands.jobs import Job, Jobs
     from fl_dp.lab.price import Price, Step
-
-    from .jobs import Job, Jobs
 
 _LABEL = (
     "experiments without privacy: only the last step is private, and to compare it with the others "
@@ -61,7 +70,7 @@ def price(
     # As Ctrl-C: otherwise what Flower has started would train on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with failures_told():
-        from .queue import Queue
+        from fl_dp.commands.queue import Queue
 
         warn(_LABEL)
         given = overrides or []
@@ -99,10 +108,9 @@ def _jobs(given: Sequence[str], seeds: int, *, data_is_public: bool) -> Jobs:
         ValueError: If settings are wrong, or their price can't be taken apart.
     """
     from fl_dp.app.settings import SweepSettings
+    from fl_dp.commands.jobs import Jobs, at_once, find_jobs
+    from fl_dp.commands.stats import refuse_statistics
     from fl_dp.lab.price import steps_to
-
-    from .jobs import Jobs, at_once, find_jobs
-    from .stats import refuse_statistics
 
     if seeds < 1:
         fail(f"--seeds is {seeds}; write at least 1", status=2)
@@ -147,7 +155,7 @@ def _job(asked: Job, step: Step, number: int, seed: int) -> Job:
 
 def _prepared(jobs: Jobs) -> Jobs:
     """Check what takes time, before anything is started or written."""
-    from .jobs import prepare
+    from fl_dp.commands.jobs import prepare
 
     many = len(jobs.each)
     each = [
@@ -163,7 +171,7 @@ def _resumed(given: Sequence[str]) -> Jobs:
     Raises:
         ValueError: If the folder is no price.
     """
-    from .jobs import find_jobs
+    from fl_dp.commands.jobs import find_jobs
 
     jobs = find_jobs(given, multirun=False)
     if jobs.sweep is None or not all(job.path.name.startswith("step-") for job in jobs.each):

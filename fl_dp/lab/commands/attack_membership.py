@@ -15,9 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from fl_dp.commands.terminal.live import shows_live
-
-from .console import (
+from fl_dp.commands.console import (
     AsJson,
     Overrides,
     doing,
@@ -28,6 +26,8 @@ from .console import (
     print_json,
     warn,
 )
+from fl_dp.commands.terminal.live import shows_live
+
 from .public_data import DataIsPublic, require_public
 
 if TYPE_CHECKING:
@@ -36,10 +36,9 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from fl_dp.accounting import TradeOff
+    from fl_dp.commands.jobs import Job
     from fl_dp.lab.attacks.membership import OperatingPoint, Roc
     from fl_dp.lab.membership import Played, Promise
-
-    from .jobs import Job
 
 _RATES = (0.001, 0.01)
 _INTERVAL = 0.05  # false-alarm rate of the intervals that are shown
@@ -86,8 +85,8 @@ def membership(
     """
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # its folders are removed then, too
     with failures_told():
-        from .jobs import find_jobs, prepare
-        from .stats import refuse_statistics
+        from fl_dp.commands.jobs import find_jobs, prepare
+        from fl_dp.commands.stats import refuse_statistics
 
         given = overrides or []
         if any(each.startswith("resume=") for each in given):

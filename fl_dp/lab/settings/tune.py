@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 
-from .checks import at_least, choices, distinct
+from fl_dp.app.settings.checks import at_least, distinct, one_of
+
+_BY = ("vote", "stopping", "public")
 
 
 @dataclass(kw_only=True)
@@ -26,7 +28,7 @@ class TuneSettings:
         chosen: The candidate that was chosen; a run writes it for itself, so leave it out.
     """
 
-    by: str = "vote"
+    by: str = field(default="vote", metadata={"choices": _BY})
     candidates: list[str] | None = None
     share: float = 0.1
     rounds: int = 20
@@ -36,7 +38,7 @@ class TuneSettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        choices("tune", self)
+        one_of("tune.by", self.by, _BY)
         distinct("tune.candidates", self.candidates, least=2)
         if not 0.0 < self.share < 1.0:
             raise ValueError(

@@ -15,18 +15,26 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
+from fl_dp.commands.console import (
+    AsJson,
+    Overrides,
+    doing,
+    err,
+    fail,
+    failures_told,
+    out,
+    print_json,
+)
 from fl_dp.commands.terminal.live import shows_live
 
-from .console import AsJson, Overrides, doing, err, fail, failures_told, out, print_json
 from .public_data import DataIsPublic, require_public
 
 if TYPE_CHECKING:
+    from fl_dp.commands.jobs import Job, Jobs
     from fl_dp.lab.attacks.inversion.experiment import Found, Recovery
     from fl_dp.lab.attacks.inversion.summary import Summary
 
-    from .jobs import Job, Jobs
-
-SHOWS_RECORDS = "this experiment writes records, and what is recovered of them, to a file"
+_SHOWS_RECORDS = "this experiment writes records, and what is recovered of them, to a file"
 
 _EXPERIMENT = "experiment=data_recovery"
 _SAID_EVERY = 0.1  # without a terminal, a line for each tenth of the cells
@@ -70,7 +78,7 @@ def inversion(
     The folder holds records as they are, beside what was recovered of them: public data only.
     """
     with failures_told():
-        from .jobs import find_jobs
+        from fl_dp.commands.jobs import find_jobs
 
         asked = overrides or []
         if not any(each.startswith(("experiment=", "resume=")) for each in asked):
@@ -78,8 +86,24 @@ def inversion(
         jobs = find_jobs(asked, multirun=multirun)
         for job in jobs.each:
             if not job.resumed:
-                require_public(job.settings, stated=data_is_public, because=SHOWS_RECORDS)
+                require_public(job.settings, stated=data_is_public, because=_SHOWS_RECORDS)
         recover(jobs, as_json=as_json)
+
+
+def recover_by_run(jobs: Jobs, *, as_json: bool) -> None:
+    """Attack what `fl-dp run` was asked for, on public data.
+
+    Raises:
+        ValueError: As `recover`, and if data are somebody's own.
+    """
+    for job in jobs.each:
+        require_public(
+            job.settings,
+            stated=job.resumed,
+            because=_SHOWS_RECORDS,
+            command="fl-dp attack inversion",
+        )
+    recover(jobs, as_json=as_json)
 
 
 def recover(jobs: Jobs, *, as_json: bool) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
-from .console import (
+from fl_dp.commands.console import (
     AsJson,
     Overrides,
     err,
@@ -25,6 +25,7 @@ from .console import (
     print_json,
     warn,
 )
+
 from .public_data import DataIsPublic, require_public
 
 if TYPE_CHECKING:
@@ -32,11 +33,10 @@ if TYPE_CHECKING:
 
     from fl_dp.accounting.trade_off import TradeOff
     from fl_dp.app.settings import Settings
+    from fl_dp.commands.jobs import Job
     from fl_dp.lab.audit.correlated_run import WhoseTurn
     from fl_dp.lab.audit.verdict import AuditReport
     from fl_dp.lab.games.canary_run import CanaryRun
-
-    from .jobs import Job
 
 _MOST_CANARIES = 1000
 _FOLDER = "audits"
@@ -261,10 +261,9 @@ def _by_clients(
 ) -> AuditReport:
     """Train with canaries in the chosen engine, and judge what its releases tell of them."""
     from fl_dp.app.workload import initial_arrays_of
+    from fl_dp.commands.jobs import find_jobs, prepare
     from fl_dp.lab.games.canary_run import CanaryRun, require_auditable, takes_places
     from fl_dp.updates import VectorLayout
-
-    from .jobs import find_jobs, prepare
 
     for key in ("run_name", "output_dir", "resume"):
         if not keep_model and any(each.startswith(f"{key}=") for each in overrides):

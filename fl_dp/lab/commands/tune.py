@@ -15,13 +15,22 @@ from typing import TYPE_CHECKING
 import typer
 from rich.console import Console
 
-from .console import AsJson, Overrides, doing, err, failures_told, note, out, print_json, warn
+from fl_dp.commands.console import (
+    AsJson,
+    Overrides,
+    doing,
+    err,
+    failures_told,
+    note,
+    out,
+    print_json,
+    warn,
+)
 
 if TYPE_CHECKING:
     from fl_dp.app.settings import Settings
+    from fl_dp.commands.jobs import Job
     from fl_dp.commands.terminal.summary import RunSummary
-
-    from .jobs import Job
 
 
 def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
@@ -57,10 +66,10 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with failures_told():
         from fl_dp.app.cautions import cautions
-
-        from .jobs import Jobs, find_jobs, prepare
-        from .run import conclude
-        from .stats import refuse_statistics
+        from fl_dp.commands.jobs import Jobs, find_jobs, prepare
+        from fl_dp.commands.run import conclude
+        from fl_dp.commands.stats import refuse_statistics
+        from fl_dp.lab.settings import tune_of
 
         (job,) = find_jobs(with_candidates(overrides or []), multirun=False).each
         refuse_statistics(job.settings)
@@ -69,7 +78,7 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
         for text in cautions(job.settings):
             warn(text)
         console = err if as_json else out
-        if job.settings.tune.by == "stopping":
+        if tune_of(job.settings).by == "stopping":
             summary = _best_of_many(job, console)
         else:
             summary = _chosen_and_trained(job, console)
@@ -78,7 +87,7 @@ def tune(overrides: Overrides = None, as_json: AsJson = False) -> None:
     if as_json:
         from fl_dp.commands.terminal.summary import summary_json
 
-        print_json(summary_json([summary]) | {"chosen": job.folder.read_settings().tune.chosen})
+        print_json(summary_json([summary]) | {"chosen": tune_of(job.folder.read_settings()).chosen})
 
 
 def with_candidates(overrides: Sequence[str]) -> list[str]:
@@ -120,11 +129,13 @@ def _check(settings: Settings) -> None:
 
 def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
     """Let the run choose and then train, both in the run's own ledger."""
-    from .jobs import Jobs
-    from .queue import Queue
+    from fl_dp.commands.jobs import Jobs
+    from fl_dp.commands.queue import Queue
+    from fl_dp.lab.settings import tune_of
 
-    count = len(job.settings.tune.candidates or ())
-    if job.settings.tune.by == "vote":
+    tune = tune_of(job.settings)
+    count = len(tune.candidates or ())
+    if tune.by == "vote":
         note(f"before the first round, each client tries {count} candidates and votes")
     else:
         note(f"before the first round, the server tries {count} candidates on its public rows")
@@ -134,11 +145,10 @@ def _chosen_and_trained(job: Job, console: Console) -> RunSummary:
 
 def _best_of_many(job: Job, console: Console) -> RunSummary:
     """Train a secret random number of times, and keep the best training alone."""
+    from fl_dp.commands.jobs import Job as OneJob
+    from fl_dp.commands.outcomes import summary_of
     from fl_dp.lab.tuning.choice import TRIALS
     from fl_dp.lab.tuning.stopping import Stopped
-
-    from .jobs import Job as OneJob
-    from .outcomes import summary_of
 
     with doing("calibrating the noise of each training"):
         stopped = Stopped.begun(job.folder, job.settings)
@@ -170,8 +180,8 @@ def _best_of_many(job: Job, console: Console) -> RunSummary:
 
 def _score(job: Job, console: Console) -> float:
     """Train once and return how good it is: a training that fails is one of them, and the worst."""
-    from .jobs import Jobs
-    from .queue import Queue
+    from fl_dp.commands.jobs import Jobs
+    from fl_dp.commands.queue import Queue
 
     try:
         [summary] = Queue(Jobs(each=(job,)), console).work_off()
@@ -189,8 +199,10 @@ def _without_choice(overrides: Sequence[str]) -> list[str]:
 
 def _say(job: Job, console: Console) -> None:
     """Say what was chosen, what it cost, and how to train with it again."""
+    from fl_dp.lab.settings import tune_of
+
     statement = json.loads(Path(job.folder.statement).read_text(encoding="utf-8"))
-    chosen = job.folder.read_settings().tune.chosen
+    chosen = tune_of(job.folder.read_settings()).chosen
     epsilon = min(statement["epsilon"].values())
     rest = " ".join(_without_choice(job.overrides))
     for line in (

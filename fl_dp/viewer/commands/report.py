@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from .console import fail, failures_told, out
+from fl_dp.commands.console import fail, failures_told, out
 
 if TYPE_CHECKING:
     from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image

@@ -1,0 +1,86 @@
+"""What the lab registers: its commands, the keys of `tune` and `recovery`, and a charged choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_dp.app.wings import Wing
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+    from numpy.typing import NDArray
+
+    from fl_dp.accounting import PrivacyEvent
+    from fl_dp.app.settings import Settings
+    from fl_dp.commands.jobs import Jobs
+
+
+class Lab(Wing):
+    """Attacks, audits, prices, and hyper-parameters that are chosen before a training."""
+
+    def add_commands(self, app: Any) -> None:
+        """Add `tune`, `price`, `audit` and `attack`."""
+        from .commands.attack import attack
+        from .commands.audit import audit
+        from .commands.price import price
+        from .commands.tune import tune
+
+        for command in (tune, price, audit):
+            app.command()(command)
+        app.add_typer(attack, name="attack")
+
+    @property
+    def groups(self) -> Mapping[str, type]:
+        """Keys of a choice of hyper-parameters, and of a measured attack."""
+        from .settings import RecoverySettings, TuneSettings
+
+        return {"tune": TuneSettings, "recovery": RecoverySettings}
+
+    def charges(self, settings: Settings) -> Sequence[tuple[PrivacyEvent, int]]:
+        """Return what a vote on hyper-parameters is charged as, if clients cast one."""
+        from .tuning.priced import vote_of
+
+        vote = vote_of(settings)
+        return () if vote is None else [(event, 1) for event in vote.events]
+
+    def before_training(
+        self, folder: Path, grid: Grid, settings: Settings, *, run_id: str
+    ) -> Settings:
+        """Choose hyper-parameters, if the settings ask for it."""
+        from .settings import tune_of
+
+        if not tune_of(settings).pending:
+            return settings
+        from fl_dp.app.run_folder import RunFolder
+
+        from .tuning.choice import chosen_settings
+
+        return chosen_settings(RunFolder(folder), grid, settings, run_id=run_id)
+
+    def unit_values(
+        self, name: str, place: int, node_config: Mapping[str, Any], config: Mapping[str, Any]
+    ) -> NDArray[Any] | None:
+        """Return a unit's score of each candidate, by the name `trials`."""
+        from .tuning import TRIAL_VALUES
+
+        if name != TRIAL_VALUES:
+            return None
+        from .tuning.scores import scores_of_unit
+
+        return scores_of_unit(place, node_config, config)
+
+    def instead_of_training(self, jobs: Jobs, *, as_json: bool) -> bool:
+        """Recover images from what a training would show: `experiment=data_recovery`."""
+        from .settings import recovery_settings_of
+
+        if not any(recovery_settings_of(job.settings).attacks for job in jobs.each):
+            return False
+        from .commands.attack_inversion import recover_by_run
+
+        recover_by_run(jobs, as_json=as_json)
+        return True
+
+
+WING = Lab()

@@ -1,0 +1,1 @@
+"""The commands of the viewer, one file each: dashboard, report, runs."""

@@ -1,0 +1,68 @@
+"""Report and pictures of trainings that have ended: what `fl-dp run` leaves to look at."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from fl_dp.commands.console import warn
+from fl_dp.commands.jobs import Jobs
+from fl_dp.commands.terminal.results import read_results
+from fl_dp.commands.terminal.summary import RunSummary
+from fl_dp.viewer.report.curves import plot_curves
+from fl_dp.viewer.report.sweep_pictures import plot_against_axis, plot_over_rounds
+
+from .report import write_report
+
+
+def drawn_and_written(runs: Sequence[RunSummary], jobs: Jobs) -> list[str]:
+    """Draw the trainings and write their report, and return lines that say where both are."""
+    picture, page = _draw(runs, jobs), _page(jobs)
+    said = [] if page is None else [f"Report, to look at: {page}"]
+    if picture is None:
+        return [*said, "No picture: pip install 'fl-dp[report]' brings matplotlib"]
+    return [*said, f"Picture: {picture}"]
+
+
+def _page(jobs: Jobs) -> Path | None:
+    """Write the report, unless no training wants one; a report that fails is only said."""
+    places = [job.path for job in jobs.each if job.settings.report == "html"]
+    if not places:
+        return None
+    try:
+        return write_report(places, jobs.path / "report.html")
+    except (OSError, ValueError, ModuleNotFoundError) as error:
+        warn(f"no report could be written: {error}")
+        return None
+
+
+def _draw(runs: Sequence[RunSummary], jobs: Jobs) -> Path | None:
+    """Draw an experiment as it says, other runs over their rounds; None without matplotlib."""
+    lines: dict[str, list[list[dict[str, Any]]]] = {}
+    for job in jobs.each:
+        lines.setdefault(job.variant or "default", []).append(job.folder.read_metrics())
+    experiment = jobs.experiment
+    if experiment is None or not experiment.curves:
+        picture = jobs.path / "accuracy.png"
+        unit = " or ".join(dict.fromkeys(run.unit for run in runs))
+        drawn = plot_curves(
+            lines,
+            picture,
+            unit=unit,
+            deltas=[run.delta for run in runs],
+            measured_on=runs[0].measured_on,
+        )
+        return picture if drawn else None
+    picture = jobs.path / "experiment.png"
+    results = read_results(jobs.results)
+    if experiment.axis is not None:
+        label, panels = experiment.label or experiment.axis, experiment.panels or ["accuracy"]
+        drawn = plot_against_axis(results, picture, label=label, panels=panels)
+    else:
+        accuracies = {
+            curve: [[line["test_accuracy"] for line in of_run] for of_run in of_curve]
+            for curve, of_curve in lines.items()
+        }
+        drawn = plot_over_rounds(results, accuracies, picture)
+    return picture if drawn else None

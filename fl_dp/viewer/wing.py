@@ -1,0 +1,34 @@
+"""What the viewer registers: its commands, and the page and pictures at the end of a run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fl_dp.app.wings import Wing
+
+if TYPE_CHECKING:
+    from fl_dp.commands.jobs import Jobs
+    from fl_dp.commands.terminal.summary import RunSummary
+
+
+class Viewer(Wing):
+    """What shows the folders of runs: in a browser, on a page, in a paper, in the terminal."""
+
+    def add_commands(self, app: Any) -> None:
+        """Add `runs`, `report` and `dashboard`."""
+        from .commands.dashboard import dashboard
+        from .commands.report import report
+        from .commands.runs import runs
+
+        for command in (runs, report, dashboard):
+            app.command()(command)
+
+    def after_runs(self, runs: Sequence[RunSummary], jobs: Jobs) -> Sequence[str]:
+        """Draw trainings that have ended, write their report, and say where both are."""
+        from .commands.ended_runs import drawn_and_written
+
+        return drawn_and_written(runs, jobs)
+
+
+WING = Viewer()
