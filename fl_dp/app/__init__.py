@@ -1,1 +1,19 @@
-"""The app: settings, the server's and the clients' part of a task, and a run's folder."""
+"""The app: settings, the server's and the clients' part of a task, engines, and a run's folder.
+
+It may know everything below, Hydra, Ray and Flower, and no wing: `wings.py` finds those that are
+there. `settings/` knows none of the other files; `local/` starts nodes and engines on this machine;
+`tracking/` tells trackers what was released, and alone knows their packages.
+
+    >>> from fl_dp.app import simulate
+"""
+
+from typing import TYPE_CHECKING
+
+from fl_dp.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from .local.simulation import simulate
+else:
+    __getattr__ = lazy_exports(__name__)
+
+__all__ = ["simulate"]

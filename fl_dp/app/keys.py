@@ -33,6 +33,23 @@ _KINDS: dict[Any, str] = {
     dict[str, CurveSettings]: "curves by name",
 }
 
+SECRET = frozenset({"privacy.insecure_seed"})
+"""Keys that are never shown: who knows the seed of the noise can subtract it."""
+
+FOLDERS = frozenset(
+    {
+        "output_dir",
+        "run_name",
+        "resume",
+        "task.data_dir",
+        "dp_sgd.ledger_dir",
+        "privacy.witness_dir",
+        "secure_sum.roster",
+        "tracking.uri",
+    }
+)
+"""Keys that name places of the operator's; only the operator is to read them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Key:

@@ -16,7 +16,7 @@ from local_grid import LocalGrid, answer_with_update
 from trainings import plan_of, record
 
 from fl_dp import PrivacyLedger, server_app
-from fl_dp.app.local import simulate
+from fl_dp.app import simulate
 from fl_dp.app.overrides import ConfigError
 from fl_dp.strategies import DPFedAvg, RosterTooLarge
 

@@ -19,7 +19,7 @@ from tracked_files import Written, mlflow_run, tensorboard_files, wandb_runs
 
 from fl_dp.app.checkpoints import save_checkpoint
 from fl_dp.app.compose import ConfigError, compose_settings
-from fl_dp.app.keys import all_keys
+from fl_dp.app.keys import FOLDERS, SECRET, all_keys
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
 from fl_dp.app.shown import for_clients
@@ -30,7 +30,6 @@ from fl_dp.app.tracking.tensorboard_files import TensorBoardTracker
 from fl_dp.app.tracking.told import TOLD, told_settings
 from fl_dp.ledger import SpentLedger
 from fl_dp.strategies import Checkpoint
-from fl_dp.viewer.report.page.groups import FOLDERS, SECRET
 
 PRIVATE: dict[str, Any] = {
     "cohort": [3, 7],

@@ -85,8 +85,8 @@ print(json.dumps(sorted(sys.modules)))
                 "ledger",
                 "statement",
                 "statistics",
-                "datasets",
-                "training",
+                "tasks.datasets",
+                "tasks.training",
                 "updates",
             )
         ),

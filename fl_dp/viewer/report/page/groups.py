@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.viewer.found_runs import FoundRun, Round
 
 # Where a run is written and computed changes nothing of what it comes to.
@@ -20,23 +21,6 @@ _NOT_COMPARED = (
     "sweep.",
     "tracking.",
 )
-
-SECRET = frozenset({"privacy.insecure_seed"})
-"""Settings that are never shown: who knows the seed of the noise can subtract it."""
-
-FOLDERS = frozenset(
-    {
-        "output_dir",
-        "run_name",
-        "resume",
-        "task.data_dir",
-        "dp_sgd.ledger_dir",
-        "privacy.witness_dir",
-        "secure_sum.roster",
-        "tracking.uri",
-    }
-)
-"""Settings that name places of the operator's: nobody else's business."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -26,7 +26,7 @@ from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import SweepSettings
 from fl_dp.commands.jobs import jobs_of_sweep
 from fl_dp.viewer.dashboard.started_runs import StartedRuns
-from fl_dp.viewer.found_runs import read_run
+from fl_dp.viewer.found_runs import RunsFolder, read_run
 from fl_dp.viewer.report.page import report_page
 
 MARKUP = (
@@ -263,3 +263,37 @@ def test_the_dashboard_answers_any_address_and_form(client: TestClient, rng: Ran
     if "location" in answer.headers:
         assert answer.headers["location"].startswith("/")
     assert "root:" not in answer.text  # of /etc/passwd
+
+
+# A run's folder.
+
+_TEXTS = ("config.yaml", "metrics.jsonl", "privacy.json", "run.log")
+
+
+@cases(30)
+def test_a_run_s_folder_is_shown_whatever_it_holds(rng: Random) -> None:
+    with fresh_path() as path:
+        run = write_run(path.parent / "runs" / "a", rounds=2)
+        for _ in range(rng.choice((1, 2))):
+            file = run / rng.choice(_TEXTS)
+            raw = file.read_bytes() if file.is_file() else b"a line\n"
+            file.write_bytes(damaged_bytes(raw, rng))
+        (path.parent / "runs" / "sweep.json").write_bytes(rng.randbytes(rng.randrange(40)))
+        before = {each: each.read_bytes() for each in run.iterdir()}
+        assert read_run(run).card.name
+        assert RunsFolder(run.parent).listing() is not None
+        assert {each: each.read_bytes() for each in run.iterdir()} == before
+
+
+@cases(25)
+def test_documents_of_a_run_are_shown_whatever_they_say(rng: Random) -> None:
+    with fresh_path() as path:
+        run = write_run(path.parent / "a", rounds=2)
+        statement = json.loads((run / "privacy.json").read_text())
+        (run / "privacy.json").write_text(text_of(statement, rng), errors="replace")
+        lines = (run / "metrics.jsonl").read_text().splitlines()
+        lines[rng.randrange(len(lines))] = text_of(json.loads(lines[0]), rng)
+        (run / "metrics.jsonl").write_text("\n".join(lines) + "\n", errors="replace")
+        settings = yaml.safe_load((run / "config.yaml").read_text())
+        (run / "config.yaml").write_text(yaml.safe_dump(changed(settings, rng)), errors="replace")
+        read_run(run)
