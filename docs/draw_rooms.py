@@ -25,11 +25,15 @@ ROOT = Path(__file__).resolve().parents[1]
 PICTURE = ROOT / "docs" / "images" / "rooms.png"
 
 # In which room a step of docs/architecture.md takes place; its text has the same numbers.
-UPDATE = ("strategies", "protocol", "clients", "training", "updates", "mechanisms")
-CHARGE = ("plan", "ledger", "accounting", "statement", "report")
+UPDATE = ("strategies", "protocol", "clients", "tasks", "updates", "mechanisms")
+CHARGE = ("plan", "ledger", "accounting", "statement", "viewer")
 
-_WIDTH, _HEIGHT, _GAP = 13.0, 0.86, 0.14
-_CORE, _OTHER = "#e8f1ea", "#f3f5f7"
+# Each building, and a room of its highest floor.
+BUILDINGS = {"the wings": "lab", "Flower": "server_app", "the promise": "statement"}
+
+_WIDTH, _HEIGHT, _GAP, _BETWEEN = 13.0, 0.86, 0.14, 0.34
+_LEFT = 0.55  # of the rooms; a building's name stands beside them
+_CORE, _OTHER, _GROUND = "#e8f1ea", "#ffffff", "#eef1f4"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,17 +74,17 @@ def _room(module: str, *, is_core: bool) -> Room:
 
 def draw() -> Figure:
     """Return the picture."""
-    rows = floors()
-    figure = Figure(figsize=(_WIDTH, len(rows) * (_HEIGHT + _GAP) + 0.7))
+    buildings = _buildings()
+    height = sum(map(_height_of, buildings.values())) + _BETWEEN * len(buildings)
+    figure = Figure(figsize=(_WIDTH, height + 0.6))
     axes = figure.add_axes((0.0, 0.0, 1.0, 1.0))
     axes.set_xlim(0.0, _WIDTH)
-    axes.set_ylim(-0.7, len(rows) * (_HEIGHT + _GAP))
+    axes.set_ylim(-0.7, height - 0.1)
     axes.axis("off")
-    for level, row in enumerate(reversed(rows)):
-        width = (_WIDTH - _GAP * (len(row) + 1)) / len(row)
-        for place, room in enumerate(row):
-            left = _GAP + place * (width + _GAP)
-            _draw_room(figure, axes, room, left, level * (_HEIGHT + _GAP), width)
+    top = height - _BETWEEN
+    for name, rows in buildings.items():
+        _draw_building(figure, axes, name, rows, top)
+        top -= _height_of(rows) + _BETWEEN
     axes.text(
         _GAP,
         -0.4,
@@ -94,6 +98,56 @@ def draw() -> Figure:
         _badge(axes, 8.9 + 2.1 * place, -0.4, "1", colour)
         axes.text(9.15 + 2.1 * place, -0.4, label, fontsize=11, va="center")
     return figure
+
+
+def _buildings() -> dict[str, list[list[Room]]]:
+    """Return the floors of each building, the highest first."""
+    found: dict[str, list[list[Room]]] = {}
+    names = {room: name for name, room in BUILDINGS.items()}
+    for row in floors():
+        for room in row:
+            if room.name in names:
+                found[names[room.name]] = []
+        [*_, building] = found.values()
+        building.append(row)
+    return found
+
+
+def _height_of(rows: list[list[Room]]) -> float:
+    return len(rows) * (_HEIGHT + _GAP) + _GAP
+
+
+def _draw_building(
+    figure: Figure, axes: Axes, name: str, rows: list[list[Room]], top: float
+) -> None:
+    """Draw a building downwards from its roof."""
+    height = _height_of(rows)
+    axes.add_patch(
+        FancyBboxPatch(
+            (_GAP, top - height),
+            _WIDTH - 2 * _GAP,
+            height,
+            boxstyle="round,pad=0,rounding_size=0.08",
+            facecolor=_GROUND,
+            edgecolor="none",
+        )
+    )
+    axes.text(
+        (_GAP + _LEFT) / 2,
+        top - height / 2,
+        name,
+        fontsize=12,
+        color=COLOURS[5],
+        weight="bold",
+        rotation=90,
+        ha="center",
+        va="center",
+    )
+    for level, row in enumerate(rows, start=1):
+        width = (_WIDTH - _LEFT - _GAP * (len(row) + 1)) / len(row)
+        for place, room in enumerate(row):
+            left = _LEFT + place * (width + _GAP)
+            _draw_room(figure, axes, room, left, top - level * (_HEIGHT + _GAP), width)
 
 
 def _draw_room(
