@@ -40,7 +40,8 @@ from .fit_for_dp_sgd import (
     require_trainable_privately,
     trained_arrays,
 )
-from .node_privacy import NodePrivacy
+from .node_privacy import NodePrivacy, in_simulation
+from .unfinished import UnfinishedParticipation
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -48,7 +49,11 @@ Loader = DataLoader[Any] | Callable[[], DataLoader[Any]]
 
 
 class _NothingToRelease(Exception):
-    """Records were charged for and must not be released, or can't be."""
+    """Records were charged for and must not be released."""
+
+
+class _RunIsOver(Exception):
+    """An earlier participation in this run did not end: one record may be the cause."""
 
 
 class OpacusClient(NumPyClient):
@@ -63,6 +68,12 @@ class OpacusClient(NumPyClient):
     fails, of none: noise around the model. Arrays and keys are those of any other reply, and it
     does not say why. That it replied, how long it took, and whether its source's budget is spent is
     not hidden.
+
+    A record whose reading ends a worker of the loader, or outlasts the loader's `timeout`, counts
+    as zero, alone. One that ends the whole process, or fails all of the training, shows once in a
+    Flower run: the node marks it beside its ledger's file and contributes nothing more to that run.
+    In a simulation, where nobody is protected from anybody, and for a ledger in a database there is
+    no such mark.
     """
 
     def __init__(
@@ -192,13 +203,15 @@ class OpacusClient(NumPyClient):
         """Train from `parameters`, or return them as they are if that can't be paid for.
 
         Returns:
-            The arrays, 1 (how many records there are is nobody's business), and no metrics: each
-            would be a release of its own.
+            The arrays, 1 (how many records there are stays private), and no metrics: each would
+            be a release of its own.
         """
         try:
             return self._participate(parameters, config), 1, {}
         except PrivacyBudgetExhausted as exhausted:
             logger.info("%s; this client contributes nothing", exhausted)
+        except _RunIsOver as over:
+            logger.error("%s; this client contributes nothing", over)
         except Exception:  # before the charge: of the message, the model or the ledger
             logger.exception("training can't start; this client contributes nothing")
         return parameters, 1, {}
@@ -217,8 +230,17 @@ class OpacusClient(NumPyClient):
         )
 
     def _participate(self, parameters: NDArrays, config: dict[str, Scalar]) -> NDArrays:
-        """Charge, and return what leaves; raise only before the charge."""
-        plan = self._plan
+        """Charge, and return what leaves; raise only before the charge.
+
+        Raises:
+            _RunIsOver: If an earlier participation in the run did not end.
+            PrivacyBudgetExhausted: If the charge does not fit.
+        """
+        plan, mark = self._plan, self._mark()
+        if mark is not None and mark.is_there:
+            raise _RunIsOver(
+                f"an earlier participation in this run failed or did not end ({mark.file})"
+            )
         # Whatever can fail without looking at a record fails first, and costs nothing.
         load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
         with (
@@ -236,11 +258,29 @@ class OpacusClient(NumPyClient):
             )
             # From here on records are read: whatever happens, a reply has noise.
             try:
+                if mark is not None:
+                    mark.put()
                 self._train(ledger, charge, participation)
-                return self._sent(parameters)
+                sent = self._sent(parameters)
+                if mark is not None:
+                    mark.remove()
+                return sent
+            except _NothingToRelease as spent:
+                logger.info("%s: this client sends noise around the model", spent)
+                if mark is not None:
+                    mark.remove()
             except Exception:
                 logger.exception("training failed; this client sends noise around the model")
         return self._noise(parameters, participation.records)
+
+    def _mark(self) -> UnfinishedParticipation | None:
+        """Return the mark of this run; None without a run or a file that a real node keeps."""
+        place = self._ledger
+        if self._use is None or isinstance(place, NodeLedger) or "://" in str(place):
+            return None
+        if in_simulation():
+            return None
+        return UnfinishedParticipation.beside(place, self._account, self._use)
 
     def _train(self, ledger: NodeLedger, charge: int, participation: Participation) -> None:
         """Train the model.

@@ -14,7 +14,7 @@ And a record that can't be read, or that the collation can't use, is left out: a
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -175,10 +175,7 @@ class RecordBatches(Dataset[list[Batch]]):
             except Exception:
                 logger.debug("records %s make no batch: each is read alone", rows)
         alone = [batch for row in rows if (batch := self._alone_or_not(row)) is not None]
-        alike: dict[Any, list[Batch]] = {}
-        for batch in alone:
-            alike.setdefault(_shapes(batch), []).append(batch)
-        return [_joined(batches) for batches in alike.values()]
+        return joined_alike(alone)
 
     def _read(self, rows: list[int]) -> Any:
         if hasattr(self._records, "__getitems__"):
@@ -209,6 +206,14 @@ class RecordBatches(Dataset[list[Batch]]):
                 logger.exception("a record can't be used, and counts as none")
                 self._complained = True
             return None
+
+
+def joined_alike(batches: Iterable[Batch]) -> list[Batch]:
+    """Return batches in which those of the same shapes and dtypes are joined."""
+    alike: dict[Any, list[Batch]] = {}
+    for batch in batches:
+        alike.setdefault(_shapes(batch), []).append(batch)
+    return [_joined(each) for each in alike.values()]
 
 
 def _alike(records: Any) -> bool:

@@ -24,6 +24,7 @@ from fl_dp.tasks.models.index_ranges import require_targets
 
 from .clipped_gradients import ClippedGradients, GhostGradients, MixesRecords
 from .record_batches import Batch, BatchForm, RecordBatches
+from .record_workers import batches_of_workers
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
@@ -123,15 +124,14 @@ class RecordGradients:
     def _batches(self, samples: Iterable[list[int]]) -> Iterable[list[Batch]]:
         loader = self._loader
         assert loader is not None  # read before
-        # Without its timeout: one record's time would end the sum over all others.
+        records = RecordBatches(loader.dataset, loader.collate_fn, self._form)
+        if loader.num_workers:
+            return batches_of_workers(records, samples, loader)
         return DataLoader(
-            RecordBatches(loader.dataset, loader.collate_fn, self._form),
+            records,
             batch_sampler=samples,
             collate_fn=_as_it_is,
-            num_workers=loader.num_workers,
             pin_memory=loader.pin_memory,
-            worker_init_fn=loader.worker_init_fn,
-            multiprocessing_context=loader.multiprocessing_context,
             generator=loader.generator,
         )
 

@@ -54,7 +54,8 @@ from .summed import AskedSum, Values, summed_of
 logger = logging.getLogger("flwr.fl_dp.client")
 
 _DIGITS = 10  # of a multiplier, behind the first
-_LATE = "late"  # key of a Flower run that gets nothing more
+_LATE = "late"  # key of a Flower run that gets nothing more, unless its value is empty
+_BEGUN, _FAILED, _ENDED = b"begun", b"once", b""
 
 
 def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
@@ -70,8 +71,9 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     zero, alone. A node of one unit whose work fails and a budget that is spent send the same noise
     around zero, which nobody can tell from any other; that the node replied is not hidden.
 
-    Work of several units or records that fails or is late as a whole leaves nothing to send, for
-    this sum and the rest of the Flower run: a sum that one of them chose could move by all others.
+    Work of several units or records that fails or is late as a whole, or ends the process, leaves
+    nothing to send, for this sum and the rest of the Flower run: a sum that one of them chose could
+    move by all others. A real node marks that work begins, so it counts as ended with its process.
 
     With secret coins the answer leaves at `reply_after`, and all work is done in a process of its
     own, forked before any key is read. A unit that overruns its slot contributes zero, alone. Where
@@ -111,7 +113,7 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
     ):
         for receipt in receipts:
             node.check_receipt(terms.run, receipt)
-        if node.store.get(None, silent) is not None:
+        if node.store.get(None, silent):
             raise Refused("late", "work failed or was late before: this run gets nothing more")
         part = node.begin(text, content=content, purpose=message.metadata.message_type)
         share = _share_of(terms)
@@ -121,14 +123,18 @@ def secure_sum_mod(message: Message, context: Context, call_next: ClientAppCalla
             # Nothing was read yet, so that depends on no data, and is over with this sum.
             logger.error("marks and ledger took until the work's first slot: nothing is added")
         elif paid:
+            # In a process of its own work can't end this one; here it can, and shows once then.
+            marked = apart is None and not summed.of_one and not in_simulation()
+            if marked:
+                node.store.put(None, silent, _BEGUN)
             try:
                 values = work() if apart is None else _values_of(apart, terms)
                 steps = share.encode(values, SecureRandom())
             except Exception:
                 logger.exception("the client's work failed or was late, and nothing of it is sent")
                 late = not summed.of_one
-        if late:
-            node.store.put(None, silent, b"once")
+            if late or marked:
+                node.store.put(None, silent, _FAILED if late else _ENDED)
         if steps is None:
             steps = share.encode([np.zeros(each.size) for each in terms.segments], SecureRandom())
         masked = part.message(steps)

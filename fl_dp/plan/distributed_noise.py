@@ -38,7 +38,8 @@ _LARGEST_SLACK = 1e-2
 _ATTEMPTS = 2  # of each sum: what failed ones may repeat, counted beforehand
 _ONCE_LATE = (
     "that the work of a node with several clients, or of records, failed or was late, once a "
-    "Flower run: it sends nothing from then on, be it for one of them or for a slow machine"
+    "Flower run: it sends nothing from then on, be it for one of them, for a slow machine or for a "
+    "restart of the node"
 )
 _MOST_EVERYBODY = 64  # clients up to which each one is everybody's neighbour
 

@@ -58,6 +58,8 @@ def record_statement(
         "the choice of hyper-parameters, if it was made on the clients' data",
         "rounding of the clipped sums in floating-point numbers",
         "timing, network traffic, and who took part in which round",
+        "that a client's training failed as a whole or its process ended, once a Flower run: a "
+        "real node contributes nothing from then on, be it for one record or for a restart",
         "a client's own software, if it is not the one that was agreed on",
         ANOTHER_APP,
     ]

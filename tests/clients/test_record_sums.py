@@ -131,21 +131,24 @@ def test_records_beyond_the_public_bound_take_no_part() -> None:
 
 
 @pytest.mark.slow
-def test_a_record_that_is_slower_than_its_loader_waits_is_in_the_sum() -> None:
-    """A loader's timeout would be an error of the whole sum, which one record decides on."""
+@pytest.mark.parametrize(("timeout", "summed"), [(0, 3), (0.5, 2)])
+def test_a_record_that_is_slower_than_its_loader_waits_is_not_in_the_sum(
+    timeout: float, summed: int
+) -> None:
+    """A `DataLoader` would give up the whole sum, so that one record decided about all others."""
 
     class Slow(OneByOne):
         def __getitem__(self, row: int) -> Record:
             time.sleep(1.5 * (row == 0))
             return super().__getitem__(row)
 
+    loader = DataLoader(Slow(usual(3)), num_workers=1, timeout=timeout)
     found = NodeRecords(
-        model_fn=lambda context, config: model_of(),
-        loader_fn=lambda context, config: DataLoader(Slow(usual(3)), num_workers=1, timeout=0.5),
+        model_fn=lambda context, config: model_of(), loader_fn=lambda context, config: loader
     )
     context = Context(1, 1, {}, RecordDict(), {})
     _, metrics = sum_of_records(ALL, exchanged_arrays(model_of()), {}, context, found)
-    assert metrics[SCALARS_METRIC] == 3 * BUNDLE.scalar_steps([1.0])
+    assert metrics[SCALARS_METRIC] == summed * BUNDLE.scalar_steps([1.0])
 
 
 def test_memory_for_a_few_records_gives_the_same_sum() -> None:

@@ -1,0 +1,186 @@
+"""Worker processes that read records for DP-SGD: a record that ends its worker counts as none.
+
+A `DataLoader` gives up with the first worker that dies, whichever record it was reading, so that
+one record would decide about all others. Here the records of that batch are read again one by one.
+A record that ends its worker once more, or keeps it longer than the loader's `timeout`, has no
+batch, and a new worker reads the next one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader
+
+from .record_batches import Batch, RecordBatches, joined_alike
+
+logger = logging.getLogger("flwr.fl_dp.client")
+
+_ORPHAN = 5.0  # seconds between two looks at whether the parent is still alive
+_SEEDS = 2**32
+
+
+def batches_of_workers(
+    records: RecordBatches, samples: Iterable[list[int]], loader: DataLoader[Any]
+) -> Iterator[list[Batch]]:
+    """Yield the batches of each sample in turn; each worker reads one sample ahead.
+
+    Privacy: whether a record is in a batch depends on that record alone, as far as the data set
+    keeps no state between records and the machine's load makes no record late.
+
+    Args:
+        records: Makes the batches.
+        samples: Numbers of records.
+        loader: Says how many workers there are and how they start. Its `timeout`, if it has one,
+            is for a sample and then for each of its records; longer ones count as none.
+
+    Raises:
+        RuntimeError: If a worker ends before it has read anything.
+    """
+    seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
+    readers = [_Reader(records, loader, number, seed) for number in range(loader.num_workers)]
+    reading: deque[tuple[_Reader, list[int]]] = deque()
+    try:
+        for rows in samples:
+            done = None
+            if len(reading) < len(readers):
+                reader = readers[len(reading)]
+            else:
+                reader, earlier = reading.popleft()
+                done = reader.finish(earlier)
+            reader.begin(rows)
+            reading.append((reader, rows))
+            if done is not None:
+                yield done
+        for reader, rows in reading:
+            yield reader.finish(rows)
+    finally:
+        for reader in readers:
+            reader.end()
+
+
+class _Reader:
+    """One worker at a time: where it has ended, the next rows get a new one."""
+
+    def __init__(
+        self, records: RecordBatches, loader: DataLoader[Any], number: int, seed: int
+    ) -> None:
+        self._records, self._loader, self._number = records, loader, number
+        self._seed = seed + number
+        self._process: BaseProcess | None = None
+        self._connection: Connection | None = None
+        self._started = False  # it has said so
+
+    def begin(self, rows: list[int]) -> None:
+        """Let a worker read."""
+        if self._process is None:
+            self._start()
+        assert self._connection is not None  # it was made with the process
+        try:
+            self._connection.send(rows)
+        except OSError:
+            logger.debug("worker %d has ended: `finish` will see it", self._number)
+
+    def finish(self, rows: list[int]) -> list[Batch]:
+        """Return the batches of what was begun, without the records that end a worker."""
+        batches = self._received()
+        if batches is not None:
+            return batches
+        logger.warning("a worker ended or was too slow: its records are read one by one")
+        alone: list[Batch] = []
+        for row in rows:
+            self.begin([row])
+            batch = self._received()
+            if batch is None:
+                logger.error("a record ended its worker or was too slow, and counts as none")
+            else:
+                alone += batch
+        return joined_alike(alone)
+
+    def end(self) -> None:
+        """End the worker, whatever it is doing."""
+        if self._process is None or self._connection is None:
+            return
+        self._connection.close()
+        self._process.kill()
+        self._process.join()
+        self._process = None
+        self._started = False
+
+    def _start(self) -> None:
+        """Start a worker, with seeds that no earlier one had."""
+        context: Any = self._loader.multiprocessing_context or torch.multiprocessing
+        self._connection, theirs = context.Pipe()
+        worker = (self._number, self._seed % _SEEDS, self._loader.worker_init_fn, os.getpid())
+        self._process = context.Process(
+            target=_read, args=(self._records, theirs, *worker), daemon=True
+        )
+        self._seed += self._loader.num_workers
+        try:
+            self._process.start()
+        finally:
+            theirs.close()  # so that the worker's end is the end of the connection
+
+    def _received(self) -> list[Batch] | None:
+        """Return what the worker has read; None if it has ended, or was too slow."""
+        connection, limit = self._connection, self._loader.timeout or None
+        assert connection is not None  # something was begun
+        if not self._started:
+            try:
+                connection.recv()  # however long that takes, no record is read before
+            except (EOFError, OSError):
+                self.end()
+                raise RuntimeError(
+                    "a worker of the loader ended before it could read: see its worker_init_fn"
+                ) from None
+            self._started = True
+        try:
+            # Ended after twice the time. What decides about a record is the time that its worker
+            # took, whenever somebody looks for the answer.
+            if not connection.poll(None if limit is None else 2.0 * limit):
+                self.end()
+                return None
+            took, batches = connection.recv()
+        except Exception:  # the connection's end, or half an answer
+            self.end()
+            return None
+        return None if limit is not None and took > limit else batches
+
+
+def _read(
+    records: RecordBatches,
+    connection: Connection,
+    number: int,
+    seed: int,
+    init: Callable[[int], None] | None,
+    parent: int,
+) -> None:
+    """Be a worker: read what is asked for until the parent ends it, or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal: the parent ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # Flower's would report the end of its process
+    torch.set_num_threads(1)
+    random.seed(seed)
+    np.random.seed(seed)
+    torch.manual_seed(seed)
+    if init is not None:
+        init(number)
+    connection.send(None)
+    while True:
+        while not connection.poll(_ORPHAN):
+            if os.getppid() != parent:
+                return
+        rows = connection.recv()
+        began = time.monotonic()
+        batches = records.__getitems__(rows)
+        connection.send((time.monotonic() - began, batches))

@@ -1,0 +1,216 @@
+"""Neighbours whose one record can't be read: what they send differs by one gradient a step."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from flwr.app import Context, RecordDict
+from torch import Tensor, nn
+from torch.optim import SGD
+from torch.utils.data import DataLoader, Dataset
+
+from fl_dp import PrivacyBudget
+from fl_dp.clients import DPSGD, OpacusClient
+from fl_dp.ledger import Account, NodeLedger
+from fl_dp.plan import RecordPlan
+
+pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+
+RECORDS, STEPS, BAD = 20, 2, 7
+NOISE = 0.01
+PLAN = RecordPlan(
+    budget=PrivacyBudget(epsilon=1e6, delta=1e-5),
+    noise_multiplier=NOISE,
+    sampling_rate=1.0,  # no coin: the two worlds differ by the record alone
+    steps=STEPS,
+    participations=3,
+    clipping_norm=1.0,
+)
+HOW = DPSGD(
+    optimizer=lambda parameters: SGD(parameters, lr=1.0),
+    criterion=nn.L1Loss(),  # its gradient is the same at every model here
+    expected_batch_size=1.0,
+)
+
+
+def nothing() -> None:
+    """Be a record like all others."""
+
+
+def raises() -> None:
+    raise OSError("one record can't be read")
+
+
+def exits() -> None:
+    os._exit(1)
+
+
+def leaves() -> None:
+    raise SystemExit(1)
+
+
+def hangs() -> None:
+    time.sleep(600.0)
+
+
+class Records(Dataset[tuple[Tensor, Tensor]]):
+    """Records that each move a step by the clipping norm; one does something else before."""
+
+    def __init__(self, bad: Callable[[], None]) -> None:
+        self.bad = bad
+
+    def __len__(self) -> int:
+        return RECORDS
+
+    def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+        if row == BAD:
+            self.bad()
+        return torch.ones(1), torch.full((1,), 1e6)
+
+
+def sent_of(ledger: Path, bad: Callable[[], None], **loader: Any) -> float:
+    """Return what one participation adds to the model's only number."""
+    model = nn.Linear(1, 1, bias=False)
+    client = OpacusClient(
+        model,
+        DataLoader(Records(bad), **loader),
+        plan=PLAN,
+        ledger=ledger,
+        account=Account(unit="record", source="ward"),
+        dp_sgd=HOW,
+    )
+    [sent], _, _ = client.fit([np.zeros((1, 1), np.float32)], {"server-round": 1})
+    return float(sent[0, 0])
+
+
+@pytest.mark.parametrize(
+    ("bad", "loader"),
+    [
+        (raises, {}),
+        (raises, {"num_workers": 2}),
+        (exits, {"num_workers": 1}),
+        (exits, {"num_workers": 2, "timeout": 60}),
+        (leaves, {"num_workers": 1}),
+        (hangs, {"num_workers": 2, "timeout": 0.5}),
+    ],
+)
+@pytest.mark.parametrize("at_once", [None, 3])
+def test_a_record_that_can_not_be_read_moves_what_is_sent_by_its_own_gradient_alone(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    bad: Callable[[], None],
+    loader: dict[str, Any],
+    at_once: int | None,
+) -> None:
+    """By 1 a step, where all others move it by 19; the noise is beyond 6 deviations once in 1e9."""
+    how = replace(HOW, physical_batch_size=at_once)
+    monkeypatch.setitem(globals(), "HOW", how)
+    slack = 6.0 * NOISE * np.sqrt(2 * STEPS)
+    usual = sent_of(tmp_path / "usual.db", nothing, **loader)
+    assert usual == pytest.approx(STEPS * RECORDS, abs=slack)
+    sent = sent_of(tmp_path / "bad.db", bad, **loader)
+    assert usual - sent == pytest.approx(STEPS, abs=slack)
+
+
+def test_every_record_may_end_its_worker(tmp_path: Path) -> None:
+    class Fatal(Records):
+        def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+            os._exit(1)
+
+    # Nothing is left but the noise, as of records that each raise.
+    model = nn.Linear(1, 1, bias=False)
+    client = OpacusClient(
+        model,
+        DataLoader(Fatal(nothing), num_workers=2),
+        plan=replace(PLAN, steps=1),
+        ledger=tmp_path / "ledger.db",
+        account=Account(unit="record", source="ward"),
+        dp_sgd=HOW,
+    )
+    [sent], _, _ = client.fit([np.zeros((1, 1), np.float32)], {})
+    assert 0.0 < abs(float(sent[0, 0])) < 6.0 * NOISE
+
+
+def test_workers_that_can_not_start_are_no_record_s_fault(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    assert abs(sent_of(tmp_path / "l.db", nothing, num_workers=1, worker_init_fn=exit)) < 1.0
+    assert "worker_init_fn" in caplog.text
+
+
+def test_workers_of_a_loader_have_seeds_of_their_own(tmp_path: Path) -> None:
+    class Random(Records):
+        def __getitem__(self, row: int) -> tuple[Tensor, Tensor]:
+            (tmp_path / str(row)).write_text(f"{torch.rand(())} {np.random.random()}")
+            return super().__getitem__(row)
+
+    client = OpacusClient(
+        nn.Linear(1, 1, bias=False),
+        DataLoader(Random(nothing), num_workers=2),
+        plan=replace(PLAN, steps=1),
+        ledger=tmp_path / "ledger.db",
+        account=Account(unit="record", source="ward"),
+        dp_sgd=replace(HOW, physical_batch_size=5),
+    )
+    client.fit([np.zeros((1, 1), np.float32)], {})
+    drawn = {(tmp_path / str(row)).read_text() for row in range(RECORDS)}
+    assert len(drawn) == RECORDS
+
+
+# What can't be isolated shows once a run.
+
+
+def on_node(folder: Path, run: int, bad: Callable[[], None]) -> float:
+    """Take part in a run of a real node's, and return what was sent."""
+    node = {"ledger-path": str(folder / "ledger.db"), "unit-name": "ward"}
+    client = OpacusClient.on_node(
+        Context(run, 1, node, RecordDict(), {}),
+        nn.Linear(1, 1, bias=False),
+        DataLoader(Records(bad)),
+        plan=PLAN,
+        dp_sgd=HOW,
+    )
+    [sent], _, _ = client.fit([np.zeros((1, 1), np.float32)], {"server-round": 1})
+    return float(sent[0, 0])
+
+
+def charges(folder: Path) -> int:
+    with NodeLedger.read(folder / "ledger.db") as ledger:
+        return ledger.spendings[0].charges
+
+
+def test_a_record_that_ends_the_process_shows_once_a_run(tmp_path: Path) -> None:
+    process = multiprocessing.get_context("fork").Process(target=on_node, args=(tmp_path, 7, exits))
+    process.start()
+    process.join()
+    assert process.exitcode == 1
+    assert charges(tmp_path) == 1
+    # Whatever would have been read: nothing is, and nothing is charged.
+    for bad in (exits, nothing):
+        assert on_node(tmp_path, 7, bad) == 0.0
+    assert charges(tmp_path) == 1
+    assert on_node(tmp_path, 8, nothing) > STEPS * (RECORDS - 1)
+    assert on_node(tmp_path, 8, nothing) > STEPS * (RECORDS - 1)
+
+
+def test_an_owner_who_knows_the_cause_may_take_the_mark_away(tmp_path: Path) -> None:
+    def breaks() -> None:
+        raise KeyboardInterrupt  # as an owner does who stops the node
+
+    with pytest.raises(KeyboardInterrupt):
+        on_node(tmp_path, 7, breaks)
+    assert on_node(tmp_path, 7, nothing) == 0.0
+    [mark] = tmp_path.glob("ledger.db.unfinished-run-7-*")
+    assert "Remove this file" in mark.read_text()
+    mark.unlink()
+    assert on_node(tmp_path, 7, nothing) > STEPS * (RECORDS - 1)
+    assert not list(tmp_path.glob("*.unfinished-*"))
