@@ -37,8 +37,8 @@ from side_by_side import Case, compare
 
 from fl_dp.mechanisms import Segment
 from fl_dp.secagg import MaskedMessage, Opened, OpenSum, Participation, SumTerms
-from fl_dp.secagg.frames import prf
 from fl_dp.secagg.member import open_bundles
+from fl_dp.secagg.texts import prf
 
 _BITS, _MOD, _TARGET = 16, 1 << 32, 1 << 22  # ours; Flower's defaults
 

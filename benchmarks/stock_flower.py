@@ -63,8 +63,8 @@ from flwr.supercore.task_identity import TaskIdentity
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import PoissonSampling, calibrate_client_scheme, gaussian_epsilon
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, SecureRandom
-from fl_dp.secagg.frames import prf
 from fl_dp.secagg.keys import RunKey
+from fl_dp.secagg.texts import prf
 from fl_dp.strategies import DPFedAvg
 
 Arrays = dict[str, np.ndarray]

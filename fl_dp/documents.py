@@ -1,11 +1,12 @@
-"""Documents that anybody may have written: whatever they make Python raise becomes one error."""
+"""Documents and values that anybody may have written: what they make Python raise is one error."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 # A missing field, a field of another type, a number that is too large, nesting without an end.
 MALFORMED = (
@@ -19,6 +20,18 @@ MALFORMED = (
 
 MOST_DEEP = 20
 """Levels of nesting that a document of ours never reaches."""
+
+
+def real_number(value: object) -> float:
+    """Return a number as a float, infinities included; NaN for anything else."""
+    import numpy as np  # the only function here that needs it
+
+    if isinstance(value, np.ndarray | np.generic):
+        value = value.item() if value.size == 1 else None
+    try:
+        return float(value) if isinstance(value, int | float | np.floating) else math.nan
+    except OverflowError:  # an int of hundreds of digits
+        return math.nan
 
 
 @contextmanager
@@ -77,3 +90,24 @@ def plain_yaml(text: bytes, what: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError):
         wrong = "is no YAML"
     raise ValueError(f"{what} {wrong}")
+
+
+_Known = TypeVar("_Known")
+
+
+def known_kind(kinds: Mapping[str, _Known], kind: str, *, of: str) -> _Known:
+    """Return what a kind stands for.
+
+    Args:
+        kinds: Everything that this version knows, by its name.
+        kind: As written down.
+        of: Names the family for the error, for instance `noise`.
+
+    Raises:
+        ValueError: If the kind is unknown: what it is written for can't be read by this version.
+    """
+    if kind not in kinds:
+        raise ValueError(
+            f"{of} of kind '{kind}' is unknown to this version, which knows {', '.join(kinds)}"
+        )
+    return kinds[kind]

@@ -13,8 +13,7 @@ if TYPE_CHECKING:
         squared_norm,
     )
     from .bounds import EpsilonBounds, epsilon, pld_epsilon, tight_epsilon
-    from .budget import PrivacyBudget, PrivacyBudgetExhausted, default_delta
-    from .budget_split import naive_split
+    from .budget import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted, default_delta
     from .calibration import (
         affordable_rounds,
         calibrate_noise,
@@ -52,10 +51,10 @@ if TYPE_CHECKING:
         exposures_noise_multiplier,
         gaussian_epsilon,
         gaussian_noise_multiplier,
+        naive_split,
         udp_sigma,
     )
     from .incompatible import IncompatibleOptions
-    from .relations import NeighboringRelation
     from .sampling import (
         BufferedSampling,
         CyclicSampling,

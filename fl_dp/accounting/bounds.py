@@ -25,6 +25,7 @@ from scipy.optimize import minimize_scalar
 
 from fl_dp.mechanisms.checks import require_probability
 
+from .budget import NeighboringRelation
 from .events import (
     ExponentialEvent,
     FixedSizeGaussianEvent,
@@ -40,7 +41,6 @@ from .events import (
 )
 from .gaussian import gaussian_epsilon, mu_squared
 from .loss_distributions import SEARCH_INTERVAL, distribution_epsilon, reporting_interval
-from .relations import NeighboringRelation
 from .renyi import epsilon_at_order, renyi_epsilon
 
 VAST_EPSILON = 100.0

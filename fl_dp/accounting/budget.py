@@ -1,9 +1,33 @@
-"""The ceiling that a federation agrees on before training."""
+"""The promise that a federation agrees on before training: a ceiling, and for which neighbours."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from enum import StrEnum
+
+
+class NeighboringRelation(StrEnum):
+    """The difference between two neighbouring populations: always one privacy unit.
+
+    With sums, a constant denominator and Poisson sampling the first two have the same sensitivity
+    and the same epsilon. The third moves a sum by up to twice the clipping norm.
+    """
+
+    ADD_OR_REMOVE_ONE = "add-or-remove-one"
+    """A unit is in the population or it is not."""
+
+    ZERO_OUT = "zero-out"
+    """A unit of a public roster contributes, or contributes zero throughout."""
+
+    REPLACE_ONE = "replace-one"
+    """A unit's data is replaced by any other data."""
+
+    @property
+    def distance(self) -> int:
+        """The number of clipping norms that two neighbours' sums can be apart."""
+        return 2 if self is NeighboringRelation.REPLACE_ONE else 1
+
 
 DECLARED_SHARE = 0.9
 """Share of delta for releases that all have the parameters of the first one: a node's ledger

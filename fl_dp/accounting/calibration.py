@@ -15,10 +15,10 @@ from scipy.optimize import brentq
 from fl_dp.mechanisms.checks import require_positive
 
 from .bounds import tight_epsilon
+from .budget import NeighboringRelation
 from .calibration_cache import CachedCalibration
 from .events import FrozenHistory, History, PoissonGaussianEvent, PrivacyEvent, freeze
 from .loss_distributions import SEARCH_INTERVAL
-from .relations import NeighboringRelation
 from .renyi import renyi_epsilon
 from .schedules import NoiseSchedule
 

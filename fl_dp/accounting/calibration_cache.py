@@ -21,8 +21,8 @@ from typing import Self
 
 from fl_dp.files import cache_folder, private_folder, write_text
 
+from .budget import NeighboringRelation
 from .events import FrozenHistory, event_to_dict
-from .relations import NeighboringRelation
 
 SWITCH = "FL_DP_CALIBRATIONS"
 """Environment variable: `off` neither reads nor writes the cache."""

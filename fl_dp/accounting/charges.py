@@ -11,6 +11,7 @@ from fl_dp.mechanisms import (
     client_scheme,
 )
 
+from .budget import NeighboringRelation
 from .events import (
     ExponentialEvent,
     GaussianEvent,
@@ -18,7 +19,6 @@ from .events import (
     PrivacyEvent,
     ZcdpEvent,
 )
-from .relations import NeighboringRelation
 
 
 def event_of(mechanism: ClientScheme | ExponentialMechanism, *, draws: int = 1) -> PrivacyEvent:

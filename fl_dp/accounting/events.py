@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, TypeAlias, get_args
 
-from fl_dp.kinds import known_kind
+from fl_dp.documents import known_kind
 from fl_dp.mechanisms.checks import require_count, require_positive, require_rate
 
 from .random_stopping import RunsLaw

@@ -30,7 +30,7 @@ import numpy as np
 from fl_dp.mechanisms.checks import require_probability
 
 from .bounds import tight_epsilon
-from .budget import PrivacyBudget
+from .budget import NeighboringRelation, PrivacyBudget
 from .calibration import affordable_rounds
 from .events import (
     FixedSizeGaussianEvent,
@@ -43,7 +43,6 @@ from .events import (
     freeze,
 )
 from .gaussian import gaussian_noise_multiplier, mu_squared
-from .relations import NeighboringRelation
 from .renyi import ORDERS, divergence_at_order, renyi_divergences
 
 _ZERO_OUT = NeighboringRelation.ZERO_OUT

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from scipy.special import ndtr
 
 from .bounded_range import additive_gumbel_delta, bounded_range_delta
+from .budget import NeighboringRelation
 from .convolutions import composed_pair, composed_with_itself, epsilon_at
 from .events import (
     ExponentialEvent,
@@ -35,7 +36,6 @@ from .events import (
     ZcdpEvent,
 )
 from .gaussian import fixed_size_distance, loss_of_mixture
-from .relations import NeighboringRelation
 
 REPORTING_INTERVAL = 1e-4
 """Discretisation of the privacy loss for numbers that are reported or gated on."""

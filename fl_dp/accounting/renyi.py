@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaln
 
 from .bounded_range import bounded_range_renyi
+from .budget import NeighboringRelation
 from .events import (
     ExponentialEvent,
     FixedSizeGaussianEvent,
@@ -33,7 +34,6 @@ from .events import (
     ZcdpEvent,
 )
 from .gaussian import log1m, loss_of_mixture, mu_squared
-from .relations import NeighboringRelation
 
 ORDERS: tuple[float, ...] = tuple(float(order) for order in DEFAULT_RDP_ORDERS)
 """The orders of the vectors, all above 1."""

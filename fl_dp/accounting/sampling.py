@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
-from fl_dp.kinds import known_kind
+from fl_dp.documents import known_kind
 from fl_dp.mechanisms.checks import require_count, require_rate
 
+from .budget import NeighboringRelation
 from .events import (
     Checked,
     FixedSizeGaussianEvent,
@@ -24,7 +25,6 @@ from .events import (
     TruncatedPoissonGaussianEvent,
 )
 from .incompatible import IncompatibleOptions
-from .relations import NeighboringRelation
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,10 +20,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
+from .budget import NeighboringRelation
 from .events import FixedSizeGaussianEvent, GaussianEvent, History, freeze
 from .gaussian import mu_squared
 from .loss_distributions import losses_of_removal, reporting_interval
-from .relations import NeighboringRelation
 
 TradeOff: TypeAlias = Callable[[ArrayLike], NDArray[np.float64]]
 """From false-positive rates in [0, 1] to the largest true-positive rates."""

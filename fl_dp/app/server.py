@@ -14,11 +14,11 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import Result
 
 from fl_dp.app.tracking import TrackedRun, Tracker, require_installed
-from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
 from fl_dp.files import private_folder
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
+from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_roster

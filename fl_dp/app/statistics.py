@@ -20,11 +20,11 @@ from fl_dp.accounting import (
     PrivacyBudget,
     PrivacyEvent,
 )
-from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY
 from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan
+from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 from fl_dp.statement import privacy_statement
 from fl_dp.statistics import (
     Answer,

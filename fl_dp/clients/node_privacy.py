@@ -26,6 +26,7 @@ from fl_dp import files
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.files import private_folder
 from fl_dp.protocol.instruction import NoiseInstruction, SumInstruction
+from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 
 from .node_config import LEDGER_PATH_KEY, NodeConfig
 from .running_app import running_app
@@ -35,9 +36,6 @@ if TYPE_CHECKING:
     from fl_dp.plan import RecordPlan
 
 logger = logging.getLogger("flwr.fl_dp.client")
-
-SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
-"""Config key of a message: the folder of ledgers in a simulation; real nodes do not look at it."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -15,6 +15,7 @@ from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from flwr.clientapp.typing import ClientAppCallable
 
+from fl_dp.documents import real_number
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.protocol.keys import (
     CONTRIBUTION_METRIC,
@@ -26,7 +27,6 @@ from fl_dp.protocol.keys import (
 )
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Evaluation, query_from_json
-from fl_dp.statistics.values import real_number
 
 from .records import Config, config_of, only_record
 from .trained_unit import RECORDS_UTILITY

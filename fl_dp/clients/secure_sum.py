@@ -33,7 +33,6 @@ from fl_dp.accounting import (
 )
 from fl_dp.mechanisms import ExactShare, NoiseShare, SecureRandom
 from fl_dp.protocol.instruction import SumInstruction
-from fl_dp.protocol.reply_time import require_time, work_ends
 from fl_dp.protocol.secure_sum import (
     content_digest,
     masked_to_content,
@@ -42,6 +41,7 @@ from fl_dp.protocol.secure_sum import (
     without_terms,
 )
 from fl_dp.secagg import Refused, SecureNode, SumTerms
+from fl_dp.secagg.terms import require_time, work_ends
 
 from .cut_off import Apart
 from .node_config import NodeConfig

@@ -12,9 +12,9 @@ from flwr.app import Array, ArrayRecord
 from flwr.client import Client, NumPyClient
 from numpy.typing import NDArray
 
+from fl_dp.documents import real_number
 from fl_dp.mechanisms import GaussianBundle
 from fl_dp.mechanisms.checks import require_positive
-from fl_dp.statistics.values import real_number
 from fl_dp.updates import VectorLayout
 
 from .records import Config

@@ -17,9 +17,16 @@ from typing import Any, Self
 
 from fl_dp.accounting.events import history_to_list
 from fl_dp.secagg import Identity
-from fl_dp.secagg.frames import digest, frame
 from fl_dp.secagg.keys import KEY_BYTES, SIGNATURE_BYTES, is_signed
-from fl_dp.secagg.texts import canonical, fields_of, hex_bytes, object_of, require_integers
+from fl_dp.secagg.texts import (
+    canonical,
+    digest,
+    fields_of,
+    frame,
+    hex_bytes,
+    object_of,
+    require_integers,
+)
 
 from .anchors import LedgerAnchor
 from .node import NodeLedger

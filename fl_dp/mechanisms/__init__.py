@@ -14,7 +14,14 @@ from .banded_stream import (
     require_coefficients,
 )
 from .bundle import GaussianBundle, ScalarMetric
-from .clipping import Norm, clip_by_norm, joint_clipping_norm, l1_norm, l2_norm
+from .clipping import (
+    Norm,
+    capped_denominator_sensitivity,
+    clip_by_norm,
+    joint_clipping_norm,
+    l1_norm,
+    l2_norm,
+)
 from .clipping_rules import (
     DEFAULT_CLIPPING,
     Clipping,
@@ -25,15 +32,12 @@ from .clipping_rules import (
     require_clipping,
 )
 from .discrete_gaussian import DiscreteGaussian
-from .discrete_laplace import DiscreteLaplace
-from .estimators import capped_denominator_sensitivity
-from .exact_share import ExactShare
 from .exponential import ExponentialMechanism
 from .gaussian import GaussianMechanism
 from .grid import least_noise_multiplier
 from .grid_exponential import GridExponentialMechanism
-from .laplace import LaplaceMechanism
-from .noise_share import LEAST_NOISE_SCALE, NoiseShare, Segment
+from .laplace import DiscreteLaplace, LaplaceMechanism
+from .noise_share import LEAST_NOISE_SCALE, ExactShare, NoiseShare, Segment
 from .noise_stream import NoiseStream, WhiteStream
 from .randomness import SecureRandom
 from .schemes import ClientScheme, client_scheme

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar, TypeAlias, get_args
 
-from fl_dp.kinds import known_kind
+from fl_dp.documents import known_kind
 
 from .adaptive_clipping import AdaptiveClipping
 from .checks import require_positive

@@ -42,11 +42,12 @@ class ClientScheme(Protocol):
         ...
 
 
-_SCHEMES = {
+SCHEMES = {
     "gaussian": GaussianMechanism,
     "laplace": LaplaceMechanism,
     "exponential": GridExponentialMechanism,
 }
+"""Client schemes by their names in `privacy.scheme`; `accounting/charges.py` has their events."""
 
 
 def client_scheme(
@@ -69,15 +70,15 @@ def client_scheme(
         ValueError: If there is no such scheme, a number is not positive and finite, or the scheme
             has no grid of so many points.
     """
-    if name not in _SCHEMES:
-        raise ValueError(f"there is no client scheme {name!r}: write one of {', '.join(_SCHEMES)}")
+    if name not in SCHEMES:
+        raise ValueError(f"there is no client scheme {name!r}: write one of {', '.join(SCHEMES)}")
     if levels is not None:
         if name != "exponential":
             raise ValueError(f"only the exponential scheme has levels, not {name!r}: leave it out")
         return GridExponentialMechanism(
             noise_multiplier=noise_multiplier, clipping_norm=clipping_norm, levels=levels
         )
-    scheme: ClientScheme = _SCHEMES[name](
+    scheme: ClientScheme = SCHEMES[name](
         noise_multiplier=noise_multiplier, clipping_norm=clipping_norm
     )
     return scheme

@@ -27,7 +27,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.checks import require_count, require_positive
-from fl_dp.protocol.reply_time import require_time
+from fl_dp.secagg.terms import require_time
 
 from .hosting import Hosting
 from .noise import ANOTHER_APP, Noise

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from fl_dp.accounting import NoiseSchedule, PlateauSchedule
-from fl_dp.kinds import known_kind
+from fl_dp.documents import known_kind
 
 from .correlation import Banded
 from .distributed_noise import DistributedNoise, SecureSum

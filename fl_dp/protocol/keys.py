@@ -11,6 +11,9 @@ RECORD_PLAN_KEY = "fl-dp-record-plan"
 MODEL_KEY = "fl-dp-model"
 """Config key of the identity query: the model's array forms, as `forms_to_json` writes them."""
 
+SIMULATED_LEDGERS_KEY = "fl-dp-ledgers"
+"""Config key: the folder of nodes' ledgers in a simulation; real nodes do not look at it."""
+
 STATISTIC_QUERY_KEY = "fl-dp-query"
 """Config key: the JSON text of `query_to_dict(query)`."""
 

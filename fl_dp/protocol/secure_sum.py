@@ -20,7 +20,7 @@ import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, RecordDict
 
 from fl_dp.secagg import MaskedMessage, Opened
-from fl_dp.secagg.frames import digest
+from fl_dp.secagg.texts import digest
 from fl_dp.updates import RefusedUpdate
 
 SECURE_SUM_KEY = "fl-dp-secure-sum"

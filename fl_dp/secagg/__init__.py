@@ -8,10 +8,9 @@ from .member import Opened
 from .node import SecureNode
 from .opening import Blame, OpenSum, Question, SecureSumFailed
 from .receipts import Receipt
-from .refused import REFUSAL_CODES, RefusalCode, Refused
 from .roster import Member, Roster
 from .store import Mark, MemoryStore, NodeStore, SQLiteStore
-from .terms import SumTerms
+from .terms import REFUSAL_CODES, RefusalCode, Refused, SumTerms
 
 __all__ = [
     "REFUSAL_CODES",

@@ -11,10 +11,10 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from numpy.typing import NDArray
 
-from .frames import digest, prf
 from .masks import SEED_BYTES, add_mask, pack, packed_bytes, word_dtype
 from .shares import split
 from .terms import SumTerms
+from .texts import digest, prf
 
 COMMITMENT_BYTES = 16
 NONCE_BYTES = 12

@@ -14,10 +14,18 @@ from typing import Any, Self
 
 from fl_dp.documents import parsed_object
 
-from .frames import digest, frame
 from .keys import KEY_BYTES, SIGNATURE_BYTES, Identity, RunKey, is_signed
 from .roster import Roster
-from .texts import canonical, fields_of, hex_bytes, object_of, require_integers, require_name
+from .texts import (
+    canonical,
+    digest,
+    fields_of,
+    frame,
+    hex_bytes,
+    object_of,
+    require_integers,
+    require_name,
+)
 
 ALL_MEMBERS = 20  # up to so many nodes nobody has to choose who holds shares
 MOST_RUNS = 2**64 - 1  # Flower's run ids

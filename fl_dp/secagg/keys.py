@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives.serialization import (
 
 from fl_dp.files import write_text
 
-from .frames import frame, prf
+from .texts import frame, prf
 
 KEY_BYTES = 32  # of every public key
 SIGNATURE_BYTES = 64

@@ -15,7 +15,7 @@ import numpy as np
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
-from .frames import prf
+from .texts import prf
 
 MOST_BITS = 32
 SEED_BYTES = 32

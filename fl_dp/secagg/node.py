@@ -23,15 +23,13 @@ from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
 from .client import Participation
 from .directory import MOST_EPOCHS, MOST_RUNS, Directory, Entry
 from .evidence import Evidence
-from .frames import digest
 from .keys import Identity, RunKey, is_signed
 from .member import Opened, open_bundles
 from .receipts import MerkleTree, Receipt, view_text
-from .refused import Refused
 from .roster import Roster
 from .store import Mark, NodeStore, stale
-from .terms import SumTerms
-from .texts import canonical, require_integers, require_name
+from .terms import Refused, SumTerms
+from .texts import canonical, digest, require_integers, require_name
 
 KEPT_DAYS = 30.0  # a run's keys, unless the run says that it is done
 _LABEL_BYTES = 32

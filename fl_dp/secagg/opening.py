@@ -26,9 +26,8 @@ from .keys import is_signed
 from .masks import SEED_BYTES, add_masks, unpack, word_dtype
 from .member import Opened, lost_neighbours
 from .receipts import MerkleTree, Receipt, view_text
-from .refused import Refused
 from .shares import combine, interpolate
-from .terms import SumTerms
+from .terms import Refused, SumTerms
 
 _MOST_SUBSETS = 1000  # of shares that are tried where members lie; a try is a fraction of a ms
 _CERTAIN = 14.0  # tries, over their chance, after which one has succeeded but for 1e-6

@@ -11,9 +11,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Self
 
-from .frames import digest, frame
 from .keys import KEY_BYTES, SIGNATURE_BYTES
-from .texts import canonical, hex_bytes, object_of, require_ascending, require_integers
+from .texts import (
+    canonical,
+    digest,
+    frame,
+    hex_bytes,
+    object_of,
+    require_ascending,
+    require_integers,
+)
 
 _MOST_PLACES = 2**32 - 1
 _MOST_NUMBERS = 2**63 - 1

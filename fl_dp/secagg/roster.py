@@ -9,9 +9,8 @@ from typing import Any, Self
 
 from fl_dp.files import read_json_object
 
-from .frames import digest
 from .keys import KEY_BYTES
-from .texts import fields_of, hex_bytes, require_name
+from .texts import digest, fields_of, hex_bytes, require_name
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, Protocol
 
 from fl_dp.files import private_file
 
-from .frames import digest
-from .refused import Refused
+from .terms import Refused
+from .texts import digest
 
 _SECONDS_A_DAY = 86_400.0
 _APPLICATION = 0x666C6470  # "fldp", in the header of the file

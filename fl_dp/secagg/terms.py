@@ -2,7 +2,7 @@
 
 Their hash T goes into every mask and key: a client that was told anything else hides its values
 from everybody. Rules R1 and R2 are integers of `SharedNoise`; R3, that nobody stands alone in the
-ring, is here.
+ring, is here. A node that is asked against them answers with `Refused`.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 from collections.abc import Set
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 
@@ -20,12 +20,12 @@ from fl_dp.mechanisms import LEAST_NOISE_SCALE, Segment
 from fl_dp.mechanisms.checks import require_positive, require_rate
 
 from .directory import MOST_RUNS
-from .frames import digest
 from .keys import KEY_BYTES
 from .masks import MOST_BITS
 from .shares import MOST_SHARES
 from .texts import (
     canonical,
+    digest,
     float_of,
     hex_bytes,
     object_of,
@@ -33,6 +33,33 @@ from .texts import (
     require_integers,
     require_name,
 )
+
+RefusalCode = Literal[
+    "stale", "terms", "directory", "policy", "view", "thin", "quorum", "budget", "late"
+]
+"""Why a node refuses: all that the server is told."""
+
+REFUSAL_CODES: tuple[str, ...] = get_args(RefusalCode)
+
+
+class Refused(Exception):
+    """A request that a node does not answer.
+
+    Attributes:
+        code: Why, in one word that may travel. The text is for the node's owner; neither depends on
+            data.
+    """
+
+    def __init__(self, code: RefusalCode, text: str) -> None:
+        """Say why.
+
+        Args:
+            code: See `RefusalCode`.
+            text: What was wrong, and what would be right.
+        """
+        super().__init__(text)
+        self.code: RefusalCode = code
+
 
 MOST_NUMBERS = 2**63 - 1  # a database's integers
 _MOST_PLACES = 2**32 - 1
@@ -263,3 +290,32 @@ def _segment_from_list(parts: Any) -> Segment:
     require_name(name=name)
     require_integers(0, _LARGEST_SIZE, size=size)
     return Segment(name, size, *(float_of(each, "a segment's number") for each in numbers))
+
+
+_RESERVED = 0.25  # of the time
+_LEAST_RESERVE = 1.0  # seconds
+# Some four times what they take on a slow processor.
+_RESERVE_A_MILLION = 0.5
+
+
+def work_ends(reply_after: float) -> float:
+    """Return the seconds after which a node's work must be done, or the node sends nothing."""
+    return (1.0 - _RESERVED) * reply_after
+
+
+def require_time(reply_after: float, size: int) -> None:
+    """Check that noise and masks are done by then, whatever a node did before.
+
+    Args:
+        reply_after: Seconds.
+        size: Coordinates of the sum.
+
+    Raises:
+        ValueError: If not.
+    """
+    least = (_LEAST_RESERVE + _RESERVE_A_MILLION * size * 1e-6) / _RESERVED
+    if reply_after < least:
+        raise ValueError(
+            f"reply_after of {reply_after:g} s is too little for noise and masks of {size} "
+            f"coordinates, which would show whose coins came up: at least {least:.3g} s"
+        )

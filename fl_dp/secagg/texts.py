@@ -1,13 +1,47 @@
-"""Texts that cross the wire: canonical JSON, read strictly, since anybody may have written it."""
+"""Canonical bytes and texts: frames to hash, sign or key by, and JSON that crosses the wire.
+
+No two inputs give the same frame. JSON is read strictly, since anybody may have written it.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import math
 import re
 from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
+
+_VERSION = b"fl-dp secagg 1"
+
+
+def frame(label: str, *parts: bytes | int) -> bytes:
+    """Return the bytes of some parts under a label: each with its length, so that none runs over.
+
+    Args:
+        label: What they are for: the same parts under another label are other bytes.
+        *parts: Bytes, or integers in [0, 2^64), which become 8 bytes, big-endian.
+
+    Raises:
+        OverflowError: If an integer is out of range.
+    """
+    raw = (each.to_bytes(8, "big") if isinstance(each, int) else each for each in parts)
+    return b"".join(
+        len(each).to_bytes(4, "big") + each for each in (_VERSION, label.encode(), *raw)
+    )
+
+
+def digest(label: str, *parts: bytes | int) -> bytes:
+    """Return SHA-256 of a frame: 32 bytes."""
+    return hashlib.sha256(frame(label, *parts)).digest()
+
+
+def prf(key: bytes, label: str, *parts: bytes | int) -> bytes:
+    """Return HMAC-SHA256 of a frame: 32 bytes that nobody without the key can tell from random."""
+    return hmac.digest(key, frame(label, *parts), "sha256")
+
 
 _LONGEST_TEXT = 16_000_000  # a directory of fifty thousand nodes
 _LONGEST_NAME = 200

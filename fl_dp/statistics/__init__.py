@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .charged import charged_release
     from .evaluation import Evaluation
     from .histograms import Frequencies, Histogram
     from .noise_choice import NoiseChoice, NoiseLaw, choose_noise
     from .quantiles import Quantiles
     from .query import Estimate, Query
-    from .release import Answer, release_statistic
+    from .release import Answer, charged_release, release_statistic
     from .sums import Count, Mean, Sum
     from .votes import Vote
     from .wire import query_from_dict, query_from_json, query_to_dict

@@ -16,7 +16,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from .values import real_number
+from fl_dp.documents import real_number
 
 _MOST_RECORDS = 2**53
 

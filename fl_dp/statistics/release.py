@@ -1,4 +1,4 @@
-"""The server's part: bound what came in, sum it, add the noise once, and read the answer off.
+"""The server's part: charge, bound what came in, sum it, add the noise once, read the answer off.
 
 >>> [ledger.reserve_release("ages", event) for event in choice.events]  # on disk first
 >>> answer = release_statistic(choice, contributions, SecureRandom())
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.accounting.events import PrivacyEvent, event_to_dict
+from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 
 from .noise_choice import NoiseChoice, rank_error, vote_error
@@ -162,3 +163,34 @@ def _total(choice: NoiseChoice, contributions: Iterable[object]) -> NDArray[np.f
             )
         total += encode(vector(contribution, dimension))
     return total
+
+
+def charged_release(
+    ledger: PrivacyLedger,
+    what: str,
+    choice: NoiseChoice,
+    contributions: Iterable[object],
+    rng: SecureRandom,
+) -> Answer:
+    """Reserve all events of `choice`, answer the query, and commit.
+
+    A plan that lists the events among its `other_releases` has put budget aside for them.
+
+    Args:
+        ledger: Opened to spend from.
+        what: A name for the entries, for instance `feature means`.
+        choice: The query and its noise.
+        contributions: One vector a client, from `query.contribution`.
+        rng: Where the noise comes from.
+
+    Raises:
+        PrivacyBudgetExhausted: If it would exceed the budget. Nothing was released; of several
+            events, those that were reserved before the one that did not fit stay spent.
+        ValueError: If the noise is insecure and the ledger does not know of it.
+    """
+    ledger.require_known(rng)
+    reserved = [ledger.reserve_release(what, event) for event in choice.events]
+    answer = release_statistic(choice, contributions, rng)
+    for reservation in reserved:
+        ledger.commit(reservation)
+    return answer

@@ -13,16 +13,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 
-def real_number(value: object) -> float:
-    """Return a number as a float, infinities included; NaN for whatever is none."""
-    if isinstance(value, np.ndarray | np.generic):
-        value = value.item() if value.size == 1 else None
-    try:
-        return float(value) if isinstance(value, int | float | np.floating) else math.nan
-    except OverflowError:  # an int of hundreds of digits
-        return math.nan
-
-
 def records(values: object, features: int) -> NDArray[np.float64]:
     """Return the records in `values` that have no NaN, one a row.
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from flwr.app import MetricRecord, RecordDict
 
-from fl_dp.statistics.values import real_number
+from fl_dp.documents import real_number
 
 from ..roster import Unit
 from ..selection import Observation

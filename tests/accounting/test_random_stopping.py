@@ -22,8 +22,8 @@ from fl_dp.accounting import (
     event_from_dict,
     event_to_dict,
 )
+from fl_dp.accounting.budget import NeighboringRelation
 from fl_dp.accounting.random_stopping import RunsLaw
-from fl_dp.accounting.relations import NeighboringRelation
 from fl_dp.accounting.renyi import ORDERS, renyi_divergences
 from fl_dp.mechanisms import SecureRandom
 

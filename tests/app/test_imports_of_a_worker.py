@@ -72,7 +72,7 @@ def test_a_client_without_dp_sgd_loads_neither_opacus_nor_an_accountant(
     asked = {"kind": "train", "instruction": instruction.to_json()}
     loaded = loaded_by(CLIENT, json.dumps(asked))
     assert (ACCOUNTING | OPACUS | COMMAND_LINE) & loaded == set()
-    assert {"torch", "fl_dp.tasks.datasets.digits"} <= loaded  # it did train
+    assert {"torch", "fl_dp.tasks.datasets.shipped"} <= loaded  # it did train
 
 
 def test_the_rehearsal_loads_no_accountant() -> None:

@@ -22,7 +22,7 @@ from fl_dp.clients.clipped_gradients import ClippedGradients, GhostGradients
 from fl_dp.clients.dp_sgd import train_on_noise
 from fl_dp.clients.record_gradients import LossOfEach
 from fl_dp.plan import RecordPlan
-from fl_dp.tasks.datasets.digits import load_digits
+from fl_dp.tasks.datasets.shipped import load_digits
 from fl_dp.tasks.models import build_model, get_arrays, set_arrays
 from fl_dp.tasks.training import DeviceData, UnitData, evaluate, train_locally, train_together
 

@@ -13,8 +13,9 @@ from flwr.app import Context, RecordDict
 
 from fl_dp import PrivacyBudget
 from fl_dp.clients import NodePrivacy
-from fl_dp.clients.node_privacy import SIMULATED_LEDGERS_KEY, in_simulation, simulated_nodes
+from fl_dp.clients.node_privacy import in_simulation, simulated_nodes
 from fl_dp.ledger import Account
+from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 
 ASKED = PrivacyBudget(epsilon=3.0, delta=1e-5)
 RUN = 1

@@ -44,7 +44,7 @@ LATE = 4.0  # seconds, for work that is never done; a tenth of it for marks and 
 @pytest.fixture(autouse=True)
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Noise and masks of three coordinates need no second."""
-    monkeypatch.setattr("fl_dp.protocol.reply_time._LEAST_RESERVE", 0.05)
+    monkeypatch.setattr("fl_dp.secagg.terms._LEAST_RESERVE", 0.05)
 
 
 def holds_the_lock() -> Any:

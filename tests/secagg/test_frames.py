@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fl_dp.secagg.frames import digest, frame, prf
+from fl_dp.secagg.texts import digest, frame, prf
 
 _LABELS = st.sampled_from(["", "a", "ab"])
 _PARTS = st.lists(st.binary(max_size=2), max_size=3)

@@ -31,11 +31,11 @@ from fl_dp.secagg import (
     SumTerms,
 )
 from fl_dp.secagg.client import sign_of
-from fl_dp.secagg.frames import digest, prf
 from fl_dp.secagg.keys import RunKey
 from fl_dp.secagg.masks import add_mask, unpack
 from fl_dp.secagg.member import lost_neighbours
 from fl_dp.secagg.shares import combine
+from fl_dp.secagg.texts import digest, prf
 
 ZEROS = np.zeros((40, 20), np.int64)
 

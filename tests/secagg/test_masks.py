@@ -15,9 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from laws import ALARM, counts_p, same_law_p
 
-from fl_dp.secagg.frames import prf
 from fl_dp.secagg.keys import RunKey
 from fl_dp.secagg.masks import add_mask, add_masks, pack, packed_bytes, unpack, word_dtype
+from fl_dp.secagg.texts import prf
 
 _SEED = hashlib.sha256(b"a seed").digest()
 

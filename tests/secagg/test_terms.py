@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from fl_dp.mechanisms import Segment
 from fl_dp.secagg import SumTerms
-from fl_dp.secagg.frames import digest
+from fl_dp.secagg.texts import digest
 
 SEGMENTS = (Segment("updates", 5, 100.0, 900.0, 0.5), Segment("count", 1, 2.5, 30.0, 1.0))
 

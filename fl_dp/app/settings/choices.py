@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fl_dp.app.tracking.names import TRACKERS
+from fl_dp.mechanisms.schemes import SCHEMES
 from fl_dp.tasks.datasets import DATASETS, PARTITIONS
 from fl_dp.tasks.models import MODELS, TRAINED_FACTORS
 from fl_dp.updates.compression_options import DOWNLINKS, UPLINKS
@@ -14,7 +15,7 @@ CHOICES = {
     "model.name": MODELS,
     "model.lora_train": TRAINED_FACTORS,
     "privacy.mode": ("central", "distributed", "local", "none"),
-    "privacy.scheme": ("gaussian", "laplace", "exponential"),
+    "privacy.scheme": tuple(SCHEMES),
     "privacy.noise": ("independent", "spaced", "cyclic", "auto"),
     "privacy.unit": ("client", "record"),
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets import sources
 from fl_dp.tasks.datasets.columns import Columns, Number, codes, encode
-from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.dataset import Dataset
 
 _NAMES = (
     "age", "workclass", "fnlwgt", "education", "education-num", "marital-status", "occupation",

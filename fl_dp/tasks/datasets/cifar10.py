@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets import sources
 from fl_dp.tasks.datasets.cache import cached_array
-from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.sources import SOURCES
 
 _TRAIN = tuple(f"data_batch_{number}.png" for number in range(1, 6))

@@ -13,202 +13,34 @@ so that many simulated clients in many processes share the same pages.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
-from numpy.typing import NDArray
 
-from fl_dp.tasks.datasets.data_format import DataFormat
-from fl_dp.tasks.datasets.forms import PUBLIC_FORMS, Form
+from fl_dp.tasks.datasets.dataset import Dataset
+from fl_dp.tasks.datasets.forms import PUBLIC_FORMS, DataFormat
+from fl_dp.tasks.datasets.held_out import with_validation_part
 
-# The module and the function of each own format; a public set has both by its name.
-_OWN_LOADERS = {
-    "csv": ("own_tables", "load_csv"),
-    "parquet": ("own_tables", "load_parquet"),
-    "folder": ("own_images", "load_image_folder"),
-}
-DATASETS = (*PUBLIC_FORMS, *_OWN_LOADERS)
-
-OWN_DATA = tuple(_OWN_LOADERS)
+OWN_DATA = ("csv", "parquet", "folder")
 """Somebody's own files, which are read by a `DataFormat`."""
+
+DATASETS = (*PUBLIC_FORMS, *OWN_DATA)
 
 EMBEDDED = ("digits", "breast_cancer")
 """Sets that ship inside scikit-learn: there is no folder to look in."""
 
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class Dataset:
-    """Records and labels of one data set: images, rows of a table, or sequences of tokens.
-
-    Attributes:
-        name: The name that `load_dataset` knows it by.
-        train_x: `(n, *input_shape)`, float32 ready for a model, uint8 pixels that `features`
-            scales, or uint8 tokens `(n, length)` if there is a vocabulary. Images have their
-            channels first, rows of a table are `(n, columns)`.
-        train_y: `(n,)` int64 labels in `0..num_classes - 1`.
-        test_x: Like `train_x`, for the held-out part.
-        test_y: Like `train_y`, for the held-out part.
-        num_classes: Number of labels.
-        mean: Mean of the pixels after division by 255, one number or one a channel; only used for
-            uint8 images.
-        std: Standard deviation of the pixels after division by 255, like `mean`.
-        vocabulary_size: Number of tokens, which lie in `0..vocabulary_size - 1`; None if records
-            are not sequences of tokens.
-        train_clients: `(n,)` int64, for each training row the number of its natural client in
-            `0..k - 1`, for example the person it came from; None if the set has no natural clients.
-        client_names: The `k` natural clients' names, in the order of their numbers; () for none.
-        column_names: Names of a record's columns, for people; () where there are none.
-        train_fit: `(n,)` bool, False for a training row that could not be read as a record and
-            holds zeros; None if all could.
-    """
-
-    name: str
-    train_x: NDArray[np.uint8] | NDArray[np.float32]
-    train_y: NDArray[np.int64]
-    test_x: NDArray[np.uint8] | NDArray[np.float32]
-    test_y: NDArray[np.int64]
-    num_classes: int
-    mean: float | tuple[float, ...] = 0.0
-    std: float | tuple[float, ...] = 1.0
-    vocabulary_size: int | None = None
-    train_clients: NDArray[np.int64] | None = None
-    client_names: tuple[str, ...] = ()
-    column_names: tuple[str, ...] = ()
-    train_fit: NDArray[np.bool_] | None = None
-
-    def __post_init__(self) -> None:
-        """Check that records, labels and clients belong together.
-
-        Raises:
-            ValueError: If a part has more records than labels or the reverse, the parts differ in
-                their records' shape, records are neither uint8 nor float32, means do not go with
-                the channels, tokens are not bytes of shape `(n, length)` within the vocabulary, or
-                clients do not go with the training rows or with their names.
-        """
-        for split in ("train", "test"):
-            self._check_part(split)
-        if self.train_x.shape[1:] != self.test_x.shape[1:]:
-            raise ValueError(
-                f"{self.name}: train records are {self.train_x.shape[1:]} and test records "
-                f"{self.test_x.shape[1:]}; bring them to one shape"
-            )
-        for values in (self.mean, self.std):
-            if isinstance(values, tuple) and self.input_shape[:1] != (len(values),):
-                raise ValueError(
-                    f"{self.name}: {len(values)} means or deviations for records of shape "
-                    f"{self.input_shape}; give one number, or one a channel"
-                )
-        self._check_clients()
-
-    @property
-    def input_shape(self) -> tuple[int, ...]:
-        """Shape of one record: `(1, 8, 8)`, channels first; `(columns,)`; or `(length,)`."""
-        return self.train_x.shape[1:]
-
-    @property
-    def form(self) -> Form:
-        """Shapes that a model for this set is built for."""
-        return Form(self.input_shape, self.num_classes, self.vocabulary_size)
-
-    def features(
-        self, rows: NDArray[np.int64] | slice, split: str = "train"
-    ) -> NDArray[np.float32] | NDArray[np.int64]:
-        """Model inputs of some rows, as a copy of their own.
-
-        Args:
-            rows: Row numbers, int64 of shape `(k,)`, or a slice.
-            split: "train" or "test".
-
-        Returns:
-            Array `(k, *input_shape)`: int64 tokens if there is a vocabulary; otherwise float32,
-            uint8 pixels as `(x / 255 - mean) / std` and float32 records as they are.
-
-        Raises:
-            ValueError: If `split` is neither "train" nor "test".
-        """
-        records, _ = self._part(split)
-        chosen = records[rows]
-        if self.vocabulary_size is not None:
-            return chosen.astype(np.int64)
-        scaled = chosen.astype(np.float32)
-        if records.dtype == np.uint8:
-            # One number, or one a channel that lies along the first axis of a record.
-            shape = (-1, *(1,) * (len(self.input_shape) - 1))
-            mean, std = (np.reshape(values, shape) for values in (self.mean, self.std))
-            scaled *= np.float32(1 / (255 * std))
-            scaled -= np.float32(mean / std)
-        return scaled
-
-    def labels(self, rows: NDArray[np.int64] | slice, split: str = "train") -> NDArray[np.int64]:
-        """Labels of some rows, as a copy of their own.
-
-        Args:
-            rows: Row numbers, int64 of shape `(k,)`, or a slice.
-            split: "train" or "test".
-
-        Returns:
-            Int64 array `(k,)`.
-
-        Raises:
-            ValueError: If `split` is neither "train" nor "test".
-        """
-        _, labels = self._part(split)
-        return labels[rows].copy()
-
-    def _part(self, split: str) -> tuple[NDArray[Any], NDArray[np.int64]]:
-        if split == "train":
-            return self.train_x, self.train_y
-        if split == "test":
-            return self.test_x, self.test_y
-        raise ValueError(f"unknown split {split!r}; write 'train' or 'test'")
-
-    def _check_part(self, split: str) -> None:
-        x, y = self._part(split)
-        if len(x) != len(y):
-            raise ValueError(
-                f"{self.name}: {len(x)} {split} records but {len(y)} labels; "
-                "give one label a record"
-            )
-        if x.dtype not in (np.uint8, np.float32):
-            raise ValueError(
-                f"{self.name}: {split} records are {x.dtype}; convert them to uint8 or float32"
-            )
-        if self.vocabulary_size is None:
-            return
-        if x.dtype != np.uint8 or x.ndim != 2:
-            raise ValueError(
-                f"{self.name}: {split} tokens are {x.dtype} of shape {x.shape}; "
-                "give uint8 of shape (n, length)"
-            )
-        largest = int(x.max(initial=0))
-        if largest >= self.vocabulary_size:
-            raise ValueError(
-                f"{self.name}: a {split} token is {largest} in a vocabulary of "
-                f"{self.vocabulary_size}; tokens count from 0"
-            )
-
-    def _check_clients(self) -> None:
-        if self.train_clients is None:
-            if self.client_names:
-                raise ValueError(
-                    f"{self.name}: {len(self.client_names)} names but no clients; give "
-                    "train_clients, the client of each training row"
-                )
-            return
-        clients = self.train_clients
-        if clients.shape != self.train_y.shape or clients.dtype != np.int64:
-            raise ValueError(
-                f"{self.name}: train_clients is {clients.dtype} of shape {clients.shape}; give "
-                f"int64 of shape {self.train_y.shape}, one client a training row"
-            )
-        if len(clients) and not 0 <= clients.min() <= clients.max() < len(self.client_names):
-            raise ValueError(
-                f"{self.name}: clients are numbered {clients.min()} to {clients.max()} but there "
-                f"are {len(self.client_names)} names; number them from 0 and name each"
-            )
+# The module that has `load_NAME`, where it is not called NAME.
+_MODULES = {
+    "digits": "shipped",
+    "breast_cancer": "shipped",
+    "mnist": "idx_files",
+    "fashion_mnist": "idx_files",
+    "csv": "own_tables",
+    "parquet": "own_tables",
+    "folder": "own_images",
+}
 
 
 def load_dataset(
@@ -249,8 +81,8 @@ def load_dataset(
 @cache
 def _load_once(name: str, data_dir: str | None, data_format: DataFormat | None) -> Dataset:
     # Imported late: what one set needs, a run on another should not pay.
-    module, function = _OWN_LOADERS.get(name, (name, f"load_{name}"))
-    loader = getattr(import_module(f"fl_dp.tasks.datasets.{module}"), function)
+    module = import_module(f"fl_dp.tasks.datasets.{_MODULES.get(name, name)}")
+    loader = getattr(module, f"load_{name}")
     load = cast(Callable[..., Dataset], loader)
     if data_format is not None:
         dataset = load(data_dir, data_format)
@@ -261,8 +93,6 @@ def _load_once(name: str, data_dir: str | None, data_format: DataFormat | None) 
 
 @cache
 def _validation_once(name: str, data_dir: str | None, data_format: DataFormat | None) -> Dataset:
-    from fl_dp.tasks.datasets.held_out import with_validation_part
-
     return _shared(with_validation_part(_load_once(name, data_dir, data_format)))
 
 

@@ -1,10 +1,71 @@
-"""The shapes that a model depends on, known without looking at anybody's rows."""
+"""Public facts about data: shapes that a model depends on, and how somebody's own files are read.
+
+A node sees its own rows only, so what a model's shape depends on can't come from the rows. The
+features, the classes and the numbers that scale the features are written down by the person who
+sets up the experiment, and every node reads its files by them. In a simulation, where one folder
+holds all rows, features and classes may be left to the files.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import NamedTuple
 
-from fl_dp.tasks.datasets.data_format import DataFormat
+
+@dataclass(frozen=True, kw_only=True)
+class DataFormat:
+    """Instructions for reading somebody's own files.
+
+    Nothing here may be computed from clients' private rows.
+
+    Attributes:
+        classes: Names of the classes, in the order of the labels 0, 1, ...; None takes integers
+            from 0 for labels, or the folders' names.
+        label_column: Column of a table that holds the label.
+        client_column: Column of a table that names the natural client of each training row.
+        columns: Columns of a table that are features; None takes all others, which must be numbers.
+        types: Of each of `columns`: `number`, `integer` or `truth` (0 or 1). None: numbers.
+        image_shape: `(channels, height, width)` of every image; None takes that of the first.
+        mean: Subtracted from the features, one number a column or a channel; None subtracts none.
+        std: What the rest is divided by, like `mean`.
+        test_fraction: Share of the training rows that is held out for testing where there is no
+            test part, the same rows in every run.
+        splits: Which parts are read: "train", "test" or both. One part alone is what a node with
+            its own data reads, or a server that has none of the nodes' data.
+        leave_out_unfit: Count rows that do not fit as rows without content (`Dataset.train_fit`),
+            each by itself, instead of refusing the files. For one node's training rows, where a
+            refusal would show what one row holds.
+    """
+
+    classes: tuple[str, ...] | None = None
+    label_column: str = "label"
+    client_column: str | None = None
+    columns: tuple[str, ...] | None = None
+    types: tuple[str, ...] | None = None
+    image_shape: tuple[int, int, int] | None = None
+    mean: tuple[float, ...] | None = None
+    std: tuple[float, ...] | None = None
+    test_fraction: float | None = None
+    splits: tuple[str, ...] = ("train", "test")
+    leave_out_unfit: bool = False
+
+    @property
+    def everybody_s(self) -> bool:
+        """Whether the files hold everybody's rows, so that features and classes may be found."""
+        return len(self.splits) == 2
+
+    def require(self, **public: object) -> None:
+        """Check that what decides the model's shape is written down, if it can't be found.
+
+        Raises:
+            ValueError: If the files are one node's and a value is None.
+        """
+        missing = [f"task.{key}" for key, value in public.items() if value is None]
+        if missing and not self.everybody_s:
+            raise ValueError(
+                f"{' and '.join(missing)} must be given where nodes bring their own data: each "
+                "sees its own rows only, and all must train one model"
+            )
 
 
 class Form(NamedTuple):

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.dataset import Dataset
 
 # Public and fixed, so that runs with different seeds are tested on the same rows.
 _SPLIT_SEED = 0

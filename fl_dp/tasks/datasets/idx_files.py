@@ -1,4 +1,4 @@
-"""Data sets of 28x28 images in four idx files, the format of MNIST.
+"""MNIST and Fashion-MNIST: 60,000 + 10,000 images of 28x28 in four idx files.
 
 The files come from a folder, from a package, or from the hub by way of the `datasets` library.
 Wherever they come from, their uncompressed bytes must have the published md5. They are unpacked
@@ -20,13 +20,29 @@ from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets import sources
 from fl_dp.tasks.datasets.cache import cached_array
-from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.sources import IDX_FILES, SOURCES
 
 # Split and column of each file.
 _HUB_COLUMNS = dict(
     zip(IDX_FILES, itertools.product(("train", "test"), ("image", "label")), strict=True)
 )
+
+
+# Of the training pixels after division by 255; public constants, so they cost no privacy.
+_MNIST = {"mean": 0.1307, "std": 0.3081}
+_FASHION_MNIST = {"mean": 0.2860, "std": 0.3530}
+
+
+def load_mnist(data_dir: str | None = None) -> Dataset:
+    """Load MNIST (LeCun et al. 1998) with its published split; see `load_idx`."""
+    return load_idx("mnist", data_dir, hub="ylecun/mnist", **_MNIST)
+
+
+def load_fashion_mnist(data_dir: str | None = None) -> Dataset:
+    """Load Fashion-MNIST (Xiao et al. 2017) with its published split; see `load_idx`."""
+    hub = "zalandoresearch/fashion_mnist"
+    return load_idx("fashion_mnist", data_dir, hub=hub, **_FASHION_MNIST)
 
 
 def load_idx(name: str, data_dir: str | None, *, hub: str, mean: float, std: float) -> Dataset:

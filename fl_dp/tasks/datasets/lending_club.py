@@ -16,7 +16,7 @@ import io
 
 from fl_dp.tasks.datasets import sources
 from fl_dp.tasks.datasets.columns import Columns, Number, codes, encode
-from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.dataset import Dataset
 from fl_dp.tasks.datasets.held_out import with_test_part
 from fl_dp.tasks.datasets.sources import SOURCES, read_plain
 

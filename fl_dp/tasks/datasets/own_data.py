@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.tasks.datasets.data import Dataset
-from fl_dp.tasks.datasets.data_format import DataFormat
+from fl_dp.tasks.datasets.dataset import Dataset
+from fl_dp.tasks.datasets.forms import DataFormat
 
 logger = logging.getLogger("flwr.fl_dp.client")
 

@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.tasks.datasets.data import Dataset
-from fl_dp.tasks.datasets.data_format import DataFormat
+from fl_dp.tasks.datasets.dataset import Dataset
+from fl_dp.tasks.datasets.forms import DataFormat
 from fl_dp.tasks.datasets.own_data import (
     class_numbers,
     dataset_of_parts,
@@ -38,7 +38,7 @@ class _Image(NamedTuple):
     file: Path
 
 
-def load_image_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
+def load_folder(data_dir: str | None, data_format: DataFormat) -> Dataset:
     """Load the images below `train` and `test`.
 
     Args:

@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from fl_dp.tasks.datasets.data import Dataset
-from fl_dp.tasks.datasets.data_format import DataFormat
+from fl_dp.tasks.datasets.dataset import Dataset
+from fl_dp.tasks.datasets.forms import DataFormat
 from fl_dp.tasks.datasets.own_data import (
     class_numbers,
     dataset_of_parts,

@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets.data import load_dataset
-from fl_dp.tasks.datasets.data_format import DataFormat
+from fl_dp.tasks.datasets.forms import DataFormat
 
 PARTITIONS = ("iid", "dirichlet", "shards", "natural")
 

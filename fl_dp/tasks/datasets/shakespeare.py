@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.tasks.datasets import sources
-from fl_dp.tasks.datasets.data import Dataset
+from fl_dp.tasks.datasets.dataset import Dataset
 
 LENGTH = 80
 """Characters of a window."""

@@ -54,7 +54,7 @@ def test_digits_test_part_is_stratified_and_disjoint_from_training() -> None:
 
 
 def test_digits_split_ignores_the_global_seed() -> None:
-    from fl_dp.tasks.datasets.digits import load_digits
+    from fl_dp.tasks.datasets.shipped import load_digits
 
     np.random.seed(1)
     first = load_digits()
@@ -65,7 +65,7 @@ def test_digits_split_ignores_the_global_seed() -> None:
 
 
 def test_digits_load_leaves_the_global_random_state_alone() -> None:
-    from fl_dp.tasks.datasets.digits import load_digits
+    from fl_dp.tasks.datasets.shipped import load_digits
 
     np.random.seed(5)
     expected = np.random.random()
@@ -215,7 +215,7 @@ def test_breast_cancer_is_standardised_by_constants_and_split_by_label() -> None
 
 
 def test_breast_cancer_split_is_fixed() -> None:
-    from fl_dp.tasks.datasets.breast_cancer import load_breast_cancer
+    from fl_dp.tasks.datasets.shipped import load_breast_cancer
 
     np.random.seed(1)
     first = load_breast_cancer()

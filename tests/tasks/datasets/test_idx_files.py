@@ -16,8 +16,7 @@ import numpy as np
 import pytest
 
 from fl_dp.tasks.datasets import Dataset, idx_files, load_dataset, sources
-from fl_dp.tasks.datasets.fashion_mnist import load_fashion_mnist
-from fl_dp.tasks.datasets.mnist import load_mnist
+from fl_dp.tasks.datasets.idx_files import load_fashion_mnist, load_mnist
 
 TRAIN_X, TRAIN_Y, TEST_X, TEST_Y = NAMES = sources.IDX_FILES
 ARRAYS = {
