@@ -12,7 +12,7 @@ import yaml
 from written_runs import write_run
 
 from fl_dp.viewer.papers import PAPERS, write_paper
-from fl_dp.viewer.papers.fields import TO_FILL
+from fl_dp.viewer.papers.templates import TO_FILL
 
 TEXTS = [name for name in PAPERS if name != "trade-off"]
 MARKDOWN = [name for name in TEXTS if name != "registry"]
