@@ -31,6 +31,5 @@ def environment(folder: Path, **options: Any) -> Environment:
         "loader": FileSystemLoader(folder),
         "trim_blocks": True,
         "lstrip_blocks": True,
-        "keep_trailing_newline": True,
     }
     return Environment(**usual | options)

@@ -10,7 +10,7 @@ from .facts import Facts
 from .templates import filled_markdown, filled_yaml
 from .trade_off import write_trade_off
 
-_FILES = {
+_FILES = {  # each text has a template of its name
     "model-card": "model_card.md",
     "registry": "registry.yaml",
     "nist-800-226": "nist_800_226.md",

@@ -47,7 +47,7 @@ def filled_markdown(name: str, facts: Facts) -> str:
     def put_in(value: object) -> Markup:
         return value if isinstance(value, Markup) else Markup(escaped(str(value)))
 
-    templates = environment(_FOLDER, finalize=put_in)
+    templates = environment(_FOLDER, finalize=put_in, keep_trailing_newline=True)
     templates.filters |= _FILTERS | {
         "json": lambda value: Markup(json.dumps(value)),
         "as_it_is": Markup,
