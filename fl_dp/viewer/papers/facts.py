@@ -12,13 +12,7 @@ from fl_dp.accounting import PoissonGaussianEvent
 from fl_dp.accounting.events import History
 from fl_dp.accounting.trade_off import TradeOff, trade_off
 from fl_dp.ledger import LedgerAnchor
-from fl_dp.statement import (
-    NoPromise,
-    PrivacyStatement,
-    RecordStatement,
-    describe_event,
-    statement_markdown,
-)
+from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement, describe_event
 from fl_dp.statement.words import ceiling, neighbours_in_words, rounded_up
 from fl_dp.viewer.found_runs import FoundRun, read_run
 from fl_dp.viewer.found_runs.untrusted import Unreadable, parsed_json, read_whole
@@ -196,13 +190,6 @@ class Facts:
         """
         whole = self.trade_off
         return None if whole is None else 100.0 * float(whole(0.01))
-
-    @property
-    def statement_page(self) -> str:
-        """The statement's own page, one heading lower, without markup of the run's."""
-        # Its own page takes the statement as it is; a card goes to a site that may show markup.
-        page = statement_markdown(self.statement).replace("\n#", "\n##").replace("<", "&lt;")
-        return f"#{page}"
 
 
 def _statement(folder: Path) -> Promised | NoPromise:

@@ -8,14 +8,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from fl_dp.statement import NoPromise, statement_markdown
 from fl_dp.viewer.jinja import environment
 
-from .facts import Facts
+from .facts import Facts, Promised
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -25,6 +29,7 @@ TO_FILL = "TO BE FILLED IN BY A PERSON"
 
 _FOLDER = Path(__file__).parent / "templates"
 _ESCAPED = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#"})
+_INERT = str.maketrans({"<": "&lt;", "[": "\\[", "|": "\\|"})  # our sentences have code in them
 _POINT = re.compile(rf"^### (.*)$(?:\n(?!### ).*)*?\n\*{TO_FILL}: ", re.MULTILINE)
 _EXPRESSION = re.compile(r"\{\{((?:(?!\}\}).)*)\}\}")
 _NO_WRAP = 1 << 20  # what is left to a person stays in one piece, to be searched for
@@ -50,12 +55,34 @@ def filled_markdown(name: str, facts: Facts) -> str:
     templates = environment(_FOLDER, finalize=put_in, keep_trailing_newline=True)
     templates.filters |= _FILTERS | {
         "json": lambda value: Markup(json.dumps(value)),
-        "as_it_is": Markup,
+        "page": lambda statement: Markup(_page(statement)),
     }
     templates.globals["left_to_a_person"] = lambda points: Markup(_left_to_a_person(points))
     return templates.get_template(name).render(
         facts=facts, promise=facts.promise if facts.promises else None
     )
+
+
+def _page(statement: Promised | NoPromise) -> str:
+    """Return a statement's own page, one heading lower."""
+    return f"#{statement_markdown(_without_markup(statement))}".replace("\n#", "\n##")
+
+
+def _without_markup(part: Any) -> Any:
+    """Return a part of a statement whose texts can't become Markdown or HTML."""
+    match part:
+        case Enum():
+            return part
+        case str():
+            return " ".join(part.translate(_INERT).split())
+        case tuple():
+            return tuple(_without_markup(each) for each in part)
+        case Mapping():
+            return {_without_markup(key): _without_markup(each) for key, each in part.items()}
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    values = {each.name: getattr(part, each.name) for each in fields(part)}
+    return replace(part, **{name: _without_markup(each) for name, each in values.items()})
 
 
 def _left_to_a_person(points: str) -> str:
