@@ -137,8 +137,16 @@ def test_the_wheel_holds_the_whole_configuration_inside_the_package(wheel: Path)
 def test_the_wheel_holds_the_template_of_a_new_app(wheel: Path) -> None:
     folder = ROOT / "fl_dp" / "commands" / "new_app" / "template"
     files = {path for path in folder.rglob("*") if path.suffix in (".py", ".txt")}
+    assert files
     assert {path.relative_to(ROOT).as_posix() for path in files} <= names_in(wheel)
     assert len(files) == 8
+
+
+def test_the_wheel_holds_the_texts_of_papers_and_pages(wheel: Path) -> None:
+    folder = ROOT / "fl_dp" / "viewer"
+    files = {path for path in folder.rglob("*") if path.suffix in (".j2", ".json", ".yaml")}
+    assert {"edpb_28_2024.md.j2", "registry.yaml", "words.json"} <= {path.name for path in files}
+    assert {path.relative_to(ROOT).as_posix() for path in files} <= names_in(wheel)
 
 
 def test_the_wheel_says_that_it_is_typed(wheel: Path) -> None:

@@ -6,22 +6,19 @@ from pathlib import Path
 
 from fl_dp.files import write_text
 
-from .edpb import edpb_paper
-from .model_card import model_card
-from .nist import nist_paper
-from .registry import registry_entry
-from .subject import Subject
+from .facts import Facts
+from .templates import filled_markdown, filled_yaml
 from .trade_off import write_trade_off
 
-_TEXTS = {
-    "model-card": (model_card, "model_card.md"),
-    "registry": (registry_entry, "registry.yaml"),
-    "nist-800-226": (nist_paper, "nist_800_226.md"),
-    "edpb": (edpb_paper, "edpb_28_2024.md"),
+_FILES = {  # each text has a template of its name
+    "model-card": "model_card.md",
+    "registry": "registry.yaml",
+    "nist-800-226": "nist_800_226.md",
+    "edpb": "edpb_28_2024.md",
+    "trade-off": "trade_off.csv",
 }
-_TRADE_OFF = "trade_off.csv"
 
-PAPERS = (*_TEXTS, "trade-off")
+PAPERS = tuple(_FILES)
 """Names of the papers."""
 
 
@@ -36,19 +33,27 @@ def write_paper(form: str, folder: Path, output: Path | None = None) -> list[Pat
     Raises:
         OSError: If the run's statement can't be read, or the paper can't be written.
         ValueError: If the statement is none of ours or promises nothing, or the name is wrong.
+        ModuleNotFoundError: Without jinja2.
     """
-    subject = Subject.read(folder)
-    name = _TRADE_OFF if form == "trade-off" else _TEXTS[form][1]
+    facts, name = Facts.read(folder), _FILES[form]
     target = folder / name if output is None else output
     ending = Path(name).suffix
     if target.suffix.lower() != ending or target.is_dir():
         raise ValueError(f"this paper's name must end in {ending}, got '{target}'")
     try:
         if form == "trade-off":
-            return write_trade_off(subject, target)
-        text = _TEXTS[form][0](subject)
+            return write_trade_off(facts, target)
+        text = _filled(form, facts)
     except (ArithmeticError, AttributeError, LookupError, TypeError) as error:
         # Somebody wrote a value of another kind into it.
         raise ValueError(f"{folder}: the privacy statement can't be read: {error!r}") from error
     write_text(target, text)
     return [target]
+
+
+def _filled(form: str, facts: Facts) -> str:
+    if form != "model-card":
+        _ = facts.promise  # a card alone can say that nothing is promised
+    if form == "registry":
+        return filled_yaml(_FILES[form], facts)
+    return filled_markdown(f"{_FILES[form]}.j2", facts)

@@ -9,26 +9,23 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dp.accounting import PoissonGaussianEvent
-from fl_dp.accounting.events import History
-from fl_dp.accounting.trade_off import TradeOff, epsilon_delta_trade_off, trade_off
+from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.files import write_text
-from fl_dp.statement import RecordStatement
 
-from .subject import Promised, Subject, guarantee
+from .facts import Facts
 
 _LEAST, _POINTS = 1e-6, 241
 
 
-def write_trade_off(subject: Subject, target: Path) -> list[Path]:
+def write_trade_off(facts: Facts, target: Path) -> list[Path]:
     """Write false-negative against false-positive rates, and draw them where matplotlib is there.
 
     A false positive is to say of a unit that did not take part that it did, a false negative the
     other error. No adversary that the promise holds against has both rates below the curve.
 
     Args:
-        subject: The run.
+        facts: Of the run.
         target: The CSV; the picture lies beside it, with its name and `.png`.
 
     Returns:
@@ -38,11 +35,11 @@ def write_trade_off(subject: Subject, target: Path) -> list[Path]:
         ValueError: If the run promises nothing finite.
         OSError: If it can't be written.
     """
-    statement = subject.promise
+    statement = facts.promise
     if statement.quoted not in statement.epsilon:
         raise ValueError("no finite epsilon is known of this run, so there is no curve")
     allowed = epsilon_delta_trade_off(statement.best_epsilon, statement.delta)
-    whole = full_trade_off(statement)
+    whole = facts.trade_off
     rates = np.concatenate([[0.0], np.geomspace(_LEAST, 1.0, _POINTS)])
     by_pair = 1.0 - allowed(rates)
     # Both hold, so the larger of the two false-negative rates does.
@@ -68,32 +65,8 @@ def write_trade_off(subject: Subject, target: Path) -> list[Path]:
         ylabel="false-negative rate",
         xlim=(0, 1),
         ylim=(0, 1),
-        title=f"No attack lies below\n{guarantee(statement)}",
+        title=f"No attack lies below\n{facts.guarantee}",
     )
     axes.title.set_fontsize(9)
     save_picture(figure, picture)
     return [target, picture]
-
-
-def full_trade_off(statement: Promised) -> TradeOff | None:
-    """Return the curve of everything that the promise is about; None where only epsilon is known.
-
-    That is so where the noise was chosen adaptively, where the run stopped before its last round
-    (what was released may have had a part in that), under secure sums (part of whose epsilon pays
-    for shares that are no exact Gaussian), and where no distribution can be computed.
-    """
-    if statement.quoted == "filter":
-        return None
-    if isinstance(statement, RecordStatement):
-        step = PoissonGaussianEvent(
-            noise_multiplier=statement.noise_multiplier, sampling_rate=statement.sampling_rate
-        )
-        history: History = {step: statement.steps * statement.participations_planned}
-    elif statement.epsilon != statement.epsilon_so_far or statement.secure_sums is not None:
-        return None
-    else:
-        history = statement.releases
-    try:
-        return trade_off(history, neighboring_relation=statement.neighboring_relation)
-    except ValueError:
-        return None

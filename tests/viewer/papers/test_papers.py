@@ -12,7 +12,7 @@ import yaml
 from written_runs import write_run
 
 from fl_dp.viewer.papers import PAPERS, write_paper
-from fl_dp.viewer.papers.fields import TO_FILL
+from fl_dp.viewer.papers.templates import TO_FILL
 
 TEXTS = [name for name in PAPERS if name != "trade-off"]
 MARKDOWN = [name for name in TEXTS if name != "registry"]
@@ -130,6 +130,19 @@ def test_a_model_card_begins_as_model_hubs_read_it(tmp_path: Path) -> None:
     assert result["dataset"] == {"type": TO_FILL, "name": "x", "split": "test"}
     assert result["metrics"] == [{"type": "accuracy", "value": 0.9, "name": "Test accuracy"}]
     assert "<script" not in page
+
+
+@pytest.mark.parametrize("form", MARKDOWN)
+def test_no_text_of_a_run_becomes_a_heading_markup_or_a_template(tmp_path: Path, form: str) -> None:
+    hostile = "x\n---\n# Certified\n<b>bold</b> [a](https://b) `c` {{ 7 }} {% raw %} | d"
+    texts = dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "rule"), hostile)
+    lists = {key: [hostile] for key in ("not_covered", "randomness")}
+    path = write_run(tmp_path / "a", f"task.name={json.dumps('<b>')}", **texts, **lists)
+    page = paper(form, path).rpartition("\n---\n")[2]
+    assert "{{ 7 }}" in page
+    assert "\n# Certified" not in page
+    for markup in ("<b>", "[a](", "| d"):
+        assert markup not in page.replace(f"\\{markup}", "")
 
 
 def test_a_registry_entry_has_every_field_of_the_schema_and_no_other(tmp_path: Path) -> None:

@@ -6,11 +6,11 @@ import base64
 import hashlib
 import statistics
 from collections.abc import Callable, Sequence
-from importlib.resources import files
 
 from fl_dp import __version__
 from fl_dp.statement.words import rounded_up
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image, RunState
+from fl_dp.viewer.jinja import environment
 
 from .charts import MOST_CURVES, charts_of
 from .facts import facts_of
@@ -19,9 +19,8 @@ from .groups import Group, compared, differences, groups_of, shown_value
 from .membership import membership_table
 from .pictures import pictures_of
 from .tables import Table
-from .words import WORDS
+from .words import ASSETS, WORDS
 
-_ASSETS = files("fl_dp.viewer.report") / "assets"
 _MOST_DIFFERENCES = 8
 
 
@@ -47,19 +46,6 @@ def report_page(
     """
     if not runs and not attacks:
         raise ValueError("a report needs at least one run or attack")
-    try:
-        from jinja2 import DictLoader, Environment, StrictUndefined
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "the report needs jinja2: pip install 'fl-dp[report]' brings it"
-        ) from error
-    environment = Environment(
-        autoescape=True,
-        undefined=StrictUndefined,
-        loader=DictLoader({"page": _asset("page/report.html.j2")}),
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
     groups = groups_of(runs)
     style = _asset("uplot/uPlot.min.css") + _asset("page/report.css")
     script = "\n".join((_asset("uplot/uPlot.iife.min.js"), _asset("page/report.js")))
@@ -67,7 +53,8 @@ def report_page(
     title = WORDS["title.several"].format(count=len(runs)) if several else WORDS["title.one"]
     drawn = [attack.image for attack in attacks if attack.image is not None]
     pictures = pictures_of([*drawn, *images])
-    return environment.get_template("page").render(
+    templates = environment(ASSETS / "page")
+    return templates.get_template("report.html.j2").render(
         words=WORDS,
         title=title if runs else WORDS["title.attack"],
         pictures=pictures,
@@ -101,7 +88,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _asset(name: str) -> str:
-    return (_ASSETS / name).read_text(encoding="utf-8")
+    return (ASSETS / name).read_text(encoding="utf-8")
 
 
 def _side_by_side(groups: Sequence[Group]) -> Table:

@@ -1,0 +1,35 @@
+"""Templates of the viewer, read by one set of rules."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+
+def environment(folder: Path, **options: Any) -> Environment:
+    """Return the templates of a folder: a name that is not there is an error, HTML is escaped.
+
+    Args:
+        folder: Where the templates lie.
+        options: Of Jinja, beside or instead of these.
+
+    Raises:
+        ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[report]'` brings.
+    """
+    try:
+        from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "reports and papers need jinja2: pip install 'fl-dp[report]' brings it"
+        ) from error
+    usual: dict[str, Any] = {
+        "autoescape": True,
+        "undefined": StrictUndefined,
+        "loader": FileSystemLoader(folder),
+        "trim_blocks": True,
+        "lstrip_blocks": True,
+    }
+    return Environment(**usual | options)

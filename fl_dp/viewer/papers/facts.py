@@ -1,0 +1,212 @@
+"""Facts that the papers of a run are made of: its statement, its settings and its last round."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeAlias
+
+from fl_dp import __version__
+from fl_dp.accounting import PoissonGaussianEvent
+from fl_dp.accounting.events import History
+from fl_dp.accounting.trade_off import TradeOff, trade_off
+from fl_dp.ledger import LedgerAnchor
+from fl_dp.statement import NoPromise, PrivacyStatement, RecordStatement, describe_event
+from fl_dp.statement.words import ceiling, neighbours_in_words, rounded_up
+from fl_dp.viewer.found_runs import FoundRun, read_run
+from fl_dp.viewer.found_runs.untrusted import Unreadable, parsed_json, read_whole
+
+_FILE = "privacy.json"
+_MOST = 1 << 23
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _is_text(value: object) -> bool:
+    return isinstance(value, str)
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, list) and all(map(_is_text, value))
+
+
+def _are_numbers(value: object) -> bool:
+    return isinstance(value, dict) and all(map(_is_number, value.values()))
+
+
+# Of what papers write; a statement may have been edited by hand.
+_KINDS: Mapping[str, Callable[[object], bool]] = {
+    **dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "rule", "quoted"), _is_text),
+    **dict.fromkeys(("delta", "clipping_norm", "num_clients"), _is_number),
+    **dict.fromkeys(("epsilon", "epsilon_so_far"), _are_numbers),
+    "not_covered": _are_texts,
+}
+
+Promised: TypeAlias = PrivacyStatement | RecordStatement
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """Facts of one run, its statement read strictly; templates know nothing else of it.
+
+    Attributes:
+        run: What its folder holds; anybody may have written it.
+        statement: What it promises.
+    """
+
+    run: FoundRun
+    statement: Promised | NoPromise
+
+    @classmethod
+    def read(cls, folder: Path) -> Facts:
+        """Read a run's folder.
+
+        Raises:
+            OSError: If it has no statement that can be read.
+            ValueError: If its statement is none of ours.
+        """
+        return cls(run=read_run(folder), statement=_statement(folder))
+
+    @property
+    def promise(self) -> Promised:
+        """The promise that a paper rests on.
+
+        Raises:
+            ValueError: If there is none.
+        """
+        if isinstance(self.statement, NoPromise):
+            raise ValueError(
+                f"{self.run.card.name} promises nothing (privacy.mode=none), so this paper has "
+                "nothing to say: --format model-card says so to others"
+            )
+        if self.statement.insecure:
+            raise ValueError(
+                f"{self.run.card.name} had noise from a source that can be predicted, which is for "
+                "tests: no paper can rest on it"
+            )
+        return self.statement
+
+    @property
+    def promises(self) -> bool:
+        """Whether there is a promise to rest on."""
+        return not isinstance(self.statement, NoPromise) and not self.statement.insecure
+
+    def setting(self, key: str) -> str:
+        """Return a setting as text; `not known` if the settings can't be read."""
+        value = self.run.settings.get(key)
+        return "not known" if value is None else str(value)
+
+    version = __version__
+
+    # Of the promise ------------------------------------------------------------------------------
+
+    @property
+    def of_clients(self) -> bool:
+        """Whether the promise is to clients, not to records alone."""
+        return isinstance(self.statement, PrivacyStatement)
+
+    @property
+    def epsilon(self) -> float | None:
+        """The quoted bound, rounded up to four decimals; None if no finite one is known."""
+        promise = self.promise
+        known = promise.quoted in promise.epsilon
+        return float(rounded_up(promise.best_epsilon)) if known else None
+
+    @property
+    def privacy_parameters(self) -> dict[str, float]:
+        """Epsilon, where one is known, and delta."""
+        known = {} if self.epsilon is None else {"epsilon": self.epsilon}
+        return known | {"delta": self.promise.delta}
+
+    @property
+    def guarantee(self) -> str:
+        """The promise as one phrase, rounded up."""
+        promise = self.promise
+        if promise.quoted not in promise.epsilon:
+            return "no finite epsilon is known"
+        return (
+            f"epsilon {rounded_up(promise.best_epsilon)} at delta {ceiling(promise.delta, 3)}, by "
+            f"the accountant '{promise.quoted}'"
+        )
+
+    @property
+    def neighbours(self) -> str:
+        """Which data are neighbours, in words."""
+        promise, relation = self.promise, self.promise.neighboring_relation
+        if isinstance(promise, RecordStatement):
+            return f"{relation}: {promise.neighbours}"
+        return f"{relation}: {neighbours_in_words(promise.unit, relation)}"
+
+    @property
+    def randomness(self) -> str:
+        """Sources of noise and coins."""
+        promise = self.promise
+        if isinstance(promise, PrivacyStatement):
+            return "; ".join(promise.randomness)
+        return "drawn by each client"
+
+    @property
+    def releases(self) -> list[str]:
+        """What was charged, each event with its count; empty for a promise to records alone."""
+        promise = self.promise
+        if not isinstance(promise, PrivacyStatement):
+            return []
+        return [f"{count} x {describe_event(event)}" for event, count in promise.releases]
+
+    @property
+    def trade_off(self) -> TradeOff | None:
+        """The curve of everything that the promise is about; None where only epsilon is known.
+
+        That is so where the noise was chosen adaptively, where the run stopped before its last
+        round (what was released may have had a part in that), under secure sums (part of whose
+        epsilon pays for shares that are no exact Gaussian), and where no distribution can be
+        computed.
+        """
+        promise = self.promise
+        if promise.quoted == "filter":
+            return None
+        if isinstance(promise, RecordStatement):
+            step = PoissonGaussianEvent(
+                noise_multiplier=promise.noise_multiplier, sampling_rate=promise.sampling_rate
+            )
+            history: History = {step: promise.steps * promise.participations_planned}
+        elif promise.epsilon != promise.epsilon_so_far or promise.secure_sums is not None:
+            return None
+        else:
+            history = promise.releases
+        try:
+            return trade_off(history, neighboring_relation=promise.neighboring_relation)
+        except ValueError:
+            return None
+
+    @property
+    def recognized(self) -> float | None:
+        """Participants that an attacker recognizes at most, in percent, at 1 % false accusations.
+
+        None where only epsilon is known.
+        """
+        whole = self.trade_off
+        return None if whole is None else 100.0 * float(whole(0.01))
+
+
+def _statement(folder: Path) -> Promised | NoPromise:
+    try:
+        text = read_whole(folder, _FILE, most=_MOST)
+        said = parsed_json(text, _FILE)
+    except Unreadable as error:
+        raise ValueError(f"{folder / _FILE} is no privacy statement: {error}") from error
+    if not isinstance(said, dict):
+        raise ValueError(f"{folder / _FILE} is no privacy statement: it holds no JSON object")
+    if said.get("quoted") == "none" and not said.get("epsilon"):
+        rounds = said.get("rounds")
+        return NoPromise(rounds=rounds if isinstance(rounds, int) else 0)
+    for name, fits in _KINDS.items():
+        if not fits(said.get(name)):
+            raise ValueError(
+                f"{folder / _FILE} is no privacy statement: its '{name}' is of another kind"
+            )
+    of_clients = LedgerAnchor.stated_in(said) is not None
+    return (PrivacyStatement if of_clients else RecordStatement).from_dict(said)

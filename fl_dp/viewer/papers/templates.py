@@ -1,0 +1,132 @@
+"""Templates of the papers, filled from `Facts`.
+
+Texts of a run may be anybody's: each value is escaped where it is put in, in Markdown by a
+backslash, in YAML by quoting the finished text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import fields, is_dataclass, replace
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from fl_dp.statement import NoPromise, statement_markdown
+from fl_dp.viewer.jinja import environment
+
+from .facts import Facts, Promised
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
+
+TO_FILL = "TO BE FILLED IN BY A PERSON"
+"""Mark of everything in a paper that is left to a person."""
+
+_FOLDER = Path(__file__).parent / "templates"
+_ESCAPED = str.maketrans({each: f"\\{each}" for each in "\\`*_[]<>|#"})
+_INERT = str.maketrans({"<": "&lt;", "[": "\\[", "|": "\\|"})  # our sentences have code in them
+_POINT = re.compile(rf"^### (.*)$(?:\n(?!### ).*)*?\n\*{TO_FILL}: ", re.MULTILINE)
+_EXPRESSION = re.compile(r"\{\{((?:(?!\}\}).)*)\}\}")
+_NO_WRAP = 1 << 20  # what is left to a person stays in one piece, to be searched for
+
+
+def escaped(text: str) -> str:
+    """Return text that Markdown shows as it is, on one line."""
+    return " ".join(text.translate(_ESCAPED).split())
+
+
+def filled_markdown(name: str, facts: Facts) -> str:
+    """Return a paper in Markdown.
+
+    Args:
+        name: Of the template.
+        facts: Of the run.
+    """
+    from markupsafe import Markup
+
+    def put_in(value: object) -> Markup:
+        return value if isinstance(value, Markup) else Markup(escaped(str(value)))
+
+    templates = environment(_FOLDER, finalize=put_in, keep_trailing_newline=True)
+    templates.filters |= _FILTERS | {
+        "json": lambda value: Markup(json.dumps(value)),
+        "page": lambda statement: Markup(_page(statement)),
+    }
+    templates.globals["left_to_a_person"] = lambda points: Markup(_left_to_a_person(points))
+    return templates.get_template(name).render(
+        facts=facts, promise=facts.promise if facts.promises else None
+    )
+
+
+def _page(statement: Promised | NoPromise) -> str:
+    """Return a statement's own page, one heading lower."""
+    return f"#{statement_markdown(_without_markup(statement))}".replace("\n#", "\n##")
+
+
+def _without_markup(part: Any) -> Any:
+    """Return a part of a statement whose texts can't become Markdown or HTML."""
+    match part:
+        case Enum():
+            return part
+        case str():
+            return " ".join(part.translate(_INERT).split())
+        case tuple():
+            return tuple(_without_markup(each) for each in part)
+        case Mapping():
+            return {_without_markup(key): _without_markup(each) for key, each in part.items()}
+    if not is_dataclass(part) or isinstance(part, type):
+        return part
+    values = {each.name: getattr(part, each.name) for each in fields(part)}
+    return replace(part, **{name: _without_markup(each) for name, each in values.items()})
+
+
+def _left_to_a_person(points: str) -> str:
+    """Return the list of those points of a paper that a person must fill in."""
+    names = _POINT.findall(points)
+    lines = [f"**{len(names)} points are left to a person**, each marked *{TO_FILL}*:", ""]
+    return "\n".join([*lines, *(f"- {name}" for name in names)])
+
+
+def filled_yaml(name: str, facts: Facts) -> str:
+    """Return a document in YAML, of which every text is a template.
+
+    Args:
+        name: Of the template.
+        facts: Of the run.
+    """
+    templates = environment(_FOLDER, autoescape=False)
+    templates.filters |= _FILTERS
+    values = {"facts": facts, "promise": facts.promise}
+    document = yaml.safe_load((_FOLDER / name).read_text(encoding="utf-8"))
+    text = yaml.safe_dump(
+        _filled(templates, document, values), sort_keys=False, allow_unicode=True, width=_NO_WRAP
+    )
+    return (
+        f"# Draft by fl-dp {facts.version}. {text.count(TO_FILL)} places are left to a person: "
+        f"search for '{TO_FILL}'.\n{text}"
+    )
+
+
+def _filled(templates: Environment, part: Any, values: dict[str, Any]) -> Any:
+    """Return a part of a document, filled; a text that is one expression becomes its value."""
+    match part:
+        case dict():
+            return {key: _filled(templates, each, values) for key, each in part.items()}
+        case list():
+            return [_filled(templates, each, values) for each in part]
+        case str():
+            if whole := _EXPRESSION.fullmatch(part):
+                return templates.compile_expression(whole[1], undefined_to_none=False)(**values)
+            return templates.from_string(part).render(values)
+    return part
+
+
+_FILTERS = {
+    "figures": lambda number, digits=6: f"{number:.{digits}g}",
+    "with_commas": lambda number: f"{number:,}",
+}
