@@ -1,4 +1,4 @@
-"""The decisions have one form, no gaps, and an index that says what they say."""
+"""The decisions have one form, no gaps, and a table of topics that names each of them."""
 
 from __future__ import annotations
 
@@ -8,59 +8,70 @@ from datetime import date
 from pathlib import Path
 
 FOLDER = Path(__file__).resolve().parents[2] / "docs" / "decisions"
+HEADING = re.compile(r"^## Decision (?=\d{4}$)", re.MULTILINE)
 FORM = re.compile(
-    r"# (?P<number>\d{4}): (?P<title>\S.*)\n\n"
-    r"Date: (?P<date>\d{4}-\d{2}-\d{2})\n"
-    r"Status: (?P<status>accepted|superseded by (?P<successor>\d{4}))\n\n"
-    r"## Context\n\n\S[^#]*\n## Decision\n\n\S[^#]*"
+    r"(?P<number>\d{4})\n\n"
+    r"(?:\*\*\S.*\*\* \((?P<date>\d{4}-\d{2}-\d{2})\)"
+    r"|~~\S.*~~ \((?P<struck>\d{4}-\d{2}-\d{2});"
+    r" superseded by \[(?P<successor>\d{4})\]\(\S+\)\))\n\n"
+    r"Context: (?s:\S.*)\n\nDecision: (?s:\S.*)\n"
 )
 
 
 @dataclass(frozen=True)
 class Decision:
-    """The front lines of a decision's file, which is called `name`."""
+    """One entry of a topic's page."""
 
-    name: str
+    page: str
     number: str
-    title: str
     date: str
-    status: str
     successor: str | None
+    text: str
 
     @classmethod
-    def read(cls, path: Path) -> Decision:
-        found = FORM.fullmatch(path.read_text(encoding="utf-8"))
-        assert found, f"{path.name} does not have the form of TEMPLATE.md"
-        return cls(name=path.name, **found.groupdict())
+    def read(cls, page: str, text: str) -> Decision:
+        found = FORM.fullmatch(text)
+        assert found, f"{page}: an entry does not have the form of TEMPLATE.md:\n{text[:200]}"
+        day = found["date"] or found["struck"]
+        return cls(page, found["number"], day, found["successor"], text)
 
     @property
-    def row(self) -> str:
-        return f"| [{self.number}]({self.name}) | {self.title} | {self.date} | {self.status} |"
+    def link(self) -> str:
+        return f"{self.page}#decision-{self.number}"
+
+
+def topics() -> list[Path]:
+    return sorted(
+        path for path in FOLDER.iterdir() if path.name not in ("README.md", "TEMPLATE.md")
+    )
 
 
 def decisions() -> list[Decision]:
-    return [Decision.read(path) for path in sorted(FOLDER.glob("[0-9]*.md"))]
-
-
-def test_a_folder_of_decisions_holds_nothing_else() -> None:
-    others = {path.name for path in FOLDER.iterdir()} - {one.name for one in decisions()}
-    assert others == {"README.md", "TEMPLATE.md"}
+    """Return every entry, in the order of their numbers."""
+    found = []
+    for path in topics():
+        title, *entries = HEADING.split(path.read_text(encoding="utf-8"))
+        assert re.fullmatch(r"# Decisions: \S.*\n\n", title), path.name
+        found += [Decision.read(path.name, text) for text in entries]
+    return sorted(found, key=lambda one: one.number)
 
 
 def test_decisions_are_numbered_from_one_without_gaps() -> None:
     numbers = [one.number for one in decisions()]
     assert numbers == [f"{number:04d}" for number in range(1, len(numbers) + 1)]
-    assert len(numbers) >= 70  # those taken before each had a file
+    assert len(numbers) >= 164  # those taken while each had a page of its own
 
 
-def test_a_decision_s_file_is_named_by_its_number_and_a_slug() -> None:
-    for one in decisions():
-        assert re.fullmatch(rf"{one.number}(-[a-z0-9]+)+\.md", one.name), one.name
-
-
-def test_the_index_lists_every_decision_as_its_file_has_it() -> None:
-    index = (FOLDER / "README.md").read_text(encoding="utf-8").splitlines()
-    assert [line for line in index if re.match(r"\| \[", line)] == [one.row for one in decisions()]
+def test_the_table_of_topics_names_every_decision_on_its_page() -> None:
+    rows = re.findall(
+        r"^\| \[[^]]+\]\((\S+\.md)\) \| (.*) \|$",
+        (FOLDER / "README.md").read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+    for page, numbers in rows:
+        of_page = [one for one in decisions() if one.page == page]
+        assert numbers == ", ".join(f"[{one.number}]({one.link})" for one in of_page), page
+    assert {page for page, _ in rows} == {path.name for path in topics()}
 
 
 def test_dates_of_decisions_are_days_of_the_calendar() -> None:
@@ -73,11 +84,11 @@ def test_a_superseded_decision_names_a_later_one_that_is_there_and_names_it_back
     superseded = [one for one in by_number.values() if one.successor is not None]
     assert superseded
     for one in superseded:
-        assert one.successor is not None and one.successor > one.number, one.name
-        successor = FOLDER / by_number[one.successor].name
-        assert f"({one.name})" in successor.read_text(encoding="utf-8"), one.name
+        assert one.successor is not None and one.successor > one.number, one.number
+        assert f"#decision-{one.number})" in by_number[one.successor].text, one.number
 
 
 def test_the_template_has_the_form_once_its_placeholders_are_filled() -> None:
     template = (FOLDER / "TEMPLATE.md").read_text(encoding="utf-8")
-    assert FORM.fullmatch(template.replace("NNNN", "0071").replace("YYYY-MM-DD", "2026-11-22"))
+    filled = template.replace("NNNN", "0071").replace("YYYY-MM-DD", "2026-11-22")
+    assert Decision.read("TEMPLATE.md", filled.removeprefix("## Decision ")).number == "0071"
