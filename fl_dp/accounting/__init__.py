@@ -54,7 +54,7 @@ if TYPE_CHECKING:
         gaussian_noise_multiplier,
         udp_sigma,
     )
-    from .incompatible import IncompatibleOptions
+    from fl_dp.option_errors import IncompatibleOptions
     from .relations import NeighboringRelation
     from .sampling import (
         BufferedSampling,

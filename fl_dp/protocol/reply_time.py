@@ -6,6 +6,8 @@ could set a time that ends within the work of those who train, and see who is la
 
 from __future__ import annotations
 
+from fl_dp.option_errors import OptionError
+
 _RESERVED = 0.25  # of the time
 _LEAST_RESERVE = 1.0  # seconds
 # Some four times what they take on a slow processor.
@@ -29,7 +31,7 @@ def require_time(reply_after: float, size: int) -> None:
     """
     least = (_LEAST_RESERVE + _RESERVE_A_MILLION * size * 1e-6) / _RESERVED
     if reply_after < least:
-        raise ValueError(
-            f"reply_after of {reply_after:g} s is too little for noise and masks of {size} "
+        raise OptionError(
+            f"{{secure_sum.reply_after}} of {reply_after:g} s is too little for noise and masks of {size} "
             f"coordinates, which would show whose coins came up: at least {least:.3g} s"
         )

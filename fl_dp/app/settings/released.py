@@ -10,7 +10,7 @@ from fl_dp.updates.compression_options import CompressionOptions
 if TYPE_CHECKING:
     from fl_dp.updates import Compression
 
-from fl_dp.accounting.incompatible import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions
 
 from .checks import between_0_and_1, choices, ordered_pair, positive
 

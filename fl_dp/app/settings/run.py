@@ -6,7 +6,7 @@ import json
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
-from fl_dp.accounting.incompatible import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.documents import document, parsed_object
 
 from .checks import at_least, choices, positive

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from fl_dp.accounting.incompatible import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions
 
 from .checks import choices
 
