@@ -64,8 +64,9 @@ class NamesOptions(Exception):
         self.options = tuple(dict.fromkeys([*options, *options_in(template)]))
 
     def say_in(self, words: Words) -> None:
-        """Have the message say its options in other words from now on."""
-        self.args = (rendered(self.template, words),)
+        """Have the message say its options in other words; the first who asks knows most."""
+        if str(self) == rendered(self.template):
+            self.args = (rendered(self.template, words),)
 
 
 class OptionError(NamesOptions, ValueError):

@@ -43,7 +43,7 @@ from .noise_choice import (
     with_noise,
 )
 from .settings import Settings
-from .wording import said_in_keys
+from .option_keys import errors_in_keys
 
 _MOST_STEPS = 10_000_000
 
@@ -65,7 +65,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
             "to make"
         )
     _require_sensible_parts(settings)
-    with said_in_keys(selection=settings.selection.name):
+    with errors_in_keys(selection=settings.selection.name):
         return _plan_for_clients(settings, within_budget=within_budget)
 
 
@@ -88,7 +88,7 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
             "already, and clients take none of their own: leave dp_sgd=on out"
         )
     _require_nothing_of_records(settings)
-    with said_in_keys(dp_sgd=True):
+    with errors_in_keys(dp_sgd=True):
         return _plan_for_records(settings, within_budget=within_budget)
 
 

@@ -37,7 +37,7 @@ from .settings import SETTINGS_KEY, Settings
 from .shown import for_clients
 from .tracking.told import final_of, start_of, trackers_of
 from .virtual_time import VirtualTime, drawn_delays
-from .wording import said_in_keys
+from .option_keys import errors_in_keys
 from .workload import (
     check_data,
     dataset_of,
@@ -112,7 +112,7 @@ def train(
                 told.conclude(final_of(folder.read_statement()))
 
 
-@said_in_keys()
+@errors_in_keys()
 def _train_by_plan(
     folder: RunFolder,
     grid: Grid,
@@ -173,7 +173,7 @@ def _train_by_plan(
     return result
 
 
-@said_in_keys()
+@errors_in_keys()
 def _train_without_plan(
     folder: RunFolder,
     grid: Grid,

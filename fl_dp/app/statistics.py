@@ -47,7 +47,7 @@ from .server import logged_to, output_dir, roster_of
 from .settings import SETTINGS_KEY, Settings
 from .settings.statistic import StatisticSettings
 from .shown import for_clients
-from .wording import said_in_keys
+from .option_keys import errors_in_keys
 from .workload import check_data, dataset_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -74,7 +74,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
     folder.create(settings)
     folder.note_process()
-    with logged_to(folder.log), said_in_keys():
+    with logged_to(folder.log), errors_in_keys():
         check_data(settings)
         rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
         shared = settings.privacy.mode == "distributed"
@@ -114,7 +114,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     return answer
 
 
-@said_in_keys()
+@errors_in_keys()
 def statistic_plan(settings: Settings) -> tuple[NoiseChoice, PrivacyPlan]:
     """Return the query with its noise, and a plan whose budget is what it costs.
 
