@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from flwr.serverapp import Grid
 
+from fl_dp.option_errors import NamesOptions
+
 from .exchange import is_simulation
 from .run_log import RunLog
 

@@ -98,10 +98,10 @@ def in_keys(
 def keys_of(error: BaseException) -> tuple[str, ...]:
     """Return the keys that an error, or what it came from, is about; the most important first."""
     cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, NamesOptions):
+    while not (isinstance(cause, NamesOptions) and cause.options):
+        if cause is None:
+            return ()
         cause = cause.__cause__
-    if cause is None:
-        return ()
     keys = (in_keys(option, None).partition("=")[0] for option in cause.options)
     return tuple(dict.fromkeys(keys))
 

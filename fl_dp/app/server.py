@@ -29,6 +29,7 @@ from .cautions import cautions, cautions_of_data
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
 from .in_process import InProcessGrid
+from .option_keys import errors_in_keys
 from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection
 from .run_folder import RunFolder, statement_of_records
@@ -37,7 +38,6 @@ from .settings import SETTINGS_KEY, Settings
 from .shown import for_clients
 from .tracking.told import final_of, start_of, trackers_of
 from .virtual_time import VirtualTime, drawn_delays
-from .option_keys import errors_in_keys
 from .workload import (
     check_data,
     dataset_of,

@@ -137,7 +137,8 @@ def _renyi_noise(draft: PrivacyPlan) -> float:
     if math.isinf(renyi_epsilon(draft.rounds_at(1.0), budget.delta, relation)):
         raise IncompatibleOptions(
             f"these rounds have no Renyi bound under {relation} neighbours, and noise that reacts "
-            "to a {plateau} needs one: use zero-out neighbours, no sampling, or a declared schedule",
+            "to a {plateau} needs one: use zero-out neighbours, no sampling, or a declared "
+            "schedule",
             options=("sampling", "neighboring_relation"),
         )
 

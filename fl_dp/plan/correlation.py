@@ -100,7 +100,8 @@ class Banded:
         apart = sampling.least_separation
         if self.bands > apart:
             raise OptionError(
-                f"{self.bands} {{bands}} are more than the {apart} rounds that lie between two of a "
+                f"{self.bands} {{bands}} are more than the {apart} rounds that lie between two "
+                "of a "
                 "client: its participations would meet in one release, which no event charges "
                 f"for; use at most {apart}"
             )

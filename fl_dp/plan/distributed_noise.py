@@ -126,7 +126,8 @@ class SecureSum:
         committee = min(committee, nodes) if self.committee is None else committee
         if committee > nodes:
             raise OptionError(
-                f"{{secure_sum.committee}} = {committee} members are more than the {nodes} nodes: write at most "
+                f"{{secure_sum.committee}} = {committee} members are more than the {nodes} "
+                "nodes: write at most "
                 "as many"
             )
         never_both = (committee + min(colluding, committee)) // 2 + 1

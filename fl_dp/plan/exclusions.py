@@ -281,9 +281,7 @@ _HOSTS: tuple[Exclusion[Asked], ...] = (
     ),
     Exclusion(
         options=("participation_cap", "coins_at_nodes"),
-        when=lambda asked: (
-            asked.hosting.coins_at_nodes and asked.participation_cap is not None
-        ),
+        when=lambda asked: asked.hosting.coins_at_nodes and asked.participation_cap is not None,
         why="a participation cap leaves units out, which nodes that flip the coins themselves do "
         "not know of",
         instead="leave {participation_cap} or {coins_at_nodes=True} out",
@@ -308,9 +306,7 @@ _HOSTS: tuple[Exclusion[Asked], ...] = (
 _WEIGHTS: tuple[Exclusion[Asked], ...] = (
     Exclusion(
         options=("capped_denominator", "total_weight"),
-        when=lambda asked: (
-            asked.release.capped_denominator and asked.release.total_weight is None
-        ),
+        when=lambda asked: asked.release.capped_denominator and asked.release.total_weight is None,
         why="a capped denominator needs its public lower bound",
         instead="give {total_weight}, the least that all clients can weigh together",
     ),

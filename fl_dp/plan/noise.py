@@ -1,8 +1,8 @@
 """Kinds of noise: who adds it, how much in each round, and the charge for it.
 
 A kind of noise stands for a promise to somebody: `CentralNoise` trusts the server, `ClientNoise`
-trusts nobody. Each has its words for the privacy statement; what it excludes are rows of `exclusions`.
-Noise in shares under a secure sum has a file of its own (`distributed_noise`).
+trusts nobody. Each has its words for the privacy statement; what it excludes are rows of
+`exclusions`. Noise in shares under a secure sum has a file of its own (`distributed_noise`).
 """
 
 from __future__ import annotations

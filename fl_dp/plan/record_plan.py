@@ -89,7 +89,8 @@ class RecordPlan:
         require_count(steps=self.steps, participations=self.participations)
         if not _SMALLEST_NORM <= self.clipping_norm <= 1.0 / _SMALLEST_NORM:
             raise OptionError(
-                f"{{clipping_norm}} must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], where "
+                f"{{clipping_norm}} must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], "
+                "where "
                 f"gradients keep their precision, got {self.clipping_norm}"
             )
 

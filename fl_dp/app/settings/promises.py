@@ -162,6 +162,7 @@ class DPSGDSettings:
         if given and not self.enabled:
             # Closed by default: a budget that nothing keeps would look like protection.
             raise IncompatibleOptions(
-                f"{', '.join(given)} is for DP-SGD inside clients, which is off: write dp_sgd=on "
-                "too, or leave it out"
+                f"{', '.join(map('{{{}}}'.format, given))} is for DP-SGD inside clients, which "
+                "is off: "
+                "write {dp_sgd=on} too, or leave it out"
             )

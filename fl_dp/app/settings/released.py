@@ -69,7 +69,8 @@ class WeightSettings:
         positive("weights.total", self.total)
         if self.cap is None and (self.total is not None or self.capped_denominator):
             raise IncompatibleOptions(
-                "weights.total and weights.capped_denominator are about weights: give weights.cap, "
+                "{weights.total} and {weights.capped_denominator} are about weights: give "
+                "{weights.cap}, "
                 "the records that earn the full weight"
             )
 

@@ -9,11 +9,11 @@ import numpy as np
 from flwr.serverapp import Grid
 
 from fl_dp.app.cells import digest_of
+from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.planning import make_clipping, make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
 from fl_dp.app.shown import for_clients
-from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.workload import check_data
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import SecureRandom

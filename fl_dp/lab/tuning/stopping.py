@@ -25,11 +25,11 @@ from fl_dp.accounting import (
     freeze,
 )
 from fl_dp.app.cells import digest_of
+from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.tune import TuneSettings
-from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.files import write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
