@@ -94,22 +94,26 @@ class Exclusion(Generic[Facts]):
         when: Whether it is there.
         why: What would go wrong, in one sentence without its full stop.
         instead: What to write instead. `{option=?}` stands for an option with its present value.
+        got: Options whose present values the error ends with.
     """
 
     options: tuple[str, ...]
     when: Callable[[Facts], bool]
     why: str
     instead: str
+    got: tuple[str, ...] = ()
 
     @property
-    def template(self) -> str:
-        """The whole sentence, without any present value."""
-        return _PRESENT.sub(r"{\1}", f"{self.why}: {self.instead}")
+    def without_values(self) -> tuple[str, str]:
+        """The reason and the advice, which name options without their present values."""
+        return _PRESENT.sub(r"{\1}", self.why), _PRESENT.sub(r"{\1}", self.instead)
 
     def error(self, facts: Facts) -> IncompatibleOptions:
         """Return the error of these facts, with their values."""
+        got = f", got {' with '.join(f'{{{each}=?}}' for each in self.got)}" if self.got else ""
         template = _PRESENT.sub(
-            lambda found: f"{{{found[1]}={_value(facts, found[1])}}}", f"{self.why}: {self.instead}"
+            lambda found: f"{{{found[1]}={_value(facts, found[1])}}}",
+            f"{self.why}: {self.instead}{got}",
         )
         error = IncompatibleOptions(template, options=self.options)
         error.rule = self

@@ -58,15 +58,19 @@ NOISE: tuple[Exclusion[Settings], ...] = (
         when=_has_keys_of_other_noise,
         why="{privacy.separation} is for {privacy.noise=spaced}, {privacy.groups} for "
         "{privacy.noise=cyclic}, and {privacy.bands} for both",
-        instead="write that noise too, or leave the key out, got {privacy.noise=?}",
+        instead="write that noise too, or leave the key out",
+        got=("privacy.noise",),
     ),
     Exclusion(
         options=("privacy.noise", "privacy.mode"),
         when=lambda given: given.privacy.noise != "independent" and given.privacy.mode != "central",
         why="correlated noise is the server's own, and nodes that add noise can't take earlier "
         "noise away",
-        instead="write {privacy=central} or {privacy.noise=independent}, got {privacy.noise=?} "
-        "with {privacy.mode=?}",
+        instead="write {privacy=central} or {privacy.noise=independent}",
+        got=(
+            "privacy.noise",
+            "privacy.mode",
+        ),
     ),
     Exclusion(
         options=("privacy.noise", "selection"),
@@ -81,7 +85,11 @@ NOISE: tuple[Exclusion[Settings], ...] = (
         why="{privacy.noise=spaced} goes with {selection=public} or buffered, "
         "{privacy.noise=cyclic} with {selection=poisson} or truncated_poisson, and "
         "{privacy.noise=auto} with {selection=poisson} or public",
-        instead="write that selection too, got {privacy.noise=?} with {selection.name=?}",
+        instead="write that selection too",
+        got=(
+            "privacy.noise",
+            "selection.name",
+        ),
     ),
     Exclusion(
         options=("privacy.noise", "privacy.noise_multiplier", "privacy.epsilon"),
@@ -103,7 +111,11 @@ UTILITIES: tuple[Exclusion[Settings], ...] = (
         ),
         why="{selection.records_per_client} goes with {privacy.unit=record}, for which it is "
         "needed",
-        instead="write both or neither, got {selection.records_per_client=?} with {privacy.unit=?}",
+        instead="write both or neither",
+        got=(
+            "selection.records_per_client",
+            "privacy.unit",
+        ),
     ),
     Exclusion(
         options=("selection.utility", "privacy.unit"),

@@ -24,7 +24,6 @@ KEYS = {
     "largest_rate": "selection.largest_rate",
     "max_staleness": "selection.max_staleness",
     "neighboring_relation": "privacy.neighboring_relation",
-    "nodes": "task.num_clients",
     "noise_multiplier": "privacy.noise_multiplier",
     "num_clients": "task.num_clients",
     "participation_cap": "selection.participation_cap",
@@ -49,6 +48,7 @@ KEYS = {
 CHOICES = {
     "client_scheme": "privacy.mode=local",
     "coins_at_nodes": "selection.coins=nodes",
+    "nodes": "privacy.unit=record",
     "plateau": "schedule=plateau",
     "record_plan": "dp_sgd=on",
     "secure_sum": "privacy.mode=distributed",

@@ -138,7 +138,8 @@ _LAWS: tuple[Exclusion[Asked], ...] = (
         ),
         why="a truncated Poisson sample is charged for neighbours on a public roster: the cut "
         "shows how many others there are",
-        instead="write {neighboring_relation=zero-out}, got {neighboring_relation=?}",
+        instead="write {neighboring_relation=zero-out}",
+        got=("neighboring_relation",),
     ),
     Exclusion(
         options=("sampling", "neighboring_relation"),
@@ -156,14 +157,16 @@ _LAWS: tuple[Exclusion[Asked], ...] = (
             asked.by_turns and asked.neighboring_relation is not NeighboringRelation.ZERO_OUT
         ),
         why="groups that take turns are charged for zero-out neighbours on a public roster",
-        instead="write {neighboring_relation=zero-out}, got {neighboring_relation=?}",
+        instead="write {neighboring_relation=zero-out}",
+        got=("neighboring_relation",),
     ),
     Exclusion(
         options=("sampling", "schedule"),
         when=lambda asked: asked.sampling.least_separation > 1 and asked.schedule != "constant",
         why="clients that take turns differ in the rounds that they take part in, and each is "
         "charged for the same noise",
-        instead="use a constant {schedule}, got {schedule=?}",
+        instead="use a constant {schedule}",
+        got=("schedule",),
     ),
     Exclusion(
         options=("participation_cap", "sampling"),
@@ -177,14 +180,16 @@ _LAWS: tuple[Exclusion[Asked], ...] = (
         when=lambda asked: asked.participation_cap is not None and not asked.sampling.visible,
         why="a participation cap needs to see who takes part, and sampling is only worth its "
         "amplification when nobody does",
-        instead=f"leave {{participation_cap}} out, or write {_SEEN}, got {{sampling=?}}",
+        instead=f"leave {{participation_cap}} out, or write {_SEEN}",
+        got=("sampling",),
     ),
     Exclusion(
         options=("participation_cap", "schedule"),
         when=lambda asked: asked.participation_cap is not None and asked.schedule != "constant",
         why="a participation cap needs the same noise in each round, as clients differ in the "
         "rounds they take part in",
-        instead="leave {participation_cap} out, or use a constant {schedule}, got {schedule=?}",
+        instead="leave {participation_cap} out, or use a constant {schedule}",
+        got=("schedule",),
     ),
 )
 
@@ -211,7 +216,8 @@ _UNITS: tuple[Exclusion[Asked], ...] = (
         ),
         why="one record changes its client's whole update, by up to twice the clipping norm, so "
         "{unit='record'} needs replace-one neighbours",
-        instead="write {neighboring_relation=replace-one}, got {neighboring_relation=?}",
+        instead="write {neighboring_relation=replace-one}",
+        got=("neighboring_relation",),
     ),
     Exclusion(
         options=("coins_at_nodes", "nodes"),
@@ -374,8 +380,8 @@ _NOISE_OVER_ROUNDS: tuple[Exclusion[Asked], ...] = (
         when=lambda asked: asked.correlated and asked.schedule != "constant",
         why="correlated noise is charged at one multiplier, and what a round costs would depend "
         "on the noise of later ones",
-        instead="use a constant {schedule}, got {schedule=?}, and let the server's learning rate "
-        "fall instead",
+        instead="use a constant {schedule}, and let the server's learning rate fall instead",
+        got=("schedule",),
     ),
     Exclusion(
         options=("plateau", "schedule"),
@@ -429,7 +435,8 @@ _NOISE_AT_CLIENTS: tuple[Exclusion[Asked], ...] = (
         when=lambda asked: asked.local and not asked.sampling.visible,
         why="with noise at the clients the server sees each message and who sent it, so nothing "
         "is amplified",
-        instead=f"with {{client_scheme}} write {_SEEN}, got {{sampling=?}}",
+        instead=f"with {{client_scheme}} write {_SEEN}",
+        got=("sampling",),
     ),
     Exclusion(
         options=("selection", "client_scheme"),
@@ -463,7 +470,8 @@ _SECURE_SUMS: tuple[Exclusion[Asked], ...] = (
         ),
         why="a cohort that only the server knows is no secret under {secure_sum}, as its noise is "
         "one share a member, and many coordinates of it tell how many there were",
-        instead=f"write {{coins_at_nodes=True}}, {_SEEN}, got {{sampling=?}}",
+        instead=f"write {{coins_at_nodes=True}}, {_SEEN}",
+        got=("sampling",),
     ),
     Exclusion(
         options=("selection", "secure_sum"),
@@ -480,8 +488,8 @@ _SECURE_SUMS: tuple[Exclusion[Asked], ...] = (
         ),
         why="a cohort of units would tell each node which of its own take part, and every node of "
         "a secure sum is sent the same",
-        instead="write {sampling_rate=1} or {coins_at_nodes=True}, or have one unit a node, got "
-        "{sampling=?}",
+        instead="write {sampling_rate=1} or {coins_at_nodes=True}, or have one unit a node",
+        got=("sampling",),
     ),
     Exclusion(
         options=("neighboring_relation", "secure_sum"),
@@ -491,8 +499,8 @@ _SECURE_SUMS: tuple[Exclusion[Asked], ...] = (
             and not asked.hosting.of_records
         ),
         why="a unit that is alone at its node takes its share of the noise with it",
-        instead="with {secure_sum} write {neighboring_relation=zero-out}, got "
-        "{neighboring_relation=?}",
+        instead="with {secure_sum} write {neighboring_relation=zero-out}",
+        got=("neighboring_relation",),
     ),
     Exclusion(
         options=("coins_at_nodes", "secure_sum.reply_after"),
