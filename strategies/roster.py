@@ -10,6 +10,8 @@ from typing import NamedTuple
 
 from flwr.serverapp import Grid
 
+from fl_dp.option_errors import NamesOptions
+
 from .exchange import is_simulation
 from .run_log import RunLog
 
@@ -18,11 +20,11 @@ logger = logging.getLogger("flwr.fl_dp")
 _PAUSE = 0.2
 
 
-class RosterIncomplete(RuntimeError):
+class RosterIncomplete(NamesOptions, RuntimeError):
     """Fewer nodes connected than the plan declares."""
 
 
-class RosterTooLarge(RuntimeError):
+class RosterTooLarge(NamesOptions, RuntimeError):
     """More nodes connected than the plan declares."""
 
 
@@ -160,7 +162,7 @@ def wait_for_roster(
             return nodes
         late = time.monotonic() >= deadline
         if len(nodes) < wanted and late:
-            lower = f", or declare num_clients={len(nodes) * units_per_node}" if nodes else ""
+            lower = f", or declare {{num_clients={len(nodes) * units_per_node}}}" if nodes else ""
             raise RosterIncomplete(
                 f"{declared}, but {len(nodes)} nodes are connected after {timeout:.0f} s: connect "
                 f"the others (in a simulation, --federation-config 'num-supernodes={wanted}')"
@@ -171,7 +173,7 @@ def wait_for_roster(
             raise RosterTooLarge(
                 f"{declared}, but {len(nodes)} nodes are connected: the mean is divided by what is "
                 f"declared and would come out up to {hosted / num_clients:.3g} times too large. "
-                f"Declare num_clients={hosted}, or allow it with roster_may_grow=True"
+                f"Declare {{num_clients={hosted}}}, or allow it with {{roster_may_grow=True}}"
             )
         if len(nodes) > wanted and not warned:
             warned = True

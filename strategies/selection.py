@@ -31,6 +31,7 @@ from fl_dp.accounting import (
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.mechanisms.checks import require_count
+from fl_dp.option_errors import OptionError
 
 from .roster import Unit
 
@@ -354,17 +355,18 @@ class BufferedSelection(PublicSelection):
         self.concurrency = 2 * size if concurrency is None else concurrency
         require_count(concurrency=self.concurrency)
         if isinstance(max_staleness, bool) or max_staleness != int(max_staleness):
-            raise ValueError(f"max_staleness must be a whole number, got {max_staleness!r}")
+            raise OptionError(f"{{max_staleness}} must be a whole number, got {max_staleness!r}")
         if max_staleness < 0:
-            raise ValueError(f"max_staleness must not be negative, got {max_staleness}")
+            raise OptionError(f"{{max_staleness}} must not be negative, got {max_staleness}")
         if not (math.isfinite(staleness_power) and staleness_power >= 0.0):
-            raise ValueError(
-                f"staleness_power must be finite and not negative, got {staleness_power}: an old "
+            raise OptionError(
+                f"{{staleness_power}} must be finite and not negative, got {staleness_power}: "
+                "an old "
                 "answer must not weigh more than a new one"
             )
         if self.concurrency < size:
-            raise ValueError(
-                f"concurrency must be at least the buffer's {size}, or it never fills; got "
+            raise OptionError(
+                f"{{concurrency}} must be at least the buffer's {size}, or it never fills; got "
                 f"{self.concurrency}"
             )
         self.max_staleness = int(max_staleness)

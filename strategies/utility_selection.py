@@ -25,6 +25,7 @@ from fl_dp.accounting import (
     event_of,
 )
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
+from fl_dp.option_errors import OptionError
 from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 
@@ -95,7 +96,9 @@ class ExponentialSelection(Selection):
         # The longer half: the middle is rounded.
         half = max(high - null, null - low)
         if records_per_client is not None and records_per_client < 1:
-            raise ValueError(f"records_per_client must be at least 1, got {records_per_client}")
+            raise OptionError(
+                f"{{records_per_client}} must be at least 1, got {records_per_client}"
+            )
         # The null of a record is the middle of the range, as that of a client.
         self.mechanism = ExponentialMechanism(
             epsilon=epsilon,
@@ -197,15 +200,16 @@ class DPUtilitySelection(Selection):
         )
         low, high = utility_range
         if low != 0.0:
-            raise ValueError(f"utility_range must start at 0, got ({low}, {high})")
+            raise OptionError(f"{{utility_range}} must start at 0, got ({low}, {high})")
         if not 0.0 <= smallest_rate <= largest_rate:
-            raise ValueError(
-                f"smallest_rate must lie in [0, largest_rate = {largest_rate}], got {smallest_rate}"
+            raise OptionError(
+                f"{{smallest_rate}} must lie in [0, largest_rate = {largest_rate}], got "
+                f"{smallest_rate}"
             )
         if refresh_every < 1:
-            raise ValueError(f"refresh_every must be at least 1, got {refresh_every}")
+            raise OptionError(f"{{refresh_every}} must be at least 1, got {refresh_every}")
         if not (math.isfinite(sharpness * high) and sharpness >= 0.0):
-            raise ValueError(f"sharpness must be finite and not negative, got {sharpness}")
+            raise OptionError(f"{{sharpness}} must be finite and not negative, got {sharpness}")
         self._query = UtilityQuery(utility=utility, high=high, noise_multiplier=noise_multiplier)
         self._refresh_every = refresh_every
         self._smallest_rate = smallest_rate

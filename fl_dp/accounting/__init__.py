@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from fl_dp.option_errors import IncompatibleOptions
+
     from .banded import (
         Objective,
         model_error,
@@ -54,7 +56,6 @@ if TYPE_CHECKING:
         naive_split,
         udp_sigma,
     )
-    from .incompatible import IncompatibleOptions
     from .sampling import (
         BufferedSampling,
         CyclicSampling,

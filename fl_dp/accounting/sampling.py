@@ -14,8 +14,8 @@ from typing import Any, ClassVar
 
 from fl_dp.documents import known_kind
 from fl_dp.mechanisms.checks import require_count, require_rate
+from fl_dp.option_errors import OptionError
 
-from .budget import NeighboringRelation
 from .events import (
     Checked,
     FixedSizeGaussianEvent,
@@ -24,7 +24,6 @@ from .events import (
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,
 )
-from .incompatible import IncompatibleOptions
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,11 +72,11 @@ class Sampling(Checked, ABC):
             unit: Word for those who are sampled.
         """
 
-    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
+    def check(self, num_units: int) -> None:
         """Refuse what can't be charged.
 
         Raises:
-            ValueError: If the rule does not fit that roster or those neighbours.
+            OptionError: If the rule does not fit that roster.
         """
         _ = self.event(1.0, num_units)  # checks itself, whatever the noise
 
@@ -150,15 +149,6 @@ class TruncatedPoissonSampling(Sampling):
         """Return one phrase for people."""
         return f"Poisson, secret coins, cut at random to at most {self.max_cohort} {unit}s"
 
-    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
-        """Refuse add-or-remove neighbours: the cut shows how many others there are."""
-        super().check(num_units, neighboring_relation)
-        if neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            raise IncompatibleOptions(
-                "truncated Poisson sampling is charged for zero-out neighbours on a public roster, "
-                f"not for {neighboring_relation}"
-            )
-
 
 @dataclass(frozen=True, kw_only=True)
 class UtilityPoissonSampling(Sampling):
@@ -181,7 +171,7 @@ class UtilityPoissonSampling(Sampling):
         """
         require_rate(largest_rate=self.largest_rate)
         if not self.cohort > 0.0:
-            raise ValueError(f"cohort must be positive, got {self.cohort}")
+            raise OptionError(f"{{cohort}} must be positive, got {self.cohort}")
 
     def event(self, noise_multiplier: float, num_units: int) -> PrivacyEvent:
         """Return a Gaussian that is Poisson-sampled at the largest rate."""
@@ -200,14 +190,13 @@ class UtilityPoissonSampling(Sampling):
             "utilities, which are charged on their own"
         )
 
-    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
-        """Refuse add-or-remove neighbours, and a cohort that the rates can't reach."""
-        super().check(num_units, neighboring_relation)
-        _require_roster("selection by utility", neighboring_relation)
+    def check(self, num_units: int) -> None:
+        """Refuse a cohort that the rates can't reach."""
+        super().check(num_units)
         if self.cohort > self.largest_rate * num_units:
-            raise ValueError(
+            raise OptionError(
                 f"a cohort of {self.cohort:g} out of {num_units} needs rates above "
-                f"{self.largest_rate:g}: raise the largest rate or ask for a smaller cohort"
+                f"{{largest_rate={self.largest_rate:g}}}: raise it or ask for a smaller cohort"
             )
 
 
@@ -279,19 +268,18 @@ class VisibleSampling(Sampling):
             f"none: {self.cohort} {unit}s a round are chosen in sight{apart}, and charged in full"
         )
 
-    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
-        """Refuse add-or-remove neighbours, and a cohort above the roster."""
-        super().check(num_units, neighboring_relation)
-        _require_roster("a cohort that is seen", neighboring_relation)
+    def check(self, num_units: int) -> None:
+        """Refuse a cohort above the roster."""
+        super().check(num_units)
         if self.cohort > num_units:
-            raise ValueError(
-                f"cohort must be at most the roster's {num_units} units, got {self.cohort}"
+            raise OptionError(
+                f"{{cohort}} must be at most the roster's {num_units} units, got {self.cohort}"
             )
         if self.cohort * self.separation > num_units:
-            raise ValueError(
+            raise OptionError(
                 f"cohorts of {self.cohort} whose units rest for {self.separation} rounds need "
-                f"{self.cohort * self.separation} units, got {num_units}: use a separation of at "
-                f"most {num_units // self.cohort}"
+                f"{self.cohort * self.separation} units, got {num_units}: use a {{separation}} of "
+                f"at most {num_units // self.cohort}"
             )
 
 
@@ -354,9 +342,9 @@ class CyclicSampling(Sampling):
         """
         require_count(groups=self.groups)
         if not isinstance(self.inside, PoissonSampling | TruncatedPoissonSampling):
-            raise ValueError(
-                "inside a group only secret coins are charged for: write inside=PoissonSampling("
-                f"sampling_rate=...) or TruncatedPoissonSampling(...), got {self.inside}"
+            raise OptionError(
+                "inside a group only secret coins are charged for: write {inside=PoissonSampling("
+                f"sampling_rate=...)}} or TruncatedPoissonSampling(...), got {self.inside}"
             )
 
     @property
@@ -384,23 +372,18 @@ class CyclicSampling(Sampling):
             within = f"each {unit} of the group is charged in full"
         return f"{self.groups} public groups of {unit}s that take turns; inside a group {within}"
 
-    def check(self, num_units: int, neighboring_relation: NeighboringRelation) -> None:
-        """Refuse all neighbours but zero-out, one group alone, and more groups than units."""
+    def check(self, num_units: int) -> None:
+        """Refuse one group alone, and more groups than units."""
         if self.groups == 1:
-            raise ValueError(
-                f"groups must be at least 2, got 1: a group alone has every turn, so write "
-                f"sampling={self.inside}"
-            )
-        if neighboring_relation is not NeighboringRelation.ZERO_OUT:
-            raise ValueError(
-                "cyclic sampling is charged for zero-out neighbours on a public roster, not for "
-                f"{neighboring_relation}"
+            raise OptionError(
+                f"{{groups}} must be at least 2, got 1: a group alone has every turn, so write "
+                f"{{sampling={self.inside}}}"
             )
         if self.groups > num_units:
-            raise ValueError(
-                f"groups must be at most the roster's {num_units} units, got {self.groups}"
+            raise OptionError(
+                f"{{groups}} must be at most the roster's {num_units} units, got {self.groups}"
             )
-        super().check(num_units, neighboring_relation)
+        super().check(num_units)
 
     def group_of(self, index: int) -> int:
         """Return the group whose turn an index is, from 0 on."""
@@ -439,11 +422,3 @@ def sampling_from_dict(fields: Mapping[str, Any]) -> Sampling:
     if "inside" in given:
         given["inside"] = sampling_from_dict(given["inside"])
     return known_kind(_KINDS, given.pop("kind"), of="sampling")(**given)
-
-
-def _require_roster(what: str, relation: NeighboringRelation) -> None:
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-        raise IncompatibleOptions(
-            f"{what} needs a public roster: a client that is not there can't be chosen, so nothing "
-            "is promised under add-or-remove-one; use zero-out neighbours"
-        )

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from fl_dp.mechanisms import LEAST_NOISE_SCALE
 from fl_dp.mechanisms.checks import require_count, require_positive
+from fl_dp.option_errors import OptionError
 
 from .budget import PrivacyBudget
 
@@ -57,26 +58,30 @@ class SharedNoise:
                 values of a single client.
         """
         if not 2 <= self.least <= self.cohort:
-            raise ValueError(
-                f"least must lie in [2, cohort = {self.cohort}], got {self.least}: a sum over one "
+            raise OptionError(
+                f"{{secure_sum.least}} must lie in [2, cohort = {self.cohort}], got "
+                f"{self.least}: a sum over one "
                 "client hides nothing"
             )
         if self.colluding < 0:
-            raise ValueError(f"colluding must be at least 0, got {self.colluding}")
+            raise OptionError(f"{{secure_sum.colluding}} must be at least 0, got {self.colluding}")
         if not 1 <= self.committee <= 255:
-            raise ValueError(f"committee must lie in [1, 255], got {self.committee}")
+            raise OptionError(
+                f"{{secure_sum.committee}} must lie in [1, 255], got {self.committee}"
+            )
         # Never both masks of one client: two sets of honest members who answer have to meet.
         low = (self.committee + self.colluding_members) // 2 + 1
         if not low <= self.threshold <= self.committee:
-            raise ValueError(
-                f"threshold must lie in [{low}, committee = {self.committee}] where "
+            raise OptionError(
+                f"{{secure_sum.threshold}} must lie in [{low}, committee = {self.committee}] where "
                 f"{self.colluding_members} members may collude, got {self.threshold}"
             )
         if self.guaranteed - self.colluding < 2:
-            raise ValueError(
+            raise OptionError(
                 f"a server that lies to members could open a sum of {self.guaranteed} clients, "
-                f"{self.colluding} of whom may collude: raise least ({self.least}) or threshold "
-                f"({self.threshold}), or write cross_check=True"
+                f"{self.colluding} of whom may collude: raise "
+                f"{{secure_sum.least}} ({self.least}) or {{secure_sum.threshold}} "
+                f"({self.threshold}), or write {{secure_sum.cross_check=True}}"
             )
 
     @property

@@ -16,6 +16,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from .kept import check_kept
+from .option_keys import errors_in_keys
 from .overrides import ConfigError, check_keys, check_values, config_folder, parsed, wrong_value
 from .recipes import with_recipe
 from .schema import new_schema, settings_of
@@ -66,17 +67,20 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             finally:
                 GlobalHydra.instance().hydra = outer
         # Merged into the schema once more: Hydra lets a file add keys that nobody reads.
-        settings = settings_of(OmegaConf.to_container(composed))
+        with errors_in_keys():
+            settings = settings_of(OmegaConf.to_container(composed))
         given = {
             each.key_or_group: str(each.input_line).partition("=")[2]
             for each in read
             if not each.is_delete()
         }
-        check_kept(given, settings)
+        with errors_in_keys():
+            check_kept(given, settings)
     except OmegaConfBaseException as error:
-        raise ConfigError(_first_line(error)) from error
+        raise ConfigError(_first_line(error), options=_keys_in(error)) from error
     except HydraException as error:
-        raise ConfigError(_first_line(_inner(error))) from error
+        inner = _inner(error)
+        raise ConfigError(_first_line(inner), options=_keys_in(inner)) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     return settings
@@ -113,6 +117,12 @@ def _inner(error: BaseException) -> BaseException:
 
     inner = error.__cause__ or error.__context__
     return _inner(inner) if inner is not None and isinstance(error, HydraException) else error
+
+
+def _keys_in(error: BaseException) -> tuple[str, ...]:
+    """Return the key that OmegaConf names, if it does."""
+    key = getattr(error, "full_key", None)
+    return (str(key),) if key else ()
 
 
 def _first_line(error: BaseException) -> str:

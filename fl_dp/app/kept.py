@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fl_dp.accounting.incompatible import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions
 
 from .settings import Settings
 
@@ -27,8 +27,8 @@ def check_kept(given: Mapping[str, str], settings: Settings) -> None:
     """
     if given.get("dp_sgd") == "off" and settings.protects_records:
         raise IncompatibleOptions(
-            "dp_sgd=off and privacy=dp_sgd exclude each other: leave dp_sgd=off out, or write "
-            "privacy=none"
+            "{dp_sgd=off} and {privacy=dp_sgd} exclude each other: leave {dp_sgd=off} out, or "
+            "write {privacy=none}"
         )
     settings.dp_sgd.require_on(
         f"{key}={value}"
@@ -40,6 +40,6 @@ def check_kept(given: Mapping[str, str], settings: Settings) -> None:
         if group == "privacy" and name in _OF_CLIENTS and settings.protects_records_alone:
             instead = f"dp_sgd.{name}={value}" if name in _OF_BOTH else "privacy=central dp_sgd=on"
             raise IncompatibleOptions(
-                f"{key}={value} is for clients, and their records alone are protected: write "
+                f"{{{key}={value}}} is for clients, and their records alone are protected: write "
                 f"{instead}, or leave it out"
             )

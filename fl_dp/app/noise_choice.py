@@ -6,9 +6,10 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
-from fl_dp.accounting import IncompatibleOptions, PoissonSampling, TruncatedPoissonSampling
+from fl_dp.accounting import PoissonSampling, TruncatedPoissonSampling
 from fl_dp.accounting.banded import MOST_BANDS
 from fl_dp.accounting.noise_comparison import NoisePrice, Wanted, best_noise, compare_noise
+from fl_dp.option_errors import OptionError, require_compatible
 from fl_dp.plan import Banded
 from fl_dp.strategies import (
     BufferedSelection,
@@ -18,6 +19,7 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
+from .exclusions import NOISE
 from .settings import Settings
 
 _MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless privacy.bands says more
@@ -33,15 +35,11 @@ def with_noise(settings: Settings, delta: float) -> Settings:
     Raises:
         ValueError: If settings exclude each other.
     """
-    _require_fitting(settings)
+    require_compatible(NOISE, settings)
     privacy, chosen = settings.privacy, settings.selection
     if privacy.noise != "auto":
         return settings
-    if privacy.epsilon is None or privacy.noise_multiplier is not None:
-        raise IncompatibleOptions(
-            "privacy.noise=auto compares noise at one budget: leave privacy.noise_multiplier out, "
-            "and write privacy.epsilon"
-        )
+    assert privacy.epsilon is not None  # a row of `NOISE`
     secret, num_clients = chosen.name == "poisson", settings.task.num_clients
     best = _best(
         Wanted(
@@ -92,9 +90,9 @@ def cyclic_selection(settings: Settings) -> CyclicSelection:
     chosen, groups = settings.selection, _groups(settings)
     rate = groups * chosen.sampling_rate
     if rate > 1.0 + 1e-9:
-        raise ValueError(
-            f"each of privacy.groups={groups} groups would have to fill a cohort of "
-            f"selection.sampling_rate={chosen.sampling_rate:g} alone: write at most "
+        raise OptionError(
+            f"each of {{privacy.groups={groups}}} groups would have to fill a cohort of "
+            f"{{selection.sampling_rate={chosen.sampling_rate:g}}} alone: write at most "
             f"{math.floor(1.0 / chosen.sampling_rate + 1e-9)} groups"
         )
     inside: PoissonSampling | TruncatedPoissonSampling
@@ -121,45 +119,6 @@ def correlation_of(settings: Settings) -> Banded | None:
     return Banded.optimal(rounds=settings.rounds, bands=bands, momentum=server_momentum(settings))
 
 
-def _require_fitting(settings: Settings) -> None:
-    """Refuse noise that does not go with the mode or the selection, and keys of another noise.
-
-    Raises:
-        ValueError: With what to write instead.
-    """
-    privacy, chosen = settings.privacy, settings.selection
-    of_noise = {"separation": ("spaced",), "groups": ("cyclic",), "bands": ("spaced", "cyclic")}
-    for key, kinds in of_noise.items():
-        given = getattr(privacy, key)
-        if given is not None and privacy.noise not in (*kinds, *(["auto"] * (key == "bands"))):
-            raise IncompatibleOptions(
-                f"privacy.{key}={given} is for privacy.noise={' or '.join(kinds)}, not "
-                f"{privacy.noise}: write that too, or leave it out"
-            )
-    if privacy.noise == "independent":
-        return
-    if privacy.mode != "central":
-        raise IncompatibleOptions(
-            f"privacy.noise={privacy.noise} is the server's own noise: nodes that add noise under "
-            f"privacy.mode={privacy.mode} can't take earlier noise away; write privacy=central"
-        )
-    if privacy.noise == "cyclic" and chosen.name == "buffered":
-        raise IncompatibleOptions(
-            "privacy.noise=cyclic rests on secret coins inside a group, and who answers when is no "
-            "coin: with selection=buffered write privacy.noise=spaced"
-        )
-    fitting = {
-        "spaced": ("public", "buffered"),
-        "cyclic": ("poisson", "truncated_poisson"),
-        "auto": ("poisson", "public"),
-    }[privacy.noise]
-    if chosen.name not in fitting:
-        raise IncompatibleOptions(
-            f"privacy.noise={privacy.noise} draws its cohorts by selection="
-            f"{' or '.join(fitting)}, not {chosen.name}: write that too"
-        )
-
-
 @lru_cache(maxsize=32)
 def _best(wanted: Wanted) -> NoisePrice:
     prices = compare_noise(wanted)
@@ -183,9 +142,9 @@ def _groups(settings: Settings) -> int:
     if groups is None:
         most = math.floor(1.0 / settings.selection.sampling_rate + 1e-9)
         example = max(2, min(8, most, settings.rounds))
-        raise ValueError(
-            f"privacy.noise=cyclic needs the number of groups: write privacy.groups={example}, or "
-            "privacy.noise=auto, which finds the best"
+        raise OptionError(
+            f"{{privacy.noise=cyclic}} needs the number of groups: write "
+            f"{{privacy.groups={example}}}, or {{privacy.noise=auto}}, which finds the best"
         )
     return groups
 

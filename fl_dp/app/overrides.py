@@ -13,6 +13,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fl_dp.option_errors import NamesOptions
+
 from .keys import all_keys, either, groups, nearest_keys
 
 if TYPE_CHECKING:
@@ -23,7 +25,7 @@ _OVERRIDE = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[^=]*)(=(?P<value>.*))?", r
 _PLAIN = re.compile(r"[\w./~-]+")
 
 
-class ConfigError(ValueError):
+class ConfigError(NamesOptions, ValueError):
     """The configuration can't be composed or holds a wrong value."""
 
 
@@ -98,7 +100,8 @@ def check_values(overrides: Sequence[Override]) -> None:
         try:
             OmegaConf.update(schema, key, override.value())
         except OmegaConfBaseException as error:
-            raise ConfigError(wrong_value(str(error.full_key or key), written)) from error
+            wrong = str(error.full_key or key)
+            raise ConfigError(wrong_value(wrong, written), options=(wrong,)) from error
 
 
 def parsed(text: str) -> Override:

@@ -7,7 +7,6 @@ from dataclasses import replace
 from typing import Any
 
 from fl_dp.accounting import (
-    IncompatibleOptions,
     NeighboringRelation,
     PrivacyBudget,
     PrivacyEvent,
@@ -21,6 +20,7 @@ from fl_dp.mechanisms import (
     PerLayerClipping,
     ScalarMetric,
 )
+from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
 from fl_dp.plan import PlanArguments, PrivacyPlan, RecordPlan
 from fl_dp.strategies import (
     DPUtilitySelection,
@@ -34,6 +34,7 @@ from fl_dp.strategies import (
 )
 from fl_dp.updates import VectorLayout
 
+from .exclusions import PARTS, RECORDS, UTILITIES
 from .noise_choice import (
     buffered_selection,
     correlation_of,
@@ -41,9 +42,9 @@ from .noise_choice import (
     spaced_selection,
     with_noise,
 )
+from .option_keys import errors_in_keys
 from .settings import Settings
 from .wings import wings
-from .wording import said_in_keys
 
 _MOST_STEPS = 10_000_000
 
@@ -60,12 +61,12 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
         ValueError: If the rounds do not fit the budget, or settings exclude each other.
     """
     if not settings.protects_clients:
-        raise ValueError(
-            f"privacy.mode={settings.privacy.mode} promises nothing to clients: there is no plan "
-            "to make"
+        raise OptionError(
+            f"{{privacy.mode={settings.privacy.mode}}} promises nothing to clients: there is no "
+            "plan to make"
         )
-    _require_sensible_parts(settings)
-    with said_in_keys(selection=settings.selection.name):
+    require_compatible(PARTS, settings)
+    with errors_in_keys(selection=settings.selection.name):
         return _plan_for_clients(settings, within_budget=within_budget)
 
 
@@ -82,13 +83,8 @@ def make_record_plan(settings: Settings, *, within_budget: bool = True) -> Recor
     """
     if not settings.protects_records:
         return None
-    if settings.sums_records:
-        raise IncompatibleOptions(
-            "with privacy.unit=record under privacy=distributed each round is a step of DP-SGD "
-            "already, and clients take none of their own: leave dp_sgd=on out"
-        )
-    _require_nothing_of_records(settings)
-    with said_in_keys(dp_sgd=True):
+    require_compatible(RECORDS, settings)
+    with errors_in_keys(dp_sgd=True):
         return _plan_for_records(settings, within_budget=within_budget)
 
 
@@ -169,9 +165,9 @@ def check_layers(settings: Settings) -> None:
     """
     norms = settings.clipping.norms
     if norms is not None and len(norms) != (arrays := _num_layers(settings)):
-        raise ValueError(
-            f"clipping.norms has {len(norms)} norms and model={settings.model.name} has {arrays} "
-            f"floating-point arrays: write {arrays} norms, or leave clipping.norms out"
+        raise OptionError(
+            f"{{clipping.norms}} has {len(norms)} norms and {{model={settings.model.name}}} has "
+            f"{arrays} floating-point arrays: write {arrays} norms, or leave it out"
         )
 
 
@@ -248,9 +244,9 @@ def declared_records(settings: Settings) -> int:
     if task.num_records is not None:
         return task.num_records
     if task.partition == "nodes":
-        raise ValueError(
+        raise OptionError(
             "nobody says how many records the nodes have: declare about as many as all have "
-            "together, task.num_records=..., which is public"
+            "together, {task.num_records=...}, which is public"
         )
     from .workload import parts_of  # only here does a plan have to know the data
 
@@ -268,15 +264,15 @@ def _roster(settings: Settings) -> tuple[int, int, int | None]:
         return nodes, hosted, None
     if hosted > 1:
         raise IncompatibleOptions(
-            "a client adds up the gradients of its own records: with privacy.unit=record under "
-            f"privacy=distributed write simulation.units_per_node=1, got {hosted}"
+            "a client adds up the gradients of its own records: with {privacy.unit=record} under "
+            f"{{privacy=distributed}} write {{simulation.units_per_node=1}}, got {hosted}"
         )
     records = declared_records(settings)
     most = settings.task.max_records or records
     if nodes * most < records:
-        raise ValueError(
-            f"{nodes} clients of at most task.max_records = {most} records do not have "
-            f"task.num_records = {records}: raise the first or lower the second"
+        raise OptionError(
+            f"{nodes} clients of at most {{task.max_records={most}}} records do not have "
+            f"{{task.num_records={records}}}: raise the first or lower the second"
         )
     return records, most, nodes
 
@@ -284,23 +280,15 @@ def _roster(settings: Settings) -> tuple[int, int, int | None]:
 def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
     chosen = settings.dp_sgd
     epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
-    if settings.protects_records_alone:
-        _require_meaningful_alone(settings)
     steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
     participations = chosen.participations or _usual_participations(settings)
     if steps * participations > _MOST_STEPS:
-        raise ValueError(
+        raise OptionError(
             f"{steps} steps in each of {participations} rounds of a client are too many: raise "
-            "dp_sgd.sampling_rate, or lower dp_sgd.steps, dp_sgd.participations or client.epochs, "
-            f"to {_MOST_STEPS:,} in all"
+            "{dp_sgd.sampling_rate}, or lower {dp_sgd.steps}, {dp_sgd.participations} or "
+            f"{{client.epochs}}, to {_MOST_STEPS:,} in all"
         )
     relation = NeighboringRelation(settings.privacy.neighboring_relation)
-    if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and chosen.expected_batch_size is None:
-        raise IncompatibleOptions(
-            "privacy.neighboring_relation=add-or-remove-one hides how many records a client has: "
-            "give dp_sgd.expected_batch_size, a public constant, for example "
-            "dp_sgd.sampling_rate times a typical client's records"
-        )
     training: dict[str, Any] = {
         "sampling_rate": chosen.sampling_rate,
         "steps": steps,
@@ -315,11 +303,11 @@ def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
     if epsilon is None or not within_budget:
         return spends
     if spends.budget.epsilon > epsilon:
-        raise ValueError(
-            f"{participations} rounds of a client at noise multiplier {multiplier:g} spend "
-            f"epsilon {spends.budget.epsilon:.4g} of its records, more than the budget of "
-            f"{epsilon:g}: raise the budget, or leave the noise multiplier out and let it be "
-            "calibrated"
+        raise OptionError(
+            f"{participations} rounds of a client at {{dp_sgd.noise_multiplier={multiplier:g}}} "
+            f"spend epsilon {spends.budget.epsilon:.4g} of its records, more than "
+            f"{{dp_sgd.epsilon={epsilon:g}}}: raise the budget, or leave the multiplier out and "
+            "let it be calibrated"
         )
     return replace(spends, budget=PrivacyBudget(epsilon=epsilon, delta=delta))
 
@@ -330,80 +318,6 @@ def _usual_participations(settings: Settings) -> int:
     # Of a binomial count; beyond it a client's own ledger stops it, so nothing rests on this.
     usual = rate * rounds + 3.0 * math.sqrt(rate * (1.0 - rate) * rounds)
     return max(1, min(rounds, math.ceil(usual)))
-
-
-def _require_nothing_of_records(settings: Settings) -> None:
-    """Check that nothing else is computed from records that DP-SGD protects.
-
-    Raises:
-        ValueError: If something is, naming it.
-    """
-    selection = settings.selection
-    seen_by_server = ("update_norm", "staleness")
-    wrong = {
-        "metrics.loss": settings.metrics.loss is not None,
-        "metrics.accuracy": settings.metrics.accuracy is not None,
-        "weights.cap": settings.weights.cap is not None,
-        f"selection={selection.name} by {selection.utility}": selection.name
-        in ("exponential", "dp_utility")
-        and selection.utility not in seen_by_server,
-    }
-    found = [name for name, is_wrong in wrong.items() if is_wrong]
-    if found:
-        raise IncompatibleOptions(
-            f"with DP-SGD inside clients nothing else may be computed from their records: leave "
-            f"out {', '.join(found)}"
-        )
-    # Clients draw by themselves: a seed here would be reported and change nothing.
-    if settings.privacy.insecure_seed is not None:
-        raise IncompatibleOptions(
-            "privacy.insecure_seed does not reach the clients' noise: leave it out under DP-SGD"
-        )
-
-
-def _require_sensible_parts(settings: Settings) -> None:
-    """Check that what travels can keep the promise, and gets no noise in vain.
-
-    Raises:
-        IncompatibleOptions: If not.
-    """
-    if settings.model.shared is not None and settings.privacy.unit == "record":
-        raise IncompatibleOptions(
-            "a personal part that records trained without noise steers the gradients of all other "
-            "records, which privacy.unit=record does not bound: write privacy.unit=client, or "
-            "privacy=dp_sgd, or leave model.shared out"
-        )
-    if settings.model.lora_train == "alternating":
-        raise IncompatibleOptions(
-            "under model.lora_train=alternating the factor at rest would get the noise of a "
-            f"round, too, where updates are noised as a whole (privacy.mode={settings.privacy.mode}"
-            "): write model.lora_train=b, or privacy=dp_sgd"
-        )
-
-
-def _require_meaningful_alone(settings: Settings) -> None:
-    """Check that nothing is asked for that only a promise to clients has.
-
-    Raises:
-        ValueError: If something is, with what to write instead.
-    """
-    selection = settings.selection
-    paid = selection.name in ("exponential", "dp_utility")
-    wrong = {
-        f"selection={selection.name} is paid for by a promise to clients: write "
-        "selection=poisson, truncated_poisson, fixed or public": paid,
-        "selection.participation_cap belongs to a promise to clients: write dp_sgd.participations, "
-        "which bounds the rounds of one": selection.participation_cap is not None,
-        "the noise of DP-SGD does not change: write schedule=constant": (
-            settings.schedule.name != "constant"
-        ),
-        "the server does not clip: write clipping=fixed, and dp_sgd.clipping_norm for gradients": (
-            settings.clipping.name != "fixed"
-        ),
-    }
-    found = [text for text, is_wrong in wrong.items() if is_wrong]
-    if found:
-        raise IncompatibleOptions(f"with records alone protected, {'; '.join(found)}")
 
 
 def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:
@@ -417,21 +331,12 @@ def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:
 
 def _records_per_client(settings: Settings) -> int | None:
     least = settings.selection.records_per_client
-    if (least is None) != (settings.privacy.unit == "client"):
-        raise IncompatibleOptions(
-            "selection.records_per_client goes with privacy.unit=record, for which it is needed: "
-            f"got {least} with privacy.unit={settings.privacy.unit}"
-        )
+    require_compatible(UTILITIES, settings)
     chosen = settings.selection
-    if least is not None and chosen.utility not in ("loss", "accuracy"):
-        raise IncompatibleOptions(
-            f"one record can move {chosen.utility} by any amount: with privacy.unit=record choose "
-            "by selection.utility=loss or accuracy"
-        )
     if least is not None and chosen.utility == "accuracy" and chosen.utility_high < 1.0:
-        raise ValueError(
-            "one record moves an accuracy by one over the records: write selection.utility_high=1, "
-            f"got {chosen.utility_high}"
+        raise OptionError(
+            "one record moves an accuracy by one over the records: write "
+            f"{{selection.utility_high=1}}, got {chosen.utility_high}"
         )
     return least
 

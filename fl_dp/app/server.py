@@ -28,6 +28,7 @@ from .cautions import cautions, cautions_of_data
 from .cells import digest_of
 from .checkpoints import load_checkpoint, save_checkpoint
 from .in_process import InProcessGrid
+from .option_keys import errors_in_keys
 from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection
 from .run_folder import RunFolder, statement_of_records
@@ -37,7 +38,6 @@ from .shown import for_clients
 from .tracking.told import final_of, start_of, trackers_of
 from .virtual_time import VirtualTime, drawn_delays
 from .wings import wings
-from .wording import said_in_keys
 from .workload import (
     check_data,
     dataset_of,
@@ -113,7 +113,7 @@ def train(
                 told.conclude(final_of(folder.read_statement()))
 
 
-@said_in_keys()
+@errors_in_keys()
 def _train_by_plan(
     folder: RunFolder,
     grid: Grid,
@@ -174,7 +174,7 @@ def _train_by_plan(
     return result
 
 
-@said_in_keys()
+@errors_in_keys()
 def _train_without_plan(
     folder: RunFolder,
     grid: Grid,

@@ -15,7 +15,6 @@ from flwr.serverapp import Grid
 
 from fl_dp.accounting import (
     GaussianEvent,
-    IncompatibleOptions,
     NeighboringRelation,
     PrivacyBudget,
     PrivacyEvent,
@@ -23,6 +22,7 @@ from fl_dp.accounting import (
 from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.option_errors import require_compatible
 from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 from fl_dp.statement import privacy_statement
@@ -41,13 +41,14 @@ from fl_dp.statistics import (
 )
 from fl_dp.strategies import ask_federation
 
+from .exclusions import STATISTICS
+from .option_keys import errors_in_keys
 from .planning import target_delta
 from .run_folder import RunFolder
 from .server import logged_to, output_dir, roster_of
 from .settings import SETTINGS_KEY, Settings
 from .settings.statistic import StatisticSettings
 from .shown import for_clients
-from .wording import said_in_keys
 from .workload import check_data, dataset_of
 
 logger = logging.getLogger("flwr.fl_dp")
@@ -74,7 +75,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
     folder.create(settings)
     folder.note_process()
-    with logged_to(folder.log), said_in_keys():
+    with logged_to(folder.log), errors_in_keys():
         check_data(settings)
         rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
         shared = settings.privacy.mode == "distributed"
@@ -114,7 +115,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     return answer
 
 
-@said_in_keys()
+@errors_in_keys()
 def statistic_plan(settings: Settings) -> tuple[NoiseChoice, PrivacyPlan]:
     """Return the query with its noise, and a plan whose budget is what it costs.
 
@@ -122,7 +123,7 @@ def statistic_plan(settings: Settings) -> tuple[NoiseChoice, PrivacyPlan]:
         ValueError: If the settings ask for nothing that can be answered, with what to write.
     """
     privacy, asked = settings.privacy, settings.statistic
-    _require_askable(settings)
+    require_compatible(STATISTICS, settings)
     query, delta = statistic_query(settings), target_delta(settings)
     arguments = PlanArguments(
         rounds=0,
@@ -277,38 +278,3 @@ def _points(asked: StatisticSettings) -> tuple[float, ...]:
         return tuple(asked.edges)
     low, high = _range(asked)
     return tuple(np.linspace(low, high, asked.bins + 1).tolist())
-
-
-def _require_askable(settings: Settings) -> None:
-    """Refuse settings that protect, and that no statistic keeps to.
-
-    Raises:
-        IncompatibleOptions: With what to write instead.
-    """
-    privacy, asked = settings.privacy, settings.statistic
-    shared = privacy.mode == "distributed"
-    wrong = {
-        f"privacy.mode={privacy.mode} has nobody to add a statistic's noise: write "
-        "privacy=central or privacy=distributed": privacy.mode not in ("central", "distributed"),
-        "a statistic protects a client with all its records: write privacy.unit=client": (
-            privacy.unit != "client"
-        ),
-        "the sensitivity of a statistic is that of zero-out neighbours: leave "
-        "privacy.neighboring_relation out": privacy.neighboring_relation != "zero-out",
-        "dp_sgd is for training: leave it out": settings.protects_records,
-        "selection.coins=nodes samples clients, and a statistic asks all of them: leave it out": (
-            settings.selection.coins == "nodes"
-        ),
-        "the noise of a secure sum is Gaussian: leave statistic.law out": (
-            shared and asked.law == "laplace"
-        ),
-        "statistic.law and privacy.noise_multiplier both choose the noise: leave one out": (
-            privacy.noise_multiplier is not None and asked.law is not None
-        ),
-        "privacy.insecure_seed does not reach the nodes' noise: leave it out": (
-            shared and privacy.insecure_seed is not None
-        ),
-    }
-    found = [text for text, is_wrong in wrong.items() if is_wrong]
-    if found:
-        raise IncompatibleOptions("; ".join(found))

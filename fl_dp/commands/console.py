@@ -20,14 +20,21 @@ AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON document an
 
 
 @contextmanager
-def failures_told() -> Iterator[None]:
+def failures_told(*, as_json: bool = False) -> Iterator[None]:
     """Turn what is wrong with the input of a command into one line and an exit status.
 
     2 for what somebody wrote or a file that is missing, 1 for a ledger that was altered.
+
+    Args:
+        as_json: Print the error and the keys that it is about as a document, too.
     """
     try:
         yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
+        if as_json:
+            from fl_dp.app.option_keys import keys_of
+
+            print_json({"error": str(error), "keys": list(keys_of(error))})
         fail(str(error), status=2)
     except RuntimeError as error:
         from fl_dp.ledger import LedgerCorrupted

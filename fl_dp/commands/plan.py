@@ -73,7 +73,7 @@ def plan(
 
     if plot is not None:
         _check_picture(plot)
-    with failures_told():
+    with failures_told(as_json=as_json):
         settings = compose_settings(overrides or [])
         refuse_statistics(settings)
         settings.sweep.require_none()

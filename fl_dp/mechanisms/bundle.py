@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.documents import document
+from fl_dp.option_errors import OptionError
 
 from .adaptive_clipping import update_noise_multiplier
 from .banded_stream import BandedGaussianMechanism
@@ -173,8 +174,8 @@ class GaussianBundle:
             joint = self.scalar_noise_std / math.sqrt(self._centred)
             if multiplier >= 2.0 * joint:
                 least = multiplier * math.sqrt(self._centred) / 2.0
-                raise ValueError(
-                    f"scalar_noise_std must be above {least:.4g}, got {self.scalar_noise_std}: "
+                raise OptionError(
+                    f"{{scalar_noise_std}} must be above {least:.4g}, got {self.scalar_noise_std}: "
                     "the bits and metrics alone would cost more than a round; leave it out and "
                     "it is chosen"
                 )

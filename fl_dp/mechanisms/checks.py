@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+from fl_dp.option_errors import OptionError
+
 _SMALLEST = 1e-250  # below it float64 can't scale a vector down to a bound without losing digits
 
 
@@ -11,43 +13,43 @@ def require_positive(**settings: float) -> None:
     """Refuse settings that are not positive and finite.
 
     Raises:
-        ValueError: If one is not, or is too close to zero for float64; the message has its name.
+        OptionError: If one is not, or is too close to zero for float64; the message has its name.
     """
     for name, value in settings.items():
         if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"{name} must be positive and finite, got {value}")
+            raise OptionError(f"{{{name}}} must be positive and finite, got {value}")
         if value < _SMALLEST:
-            raise ValueError(f"{name} must be at least {_SMALLEST}, got {value}")
+            raise OptionError(f"{{{name}}} must be at least {_SMALLEST}, got {value}")
 
 
 def require_count(**settings: int) -> None:
     """Refuse settings that are not integers from 1 on.
 
     Raises:
-        ValueError: If one is not; the message has its name.
+        OptionError: If one is not; the message has its name.
     """
     for name, value in settings.items():
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be an integer of at least 1, got {value}")
+            raise OptionError(f"{{{name}}} must be an integer of at least 1, got {value}")
 
 
 def require_rate(**settings: float) -> None:
     """Refuse settings that are not in (0, 1], where 1 means everybody.
 
     Raises:
-        ValueError: If one is not; the message has its name.
+        OptionError: If one is not; the message has its name.
     """
     for name, value in settings.items():
         if not 0.0 < value <= 1.0:
-            raise ValueError(f"{name} must lie in (0, 1], got {value}")
+            raise OptionError(f"{{{name}}} must lie in (0, 1], got {value}")
 
 
 def require_probability(**settings: float) -> None:
     """Refuse settings that are not in (0, 1), both ends excluded, such as a delta.
 
     Raises:
-        ValueError: If one is not; the message has its name.
+        OptionError: If one is not; the message has its name.
     """
     for name, value in settings.items():
         if not 0.0 < value < 1.0:
-            raise ValueError(f"{name} must lie in (0, 1), got {value}")
+            raise OptionError(f"{{{name}}} must lie in (0, 1), got {value}")

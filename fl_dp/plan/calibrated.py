@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 
 from fl_dp.accounting import (
     GaussianEvent,
-    IncompatibleOptions,
     NeighboringRelation,
     PrivacyBudget,
     affordable_rounds,
@@ -20,6 +19,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.gaussian import mu_squared
 from fl_dp.accounting.renyi import renyi_epsilon
+from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .noise import CentralNoise, Noise
 
@@ -83,19 +83,19 @@ def budget_of(draft: PrivacyPlan, max_epsilon: float | None) -> PrivacyBudget:
     """
     if draft.noise.adaptive:
         raise IncompatibleOptions(
-            "a plateau decides the noise itself: leave noise_multiplier out, and calibrate the "
-            "plan to a budget"
+            "a plateau decides the noise itself: leave {noise_multiplier} or {plateau} out, and "
+            "calibrate the plan to a budget"
         )
     delta = draft.budget.delta
     spends = draft.tight_epsilon(draft.history)
     if max_epsilon is not None and spends > max_epsilon:
-        raise ValueError(_too_much(draft, spends, max_epsilon))
+        raise OptionError(_too_much(draft, spends, max_epsilon))
     # A margin above rounding: the same plan must fit on another machine too.
     return PrivacyBudget(epsilon=max_epsilon or max(spends * (1.0 + 1e-9), 1e-9), delta=delta)
 
 
 def _too_much(draft: PrivacyPlan, spends: float, allowed: float) -> str:
-    advice = "leave the noise multiplier out and it is calibrated"
+    advice = "leave {noise_multiplier} out and it is calibrated"
     multiplier = draft.noise.multiplier
     rounds = draft.rounds_at(multiplier)
     if len(rounds) == 1:  # with noise that changes, fewer rounds are other rounds
@@ -109,7 +109,7 @@ def _too_much(draft: PrivacyPlan, spends: float, allowed: float) -> str:
         )
         advice = f"plan at most {fits} rounds, or {advice}"
     return (
-        f"{draft.rounds} rounds at noise multiplier {multiplier:.4g} spend epsilon "
+        f"{draft.rounds} {{rounds}} at {{noise_multiplier={multiplier:.4g}}} spend epsilon "
         f"{spends:.4g}, more than the budget of {allowed:.4g}: {advice}"
     )
 
@@ -137,7 +137,9 @@ def _renyi_noise(draft: PrivacyPlan) -> float:
     if math.isinf(renyi_epsilon(draft.rounds_at(1.0), budget.delta, relation)):
         raise IncompatibleOptions(
             f"these rounds have no Renyi bound under {relation} neighbours, and noise that reacts "
-            "to a plateau needs one: use zero-out neighbours, no sampling, or a declared schedule"
+            "to a {plateau} needs one: use zero-out neighbours, no sampling, or a declared "
+            "schedule",
+            options=("sampling", "neighboring_relation"),
         )
 
     def fits(noise: float) -> bool:

@@ -20,10 +20,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Self
 
-from fl_dp.accounting import IncompatibleOptions, Sampling, optimal_coefficients
+from fl_dp.accounting import Sampling, optimal_coefficients
 from fl_dp.mechanisms import BandedStream
-
-from .release import Release
+from fl_dp.option_errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -92,28 +91,17 @@ class Banded:
             f"{self._earlier} before lies there, and opens as many sums that were released",
         )
 
-    def check(self, *, sampling: Sampling, release: Release) -> None:
-        """Refuse cohorts whose clients could meet the noise of their own earlier participation.
+    def check(self, sampling: Sampling) -> None:
+        """Refuse more bands than lie between two rounds of a client.
 
         Raises:
-            ValueError: With what to write instead.
+            OptionError: With what to write instead.
         """
         apart = sampling.least_separation
-        if apart == 1:
-            raise IncompatibleOptions(
-                "where a client may take part in every round, correlated noise gains nothing: what "
-                "its low frequencies gain in error, a client that always sends the same gains in "
-                "sensitivity; leave correlation out, or let clients rest: "
-                "sampling=CyclicSampling(...) or VisibleSampling(cohort=..., separation=...)"
-            )
         if self.bands > apart:
-            raise ValueError(
-                f"{self.bands} bands are more than the {apart} rounds that lie between two of a "
+            raise OptionError(
+                f"{self.bands} {{bands}} are more than the {apart} rounds that lie between two "
+                "of a "
                 "client: its participations would meet in one release, which no event charges "
-                f"for; use at most {apart} bands"
-            )
-        if release.capped_denominator:
-            raise IncompatibleOptions(
-                "a capped denominator puts each mean on a grid of its own, and correlated noise "
-                "has one: use the fixed denominator, or leave correlation out"
+                f"for; use at most {apart}"
             )

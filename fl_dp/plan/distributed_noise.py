@@ -8,10 +8,8 @@ from math import inf, sqrt
 from typing import Any, ClassVar, Self
 
 from fl_dp.accounting import (
-    CyclicSampling,
     DeclaredFilter,
     GaussianEvent,
-    IncompatibleOptions,
     NeighboringRelation,
     PoissonGaussianEvent,
     PrivacyBudget,
@@ -19,7 +17,6 @@ from fl_dp.accounting import (
     PrivacyFilter,
     Sampling,
     SharedNoise,
-    VisibleSampling,
     shared_noise_slack,
     usual_colluding,
     within_slack,
@@ -27,6 +24,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.mechanisms import GaussianBundle, GaussianMechanism
 from fl_dp.mechanisms.checks import require_count, require_positive
+from fl_dp.option_errors import OptionError
 from fl_dp.secagg.terms import require_time
 
 from .hosting import Hosting
@@ -89,18 +87,23 @@ class SecureSum:
         Raises:
             ValueError: If a number is out of range.
         """
-        require_count(max_parameters=self.max_parameters)
+        require_count(**{"secure_sum.max_parameters": self.max_parameters})
         for name in ("committee", "threshold"):
             if (given := getattr(self, name)) is not None:
-                require_count(**{name: given})
+                require_count(**{f"secure_sum.{name}": given})
         if self.bits is not None and not 4 <= self.bits <= 32:
-            raise ValueError(f"bits must lie in [4, 32], got {self.bits}: 16 suit most federations")
+            raise OptionError(
+                f"{{secure_sum.bits}} must lie in [4, 32], got {self.bits}: 16 suit most "
+                "federations"
+            )
         if self.degree is not None and (self.degree < 2 or self.degree % 2):
-            raise ValueError(f"degree must be even and at least 2, got {self.degree}")
+            raise OptionError(
+                f"{{secure_sum.degree}} must be even and at least 2, got {self.degree}"
+            )
         if self.element_cap is not None:
-            require_positive(element_cap=self.element_cap)
+            require_positive(**{"secure_sum.element_cap": self.element_cap})
         if self.reply_after is not None:
-            require_positive(reply_after=self.reply_after)
+            require_positive(**{"secure_sum.reply_after": self.reply_after})
 
     def with_most_bits(self) -> Self:
         """Return the options with words that hold any sum: no accounting depends on them."""
@@ -123,8 +126,9 @@ class SecureSum:
         committee = self.committee or next(size for most, size in _COMMITTEE if nodes <= most)
         committee = min(committee, nodes) if self.committee is None else committee
         if committee > nodes:
-            raise ValueError(
-                f"committee = {committee} members are more than the {nodes} nodes: write at most "
+            raise OptionError(
+                f"{{secure_sum.committee}} = {committee} members are more than the {nodes} "
+                "nodes: write at most "
                 "as many"
             )
         never_both = (committee + min(colluding, committee)) // 2 + 1
@@ -183,10 +187,11 @@ class DistributedNoise(Noise):
                 beyond what may be charged for it.
         """
         if self.slack > _LARGEST_SLACK:
-            raise ValueError(
-                f"max_parameters = {self.secure_sum.max_parameters} in {self.sums} sums of "
-                f"{self.nodes} nodes make float64's own error {self.slack:.2g}, above "
-                f"{_LARGEST_SLACK:g}: write SecureSum(max_parameters=...) with the model's own size"
+            raise OptionError(
+                f"{{secure_sum.max_parameters}} = {self.secure_sum.max_parameters} in {self.sums} "
+                f"sums of {self.nodes} nodes make float64's own error {self.slack:.2g}, above "
+                f"{_LARGEST_SLACK:g}: write {{secure_sum.max_parameters=...}} with the model's own "
+                "size"
             )
 
     @cached_property
@@ -246,9 +251,9 @@ class DistributedNoise(Noise):
             ValueError: If the model is larger than was accounted, or bits are too few.
         """
         if size > self.secure_sum.max_parameters:
-            raise ValueError(
-                f"the model has {size} coordinates, and the plan accounts for max_parameters = "
-                f"{self.secure_sum.max_parameters}: write SecureSum(max_parameters={size})"
+            raise OptionError(
+                f"the model has {size} coordinates, and the plan accounts for "
+                f"{self.secure_sum.max_parameters}: write {{secure_sum.max_parameters={size}}}"
             )
         if self.secure_sum.reply_after is not None:
             require_time(self.secure_sum.reply_after, size)
@@ -271,9 +276,9 @@ class DistributedNoise(Noise):
             ValueError: If there are more than was accounted.
         """
         if size > self.secure_sum.max_parameters:
-            raise ValueError(
-                f"the statistic has {size} coordinates, and the plan accounts for max_parameters = "
-                f"{self.secure_sum.max_parameters}: write SecureSum(max_parameters={size})"
+            raise OptionError(
+                f"the statistic has {size} coordinates, and the plan accounts for "
+                f"{self.secure_sum.max_parameters}: write {{secure_sum.max_parameters={size}}}"
             )
         bundle = GaussianBundle(
             noise_multiplier=mechanism.noise_multiplier, clipping_norms=(mechanism.clipping_norm,)
@@ -312,121 +317,32 @@ class DistributedNoise(Noise):
         )
 
     def check(
-        self,
-        *,
-        sampling: Sampling,
-        release: Release,
-        hosting: Hosting,
-        relation: NeighboringRelation,
+        self, bundle: GaussianBundle, *, units_in_sum: int, sums: int, num_clients: int
     ) -> None:
-        """Refuse what a sum under masks does not show, and cohorts that its noise would give away.
+        """Refuse sums that are not the plan's, and bits that are too few for the least noise.
+
+        Args:
+            bundle: Of the round with the least noise.
+            units_in_sum: Units of one node that a sum has at most.
+            sums: Rounds and other releases of the plan.
+            num_clients: Units of the roster.
 
         Raises:
             ValueError: With what to write instead.
         """
         _ = self.shares  # checks itself
-        in_sum = hosting.most_drawn(sampling)
-        if in_sum != self.units_in_sum:
-            raise ValueError(
-                f"the noise is for {self.units_in_sum} units a node, and the plan has {in_sum}: "
-                "write secure_sum=SecureSum(...) and let the plan count"
+        if units_in_sum != self.units_in_sum:
+            raise OptionError(
+                f"the noise is for {self.units_in_sum} units a node, and the plan has "
+                f"{units_in_sum}: write {{secure_sum=SecureSum(...)}} and let the plan count"
             )
-        if release.capped_denominator:
-            raise IncompatibleOptions(
-                "a capped denominator is made from weights that the server sees, which a secure "
-                "sum hides: use the fixed denominator"
-            )
-        if release.total_weight is not None:
-            raise IncompatibleOptions(
-                "weights are made from what clients tell in the clear, and clients of a secure sum "
-                "tell nothing: with secure_sum leave total_weight out"
-            )
-        if not sampling.visible and not hosting.coins_at_nodes:
-            raise IncompatibleOptions(
-                "a cohort that only the server knows is no secret under secure_sum: its noise is "
-                "one share a member, and many coordinates of it tell how many there were; write "
-                "coins_at_nodes=True, sampling_rate=1 or sampling=VisibleSampling(cohort=...), "
-                f"got {sampling}"
-            )
-        if isinstance(sampling, CyclicSampling):  # in Python alone: no settings plan this
-            raise ValueError(
-                "groups that take turns leave most nodes out of a round, and a secure sum is "
-                "planned for all of them: with secure_sum write "
-                "sampling=VisibleSampling(cohort=..., separation=...) instead"
-            )
-        if isinstance(sampling, VisibleSampling) and hosting.units_per_node > 1:
-            raise IncompatibleOptions(
-                "a cohort of units would tell each node which of its own take part, and every "
-                "node of a secure sum is sent the same: write sampling_rate=1 or "
-                f"coins_at_nodes=True, or have one unit a node, got {sampling}"
-            )
-        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE and not hosting.of_records:
-            raise IncompatibleOptions(
-                "a unit that is alone at its node takes its share of the noise with it: with "
-                "secure_sum use zero-out neighbours, not add-or-remove-one"
-            )
-        drawn = hosting.coins_at_nodes and not sampling.visible
-        if drawn and self.secure_sum.reply_after is None:
-            raise IncompatibleOptions(
-                "a node whose coins drew nobody answers sooner, which shows its coins: with "
-                "secure_sum and coins_at_nodes write sampling_rate=1, or "
-                "SecureSum(reply_after=...), in seconds"
-            )
-
-    def check_sums(self, bundle: GaussianBundle, *, sums: int, num_clients: int) -> None:
-        """Refuse more sums than are accounted, and bits that are too few for the least noise.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
         if sums > self.sums or self.nodes > num_clients:
-            raise ValueError(
+            raise OptionError(
                 f"the noise is for {self.sums} sums of {self.nodes} nodes, and the plan has "
-                f"{sums} of {num_clients} units: write secure_sum=SecureSum(...) and let the "
+                f"{sums} of {num_clients} units: write {{secure_sum=SecureSum(...)}} and let the "
                 "plan count"
             )
         self.shared_bundle(bundle, 1)
-
-    def check_roster(self, *, may_grow: bool) -> None:
-        """Refuse more nodes than were declared: a lying server could open smaller sums of them.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        if may_grow:
-            raise IncompatibleOptions(
-                "noise in shares is planned for as many nodes as there are: with secure_sum leave "
-                "roster_may_grow=True out"
-            )
-
-    def check_compression(self, up: str) -> None:
-        """Refuse any encoding of masked words, which no encoding makes shorter.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        if up != "none":
-            raise IncompatibleOptions(
-                f"compression=Compression(up='{up}') would change masked words, which then no "
-                "longer add up: with secure_sum leave it out, or write fewer bits"
-            )
-
-    def check_reports(self, utility: str | None, *, weighted: bool = False) -> None:
-        """Refuse any report of a client in the clear.
-
-        Raises:
-            ValueError: If a selection asks for one, or weights are made of one.
-        """
-        if weighted:
-            raise IncompatibleOptions(
-                "weight_cap weighs clients by records that they tell in the clear, and clients of "
-                "a secure sum tell nothing: with secure_sum leave it out"
-            )
-        if utility:
-            raise IncompatibleOptions(
-                f"clients of a secure sum do not report their {utility} in the clear: with "
-                "secure_sum write selection=PublicSelection(...)"
-            )
 
     @property
     def not_covered(self) -> tuple[str, ...]:

@@ -9,17 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, sqrt
 
-from fl_dp.accounting import (
-    CyclicSampling,
-    FixedSizeSampling,
-    IncompatibleOptions,
-    PoissonSampling,
-    Sampling,
-    TruncatedPoissonSampling,
-)
-from fl_dp.mechanisms import FixedClipping
-
-from .release import Release
+from fl_dp.accounting import PoissonSampling, Sampling
+from fl_dp.option_errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,19 +35,12 @@ class Hosting:
         """Validate.
 
         Raises:
-            ValueError: If a node is to host nobody, or records are counted by the server.
+            ValueError: If a node is to host nobody.
         """
         if self.units_per_node < 1:
-            raise ValueError(f"units_per_node must be at least 1, got {self.units_per_node}")
-        if self.nodes is None:
-            return
-        if self.nodes < 1:
-            raise ValueError(f"nodes must be at least 1, got {self.nodes}")
-        if not self.coins_at_nodes:
-            raise IncompatibleOptions(
-                "nodes do not say how many records they have, so nobody else can draw them: where "
-                "units are records write coins_at_nodes=True"
-            )
+            raise OptionError(f"{{units_per_node}} must be at least 1, got {self.units_per_node}")
+        if self.nodes is not None and self.nodes < 1:
+            raise OptionError(f"{{nodes}} must be at least 1, got {self.nodes}")
 
     @property
     def of_records(self) -> bool:
@@ -109,102 +93,18 @@ class Hosting:
         coins = "" if sampling.visible else ", the coins"
         return f"the server, with the clients' updates{coins} and the noise"
 
-    def check(
-        self,
-        *,
-        num_clients: int,
-        sampling: Sampling,
-        participation_cap: int | None,
-        release: Release,
-    ) -> None:
-        """Refuse what nodes that host several units can't do, or what they can't be asked.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        if self.of_records:
-            self._check_records(num_clients, release)
-        if self.sums_at_nodes and release.capped_denominator:
-            raise IncompatibleOptions(
-                "a capped denominator needs each unit's weight, which a node that sums its units "
-                "does not tell: use the fixed denominator"
-            )
-        law = sampling.inside if isinstance(sampling, CyclicSampling) else sampling
-        counted = isinstance(law, FixedSizeSampling | TruncatedPoissonSampling)
-        if counted and num_clients % self.units_per_node:
-            raise IncompatibleOptions(
-                f"{law.kind} cohorts are drawn from the declared units, and the server "
-                f"can't tell which node hosts fewer: units_per_node = {self.units_per_node} has to "
-                f"divide num_clients = {num_clients}"
-            )
-        if not self.coins_at_nodes:
-            return
-        if isinstance(sampling, CyclicSampling):
-            raise IncompatibleOptions(
-                "nodes that flip the coins themselves do not know whose turn it is: with groups "
-                "that take turns, the server flips the coins"
-            )
-        if not isinstance(sampling, PoissonSampling):
-            raise IncompatibleOptions(
-                "nodes that flip the coins themselves draw Poisson samples: use PoissonSampling, "
-                f"not {type(sampling).__name__}"
-            )
-        if participation_cap is not None:
-            raise IncompatibleOptions(
-                "a participation cap leaves units out, which nodes that flip the coins themselves "
-                "do not know of: use coins at the server"
-            )
-
-    def _check_records(self, declared: int, release: Release) -> None:
-        """Refuse what gradients of single records do not have, and numbers that can't be right.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        assert self.nodes is not None  # units are records
-        if self.nodes * self.units_per_node < declared:
-            raise ValueError(
-                f"{self.nodes} nodes of at most {self.units_per_node} records can't hold the "
-                f"num_clients = {declared} that are declared: write the most records that one node "
-                "may have, units_per_node=..., which is public"
-            )
-        if not isinstance(release.clipping, FixedClipping):
-            raise IncompatibleOptions(
-                "where units are records one norm bounds the gradient of each, and nobody learns "
-                f"how many it clips: write clipping_norm=..., not {release.clipping.kind} clipping"
-            )
-        others = {"metrics": release.metrics, "total_weight": release.total_weight}
-        found = [name for name, value in others.items() if value]
-        if found:
-            raise IncompatibleOptions(
-                "where units are records a node adds up their gradients and nothing else: leave "
-                f"out {', '.join(found)}"
-            )
-
-    def check_norms_are_told(self) -> None:
-        """Refuse nodes that answer with sums, where a selection reads each update's norm.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        if self.sums_at_nodes:
-            raise IncompatibleOptions(
-                "a node that sums its units does not tell the norm of each: write utility='loss', "
-                "or have one unit a node and coins at the server"
-            )
-
-    def check_compression(self, up: str) -> None:
-        """Refuse an encoding of what nodes answer with, where they answer with exact sums.
+    def check(self, declared: int) -> None:
+        """Refuse more records than the nodes can have.
 
         Args:
-            up: The encoding's name.
+            declared: Units of the roster.
 
         Raises:
-            ValueError: With what to write instead.
+            OptionError: With what to write instead.
         """
-        if self.sums_at_nodes and up != "none":
-            raise IncompatibleOptions(
-                "a node that sums its units answers in exact grid steps, without noise: "
-                f"compression=Compression(up='{up}') would round the exact sum, so leave "
-                "compression out, or have one unit a node and coins at the server"
+        if self.nodes is not None and self.nodes * self.units_per_node < declared:
+            raise OptionError(
+                f"{self.nodes} nodes of at most {self.units_per_node} records can't hold the "
+                f"{{num_clients={declared}}} that are declared: write the most records that one "
+                "node may have, {units_per_node=...}, which is public"
             )

@@ -1,8 +1,8 @@
 """Kinds of noise: who adds it, how much in each round, and the charge for it.
 
 A kind of noise stands for a promise to somebody: `CentralNoise` trusts the server, `ClientNoise`
-trusts nobody. Each says what it excludes, and its words for the privacy statement. Noise in shares
-under a secure sum has a file of its own (`distributed_noise`).
+trusts nobody. Each has its words for the privacy statement; what it excludes are rows of
+`exclusions`. Noise in shares under a secure sum has a file of its own (`distributed_noise`).
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 from fl_dp.accounting import (
     DeclaredFilter,
     GaussianFilter,
-    IncompatibleOptions,
     NeighboringRelation,
     NoiseSchedule,
     PlateauController,
@@ -27,7 +26,7 @@ from fl_dp.accounting import (
     event_of,
 )
 from fl_dp.accounting.events import FrozenHistory
-from fl_dp.mechanisms import ClientScheme, GaussianBundle, client_scheme
+from fl_dp.mechanisms import ClientScheme, client_scheme
 
 from .correlation import Banded
 from .hosting import Hosting
@@ -129,68 +128,6 @@ class Noise(ABC):
         """Return what one unit is charged for a round of that multiplier."""
 
     @abstractmethod
-    def check(
-        self,
-        *,
-        sampling: Sampling,
-        release: Release,
-        hosting: Hosting,
-        relation: NeighboringRelation,
-    ) -> None:
-        """Refuse what does not go with this noise.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-
-    def check_reports(self, utility: str | None, *, weighted: bool = False) -> None:
-        """Refuse what clients can't tell in the clear; anything goes by default.
-
-        Args:
-            utility: What a selection asks for; None: nothing.
-            weighted: Whether clients tell what their weights are made of.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        del utility, weighted
-
-    def check_compression(self, up: str) -> None:
-        """Refuse an encoding of what clients send; anything goes by default.
-
-        Args:
-            up: The encoding's name.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        del up
-
-    def check_roster(self, *, may_grow: bool) -> None:
-        """Refuse more clients than were declared; they may come by default.
-
-        Args:
-            may_grow: Whether more may take part.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        del may_grow
-
-    def check_sums(self, bundle: GaussianBundle, *, sums: int, num_clients: int) -> None:
-        """Refuse sums that this noise can't be added to; anything goes by default.
-
-        Args:
-            bundle: Of the round with the least noise.
-            sums: Rounds and other releases of the plan.
-            num_clients: Units of the roster.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        del bundle, sums, num_clients
-
-    @abstractmethod
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
         """Return against whom the promise holds."""
 
@@ -226,23 +163,6 @@ class CentralNoise(Noise):
     plateau: PlateauSchedule | None = None
     filter_order: float | None = None
     correlation: Banded | None = None
-
-    def __post_init__(self) -> None:
-        """Validate.
-
-        Raises:
-            ValueError: If fields exclude each other.
-        """
-        if self.correlation is not None and self.course != "constant":
-            raise IncompatibleOptions(
-                "correlated noise is charged at one multiplier, and what a round costs would "
-                f"depend on the noise of later ones: use the constant schedule, not '{self.course}'"
-                ", and let the server's learning rate fall instead"
-            )
-        if self.plateau is not None and self.schedule != _CONSTANT:
-            raise ValueError(
-                f"the noise can follow the plateau or the schedule '{self.schedule.name}', not both"
-            )
 
     @property
     def least_multiplier(self) -> float:
@@ -295,24 +215,6 @@ class CentralNoise(Noise):
     ) -> PrivacyEvent:
         """Return a Gaussian, amplified as the sampling allows."""
         return sampling.event(multiplier, num_clients)
-
-    def check(
-        self,
-        *,
-        sampling: Sampling,
-        release: Release,
-        hosting: Hosting,
-        relation: NeighboringRelation,
-    ) -> None:
-        """Refuse what correlated noise does not go with; else nothing.
-
-        The server that adds this noise may see everything else.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        if self.correlation is not None:
-            self.correlation.check(sampling=sampling, release=release)
 
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
         """Return that it holds against who sees the models."""
@@ -374,56 +276,6 @@ class ClientNoise(Noise):
         """Return the event of one message, in full: the server sees who sent it."""
         return event_of(self.scheme_of(multiplier, release.clipping_norm))
 
-    def check(
-        self,
-        *,
-        sampling: Sampling,
-        release: Release,
-        hosting: Hosting,
-        relation: NeighboringRelation,
-    ) -> None:
-        """Refuse what needs the server to see updates, and secret cohorts.
-
-        Raises:
-            ValueError: With what to write instead.
-        """
-        if release.capped_denominator:
-            raise IncompatibleOptions(
-                "a capped denominator is made from weights that the server sees, which "
-                "client_scheme hides: use the fixed denominator"
-            )
-        if hosting.sums_at_nodes:
-            raise IncompatibleOptions(
-                "a node that sums its units clips them for noise at the server: with several units "
-                "a node, or coins at the nodes, leave client_scheme out"
-            )
-        needs_sums = {
-            "metrics": bool(release.metrics),
-            "adaptive clipping": release.adaptive_clipping is not None,
-            "per-layer clipping": len(release.clipping.first_norms) > 1,
-        }
-        for name, given in needs_sums.items():
-            if given:
-                raise IncompatibleOptions(server_needed(name))
-        if not sampling.visible:
-            raise IncompatibleOptions(
-                "with noise at the clients the server sees each message and who sent it, so "
-                "nothing is amplified: write sampling_rate=1 or "
-                f"sampling=VisibleSampling(cohort=...), got {sampling}"
-            )
-
-    def check_reports(self, utility: str | None, *, weighted: bool = False) -> None:
-        """Refuse any report of a client that is not private itself.
-
-        Raises:
-            ValueError: If a selection asks for one.
-        """
-        if utility:
-            raise IncompatibleOptions(
-                f"clients that trust nobody do not report their {utility} in the clear: with "
-                "noise at the clients, write selection=PublicSelection(...)"
-            )
-
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
         """Return that it holds against the server."""
         return "is the server itself: sees every message and who sent it, and knows all other data"
@@ -435,8 +287,3 @@ class ClientNoise(Noise):
     def mechanism(self, release: Release) -> str:
         """Return what each client does."""
         return f"noise of the {self.scheme} scheme at each client, on its clipped update"
-
-
-def server_needed(name: str) -> str:
-    """Return why an option does not go with noise at the clients."""
-    return f"{name} needs noise at the server: leave client_scheme out"

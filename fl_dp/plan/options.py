@@ -8,7 +8,6 @@ from typing import Any, Required, TypedDict, get_type_hints
 
 from fl_dp.accounting import (
     History,
-    IncompatibleOptions,
     NeighboringRelation,
     NoiseSchedule,
     PlateauSchedule,
@@ -19,12 +18,13 @@ from fl_dp.accounting import (
     usual_colluding,
 )
 from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, FixedClipping, ScalarMetric
+from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .arguments import require_known, require_types
 from .correlation import Banded
 from .distributed_noise import DistributedNoise, SecureSum
 from .hosting import Hosting
-from .noise import CentralNoise, ClientNoise, Noise, server_needed
+from .noise import CentralNoise, ClientNoise, Noise
 from .release import Release
 
 
@@ -135,7 +135,9 @@ def _noise(given: Mapping[str, Any], client_scheme: str | None) -> Noise:
     own = _taken(others, ClientNoise)
     for name, value in others.items():
         if value is not None:
-            raise IncompatibleOptions(server_needed(name))
+            raise IncompatibleOptions(
+                f"{{{name}}} needs noise at the server: leave {{client_scheme}} out"
+            )
     return ClientNoise(**own, scheme=client_scheme)
 
 
@@ -148,21 +150,21 @@ def _shared_noise(
     options: Mapping[str, Any],
 ) -> Noise:
     if client_scheme is not None:
-        raise ValueError(
-            "client_scheme and secure_sum are two answers to who adds the noise: leave one out"
+        raise IncompatibleOptions(
+            "{client_scheme} and {secure_sum} are two answers to who adds the noise: leave one out"
         )
     others = dict(given)
     own = _taken(others, Noise)
     if others.pop("correlation", None) is not None:
-        raise ValueError(
+        raise IncompatibleOptions(
             "correlated noise takes earlier noise away, which nobody knows where it is in shares: "
-            "leave correlation or secure_sum out"
+            "leave {correlation} or {secure_sum} out"
         )
     for name, value in others.items():
         if value is not None:
             raise IncompatibleOptions(
-                f"{name} chooses noise from what was released, and shares are fixed before: leave "
-                "secure_sum out"
+                f"{{{name}}} chooses noise from what was released, and shares are fixed before: "
+                "leave {secure_sum} out"
             )
     units: int = options["num_clients"]
     if isinstance(sampling, VisibleSampling):
@@ -170,10 +172,10 @@ def _shared_noise(
             # A server that lies chooses the cohort, and all who collude may be in it.
             usual = usual_colluding(hosting.nodes_of(units))
             if sampling.cohort < usual + 2:
-                raise ValueError(
+                raise OptionError(
                     f"of {units} nodes {usual} may collude, and a server that lies would put them "
-                    f"all into one cohort: write VisibleSampling(cohort={usual + 2}) or more, got "
-                    f"{sampling.cohort}, or SecureSum(colluding=...)"
+                    f"all into one cohort: write {{sampling=VisibleSampling(cohort={usual + 2})}} "
+                    f"or more, got {sampling.cohort}, or {{secure_sum.colluding=...}}"
                 )
             secure_sum = replace(secure_sum, colluding=usual)
         units = sampling.cohort
@@ -188,7 +190,7 @@ def _shared_noise(
 
 def _one_sampling(rate: float | None, sampling: Sampling | None) -> Sampling:
     if (rate is None) == (sampling is None):
-        raise ValueError("give either sampling_rate or sampling")
+        raise IncompatibleOptions("give either {sampling_rate} or {sampling}")
     return sampling if sampling is not None else PoissonSampling(sampling_rate=rate or 0.0)
 
 
@@ -196,17 +198,18 @@ def _one_clipping(
     norm: float | None, clipping: Clipping | None, client_scheme: str | None
 ) -> Clipping:
     if norm is not None and clipping is not None:
-        raise ValueError(
-            f"give either clipping_norm or clipping, got clipping_norm={norm} and {clipping}"
+        raise IncompatibleOptions(
+            f"give either {{clipping_norm}} or {{clipping}}, got {{clipping_norm={norm}}} and "
+            f"{clipping}"
         )
     if clipping is not None:
         return clipping
     if norm is not None:
         return FixedClipping(norm=norm)
     if client_scheme is not None:
-        raise ValueError(
-            "clipping_norm can't be left out with noise at the clients (client_scheme): nobody "
+        raise IncompatibleOptions(
+            "{clipping_norm} can't be left out with noise at the clients ({client_scheme}): nobody "
             "sees how many updates a norm clips, so none can be found during training; write "
-            "clipping_norm=..., docs/choosing_a_clipping_norm.md tells which"
+            "{clipping_norm=...}, docs/choosing_a_clipping_norm.md tells which"
         )
     return DEFAULT_CLIPPING

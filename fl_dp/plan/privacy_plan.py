@@ -21,10 +21,8 @@ from functools import cached_property
 from typing import Any, Self, Unpack
 
 from fl_dp.accounting import (
-    CyclicSampling,
     EpsilonBounds,
     History,
-    IncompatibleOptions,
     NeighboringRelation,
     PrivacyBudget,
     PrivacyEvent,
@@ -37,12 +35,13 @@ from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle, least_noise_multiplier
+from fl_dp.option_errors import OptionError, require_compatible
 
-from .buffered import check_buffered
 from .calibrated import budget_of, calibrated_noise, with_filter_order
 from .distributed_noise import DistributedNoise
+from .exclusions import EXCLUSIONS, Asked
 from .hosting import Hosting
-from .noise import Noise
+from .noise import CentralNoise, Noise
 from .noise_kinds import noise_from_dict
 from .options import PlanArguments, plan_fields, require_plan_arguments
 from .release import Release
@@ -106,55 +105,34 @@ class PrivacyPlan:
             ValueError: If a field is out of range or fields exclude each other.
         """
         if self.rounds < (0 if self.other_releases else 1):
-            raise ValueError(
-                f"rounds must be at least 1, or 0 where other_releases are planned, got "
+            raise OptionError(
+                f"{{rounds}} must be at least 1, or 0 where other_releases are planned, got "
                 f"{self.rounds}"
             )
         if self.rounds > _MOST_ROUNDS:
-            raise ValueError(f"rounds must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}")
+            raise OptionError(f"{{rounds}} must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}")
         if self.num_clients < 1:
-            raise ValueError(f"num_clients must be at least 1, got {self.num_clients}")
-        self.sampling.check(self.num_clients, self.neighboring_relation)
-        self._check_cap()
-        self._check_unit()
-        self.release.check(self.num_clients)
-        self.hosting.check(
-            num_clients=self.num_clients,
-            sampling=self.sampling,
-            participation_cap=self.participation_cap,
-            release=self.release,
-        )
-        self.noise.check(
-            sampling=self.sampling,
-            release=self.release,
-            hosting=self.hosting,
-            relation=self.neighboring_relation,
-        )
-        check_buffered(
-            sampling=self.sampling,
-            noise=self.noise,
-            release=self.release,
-            hosting=self.hosting,
-            num_clients=self.num_clients,
-            rounds=self.rounds,
-            participation_cap=self.participation_cap,
-        )
+            raise OptionError(f"{{num_clients}} must be at least 1, got {self.num_clients}")
+        require_compatible(EXCLUSIONS, self.asked())
+        self._check_parts()
         # Made for their own checks: charged and gated, before anything of the plan is released.
         _ = self.rounds_at(self.noise_multiplier), self.filter()
         # Scalars fit every round, or no round starts.
         _ = self.bundle(max(self.noise_multipliers, default=self.noise_multiplier))
-        self.noise.check_sums(
-            self.bundle(self.noise.least_multiplier),
-            sums=self.rounds + sum(count for _, count in self.other_releases),
-            num_clients=self.num_clients,
-        )
+        if isinstance(self.noise, DistributedNoise):
+            self.noise.check(
+                self.bundle(self.noise.least_multiplier),
+                units_in_sum=self.hosting.most_drawn(self.sampling),
+                sums=self.rounds + sum(count for _, count in self.other_releases),
+                num_clients=self.num_clients,
+            )
         # The finer the noise, the finer the grid, and the fewer units it sums without a rounding.
         if self.bundle(self.noise.least_multiplier).max_units < self.num_clients:
-            raise ValueError(
-                f"noise_multiplier {self.noise.least_multiplier:.4g} is too small to sum "
+            raise OptionError(
+                f"{{noise_multiplier}} {self.noise.least_multiplier:.4g} is too small to sum "
                 f"{self.num_clients} clients exactly: use at least "
                 f"{least_noise_multiplier(self.num_clients, self.clipping_norm)}, or a smaller "
-                "epsilon"
+                "{epsilon}"
             )
         if self.budget.delta >= 1.0 / self.num_clients:
             warnings.warn(
@@ -164,55 +142,45 @@ class PrivacyPlan:
                 stacklevel=3,
             )
 
-    def _check_cap(self) -> None:
-        if self.sampling.least_separation > 1 and self.noise.course != "constant":
-            raise ValueError(
-                "clients that take turns differ in the rounds that they take part in, and each is "
-                "charged for the same noise: use the constant schedule, not "
-                f"'{self.noise.course}'"
-            )
-        if self.participation_cap is None:
-            return
-        if self.participation_cap < 1:
-            raise ValueError(f"participation_cap must be at least 1, got {self.participation_cap}")
-        if isinstance(self.sampling, CyclicSampling):
-            raise IncompatibleOptions(
-                "groups that take turns have every turn, and a participation cap would leave some "
-                "out: leave participation_cap out and plan fewer rounds, or write sampling="
-                "VisibleSampling(cohort=..., separation=...)"
-            )
-        if not self.sampling.visible:
-            raise IncompatibleOptions(
-                "a participation cap needs to see who takes part, and sampling is only worth its "
-                "amplification when nobody does: write sampling_rate=1 or "
-                f"sampling=VisibleSampling(cohort=...), got {self.sampling}"
-            )
-        if self.noise.course != "constant":
-            raise IncompatibleOptions(
-                "a participation cap needs the same noise in each round, as clients differ in the "
-                "rounds they take part in: use the constant schedule, not "
-                f"'{self.noise.course}'"
-            )
+    def asked(self, **others: Any) -> Asked:
+        """Return what rules look at.
 
-    def _check_unit(self) -> None:
+        Args:
+            **others: Fields of `Asked` that the plan does not know: the strategy's.
+        """
+        return Asked(
+            sampling=self.sampling,
+            noise=self.noise,
+            release=self.release,
+            hosting=self.hosting,
+            neighboring_relation=self.neighboring_relation,
+            num_clients=self.num_clients,
+            participation_cap=self.participation_cap,
+            unit=self.unit,
+            **others,
+        )
+
+    def _check_parts(self) -> None:
+        """Refuse numbers that do not fit each other."""
         if self.unit not in _UNITS:
-            raise ValueError(f"unit must be one of {', '.join(_UNITS)}, got '{self.unit}'")
-        if self.hosting.of_records:
-            if not isinstance(self.noise, DistributedNoise):
-                raise ValueError(
-                    f"nodes={self.hosting.nodes} lets nodes answer with sums of their records' "
-                    "gradients, which only a secure sum hides: write secure_sum=SecureSum(...), or "
-                    "leave nodes out"
-                )
-            if self.unit != "record":
-                raise ValueError(
-                    f"nodes={self.hosting.nodes} says that units are records, and "
-                    f"unit='{self.unit}' that they are not: write unit='record', or leave nodes out"
-                )
-        elif self.unit == "record" and self.neighboring_relation.distance != 2:
-            raise IncompatibleOptions(
-                "one record changes its client's whole update, by up to twice the clipping norm: "
-                "unit='record' needs replace-one neighbours"
+            raise OptionError(f"{{unit}} must be one of {', '.join(_UNITS)}, got '{self.unit}'")
+        self.sampling.check(self.num_clients)
+        self.release.check(self.num_clients)
+        self.hosting.check(self.num_clients)
+        if isinstance(self.noise, CentralNoise) and self.noise.correlation is not None:
+            self.noise.correlation.check(self.sampling)
+        cap = self.participation_cap
+        if cap is None:
+            return
+        if cap < 1:
+            raise OptionError(f"{{participation_cap}} must be at least 1, got {cap}")
+        needed = self.rounds * self.expected_cohort
+        if self.sampling.buffered and cap * self.num_clients < needed:
+            raise OptionError(
+                f"{self.num_clients} clients that are asked at most {{participation_cap={cap}}} "
+                f"times each can't fill {self.rounds} buffers of {self.expected_cohort:g}: allow "
+                f"at least {-(-needed // self.num_clients):.0f}, and some more for answers that "
+                "never come"
             )
 
     @classmethod

@@ -33,6 +33,7 @@ from fl_dp.accounting import (
 from fl_dp.accounting.budget import DECLARED_SHARE
 from fl_dp.documents import document, parsed_object
 from fl_dp.mechanisms.checks import require_count
+from fl_dp.option_errors import OptionError
 
 _SMALLEST_NORM = 1e-10
 
@@ -87,8 +88,9 @@ class RecordPlan:
         _ = self.event  # checks noise and rate
         require_count(steps=self.steps, participations=self.participations)
         if not _SMALLEST_NORM <= self.clipping_norm <= 1.0 / _SMALLEST_NORM:
-            raise ValueError(
-                f"clipping_norm must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], where "
+            raise OptionError(
+                f"{{clipping_norm}} must lie in [{_SMALLEST_NORM:g}, {1.0 / _SMALLEST_NORM:g}], "
+                "where "
                 f"gradients keep their precision, got {self.clipping_norm}"
             )
 

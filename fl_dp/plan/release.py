@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from fl_dp.accounting import IncompatibleOptions
 from fl_dp.mechanisms import (
     AdaptiveClipping,
     Clipping,
@@ -21,6 +20,7 @@ from fl_dp.mechanisms import (
     joint_clipping_norm,
     require_clipping,
 )
+from fl_dp.option_errors import OptionError
 
 # A part of noise std r times the round's own costs the rest a factor (1 - r^-2)^-1/2: solved for r.
 # Bits and metrics lie in [-1/2, 1/2], so half of it does for them; they may cost 5 %.
@@ -66,14 +66,9 @@ class Release:
         """Validate.
 
         Raises:
-            ValueError: If a field is out of range or fields exclude each other.
+            ValueError: If the clipping is none.
         """
         require_clipping(self.clipping)
-        if self.capped_denominator and self.total_weight is None:
-            raise IncompatibleOptions(
-                "a capped denominator needs its public lower bound: give total_weight, the least "
-                "that all clients can weigh together"
-            )
 
     def check(self, num_clients: int) -> None:
         """Refuse weights that no such roster has.
@@ -83,8 +78,8 @@ class Release:
         """
         weight = self.total_weight
         if weight is not None and not 0.0 < weight <= num_clients:
-            raise ValueError(
-                f"total_weight must lie in (0, num_clients = {num_clients}], as no client "
+            raise OptionError(
+                f"{{total_weight}} must lie in (0, {{num_clients={num_clients}}}], as no client "
                 f"weighs more than 1, got {weight}"
             )
 

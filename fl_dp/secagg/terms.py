@@ -18,6 +18,7 @@ import numpy as np
 from fl_dp.accounting.shared_noise import SharedNoise
 from fl_dp.mechanisms import LEAST_NOISE_SCALE, Segment
 from fl_dp.mechanisms.checks import require_positive, require_rate
+from fl_dp.option_errors import OptionError
 
 from .directory import MOST_RUNS
 from .keys import KEY_BYTES
@@ -315,7 +316,7 @@ def require_time(reply_after: float, size: int) -> None:
     """
     least = (_LEAST_RESERVE + _RESERVE_A_MILLION * size * 1e-6) / _RESERVED
     if reply_after < least:
-        raise ValueError(
-            f"reply_after of {reply_after:g} s is too little for noise and masks of {size} "
-            f"coordinates, which would show whose coins came up: at least {least:.3g} s"
+        raise OptionError(
+            f"{{secure_sum.reply_after}} of {reply_after:g} s is too little for noise and masks "
+            f"of {size} coordinates, which would show whose coins came up: at least {least:.3g} s"
         )

@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
+from fl_dp.app.wording import in_keys
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from hydra import compose, initialize_config_dir
 from local_grid import FIRST_NODE, LocalGrid
@@ -21,7 +22,6 @@ from fl_dp.app.keys import all_keys
 from fl_dp.app.planning import check_layers, make_plan
 from fl_dp.app.settings import CHOICES, SETTINGS_KEY, Settings
 from fl_dp.app.task_client import TaskClient
-from fl_dp.app.wording import in_keys
 from fl_dp.plan import PlanArguments
 from fl_dp.tasks.datasets import client_indices, load_dataset
 from fl_dp.tasks.models import build_model, get_arrays, set_arrays

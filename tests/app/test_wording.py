@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from fl_dp.app.wording import in_keys, said_in_keys
 from local_grid import LocalGrid
 
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.server import train
-from fl_dp.app.wording import in_keys, said_in_keys
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.strategies import RosterTooLarge, wait_for_roster
 

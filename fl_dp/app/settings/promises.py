@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fl_dp.accounting.incompatible import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions
 
 from .checks import absolute, at_least, between_0_and_1, choices, fraction, positive
 
@@ -162,6 +162,7 @@ class DPSGDSettings:
         if given and not self.enabled:
             # Closed by default: a budget that nothing keeps would look like protection.
             raise IncompatibleOptions(
-                f"{', '.join(given)} is for DP-SGD inside clients, which is off: write dp_sgd=on "
-                "too, or leave it out"
+                f"{', '.join(map('{{{}}}'.format, given))} is for DP-SGD inside clients, which "
+                "is off: "
+                "write {dp_sgd=on} too, or leave it out"
             )

@@ -10,7 +10,7 @@ from fl_dp.updates.compression_options import CompressionOptions
 if TYPE_CHECKING:
     from fl_dp.updates import Compression
 
-from fl_dp.accounting.incompatible import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions
 
 from .checks import between_0_and_1, choices, ordered_pair, positive
 
@@ -69,7 +69,8 @@ class WeightSettings:
         positive("weights.total", self.total)
         if self.cap is None and (self.total is not None or self.capped_denominator):
             raise IncompatibleOptions(
-                "weights.total and weights.capped_denominator are about weights: give weights.cap, "
+                "{weights.total} and {weights.capped_denominator} are about weights: give "
+                "{weights.cap}, "
                 "the records that earn the full weight"
             )
 

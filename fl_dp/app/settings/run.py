@@ -6,8 +6,8 @@ import json
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
-from fl_dp.accounting.incompatible import IncompatibleOptions
 from fl_dp.documents import document, parsed_object
+from fl_dp.option_errors import IncompatibleOptions
 
 from .checks import at_least, choices, positive
 from .data import ModelSettings, TaskSettings
@@ -81,42 +81,48 @@ class Settings:
         several = self.simulation.units_at_node > 1 or self.selection.coins == "nodes"
         if several and not self.protects_clients:
             raise IncompatibleOptions(
-                f"a node that sums its units clips them, which privacy.mode={self.privacy.mode} "
-                "does not: write simulation.units_per_node=1 and selection.coins=server"
+                "a node that sums its units clips them, which "
+                f"{{privacy.mode={self.privacy.mode}}} "
+                "does not: write {simulation.units_per_node=1} and {selection.coins=server}"
             )
         if self.selection.name == "buffered" and not self.protects_clients:
             raise IncompatibleOptions(
                 f"buffered releases are made where updates are clipped one by one, which "
-                f"privacy.mode={self.privacy.mode} does not: write privacy=central, or "
-                "selection=public"
+                f"{{privacy.mode={self.privacy.mode}}} does not: write {{privacy=central}}, or "
+                "{selection=public}"
             )
         if self.privacy.witness_dir is not None and not self.protects_clients:
             # Closed by default, too.
             raise IncompatibleOptions(
-                "privacy.witness_dir watches the server's ledger, which privacy.mode=none does not "
+                "{privacy.witness_dir} watches the server's ledger, which {privacy.mode=none} "
+                "does not "
                 "keep: leave it out (a node's ledger has a witness of its own, witness-path)"
             )
         if self.privacy.mode == "none" and self.privacy.noise != "independent":
             raise IncompatibleOptions(
-                f"privacy.noise={self.privacy.noise} is the server's noise, and privacy.mode=none "
-                "adds none: write privacy=central, or leave it out"
+                f"{{privacy.noise={self.privacy.noise}}} is the server's noise, and "
+                f"{{privacy.mode=none}} "
+                "adds none: write {privacy=central}, or leave it out"
             )
         if self.secure_sum.given and self.privacy.mode != "distributed":
             # Closed by default: a protection that is off would look like one.
             raise IncompatibleOptions(
-                f"{', '.join(self.secure_sum.given)} is for secure sums, which privacy.mode="
-                f"{self.privacy.mode} does not make: write privacy=distributed too, or leave it out"
+                f"{', '.join(map('{{{}}}'.format, self.secure_sum.given))} is for secure sums, "
+                "which "
+                f"{{privacy.mode={self.privacy.mode}}} does not make: write "
+                f"{{privacy=distributed}} "
+                "too, or leave it out"
             )
         declared = self.task.num_records is not None or self.task.max_records is not None
         if declared and not self.sums_records:
             raise IncompatibleOptions(
-                "task.num_records and task.max_records are for sums over records: write "
-                "privacy=distributed_records too, or leave them out"
+                "{task.num_records} and {task.max_records} are for sums over records: write "
+                "{privacy=distributed_records} too, or leave them out"
             )
         if self.task.partition == "nodes" and self.simulation.units_at_node > 1:
             raise IncompatibleOptions(
-                "a node with its own data is one unit: task.partition=nodes needs "
-                f"simulation.units_per_node=1, got {self.simulation.units_per_node}"
+                "a node with its own data is one unit: {task.partition=nodes} needs "
+                f"{{simulation.units_per_node=1}}, got {self.simulation.units_per_node}"
             )
         if self.run_name is not None and (
             not self.run_name or set(self.run_name) & set("/\\") or self.run_name in (".", "..")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from fl_dp.accounting.incompatible import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions
 
 from .checks import choices
 
@@ -47,19 +47,20 @@ class TrackingSettings:
         if self.uri is not None:
             if self.name != "mlflow":
                 raise IncompatibleOptions(
-                    "tracking.uri is for MLflow: write tracking=mlflow too, or leave it out"
+                    "{tracking.uri} is for MLflow: write {tracking=mlflow} too, or leave it out"
                 )
             _check_uri(self.uri)
         if self.online and not (self.name == "wandb" or self.remote):
             raise IncompatibleOptions(
-                "tracking.mode=online is for trackers on other machines: write tracking=wandb too, "
-                "or tracking=mlflow with its address as tracking.uri"
+                "{tracking.mode=online} is for trackers on other machines: write "
+                "{tracking=wandb} too, "
+                "or {tracking=mlflow} with its address as {tracking.uri}"
             )
         if self.remote and not self.online:
             # Closed by default: nothing leaves the machine that was not asked for by this word.
             raise IncompatibleOptions(
-                "tracking.uri is on another machine, and tracking.mode is offline: write "
-                "tracking.mode=online too, or leave tracking.uri out"
+                "{tracking.uri} is on another machine, and {tracking.mode} is offline: write "
+                "{tracking.mode=online} too, or leave {tracking.uri} out"
             )
 
     @property

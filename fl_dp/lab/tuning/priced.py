@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from fl_dp.accounting import IncompatibleOptions
 from fl_dp.app.settings import Settings
 from fl_dp.lab.settings import tune_of
+from fl_dp.option_errors import Exclusion, require_compatible
 from fl_dp.statistics import NoiseChoice, Vote, choose_noise
 
 
@@ -34,33 +34,64 @@ def require_choosable(settings: Settings) -> None:
     Raises:
         IncompatibleOptions: If not, with what to write instead.
     """
-    privacy, by = settings.privacy, tune_of(settings).by
-    unused = ", ".join(f"tune.{key}" for key in tune_of(settings).unused)
-    wrong = {
-        f"{unused} has no part in tune.by={by}: leave it out": bool(unused),
-        "`fl-dp tune` chooses for a promise to clients that the server keeps: write "
-        "privacy=central, or tune on public data and write the settings that won": (
-            privacy.mode != "central"
+    require_compatible(CHOOSING, settings)
+
+
+CHOOSING: tuple[Exclusion[Settings], ...] = (
+    Exclusion(
+        options=("tune.by",),
+        when=lambda given: bool(tune_of(given).unused),
+        why="a key has no part in {tune.by=?}",
+        instead="leave {tune.share} to a vote, {tune.rounds} to a vote or public data, and "
+        "{tune.mean_runs} and {tune.shape} to stopping",
+    ),
+    Exclusion(
+        options=("privacy.mode", "tune.candidates"),
+        when=lambda given: given.privacy.mode != "central",
+        why="`fl-dp tune` chooses for a promise to clients that the server keeps",
+        instead="write {privacy=central}, or tune on public data and write the settings that won",
+    ),
+    Exclusion(
+        options=("dp_sgd", "tune.candidates"),
+        when=lambda given: given.protects_records,
+        why="what is chosen by clients' data is charged to clients",
+        instead="leave {dp_sgd=on} out",
+    ),
+    Exclusion(
+        options=("privacy.noise_multiplier", "privacy.epsilon", "tune.share"),
+        when=lambda given: (
+            given.privacy.noise_multiplier is not None or given.privacy.epsilon is None
         ),
-        "what is chosen by clients' data is charged to clients: leave dp_sgd=on out": (
-            settings.protects_records
+        why="{tune.share} is a part of {privacy.epsilon}",
+        instead="leave {privacy.noise_multiplier} out, and write {privacy.epsilon}",
+    ),
+    Exclusion(
+        options=("selection.coins", "tune.by"),
+        when=lambda given: tune_of(given).by == "vote" and given.selection.coins == "nodes",
+        why="a vote asks all clients, and {selection.coins=nodes} samples them",
+        instead="leave it out",
+    ),
+    Exclusion(
+        options=("schedule", "tune.by"),
+        when=lambda given: tune_of(given).by == "stopping" and given.schedule.name == "plateau",
+        why="noise that reacts to a plateau is not known before the trainings",
+        instead="with {tune.by=stopping} write another {schedule}",
+    ),
+    Exclusion(
+        options=("selection.participation_cap", "tune.by"),
+        when=lambda given: (
+            tune_of(given).by == "stopping" and given.selection.participation_cap is not None
         ),
-        "tune.share is a part of privacy.epsilon: leave privacy.noise_multiplier out, and write "
-        "privacy.epsilon": privacy.noise_multiplier is not None or privacy.epsilon is None,
-        "a vote asks all clients, and selection.coins=nodes samples them: leave it out": (
-            by == "vote" and settings.selection.coins == "nodes"
-        ),
-        "noise that reacts to a plateau is not known before the trainings: with tune.by=stopping "
-        "write another schedule": by == "stopping" and settings.schedule.name == "plateau",
-        "tune.by=stopping charges whole trainings as one, and a participation cap charges clients: "
-        "leave selection.participation_cap out": (
-            by == "stopping" and settings.selection.participation_cap is not None
-        ),
-        "with tune.by=stopping what lost and how many trainings there were stays secret, and a "
-        "tracker would be told of each: leave tracking and tracking.metrics_port out": (
-            by == "stopping" and settings.tracking.told
-        ),
-    }
-    found = [text for text, is_wrong in wrong.items() if is_wrong]
-    if found:
-        raise IncompatibleOptions("; ".join(found))
+        why="{tune.by=stopping} charges whole trainings as one, and a participation cap charges "
+        "clients",
+        instead="leave {selection.participation_cap} out",
+    ),
+    Exclusion(
+        options=("tracking", "tracking.metrics_port", "tune.by"),
+        when=lambda given: tune_of(given).by == "stopping" and given.tracking.told,
+        why="with {tune.by=stopping} what lost and how many trainings there were stays secret, and "
+        "a tracker would be told of each",
+        instead="leave {tracking} and {tracking.metrics_port} out",
+    ),
+)
+"""What a choice among candidates leaves out."""

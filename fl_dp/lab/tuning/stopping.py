@@ -25,10 +25,10 @@ from fl_dp.accounting import (
     freeze,
 )
 from fl_dp.app.cells import digest_of
+from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
-from fl_dp.app.wording import said_in_keys
 from fl_dp.files import write_text
 from fl_dp.lab.settings import TuneSettings, tune_of, with_tune
 from fl_dp.ledger import PrivacyLedger
@@ -63,7 +63,7 @@ class Stopped:
     ledger: PrivacyLedger
 
     @classmethod
-    @said_in_keys()
+    @errors_in_keys()
     def begun(cls, folder: RunFolder, settings: Settings) -> Stopped:
         """Charge the choice and draw its trainings.
 

@@ -344,7 +344,7 @@ class _Pages:
         try:
             price = self.dashboard.started.price(wanted)
         except NotPriced as error:
-            place = field_of(str(error), form, own_data=bool(self.dashboard.data))
+            place = field_of(error.keys, form, own_data=bool(self.dashboard.data))
             said = WrongField(field=place, text=str(error))
             return self._form_page(request, form, wrong=said)
         return self._form_page(request, form, price=price)

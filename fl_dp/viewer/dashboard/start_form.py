@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.keys import Key, all_keys
+from fl_dp.app.option_keys import keys_of
 from fl_dp.app.overrides import group_options, quoted
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.data import OWN_DATA_KEYS
@@ -163,17 +164,22 @@ def read_form(form: Mapping[str, str], data: Mapping[str, Path] | None = None) -
     try:
         settings = compose_settings(overrides)
     except ConfigError as error:
-        place = field_of(str(error), form, own_data=bool(data))
+        place = field_of(keys_of(error), form, own_data=bool(data))
         raise WrongField(field=place, text=str(error)) from error
     return Request(overrides=tuple(overrides), run_name=run_name, settings=settings)
 
 
-def field_of(error: str, form: Mapping[str, str], *, own_data: bool = False) -> str:
-    """Return the field that an error is about: the first it names, rather one that was filled."""
+def field_of(keys: Sequence[str], form: Mapping[str, str], *, own_data: bool = False) -> str:
+    """Return the field that an error is about: the first of its keys, rather one that was filled.
+
+    Args:
+        keys: Those that the error is about.
+        form: Values by field.
+        own_data: Whether there are own data, and so their settings.
+    """
     fields = {*offered(own_data=own_data), *GROUPS, *([DATA] if own_data else [])}
-    named = [word.rstrip(".") for word in re.findall(r"[a-z_][a-z_0-9.]*", error)]
     # `privacy.mode` may have been chosen in the field of its group.
-    named += [name.partition(".")[0] for name in named if "." in name]
+    named = [*keys, *(key.partition(".")[0] for key in keys if "." in key)]
     known = [name for name in named if name in fields]
     filled = [name for name in known if form.get(name, "").strip()]
     return next(iter([*filled, *known]), "")

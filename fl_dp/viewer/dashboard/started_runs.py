@@ -32,7 +32,16 @@ _SIGNS = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")  # of a terminal
 
 
 class NotPriced(Exception):
-    """A simulation can't be priced; the text says why."""
+    """A simulation can't be priced; the text says why.
+
+    Attributes:
+        keys: Those that it is about, the most important first.
+    """
+
+    def __init__(self, text: str, keys: Sequence[str] = ()) -> None:
+        """Say why."""
+        super().__init__(text)
+        self.keys = tuple(keys)
 
 
 class NotStarted(Exception):
@@ -224,7 +233,10 @@ class StartedRuns:
         lines = answer.stderr.splitlines()
         if answer.returncode != 0:
             errors = [_after("error: ", line) for line in lines if line.startswith("error: ")]
-            raise NotPriced(errors[-1] if errors else f"`fl-dp plan` ended {answer.returncode}")
+            raise NotPriced(
+                errors[-1] if errors else f"`fl-dp plan` ended {answer.returncode}",
+                _keys_in(answer.stdout),
+            )
         try:
             document = json.loads(answer.stdout)
         except ValueError:
@@ -242,6 +254,14 @@ def _environment() -> dict[str, str]:
 
 def _quoted_epsilon(document: dict[str, Any]) -> float:
     return float(document["epsilon"][document["quoted"]])
+
+
+def _keys_in(printed: str) -> list[str]:
+    """Return the keys that a refused plan is about; none if it printed no such document."""
+    try:
+        return [str(key) for key in json.loads(printed)["keys"]]
+    except (ValueError, KeyError, TypeError):
+        return []
 
 
 def _after(prefix: str, line: str) -> str:

@@ -1,0 +1,257 @@
+"""Choices of a configuration that exclude each other: one row each, beside those of a plan.
+
+These rows are about what only the app knows: which noise goes with which selection, what DP-SGD
+inside clients leaves to nobody else, and what a statistic can't keep to.
+"""
+
+from __future__ import annotations
+
+from fl_dp.option_errors import Exclusion
+
+from .settings import Settings
+
+_BY_UTILITY = ("exponential", "dp_utility")
+_SEEN_BY_SERVER = ("update_norm", "staleness")
+_SELECTIONS_OF_NOISE = {
+    "independent": None,
+    "spaced": ("public", "buffered"),
+    "cyclic": ("poisson", "truncated_poisson"),
+    "auto": ("poisson", "public"),
+}
+
+
+def _needs_another_selection(settings: Settings) -> bool:
+    fitting = _SELECTIONS_OF_NOISE[settings.privacy.noise]
+    return fitting is not None and settings.selection.name not in fitting
+
+
+def _has_keys_of_other_noise(settings: Settings) -> bool:
+    privacy = settings.privacy
+    return (
+        (privacy.separation is not None and privacy.noise != "spaced")
+        or (privacy.groups is not None and privacy.noise != "cyclic")
+        or (privacy.bands is not None and privacy.noise == "independent")
+    )
+
+
+PARTS: tuple[Exclusion[Settings], ...] = (
+    Exclusion(
+        options=("model.shared", "privacy.unit"),
+        when=lambda given: given.model.shared is not None and given.privacy.unit == "record",
+        why="a personal part that records trained without noise steers the gradients of all other "
+        "records, which {privacy.unit=record} does not bound",
+        instead="write {privacy.unit=client}, or {privacy=dp_sgd}, or leave {model.shared} out",
+    ),
+    Exclusion(
+        options=("model.lora_train", "privacy.mode"),
+        when=lambda given: given.model.lora_train == "alternating",
+        why="under {model.lora_train=alternating} the factor at rest would get the noise of a "
+        "round, too, where updates are noised as a whole ({privacy.mode=?})",
+        instead="write {model.lora_train=b}, or {privacy=dp_sgd}",
+    ),
+)
+"""What a promise to clients leaves out."""
+
+NOISE: tuple[Exclusion[Settings], ...] = (
+    Exclusion(
+        options=("privacy.separation", "privacy.groups", "privacy.bands", "privacy.noise"),
+        when=_has_keys_of_other_noise,
+        why="{privacy.separation} is for {privacy.noise=spaced}, {privacy.groups} for "
+        "{privacy.noise=cyclic}, and {privacy.bands} for both",
+        instead="write that noise too, or leave the key out",
+        got=("privacy.noise",),
+    ),
+    Exclusion(
+        options=("privacy.noise", "privacy.mode"),
+        when=lambda given: given.privacy.noise != "independent" and given.privacy.mode != "central",
+        why="correlated noise is the server's own, and nodes that add noise can't take earlier "
+        "noise away",
+        instead="write {privacy=central} or {privacy.noise=independent}",
+        got=(
+            "privacy.noise",
+            "privacy.mode",
+        ),
+    ),
+    Exclusion(
+        options=("privacy.noise", "selection"),
+        when=lambda given: given.privacy.noise == "cyclic" and given.selection.name == "buffered",
+        why="{privacy.noise=cyclic} rests on secret coins inside a group, and who answers when is "
+        "no coin",
+        instead="with {selection=buffered} write {privacy.noise=spaced}",
+    ),
+    Exclusion(
+        options=("selection", "privacy.noise"),
+        when=_needs_another_selection,
+        why="{privacy.noise=spaced} goes with {selection=public} or buffered, "
+        "{privacy.noise=cyclic} with {selection=poisson} or truncated_poisson, and "
+        "{privacy.noise=auto} with {selection=poisson} or public",
+        instead="write that selection too",
+        got=(
+            "privacy.noise",
+            "selection.name",
+        ),
+    ),
+    Exclusion(
+        options=("privacy.noise", "privacy.noise_multiplier", "privacy.epsilon"),
+        when=lambda given: (
+            given.privacy.noise == "auto"
+            and (given.privacy.epsilon is None or given.privacy.noise_multiplier is not None)
+        ),
+        why="{privacy.noise=auto} compares noise at one budget",
+        instead="leave {privacy.noise_multiplier} out, and write {privacy.epsilon}",
+    ),
+)
+"""What the choice of noise leaves out."""
+
+UTILITIES: tuple[Exclusion[Settings], ...] = (
+    Exclusion(
+        options=("selection.records_per_client", "privacy.unit"),
+        when=lambda given: (
+            (given.selection.records_per_client is None) != (given.privacy.unit == "client")
+        ),
+        why="{selection.records_per_client} goes with {privacy.unit=record}, for which it is "
+        "needed",
+        instead="write both or neither",
+        got=(
+            "selection.records_per_client",
+            "privacy.unit",
+        ),
+    ),
+    Exclusion(
+        options=("selection.utility", "privacy.unit"),
+        when=lambda given: (
+            given.selection.records_per_client is not None
+            and given.selection.utility not in ("loss", "accuracy")
+        ),
+        why="one record can move {selection.utility=?} by any amount",
+        instead="with {privacy.unit=record} choose by {selection.utility=loss} or accuracy",
+    ),
+)
+"""What `selection=exponential` leaves out."""
+
+RECORDS: tuple[Exclusion[Settings], ...] = (
+    Exclusion(
+        options=("dp_sgd", "privacy.unit"),
+        when=lambda given: given.sums_records,
+        why="with {privacy.unit=record} under {privacy=distributed} each round is a step of DP-SGD "
+        "already, and clients take none of their own",
+        instead="leave {dp_sgd=on} out",
+    ),
+    Exclusion(
+        options=("metrics.loss", "metrics.accuracy", "weights.cap", "selection", "dp_sgd"),
+        when=lambda given: (
+            given.metrics.loss is not None
+            or given.metrics.accuracy is not None
+            or given.weights.cap is not None
+            or (
+                given.selection.name in _BY_UTILITY
+                and given.selection.utility not in _SEEN_BY_SERVER
+            )
+        ),
+        why="with DP-SGD inside clients nothing else may be computed from their records",
+        instead="leave out {metrics.loss}, {metrics.accuracy}, {weights.cap} and a {selection} by "
+        "what clients report",
+    ),
+    Exclusion(
+        options=("privacy.insecure_seed", "dp_sgd"),
+        # Clients draw by themselves: a seed here would be reported and change nothing.
+        when=lambda given: given.privacy.insecure_seed is not None,
+        why="{privacy.insecure_seed} does not reach the clients' noise",
+        instead="leave it out under DP-SGD",
+    ),
+    Exclusion(
+        options=("selection", "privacy.mode"),
+        when=lambda given: given.protects_records_alone and given.selection.name in _BY_UTILITY,
+        why="a selection by utility is paid for by a promise to clients, and their records alone "
+        "are protected",
+        instead="write {selection=poisson}, truncated_poisson, fixed or public",
+    ),
+    Exclusion(
+        options=("selection.participation_cap", "privacy.mode"),
+        when=lambda given: (
+            given.protects_records_alone and given.selection.participation_cap is not None
+        ),
+        why="{selection.participation_cap} belongs to a promise to clients, and their records "
+        "alone are protected",
+        instead="write {dp_sgd.participations}, which bounds the rounds of one",
+    ),
+    Exclusion(
+        options=("schedule", "privacy.mode"),
+        when=lambda given: given.protects_records_alone and given.schedule.name != "constant",
+        why="the noise of DP-SGD does not change, and records alone are protected",
+        instead="write {schedule=constant}",
+    ),
+    Exclusion(
+        options=("clipping", "privacy.mode"),
+        when=lambda given: given.protects_records_alone and given.clipping.name != "fixed",
+        why="the server does not clip where records alone are protected",
+        instead="write {clipping=fixed}, and {dp_sgd.clipping_norm} for gradients",
+    ),
+    Exclusion(
+        options=("dp_sgd.expected_batch_size", "privacy.neighboring_relation"),
+        when=lambda given: (
+            given.privacy.neighboring_relation == "add-or-remove-one"
+            and given.dp_sgd.expected_batch_size is None
+        ),
+        why="{privacy.neighboring_relation=add-or-remove-one} hides how many records a client has",
+        instead="give {dp_sgd.expected_batch_size}, a public constant, for example "
+        "{dp_sgd.sampling_rate} times a typical client's records",
+    ),
+)
+"""What DP-SGD inside clients leaves out."""
+
+STATISTICS: tuple[Exclusion[Settings], ...] = (
+    Exclusion(
+        options=("privacy.mode", "statistic.query"),
+        when=lambda given: given.privacy.mode not in ("central", "distributed"),
+        why="{privacy.mode=?} has nobody to add a statistic's noise",
+        instead="write {privacy=central} or {privacy=distributed}",
+    ),
+    Exclusion(
+        options=("privacy.unit", "statistic.query"),
+        when=lambda given: given.privacy.unit != "client",
+        why="a statistic protects a client with all its records",
+        instead="write {privacy.unit=client}",
+    ),
+    Exclusion(
+        options=("privacy.neighboring_relation", "statistic.query"),
+        when=lambda given: given.privacy.neighboring_relation != "zero-out",
+        why="the sensitivity of a statistic is that of zero-out neighbours",
+        instead="leave {privacy.neighboring_relation} out",
+    ),
+    Exclusion(
+        options=("dp_sgd", "statistic.query"),
+        when=lambda given: given.protects_records,
+        why="{dp_sgd} is for training, and a statistic trains nothing",
+        instead="leave it out",
+    ),
+    Exclusion(
+        options=("selection.coins", "statistic.query"),
+        when=lambda given: given.selection.coins == "nodes",
+        why="{selection.coins=nodes} samples clients, and a statistic asks all of them",
+        instead="leave it out",
+    ),
+    Exclusion(
+        options=("statistic.law", "privacy.mode"),
+        when=lambda given: given.privacy.mode == "distributed" and given.statistic.law == "laplace",
+        why="the noise of a secure sum is Gaussian",
+        instead="leave {statistic.law} out",
+    ),
+    Exclusion(
+        options=("statistic.law", "privacy.noise_multiplier"),
+        when=lambda given: (
+            given.privacy.noise_multiplier is not None and given.statistic.law is not None
+        ),
+        why="{statistic.law} and {privacy.noise_multiplier} both choose the noise",
+        instead="leave one out",
+    ),
+    Exclusion(
+        options=("privacy.insecure_seed", "privacy.mode"),
+        when=lambda given: (
+            given.privacy.mode == "distributed" and given.privacy.insecure_seed is not None
+        ),
+        why="{privacy.insecure_seed} does not reach the nodes' noise",
+        instead="leave it out with a statistic by secure sums",
+    ),
+)
+"""What a statistic leaves out."""
