@@ -135,7 +135,7 @@ def test_the_wheel_holds_the_whole_configuration_inside_the_package(wheel: Path)
 
 
 def test_the_wheel_holds_the_template_of_a_new_app(wheel: Path) -> None:
-    folder = ROOT / "fl_dp" / "new_app" / "template"
+    folder = ROOT / "fl_dp" / "commands" / "new_app" / "template"
     files = {path for path in folder.rglob("*") if path.suffix in (".py", ".txt")}
     assert {path.relative_to(ROOT).as_posix() for path in files} <= names_in(wheel)
     assert len(files) == 8
@@ -170,6 +170,24 @@ def test_the_wheel_asks_for_torch_only_in_an_extra(wheel: Path) -> None:
     assert "flwr" in always
     assert "torch" not in always
     assert "torch" in in_extra
+
+
+def test_a_node_installs_no_ray_and_a_simulation_does(wheel: Path) -> None:
+    [name] = [name for name in names_in(wheel) if name.endswith(".dist-info/METADATA")]
+    with zipfile.ZipFile(wheel) as opened:
+        metadata = Parser().parsestr(opened.read(name).decode())
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+
+    def extras_of_flower(extra: str) -> set[str]:
+        return {
+            each
+            for r in required
+            if r.name == "flwr" and (r.marker is None or r.marker.evaluate({"extra": extra}))
+            for each in r.extras
+        }
+
+    assert extras_of_flower("") == extras_of_flower("torch") == set()
+    assert extras_of_flower("simulation") == {"simulation"}
 
 
 # Flower's bundle.
