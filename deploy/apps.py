@@ -35,7 +35,7 @@ from zipfile import BadZipFile
 from keys import load_signer, signer_id
 
 from fl_dp.files import write_text
-from fl_dp.protocol.flower_versions import parts_of_flower
+from fl_dp.protocol.flower_compat import bundle_name_and_version, signature_of
 
 logger = logging.getLogger(__name__)
 
@@ -67,11 +67,8 @@ class ShelvedApp:
         Raises:
             ValueError: If it is no bundle, or its signatures can't be read.
         """
-        with parts_of_flower():
-            from flwr.common.config import get_fab_config, get_metadata_from_config
-
         try:
-            name, version = get_metadata_from_config(get_fab_config(file))
+            name, version = bundle_name_and_version(file)
         except (BadZipFile, KeyError, TypeError) as error:
             raise ValueError(f"{file} is no bundle that `flwr build` wrote") from error
         beside = _signatures_of(file)
@@ -92,16 +89,10 @@ def sign(file: Path, key_file: Path) -> ShelvedApp:
         OSError: If one of them can't be read.
         ValueError: If the key is of another kind or the file is no bundle.
     """
-    with parts_of_flower():
-        from flwr.supercore.primitives.asymmetric_ed25519 import (
-            create_message_to_sign,
-            sign_message,
-        )
-
     key = load_signer(key_file)
     name, signed_at = signer_id(key.public_key()), int(time.time())
-    message = create_message_to_sign(hashlib.sha256(file.read_bytes()).digest(), signed_at)
-    signature = base64.urlsafe_b64encode(sign_message(key, message)).decode()
+    digest = hashlib.sha256(file.read_bytes()).digest()
+    signature = base64.urlsafe_b64encode(signature_of(key, digest, signed_at)).decode()
     of_others = [
         each for each in ShelvedApp.read(file).signatures if each.get("public_key_id") != name
     ]

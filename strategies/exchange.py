@@ -16,6 +16,8 @@ from typing import TypeAlias
 from flwr.app import Message
 from flwr.serverapp import Grid
 
+from fl_dp.protocol.flower_compat import is_engine_s_grid
+
 from .run_log import RunLog
 
 Ask: TypeAlias = Callable[[Iterable[Message], float], Iterator[Message]]
@@ -49,7 +51,7 @@ def default_window(grid: Grid) -> int | None:
 
 def is_simulation(grid: Grid) -> bool:
     """Tell whether the nodes are those of Flower's simulation engine, which all run one app."""
-    return type(grid).__name__ == "InMemoryGrid"
+    return is_engine_s_grid(grid)
 
 
 def _never_away(grid: Grid) -> bool:

@@ -19,15 +19,12 @@ from typing import NamedTuple
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dp.protocol.flower_versions import parts_of_flower
+from fl_dp.protocol.flower_compat import ErrorCode
 from fl_dp.protocol.identity import NodeIdentity
 from fl_dp.protocol.keys import IDENTITY_ACTION
 from fl_dp.updates import VectorLayout
 
 from .exchange import exchange, is_simulation, patience
-
-with parts_of_flower():
-    from flwr.common.constant import ErrorCode
 
 logger = logging.getLogger("flwr.fl_dp")
 

@@ -26,6 +26,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp.strategy import FedAvgM, Strategy
 from numpy.typing import NDArray
 
+from fl_dp.protocol.flower_compat import give_id
 from fl_dp.updates import values_of
 
 from .optimizer_state import NotPlain, fingerprint, is_function, pack, unpack
@@ -153,7 +154,7 @@ class ServerOptimizer:
         content = RecordDict({key: _computable(arrays), "metrics": MetricRecord({weight: 1})})
         origin = Message(RecordDict(), dst_node_id=1, message_type="train")
         # Flower fills the id of a message when it is sent; this one never is.
-        origin.metadata.__dict__["_message_id"] = f"fl-dp-round-{server_round}"
+        give_id(origin, f"fl-dp-round-{server_round}")
         with _quiet_flower(), _without_metrics(self.strategy):
             updated, _ = self.strategy.aggregate_train(
                 server_round, [Message(content, reply_to=origin)]

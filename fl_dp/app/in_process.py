@@ -12,10 +12,7 @@ from typing import Any
 from flwr.app import Context, Error, Message, RecordDict
 from flwr.serverapp import Grid
 
-from fl_dp.protocol.flower_versions import parts_of_flower
-
-with parts_of_flower():
-    from flwr.supercore.task_identity import TaskIdentity
+from fl_dp.protocol.flower_compat import be_in_a_run, give_id
 
 _FIRST_NODE = 1  # 0 is the server's own id
 
@@ -42,8 +39,7 @@ class InProcessGrid(Grid):
             run_id: Of the run, as Flower would number it.
             run_config: Of the run, as every node sees it.
         """
-        # Flower's messages want to know in which run they are.
-        TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = run_id, 1, 1
+        be_in_a_run(run_id)
         self._app = app
         self._contexts = {
             node: Context(run_id, node, dict(config), RecordDict(), dict(run_config or {}))
@@ -73,7 +69,7 @@ class InProcessGrid(Grid):
         ids = []
         for message in messages:
             message_id = f"message-{next(self._ids)}"
-            message.metadata.__dict__["_message_id"] = message_id  # Flower gives it one on its way
+            give_id(message, message_id)
             self._asked[message_id] = message
             ids.append(message_id)
         return ids

@@ -19,10 +19,7 @@ from fl_dp.accounting import ExponentialEvent, RandomStoppingEvent, ZcdpEvent
 from fl_dp.ledger import Reservation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
-from fl_dp.protocol.flower_versions import parts_of_flower
-
-with parts_of_flower():  # outside of a run, messages have nobody to come from
-    from flwr.supercore.task_identity import TaskIdentity
+from fl_dp.protocol.flower_compat import be_in_a_run, give_id
 
 FIRST_NODE = 100
 
@@ -146,16 +143,11 @@ class NoModel(RuntimeError):
     """A round that released nothing."""
 
 
-def be_in_a_run() -> None:
-    """Let messages be made in this process, which is in no run of Flower's."""
-    TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-
-
 def reply_from(node: int, arrays: Mapping[str, Any], **metrics: Any) -> Message:
     """Return a train reply of the node in that place of the roster, to be used in any round."""
     be_in_a_run()
     asked = Message(RecordDict(), dst_node_id=FIRST_NODE + node, message_type="train")
-    asked.metadata.__dict__["_message_id"] = f"asked-{node}"  # Flower gives it one when it is sent
+    give_id(asked, f"asked-{node}")
     record = ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
     measured = MetricRecord({"num-examples": 1} | metrics)
     return Message(RecordDict({"arrays": record, "metrics": measured}), reply_to=asked)

@@ -5,13 +5,10 @@ from __future__ import annotations
 import logging
 
 from flwr.app import Context, Error, Message
+from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.protocol.flower_versions import parts_of_flower
+from fl_dp.protocol.flower_compat import ErrorCode, Mod
 from fl_dp.secagg import Refused
-
-with parts_of_flower():
-    from flwr.clientapp.typing import ClientAppCallable, Mod
-    from flwr.common.constant import ErrorCode
 
 logger = logging.getLogger("flwr.fl_dp.client")
 

@@ -11,7 +11,6 @@ machine, the ledgers lie in a folder that the server names.
 from __future__ import annotations
 
 import logging
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from flwr.app import Context
 from fl_dp import files
 from fl_dp.accounting import PrivacyBudget
 from fl_dp.files import private_folder
+from fl_dp.protocol.flower_compat import is_engine_s_worker
 from fl_dp.protocol.instruction import NoiseInstruction, SumInstruction
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 
@@ -211,24 +211,6 @@ def simulated_nodes() -> Iterator[None]:
         _plays_nodes = False
 
 
-# Module of the actors that are the workers of Flower's simulation engine. Should Flower move it,
-# simulated nodes count as real, which costs comfort and no protection: write its new name here.
-_ENGINE = "flwr.simulation.ray_transport.ray_actor"
-
-
 def in_simulation() -> bool:
-    """Tell whether this process is a worker of Flower's simulation engine, or plays all nodes.
-
-    A worker is an actor of the engine's own class. A process that merely starts Ray, as an app may
-    at a real node, is none, nor is any worker of such an app.
-    """
-    if _plays_nodes:
-        return True
-    ray = sys.modules.get("ray")
-    if ray is None or not ray.is_initialized():
-        return False
-    process = ray.get_runtime_context()
-    if process.get_actor_id() is None:
-        return False
-    made_of = getattr(process.current_actor, "_ray_actor_creation_function_descriptor", None)
-    return getattr(made_of, "module_name", None) == _ENGINE
+    """Tell whether this process is a worker of Flower's simulation engine, or plays all nodes."""
+    return _plays_nodes or is_engine_s_worker()

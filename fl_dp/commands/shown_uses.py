@@ -13,7 +13,7 @@ from fl_dp.accounting import PrivacyBudget
 from fl_dp.clients.node_config import POLICY_PATH_KEY, NodeConfig
 from fl_dp.commands.terminal.node_ledger_view import node_uses_json, node_uses_tables
 from fl_dp.ledger import NodeLedger, witness_at
-from fl_dp.protocol.flower_versions import parts_of_flower
+from fl_dp.protocol.flower_compat import parsed_config
 
 from .shown_ledger import ShownLedger
 
@@ -64,12 +64,9 @@ def parsed_node_config(text: str) -> dict[str, Any]:
     Raises:
         ValueError: If it can't be read.
     """
-    with parts_of_flower():
-        from flwr.common.config import parse_config_args
-
     how = "write key=value pairs with spaces between them, texts in double quotes"
     try:
-        given = dict(parse_config_args([text]))
+        given = parsed_config(text)
     except (SystemExit, ValueError, typer.Exit, typer.BadParameter) as error:
         raise ValueError(f"Flower can't read this --node-config: {text!r}; {how}") from error
     # What Flower's reader does not understand it passes over, and a cap would be gone.

@@ -26,5 +26,5 @@ def parts_of_flower() -> Iterator[None]:
     except ImportError as error:
         raise FlowerChanged(
             f"flwr {version('flwr')} lacks something that fl-dp needs ({error}); fl-dp was tested "
-            f"with flwr {' and '.join(TESTED)}: pip install 'flwr[simulation]=={TESTED[-1]}.*'"
+            f"with flwr {' and '.join(TESTED)}: pip install 'flwr=={TESTED[-1]}.*'"
         ) from error

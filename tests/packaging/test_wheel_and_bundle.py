@@ -180,6 +180,24 @@ def test_the_wheel_asks_for_torch_only_in_an_extra(wheel: Path) -> None:
     assert "torch" in in_extra
 
 
+def test_a_node_installs_no_ray_and_a_simulation_does(wheel: Path) -> None:
+    [name] = [name for name in names_in(wheel) if name.endswith(".dist-info/METADATA")]
+    with zipfile.ZipFile(wheel) as opened:
+        metadata = Parser().parsestr(opened.read(name).decode())
+    required = [Requirement(text) for text in metadata.get_all("Requires-Dist", [])]
+
+    def extras_of_flower(extra: str) -> set[str]:
+        return {
+            each
+            for r in required
+            if r.name == "flwr" and (r.marker is None or r.marker.evaluate({"extra": extra}))
+            for each in r.extras
+        }
+
+    assert extras_of_flower("") == extras_of_flower("torch") == set()
+    assert extras_of_flower("simulation") == {"simulation"}
+
+
 # Flower's bundle.
 
 

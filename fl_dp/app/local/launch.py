@@ -25,6 +25,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol, Self
 
@@ -127,8 +128,13 @@ class LocalSuperLink:
         """Start it and wait until it answers.
 
         Raises:
-            LaunchError: If it does not come up.
+            LaunchError: If it does not come up, or Ray is not installed.
         """
+        if find_spec("ray") is None:
+            raise LaunchError(
+                "simulation.engine=flower needs Ray: pip install 'fl-dp[simulation]', or write "
+                "simulation.engine=in_process"
+            )
         self._folder = tempfile.TemporaryDirectory(prefix="fl-dp-")
         home = Path(self._folder.name)
         port, control_port = _free_ports(2)

@@ -22,11 +22,11 @@ import shutil
 import socket
 import stat
 import sys
-from collections.abc import Awaitable, Callable, Iterable, MutableMapping
+from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any, TypeAlias
 
-from fl_dp.protocol.flower_versions import parts_of_flower
+from fl_dp.protocol.flower_compat import Receive, Scope, Send, WebApp, superlink_behind
 
 from .processes import descendants, end_with, kill_all
 
@@ -48,11 +48,6 @@ _STDIN = 0
 _LISTENS = "0A"  # TCP_LISTEN
 _PATIENCE = 2.0
 
-Scope: TypeAlias = MutableMapping[str, Any]
-Receive: TypeAlias = Callable[[], Awaitable[MutableMapping[str, Any]]]
-Send: TypeAlias = Callable[[MutableMapping[str, Any]], Awaitable[None]]
-App: TypeAlias = Callable[[Scope, Receive, Send], Awaitable[None]]
-
 
 def users_can_be_told_apart() -> bool:
     """Whether this system says whose socket the other end of a connection is."""
@@ -62,7 +57,7 @@ def users_can_be_told_apart() -> bool:
 class OwnUserOnly:
     """An ASGI app that passes on to another what this process's own user sends."""
 
-    def __init__(self, app: App, *, open_to_all: Iterable[str] = ()) -> None:
+    def __init__(self, app: WebApp, *, open_to_all: Iterable[str] = ()) -> None:
         """Stand in front of an app.
 
         Args:
@@ -140,21 +135,8 @@ def main() -> None:
     Raises:
         SystemExit: If nodes without keys, or everybody, would get in by `--open-to-nodes`.
     """
-    import uvicorn
-
-    with parts_of_flower():
-        from flwr.superlink.cli import flower_superlink
-
-    open_to_all = _open_to_all(sys.argv)
-    if users_can_be_told_apart():
-        run = uvicorn.run
-
-        def run_guarded(app: App, **options: Any) -> None:
-            # A header must not say who the other end is.
-            guarded = OwnUserOnly(app, open_to_all=open_to_all)
-            run(guarded, **options | {"proxy_headers": False})
-
-        uvicorn.run = run_guarded  # type: ignore[assignment]  # Flower has no hook for it
+    guard = partial(OwnUserOnly, open_to_all=_open_to_all(sys.argv))
+    flower_superlink = superlink_behind(guard if users_can_be_told_apart() else None)
     if stat.S_ISFIFO(os.fstat(_STDIN).st_mode):
         end_with(_STDIN, _take_down)
     flower_superlink()

@@ -9,11 +9,9 @@ refused, as by `fl_dp.app.local.superlink`. All options are those of `flower-sup
 
 from __future__ import annotations
 
-from typing import Any
+from fl_dp.protocol.flower_compat import supernode_behind
 
-from fl_dp.protocol.flower_versions import parts_of_flower
-
-from .superlink import App, OwnUserOnly, users_can_be_told_apart
+from .superlink import OwnUserOnly, users_can_be_told_apart
 
 
 def main() -> None:
@@ -22,24 +20,12 @@ def main() -> None:
     Raises:
         SystemExit: If this system does not say who connects to a port.
     """
-    import uvicorn
-
-    with parts_of_flower():
-        from flwr.supernode.cli import flower_supernode
-
     if not users_can_be_told_apart():
         raise SystemExit(
             "error: this system does not say who connects to a port, so that other users of this "
             "machine could answer for the node: use a machine of its own, and `flower-supernode`"
         )
-    configured = uvicorn.Config
-
-    def guarded(app: App, **options: Any) -> uvicorn.Config:
-        # A header must not say who the other end is.
-        return configured(OwnUserOnly(app), **options | {"proxy_headers": False})
-
-    uvicorn.Config = guarded  # type: ignore[assignment,misc]  # Flower has no hook for it
-    flower_supernode()
+    supernode_behind(OwnUserOnly)()
 
 
 if __name__ == "__main__":

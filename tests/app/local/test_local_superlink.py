@@ -299,3 +299,9 @@ def test_flower_and_ray_report_to_their_makers_only_if_the_user_says_so(
         monkeypatch.setenv(reports, set_to)
     (environment,) = environments_of_runs(monkeypatch, 1)
     assert environment[reports] == given
+
+
+def test_without_ray_one_line_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_dp.app.local.launch.find_spec", lambda name: None)
+    with pytest.raises(LaunchError, match=r"pip install 'fl-dp\[simulation\]'"), LocalSuperLink():
+        pass
