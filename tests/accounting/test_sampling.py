@@ -162,11 +162,9 @@ def test_a_cohort_in_sight_costs_what_everybody_costs() -> None:
 )
 def test_what_needs_a_public_roster_is_refused_under_add_or_remove(law: Sampling) -> None:
     with pytest.raises(ValueError, match="zero-out"):
-        law.check(N, ADD_OR_REMOVE)
-    with pytest.raises(ValueError, match="zero-out"):
         plan_of(law, neighboring_relation=ADD_OR_REMOVE)
-    law.check(N, ZERO_OUT)
-    law.check(N, REPLACE_ONE)
+    plan_of(law, neighboring_relation=ZERO_OUT)
+    plan_of(law, neighboring_relation=REPLACE_ONE)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +205,7 @@ def test_a_size_that_is_no_count_is_refused(cohort: Any) -> None:
 def test_an_expected_cohort_that_is_no_positive_number_is_refused(cohort: float) -> None:
     with pytest.raises(ValueError, match="cohort"):
         law = UtilityPoissonSampling(largest_rate=0.5, cohort=cohort)
-        law.check(N, ZERO_OUT)
+        law.check(N)
 
 
 @each_law
@@ -245,7 +243,7 @@ def test_groups_are_charged_as_the_law_inside_the_largest(inside: Any, event: An
     assert law.event(1.5, N) == event  # 14, 13 and 13 units
     assert law.expected_cohort(N) == pytest.approx(10 / 3)
     assert not law.visible
-    law.check(N, ZERO_OUT)
+    law.check(N)
     again = sampling_from_dict(json.loads(json.dumps(law.to_dict())))
     assert again == law
 
@@ -274,8 +272,10 @@ def test_whole_groups_are_no_secret() -> None:
 def test_groups_promise_something_to_zero_out_neighbours_alone(
     relation: NeighboringRelation,
 ) -> None:
-    with pytest.raises(ValueError, match=f"zero-out neighbours .* not for {relation}"):
-        CyclicSampling(groups=4, inside=QUARTER).check(N, relation)
+    with pytest.raises(
+        ValueError, match=f"zero-out neighbours .* got neighboring_relation={relation}"
+    ):
+        plan_of(CyclicSampling(groups=4, inside=QUARTER), neighboring_relation=relation)
 
 
 @pytest.mark.parametrize(
@@ -295,15 +295,15 @@ def test_inside_a_group_are_secret_coins_or_nothing(inside: Any) -> None:
 
 def test_more_groups_than_units_are_refused() -> None:
     with pytest.raises(ValueError, match="groups must be at most the roster's 40 units, got 41"):
-        CyclicSampling(groups=41, inside=QUARTER).check(N, ZERO_OUT)
+        CyclicSampling(groups=41, inside=QUARTER).check(N)
     with pytest.raises(ValueError, match="groups must be an integer of at least 1"):
         CyclicSampling(groups=0, inside=QUARTER)
 
 
 def test_units_that_rest_need_others_who_take_part_meanwhile() -> None:
-    VisibleSampling(cohort=10, separation=4).check(N, ZERO_OUT)
+    VisibleSampling(cohort=10, separation=4).check(N)
     with pytest.raises(ValueError, match="need 50 units, got 40: use a separation of at most 4"):
-        VisibleSampling(cohort=10, separation=5).check(N, ZERO_OUT)
+        VisibleSampling(cohort=10, separation=5).check(N)
     with pytest.raises(ValueError, match="separation must be an integer of at least 1"):
         VisibleSampling(cohort=10, separation=0)
 

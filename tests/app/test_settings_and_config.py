@@ -10,7 +10,6 @@ from typing import Any, get_type_hints
 
 import numpy as np
 import pytest
-from fl_dp.app.wording import in_keys
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from hydra import compose, initialize_config_dir
 from local_grid import FIRST_NODE, LocalGrid
@@ -477,22 +476,6 @@ def test_the_choices_of_a_key_are_those_that_are_checked() -> None:
         assert all_keys()[name].choices == choices
         with pytest.raises(ConfigError, match=f"{name} must be one of {', '.join(choices)}"):
             compose_settings([f"{name}=nonesuch"])
-
-
-@pytest.mark.parametrize(
-    ("said", "in_words_of_keys"),
-    [
-        ("got PoissonSampling(sampling_rate=0.25)", "got selection=poisson"),
-        ("write sampling_rate=1 or VisibleSampling", "selection.sampling_rate=1 or selection=pub"),
-        ("write sampling=VisibleSampling(cohort=...), or", "write selection=public, or"),
-        ("compression=Compression(up='top_k') would", "compression.up=top_k would"),
-        ("leave client_scheme out", "leave privacy.mode=local out"),
-        ("each unit needs unit='record'", "each unit needs privacy.unit=record"),
-        ("selection.sampling_rate is a key", "selection.sampling_rate is a key"),
-    ],
-)
-def test_errors_of_a_plan_are_said_in_keys(said: str, in_words_of_keys: str) -> None:
-    assert in_words_of_keys in in_keys(said)
 
 
 @pytest.mark.parametrize(

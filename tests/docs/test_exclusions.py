@@ -1,36 +1,272 @@
-"""Settings that can't go together: refused in one place each, and all of them in the guide."""
+"""Settings that can't go together: refused for one reason each, and all of them in the guide."""
 
 from __future__ import annotations
 
 import ast
 import traceback
+import warnings
 from functools import cache
 from pathlib import Path
 
 import pytest
-from exclusions import EXCLUSIONS, refusal
+from exclusions import ROWS, table
 
-from fl_dp.accounting import IncompatibleOptions
+from fl_dp.app.compose import compose_settings
+from fl_dp.app.keys import all_keys
+from fl_dp.app.option_keys import CHOICES, KEYS, in_keys
+from fl_dp.app.overrides import group_options
+from fl_dp.app.planning import make_plan, make_record_plan
+from fl_dp.app.statistics import statistic_plan
+from fl_dp.option_errors import Exclusion, IncompatibleOptions, options_in
 
 ROOT = Path(__file__).resolve().parents[2]
 Place = tuple[str, int]
+# Rows that no settings meet: a plan of Python's may be written so.
+_OF_PYTHON = ("TODO",)
+
+_RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
+_GRADIENTS = "privacy=distributed_records"
+_CYCLIC = "privacy.noise=cyclic privacy.groups=4 privacy.bands=4"
+_BUFFER = "selection=buffered"
+_TUNED = "tune.candidates=['client.epochs=1','client.epochs=2']"
+_SHARES, _ALL = "privacy=distributed", "selection.sampling_rate=1"
+
+EXAMPLES: tuple[tuple[str, ...], ...] = (
+    (f"{_GRADIENTS} model.shared=['1.bias']",),
+    tuple(
+        f"{each} model.lora_rank=2 model.lora_train=alternating"
+        for each in ("privacy=central", "privacy=local selection=public", _SHARES)
+    ),
+    (
+        *(f"privacy=local selection={name}" for name in ("poisson", "truncated_poisson")),
+        *(f"privacy=local selection={name}" for name in ("fixed", "dp_utility")),
+    ),
+    (
+        "privacy=local selection=public clipping=adaptive",
+        "privacy=local selection=public clipping=per_layer clipping.norms=[0.1,0.2]",
+        "privacy=local selection=public metrics.loss=[0,5]",
+    ),
+    ("privacy=local selection=public schedule=plateau",),
+    (
+        "privacy=local selection=public weights.cap=9 weights.total=99 "
+        "weights.capped_denominator=true",
+    ),
+    ("privacy=local selection=exponential",),
+    (
+        "privacy=local selection=public simulation.units_per_node=50",
+        "privacy=local selection.coins=nodes",
+    ),
+    (
+        "privacy=none simulation.units_per_node=50",
+        "privacy=none selection.coins=nodes",
+        "privacy=dp_sgd simulation.units_per_node=50",
+        "privacy=dp_sgd selection.coins=nodes",
+    ),
+    (
+        "privacy=none privacy.witness_dir=/mnt/other",
+        "privacy=dp_sgd privacy.witness_dir=/mnt/other",
+    ),
+    (
+        "dp_sgd.epsilon=4",
+        "privacy=none dp_sgd.clipping_norm=2",
+        "dp_sgd.secure_randomness=true",  # its default: asked for all the same
+    ),
+    tuple(
+        f"selection.participation_cap=9 selection={name}"
+        for name in ("poisson", "truncated_poisson", "fixed", "dp_utility")
+    ),
+    (
+        "selection=public selection.participation_cap=9 schedule=linear",
+        "selection=public selection.participation_cap=9 schedule=plateau",
+    ),
+    ("selection.sampling_rate=1 selection.participation_cap=9 selection.coins=nodes",),
+    tuple(
+        f"selection={name} selection.coins=nodes"
+        for name in (
+            "fixed",
+            "truncated_poisson",
+            "exponential",
+            "dp_utility",
+            "public",
+            "buffered",
+        )
+    ),
+    tuple(
+        f"selection={name} simulation.units_per_node=3" for name in ("fixed", "truncated_poisson")
+    ),
+    ("selection=truncated_poisson privacy.neighboring_relation=add-or-remove-one",),
+    ("selection=dp_utility privacy.neighboring_relation=add-or-remove-one",),
+    tuple(
+        f"selection={name} privacy.neighboring_relation=add-or-remove-one"
+        for name in ("public", "exponential")
+    ),
+    (
+        "privacy.unit=record privacy.neighboring_relation=zero-out",
+        "privacy.unit=record privacy.neighboring_relation=add-or-remove-one",
+    ),
+    (
+        f"selection=exponential {_RECORDS}",
+        "selection=exponential selection.records_per_client=9",
+    ),
+    (
+        f"selection=exponential {_RECORDS} selection.records_per_client=9 "
+        "selection.utility=staleness",
+    ),
+    ("weights.total=99", "weights.capped_denominator=true"),
+    ("weights.cap=9 weights.capped_denominator=true",),
+    (
+        "weights.cap=9 weights.total=99 weights.capped_denominator=true "
+        "simulation.units_per_node=50",
+        "weights.cap=9 weights.total=99 weights.capped_denominator=true selection.coins=nodes",
+    ),
+    tuple(f"{_SHARES} selection={name}" for name in ("poisson", "truncated_poisson", "fixed")),
+    (f"{_SHARES} selection=exponential",),
+    (f"{_SHARES} selection.coins=nodes",),
+    (f"{_SHARES} selection=public simulation.units_per_node=5",),
+    (f"{_SHARES} {_ALL} weights.cap=9",),
+    (f"{_SHARES} {_ALL} weights.cap=9 weights.total=99",),
+    (f"{_SHARES} {_ALL} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
+    (f"{_SHARES} {_ALL} schedule=plateau",),
+    (f"{_SHARES} {_ALL} privacy.neighboring_relation=add-or-remove-one",),
+    (f"{_SHARES} {_ALL} compression.up=quantize",),
+    (
+        f"{_GRADIENTS} clipping=adaptive",
+        f"{_GRADIENTS} clipping=per_layer clipping.norms=[0.1,0.2]",
+    ),
+    (f"{_GRADIENTS} metrics.loss=[0,5]",),
+    tuple(f"{_GRADIENTS} selection={name}" for name in ("truncated_poisson", "fixed", "public")),
+    (f"{_GRADIENTS} selection.coins=server",),
+    (f"{_GRADIENTS} simulation.units_per_node=5",),
+    (f"{_GRADIENTS} dp_sgd=on",),
+    ("task.num_records=999", "privacy=distributed task.max_records=99"),
+    (f"{_SHARES} {_ALL} roster_may_grow=true",),
+    ("secure_sum.bits=20", "privacy=local selection=public secure_sum.roster=/srv/roster.json"),
+    ("selection=exponential selection.utility=update_norm simulation.units_per_node=50",),
+    (
+        "compression.up=quantize simulation.units_per_node=50",
+        "compression.up=quantize selection.coins=nodes",
+    ),
+    ("schedule=plateau selection=truncated_poisson",),
+    (f"{_CYCLIC} schedule=linear", f"{_CYCLIC} schedule=plateau"),
+    (f"{_CYCLIC} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
+    (f"{_CYCLIC} selection.participation_cap=5",),
+    (f"{_CYCLIC} selection.coins=nodes",),
+    (f"{_CYCLIC} roster_may_grow=true",),
+    (
+        "privacy.noise=spaced selection=public selection.sampling_rate=1",
+        "privacy.noise=spaced selection=public selection.sampling_rate=0.75",
+    ),
+    (
+        *(f"privacy.noise=cyclic selection={name}" for name in ("public", "fixed")),
+        *(f"privacy.noise=spaced selection={name}" for name in ("poisson", "exponential")),
+        "privacy.noise=auto selection=dp_utility",
+    ),
+    ("privacy.noise=cyclic selection=buffered",),
+    (f"{_SHARES} selection=buffered",),
+    ("privacy=local selection=buffered",),
+    (f"{_BUFFER} simulation.units_per_node=5",),
+    (f"{_BUFFER} weights.cap=9 weights.total=99 weights.capped_denominator=true",),
+    ("privacy=none selection=buffered", "privacy=dp_sgd selection=buffered"),
+    (
+        "privacy.noise=cyclic privacy.separation=4",
+        "privacy.noise=spaced privacy.groups=4",
+        "privacy.bands=4",
+    ),
+    ("privacy.noise=auto privacy.noise_multiplier=2",),
+    (f"{_SHARES} privacy.noise=cyclic", "privacy=local privacy.noise=cyclic"),
+    ("privacy=none privacy.noise=cyclic", "privacy=dp_sgd privacy.noise=auto"),
+    ("schedule=plateau privacy.noise_multiplier=2",),
+    ("task=csv task.partition=nodes simulation.units_per_node=2",),
+    tuple(
+        f"dp_sgd=on {setting}"
+        for setting in ("metrics.loss=[0,5]", "weights.cap=9", "selection=exponential")
+    ),
+    ("dp_sgd=on privacy.insecure_seed=1",),
+    ("dp_sgd=on privacy.neighboring_relation=add-or-remove-one",),
+    (
+        *(f"statistic.query=count privacy={mode}" for mode in ("local", "none")),
+        *(f"statistic.query=count {setting}" for setting in ("dp_sgd=on", _RECORDS)),
+        "statistic.query=count privacy.neighboring_relation=add-or-remove-one",
+        f"statistic.query=count {_SHARES} statistic.law=laplace",
+        f"statistic.query=count {_SHARES} privacy.insecure_seed=1",
+        "statistic.query=count privacy.noise_multiplier=2 statistic.law=laplace",
+        "statistic.query=count selection.coins=nodes",
+    ),
+    (
+        *(f"{_TUNED} privacy={mode}" for mode in ("local", "distributed")),
+        f"{_TUNED} dp_sgd=on",
+        f"{_TUNED} privacy.noise_multiplier=2",
+        f"{_TUNED} selection.coins=nodes",
+        f"{_TUNED} tune.by=stopping schedule=plateau",
+        f"{_TUNED} tune.by=stopping selection=public selection.participation_cap=9",
+        f"{_TUNED} tune.by=stopping tracking.metrics_port=9100",
+        f"{_TUNED} tune.by=public tune.share=0.2",
+    ),
+    ("privacy=dp_sgd selection.participation_cap=9",),
+    ("privacy=dp_sgd schedule=linear",),
+    ("privacy=dp_sgd clipping=adaptive",),
+    ("privacy=dp_sgd privacy.epsilon=4", "privacy=dp_sgd privacy.noise_multiplier=2"),
+    ("privacy=dp_sgd dp_sgd=off",),
+    (
+        "tracking.uri=https://mlflow.example.org",
+        "tracking=wandb tracking.uri=https://mlflow.example.org",
+    ),
+    (
+        "tracking.mode=online",
+        "tracking=tensorboard tracking.mode=online",
+        "tracking=mlflow tracking.mode=online",
+    ),
+    ("tracking=mlflow tracking.uri=https://mlflow.example.org",),
+)
+"""Overrides that are refused; those of one row for one reason."""
 
 
 @cache
-def refused_at(overrides: str) -> Place:
-    """Where it is refused: the statement that raises, as file and line."""
+def refusal(overrides: str) -> ValueError | None:
+    """Return the error that settings end with before anything is started, None if there is none.
+
+    Args:
+        overrides: As on the command line, with spaces between them.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            settings = compose_settings(overrides.split())
+            if settings.statistic.query is not None:
+                statistic_plan(settings)
+                return None
+            make_record_plan(settings)
+            if settings.protects_clients:
+                make_plan(settings)
+        except ValueError as error:
+            return error
+    return None
+
+
+@cache
+def incompatible(overrides: str) -> IncompatibleOptions:
+    """The error of options that exclude each other, whatever it was raised from."""
     error: BaseException | None = refusal(overrides)
     assert error is not None, f"{overrides} is not refused"
     while error is not None and not isinstance(error, IncompatibleOptions):
         error = error.__cause__
     assert error is not None, f"{overrides} is refused for another reason"
+    return error
+
+
+def reason(overrides: str) -> str | Place:
+    """Why it is refused: a row's reason, or the statement that raises."""
+    error = incompatible(overrides)
+    if error.rule is not None:
+        return error.rule.why
+    # The statement, or what it calls.
     frame = traceback.extract_tb(error.__traceback__)[-1]
     place = Path(frame.filename).resolve().relative_to(ROOT)
     return str(place), frame.lineno or 0
 
 
 def raising_places() -> set[tuple[str, range]]:
-    """Every statement of the source that raises the error."""
+    """Every statement of the source that raises the error, beside the tables."""
     found = set()
     for folder in ("fl_dp", "strategies"):
         for file in (ROOT / folder).rglob("*.py"):
@@ -41,19 +277,30 @@ def raising_places() -> set[tuple[str, range]]:
     return found
 
 
-@pytest.mark.parametrize("row", EXCLUSIONS, ids=lambda row: row[0].replace(" ", ","))
-def test_all_settings_of_a_row_are_refused_in_one_place(row: tuple[str, ...]) -> None:
-    assert len({refused_at(overrides) for overrides in row}) == 1
+@pytest.mark.parametrize("row", EXAMPLES, ids=lambda row: row[0].replace(" ", ","))
+def test_all_settings_of_a_row_are_refused_for_one_reason(row: tuple[str, ...]) -> None:
+    assert len({reason(overrides) for overrides in row}) == 1
+    assert all(incompatible(overrides).options for overrides in row)
 
 
-def test_every_place_that_refuses_a_combination_has_a_row() -> None:
-    met = {refused_at(row[0]) for row in EXCLUSIONS}
-    unmet = {
-        f"{file}:{lines.start}"
-        for file, lines in raising_places()
-        if not any(file == at and line in lines for at, line in met)
-    }
-    assert unmet == set()
+def test_every_row_of_the_table_is_met_or_is_for_python_alone() -> None:
+    met = {reason(overrides) for row in EXAMPLES for overrides in row}
+    unmet = {rule.why for rule in ROWS if rule.why not in met}
+    assert unmet == {rule.why for rule in ROWS if rule.why.startswith(_OF_PYTHON)}
+
+
+@pytest.mark.parametrize("rule", ROWS, ids=lambda rule: rule.why[:60])
+def test_a_row_names_options_that_there_are(rule: Exclusion[object]) -> None:
+    for option in (*rule.options, *options_in(" ".join(rule.without_values))):
+        assert option in KEYS or option in CHOICES or _is_key(in_keys(option, None)), option
+
+
+def _is_key(name: str) -> bool:
+    return name in all_keys() or name in group_options() or name == "metrics"
+
+
+def test_the_guide_has_the_table() -> None:
+    assert table() in (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
 
 
 def test_what_goes_together_is_not_refused() -> None:

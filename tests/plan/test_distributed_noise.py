@@ -36,8 +36,11 @@ from fl_dp.mechanisms import (
     ScalarMetric,
     SecureRandom,
 )
+from fl_dp.option_errors import require_compatible
 from fl_dp.plan import DistributedNoise, SecureSum
+from fl_dp.plan.exclusions import EXCLUSIONS
 from fl_dp.plan.shared_bundle import WordSize
+from fl_dp.updates.compression_options import CompressionOptions
 
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-5)
 ROSTER = SecureSum(roster=True, max_parameters=10**6)
@@ -271,14 +274,14 @@ def test_a_schedule_moves_the_grid_with_the_noise() -> None:
         ({"sampling_rate": 0.5}, "coins_at_nodes=True, sampling_rate=1 or"),
         (
             {"neighboring_relation": NeighboringRelation.ADD_OR_REMOVE_ONE},
-            "use zero-out neighbours",
+            "write neighboring_relation=zero-out",
         ),
         (
             {
                 "neighboring_relation": NeighboringRelation.ADD_OR_REMOVE_ONE,
                 "units_per_node": 2,
             },
-            "use zero-out neighbours",
+            "write neighboring_relation=zero-out",
         ),
         ({"capped_denominator": True, "total_weight": 50.0}, "use the fixed denominator"),
         ({"total_weight": 50.0}, "leave total_weight out"),
@@ -298,14 +301,14 @@ def test_what_a_secure_sum_excludes_is_refused(changes: dict[str, Any], instead:
 @pytest.mark.parametrize("utility", ["loss", "update_norm"])
 def test_no_utility_is_told_in_the_clear(utility: str) -> None:
     with pytest.raises(IncompatibleOptions, match="in the clear"):
-        noise_of(planned()).check_reports(utility)
-    noise_of(planned()).check_reports(None)
+        require_compatible(EXCLUSIONS, planned().asked(utility=utility))
+    require_compatible(EXCLUSIONS, planned().asked(utility=None))
 
 
 def test_masked_words_are_not_compressed() -> None:
     with pytest.raises(IncompatibleOptions, match="no longer add up"):
-        noise_of(planned()).check_compression("int8")
-    noise_of(planned()).check_compression("none")
+        require_compatible(EXCLUSIONS, planned().asked(compression=CompressionOptions(up="top_k")))
+    require_compatible(EXCLUSIONS, planned().asked(compression=CompressionOptions()))
 
 
 @pytest.mark.parametrize(

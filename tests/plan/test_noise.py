@@ -23,8 +23,10 @@ from fl_dp.accounting import (
     gaussian_noise_multiplier,
 )
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
+from fl_dp.option_errors import require_compatible
 from fl_dp.plan import CentralNoise, ClientNoise, Hosting, Noise, Release, noise_kinds
 from fl_dp.plan.calibrated import calibrated_noise
+from fl_dp.plan.exclusions import EXCLUSIONS
 from fl_dp.plan.options import plan_fields
 from fl_dp.statement import privacy_statement
 
@@ -140,9 +142,15 @@ def test_noise_at_the_clients_has_no_plateau() -> None:
 @pytest.mark.parametrize(
     ("changes", "why"),
     [
-        ({"release": Release(clipping=FixedClipping(norm=1.0), metrics=(LOSS,))}, "metrics needs"),
-        ({"release": Release(clipping=AdaptiveClipping())}, "adaptive clipping needs"),
-        ({"release": Release(clipping=PerLayerClipping(norms=(1.0, 2.0)))}, "per-layer"),
+        (
+            {"release": Release(clipping=FixedClipping(norm=1.0), metrics=(LOSS,))},
+            "need noise at the server",
+        ),
+        ({"release": Release(clipping=AdaptiveClipping())}, "need noise at the server"),
+        (
+            {"release": Release(clipping=PerLayerClipping(norms=(1.0, 2.0)))},
+            "need noise at the server",
+        ),
         ({"hosting": Hosting(units_per_node=2)}, "clips them for noise at the server"),
         ({"hosting": Hosting(coins_at_nodes=True)}, "clips them for noise at the server"),
         ({"sampling": PoissonSampling(sampling_rate=0.5)}, "nothing is amplified"),
@@ -173,10 +181,13 @@ def test_a_client_s_message_is_charged_in_full_by_its_scheme() -> None:
 
 @pytest.mark.parametrize("reported", ["loss", "records"])
 def test_only_clients_that_trust_nobody_report_nothing(reported: str) -> None:
-    with pytest.raises(IncompatibleOptions, match=f"do not report their {reported} in the clear"):
-        ClientNoise(multiplier=1.0, scheme="gaussian").check_reports(reported)
-    ClientNoise(multiplier=1.0, scheme="gaussian").check_reports(None)
-    CentralNoise(multiplier=1.0).check_reports(reported)
+    seen = VisibleSampling(cohort=10)
+    alone = plan_with(ClientNoise(multiplier=3.0, scheme="gaussian"), sampling=seen)
+    with pytest.raises(IncompatibleOptions, match=f"in the clear, here utility={reported}"):
+        require_compatible(EXCLUSIONS, alone.asked(utility=reported))
+    require_compatible(EXCLUSIONS, alone.asked(utility=None))
+    trusting = plan_with(CentralNoise(multiplier=1.0), sampling=seen)
+    require_compatible(EXCLUSIONS, trusting.asked(utility=reported))
 
 
 # Flat keywords ------------------------------------------------------------------------------------
