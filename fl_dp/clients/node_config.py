@@ -5,7 +5,7 @@
 It is closed by default. A key that is almost one of these is refused and not ignored: an owner who
 misspells what protects a node would believe it protected. Underscores are read as hyphens. Keys of
 other projects are left alone. The same keys can stand in a file, `policy-path`, which is read at
-every message: an owner who tightens it need not start the node anew. A cap on what may be spent
+every message: an owner who tightens it need not restart the node. A cap on what may be spent
 also requires that every message offers differential privacy, unless the owner writes that it does
 not.
 """
@@ -713,7 +713,7 @@ POLICY_KEYS = (
         name=COLLUDING_KEY,
         field="colluding",
         read=partial(_count, default=None, least=0),
-        does="Supposes that at least so many nodes collude.",
+        does="Supposes that at least this many nodes collude.",
         otherwise="With a roster, what is usual; else the plan's number",
         of_sums=True,
     ),
