@@ -1,4 +1,4 @@
-"""Check that the SuperNode runs only apps signed by somebody whom its owner trusts.
+"""Check that the SuperNode runs only apps signed by a publisher that its owner trusts.
 
 Flower's SuperNode runs whatever app the server sends, with the rights of who started it, unless it
 was started with `--trusted-entities`. It does not tell an app which of the two holds, so this looks

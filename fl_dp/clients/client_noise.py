@@ -1,4 +1,4 @@
-"""Noise at the client: what leaves the node is already private, whoever the server is."""
+"""Noise at the client: a reply is already private against any server."""
 
 from __future__ import annotations
 

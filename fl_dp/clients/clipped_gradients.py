@@ -37,7 +37,7 @@ _ENTRIES = 1 << 22  # of float64 at a time
 _ENTRIES_IN_CACHE = 1 << 16
 _BLOCK = 64
 _OF_BLOCKS = 1.0 + 2.0**-18
-"""More than float32 can lose of the squares of so many entries: (64 + 1) 2^-24."""
+"""Bounds what float32 can lose of the squares of a block of entries: (64 + 1) 2^-24."""
 _JUST_BELOW_ONE = 1.0 - 2.0**-40  # more than the rounding errors of norms and factors
 _EPSILON = 2.0**-52
 _CANCELLATION = 1e-10

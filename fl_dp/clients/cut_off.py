@@ -1,4 +1,4 @@
-"""A process of its own for somebody else's code: it ends by the clock, and delays nobody.
+"""A process of its own for the app's code: it ends at a fixed time, and delays no other answer.
 
 A thread would not do. Code that holds the interpreter's lock delays every answer of its process,
 and no thread can be ended.

@@ -48,7 +48,7 @@ class DPSGD:
 
     Attributes:
         optimizer: Makes the optimizer of one round from the parameters that are not frozen. Its
-            state starts anew each round, as clients come and go; momentum or Adam's moments of one
+            state is new in each round, as clients come and go; momentum or Adam's moments of one
             round are computed from private gradients, so they cost nothing.
         criterion: Loss of a batch with `reduction="mean"`. What is used is each record's own loss:
             class weights do not divide it by the weights of the batch, and what is ignored in a
@@ -58,7 +58,7 @@ class DPSGD:
             client, rounded down, as Opacus does; then how many records a client has is public.
         grad_sample_mode: `hooks` (fastest for most), `functorch` (any layer), or `ghost` (gradients
             of single records are never in memory: for large models).
-        physical_batch_size: At most so many records at once in memory; None: the whole sample.
+        physical_batch_size: Most records at once in memory; None: the whole sample.
         input_key: Where batches are mappings: the key of the inputs, or a tuple of keys that are
             the model's keyword arguments. None: the only tensor besides the targets.
         target_key: The key of the targets. None: `label`, `labels`, `target` or `targets`.

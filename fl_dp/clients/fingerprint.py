@@ -15,7 +15,7 @@ _MODULUS = 2**256
 def fingerprint(*columns: ArrayLike) -> str:
     """Return a SHA-256 fingerprint of a data set, which does not depend on the order of its rows.
 
-    It stays on the node, in its ledger: whoever has it can test a guess of the whole data set.
+    It stays on the node, in its ledger: anyone who has it can test a guess of the whole data set.
 
     Args:
         *columns: Arrays of equal length, a row each record: for instance features and labels.
@@ -44,7 +44,7 @@ def fingerprint(*columns: ArrayLike) -> str:
 def fingerprint_of_files(folder: str | Path) -> str:
     """Return a SHA-256 fingerprint of all files below a folder, whatever their names.
 
-    It does not depend on what somebody makes of the files: a server that chooses columns and
+    It does not depend on how the files are read: a server that chooses columns and
     classes can't choose two data sets to look alike. Each file's digest is kept until it changes.
 
     Raises:

@@ -5,7 +5,7 @@
 It is closed by default. A key that is almost one of these is refused and not ignored: an owner who
 misspells what protects a node would believe it protected. Underscores are read as hyphens. Keys of
 other projects are left alone. The same keys can stand in a file, `policy-path`, which is read at
-every message: an owner who tightens it need not start the node anew. A cap on what may be spent
+every message: an owner who tightens it need not restart the node. A cap on what may be spent
 also requires that every message offers differential privacy, unless the owner writes that it does
 not.
 """
@@ -15,9 +15,10 @@ from __future__ import annotations
 import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
@@ -77,30 +78,6 @@ EXACT_PURPOSE = "evaluate"
 """Purpose of the only sums that an owner can allow without noise."""
 
 _SECURE_SUMS = {DISTRIBUTED, RECORD_SUMS}
-_OF_SUMS = (ROSTER_KEY, LEAST_SUM_KEY, COHORT_KEY, COLLUDING_KEY, RECEIPTS_KEY, EXACT_KEY)
-_OURS = (
-    POLICY_PATH_KEY,
-    EXPIRES_KEY,
-    BUDGET_EXPIRES_KEY,
-    APPS_KEY,
-    STATISTICS_KEY,
-    EVALUATION_KEY,
-    INTERVAL_KEY,
-    LEDGER_PATH_KEY,
-    WITNESS_PATH_KEY,
-    MAX_EPSILON_KEY,
-    MAX_DELTA_KEY,
-    REQUIRE_PRIVACY_KEY,
-    RECORD_EPSILON_KEY,
-    UNVERIFIED_APPS_KEY,
-    TELL_EXHAUSTED_KEY,
-    DATASET_NAME_KEY,
-    UNIT_NAME_KEY,
-    DATA_PATH_KEY,
-    DATA_SCHEMA_KEY,
-    SHARED_KEY,
-    *_OF_SUMS,
-)
 _FLOWERS = (PARTITION_ID_KEY, "num-partitions")
 # No other project's key has them, so a key that does was meant for fl-dp.
 _OUR_WORDS = re.compile(
@@ -197,89 +174,22 @@ class NodeConfig:
                 range, a cap or a requirement has no ledger, or a requirement has no cap; or if the
                 policy's file can't be read or has a key that is not fl-dp's.
         """
-        given = _by_hyphens(node_config)
-        given = _with_policy(given)
-        ledger_path, roster = _path(given, LEDGER_PATH_KEY), _path(given, ROSTER_KEY)
-        max_epsilon = _number(given, MAX_EPSILON_KEY, below=math.inf)
-        record_epsilon = _number(given, RECORD_EPSILON_KEY, below=math.inf)
-        max_delta = _number(given, MAX_DELTA_KEY, below=1.0)
-        asked = given.get(REQUIRE_PRIVACY_KEY)
-        required = _required(asked, capped=max_epsilon is not None, pinned=roster is not None)
-        if max_delta is not None and max_epsilon is None:
-            raise _error(
-                f"{MAX_DELTA_KEY}={max_delta:g} alone caps nothing: add {MAX_EPSILON_KEY}=4.0"
-            )
-        if record_epsilon is not None and max_epsilon is not None and record_epsilon > max_epsilon:
-            raise _error(
-                f"{RECORD_EPSILON_KEY}={record_epsilon:g} lets one run spend more than "
-                f"{MAX_EPSILON_KEY}={max_epsilon:g} allows all runs together: write at most that"
-            )
-        if max_epsilon is not None and ledger_path is None:
-            raise _error(
-                f"{MAX_EPSILON_KEY}={max_epsilon:g} needs a ledger to count in: add "
-                f'{LEDGER_PATH_KEY}="/data/ledger.db"'
-            )
-        witness_path = _path(given, WITNESS_PATH_KEY)
-        if witness_path is not None and ledger_path is None:
-            raise _error(
-                f"{WITNESS_PATH_KEY} has no ledger to watch: add "
-                f'{LEDGER_PATH_KEY}="/data/ledger.db"'
-            )
-        interval = _number(given, INTERVAL_KEY, below=math.inf)
-        if interval is not None and (ledger_path is None or "://" in ledger_path):
-            raise _error(
-                f"{INTERVAL_KEY}={interval:g} needs a file beside the ledger for the last round's "
-                f'time: add {LEDGER_PATH_KEY}="/data/ledger.db"'
-            )
-        budget_expires = _day(given, BUDGET_EXPIRES_KEY)
-        if budget_expires is not None and ledger_path is None:
-            raise _error(
-                f"{BUDGET_EXPIRES_KEY} ends the budget of a ledger, and there is none: add "
-                f'{LEDGER_PATH_KEY}="/data/ledger.db"'
-            )
-        if required and max_epsilon is None:
-            raise _error(
-                f'{REQUIRE_PRIVACY_KEY}="{asked}" needs a cap and a ledger, or any epsilon would '
-                f'do: add {MAX_EPSILON_KEY}=4.0 {LEDGER_PATH_KEY}="/data/ledger.db"'
-            )
-        sums = [key for key in _OF_SUMS if key in given]
-        if sums and not any(each & _SECURE_SUMS for each in required):
-            raise _error(
-                f"{sums[0]} is about secure sums, which this node does not require, so it protects "
-                f'nothing: add {REQUIRE_PRIVACY_KEY}="{DISTRIBUTED}"'
-            )
-        if max_epsilon is not None and max_delta is None:
-            max_delta = DEFAULT_MAX_DELTA
-        return cls(
-            ledger_path=ledger_path,
-            witness_path=witness_path,
-            expires=_day(given, EXPIRES_KEY),
-            budget_expires=budget_expires,
-            apps=_apps(given, APPS_KEY),
-            statistics_from=_askers(given, STATISTICS_KEY),
-            evaluation_from=_askers(given, EVALUATION_KEY),
-            round_interval=interval,
-            max_epsilon=max_epsilon,
-            record_epsilon=record_epsilon,
-            max_delta=max_delta,
-            required=required,
-            allow_unverified_apps=_flag(given, UNVERIFIED_APPS_KEY),
-            tell_exhausted=_flag(given, TELL_EXHAUSTED_KEY),
-            dataset_name=_text(given, DATASET_NAME_KEY),
-            unit_name=_text(given, UNIT_NAME_KEY),
-            data_path=_path(given, DATA_PATH_KEY),
-            data_schema=_path(given, DATA_SCHEMA_KEY),
-            shared_parameters=_patterns(given, SHARED_KEY),
-            partition_id=_partition(given),
-            roster=roster,
-            least_sum=_count(given, LEAST_SUM_KEY, default=LEAST_SUM, least=2),
-            least_cohort=_count(given, COHORT_KEY, default=0, least=2),
-            colluding=(
-                _count(given, COLLUDING_KEY, default=0, least=0) if COLLUDING_KEY in given else None
-            ),
-            missed_receipts=_count(given, RECEIPTS_KEY, default=MISSED_RECEIPTS, least=1),
-            exact=_exact(given),
+        given = _with_policy(_by_hyphens(node_config))
+        values = {
+            each.field: each.read(given, each.name)
+            for each in POLICY_KEYS
+            if each.field is not None and each.read is not None
+        }
+        _require_consistent(given, values)
+        values["required"] = _required(
+            given.get(REQUIRE_PRIVACY_KEY),
+            capped=values["max_epsilon"] is not None,
+            pinned=values["roster"] is not None,
         )
+        _require_guarded(given, values)
+        if values["max_epsilon"] is not None and values["max_delta"] is None:
+            values["max_delta"] = DEFAULT_MAX_DELTA
+        return cls(partition_id=_partition(given), **values)
 
     def withheld(self, names: Iterable[str]) -> str | None:
         """Return why an update of these parameters may not leave the node; None if it may."""
@@ -494,7 +404,7 @@ def _flag(given: Mapping[str, Any], key: str) -> bool:
     return value
 
 
-def _count(given: Mapping[str, Any], key: str, *, default: int, least: int) -> int:
+def _count(given: Mapping[str, Any], key: str, *, default: int | None, least: int) -> int | None:
     if key not in given:
         return default
     value = given[key]
@@ -503,11 +413,11 @@ def _count(given: Mapping[str, Any], key: str, *, default: int, least: int) -> i
     return value
 
 
-def _exact(given: Mapping[str, Any]) -> bool:
-    value = given.get(EXACT_KEY)
+def _exact(given: Mapping[str, Any], key: str) -> bool:
+    value = given.get(key)
     if value not in (None, EXACT_PURPOSE):
         raise _error(
-            f'{EXACT_KEY} must be "{EXACT_PURPOSE}", which allows totals without noise, or be '
+            f'{key} must be "{EXACT_PURPOSE}", which allows totals without noise, or be '
             f"left out; got {value!r}"
         )
     return value is not None
@@ -523,5 +433,319 @@ def _partition(given: Mapping[str, Any]) -> int | None:
         raise _error(f"{PARTITION_ID_KEY} must be a whole number, got {value!r}") from None
 
 
+def _require_consistent(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuse keys that say nothing without another one, or contradict it.
+
+    Raises:
+        NodeConfigError: If one does.
+    """
+    epsilon, ledger = values["max_epsilon"], values["ledger_path"]
+    if values["max_delta"] is not None and epsilon is None:
+        raise _error(
+            f"{MAX_DELTA_KEY}={values['max_delta']:g} alone caps nothing: add {MAX_EPSILON_KEY}=4.0"
+        )
+    record_epsilon = values["record_epsilon"]
+    if record_epsilon is not None and epsilon is not None and record_epsilon > epsilon:
+        raise _error(
+            f"{RECORD_EPSILON_KEY}={record_epsilon:g} lets one run spend more than "
+            f"{MAX_EPSILON_KEY}={epsilon:g} allows all runs together: write at most that"
+        )
+    for key, value, lacks in (
+        (MAX_EPSILON_KEY, epsilon, "needs a ledger to count in"),
+        (WITNESS_PATH_KEY, values["witness_path"], "has no ledger to watch"),
+        (
+            BUDGET_EXPIRES_KEY,
+            values["budget_expires"],
+            "ends a ledger's budget, and there is none",
+        ),
+    ):
+        if value is not None and ledger is None:
+            shown = f"{key}={value:g}" if isinstance(value, float) else key
+            raise _error(f'{shown} {lacks}: add {LEDGER_PATH_KEY}="/data/ledger.db"')
+    interval = values["round_interval"]
+    if interval is not None and (ledger is None or "://" in ledger):
+        raise _error(
+            f"{INTERVAL_KEY}={interval:g} needs a file beside the ledger for the last round's "
+            f'time: add {LEDGER_PATH_KEY}="/data/ledger.db"'
+        )
+
+
+def _require_guarded(given: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Refuse a requirement without a cap, and keys of secure sums where none is required.
+
+    Raises:
+        NodeConfigError: If there is one.
+    """
+    required = values["required"]
+    if required and values["max_epsilon"] is None:
+        raise _error(
+            f'{REQUIRE_PRIVACY_KEY}="{given.get(REQUIRE_PRIVACY_KEY)}" needs a cap and a ledger, '
+            f"or any epsilon would do: add {MAX_EPSILON_KEY}=4.0 "
+            f'{LEDGER_PATH_KEY}="/data/ledger.db"'
+        )
+    sums = [each.name for each in POLICY_KEYS if each.of_sums and each.name in given]
+    if sums and not any(each & _SECURE_SUMS for each in required):
+        raise _error(
+            f"{sums[0]} is about secure sums, which this node does not require, so it protects "
+            f'nothing: add {REQUIRE_PRIVACY_KEY}="{DISTRIBUTED}"'
+        )
+
+
 def _error(text: str) -> NodeConfigError:
     return NodeConfigError(f"--node-config: {text}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PolicyKey:
+    """One key of an owner's policy: its row in docs/node_policy.md is made of this.
+
+    Attributes:
+        name: In `--node-config` and in a policy's file.
+        field: That of `NodeConfig`; None: it says where other keys stand.
+        read: Reads and checks the value; None where it depends on other keys.
+        does: What the node then does, in Markdown.
+        otherwise: What it does if the key is left out.
+        of_sums: Whether it says nothing where no secure sum is required.
+    """
+
+    name: str
+    field: str | None
+    read: Callable[[Mapping[str, Any], str], Any] | None
+    does: str
+    otherwise: str
+    of_sums: bool = False
+
+
+POLICY_KEYS = (
+    PolicyKey(
+        name=POLICY_PATH_KEY,
+        field=None,
+        read=None,
+        does="Reads the other keys from this file at every message.",
+        otherwise="All keys stand in `--node-config`",
+    ),
+    PolicyKey(
+        name=LEDGER_PATH_KEY,
+        field="ledger_path",
+        read=_path,
+        does=(
+            "Counts in this [ledger](deployment.md#the-ledger-of-a-node), an absolute file or a "
+            "database URL, what its data have spent."
+        ),
+        otherwise="Counts nothing of its own",
+    ),
+    PolicyKey(
+        name=WITNESS_PATH_KEY,
+        field="witness_path",
+        read=_path,
+        does=(
+            "Compares the ledger with this file or database, and refuses [an older "
+            "copy](deployment.md#a-ledger-that-was-put-back)."
+        ),
+        otherwise="An older copy is not noticed",
+    ),
+    PolicyKey(
+        name=REQUIRE_PRIVACY_KEY,
+        field="required",
+        read=None,
+        does=(
+            "Refuses what does not offer this: see [what a node requires](deployment.md#what-a- "
+            "node-requires). A requirement without a cap is an error: the node answers nothing."
+        ),
+        otherwise="With a cap: `any`",
+    ),
+    PolicyKey(
+        name=MAX_EPSILON_KEY,
+        field="max_epsilon",
+        read=partial(_number, below=math.inf),
+        does=(
+            "Spends at most this over all runs, for records and for the node as a whole apart: a "
+            "node that serves both spends it twice."
+        ),
+        otherwise="Each run's own budget",
+    ),
+    PolicyKey(
+        name=MAX_DELTA_KEY,
+        field="max_delta",
+        read=partial(_number, below=1.0),
+        does="Sets the delta that goes with `max-epsilon`.",
+        otherwise="With a cap: 1e-5",
+    ),
+    PolicyKey(
+        name=RECORD_EPSILON_KEY,
+        field="record_epsilon",
+        read=partial(_number, below=math.inf),
+        does=(
+            "Where a run's DP-SGD plans a larger epsilon for each [record](glossary.md#record), "
+            "trains with more noise: this holds over all of its rounds."
+        ),
+        otherwise="As the run plans",
+    ),
+    PolicyKey(
+        name=UNVERIFIED_APPS_KEY,
+        field="allow_unverified_apps",
+        read=_flag,
+        does=(
+            "Answers although its SuperNode [verifies no app](deployment.md#which-app-a-node- "
+            "runs)."
+        ),
+        otherwise="Refuses where it sees that",
+    ),
+    PolicyKey(
+        name=APPS_KEY,
+        field="apps",
+        read=_apps,
+        does=(
+            "Answers these apps alone: `publisher/name`, perhaps with versions (`>=1.2,<2`), "
+            "perhaps with the first digits of the bundle's hash (`==1.2.0@3f2a9c01`). Several "
+            "stand in a list, or with spaces between them."
+        ),
+        otherwise="Whatever app Flower runs",
+    ),
+    PolicyKey(
+        name=STATISTICS_KEY,
+        field="statistics_from",
+        read=_askers,
+        does="Lets these apps ask for statistics, or `none`. It only narrows what is required.",
+        otherwise="Each app, as far as it is private",
+    ),
+    PolicyKey(
+        name=EVALUATION_KEY,
+        field="evaluation_from",
+        read=_askers,
+        does="The same for evaluations and utilities.",
+        otherwise="Each app, as far as it is private",
+    ),
+    PolicyKey(
+        name=TELL_EXHAUSTED_KEY,
+        field="tell_exhausted",
+        read=_flag,
+        does="May say that its budget is spent.",
+        otherwise="Does not say so",
+    ),
+    PolicyKey(
+        name=DATASET_NAME_KEY,
+        field="dataset_name",
+        read=_text,
+        does="Counts under this name of the data, which stays the same when they change.",
+        otherwise="`unit-name`, or the number of its partition",
+    ),
+    PolicyKey(
+        name=UNIT_NAME_KEY,
+        field="unit_name",
+        read=_text,
+        does="Is known under this name to a [roster](glossary.md#roster).",
+        otherwise="The number of its partition",
+    ),
+    PolicyKey(
+        name=DATA_PATH_KEY,
+        field="data_path",
+        read=_path,
+        does="Reads its data from this folder.",
+        otherwise="The app's own data",
+    ),
+    PolicyKey(
+        name=DATA_SCHEMA_KEY,
+        field="data_schema",
+        read=_path,
+        does="Reads these columns, types and classes, whatever the server names.",
+        otherwise="The server's",
+    ),
+    PolicyKey(
+        name=SHARED_KEY,
+        field="shared_parameters",
+        read=_patterns,
+        does=(
+            'Trains no model with other parameters: `"body.*,norm.*"` keeps a head at the node, '
+            "whatever app or server ask."
+        ),
+        otherwise="All that the run shares",
+    ),
+    PolicyKey(
+        name=INTERVAL_KEY,
+        field="round_interval",
+        read=partial(_number, below=math.inf),
+        does="Refuses a message that comes sooner, in seconds, after the last of its kind.",
+        otherwise="No limit",
+    ),
+    PolicyKey(
+        name=BUDGET_EXPIRES_KEY,
+        field="budget_expires",
+        read=_day,
+        does="From this day on, in UTC, what is left of the budget is gone.",
+        otherwise="Never",
+    ),
+    PolicyKey(
+        name=EXPIRES_KEY,
+        field="expires",
+        read=_day,
+        does="From this day on, in UTC, answers nothing but its name.",
+        otherwise="Never",
+    ),
+    PolicyKey(
+        name=ROSTER_KEY,
+        field="roster",
+        read=_path,
+        does=(
+            "Takes part in secure sums with the nodes of this [roster](secure-aggregation.md#set- "
+            "up-a-roster) alone."
+        ),
+        otherwise="A server that lies can invent nodes",
+        of_sums=True,
+    ),
+    PolicyKey(
+        name=LEAST_SUM_KEY,
+        field="least_sum",
+        read=partial(_count, default=LEAST_SUM, least=2),
+        does="Adds to no secure sum of fewer honest [clients](glossary.md#client).",
+        otherwise="2",
+        of_sums=True,
+    ),
+    PolicyKey(
+        name=COHORT_KEY,
+        field="least_cohort",
+        read=partial(_count, default=0, least=2),
+        does="Adds to no secure sum that could be opened over fewer clients, honest or not.",
+        otherwise="`secagg-min-sum` alone",
+        of_sums=True,
+    ),
+    PolicyKey(
+        name=COLLUDING_KEY,
+        field="colluding",
+        read=partial(_count, default=None, least=0),
+        does="Supposes that at least this many nodes collude.",
+        otherwise="With a roster, what is usual; else the plan's number",
+        of_sums=True,
+    ),
+    PolicyKey(
+        name=RECEIPTS_KEY,
+        field="missed_receipts",
+        read=partial(_count, default=MISSED_RECEIPTS, least=1),
+        does="With a roster, refuses after this many secure sums without a receipt.",
+        otherwise="3",
+        of_sums=True,
+    ),
+    PolicyKey(
+        name=EXACT_KEY,
+        field="exact",
+        read=_exact,
+        does=(
+            "Adds to exact totals of evaluations: one a run, and in all runs [over the same "
+            "nodes](secure-aggregation.md#set-up-a-roster). Two over others would show a node's "
+            "own value. After a node joins or leaves there is none, until all owners [move "
+            "`secagg.db` away](secure-aggregation.md#set-up-a-roster)."
+        ),
+        otherwise="No exact total",
+        of_sums=True,
+    ),
+)
+"""Every key of `--node-config` that is fl-dp's own, in the order of the page."""
+
+_OURS = tuple(each.name for each in POLICY_KEYS)
+
+
+def policy_table() -> str:
+    """Return the Markdown table of all keys."""
+    rows = [f"| `{each.name}` | {each.does} | {each.otherwise} |" for each in POLICY_KEYS]
+    head = "| Key | What the node then does | If it is left out |"
+    return "\n".join([head, "|---|---|---|", *rows])

@@ -201,7 +201,7 @@ _plays_nodes = False  # of the process: a node's work may go on in another threa
 def simulated_nodes() -> Iterator[None]:
     """Say that every node of this process is virtual, for as long as the block lasts.
 
-    For whoever plays all nodes in one process; a message has no way to say so.
+    For an engine that plays all nodes in one process; a message has no way to say so.
     """
     global _plays_nodes
     _plays_nodes = True

@@ -109,7 +109,7 @@ def _ledger(owner: NodeConfig, wrong: list[str]) -> list[str]:
             "It counts nothing of its own: what its data have spent is the server's word. "
             f'{LEDGER_PATH_KEY}="/data/ledger.db" makes it count'
         ]
-    # Imported for whoever asks: this room's other files are read by nodes that keep no ledger.
+    # Imported only here: this room's other files are read by nodes that keep no ledger.
     from fl_dp.ledger import NodeLedger, shown_location, witness_at
 
     shown = shown_location(place)

@@ -127,7 +127,7 @@ def inner_norm(bundle: GaussianBundle, size: int) -> float:
         size: Coordinates.
 
     Raises:
-        ValueError: If rounding so many coordinates would take more than half of it.
+        ValueError: If rounding that many coordinates would take more than half of it.
     """
     norm = bundle.updates.clipping_norm
     # Rounded sums of neighbours are less than a step further apart in each coordinate.

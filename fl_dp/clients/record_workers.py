@@ -147,7 +147,7 @@ class _Reader:
             self._started = True
         try:
             # Ended after twice the time. What decides about a record is the time that its worker
-            # took, whenever somebody looks for the answer.
+            # took, whenever the parent reads the answer.
             if not connection.poll(None if limit is None else 2.0 * limit):
                 self.end()
                 return None

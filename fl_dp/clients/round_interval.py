@@ -5,8 +5,8 @@ the next: no ledger holds a time of a round. It is the moment at which a message
 anything was read, so it depends on no record.
 
 A clock that is set forward or back changes nothing while the machine runs: the time since it
-started is compared. Of a machine that was started anew the wall clock is all there is; if that has
-gone back, the wait begins anew, once, so that a wrong clock locks nobody out for ever.
+started is compared. Of a machine that was restarted the wall clock is all there is; if that has
+gone back, the wait begins again, once, so that a wrong clock locks nobody out for ever.
 """
 
 from __future__ import annotations

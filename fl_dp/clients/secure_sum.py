@@ -277,7 +277,7 @@ def _charge(
                 budget.delta,
             )
         # A power of two, beyond what is planned: a budget that changed with every sum would have to
-        # be certified anew each time.
+        # be certified each time.
         sums = max(asked.rounds, 1 << charged.bit_length())
         slack = shared_noise_slack(sums, *largest)
         ledger.charge(
