@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -77,3 +77,14 @@ def plain_yaml(text: bytes, what: str) -> Any:
     except (yaml.YAMLError, ValueError, RecursionError):
         wrong = "is no YAML"
     raise ValueError(f"{what} {wrong}")
+
+
+def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Return nested settings by keys with dots between."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= flattened(value, f"{group}{key}.")
+        else:
+            found[f"{group}{key}"] = value
+    return found
