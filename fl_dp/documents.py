@@ -111,3 +111,14 @@ def known_kind(kinds: Mapping[str, _Known], kind: str, *, of: str) -> _Known:
             f"{of} of kind '{kind}' is unknown to this version, which knows {', '.join(kinds)}"
         )
     return kinds[kind]
+
+
+def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
+    """Return nested settings by keys with dots between."""
+    found: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            found |= flattened(value, f"{group}{key}.")
+        else:
+            found[f"{group}{key}"] = value
+    return found

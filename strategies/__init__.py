@@ -1,4 +1,7 @@
-"""Flower strategies with differential privacy. Import them as `fl_dp.strategies`."""
+"""Flower strategies with differential privacy. Import them as `fl_dp.strategies`.
+
+They may know Flower and the promise; of the clients what stands in `fl_dp.protocol` alone.
+"""
 
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 

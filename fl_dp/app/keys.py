@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
 from difflib import get_close_matches
 from functools import cache
@@ -140,17 +140,6 @@ def nearest_keys(name: str) -> list[str]:
     near = get_close_matches(last, by_last.values(), 1, 0.7)
     longer = [key for key, of_key in by_last.items() if last and last in of_key.split("_")]
     return misspelt or same or [key for key, of_key in by_last.items() if of_key in near] or longer
-
-
-def flattened(settings: Mapping[str, Any], group: str = "") -> dict[str, Any]:
-    """Return nested settings by keys with dots between."""
-    found: dict[str, Any] = {}
-    for key, value in settings.items():
-        if isinstance(value, dict) and value:
-            found |= flattened(value, f"{group}{key}.")
-        else:
-            found[f"{group}{key}"] = value
-    return found
 
 
 def either(names: Sequence[str]) -> str:

@@ -1,4 +1,7 @@
-"""Secure sums: a server learns what clients' vectors add up to, and nothing else."""
+"""Secure sums: a server learns what clients' vectors add up to, and nothing else.
+
+No Flower, no torch: `fl_dp.protocol` puts what is said here into messages.
+"""
 
 from .client import MaskedMessage, Participation
 from .directory import Directory, Entry

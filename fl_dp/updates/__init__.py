@@ -1,4 +1,7 @@
-"""Clients' updates: where arrays lie in a flat vector, how they are read, clipped and summed."""
+"""Clients' updates: where arrays lie in a flat vector, how they are read, clipped and summed.
+
+They may know Flower's arrays and the mechanisms; no message, no ledger.
+"""
 
 from typing import TYPE_CHECKING
 

@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
-from fl_dp.app.keys import flattened
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
 from fl_dp.app.settings.sweep import SWEEP
 from fl_dp.app.tracking import MetricsPage, RunStart, Tracker, make_tracker, round_values
 from fl_dp.app.tracking.tracker import Scalar
+from fl_dp.documents import flattened
 from fl_dp.files import write_text
 from fl_dp.plan import PrivacyPlan, RecordPlan
 

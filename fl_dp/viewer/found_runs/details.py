@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fl_dp.app.keys import flattened
+from fl_dp.documents import flattened
 
 from .follow import Mark
 from .log_tail import follow_log

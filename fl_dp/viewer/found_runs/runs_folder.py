@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from fl_dp.app.run_process import PROCESS, is_there
-from fl_dp.app.settings.sweep import SWEEP
 
 from .details import FoundRun, found_run
 from .follow import Followed, Mark, follow
@@ -19,7 +18,7 @@ from .scalars import scalars
 from .states import RunCard, RunState, state_of
 from .untrusted import Unreadable, number, parsed_json, parts_of, read_object, read_whole, shown
 
-CONFIG, STATEMENT = "config.yaml", "privacy.json"
+CONFIG, STATEMENT, SWEEP = "config.yaml", "privacy.json", "sweep.json"
 _DEEPEST = 3  # a sweep's cell is two below the folder of runs
 _MOST_RUNS = 10_000
 _MOST_ENTRIES = 100_000
