@@ -4,6 +4,7 @@ from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
 from .checkpoint import Checkpoint
 from .contributions import NobodyContributes
+from .compatibility import UnfitModel
 from .dp_fedavg import DPFedAvg
 from .dp_fedbuff import DPFedBuff
 from .exact_totals import exact_evaluation
@@ -57,6 +58,7 @@ __all__ = [
     "SpacedSelection",
     "TruncatedPoissonSelection",
     "Unit",
+    "UnfitModel",
     "UnprotectedFedAvg",
     "ask_federation",
     "check_together",

@@ -14,6 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeRemainingColumn
 
+from fl_dp.files import write_text
+
 from .console import (
     AsJson,
     Overrides,
@@ -296,7 +298,7 @@ def _by_clients(
     run.require_places(job.settings)
     report = _audited(job, run, alpha=alpha, keep_model=keep_model)
     text = json.dumps({"audits": [_finite(report)]}, indent=2) + "\n"
-    (job.path / "audit.json").write_text(text, encoding="utf-8")
+    write_text(job.path / "audit.json", text, public=True)
     note(f"Everything is in {job.path}")
     return report
 

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from fl_dp.files import write_text
+
 from .console import AsJson, Overrides, err, fail, failures_told, out, print_json, warn
 from .public_data import DataIsPublic, require_public
 
@@ -77,7 +79,7 @@ def price(
         found = prices(accuracies)
         document = _document(jobs, found, epsilon=runs[-1].epsilon, delta=runs[-1].delta)
         text = json.dumps(document, indent=2) + "\n"
-        (jobs.path / _FILE).write_text(text, encoding="utf-8")
+        write_text(jobs.path / _FILE, text, public=True)
     if as_json:
         print_json(document)
         return

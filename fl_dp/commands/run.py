@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
+from fl_dp.files import write_text
+
 from .console import (
     AsJson,
     Overrides,
@@ -151,9 +153,8 @@ def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
 
     picture, page = _draw(runs, jobs), _page(jobs)
     if jobs.sweep is not None:
-        (jobs.sweep / "summary.json").write_text(
-            json.dumps(summary_json(runs), indent=2) + "\n", encoding="utf-8"
-        )
+        text = json.dumps(summary_json(runs), indent=2) + "\n"
+        write_text(jobs.sweep / "summary.json", text, public=True)
     console.print(summary_table(runs))
     first = jobs.each[0].folder
     alone = jobs.each[0].settings.protects_records_alone
