@@ -3,8 +3,8 @@
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
 from .checkpoint import Checkpoint
-from .contributions import NobodyContributes
 from .compatibility import UnfitModel
+from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
 from .dp_fedbuff import DPFedBuff
 from .exact_totals import exact_evaluation
@@ -57,8 +57,8 @@ __all__ = [
     "Selection",
     "SpacedSelection",
     "TruncatedPoissonSelection",
-    "Unit",
     "UnfitModel",
+    "Unit",
     "UnprotectedFedAvg",
     "ask_federation",
     "check_together",
