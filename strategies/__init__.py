@@ -6,6 +6,7 @@ They may know Flower and the promise; of the clients what stands in `fl_dp.proto
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping
 
 from .checkpoint import Checkpoint
+from .compatibility import UnfitModel
 from .contributions import NobodyContributes
 from .dp_fedavg import DPFedAvg
 from .dp_fedbuff import DPFedBuff
@@ -59,6 +60,7 @@ __all__ = [
     "Selection",
     "SpacedSelection",
     "TruncatedPoissonSelection",
+    "UnfitModel",
     "Unit",
     "UnprotectedFedAvg",
     "ask_federation",

@@ -105,15 +105,19 @@ def float64_error_of(plan: PrivacyPlan, layout: VectorLayout) -> str | None:
     )
 
 
+class UnfitModel(ValueError):
+    """A model holds arrays that noise ruins without an error."""
+
+
 def require_no_running_statistics(model: ArrayRecord) -> None:
     """Check that a model has no running statistics, which noise ruins without an error.
 
     Raises:
-        ValueError: If it has, with the ways out.
+        UnfitModel: If it has, with the ways out.
     """
     found = running_statistics(model)
     if found:
-        raise ValueError(
+        raise UnfitModel(
             f"'{found[0]}' holds running statistics of a BatchNorm ({len(found)} such arrays): "
             "noise on averages ruins the model. Put GroupNorm in its place "
             "(fl_dp.clients.private_module does), or let clients keep these arrays: leave them "

@@ -30,10 +30,12 @@ class Recipe:
     Attributes:
         overrides: To be composed before those that somebody wrote.
         told: What to say before anything starts, a line each.
+        assumed: Defaults that `told` warns of, as overrides: who sends them has said it.
     """
 
     overrides: tuple[str, ...]
     told: tuple[str, ...]
+    assumed: tuple[str, ...] = ()
 
 
 def recipe_of(overrides: Sequence[str]) -> Recipe:
@@ -68,15 +70,17 @@ def recipe_of(overrides: Sequence[str]) -> Recipe:
     left = tuple(each for key, each in brought.items() if key not in written)
     pair, told = f"task={task} with model={model}", []
     whose = f"{pair} under privacy={privacy}" if fitting or fits is None else pair
+    assumed: tuple[str, ...] = ()
     steps = privacy != _WITHOUT_CLIENT_STEPS
     if tuned is None and steps and not written.keys() & {_LEARNING_RATE, "tune.candidates"}:
+        assumed = (f"{_LEARNING_RATE}={chosen[_LEARNING_RATE]}",)
         told.append(
-            f"{whose} has no tuned settings: {_LEARNING_RATE}={chosen[_LEARNING_RATE]} is what "
+            f"{whose} has no tuned settings: {assumed[0]} is what "
             "suits digits under privacy=central; `fl-dp tune` pays for a better one"
         )
     if left:
         told.append(f"{whose} brings {' '.join(left)}; what you write wins")
-    return Recipe(overrides=left, told=tuple(told))
+    return Recipe(overrides=left, told=tuple(told), assumed=assumed)
 
 
 def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
@@ -88,7 +92,8 @@ def with_recipe(overrides: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: As `recipe_of`.
     """
-    return (*recipe_of(overrides).overrides, *overrides)
+    recipe = recipe_of(overrides)
+    return (*recipe.overrides, *recipe.assumed, *overrides)
 
 
 def tuned_pairs() -> list[tuple[str, str]]:

@@ -14,6 +14,7 @@ from fl_dp.strategies import (
     RehearsalFailed,
     RosterIncomplete,
     RosterTooLarge,
+    UnfitModel,
 )
 
 REFUSALS = (
@@ -25,9 +26,10 @@ REFUSALS = (
     RosterTooLarge,
     RehearsalFailed,
     NobodyContributes,
+    UnfitModel,
     ConfigError,
 )
-"""Errors of ledger, nodes and settings, whose message says all that a traceback could."""
+"""Errors of ledger, nodes, model and settings, whose message says all that a traceback could."""
 
 
 class _OneLine(logging.Filter):

@@ -42,9 +42,12 @@ def ledger(
         bool,
         typer.Option("--summary", help="Only budget, spent, left and when; no name, no entry."),
     ] = False,
+    entries: Annotated[
+        bool, typer.Option("--entries", help="Show every entry; else equal ones are one row.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was spent, entry by entry, after verifying the chain.
+    """Show what was spent, after verifying the chain.
 
     PATH is a `ledger.db`, the folder of a run, a URL such as
     `postgresql://user@host/database`, or the ledger that a node keeps of its own data.
@@ -73,10 +76,12 @@ def ledger(
     with failures_told():
         if receipt is None and key is not None:
             raise ValueError("--key is the key of a receipt: name it with --verify-receipt FILE")
-        if receipt is not None and (summary or csv or witness or begin_witness):
+        if receipt is not None and (summary or csv or witness or begin_witness or entries):
             raise ValueError("--verify-receipt is asked for alone, or with --key and --check")
-        if summary and (csv is not None or check is not None):
-            raise ValueError("--summary has no entries and no files: leave out --csv and --check")
+        if summary and (csv is not None or check is not None or entries):
+            raise ValueError(
+                "--summary has no entries and no files: leave out --csv, --check and --entries"
+            )
         if begin_witness is not None:
             if witness is not None or summary or csv is not None or check is not None:
                 raise ValueError("--begin-witness is asked for alone: leave out the other options")
@@ -87,7 +92,7 @@ def ledger(
         elif summary:
             shown = summarise_ledger(location, witness=witness)
         else:
-            shown = show_ledger(location, csv=csv, check=check, witness=witness)
+            shown = show_ledger(location, csv=csv, check=check, witness=witness, entries=entries)
     if as_json:
         print_json(shown.document)
         return

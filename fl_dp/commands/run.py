@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from fl_dp.files import write_text
+
 from .console import (
     AsJson,
     Overrides,
@@ -143,9 +145,8 @@ def conclude(runs: Sequence[RunSummary], jobs: Jobs, console: Console) -> None:
 
     seen = [line for wing in wings() for line in wing.after_runs(runs, jobs)]
     if jobs.sweep is not None:
-        (jobs.sweep / "summary.json").write_text(
-            json.dumps(summary_json(runs), indent=2) + "\n", encoding="utf-8"
-        )
+        text = json.dumps(summary_json(runs), indent=2) + "\n"
+        write_text(jobs.sweep / "summary.json", text, public=True)
     console.print(summary_table(runs))
     first = jobs.each[0].folder
     alone = jobs.each[0].settings.protects_records_alone

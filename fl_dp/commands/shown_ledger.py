@@ -13,8 +13,18 @@ from rich.markup import escape
 
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.commands.terminal.governance import nodes_summary, summary_lines, training_summary
-from fl_dp.commands.terminal.ledger_view import ledger_json, ledger_summary, ledger_table, write_csv
-from fl_dp.commands.terminal.node_ledger_view import node_ledger_json, node_ledger_table
+from fl_dp.commands.terminal.ledger_view import (
+    folded_table,
+    ledger_json,
+    ledger_summary,
+    ledger_table,
+    write_csv,
+)
+from fl_dp.commands.terminal.node_ledger_view import (
+    node_ledger_json,
+    node_ledger_summary,
+    node_ledger_table,
+)
 from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger, witness_at
 from fl_dp.ledger.training import library_versions
 from fl_dp.statement import (
@@ -51,8 +61,23 @@ class _Comparison:
     behind: int | None = None
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """Options of the command, as `show_ledger` has them."""
+
+    csv: Path | None
+    check: Path | None
+    witness: str | None
+    entries: bool
+
+
 def show_ledger(
-    location: str, *, csv: Path | None, check: Path | None, witness: str | None = None
+    location: str,
+    *,
+    csv: Path | None,
+    check: Path | None,
+    witness: str | None = None,
+    entries: bool = False,
 ) -> ShownLedger:
     """Verify a ledger, compare it with what knows of it, and tell what was spent.
 
@@ -61,14 +86,15 @@ def show_ledger(
         csv: Where to write the entries, one line each.
         check: A privacy statement; None: the one in the ledger's folder, if there is one.
         witness: File or database that knows how far the ledger has come; None: none is looked at.
+        entries: Show every entry; else equal ones that follow each other are one row.
 
     Raises:
         LedgerCorrupted: If the ledger was altered, or something disagrees with it, one line each.
         OSError: If the ledger can't be read.
         ValueError: As `OSError`, or if the call is wrong.
     """
-    shown = _show_node_ledgers(location, csv=csv, check=check, witness=witness)
-    return shown or _show_server_ledger(location, csv=csv, check=check, witness=witness)
+    asked = _Asked(csv=csv, check=check, witness=witness, entries=entries)
+    return _show_node_ledgers(location, asked) or _show_server_ledger(location, asked)
 
 
 def begin_witness_of(location: str, place: str) -> None:
@@ -93,20 +119,16 @@ def begin_witness_of(location: str, place: str) -> None:
         ledger.begin_witness(witness_at(place))
 
 
-def _show_server_ledger(
-    location: str, *, csv: Path | None, check: Path | None, witness: str | None
-) -> ShownLedger:
-    with _opened_server_ledger(location, witness) as (ledger, folder):
-        findings = _compare(ledger, folder, check)
-        if witness is not None:
-            findings.compared.append(f"its witness {witness}")
-        if csv is not None:
-            write_csv(ledger, csv)
-        lines: list[RenderableType] = [ledger_table(ledger), ledger_summary(ledger)]
-        lines += _sentences(findings)
-        if csv is not None:
-            lines.append(escape(f"Entries: {csv}"))
-        document = ledger_json(ledger) | _comparison_json(findings)
+def _show_server_ledger(location: str, asked: _Asked) -> ShownLedger:
+    with _opened_server_ledger(location, asked.witness) as (ledger, folder):
+        findings = _compare(ledger, folder, asked.check)
+        if asked.csv is not None:
+            write_csv(ledger, asked.csv)
+        lines: list[RenderableType] = [*ledger_summary(ledger), *_sentences(findings, asked)]
+        lines.append(ledger_table(ledger) if asked.entries else folded_table(ledger))
+        if asked.csv is not None:
+            lines.append(escape(f"Entries: {asked.csv}"))
+        document = ledger_json(ledger) | _comparison_json(findings, asked)
     return ShownLedger(document=document, lines=lines)
 
 
@@ -131,36 +153,25 @@ def _of_one(ledgers: Sequence[str], witness: str) -> str:
     return witness
 
 
-def _show_node_ledgers(
-    location: str, *, csv: Path | None, check: Path | None, witness: str | None
-) -> ShownLedger | None:
+def _show_node_ledgers(location: str, asked: _Asked) -> ShownLedger | None:
     """Show ledgers that nodes keep; None if it is the ledger of a training."""
-    of_nodes = _opened_node_ledgers(location, witness)
+    of_nodes = _opened_node_ledgers(location, asked.witness)
     if of_nodes is None:
         return None
-    if csv is not None:
-        raise ValueError("a node's ledger is shown by account: leave out --csv, or write --json")
+    if asked.csv is not None or asked.entries:
+        raise ValueError(
+            "a node's ledger is shown by account: leave out --csv and --entries, or write --json"
+        )
     with of_nodes as (opened, folder):
-        findings = _compare(None, folder, check)
-        if witness is not None:
-            findings.compared.append(f"its witness {witness}")
-        # A run's statement says nothing of how far a node's ledger has come.
-        unwitnessed = ["Without --witness nothing tells whether an end was cut off"]
+        findings = _compare(None, folder, asked.check)
         each = [node_ledger_json(ledger) for ledger in opened]
-        verified = "Chains verified" if len(opened) > 1 else "Chain verified"
         return ShownLedger(
             document=(each[0] if len(each) == 1 else {"ledgers": each})
-            | _comparison_json(findings),
+            | _comparison_json(findings, asked),
             lines=[
+                *node_ledger_summary(opened),
+                *_sentences(findings, asked),
                 node_ledger_table(opened, location),
-                verified,
-                *(
-                    f"Every use was revoked on {each.revoked}: nothing is charged any more"
-                    for each in opened
-                    if each.revoked is not None
-                ),
-                *_sentences(findings),
-                *(unwitnessed if witness is None and findings.compared else ()),
             ],
         )
 
@@ -283,13 +294,16 @@ def _other_version(statement: dict[str, Any]) -> str:
     return f" (the statement is of fl-dp {theirs} and this is {ours}, which may word it otherwise)"
 
 
-def _sentences(findings: _Comparison) -> list[str]:
-    if not findings.compared:
+def _sentences(findings: _Comparison, asked: _Asked) -> list[str]:
+    compared = _compared(findings, asked)
+    if not compared:
         return [
             "Nothing was compared with the ledger's end: no statement lies beside it; name one "
             "with --check, as entries that are cut off the end show in no chain"
         ]
-    lines = [f"Compared and in agreement: {escape(', '.join(findings.compared))}"]
+    lines = [f"Compared and in agreement: {escape(', '.join(compared))}"]
+    if asked.witness is None:
+        lines.append("Witness: none; --witness PLACE detects an older copy in the ledger's place")
     if findings.behind:
         lines.append(
             f"The ledger is {findings.behind} entries ahead of the statement: the run is under "
@@ -298,5 +312,13 @@ def _sentences(findings: _Comparison) -> list[str]:
     return lines
 
 
-def _comparison_json(findings: _Comparison) -> dict[str, Any]:
-    return {"compared": findings.compared, "entries_after_statement": findings.behind}
+def _compared(findings: _Comparison, asked: _Asked) -> list[str]:
+    witness = [] if asked.witness is None else [f"its witness {asked.witness}"]
+    return [*findings.compared, *witness]
+
+
+def _comparison_json(findings: _Comparison, asked: _Asked) -> dict[str, Any]:
+    return {
+        "compared": _compared(findings, asked),
+        "entries_after_statement": findings.behind,
+    }

@@ -14,7 +14,7 @@ from fl_dp.app.cells import expand
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.planning import make_plan
-from fl_dp.app.recipes import recipe_of, tuned_pairs
+from fl_dp.app.recipes import recipe_of, tuned_pairs, with_recipe
 from fl_dp.app.server import train
 
 FASHION = ["task=fashion_mnist"]
@@ -83,6 +83,12 @@ def test_a_pair_that_nobody_tuned_says_so_in_one_line() -> None:
     assert line.startswith("task=shakespeare with model=gru has no tuned settings: client.learning")
     assert "fl-dp tune" in line
     assert recipe_of(["task=shakespeare", "model=gru", "client.learning_rate=1"]).told == ()
+
+
+def test_overrides_that_are_sent_say_nothing_a_second_time() -> None:
+    sent = with_recipe(["task=shakespeare", "model=gru"])
+    assert recipe_of(sent).told == ()
+    assert with_recipe(sent) == sent
 
 
 def test_what_was_tuned_for_a_curator_is_not_brought_under_another_promise() -> None:

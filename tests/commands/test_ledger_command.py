@@ -127,6 +127,56 @@ def test_each_edit_is_a_line(run: RunFolder) -> None:
     assert "rounds is 1" in lines[1]
 
 
+def told_by(path: Path, *options: str) -> list[str]:
+    """Return the lines of a call that succeeds, in a terminal of 200 columns."""
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["ledger", str(path), *options])
+    assert result.exit_code == 0, result.stderr
+    return result.stdout.splitlines()
+
+
+def test_a_ledger_first_says_whether_it_is_whole_and_what_was_spent(run: RunFolder) -> None:
+    verified, spent, *_ = told_by(run.path)
+    assert verified.startswith("Chain verified: 6 entries")
+    assert spent.startswith("Spent: epsilon ")
+    assert f"of {PLAN.budget.epsilon:g} at delta" in spent
+    assert "privacy-loss distributions" in spent
+
+
+def test_equal_entries_are_one_row_and_entries_shows_all(run: RunFolder) -> None:
+    [rounds] = [line for line in told_by(run.path) if "rounds 1 to 2" in line]
+    assert "3 to 6" in rounds
+    assert "released" in rounds
+    one_by_one = told_by(run.path, "--entries")
+    assert [sum(f" {kind} " in line for line in one_by_one) for kind in ("reserve", "commit")] == [
+        2,
+        2,
+    ]
+
+
+def test_a_round_without_a_known_release_or_another_attempt_keeps_its_row(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with PrivacyLedger.open(path, PLAN) as ledger:
+        ledger.commit(ledger.reserve(round=1))
+        ledger.reserve(round=2)
+        ledger.commit(ledger.reserve(round=2))
+        ledger.commit(ledger.reserve(round=3))
+    lines = told_by(path)
+    rows = [line.split("│")[2].strip() for line in lines if "round" in line and "Gaussian" in line]
+    assert [row.partition(":")[0] for row in rows] == ["round 1", "round 2", "round 2", "round 3"]
+    assert ["no known release" in row for row in rows] == [False, True, False, False]
+    assert "attempt 2" in rows[2]
+    assert any("1 of them without a known release" in line for line in lines)
+
+
+def test_a_ledger_of_which_nothing_was_spent_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / "ledger.db"
+    with PrivacyLedger.open(path, PLAN):
+        pass
+    lines = told_by(path)
+    assert any(line.startswith("Spent: epsilon 0.0000 of ") for line in lines)
+    assert any(line.startswith("Nothing was compared") for line in lines)
+
+
 def test_an_edited_page_is_status_1(run: RunFolder) -> None:
     page = run.statement_page.read_text()
     run.statement_page.write_text(page.replace("epsilon ", "epsilon 0.", 1))

@@ -33,6 +33,7 @@ import tomli_w
 
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
+from fl_dp.files import full_disk_named
 
 from .devices import Machine, num_workers
 from .flower_runs import BIN, RunStatus, RunUnknown, run_status
@@ -139,15 +140,16 @@ class LocalSuperLink:
         home = Path(self._folder.name)
         port, control_port = _free_ports(2)
         self._app = home / "fl-dp-run"
-        for name, text in self._runs.files.items():
-            target = self._app / name
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
-            f'[superlink.{_CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
-            encoding="utf-8",
-        )
+        with full_disk_named(home):
+            for name, text in self._runs.files.items():
+                target = self._app / name
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(text, encoding="utf-8")
+            (home / "config.toml").write_text(
+                f'[superlink]\ndefault = "{_CONNECTION}"\n\n'
+                f'[superlink.{_CONNECTION}]\naddress = "127.0.0.1:{port}"\ninsecure = true\n',
+                encoding="utf-8",
+            )
         self._log = home / "superlink.log"
         self._environment = {
             **SILENT,
@@ -223,9 +225,9 @@ class LocalSuperLink:
             LaunchError: If Flower does not accept the run.
         """
         run_config = self._app.parent / "run-config.toml"
-        run_config.write_text(
-            tomli_w.dumps({"hydra-overrides": shlex.join(overrides)}), encoding="utf-8"
-        )
+        text = tomli_w.dumps({"hydra-overrides": shlex.join(overrides)})
+        with full_disk_named(run_config.parent):
+            run_config.write_text(text, encoding="utf-8")
         output = self._app.parent / "flwr-run.log"
         with output.open("wb") as log:
             process = subprocess.Popen(

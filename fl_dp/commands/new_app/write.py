@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import fl_dp
+from fl_dp.files import full_disk_named
 
 from .names import AppName
 
@@ -45,7 +46,8 @@ def write_app(name: str, parent: Path) -> Path:
         for file, text in app_files(spelt):
             target = folder / file
             target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(text, encoding="utf-8")
+            with full_disk_named(parent):
+                target.write_text(text, encoding="utf-8")
     except BaseException:
         shutil.rmtree(folder, ignore_errors=True)
         raise

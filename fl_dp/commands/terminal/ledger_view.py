@@ -9,6 +9,7 @@ import csv
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from fl_dp.documents import MALFORMED
 from fl_dp.ledger import LedgerCorrupted, SpentLedger
 from fl_dp.ledger.entries import LedgerEntry
 from fl_dp.statement import describe_event
+from fl_dp.statement.words import ACCOUNTANTS, rounded_up
 
 _COLUMNS = (
     "sequence",
@@ -100,25 +102,119 @@ def ledger_table(ledger: SpentLedger) -> Table:
     return table
 
 
-def ledger_summary(ledger: SpentLedger) -> str:
-    """Return the sentence that sums the ledger up."""
+def folded_table(ledger: SpentLedger) -> Table:
+    """Return the entries with equal ones that follow each other in one row.
+
+    Raises:
+        LedgerCorrupted: If an entry lacks what is shown of it.
+    """
+    released = set()
+    for entry in ledger.entries:
+        with _shown(entry):
+            if entry.kind == "commit":
+                released.add(entry.fields["reserved"])
+    rows: list[_Row] = []
+    for entry in ledger.entries:
+        if rows and entry.kind in _PARTS:
+            rows[-1].last = entry.sequence
+            continue
+        with _shown(entry):
+            row = _row_of(entry, released)
+        if not rows or not rows[-1].takes_in(row):
+            rows.append(row)
+    table = Table("entries", "what", title=escape(ledger.location))
+    for row in rows:
+        table.add_row(_span(row.first, row.last), escape(row.text))
+    return table
+
+
+# Entries that belong to the release before them: they are told of it, with --entries one by one.
+_PARTS = frozenset({"ask", "fold", "commit"})
+
+
+@dataclass(kw_only=True)
+class _Row:
+    """Equal entries that follow each other.
+
+    Attributes:
+        what: In words, the same for all of them.
+        first: Sequence number of the first entry.
+        last: Sequence number of the last one.
+        rounds: First and last round that they charge; None if they charge no round.
+        times: How many of them there are.
+    """
+
+    what: str
+    first: int
+    last: int
+    rounds: tuple[int, int] | None = None
+    times: int = 1
+
+    @property
+    def text(self) -> str:
+        """The row as a person reads it."""
+        if self.rounds is not None:
+            first, last = self.rounds
+            return f"round{'s' if first < last else ''} {_span(first, last)}: {self.what}"
+        return self.what if self.times == 1 else f"{self.times} times {self.what}"
+
+    def takes_in(self, other: _Row) -> bool:
+        """Add an entry that is equal and, if it charges a round, charges the next one."""
+        if self.what != other.what or (self.rounds is None) != (other.rounds is None):
+            return False
+        if self.rounds is not None and other.rounds is not None:
+            if other.rounds[0] != self.rounds[1] + 1:
+                return False
+            self.rounds = (self.rounds[0], other.rounds[1])
+        self.last = other.last
+        self.times += 1
+        return True
+
+
+def _row_of(entry: LedgerEntry, released: set[int]) -> _Row:
+    fields, at = entry.fields, entry.sequence
+    if entry.kind != "reserve":
+        return _Row(what=f"{entry.kind}: {_describe(fields)}", first=at, last=at)
+    known = "released" if at in released else "no known release"
+    if "round" not in fields:
+        return _Row(what=f"{_describe(fields)}; {known}", first=at, last=at)
+    again = f", attempt {fields['attempt']}" if fields["attempt"] > 1 else ""
+    what = f"{describe_event(event_from_dict(fields))}{again}; {known}"
+    return _Row(what=what, first=at, last=at, rounds=(fields["round"], fields["round"]))
+
+
+def _span(first: int, last: int) -> str:
+    return str(first) if first == last else f"{first} to {last}"
+
+
+def ledger_summary(ledger: SpentLedger) -> list[str]:
+    """Return what a person asks first, a line each: verified, spent of what, rounds."""
     spent, budget = ledger.epsilon(), ledger.plan.budget
-    lost = ledger.rounds_spent - ledger.rounds_committed
-    warning = "INSECURE noise: nothing is promised. " if ledger.insecure else ""
+    lines = [
+        f"Chain verified: {len(ledger.entries)} entries, the last is {ledger.anchor.hash[:12]}"
+    ]
+    if ledger.insecure:
+        lines.append("INSECURE noise: nothing is promised")
     if ledger.uncharged:
-        warning += f"{len(ledger.uncharged)} exact releases are in no epsilon. "
+        lines.append(f"{len(ledger.uncharged)} exact releases are in no epsilon")
+    accountant = ACCOUNTANTS.get(spent.best_name, spent.best_name)
+    lines.append(
+        f"Spent: epsilon {rounded_up(spent.best)} of {budget.epsilon:g} at delta "
+        f"{budget.delta:.3g}, by {accountant} ({spent.best_name})"
+    )
     promised = ledger.promise().best
-    stop = (
-        f". Quote {promised:.4f}, the plan's, if a release had a part in stopping here"
-        if promised > spent.best
-        else ""
-    )
-    return (
-        f"Chain verified. {warning}{ledger.rounds_spent} rounds spent"
-        + (f", {lost} of them without a known release" if lost else "")
-        + f": epsilon {spent.best:.4f} ({spent.best_name}) of {budget.epsilon:g} at delta "
-        f"{budget.delta:.3g}{stop}"
-    )
+    if promised > spent.best:
+        lines.append(
+            f"Quote epsilon {rounded_up(promised)}, the plan's, if a release influenced the "
+            "decision to stop here"
+        )
+    if ledger.plan.rounds:
+        lost = ledger.rounds_spent - ledger.rounds_committed
+        lines.append(
+            f"Rounds: {ledger.rounds_spent} of {ledger.plan.rounds} planned were charged"
+            + (f", {lost} of them without a known release" if lost else "")
+        )
+    return lines
 
 
 @contextmanager
@@ -163,8 +259,6 @@ def _describe(fields: dict[str, Any]) -> str:
             return f"units to groups: {len(fields['groups'])} to {len(groups)}, for good"
         case "chosen":
             return f"{fields['chosen']}: {fields['how']}"
-        case "assign":
-            return f"{len(fields['groups'])} units got their groups"
         case "ask":
             return f"index {fields['index']}: asked {' '.join(fields['units'])}"
         case "fold":

@@ -12,7 +12,7 @@ from rich.table import Table
 from fl_dp.accounting import PrivacyBudget, event_to_dict
 from fl_dp.ledger import NodeLedger, Spending
 from fl_dp.statement import describe_event
-from fl_dp.statement.words import rounded_up
+from fl_dp.statement.words import ACCOUNTANTS, rounded_up
 
 _PURPOSES = {
     "train": "training",
@@ -30,6 +30,29 @@ def node_ledger_json(ledger: NodeLedger) -> dict[str, Any]:
         "revoked": ledger.revoked,
         "accounts": [_account_json(each) for each in ledger.spendings],
     }
+
+
+def node_ledger_summary(ledgers: Sequence[NodeLedger]) -> list[str]:
+    """Return what an owner asks first, a line each: verified, spent of what, revoked."""
+    spendings = [each for ledger in ledgers for each in ledger.spendings]
+    lines = ["Chains verified" if len(ledgers) > 1 else "Chain verified"]
+    least = min(spendings, key=lambda each: _left(each, None), default=None)
+    if least is None:
+        lines.append("Nothing was spent")
+    else:
+        assert least.budget is not None  # whoever spent had one
+        bounds = least.epsilon()
+        lines.append(
+            f"Spent: epsilon {_spent(least)} of at most {least.budget.epsilon:.4g} at delta "
+            f"{least.budget.delta:.3g}"
+            + (f", by {ACCOUNTANTS.get(bounds.best_name)}" if bounds.by_name else "")
+            + (f"; of {len(spendings)} accounts the one with least left" * (len(spendings) > 1))
+        )
+    return lines + [
+        f"Every use was revoked on {each.revoked}: nothing is charged any more"
+        for each in ledgers
+        if each.revoked is not None
+    ]
 
 
 def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:

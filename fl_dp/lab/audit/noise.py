@@ -87,7 +87,8 @@ def noise_is_new(rows: NDArray[np.float64], *, alpha: float) -> Finding:
     pairs = _pairs(turned)
     allowed = math.sqrt(beta.isf(alpha / (2.0 * pairs.count), 0.5, (draws - 1) / 2.0))
     bits = _bits(pairs.count)
-    seeds = f"a seed of {bits} bits or fewer, 19 times of 20" if bits else f"of seeds {_NOTHING}"
+    longest = "1 bit" if bits == 1 else f"{bits} bits or fewer"
+    seeds = f"a seed of {longest}, 19 times of 20" if bits else f"of seeds {_NOTHING}"
     return Finding(
         name=NEW_NOISE,
         alpha=alpha,

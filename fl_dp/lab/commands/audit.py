@@ -25,6 +25,7 @@ from fl_dp.commands.console import (
     print_json,
     warn,
 )
+from fl_dp.files import write_text
 
 from .public_data import DataIsPublic, require_public
 
@@ -295,7 +296,7 @@ def _by_clients(
     run.require_places(job.settings)
     report = _audited(job, run, alpha=alpha, keep_model=keep_model)
     text = json.dumps({"audits": [_finite(report)]}, indent=2) + "\n"
-    (job.path / "audit.json").write_text(text, encoding="utf-8")
+    write_text(job.path / "audit.json", text, public=True)
     note(f"Everything is in {job.path}")
     return report
 

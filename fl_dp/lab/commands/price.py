@@ -20,6 +20,7 @@ from fl_dp.commands.console import (
     print_json,
     warn,
 )
+from fl_dp.files import write_text
 
 from .public_data import DataIsPublic, require_public
 
@@ -86,7 +87,7 @@ def price(
         found = prices(accuracies)
         document = _document(jobs, found, epsilon=runs[-1].epsilon, delta=runs[-1].delta)
         text = json.dumps(document, indent=2) + "\n"
-        (jobs.path / _FILE).write_text(text, encoding="utf-8")
+        write_text(jobs.path / _FILE, text, public=True)
     if as_json:
         print_json(document)
         return

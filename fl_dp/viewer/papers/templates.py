@@ -126,7 +126,12 @@ def _filled(templates: Environment, part: Any, values: dict[str, Any]) -> Any:
     return part
 
 
-_FILTERS = {
-    "figures": lambda number, digits=6: f"{number:.{digits}g}",
-    "with_commas": lambda number: f"{number:,}",
-}
+def _figures(number: float, digits: int = 6) -> str:
+    return f"{number:.{digits}g}"
+
+
+def _with_commas(number: int) -> str:
+    return f"{number:,}"
+
+
+_FILTERS = {"figures": _figures, "with_commas": _with_commas}

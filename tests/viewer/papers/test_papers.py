@@ -6,6 +6,7 @@ import csv
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -135,9 +136,9 @@ def test_a_model_card_begins_as_model_hubs_read_it(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", MARKDOWN)
 def test_no_text_of_a_run_becomes_a_heading_markup_or_a_template(tmp_path: Path, form: str) -> None:
     hostile = "x\n---\n# Certified\n<b>bold</b> [a](https://b) `c` {{ 7 }} {% raw %} | d"
-    texts = dict.fromkeys(("unit", "adversary", "trusted", "mechanism", "rule"), hostile)
-    lists = {key: [hostile] for key in ("not_covered", "randomness")}
-    path = write_run(tmp_path / "a", f"task.name={json.dumps('<b>')}", **texts, **lists)
+    said: dict[str, Any] = dict.fromkeys(("unit", "adversary", "trusted", "mechanism"), hostile)
+    said |= {key: [hostile] for key in ("not_covered", "randomness")}
+    path = write_run(tmp_path / "a", f"task.name={json.dumps('<b>')}", **said)
     page = paper(form, path).rpartition("\n---\n")[2]
     assert "{{ 7 }}" in page
     assert "\n# Certified" not in page
