@@ -8,19 +8,9 @@ PIP := $(BIN)/python -m pip install -qq --disable-pip-version-check
 # Where PyTorch comes from, if not from pip's usual index: its CPU build spares gigabytes.
 TORCH_INDEX ?=
 
-# `make quick`: these rooms, less the files that took long; 60 s of a processor are left.
+# `make quick`: these rooms, less what is marked slow; 60 s of a processor are left.
 QUICK := tests/mechanisms tests/updates tests/plan tests/statistics tests/clients tests/tasks/datasets \
   tests/tasks/models tests/tasks/training tests/secagg
-SLOW := tests/mechanisms/test_estimators.py tests/mechanisms/test_exponential.py \
-  tests/mechanisms/test_grid_exponential.py tests/mechanisms/test_laplace.py \
-  tests/plan/test_plan.py tests/plan/test_record_plan.py \
-  tests/statistics/test_contributions.py tests/statistics/test_release.py \
-  tests/clients/test_clipped_gradients.py tests/clients/test_deadline.py \
-  tests/clients/test_dp_sgd.py tests/clients/test_opacus_client.py \
-  tests/tasks/training/test_training_together.py \
-  tests/clients/test_secure_sum.py tests/clients/test_units.py tests/clients/test_queries.py \
-  tests/updates/test_clipped_sum.py tests/plan/test_plans_of_records.py \
-  tests/tasks/training/test_local_training.py tests/mechanisms/test_clipping.py
 
 # `make bench`: what each script is given. A test knows those that are left out, and why.
 BENCH_accounting := --json
@@ -51,11 +41,11 @@ PRIVACY ?= dp_sgd
 # `make flower`: the version of Flower that stands in for the locked one.
 FLWR ?= 1.42
 
-.PHONY: help demo federation flower quick test coverage lint format docs site sbom advisories notes pictures bench experiments recovery wheel setup clean
+.PHONY: help demo federation flower quick test test-all coverage lint format docs site sbom advisories notes pictures bench experiments recovery wheel setup clean
 .NOTPARALLEL: # two timings at once would measure each other
 
 help: ## What there is
-	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
 
 demo: $(STAMP) ## Train digits under client-level DP at epsilon 2 and 8, about two minutes
 	$(BIN)/fl-dp run -m privacy.epsilon=2,8 simulation.engine=flower
@@ -64,10 +54,14 @@ federation: $(STAMP) ## SuperLink and SuperNodes with all protections on, a trai
 	$(BIN)/python deploy/federation.py --privacy $(PRIVACY)
 
 quick: $(STAMP) ## Unit tests, under a minute
-	$(BIN)/python -m pytest -n 2 -q -m "not slow and not simulation" $(QUICK) $(SLOW:%=--ignore=%)
+	$(BIN)/python -m pytest -n 2 -q -m "not slow and not nightly" $(QUICK)
 
-test: lint ## Every check: lint, types, layers, tests
+test: lint ## Lint, types, layers and every test but the nightly ones
 	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+# An empty expression takes every test. Real nodes wait for Flower's own minutes.
+test-all: lint ## Every test, with real nodes and whole trainings: over an hour; run each night
+	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
 
 coverage: $(STAMP) ## Every test, and which lines none of them runs: results/coverage
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-report=html

@@ -50,6 +50,7 @@ def steps_spent(place: Path, name: str) -> int:
         return sum(count for _, count in spending.history)
 
 
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)

@@ -32,6 +32,7 @@ def start(*arguments: str, cwd: Path) -> subprocess.Popen[str]:
     )
 
 
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 def test_a_run_that_is_asked_to_end_takes_everything_down(tmp_path: Path) -> None:
@@ -66,6 +67,7 @@ def alive(pid: int) -> bool:
         return False
 
 
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 def test_a_run_that_is_stopped_by_ctrl_c_leaves_a_valid_folder_and_goes_on(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def main(grid, context):
 }
 
 
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)

@@ -144,7 +144,7 @@ def trained(folder: Path, *overrides: str) -> float:
     return float(json.loads(last)["test_accuracy"])
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 @pytest.mark.parametrize(("task", "model"), REACHED)
 def test_a_recipe_reaches_its_accuracy(task: str, model: str, tmp_path: Path) -> None:
     try:

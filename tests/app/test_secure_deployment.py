@@ -106,6 +106,7 @@ def sums_charged(place: Path, name: str) -> int:
         return sum(count for _, count in spending.history)
 
 
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)
@@ -127,7 +128,7 @@ def test_owners_with_a_roster_train_and_check_what_the_server_did(
         assert run["repliers"] == len(NODES)
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)

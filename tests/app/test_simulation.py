@@ -80,6 +80,7 @@ def test_a_small_training_runs_end_to_end_and_its_papers_agree(tmp_path: Path) -
     assert "Received" not in log
 
 
+@pytest.mark.nightly
 def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -107,6 +108,7 @@ def test_a_run_that_flower_reports_as_failed_is_an_error_with_its_reason(
     assert json.loads((folder / "privacy.json").read_text())["rounds"] == spent
 
 
+@pytest.mark.nightly
 def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +149,7 @@ def test_records_and_clients_are_protected_at_once_and_each_has_its_statement(
             assert spending.epsilon().pld == pytest.approx(spent["pld"])
 
 
+@pytest.mark.nightly
 def test_secure_sums_of_a_simulation_open_in_every_round(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -174,6 +177,7 @@ def test_secure_sums_of_a_simulation_open_in_every_round(
     assert "a client failed" not in log
 
 
+@pytest.mark.nightly
 def test_buffers_of_a_simulation_are_filled_by_who_answers_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -205,6 +209,7 @@ def test_buffers_of_a_simulation_are_filled_by_who_answers_next(
     assert "released as it is" not in log
 
 
+@pytest.mark.nightly
 def test_two_trainings_of_an_experiment_run_side_by_side_through_flower(tmp_path: Path) -> None:
     done = fl_dp(
         "run",

@@ -200,6 +200,7 @@ def test_a_training_is_not_started_by_a_statistic(command: str) -> None:
     assert "`fl-dp stats count`" in result.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 def test_a_statistic_by_a_secure_sum_through_flowers_simulation(

@@ -17,7 +17,10 @@ from torch import Tensor, nn
 from fl_dp.clients.clipped_gradients import ClippedGradients, GhostGradients
 from fl_dp.clients.record_gradients import LossOfEach
 
-pytestmark = pytest.mark.filterwarnings("ignore:Full backward hook is firing")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore:Full backward hook is firing"),
+]
 
 NORM = 0.5
 WIDTH, CLASSES, LENGTH = 4, 3, 6

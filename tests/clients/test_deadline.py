@@ -12,6 +12,8 @@ import pytest
 
 from fl_dp.clients import deadline_mod
 
+pytestmark = pytest.mark.slow
+
 # A process as Flower starts one for each message; `HANG` never comes back.
 PROCESS = """\
 import ctypes, sys, time

@@ -26,6 +26,7 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of a first layer
     pytest.mark.filterwarnings("ignore:Secure RNG turned off"),
     pytest.mark.filterwarnings("ignore:Using a target size"),

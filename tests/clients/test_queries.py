@@ -28,6 +28,8 @@ from fl_dp.protocol.keys import (
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statistics import Count, Frequencies, Mean, query_to_dict
 
+pytestmark = pytest.mark.slow
+
 SECRET = "patient 4711 has condition X"
 
 

@@ -54,6 +54,8 @@ from fl_dp.secagg import (
 )
 from fl_dp.statistics import Mean, query_to_dict
 
+pytestmark = pytest.mark.slow
+
 
 def test_what_was_agreed_on_is_answered_and_charged(tmp_path: Path) -> None:
     federation = Federation(tmp_path)

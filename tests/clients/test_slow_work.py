@@ -367,7 +367,7 @@ def test_everybody_needs_neither_coin_nor_clock(
 REPLIES, LATEST = 200, 0.6
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_the_time_of_an_answer_shows_no_coin(tmp_path: Path, hog: Callable[[], Any]) -> None:
     """Answers with coins up and down in turn, while the work holds the interpreter's lock.

@@ -25,6 +25,8 @@ from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import SCALARS_METRIC, UTILITY_METRIC
 from fl_dp.updates import ClippedSum, VectorLayout, only_array_record
 
+pytestmark = pytest.mark.slow
+
 SECRET = "patient 4711 has condition X"
 NORM = 0.5
 MODEL: dict[str, np.ndarray] = {

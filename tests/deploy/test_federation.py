@@ -113,7 +113,7 @@ def test_a_federation_that_is_stopped_leaves_nothing_running(
         assert time.monotonic() < deadline, processes_of(tmp_path)
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(1800)
@@ -136,7 +136,7 @@ def test_the_same_app_runs_in_a_simulation_and_on_the_federation(name: str, tmp_
     assert said_of_privacy(apart) == said_of_privacy(run)
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(1800)
@@ -150,7 +150,7 @@ def test_a_node_runs_no_app_that_nobody_signed(tmp_path: Path) -> None:
             assert not federation.ledger_of(ward).exists()
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(1800)

@@ -43,6 +43,7 @@ def test_a_model_is_loaded_as_the_page_says(
     np.testing.assert_array_equal((pixels @ weight.T).argmax(1), with_it["predicted"])
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_private_head_is_trained_on_a_public_encoder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -263,6 +263,7 @@ def superlink(tmp_path: Path, site: Path) -> Iterator[dict[str, str]]:
             process.wait()
 
 
+@pytest.mark.nightly
 @pytest.mark.simulation
 def test_the_readme_s_command_trains_it_in_flower_s_engine(
     project: Path, superlink: dict[str, str], tmp_path: Path

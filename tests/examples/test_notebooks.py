@@ -53,6 +53,7 @@ def test_there_are_the_four_notebooks_that_the_folder_s_page_lists() -> None:
     assert len(listed) == 4
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @by_notebook
 def test_every_cell_runs(path: Path) -> None:

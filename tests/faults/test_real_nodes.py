@@ -53,6 +53,7 @@ def require_complete(app: FaultApp, *, lost: int = 0) -> None:
     assert require_sound(app.place) == (ROUNDS + lost, ROUNDS, ROUNDS)
 
 
+@pytest.mark.nightly
 def test_a_node_a_client_and_the_server_fail_and_one_command_goes_on(
     running: Deployment, app: FaultApp
 ) -> None:
@@ -78,7 +79,7 @@ def test_a_node_a_client_and_the_server_fail_and_one_command_goes_on(
     assert SECRET in running.log("steady")  # where its owner looks
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_a_node_that_is_killed_and_restarted_at_once_costs_its_contribution_alone(
     running: Deployment, app: FaultApp, when: str
@@ -104,7 +105,7 @@ def test_a_node_that_is_killed_and_restarted_at_once_costs_its_contribution_alon
     require_complete(app, lost=when == "before")
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 @pytest.mark.parametrize("what", ["die", "sleep 3600"])
 def test_a_client_that_dies_or_hangs_leaves_a_node_that_answers_again(
     running: Deployment, app: FaultApp, what: str
@@ -124,7 +125,7 @@ def test_a_client_that_dies_or_hangs_leaves_a_node_that_answers_again(
     require_sound(app.place)
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 def test_a_network_that_is_cut_slow_and_lossy_ends_no_training(
     running: Deployment, app: FaultApp
 ) -> None:
@@ -146,7 +147,7 @@ def test_a_network_that_is_cut_slow_and_lossy_ends_no_training(
         assert poor.broken and cut.broken
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_server_that_is_killed_at_any_stage_goes_on_with_one_command(
     running: Deployment, app: FaultApp, stage: str
@@ -162,7 +163,7 @@ def test_a_server_that_is_killed_at_any_stage_goes_on_with_one_command(
     assert after.charged == before.charged + ROUNDS - (stage == STAGES[-1])
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 def test_a_superlink_that_is_killed_and_restarted_with_its_database_ends_the_run_and_keeps_nodes(
     running: Deployment, app: FaultApp
 ) -> None:
@@ -179,7 +180,7 @@ def test_a_superlink_that_is_killed_and_restarted_with_its_database_ends_the_run
     require_complete(app, lost=before.charged - before.shown)
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 def test_a_run_that_flower_stops_goes_on_with_one_command(
     running: Deployment, app: FaultApp
 ) -> None:
@@ -195,7 +196,7 @@ def test_a_run_that_flower_stops_goes_on_with_one_command(
     require_complete(app, lost=before.charged - before.shown)
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 def test_a_supernode_that_is_stopped_in_its_tracks_is_passed_over_until_it_goes_on(
     running: Deployment, app: FaultApp
 ) -> None:
@@ -210,7 +211,7 @@ def test_a_supernode_that_is_stopped_in_its_tracks_is_passed_over_until_it_goes_
     require_complete(app)
 
 
-@pytest.mark.waits
+@pytest.mark.nightly
 def test_buffers_outlast_a_slow_node_one_that_is_killed_and_their_server(
     running: Deployment, tmp_path: Path
 ) -> None:

@@ -20,6 +20,8 @@ from fl_dp.mechanisms import (
     l2_norm,
 )
 
+pytestmark = pytest.mark.slow
+
 ANY_FLOAT = hnp.arrays(
     st.sampled_from([np.float64, np.float32, np.float16]),
     hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5),

@@ -7,6 +7,8 @@ import pytest
 
 from fl_dp.mechanisms import capped_denominator_sensitivity
 
+pytestmark = pytest.mark.slow
+
 LEAST = 2.0
 FIXED = 1.0 / LEAST  # a clipping norm of 1 over a public constant
 

@@ -15,6 +15,8 @@ from scipy.special import log_softmax
 
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 
+pytestmark = pytest.mark.slow
+
 UTILITIES = np.array([0.3, 1.0, -0.5, 2.0, 1.2])
 PICKS = 20_000
 

@@ -15,6 +15,8 @@ from scipy.special import log_softmax, logsumexp
 
 from fl_dp.mechanisms import GridExponentialMechanism, SecureRandom
 
+pytestmark = pytest.mark.slow
+
 LEVELS = [2, 3, 8, 65]
 COORDINATES = [0.0, 0.003, -0.2, 0.5, 0.99, -1.0, 3.0]
 

@@ -13,6 +13,8 @@ from scipy import stats
 
 from fl_dp.mechanisms import DiscreteLaplace, LaplaceMechanism, Norm, SecureRandom
 
+pytestmark = pytest.mark.slow
+
 SCALES = [0.5, 1.0, 2.0, 10.0]
 FEWER = 200_000  # enough for the tests to see a tenth
 

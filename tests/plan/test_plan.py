@@ -34,6 +34,8 @@ from fl_dp.accounting import (
 from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.plan import CentralNoise, PrivacyPlan
 
+pytestmark = pytest.mark.slow
+
 DELTA = 200**-1.1
 WHOLE_GROUPS = CyclicSampling(groups=4, inside=PoissonSampling(sampling_rate=1.0))
 BUDGET = PrivacyBudget(epsilon=8.0, delta=DELTA)

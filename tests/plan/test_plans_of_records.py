@@ -18,6 +18,8 @@ from fl_dp.accounting import (
 from fl_dp.mechanisms import AdaptiveClipping, ScalarMetric
 from fl_dp.plan import DistributedNoise, Hosting, SecureSum
 
+pytestmark = pytest.mark.slow
+
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-5)
 RECORDS, RATE = 60_000, 0.03
 

@@ -21,6 +21,8 @@ from fl_dp.ledger import Account, NodeLedger
 from fl_dp.plan import RecordPlan
 from fl_dp.statement import record_statement, statement_page
 
+pytestmark = pytest.mark.slow
+
 BUDGET = PrivacyBudget(epsilon=2.0, delta=1e-5)
 TRAINING: dict[str, Any] = dict(sampling_rate=0.1, steps=10, participations=5, clipping_norm=1.0)
 PLAN = RecordPlan.calibrate(BUDGET, **TRAINING)

@@ -28,6 +28,8 @@ from fl_dp.statistics import (
     query_to_dict,
 )
 
+pytestmark = pytest.mark.slow
+
 QUERIES: list[Query] = [
     Count(),
     Count(max_records=7, nonnegative=True),

@@ -26,6 +26,8 @@ from fl_dp.statistics import (
     release_statistic,
 )
 
+pytestmark = pytest.mark.slow
+
 RNG = SecureRandom()
 DELTA = 1e-5
 NO_NOISE = 5000.0  # an epsilon

@@ -268,7 +268,7 @@ def test_the_released_noise_is_that_of_all_shares(tmp_path: Path) -> None:
     assert abs(released.mean()) < 5.0 * expected / size**0.5
 
 
-@pytest.mark.parametrize("there", [20, pytest.param(100, marks=pytest.mark.waits)])
+@pytest.mark.parametrize("there", [20, pytest.param(100, marks=pytest.mark.nightly)])
 def test_of_many_nodes_a_third_is_lost_at_any_point(tmp_path: Path, there: int) -> None:
     """In each round others are lost: before they are asked, with their reply, or as members."""
     rounds, rng = 3, np.random.default_rng(3)

@@ -20,6 +20,8 @@ from fl_dp.mechanisms import GaussianMechanism, clip_by_norm, joint_clipping_nor
 from fl_dp.updates import ClippedSum, PlainSum, RefusedUpdate, VectorLayout, clipped_sum
 from fl_dp.updates.arrays import narrowed
 
+pytestmark = pytest.mark.slow
+
 LARGEST = np.finfo(np.float64).max
 
 

@@ -62,6 +62,7 @@ def test_nothing_of_the_template_s_own_name_is_left(app: Path) -> None:
     assert [name for name, text in texts.items() if left.search(text)] == []
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_the_app_passes_its_own_tests(app: Path) -> None:
     done = subprocess.run(

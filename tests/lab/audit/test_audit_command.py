@@ -112,6 +112,7 @@ def test_a_finding_without_an_epsilon_stands_or_is_caught() -> None:
     assert [confidence(alpha) for alpha in (0.05, 1e-6)] == ["0.95", "0.999999"]
 
 
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 def test_a_small_training_is_audited_through_flowers_engine(tmp_path: Path) -> None:

@@ -35,6 +35,7 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
     assert f"there is no run in {tmp_path}" in result.stderr
 
 
+@pytest.mark.nightly
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)

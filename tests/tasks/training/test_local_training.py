@@ -15,6 +15,8 @@ from fl_dp.tasks.datasets import client_indices, load_dataset
 from fl_dp.tasks.models import build_model, get_arrays
 from fl_dp.tasks.training import evaluate, train_locally
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {"learning_rate": 0.1, "epochs": 2, "batch_size": 4, "seed": 0}
 
 

@@ -16,6 +16,8 @@ from fl_dp.tasks.models import build_model, get_arrays
 from fl_dp.tasks.training import UnitData, together, train_locally, train_together
 from fl_dp.tasks.training.together import units_at_once, why_not_together
 
+pytestmark = pytest.mark.slow
+
 SHAPE = (1, 8, 8)
 SETTINGS = {"learning_rate": 0.1, "epochs": 2, "batch_size": 4}
 SIZES = (8, 5, 1, 0, 13, 4, 3, 8, 20)

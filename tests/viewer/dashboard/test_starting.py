@@ -269,6 +269,7 @@ def test_what_the_command_line_refuses_is_refused_with_its_words(tmp_path: Path)
         StartedRuns(root=tmp_path, command=command).price(read_form({}))
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 def test_a_real_simulation_is_priced_started_and_stopped(tmp_path: Path) -> None:
     """The real `fl-dp`, in one process and without Ray, by the pages alone."""
