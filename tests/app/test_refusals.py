@@ -18,7 +18,8 @@ from trainings import plan_of, record
 from fl_dp import PrivacyLedger, server_app
 from fl_dp.app import simulate
 from fl_dp.app.overrides import ConfigError
-from fl_dp.strategies import DPFedAvg, RosterTooLarge
+from fl_dp.app.refusals import REFUSALS
+from fl_dp.strategies import DPFedAvg, RosterTooLarge, UnfitModel
 
 
 def logged(error: Exception) -> str:
@@ -127,3 +128,7 @@ def test_a_script_ends_in_one_line_where_no_node_can_contribute(
 def test_a_mistake_in_a_script_keeps_its_traceback() -> None:
     with pytest.raises(ZeroDivisionError):
         simulate(failing(ZeroDivisionError()), answer, num_nodes=1)
+
+
+def test_a_model_that_noise_would_ruin_is_refused_in_one_line() -> None:
+    assert issubclass(UnfitModel, REFUSALS)
