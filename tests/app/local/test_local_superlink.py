@@ -23,7 +23,7 @@ from flwr.superlink.routers.control.router import router as control
 from flwr.superlink.routers.fleet.router import router as fleet
 
 from fl_dp.app.local import superlink as local_superlink
-from fl_dp.app.local.launch import LocalSuperLink
+from fl_dp.app.local.launch import LaunchError, LocalSuperLink
 from fl_dp.app.local.processes import stop_with_descendants
 from fl_dp.app.local.superlink import (
     CLOSED_PATH,
