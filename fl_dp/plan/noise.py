@@ -27,6 +27,7 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.mechanisms import ClientScheme, client_scheme
+from fl_dp.option_errors import Exclusion
 
 from .correlation import Banded
 from .hosting import Hosting
@@ -60,6 +61,9 @@ class Noise(ABC):
     """The place where it is added, in one phrase."""
     of_sums: ClassVar[bool] = True
     """Whether it is the noise of a cohort's sums, or one message has noise of its own."""
+
+    exclusions: ClassVar[tuple[Exclusion[Any], ...]] = ()
+    """Rows of a kind that is not of this package, over `exclusions.Asked`."""
 
     multiplier: float
     schedule: NoiseSchedule = _CONSTANT

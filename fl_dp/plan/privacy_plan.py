@@ -113,7 +113,7 @@ class PrivacyPlan:
             raise OptionError(f"{{rounds}} must be at most {_MOST_ROUNDS:,}, got {self.rounds:,}")
         if self.num_clients < 1:
             raise OptionError(f"{{num_clients}} must be at least 1, got {self.num_clients}")
-        require_compatible(EXCLUSIONS, self.asked())
+        require_compatible((*EXCLUSIONS, *self.noise.exclusions), self.asked())
         self._check_parts()
         # Made for their own checks: charged and gated, before anything of the plan is released.
         _ = self.rounds_at(self.noise_multiplier), self.filter()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import traceback
 import warnings
 from functools import cache
@@ -21,8 +20,6 @@ from fl_dp.option_errors import Exclusion, IncompatibleOptions, options_in
 
 ROOT = Path(__file__).resolve().parents[2]
 Place = tuple[str, int]
-# Rows that no settings meet: a plan of Python's may be written so.
-_OF_PYTHON = ("TODO",)
 
 _RECORDS = "privacy.unit=record privacy.neighboring_relation=replace-one"
 _GRADIENTS = "privacy=distributed_records"
@@ -265,28 +262,10 @@ def reason(overrides: str) -> str | Place:
     return str(place), frame.lineno or 0
 
 
-def raising_places() -> set[tuple[str, range]]:
-    """Every statement of the source that raises the error, beside the tables."""
-    found = set()
-    for folder in ("fl_dp", "strategies"):
-        for file in (ROOT / folder).rglob("*.py"):
-            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(node, ast.Raise) and "IncompatibleOptions" in ast.unparse(node):
-                    lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
-                    found.add((str(file.relative_to(ROOT)), lines))
-    return found
-
-
 @pytest.mark.parametrize("row", EXAMPLES, ids=lambda row: row[0].replace(" ", ","))
 def test_all_settings_of_a_row_are_refused_for_one_reason(row: tuple[str, ...]) -> None:
     assert len({reason(overrides) for overrides in row}) == 1
     assert all(incompatible(overrides).options for overrides in row)
-
-
-def test_every_row_of_the_table_is_met_or_is_for_python_alone() -> None:
-    met = {reason(overrides) for row in EXAMPLES for overrides in row}
-    unmet = {rule.why for rule in ROWS if rule.why not in met}
-    assert unmet == {rule.why for rule in ROWS if rule.why.startswith(_OF_PYTHON)}
 
 
 @pytest.mark.parametrize("rule", ROWS, ids=lambda rule: rule.why[:60])

@@ -406,6 +406,6 @@ def test_all_who_collude_may_be_in_a_cohort_that_a_lying_server_chooses(
 
 
 def test_a_cohort_that_those_who_collude_could_fill_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"write VisibleSampling\(cohort=7\) or more, got 6"):
+    with pytest.raises(ValueError, match=r"VisibleSampling\(cohort=7\) or more, got 6"):
         planned(sampling=VisibleSampling(cohort=6))
     assert noise_of(planned(sampling=VisibleSampling(cohort=7))).honest_shares == 2

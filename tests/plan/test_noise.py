@@ -23,7 +23,7 @@ from fl_dp.accounting import (
     gaussian_noise_multiplier,
 )
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
-from fl_dp.option_errors import require_compatible
+from fl_dp.option_errors import Exclusion, require_compatible
 from fl_dp.plan import CentralNoise, ClientNoise, Hosting, Noise, Release, noise_kinds
 from fl_dp.plan.calibrated import calibrated_noise
 from fl_dp.plan.exclusions import EXCLUSIONS
@@ -56,25 +56,26 @@ class NoiseInShares(Noise):
 
     kind: ClassVar[str] = "shares"
     place: ClassVar[str] = "in shares at the clients"
+    exclusions = (
+        Exclusion(
+            options=("sampling",),
+            when=lambda asked: not asked.sampling.visible,
+            why="the size of a sum shows a secret cohort",
+            instead="write {sampling_rate=1}",
+        ),
+        Exclusion(
+            options=("neighboring_relation",),
+            when=lambda asked: asked.neighboring_relation is NeighboringRelation.ADD_OR_REMOVE_ONE,
+            why="who leaves takes a share of the noise along",
+            instead="write {neighboring_relation=zero-out}",
+        ),
+    )
     least: int
 
     def event(
         self, multiplier: float, *, sampling: Sampling, num_clients: int, release: Release
     ) -> PrivacyEvent:
         return GaussianEvent(noise_multiplier=multiplier * self.least**0.5)
-
-    def check(
-        self,
-        *,
-        sampling: Sampling,
-        release: Release,
-        hosting: Hosting,
-        relation: NeighboringRelation,
-    ) -> None:
-        if not sampling.visible:
-            raise ValueError("the size of a sum shows a secret cohort")
-        if relation is NeighboringRelation.ADD_OR_REMOVE_ONE:
-            raise ValueError("who leaves takes a share of the noise along")
 
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
         return "is the server, which sees sums alone"

@@ -232,7 +232,7 @@ def test_a_participation_cap_charges_the_capped_rounds_only() -> None:
         ),
         (
             {"participation_cap": 3, "sampling_rate": 1.0, "schedule": NoiseSchedule(name="step")},
-            "use the constant schedule, not 'step'",
+            "use a constant schedule, got schedule=step",
         ),
         (
             {"participation_cap": 3, "sampling_rate": 1.0, "plateau": PlateauSchedule()},
