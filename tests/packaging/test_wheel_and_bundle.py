@@ -135,7 +135,7 @@ def test_the_wheel_holds_the_whole_configuration_inside_the_package(wheel: Path)
 
 
 def test_the_wheel_holds_the_template_of_a_new_app(wheel: Path) -> None:
-    folder = ROOT / "fl_dp" / "new_app" / "template"
+    folder = ROOT / "fl_dp" / "commands" / "new_app" / "template"
     files = {path for path in folder.rglob("*") if path.suffix in (".py", ".txt")}
     assert {path.relative_to(ROOT).as_posix() for path in files} <= names_in(wheel)
     assert len(files) == 8
