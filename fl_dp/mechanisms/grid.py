@@ -15,6 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from fl_dp.option_errors import OptionError
+
 from .checks import require_positive
 from .clipping import Norm, clip_by_norm
 from .randomness import SecureRandom
@@ -89,9 +91,9 @@ class GridMechanism(ABC):
             noise_scale=self.noise_scale,
         )
         if self.max_units < 1:
-            raise ValueError(
-                f"noise_multiplier {self.noise_multiplier} is so small that float64 can't hold a "
-                "vector on the noise's grid: use at least "
+            raise OptionError(
+                f"{{noise_multiplier={self.noise_multiplier}}} is so small that float64 can't "
+                "hold a vector on the noise's grid: use at least "
                 f"{least_noise_multiplier(1, self.clipping_norm)}"
             )
 

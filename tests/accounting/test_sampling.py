@@ -172,7 +172,10 @@ def test_what_needs_a_public_roster_is_refused_under_add_or_remove(law: Sampling
     [
         (FixedSizeSampling(cohort=N + 1), "cohort must lie between 1 and num_units = 40"),
         (VisibleSampling(cohort=N + 1), "cohort must be at most the roster's 40"),
-        (UtilityPoissonSampling(largest_rate=0.1, cohort=5.0), "needs rates above 0.1"),
+        (
+            UtilityPoissonSampling(largest_rate=0.1, cohort=5.0),
+            "rates above largest_rate=0.1",
+        ),
     ],
 )
 def test_a_cohort_that_the_roster_can_not_fill_is_refused(law: Sampling, why: str) -> None:

@@ -897,7 +897,7 @@ def test_a_node_without_a_partition_id_answers_with_an_error() -> None:
 def test_settings_that_a_client_refuses_are_an_error_without_their_text() -> None:
     broken = compose_settings(SMALL).to_json().replace('"epochs": 1', '"epochs": 0')
     reply = answer_of_the_client_app(broken, {"partition-id": 0})
-    assert reply.error.reason == "ValueError"
+    assert reply.error.reason == "OptionError"
 
 
 @pytest.mark.parametrize("value", ["9" * 5000, "[" * 3000 + "]" * 3000], ids=["digits", "brackets"])

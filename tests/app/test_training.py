@@ -257,8 +257,14 @@ def test_clients_learn_neither_the_operators_folders_nor_a_seed(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("override", "why"),
     [
-        ("selection.utility=update_norm", "one record can move update_norm by any amount"),
-        ("selection.utility=records", "one record can move records by any amount"),
+        (
+            "selection.utility=update_norm",
+            "selection.utility=update_norm by any amount",
+        ),
+        (
+            "selection.utility=records",
+            "selection.utility=records by any amount",
+        ),
         ("selection.utility_high=0.5", "write selection.utility_high=1, got 0.5"),
     ],
 )

@@ -252,7 +252,8 @@ def test_noise_that_is_none_is_an_error_before_training(
 ) -> None:
     client = told(1.0)
     app = numpy_client_app(lambda context: client)
-    assert node(app).train(MODEL, instruction(wrong)).error.reason == "ValueError"
+    # The kind of error that the instruction makes, and no word of it.
+    assert node(app).train(MODEL, instruction(wrong)).error.reason in ("ValueError", "OptionError")
     assert client.calls == 0
 
 

@@ -265,5 +265,5 @@ def test_a_query_that_is_no_utility_query_is_an_error_without_a_text(node: Any, 
     text = json.dumps({"utility": SECRET, "high": -1.0, "noise_multiplier": 1.0, "units": None})
     content = {"model": model, "config": ConfigRecord({UTILITY_QUERY_KEY: text})}
     reply = node(app).ask(f"query.{UTILITY_ACTION}", content)
-    assert reply.error.reason == "ValueError"
+    assert reply.error.reason in ("ValueError", "OptionError")
     assert b"4711" not in pickle.dumps(reply)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import traceback
 import warnings
 from functools import cache
@@ -180,26 +181,24 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ),
     ("dp_sgd=on privacy.insecure_seed=1",),
     ("dp_sgd=on privacy.neighboring_relation=add-or-remove-one",),
-    (
-        *(f"statistic.query=count privacy={mode}" for mode in ("local", "none")),
-        *(f"statistic.query=count {setting}" for setting in ("dp_sgd=on", _RECORDS)),
-        "statistic.query=count privacy.neighboring_relation=add-or-remove-one",
-        f"statistic.query=count {_SHARES} statistic.law=laplace",
-        f"statistic.query=count {_SHARES} privacy.insecure_seed=1",
-        "statistic.query=count privacy.noise_multiplier=2 statistic.law=laplace",
-        "statistic.query=count selection.coins=nodes",
-    ),
-    (
-        *(f"{_TUNED} privacy={mode}" for mode in ("local", "distributed")),
-        f"{_TUNED} dp_sgd=on",
-        f"{_TUNED} privacy.noise_multiplier=2",
-        f"{_TUNED} selection.coins=nodes",
-        f"{_TUNED} tune.by=stopping schedule=plateau",
-        f"{_TUNED} tune.by=stopping selection=public selection.participation_cap=9",
-        f"{_TUNED} tune.by=stopping tracking.metrics_port=9100",
-        f"{_TUNED} tune.by=public tune.share=0.2",
-    ),
+    tuple(f"statistic.query=count privacy={mode}" for mode in ("local", "none")),
+    ("statistic.query=count dp_sgd=on",),
+    (f"statistic.query=count {_RECORDS}",),
+    ("statistic.query=count privacy.neighboring_relation=add-or-remove-one",),
+    (f"statistic.query=count {_SHARES} statistic.law=laplace",),
+    (f"statistic.query=count {_SHARES} privacy.insecure_seed=1",),
+    ("statistic.query=count privacy.noise_multiplier=2 statistic.law=laplace",),
+    ("statistic.query=count selection.coins=nodes",),
+    tuple(f"{_TUNED} privacy={mode}" for mode in ("local", "distributed")),
+    (f"{_TUNED} dp_sgd=on",),
+    (f"{_TUNED} privacy.noise_multiplier=2",),
+    (f"{_TUNED} selection.coins=nodes",),
+    (f"{_TUNED} tune.by=stopping schedule=plateau",),
+    (f"{_TUNED} tune.by=stopping selection=public selection.participation_cap=9",),
+    (f"{_TUNED} tune.by=stopping tracking.metrics_port=9100",),
+    (f"{_TUNED} tune.by=public tune.share=0.2",),
     ("privacy=dp_sgd selection.participation_cap=9",),
+    ("privacy=dp_sgd selection=exponential selection.utility=update_norm",),
     ("privacy=dp_sgd schedule=linear",),
     ("privacy=dp_sgd clipping=adaptive",),
     ("privacy=dp_sgd privacy.epsilon=4", "privacy=dp_sgd privacy.noise_multiplier=2"),
@@ -216,6 +215,25 @@ EXAMPLES: tuple[tuple[str, ...], ...] = (
     ("tracking=mlflow tracking.uri=https://mlflow.example.org",),
 )
 """Overrides that are refused; those of one row for one reason."""
+
+
+# Settings compose no such plan; tests/plan and tests/strategies meet these rows.
+OF_PYTHON = {
+    "groups that take turns are charged for zero-out neighbours on a public roster",
+    "{nodes=?} lets nodes answer with sums of their records' gradients, which only a secure sum "
+    "hides",
+    "{nodes=?} says that units are records, and {unit=?} that they are not",
+    "where units are records a sum is a step of DP-SGD already, and clients take none of their own",
+    "the selection is charged for records and the plan promises something to clients",
+    "a capped denominator divides by weights",
+    "nodes that flip the coins themselves ask no selection",
+    "correlated noise is charged at one multiplier, and what a round costs would depend on the "
+    "noise of later ones",
+    "the noise can follow the plateau or the schedule, not both",
+    "groups that take turns leave most nodes out of a round, and a secure sum is planned for all "
+    "of them",
+    "clients that protect their records by DP-SGD report nothing else about them",
+}
 
 
 @cache
@@ -266,6 +284,38 @@ def reason(overrides: str) -> str | Place:
 def test_all_settings_of_a_row_are_refused_for_one_reason(row: tuple[str, ...]) -> None:
     assert len({reason(overrides) for overrides in row}) == 1
     assert all(incompatible(overrides).options for overrides in row)
+
+
+def test_every_row_has_an_example() -> None:
+    met = {reason(overrides) for row in EXAMPLES for overrides in row}
+    assert {rule.why for rule in ROWS} - met == OF_PYTHON
+
+
+def test_every_other_place_that_refuses_a_combination_has_an_example() -> None:
+    """Arguments of Python that say one thing twice are refused where they are read."""
+    met = {reason(overrides) for row in EXAMPLES for overrides in row}
+    unmet = {
+        f"{file}:{lines.start}"
+        for file, lines in raising_places() - _in_python()
+        if not any(isinstance(at, tuple) and at[0] == file and at[1] in lines for at in met)
+    }
+    assert unmet == set()
+
+
+def raising_places() -> set[tuple[str, range]]:
+    """Every statement of the source that raises the error."""
+    found = set()
+    for folder in ("fl_dp", "strategies"):
+        for file in (ROOT / folder).rglob("*.py"):
+            for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+                if isinstance(node, ast.Raise) and "IncompatibleOptions" in ast.unparse(node):
+                    lines = range(node.lineno, (node.end_lineno or node.lineno) + 1)
+                    found.add((str(file.relative_to(ROOT)), lines))
+    return found
+
+
+def _in_python() -> set[tuple[str, range]]:
+    return {place for place in raising_places() if place[0] == "fl_dp/plan/options.py"}
 
 
 @pytest.mark.parametrize("rule", ROWS, ids=lambda rule: rule.why[:60])
