@@ -508,7 +508,7 @@ def test_a_run_beyond_its_budget_names_the_number_of_rounds_that_fit(tmp_path: P
         "privacy.noise_multiplier=8",
     )
     assert result.exit_code == 2
-    assert "40 rounds at noise multiplier 8 spend epsilon" in said_on_stderr(result)
+    assert "40 rounds at privacy.noise_multiplier=8 spend epsilon" in said_on_stderr(result)
     stated = re.search(r"at most (\d+) rounds", said_on_stderr(result))
     assert stated is not None
     fits = int(stated.group(1))

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+import written_runs
 from starlette.testclient import TestClient
 from starlette.types import ASGIApp
 
@@ -53,7 +54,7 @@ def pretend_command(folder: Path, *, rounds: int = 40, pause: float = 0.1) -> li
     with a statement, also on SIGTERM.
     """
     script = folder / "pretended.py"
-    support = Path(__file__).parent
+    support = Path(written_runs.__file__).parent
     script.write_text(
         textwrap.dedent(f"""
             import json, signal, sys, time
