@@ -37,14 +37,17 @@ def require_choosable(settings: Settings) -> None:
     require_compatible(CHOOSING, settings)
 
 
+def _idle(key: str) -> Exclusion[Settings]:
+    return Exclusion(
+        options=(f"tune.{key}", "tune.by"),
+        when=lambda given: key in tune_of(given).unused,
+        why=f"{{tune.{key}}} has no part in {{tune.by=?}}",
+        instead="leave it out",
+    )
+
+
 CHOOSING: tuple[Exclusion[Settings], ...] = (
-    Exclusion(
-        options=("tune.by",),
-        when=lambda given: bool(tune_of(given).unused),
-        why="a key has no part in {tune.by=?}",
-        instead="leave {tune.share} to a vote, {tune.rounds} to a vote or public data, and "
-        "{tune.mean_runs} and {tune.shape} to stopping",
-    ),
+    *(_idle(key) for key in ("share", "rounds", "mean_runs", "shape")),
     Exclusion(
         options=("privacy.mode", "tune.candidates"),
         when=lambda given: given.privacy.mode != "central",
