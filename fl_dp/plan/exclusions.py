@@ -305,7 +305,7 @@ _HOSTS: tuple[Exclusion[Asked], ...] = (
         ),
         why="a node that sums its units answers in exact grid steps, without noise, and "
         "{compression.up=?} would round the exact sum",
-        instead="leave {compression.up} out, or have one unit a node and coins at the server",
+        instead="leave it out, or have one unit a node and coins at the server",
     ),
 )
 
