@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from click.testing import Result
@@ -23,6 +24,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.commands.app import app
+from fl_dp.commands.console import out
 from fl_dp.files import private_folder, write_text, written_whole
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.plan import PrivacyPlan, RecordPlan
@@ -129,7 +131,9 @@ def test_each_edit_is_a_line(run: RunFolder) -> None:
 
 def told_by(path: Path, *options: str) -> list[str]:
     """Return the lines of a call that succeeds, in a terminal of 200 columns."""
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["ledger", str(path), *options])
+    # The console has its width from when it was imported.
+    with patch.object(out, "_width", 200):
+        result = CliRunner().invoke(app, ["ledger", str(path), *options])
     assert result.exit_code == 0, result.stderr
     return result.stdout.splitlines()
 

@@ -157,7 +157,9 @@ def test_a_selection_by_reported_utility_is_refused_in_local_mode(tmp_path: Path
     plan = local_plan("gaussian", sampling=VisibleSampling(cohort=3))
     with (
         PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger,
-        pytest.raises(ValueError, match="do not report their loss"),
+        pytest.raises(
+            ValueError, match="do not report their utility in the clear, here utility=loss"
+        ),
     ):
         DPFedAvg(plan=plan, ledger=ledger, selection=Asking(3))
 

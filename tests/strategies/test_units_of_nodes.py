@@ -335,7 +335,7 @@ def test_a_fixed_cohort_is_drawn_from_no_more_units_than_declared(tmp_path: Path
 
 
 def test_counted_cohorts_need_nodes_of_equal_size() -> None:
-    with pytest.raises(ValueError, match="units_per_node = 4 has to divide num_clients = 10"):
+    with pytest.raises(ValueError, match="units_per_node=4 has to divide num_clients=10"):
         plan_of(10, sampling=FixedSizeSampling(cohort=3), units_per_node=4)
 
 

@@ -766,7 +766,7 @@ def test_settings_out_of_range_are_refused(settings: dict[str, Any], message: st
 
 
 def test_a_cohort_above_what_the_rates_reach_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"needs rates above 0\.1"):
+    with pytest.raises(ValueError, match=r"needs rates above largest_rate=0\.1"):
         plan_of(noisy_selection(cohort=2.0, largest_rate=0.1))
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fl_dp.option_errors import OptionError
 from fl_dp.tasks.datasets import OWN_DATA
 
 from .checks import at_least, between_0_and_1, choices, distinct, positive
@@ -89,13 +90,14 @@ class TaskSettings:
         positive("task.alpha", self.alpha)
         at_least("task.shards_per_client", self.shards_per_client, 1)
         if self.records_per_client is not None and self.partition != "iid":
-            raise ValueError(
-                "task.records_per_client is for task.partition=iid, got task.partition="
+            raise OptionError(
+                "{task.records_per_client} is for {task.partition}=iid, got {task.partition}="
                 f"{self.partition}: leave it out"
             )
         if self.validation and self.partition == "nodes":
-            raise ValueError(
-                "task.validation holds out training rows, and with task.partition=nodes the server "
+            raise OptionError(
+                "{task.validation} holds out training rows, and with {task.partition}=nodes "
+                "the server "
                 "has none: leave it out"
             )
         self._check_own_data()
@@ -104,35 +106,38 @@ class TaskSettings:
         for key in OWN_DATA_KEYS:
             default = self.__dataclass_fields__[key].default
             if self.name not in OWN_DATA and getattr(self, key) != default:
-                raise ValueError(
-                    f"task.{key} is for your own data (task=csv, task=parquet or task=folder): "
+                raise OptionError(
+                    f"{{task.{key}}} is for your own data (task=csv, task=parquet or task=folder): "
                     f"leave it out of task={self.name}"
                 )
         distinct("task.classes", self.classes, least=2)
         distinct("task.columns", self.columns, least=1)
         for key, column in (("label", self.label_column), ("client", self.client_column)):
             if column in (self.columns or ()):
-                raise ValueError(
-                    f"task.columns has '{column}', which is task.{key}_column: it can't be a "
+                raise OptionError(
+                    f"{{task.columns}} has '{column}', which is {{task.{key}}}_column: it can't "
+                    f"be a "
                     "feature, leave it out of one of them"
                 )
         if self.client_column == self.label_column:
-            raise ValueError(f"task.client_column and task.label_column are both '{column}'")
+            raise OptionError(
+                f"{{task.client_column}} and {{task.label_column}} are both '{column}'"
+            )
         shape = [1, 1, 1] if self.image_shape is None else self.image_shape
         if len(shape) != 3 or shape[0] not in (1, 3) or min(shape) < 1:
-            raise ValueError(
-                "task.image_shape must be [channels, height, width] with 1 or 3 channels, "
+            raise OptionError(
+                "{task.image_shape} must be [channels, height, width] with 1 or 3 channels, "
                 f"got {self.image_shape}"
             )
         if (self.mean is None) != (self.std is None) or len(self.mean or ()) != len(self.std or ()):
-            raise ValueError(
-                "task.mean and task.std belong together: write as many numbers in both, got "
+            raise OptionError(
+                "{task.mean} and {task.std} belong together: write as many numbers in both, got "
                 f"{self.mean} and {self.std}"
             )
         for std in self.std or ():
             positive("task.std", std)
         if not all(map(math.isfinite, self.mean or ())):
-            raise ValueError(f"task.mean must be finite, got {self.mean}")
+            raise OptionError(f"{{task.mean}} must be finite, got {self.mean}")
         between_0_and_1("task.test_fraction", self.test_fraction)
 
 
@@ -167,7 +172,8 @@ class ModelSettings:
         at_least("model.lora_rank", self.lora_rank, 1)
         distinct("model.shared", self.shared, least=1)
         if self.lora_rank is None and self.lora_train != "b":
-            raise ValueError(
-                f"model.lora_train={self.lora_train} is for LoRA: write model.lora_rank=4 too, or "
+            raise OptionError(
+                f"{{model.lora_train}}={self.lora_train} is for LoRA: write "
+                f"{{model.lora_rank}}=4 too, or "
                 "leave it out"
             )

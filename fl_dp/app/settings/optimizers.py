@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fl_dp.option_errors import OptionError
+
 from .checks import at_least, choices, positive
 
 
@@ -41,13 +43,14 @@ class ServerOptimizerSettings:
             ("beta_2", self.beta_2, 0.99),
         ):
             if not 0.0 <= value < 1.0:
-                raise ValueError(
-                    f"server_optimizer.{key} must lie in [0, 1), got {value}: write for example "
+                raise OptionError(
+                    f"{{server_optimizer.{key}}} must lie in [0, 1), got {value}: write for "
+                    f"example "
                     f"{usual}"
                 )
         if not (math.isfinite(self.tau) and self.tau > 0):
-            raise ValueError(
-                f"server_optimizer.tau must be positive and finite, got {self.tau}: write for "
+            raise OptionError(
+                f"{{server_optimizer.tau}} must be positive and finite, got {self.tau}: write for "
                 "example 0.001, a tenth of a coordinate's mean update or less"
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .checks import absolute, at_least, between_0_and_1, choices, fraction, positive
 
@@ -71,9 +71,10 @@ class PrivacySettings:
         for key in ("separation", "groups", "bands"):
             at_least(f"privacy.{key}", getattr(self, key), 2)
         if self.epsilon is None and self.noise_multiplier is None:
-            raise ValueError(
-                "privacy.epsilon and privacy.noise_multiplier are both null: write a budget, for "
-                "example privacy.epsilon=2"
+            raise OptionError(
+                "{privacy.epsilon} and {privacy.noise_multiplier} are both null: write a "
+                "budget, for "
+                "example {privacy.epsilon}=2"
             )
         positive("privacy.epsilon", self.epsilon)
         positive("privacy.noise_multiplier", self.noise_multiplier)
@@ -126,9 +127,10 @@ class DPSGDSettings:
     def __post_init__(self) -> None:
         """Check the values."""
         if self.enabled and self.epsilon is None and self.noise_multiplier is None:
-            raise ValueError(
-                "dp_sgd.epsilon and dp_sgd.noise_multiplier are both null: write dp_sgd=on, which "
-                "brings a budget, or one of your own, for example dp_sgd.epsilon=2"
+            raise OptionError(
+                "{dp_sgd.epsilon} and {dp_sgd.noise_multiplier} are both null: write "
+                "dp_sgd=on, which "
+                "brings a budget, or one of your own, for example {dp_sgd.epsilon}=2"
             )
         for key in ("clipping_norm", "epsilon", "noise_multiplier", "expected_batch_size"):
             positive(f"dp_sgd.{key}", getattr(self, key))

@@ -10,7 +10,7 @@ from fl_dp.updates.compression_options import CompressionOptions
 if TYPE_CHECKING:
     from fl_dp.updates import Compression
 
-from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .checks import between_0_and_1, choices, ordered_pair, positive
 
@@ -43,7 +43,7 @@ class ClippingSettings:
         for norm in self.norms or ():
             positive("clipping.norms", norm)
         if self.norms is not None and self.name != "per_layer":
-            raise ValueError("clipping.norms is for clipping=per_layer: leave it out")
+            raise OptionError("{clipping.norms} is for clipping=per_layer: leave it out")
 
 
 @dataclass(kw_only=True)

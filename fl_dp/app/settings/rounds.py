@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from fl_dp.accounting.schedules import NoiseSchedule, PlateauSchedule
+from fl_dp.option_errors import OptionError
 
 from .checks import at_least, choices, fraction, positive
 from .choices import UTILITIES_OF_EVERYBODY
@@ -72,8 +73,8 @@ class SelectionSettings:
             "it is a probability, for example 0.1 for a tenth of the clients a round",
         )
         if self.name == "dp_utility" and self.utility not in UTILITIES_OF_EVERYBODY:
-            raise ValueError(
-                f"selection.utility={self.utility} is what the server saw of participants: "
+            raise OptionError(
+                f"{{selection.utility}}={self.utility} is what the server saw of participants: "
                 f"dp_utility asks everybody for one of {', '.join(UTILITIES_OF_EVERYBODY)}"
             )
         self._check_buffer()
@@ -83,16 +84,16 @@ class SelectionSettings:
             positive(f"selection.{key}", getattr(self, key))
         fraction("selection.largest_rate", self.largest_rate, "it is a probability")
         if not 0.0 <= self.smallest_rate <= 1.0:
-            raise ValueError(
-                f"selection.smallest_rate must lie in [0, 1], got {self.smallest_rate}"
+            raise OptionError(
+                f"{{selection.smallest_rate}} must lie in [0, 1], got {self.smallest_rate}"
             )
 
     def _check_buffer(self) -> None:
         at_least("selection.concurrency", self.concurrency, 1)
         at_least("selection.max_staleness", self.max_staleness, 0)
         if not (math.isfinite(self.staleness_power) and self.staleness_power >= 0.0):
-            raise ValueError(
-                "selection.staleness_power must be finite and not negative: an old answer must "
+            raise OptionError(
+                "{selection.staleness_power} must be finite and not negative: an old answer must "
                 f"not weigh more than a new one, got {self.staleness_power}"
             )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from fl_dp.option_errors import OptionError
+
 from .checks import at_least, choices
 
 _LARGEST_SPREAD = 10.0  # of a logarithm: beyond it times are no numbers any more
@@ -45,33 +47,35 @@ class SimulationSettings:
         """Check the values."""
         choices("simulation", self)
         if self.engine == "in_process" and self.workers is not None:
-            raise ValueError(
-                f"simulation.workers={self.workers} are for simulation.engine=flower: leave it out"
+            raise OptionError(
+                f"{{simulation.workers}}={self.workers} are for {{simulation.engine}}=flower: "
+                f"leave it out"
             )
         if not 0.0 <= self.delay_spread <= _LARGEST_SPREAD:
-            raise ValueError(
-                f"simulation.delay_spread must lie in [0, {_LARGEST_SPREAD:g}], got "
+            raise OptionError(
+                f"{{simulation.delay_spread}} must lie in [0, {_LARGEST_SPREAD:g}], got "
                 f"{self.delay_spread}"
             )
         if self.delay_spread and self.engine != "in_process":
-            raise ValueError(
-                f"simulation.delay_spread={self.delay_spread:g} needs a clock that does not wait: "
-                "write simulation.engine=in_process"
+            raise OptionError(
+                f"{{simulation.delay_spread}}={self.delay_spread:g} needs a clock that does not "
+                f"wait: "
+                "write {simulation.engine}=in_process"
             )
         at_least("simulation.num_cpus", self.num_cpus, 1)
         at_least("simulation.workers", self.workers, 1)
         if isinstance(self.units_per_node, int):
             at_least("simulation.units_per_node", self.units_per_node, 1)
         elif self.units_per_node != "auto":
-            raise ValueError(
-                "simulation.units_per_node must be a whole number or auto, got "
+            raise OptionError(
+                "{simulation.units_per_node} must be a whole number or auto, got "
                 f"'{self.units_per_node}'"
             )
         if not (math.isfinite(self.num_gpus) and self.num_gpus >= 0):
-            raise ValueError(f"simulation.num_gpus must not be negative, got {self.num_gpus}")
+            raise OptionError(f"{{simulation.num_gpus}} must not be negative, got {self.num_gpus}")
         if self.num_gpus > 1 and self.num_gpus != int(self.num_gpus):
-            raise ValueError(
-                "simulation.num_gpus must be a share up to 1 or a whole number, "
+            raise OptionError(
+                "{simulation.num_gpus} must be a share up to 1 or a whole number, "
                 f"got {self.num_gpus}"
             )
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, fields
 
+from fl_dp.option_errors import OptionError
+
 from .checks import at_least, choices
 
 _FEATURE = ("records", True)
@@ -48,8 +50,8 @@ class StatisticSettings:
             at_least(f"statistic.{key}", getattr(self, key), 1)
         name, dot, feature = self.values.partition(".")
         if name not in ("labels", "records") or (dot and (name, feature.isdecimal()) != _FEATURE):
-            raise ValueError(
-                "statistic.values must be labels, records, or one feature of the records such as "
+            raise OptionError(
+                "{statistic.values} must be labels, records, or one feature of the records such as "
                 f"records.3, got '{self.values}'"
             )
         self._check_range()
@@ -66,16 +68,18 @@ class StatisticSettings:
 
     def _check_range(self) -> None:
         if (self.low is None) != (self.high is None):
-            raise ValueError("statistic.low and statistic.high go together: write both, or neither")
+            raise OptionError(
+                "{statistic.low} and {statistic.high} go together: write both, or neither"
+            )
         if self.low is not None and self.high is not None:
             if not (math.isfinite(self.high - self.low) and self.low < self.high):
-                raise ValueError(
-                    "statistic.low must be below statistic.high, and both finite, got "
+                raise OptionError(
+                    "{statistic.low} must be below {statistic.high}, and both finite, got "
                     f"{self.low} and {self.high}"
                 )
             if self.edges is not None:
-                raise ValueError(
-                    "statistic.edges says where bins begin and end: leave low and high out"
+                raise OptionError(
+                    "{statistic.edges} says where bins begin and end: leave low and high out"
                 )
 
     @property

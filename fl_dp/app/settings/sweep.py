@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
 
+from fl_dp.option_errors import OptionError
+
 from .checks import at_least, distinct
 
 PANELS = ("accuracy", "loss", "epsilon", "noise_multiplier", "noise_of_mean")
@@ -73,12 +75,12 @@ class SweepSettings:
             given = getattr(self, key)
             if given is not None and type(given) is not kind:  # from a file, without types
                 wanted = "a whole number" if kind is int else "a text"
-                raise ValueError(f"sweep.{key} must be {wanted}, got {given!r}")
+                raise OptionError(f"{{sweep.{key}}} must be {wanted}, got {given!r}")
         for key in ("values", "only", "panels"):
             distinct(f"sweep.{key}", getattr(self, key), least=1)
         at_least("sweep.side_by_side", self.side_by_side, 1)
         if self.seeds is not None and (not self.seeds or len(set(self.seeds)) < len(self.seeds)):
-            raise ValueError(f"sweep.seeds must be different whole numbers, got {self.seeds}")
+            raise OptionError(f"{{sweep.seeds}} must be different whole numbers, got {self.seeds}")
         _known("sweep.panels", self.panels or (), PANELS)
         if not self.curves:
             rest = [
@@ -140,9 +142,9 @@ class SweepSettings:
                 raise ValueError(f"{key}.at must be a number, or inf, got '{curve.at}'")
         if self.axis is None:
             if curve.at or curve.values or curve.axis or curve.formula:
-                raise ValueError(f"{key} has a place on an axis, and sweep.axis is null")
+                raise OptionError(f"{key} has a place on an axis, and {{sweep.axis}} is null")
         elif curve.at is None and not (curve.values or self.values):
-            raise ValueError(f"{key} has no values, and sweep.values is null: write either")
+            raise OptionError(f"{key} has no values, and {{sweep.values}} is null: write either")
 
 
 def _known(key: str, names: Iterable[str], known: Iterable[str]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from urllib.parse import urlsplit
 
-from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .checks import choices
 
@@ -39,10 +39,10 @@ class TrackingSettings:
         """Check the values."""
         choices("tracking", self)
         if not self.project or not self.project.isprintable():
-            raise ValueError(f"tracking.project must be a plain name, got {self.project!r}")
+            raise OptionError(f"{{tracking.project}} must be a plain name, got {self.project!r}")
         if self.metrics_port is not None and not 1 <= self.metrics_port <= _LAST_PORT:
-            raise ValueError(
-                f"tracking.metrics_port must lie in [1, {_LAST_PORT}], got {self.metrics_port}"
+            raise OptionError(
+                f"{{tracking.metrics_port}} must lie in [1, {_LAST_PORT}], got {self.metrics_port}"
             )
         if self.uri is not None:
             if self.name != "mlflow":
@@ -91,14 +91,16 @@ def _check_uri(uri: str) -> None:
     except ValueError:
         secret, scheme, host = None, "", None
     if secret is not None or "@" in uri:
-        raise ValueError(
-            "tracking.uri holds a user or a password, which the run's folder would keep: put them "
+        raise OptionError(
+            "{tracking.uri} holds a user or a password, which the run's folder would keep: put "
+            "them "
             "into MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD of the environment"
         )
     remote = scheme in ("http", "https") and host
     database = scheme == "sqlite" and uri.startswith("sqlite:////")
     if not (remote or database):
-        raise ValueError(
-            "tracking.uri must be like https://mlflow.example.org or sqlite:////a/folder/mlflow.db "
+        raise OptionError(
+            "{tracking.uri} must be like https://mlflow.example.org or "
+            "sqlite:////a/folder/mlflow.db "
             f"(an absolute path), got '{uri}'"
         )

@@ -7,6 +7,7 @@ from difflib import get_close_matches
 
 from fl_dp.app.settings.checks import at_least, distinct, positive
 from fl_dp.lab.attacks.inversion.names import ATTACKS, THREATS
+from fl_dp.option_errors import OptionError
 
 _NOISE = (1e-4, 1e-3, 1e-2, 3e-2, 1e-1, 1.0)
 
@@ -49,8 +50,8 @@ class RecoverySettings:
             at_least(f"recovery.{key}", getattr(self, key), 1)
         at_least("recovery.cohort", self.cohort, 2)
         if self.noise_multipliers is not None and not self.noise_multipliers:
-            raise ValueError(
-                "recovery.noise_multipliers is empty: leave it out, or write [0.01, 1]"
+            raise OptionError(
+                "{recovery.noise_multipliers} is empty: leave it out, or write [0.01, 1]"
             )
         for noise in self.noise_multipliers or ():
             positive("recovery.noise_multipliers", noise)

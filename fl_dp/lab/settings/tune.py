@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, fields
 
 from fl_dp.app.settings.checks import at_least, distinct, one_of
+from fl_dp.option_errors import OptionError
 
 _BY = ("vote", "stopping", "public")
 
@@ -41,19 +42,21 @@ class TuneSettings:
         one_of("tune.by", self.by, _BY)
         distinct("tune.candidates", self.candidates, least=2)
         if not 0.0 < self.share < 1.0:
-            raise ValueError(
-                f"tune.share must lie in (0, 1), got {self.share}: write for example 0.1, a tenth "
-                "of privacy.epsilon"
+            raise OptionError(
+                f"{{tune.share}} must lie in (0, 1), got {self.share}: write for example 0.1, a "
+                f"tenth "
+                "of {privacy.epsilon}"
             )
         at_least("tune.rounds", self.rounds, 1)
         if not 1.0 < self.mean_runs <= 1000.0:
-            raise ValueError(
-                f"tune.mean_runs must be above 1 and at most 1000, got {self.mean_runs}: write for "
+            raise OptionError(
+                f"{{tune.mean_runs}} must be above 1 and at most 1000, got {self.mean_runs}: "
+                f"write for "
                 "example 5"
             )
         if not 0.0 <= self.shape <= 100.0:
-            raise ValueError(
-                f"tune.shape must lie in [0, 100], got {self.shape}: write for example 1, the "
+            raise OptionError(
+                f"{{tune.shape}} must lie in [0, 100], got {self.shape}: write for example 1, the "
                 "geometric law"
             )
         self._require_used()
@@ -67,7 +70,9 @@ class TuneSettings:
                 "or leave it out"
             )
         if self.chosen is not None and self.chosen not in (self.candidates or ()):
-            raise ValueError(f"tune.chosen is none of tune.candidates, got '{self.chosen}'")
+            raise OptionError(
+                f"{{tune.chosen}} is none of {{tune.candidates}}, got '{self.chosen}'"
+            )
 
     @property
     def unused(self) -> list[str]:
