@@ -370,12 +370,12 @@ REPLIES, LATEST = 200, 1.0
 
 @pytest.mark.nightly
 @pytest.mark.timeout(1200)
-def test_the_time_of_an_answer_shows_no_coin(tmp_path: Path, hog: Callable[[], Any]) -> None:
+def test_the_time_of_an_answer_shows_no_coin(tmp_path: Path) -> None:
     """Answers with coins up and down in turn, while the work holds the interpreter's lock.
 
     One false alarm in a million.
     """
-    federation = of_units(tmp_path, client_fn=lambda *_: Unit(hog), count=lambda *_: 1)
+    federation = of_units(tmp_path, client_fn=lambda *_: Unit(holds_the_lock), count=lambda *_: 1)
     took: dict[float, list[float]] = {NOBODY: [], EVERYBODY: []}
     for number in range(1, 2 * REPLIES + 1):
         rate = (NOBODY, EVERYBODY)[number % 2]

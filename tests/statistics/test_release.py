@@ -224,12 +224,12 @@ def test_errors_of_means_are_those_of_repeated_releases(federation: list[np.ndar
     query = Mean(lows=LOWS, highs=HIGHS, max_records=12)
     choice = choose_noise(query, 1000.0, DELTA)
     contributions = [query.contribution(rows) for rows in federation]
-    answers = [release_statistic(choice, contributions, RNG) for _ in range(250)]
+    answers = [release_statistic(choice, contributions, RNG) for _ in range(1000)]
     for name in ("mean", "std"):
         measured = np.std([answer[name].value for answer in answers], axis=0)
         stated = np.median([answer[name].error for answer in answers], axis=0)
-        # 250 draws: standard error 4.5 %, and errors are to first order.
-        np.testing.assert_allclose(measured, stated, rtol=0.25)
+        # Ratios of noisy sums have heavy tails: of 250 draws, the deviation's own was up to 10 %.
+        np.testing.assert_allclose(measured, stated, rtol=0.3)
 
 
 def test_a_hostile_contribution_weighs_no_more_than_any_other() -> None:
