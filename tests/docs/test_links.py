@@ -51,3 +51,12 @@ def test_a_missing_file_and_a_missing_heading_are_found(tmp_path: Path) -> None:
         encoding="utf-8",
     )
     assert broken_links(page) == ["there.md#none", "gone.md", "#x"]
+
+
+def test_files_that_the_architecture_names_are_there() -> None:
+    """Somebody who wants to add something opens them; `NAME` and `CODE` stand for what is new."""
+    text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    named = re.findall(r"`((?:fl_dp|strategies|tests|conf|docs|deploy|benchmarks)/[\w/.-]+)`", text)
+    real = [name for name in named if not re.search(r"NAME|CODE", name)]
+    assert len(real) > 50
+    assert [name for name in real if not (ROOT / name).exists()] == []
