@@ -24,8 +24,8 @@ from fl_dp.commands.console import (
     failures_told,
     out,
     print_json,
+    shows_live,
 )
-from fl_dp.commands.terminal.live import shows_live
 
 from .public_data import DataIsPublic, require_public
 
