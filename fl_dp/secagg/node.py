@@ -27,7 +27,7 @@ from .keys import Identity, RunKey, is_signed
 from .member import Opened, open_bundles
 from .receipts import MerkleTree, Receipt, view_text
 from .roster import Roster
-from .store import Mark, NodeStore, stale
+from .store import Mark, SQLiteStore, stale
 from .terms import Refused, SumTerms
 from .texts import canonical, digest, require_integers, require_name
 
@@ -51,7 +51,7 @@ class SecureNode:
     def __init__(
         self,
         identity: Identity,
-        store: NodeStore,
+        store: SQLiteStore,
         *,
         name: str,
         roster: Roster | None = None,
