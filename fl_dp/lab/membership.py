@@ -43,7 +43,11 @@ from fl_dp.app.task_client import TaskClient, hosted_units, train_many
 from fl_dp.app.workload import dataset_of, model_of, parts_of, records_of, set_shared
 from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
 from fl_dp.clients.node_config import LEDGER_PATH_KEY, PARTITION_ID_KEY
-from fl_dp.lab.attacks.membership import Observations, logit_confidence, mean_per_client
+from fl_dp.lab.attacks.membership.observations import (
+    Observations,
+    logit_confidence,
+    mean_per_client,
+)
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Dataset
 

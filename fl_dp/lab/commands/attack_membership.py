@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
     from fl_dp.accounting import TradeOff
     from fl_dp.commands.jobs import Job
-    from fl_dp.lab.attacks.membership import OperatingPoint, Roc
+    from fl_dp.lab.attacks.membership.roc import OperatingPoint, Roc
     from fl_dp.lab.membership import Played, Promise
 
 _RATES = (0.001, 0.01)
@@ -178,7 +178,7 @@ class _Found:
 
 def _found(job: Job, unit: str, played: Played, promise: Promise | None) -> _Found:
     """Attack every model with every attack."""
-    from fl_dp.lab.attacks.membership import ATTACKS, attacked
+    from fl_dp.lab.attacks.membership.attacks import ATTACKS, attacked
 
     allowed = _allowed(promise)
     rocs = {name: attacked(played.seen, attack) for name, attack in ATTACKS.items()}
