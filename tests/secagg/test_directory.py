@@ -296,8 +296,8 @@ class TestAccept:
         self.refuse(node, directory(mine, entry("c")), "'c' is not in the roster")
         self.refuse(node, directory(mine, entry("b")), "'b' is not in the roster with that key")
         self.refuse(node, directory(mine, entry("c", identity=known)), "not in the roster")
-        self.refuse(node, directory(mine, theirs, roster_hash=""), "not of this node's roster")
-        self.refuse(node, directory(mine, theirs, roster_hash="0a" * 32), "not of this node's")
+        self.refuse(node, directory(mine, theirs, roster_hash=""), "not of this roster")
+        self.refuse(node, directory(mine, theirs, roster_hash="0a" * 32), "not of this roster")
         node.accept(directory(mine, theirs))
 
     def test_without_a_roster_a_name_keeps_its_first_identity(self) -> None:
