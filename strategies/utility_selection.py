@@ -30,7 +30,7 @@ from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 
 from .exchange import one_of_each
-from .modes.replies import numbers_of
+from .modes.base import numbers_of
 from .roster import Unit, by_node
 from .run_log import RunLog
 from .selection import Draw, Observation, Selection

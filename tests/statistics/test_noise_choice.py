@@ -138,7 +138,7 @@ def test_a_target_that_makes_no_sense_is_refused(
     [
         (Count(), (), "answered by one LaplaceMechanism or GaussianMechanism, got nothing"),
         (Count(), (ExponentialMechanism(epsilon=1.0, sensitivity=1.0),), "got ExponentialMech"),
-        (MEDIAN, (), "1 quantiles and 0 mechanisms"),
+        (MEDIAN, (), "of 1 draws .*got nothing"),
         (MEDIAN, (LaplaceMechanism(noise_multiplier=1.0, clipping_norm=1.0),), "ExponentialMech"),
         (MEDIAN, (ExponentialMechanism(epsilon=1.0, sensitivity=0.4),), "write sensitivity=0.5"),
         (
