@@ -43,7 +43,11 @@ from fl_dp.app.task_client import TaskClient, hosted_units, train_many
 from fl_dp.app.workload import dataset_of, model_of, parts_of, records_of, set_shared
 from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
 from fl_dp.clients.node_config import LEDGER_PATH_KEY, PARTITION_ID_KEY
-from fl_dp.lab.attacks.membership import Observations, logit_confidence, mean_per_client
+from fl_dp.lab.attacks.membership.observations import (
+    Observations,
+    logit_confidence,
+    mean_per_client,
+)
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Dataset
 
@@ -189,7 +193,7 @@ def play(
     unit: str,
     *,
     models: int,
-    on_model: Callable[[int], None] = lambda done: None,
+    on_model: Callable[[], None] = lambda: None,
 ) -> Played:
     """Train models, each with a random half of the candidates, and look at all of them.
 
@@ -199,7 +203,7 @@ def play(
         settings: Of each training, with a number of `simulation.units_per_node`.
         unit: One of `UNITS`.
         models: How many are trained, at least `FEWEST_MODELS`.
-        on_model: Told how many are done.
+        on_model: Called after each training.
 
     Raises:
         ValueError: If no game can be played, or a model diverged.
@@ -234,7 +238,7 @@ def play(
             of_test = _logits(model, dataset, np.arange(len(test_labels)), "test")
             population.append(logit_confidence(of_test[others], test_labels[others]))
             test_accuracy.append(_accuracy(of_test, test_labels))
-            on_model(number + 1)
+            on_model()
     found, known = np.stack(candidates), np.stack(population)
     if unit == "client":
         # A client without a record can't be looked for.

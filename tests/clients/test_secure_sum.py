@@ -46,7 +46,6 @@ from fl_dp.protocol.secure_sum import (
 from fl_dp.secagg import (
     Identity,
     MaskedMessage,
-    MemoryStore,
     Participation,
     Refused,
     SecureNode,
@@ -372,7 +371,7 @@ def test_the_share_of_noise_does_not_depend_on_coins(
 
 def test_the_largest_sum_so_far_bounds_what_all_of_them_may_be_off(tmp_path: Path) -> None:
     """Sums of one size after larger ones do not make the error of those go away."""
-    node = SecureNode(Identity.generate(), MemoryStore(), name="x")
+    node = SecureNode(Identity.generate(), SQLiteStore(None), name="x")
     federation = Federation(tmp_path)
     terms = federation.terms(federation.content())
     assert node.largest(terms) == (SIZE, NODES)

@@ -13,12 +13,12 @@ from fl_dp.secagg import (
     Directory,
     Identity,
     Member,
-    MemoryStore,
     Opened,
     OpenSum,
     Refused,
     Roster,
     SecureNode,
+    SQLiteStore,
     SumTerms,
 )
 
@@ -48,7 +48,7 @@ class Federation:
             )
             roster = Roster(federation="tests", members=tuple(members))
         nodes = [
-            SecureNode(identity, MemoryStore(), name=name, roster=roster, **settings)
+            SecureNode(identity, SQLiteStore(None), name=name, roster=roster, **settings)
             for name, identity in zip(names, identities, strict=True)
         ]
         entries = [node.entry(RUN) for node in nodes]

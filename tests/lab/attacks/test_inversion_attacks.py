@@ -26,8 +26,8 @@ from fl_dp.lab.attacks.inversion import (
     PixelRange,
     RawUpdate,
 )
+from fl_dp.lab.attacks.inversion.experiment import changed
 from fl_dp.lab.attacks.inversion.inverting_gradients import total_variation
-from fl_dp.lab.attacks.inversion.networks import changed
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import load_dataset
 

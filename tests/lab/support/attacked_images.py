@@ -14,8 +14,7 @@ from fl_dp.lab.attacks.inversion import (
     Records,
     Recovered,
 )
-from fl_dp.lab.attacks.inversion.image_metrics import mse, psnr
-from fl_dp.lab.attacks.inversion.prior import Prior
+from fl_dp.lab.attacks.inversion.image_metrics import mean_image, mse, psnr
 from fl_dp.tasks.datasets import Dataset, load_dataset
 from fl_dp.tasks.models import build_model
 
@@ -56,7 +55,7 @@ def decibels(made: Recovered, truth: Records, pixels: PixelRange = DIGITS) -> li
 def no_better_than_the_mean_image(made: Recovered, truth: Records) -> bool:
     """Tell whether none of some digits is nearer to the first true one than the mean image is."""
     digits = load_dataset("digits")
-    prior = Prior(images=DIGITS.to_unit(torch.from_numpy(digits.train_x.copy())).numpy())
+    others = DIGITS.to_unit(torch.from_numpy(digits.train_x.copy())).numpy()
     image = DIGITS.to_unit(truth.features)[0].numpy()
     errors = [mse(one.numpy(), image) for one in DIGITS.to_unit(made.features)]
-    return min(errors) >= mse(prior.mean_image, image)
+    return min(errors) >= mse(mean_image(others), image)

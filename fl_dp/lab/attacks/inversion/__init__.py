@@ -8,8 +8,8 @@
     ... )
 
 A `ThreatModel` says what the adversary sees, and makes it with the mechanisms that fl-dp trains
-with. An `Attack` makes images of it. `image_metrics` compares these with the true ones, and `prior`
-says what somebody who saw nothing would have guessed.
+with. An `Attack` makes images of it. `image_metrics` compares these with the true ones, beside what
+an adversary that sees no update would guess.
 """
 
 from typing import TYPE_CHECKING

@@ -6,6 +6,7 @@ seconds, and what it found can be kept, so that an experiment which was stopped 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,12 +24,10 @@ from fl_dp.tasks.models import build_model
 from .analytic import AnalyticInversion, first_linear
 from .attack import Attack, PixelRange, Recovered
 from .deep_leakage import DeepLeakage
-from .image_metrics import matched, mse, psnr, ssim
+from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
 from .inverting_gradients import InvertingGradients
 from .names import ATTACKS, THREATS, WITH_NOISE
-from .networks import changed
 from .observation import LocalTraining, Records
-from .prior import Prior
 from .threats import (
     CentralNoise,
     ClientNoise,
@@ -38,6 +37,10 @@ from .threats import (
     ThreatModel,
 )
 
+NETWORKS = ("plain", "dropout", "batch_norm")
+"""What `changed` makes of a model."""
+
+_DROPPED = 0.5
 _PRIOR_IMAGES = 5000
 _BATCHES, _EPOCHS = (1, 4, 16, 64), (1, 4, 16)
 _NORMALISED = 8  # records of the batches whose statistics are used, and of their control
@@ -294,8 +297,8 @@ class Recovery:
         victims: Sequence[Records],
         recovered: Sequence[Recovered],
     ) -> Found:
-        prior = self._prior(cell.seed)
-        mean = prior.mean_image
+        others = self._other_images(cell.seed)
+        mean = mean_image(others)
         rows, truths, found, nearest = [], [], [], []
         epsilon = threat.epsilon(self.delta)
         for number, (victim, made) in enumerate(zip(victims, recovered, strict=True)):
@@ -303,7 +306,7 @@ class Recovery:
             images = self.pixels.to_unit(made.features).numpy()
             for place, match in enumerate(matched(images, truth)):
                 image, label = truth[place], int(victim.labels[place])
-                near = prior.nearest(image)
+                near = nearest_image(others, image)
                 rows.append(
                     {
                         "part": cell.part,
@@ -337,9 +340,40 @@ class Recovery:
             mean=mean,
         )
 
-    def _prior(self, seed: int) -> Prior:
+    def _other_images(self, seed: int) -> NDArray[np.float32]:
+        """Return images that the adversary holds, none of them attacked."""
         features = self.dataset.features(self._rows(seed)[2]).astype(np.float32)
-        return Prior(images=self.pixels.to_unit(torch.from_numpy(features)).numpy())
+        return self.pixels.to_unit(torch.from_numpy(features)).numpy()
+
+
+def changed(model: nn.Sequential, network: str) -> nn.Sequential:
+    """Return a network with the same layers, and others that leave an adversary less to match.
+
+    These are victims to attack. Statistics of the batch mix records, so no private training has
+    them.
+
+    Args:
+        model: Layers in order; they are shared with what is returned.
+        network: `plain` changes nothing. `dropout` drops half of the activations, by coins that the
+            adversary does not see. `batch_norm` normalises activations by the mean and deviation of
+            their batch, which the adversary can only compute from its own guesses.
+
+    Raises:
+        ValueError: If there is no such network.
+    """
+    if network not in NETWORKS:
+        raise ValueError(f"there is no network {network!r}: write one of {', '.join(NETWORKS)}")
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (name, layer) in enumerate(model.named_children()):
+        last = number == len(model) - 1
+        layers[name] = layer
+        if network == "batch_norm" and isinstance(layer, nn.Linear) and not last:
+            # No running statistics: the batch's own, in whatever mode.
+            norm = nn.BatchNorm1d(layer.out_features, track_running_stats=False)
+            layers[f"{name}_norm"] = norm
+        if network == "dropout" and isinstance(layer, nn.ReLU):
+            layers[f"{name}_dropout"] = nn.Dropout(_DROPPED)
+    return nn.Sequential(layers)
 
 
 def _resisting(attack: str, seed: int) -> Iterator[Cell]:
