@@ -175,7 +175,7 @@ def test_an_update_without_noise_promises_nothing(clipping_norm: float | None) -
 def test_a_sum_of_one_client_is_refused() -> None:
     with pytest.raises(ValueError, match="cohort must be at least 2, got 1"):
         UpdateSum(training=ONE_STEP, clipping_norm=0.5, cohort=1)
-    with pytest.raises(ValueError, match="SecureSum is about 4 clients or more, got 2"):
+    with pytest.raises(ValueError, match="UpdateSum is about 4 clients or more, got 2"):
         UpdateSum(training=ONE_STEP, clipping_norm=0.5, cohort=4).observe(
             network(), clients(2), seed=0
         )
