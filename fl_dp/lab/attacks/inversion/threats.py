@@ -26,7 +26,6 @@ from fl_dp.accounting import (
     PrivacyBudget,
     PrivacyEvent,
     epsilon,
-    event_of,
     shared_noise_multiplier,
 )
 from fl_dp.mechanisms import (
@@ -196,7 +195,7 @@ class NoisyUpdate(ThreatModel):
     Attributes:
         clipping_norm: Bound on the update, in the scheme's norm.
         noise_multiplier: Of the scheme.
-        scheme: `gaussian`, `laplace` or `exponential`.
+        scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
     """
 
     clipping_norm: float
@@ -217,7 +216,7 @@ class NoisyUpdate(ThreatModel):
 
     def releases(self) -> tuple[PrivacyEvent, int]:
         """Return the charge of one message."""
-        return event_of(self._mechanism), 1
+        return self._mechanism.event(), 1
 
     @property
     def _mechanism(self) -> ClientScheme:

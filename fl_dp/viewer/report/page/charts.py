@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.viewer.found_runs import FoundRun, Round
+from fl_dp.viewer.found_runs import FoundRun, Round, thinned
+from fl_dp.viewer.found_runs.untrusted import number
 
 from .groups import Group, RoundRange
 from .words import WORDS
@@ -187,8 +188,8 @@ def _norms(group: Group) -> Curve | None:
 
 def _noise_multipliers(run: FoundRun) -> list[float]:
     found = (run.statement or {}).get("noise_multipliers")
-    listed = found if isinstance(found, list) else []
-    return [float(each) for each in listed if isinstance(each, int | float)]
+    listed = map(number, found) if isinstance(found, list) else ()
+    return [each for each in listed if each is not None]
 
 
 def _steps(values: Sequence[float]) -> list[RoundRange]:
@@ -212,9 +213,7 @@ def _curve(
             kept[-1] = (x, point)
     if not kept:
         return None
-    if len(kept) > _MOST_POINTS:
-        step = (len(kept) - 1) / (_MOST_POINTS - 1)
-        kept = [kept[round(index * step)] for index in range(_MOST_POINTS)]
+    kept = thinned(kept, _MOST_POINTS)
     return Curve(
         name=name,
         xs=tuple(x for x, _ in kept),

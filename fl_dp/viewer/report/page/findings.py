@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_dp.viewer.found_runs import FoundRun
+from fl_dp.viewer.found_runs.untrusted import texts
 
-from .groups import shown_value
-from .words import WORDS
+from .words import WORDS, shown_value
 
 _MOST_ROWS = 60
 
@@ -35,14 +35,12 @@ def findings_of(run: FoundRun) -> list[ReportedResult]:
     """Return the results that lie in a run's folder."""
     found = []
     for file, document in run.documents.items():
-        sentences = document.get("sentences")
-        listed = sentences if isinstance(sentences, list) else []
         rows = list(_rows(document))
         found.append(
             ReportedResult(
                 title=WORDS.get(f"finding.{file}", file),
                 run=run.card.name,
-                sentences=tuple(each for each in listed if isinstance(each, str)),
+                sentences=tuple(texts(document.get("sentences"))),
                 rows=tuple(rows[:_MOST_ROWS]),
             )
         )

@@ -10,6 +10,8 @@ from typing import Any
 from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.viewer.found_runs import FoundRun, Round
 
+from .words import shown_value
+
 # Where a run is written and computed changes nothing of what it comes to.
 _NOT_COMPARED = (
     "seed",
@@ -104,17 +106,3 @@ def differences(runs: Sequence[FoundRun]) -> list[str]:
     keys = dict.fromkeys(key for each in of_runs for key in each)
     # A key that another version does not know differs from nothing.
     return [key for key in keys if len({repr(each[key]) for each in of_runs if key in each}) > 1]
-
-
-def shown_value(value: Any) -> str:
-    """Return a setting's value as it is written, at most 80 characters of it."""
-    match value:
-        case None:
-            text = "null"
-        case bool():
-            text = str(value).lower()
-        case list():
-            text = f"[{','.join(map(shown_value, value))}]"
-        case _:
-            text = str(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"
