@@ -1,10 +1,10 @@
-"""A hash-chained file of entries that several processes read and add to, one at a time."""
+"""A hash-chained ledger that several processes read and add to, one at a time."""
 
 from __future__ import annotations
 
 import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -19,112 +19,19 @@ from .store import LedgerStore
 from .witness import Witness
 
 
-class EntryChain:
-    """The entries of one store, verified and replayed before anything is added to them."""
-
-    def __init__(
-        self,
-        store: LedgerStore,
-        replay: Callable[[int, dict[str, Any]], None],
-        witness: Witness | None = None,
-    ) -> None:
-        """Follow a store.
-
-        Args:
-            store: Where the entries lie.
-            replay: Takes in one entry, by its sequence number and fields. What it can't read it
-                refuses with a KeyError, TypeError or ValueError: it may be a charge.
-            witness: A second place that is told of each entry.
-        """
-        self._store = store
-        self.witness = witness
-        self._replay_fields = replay
-        self._lock = threading.Lock()
-        self._unsaved: list[LedgerEntry] = []
-        self.entries: list[LedgerEntry] = []
-
-    @property
-    def location(self) -> str:
-        """The file or database, without a password."""
-        return self._store.location
-
-    @contextmanager
-    def transaction(self) -> Iterator[sa.Connection]:
-        """Hold the lock, with every entry replayed; all that is appended is written, or nothing.
-
-        Raises:
-            LedgerCorrupted: If an entry does not match the chain or can't be read.
-            LedgerUnavailable: If the disk or the database fails, or the witness; what was appended
-                may then be written, and counts.
-        """
-        with self._lock:
-            self._unsaved = []  # what a failed transaction had added was never written
-            with self._store.transaction() as connection:
-                self._catch_up(connection)
-                yield connection
-            for entry in self._unsaved:  # only now is it on disk
-                self._replay(entry)
-            # Last: what the witness knows has to be there, and not the other way round.
-            if self._unsaved and self.witness is not None:
-                self.witness.note(self.anchor)
-
-    @property
-    def anchor(self) -> LedgerAnchor:
-        """The point that the entries have reached, as last read."""
-        last = self.entries[-1]
-        return LedgerAnchor(entries=last.sequence, hash=last.hash)
-
-    def append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerEntry:
-        """Add an entry within a transaction; it is replayed once it is on disk."""
-        written = self._unsaved or self.entries  # the chain goes on behind this transaction's own
-        entry = next_entry(written[-1] if written else None, fields)
-        self._store.append(connection, entry)
-        self._unsaved.append(entry)
-        return entry
-
-    def replay_from(self, entries: Iterable[LedgerEntry]) -> None:
-        """Take in entries that another chain of the same store has verified."""
-        for entry in entries:
-            self._replay(entry)
-
-    def close(self) -> None:
-        """Close the file or the connection; closing twice does no harm."""
-        self._store.close()
-
-    def _catch_up(self, connection: sa.Connection) -> None:
-        """Read, verify and replay the entries that were added since the last look."""
-        known = len(self.entries)
-        fresh = self._store.entries_from(connection, known)
-        # The last known entry is read again: a file that was put back shows by it.
-        last = self.entries[-1] if self.entries else None
-        if last is not None and (not fresh or fresh.pop(0) != last):
-            raise LedgerCorrupted(
-                f"entry {known} is not the one that it was: the ledger was changed or put back to "
-                "an older state while it was open"
-            )
-        verify_chain(fresh, last)
-        for entry in fresh:
-            self._replay(entry)
-
-    def _replay(self, entry: LedgerEntry) -> None:
-        try:
-            self._replay_fields(entry.sequence, entry.fields)
-        except (*MALFORMED, ValueError) as error:
-            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
-            raise LedgerCorrupted(f"entry {entry.sequence} can't be read: {why}") from error
-        self.entries.append(entry)
-
-
 class ChainedLedger(ABC):
-    """A ledger over a chain of entries: it is replayed on opening, and closed at the end."""
+    """The entries of one store, verified and replayed before anything is added to them."""
 
     first_entry: ClassVar[str]
     """The content of its first entry, in words."""
 
     def __init__(self, store: LedgerStore, witness: Witness | None = None) -> None:
-        """Follow a store, which a witness is told of."""
+        """Follow a store; a witness, a second place, is told of each entry."""
         self._store = store
-        self._chain = EntryChain(store, self._replay, witness)
+        self._witness = witness
+        self._lock = threading.Lock()
+        self._unsaved: list[LedgerEntry] = []
+        self._entries: list[LedgerEntry] = []
         if witness is not None:
             witness.require_apart(store.file)
 
@@ -144,15 +51,15 @@ class ChainedLedger(ABC):
         """
         ledger = cls(LedgerStore.readable(location), witness)
         with ledger._first_transaction():
-            if not ledger._chain.entries:
+            if not ledger._entries:
                 raise LedgerCorrupted(f"{ledger.location} holds no {cls.first_entry}")
         return ledger
 
     @contextmanager
     def _first_transaction(self) -> Iterator[sa.Connection]:
-        """Replay every entry, as `EntryChain.transaction`; what fails closes the ledger."""
+        """Hold the lock for the first time, as `_transaction`; what fails closes the ledger."""
         try:
-            with self._chain.transaction() as connection:
+            with self._transaction() as connection:
                 self._require_witnessed()
                 yield connection
         except BaseException:
@@ -165,7 +72,7 @@ class ChainedLedger(ABC):
         Raises:
             LedgerCorrupted: If the witness knows more, something else, or nothing.
         """
-        witness, known = self._chain.witness, len(self._chain.entries)
+        witness, known = self._witness, len(self._entries)
         if witness is None:
             return
         anchors = witness.anchors()
@@ -179,14 +86,71 @@ class ChainedLedger(ABC):
         for anchor in sorted(anchors, key=lambda each: -each.entries):
             self.require_holds(anchor, of=f"its witness {witness.place}")
 
+    @contextmanager
+    def _transaction(self) -> Iterator[sa.Connection]:
+        """Hold the lock, with every entry replayed; all that is appended is written, or nothing.
+
+        Raises:
+            LedgerCorrupted: If an entry does not match the chain or can't be read.
+            LedgerUnavailable: If the disk or the database fails, or the witness; what was appended
+                may then be written, and counts.
+        """
+        with self._lock:
+            self._unsaved = []  # what a failed transaction had added was never written
+            with self._store.transaction() as connection:
+                self._catch_up(connection)
+                yield connection
+            for entry in self._unsaved:  # only now is it on disk
+                self._take_in(entry)
+            # Last: what the witness knows has to be there, and not the other way round.
+            if self._unsaved and self._witness is not None:
+                self._witness.note(self.anchor)
+
+    def _append(self, connection: sa.Connection, fields: dict[str, Any]) -> LedgerEntry:
+        """Add an entry within a transaction; it is replayed once it is on disk."""
+        written = self._unsaved or self._entries  # the chain goes on behind this transaction's own
+        entry = next_entry(written[-1] if written else None, fields)
+        self._store.append(connection, entry)
+        self._unsaved.append(entry)
+        return entry
+
+    def _catch_up(self, connection: sa.Connection) -> None:
+        """Read, verify and replay the entries that were added since the last look."""
+        known = len(self._entries)
+        fresh = self._store.entries_from(connection, known)
+        # The last known entry is read again: a file that was put back shows by it.
+        last = self._entries[-1] if self._entries else None
+        if last is not None and (not fresh or fresh.pop(0) != last):
+            raise LedgerCorrupted(
+                f"entry {known} is not the one that it was: the ledger was changed or put back to "
+                "an older state while it was open"
+            )
+        verify_chain(fresh, last)
+        for entry in fresh:
+            self._take_in(entry)
+
+    def _take_in(self, entry: LedgerEntry) -> None:
+        try:
+            self._replay(entry.sequence, entry.fields)
+        except (*MALFORMED, ValueError) as error:
+            why = f"it has no {error}" if isinstance(error, KeyError) else str(error)
+            raise LedgerCorrupted(f"entry {entry.sequence} can't be read: {why}") from error
+        self._entries.append(entry)
+
     @abstractmethod
     def _replay(self, sequence: int, fields: dict[str, Any]) -> None:
-        """Take in one entry, or refuse it as `EntryChain` says."""
+        """Take in one entry, by its sequence number and fields.
+
+        Raises:
+            KeyError: If it lacks a field. What can't be read is refused: it may be a charge.
+            TypeError: If a field is of another type.
+            ValueError: If it can't stand there.
+        """
 
     @property
     def location(self) -> str:
         """The file or database that it lies in, without a password."""
-        return self._chain.location
+        return self._store.location
 
     @property
     def file(self) -> Path | None:
@@ -201,17 +165,19 @@ class ChainedLedger(ABC):
     @property
     def entries(self) -> tuple[LedgerEntry, ...]:
         """Every entry, as last read."""
-        return tuple(self._chain.entries)
+        return tuple(self._entries)
 
     @property
     def anchor(self) -> LedgerAnchor:
         """The point that it has reached, as last read: a later copy can be compared with it."""
-        return self._chain.anchor
+        last = self._entries[-1]
+        return LedgerAnchor(entries=last.sequence, hash=last.hash)
 
     def as_of(self, entries: int) -> Self:
         """Return the ledger as it was after so many of its entries, to look at."""
         earlier = type(self)(self._store)
-        earlier._chain.replay_from(self._chain.entries[:entries])
+        for entry in self._entries[:entries]:
+            earlier._take_in(entry)
         return earlier
 
     def require_holds(self, anchor: LedgerAnchor, *, of: str) -> None:
@@ -224,15 +190,14 @@ class ChainedLedger(ABC):
         Raises:
             LedgerCorrupted: If entries were cut off, or the ledger is another one.
         """
-        entries = self._chain.entries
-        known = len(entries)
+        known = len(self._entries)
         if known < anchor.entries:
             raise LedgerCorrupted(
                 f"{self.location} has {known} entries and {of} knows of {anchor.entries}: its end "
                 "was cut off, or it is an older copy. What they charged stays spent: put the "
                 "complete ledger back"
             )
-        if entries[anchor.entries - 1].hash != anchor.hash:
+        if self._entries[anchor.entries - 1].hash != anchor.hash:
             raise LedgerCorrupted(
                 f"entry {anchor.entries} of {self.location} is not the one that {of} knows of: "
                 "the end was cut off and grew again, or it is another training's ledger. Put back "
@@ -264,7 +229,7 @@ class ChainedLedger(ABC):
 
     def close(self) -> None:
         """Close the file or the connection; closing twice does no harm."""
-        self._chain.close()
+        self._store.close()
 
     def __enter__(self) -> Self:
         """Return the ledger itself."""

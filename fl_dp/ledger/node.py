@@ -370,8 +370,8 @@ class NodeLedger(ChainedLedger):
         ledger = cls(LedgerStore.writable(location), witness)
         ledger.expires = expires
         with ledger._first_transaction() as connection:
-            if not ledger._chain.entries:
-                ledger._chain.append(connection, {"kind": "node", "schema": NODE_SCHEMA})
+            if not ledger._entries:
+                ledger._append(connection, {"kind": "node", "schema": NODE_SCHEMA})
         return ledger
 
     @classmethod
@@ -440,10 +440,10 @@ class NodeLedger(ChainedLedger):
             LedgerUnavailable: If it can't be written.
             ValueError: If it was revoked before.
         """
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             if self._revoked is not None:
                 raise ValueError(f"every use was revoked already, on {self._revoked}")
-            self._chain.append(connection, {"kind": "revoked", "day": today()})
+            self._append(connection, {"kind": "revoked", "day": today()})
 
     def note_marks(self, store: str, marks: Marks) -> None:
         """Write down how far a store of secure sums has come: an older copy of it is known by that.
@@ -457,22 +457,22 @@ class NodeLedger(ChainedLedger):
         Raises:
             LedgerUnavailable: If it can't be written; then nothing may be answered.
         """
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             known = self._marks.get(store)
             if known is None or known.count < marks.count:
-                self._chain.append(connection, {"kind": "marks", "store": store, **asdict(marks)})
+                self._append(connection, {"kind": "marks", "store": store, **asdict(marks)})
 
     def spending(self, account: Account) -> Spending:
         """Return what an account has spent so far, as of now.
 
         Of accounts that have nothing in common so far but that `account` joins, all together.
         """
-        with self._chain.transaction():
+        with self._transaction():
             return self._joined(account)
 
     def spending_of_source(self, account: Account) -> Spending:
         """Return what decides whether `charge_unread` refuses; it depends on no record."""
-        with self._chain.transaction():
+        with self._transaction():
             return self._of_source(account)
 
     def charge(self, account: Account, event: PrivacyEvent, **terms: Unpack[ChargeTerms]) -> None:
@@ -536,7 +536,7 @@ class NodeLedger(ChainedLedger):
         Raises:
             ValueError: If there is no such charge, or it was named.
         """
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             if charge not in self._unread:
                 raise ValueError(f"entry {charge} is no charge that waits for a name of its data")
             fields = self._unread[charge]
@@ -552,7 +552,7 @@ class NodeLedger(ChainedLedger):
                 budget=PrivacyBudget(**fields["budget"]),
                 neighboring_relation=NeighboringRelation(fields["neighboring_relation"]),
             )
-            self._chain.append(
+            self._append(
                 connection,
                 {
                     "kind": "data",
@@ -584,7 +584,7 @@ class NodeLedger(ChainedLedger):
             )
         # Before the lock is taken, which others wait for.
         first_order = filter_order(event, budget, neighboring_relation)
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             if self._revoked is not None:
                 raise ConsentRevoked(
                     f"{what} is not allowed: the owner revoked every use on {self._revoked}"
@@ -601,7 +601,7 @@ class NodeLedger(ChainedLedger):
                     f"for the data of '{account.source}', which have been charged "
                     f"{spending.charges} times"
                 )
-            entry = self._chain.append(
+            entry = self._append(
                 connection,
                 {
                     "kind": "charge",

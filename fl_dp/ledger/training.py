@@ -114,13 +114,13 @@ class PrivacyLedger(SpentLedger):
                 logger.warning("%s (privacy.witness_dir)", ledger.unwitnessed)
             if not ledger.entries:
                 opening = {"kind": "plan", "schema": SCHEMA, "plan": plan.to_dict()}
-                ledger._chain.append(connection, opening)
+                ledger._append(connection, opening)
             else:
                 _require_same_plan(ledger, plan)
             opened = ledger._run_fields(plan, randomness)
             if ledger._state.choice is not None:  # else nobody asks
                 opened["settings"] = settings
-            ledger._chain.append(connection, opened)
+            ledger._append(connection, opened)
         return ledger
 
     def require_known(self, rng: SecureRandom) -> None:
@@ -173,7 +173,7 @@ class PrivacyLedger(SpentLedger):
         if noise_multiplier is None:
             noise_multiplier = self.plan.noise_multipliers[round - 1]
         units, sampling = self._check_participants(participants), self.plan.sampling
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             turn = self._state.rounds.total()
             if index is not None and index != turn:
                 raise ValueError(
@@ -199,7 +199,7 @@ class PrivacyLedger(SpentLedger):
                 fields["group"] = sampling.group_of(turn)
             if units is not None:
                 fields["participants"] = units
-            entry = self._chain.append(connection, fields)
+            entry = self._append(connection, fields)
         return self._state.reserved[entry.sequence]
 
     def ask(self, units: Sequence[str]) -> None:
@@ -218,7 +218,7 @@ class PrivacyLedger(SpentLedger):
         """
         for unit in units:
             require_printable(unit)
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             index = self._state.require_askable(units)
             self._append_units(connection, "ask", index, units)
 
@@ -233,13 +233,13 @@ class PrivacyLedger(SpentLedger):
             ValueError: If no index is open, a unit was not asked since this ledger was opened, or
                 the buffer is full.
         """
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             index = self._state.require_foldable(units)
             self._append_units(connection, "fold", index, units)
 
     def _append_units(self, connection: Any, kind: str, index: int, units: Sequence[str]) -> None:
         entry = {"kind": kind, "run": self._run_id, "index": index, "units": list(units)}
-        self._chain.append(connection, entry)
+        self._append(connection, entry)
 
     def next_index(self) -> int:
         """Return the index that the next reserved round will have, by all that is on disk now.
@@ -249,7 +249,7 @@ class PrivacyLedger(SpentLedger):
         Raises:
             LedgerUnavailable: If the entries can't be read.
         """
-        with self._chain.transaction():
+        with self._transaction():
             return self._state.rounds.total()
 
     def assign(self, units: Iterable[str], *, most: int | None = None) -> dict[str, int]:
@@ -280,7 +280,7 @@ class PrivacyLedger(SpentLedger):
             raise ValueError("a unit has one group, but names repeat")
         for name in names:
             require_printable(name)
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             known = self._state.group_of
             fresh = [name for name in names if name not in known]
             most = self.plan.num_clients if most is None else most
@@ -295,9 +295,7 @@ class PrivacyLedger(SpentLedger):
                 groups[name] = min(range(sampling.groups), key=lambda group: (sizes[group], group))
                 sizes[groups[name]] += 1
             if groups:
-                self._chain.append(
-                    connection, {"kind": "assign", "run": self._run_id, "groups": groups}
-                )
+                self._append(connection, {"kind": "assign", "run": self._run_id, "groups": groups})
         return self.group_of
 
     def reserve_release(self, what: str, event: PrivacyEvent) -> Reservation:
@@ -320,9 +318,9 @@ class PrivacyLedger(SpentLedger):
                 "the first release may depend on it, and the plan's rule does not cover that. "
                 "Declare it, or use a plan with an adaptive filter"
             )
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             self._require_budget(event, f"'{what}'")
-            entry = self._chain.append(
+            entry = self._append(
                 connection,
                 {
                     "kind": "reserve",
@@ -346,9 +344,9 @@ class PrivacyLedger(SpentLedger):
             ValueError: If the name can't be printed.
         """
         require_printable(what)
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             fields = {"kind": "uncharged", "run": self._run_id, "what": what}
-            return self._chain.append(connection, fields).sequence
+            return self._append(connection, fields).sequence
 
     def choose(
         self,
@@ -379,9 +377,9 @@ class PrivacyLedger(SpentLedger):
         for text in (chosen, how, settings):
             require_printable(text)
         entry = None if paid is None else paid.sequence
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             self._state.require_choosable(plan, entry)
-            self._chain.append(
+            self._append(
                 connection,
                 {
                     "kind": "chosen",
@@ -400,12 +398,12 @@ class PrivacyLedger(SpentLedger):
         Raises:
             ValueError: If it was committed before or is not a reservation of this ledger.
         """
-        with self._chain.transaction() as connection:
+        with self._transaction() as connection:
             if self._state.reserved.get(reservation.sequence) != reservation:
                 raise ValueError(f"{reservation.what} was not reserved in this ledger")
             if reservation.sequence in self._state.committed:
                 raise ValueError(f"{reservation.what} was committed before")
-            self._chain.append(connection, {"kind": "commit", "reserved": reservation.sequence})
+            self._append(connection, {"kind": "commit", "reserved": reservation.sequence})
 
     def _require_budget(self, event: PrivacyEvent, what: str) -> None:
         if self._state.gate.would_exceed(event):

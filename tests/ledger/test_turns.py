@@ -98,8 +98,8 @@ def test_a_unit_under_a_second_name_gets_no_second_place(
 def test_a_changed_group_can_not_be_read(place: Path, entry: dict[str, Any], reason: str) -> None:
     with PrivacyLedger.open(place, CYCLIC) as ledger:
         ledger.assign(NAMES)
-        with pytest.raises(LedgerCorrupted, match=reason), ledger._chain.transaction() as opened:
-            ledger._chain.append(opened, entry)
+        with pytest.raises(LedgerCorrupted, match=reason), ledger._transaction() as opened:
+            ledger._append(opened, entry)
     with pytest.raises(LedgerCorrupted, match=reason):
         PrivacyLedger.open(place, CYCLIC)
 
@@ -128,8 +128,8 @@ def test_an_index_of_another_group_can_not_be_read(place: Path, field: str, wron
     with PrivacyLedger.open(place, CYCLIC) as ledger:
         ledger.reserve(round=1)
         fields = entries(ledger, "reserve")[0] | {"index": 1, "group": 1} | {field: wrong}
-        with pytest.raises(LedgerCorrupted), ledger._chain.transaction() as opened:
-            ledger._chain.append(opened, fields)
+        with pytest.raises(LedgerCorrupted), ledger._transaction() as opened:
+            ledger._append(opened, fields)
 
 
 def test_a_round_that_was_prepared_for_an_index_gets_no_other(place: Path) -> None:
