@@ -30,11 +30,10 @@ _STDERR = 2  # the process's own, whatever an app has put in place of sys.stderr
 def deadline_mod(message: Message, context: Context, call_next: ClientAppCallable) -> Message:
     """End this process if the message is not answered within its time to live.
 
-    On a real SuperNode every message has a process of its own, which Flower starts anew. The time
-    counts from when the message was received: the clocks of server and node may differ, and nobody
-    waits for a reply that comes later than that. The SuperNode notices within a minute that the
-    process is gone, replies with an error and takes the next message. The node's own log says where
-    the client hung.
+    On a real SuperNode Flower starts a process for each message. The time counts from when the
+    message was received: the clocks of server and node may differ, and nobody waits for a reply
+    that comes later than that. The SuperNode notices within a minute that the process is gone,
+    replies with an error and takes the next message. The node's own log says where the client hung.
 
     `numpy_client_app` has it built in. For an app of your own put it first:
 

@@ -90,8 +90,8 @@ def revoke(
     """Refuse every further use of a node's data, from now on and for good.
 
     It stands in the ledger, as spending does, so that no restart and no message undoes it. What was
-    released stays released. Whoever agrees anew begins another ledger, and takes off its cap what
-    this one has spent.
+    released stays released. An owner who agrees later begins another ledger, with a cap that is
+    lower by what this one has spent.
     """
     with failures_told():
         from fl_dp.ledger import NodeLedger, witness_at

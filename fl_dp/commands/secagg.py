@@ -59,7 +59,7 @@ def identity(
 def check(path: Folder, roster: RosterFile = None, as_json: AsJson = False) -> None:
     """Check a node's own view of its runs: keys, terms, and that its messages were summed.
 
-    PATH is the node's `ledger-path`, or its folder. Everything is verified anew: the signatures of
+    PATH is the node's `ledger-path`, or its folder. Everything is verified again: the signatures of
     each run's directory, that all nodes are in the roster (with `--roster`), and its last receipt:
     the node's message, unchanged and once, is in the only sum that a committee has opened. Earlier
     receipts were verified when they came. It says which sums have one, and which have none: what

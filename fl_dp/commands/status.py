@@ -17,7 +17,7 @@ _FAILED, _UNKNOWN, _STOPPED, _GOES_ON = 1, 2, 3, 4
 _PAUSE, _LONGEST_PAUSE = 3.0, 60.0  # seconds: each question starts Flower's command
 _SHARE = 0.1  # of the time so far that the end of the run may be noticed late
 _LONG_PENDING = 60.0
-_PATIENCE = 60.0  # of a SuperLink that is being started anew
+_PATIENCE = 60.0  # with a SuperLink that is being restarted
 
 
 def status(

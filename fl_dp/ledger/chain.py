@@ -174,7 +174,7 @@ class ChainedLedger(ABC):
         return LedgerAnchor(entries=last.sequence, hash=last.hash)
 
     def as_of(self, entries: int) -> Self:
-        """Return the ledger as it was after so many of its entries, to look at."""
+        """Return a ledger of the first `entries` entries, to look at."""
         earlier = type(self)(self._store)
         for entry in self._entries[:entries]:
             earlier._take_in(entry)

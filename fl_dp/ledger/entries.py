@@ -53,7 +53,7 @@ class LedgerEntry:
 def next_entry(previous: LedgerEntry | None, fields: dict[str, Any]) -> LedgerEntry:
     """Return the entry that says `fields` and follows `previous`."""
     sequence = previous.sequence + 1 if previous else 1
-    # One text for one meaning: what is hashed can be written anew from the fields.
+    # One text for one meaning: an auditor can compute what is hashed from the fields.
     payload = json.dumps(fields, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return LedgerEntry(
         sequence=sequence, payload=payload, hash=_chain_hash(previous, sequence, payload)

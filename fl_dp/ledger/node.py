@@ -23,14 +23,15 @@ then, each with its share of delta, and a release passes that satisfies one of t
 
 Together they keep (epsilon, delta) where epsilon was fixed before the first release: by the owner's
 cap, or by a first budget that no later one exceeds. The outcomes in which the first rule passes all
-releases are those of a process that stops where the first rule does, and it makes so many releases
-of one kind at most, fixed beforehand. In all others the last release, and so each one before it,
+releases are those of a process that stops where the first rule does; how many releases of one kind
+it makes at most is fixed beforehand. In all others the last release, and so each one before it,
 passed the filter. The hockey-stick divergence is a sum over outcomes, here of both kinds.
 
-Without a cap, a budget that grows is chosen by whoever saw what was released. The first rule then
-says nothing: of as many releases as somebody likes, it may be asked at the worst moment. The second
-does: with P and Q the law of all that was released for two neighbours, L the log of their ratio so
-far, D the sum of the divergences of order a and c = (1 - 1/a)^(a - 1) / a,
+Without a cap, a budget that grows is chosen by somebody who saw what was released. The first rule
+then says nothing: the number of releases is no longer fixed beforehand, so that it may be asked at
+the worst moment. The second does: with P and Q the law of all that was released for two neighbours,
+L the log of their ratio so far, D the sum of the divergences of order a and
+c = (1 - 1/a)^(a - 1) / a,
 
     (1 - e^(epsilon - L))+ <= c e^((a - 1) (L - epsilon)),
 
@@ -83,7 +84,7 @@ _MOST_RELEASES = 10_000_000
 _MOST_ENTRIES = 2**63
 _ROUNDING = 1e-12  # relative
 _AHEAD = 1.25  # times what is asked for: certified at once, so that few questions compute
-# By event, epsilon, delta and relation: so many releases of one kind are known to fit.
+# By event, epsilon, delta and relation: number of releases of one kind that is known to fit.
 _CERTIFIED: dict[tuple[PrivacyEvent, float, float, NeighboringRelation], int] = {}
 
 
@@ -117,7 +118,7 @@ class UseOfData:
     """Charges of one use to one account, summed up. Days are all that a ledger knows of time.
 
     Attributes:
-        use: Run, app and purpose; None where whoever charged did not say.
+        use: Run, app and purpose; None where the charge does not say.
         unit: `record` or `client`.
         source: Name of the data.
         first_day: Of the charges, in UTC.
@@ -389,7 +390,7 @@ class NodeLedger(ChainedLedger):
     def day_of_revocation(cls, location: str | Path) -> str | None:
         """Return the day on which a ledger's owner revoked every use; None if not, or without one.
 
-        Quick, and without verifying the chain: that is left to whoever charges.
+        Quick, and without verifying the chain: each charge verifies it.
 
         Raises:
             LedgerCorrupted: If it can't be read.
@@ -403,7 +404,7 @@ class NodeLedger(ChainedLedger):
     def marks_of_store(cls, location: str | Path, store: str) -> Marks | None:
         """Return the last state that a ledger knows of a store of secure sums; None without one.
 
-        Quick, and without verifying the chain: that is left to whoever writes the next state.
+        Quick, and without verifying the chain: `note_marks` verifies it.
 
         Raises:
             LedgerCorrupted: If it can't be read.
@@ -431,10 +432,10 @@ class NodeLedger(ChainedLedger):
         return tuple(self._uses.values())
 
     def revoke(self) -> None:
-        """Write down that nothing is ever charged again: whatever is spent is all.
+        """Write down that nothing is ever charged again.
 
-        It can't be taken back: whoever agrees anew begins a new ledger, and takes off its cap what
-        this one has spent.
+        It can't be taken back: an owner who agrees later begins a new ledger, with a cap that is
+        lower by what this one has spent.
 
         Raises:
             LedgerUnavailable: If it can't be written.
@@ -737,7 +738,7 @@ def _fit(
     delta: float,
     relation: NeighboringRelation,
 ) -> bool:
-    """Tell whether so many releases of one kind fit a budget.
+    """Tell whether `count` releases of one kind fit a budget.
 
     A few more than asked for are looked at, so that most later questions compare two counters.
     """

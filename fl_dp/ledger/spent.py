@@ -144,7 +144,7 @@ class SpentLedger(ChainedLedger):
         """Return what holds at any moment at which somebody may have stopped.
 
         While planned releases are missing that is the whole plan's epsilon, and not what is spent
-        so far: whoever stops because of what was released has used the rest of the plan, too. Never
+        so far: a stop that depends on what was released uses the rest of the plan, too. Never
         more than the budget, which no release exceeds.
         """
         spent = self.epsilon()

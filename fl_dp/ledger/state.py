@@ -215,8 +215,8 @@ class TrainingState:
                 self._filter = self._plan.filter()
             case "run":
                 self.randomness.add(fields["randomness"])
-                # Whoever asked them is gone: an answer will not be added any more, and if it was,
-                # then to the newest index.
+                # The process that asked them has ended: it adds no answer any more. If it has added
+                # one, then to the newest index.
                 self.last_index |= dict.fromkeys(self.asks.forget(), self.rounds.total() - 1)
                 if self.choice is not None and fields.get("settings") != self.choice.settings:
                     self.changed_by_hand = True

@@ -40,7 +40,7 @@ def node_ledger_summary(ledgers: Sequence[NodeLedger]) -> list[str]:
     if least is None:
         lines.append("Nothing was spent")
     else:
-        assert least.budget is not None  # whoever spent had one
+        assert least.budget is not None  # each charge brings one
         bounds = least.epsilon()
         lines.append(
             f"Spent: epsilon {_spent(least)} of at most {least.budget.epsilon:.4g} at delta "
@@ -60,7 +60,7 @@ def node_ledger_table(ledgers: Sequence[NodeLedger], title: str) -> Table:
     headings = ("data", "unit", "releases", "epsilon", "of at most", "delta")
     table = Table(*headings, title=escape(title))
     for spending in (each for ledger in ledgers for each in ledger.spendings):
-        assert spending.budget is not None  # whoever spent had one
+        assert spending.budget is not None  # each charge brings one
         releases = (f"{n} x {describe_event(event)}" for event, n in spending.history)
         table.add_row(
             escape(", ".join(sorted(spending.sources))),
@@ -117,7 +117,7 @@ def node_uses_tables(ledger: NodeLedger, cap: PrivacyBudget | None = None) -> li
         )
     left = Table("data", "unit", "spent", "left", "of", "delta", title="Epsilon")
     for spending in ledger.spendings:
-        assert spending.budget is not None  # whoever spent had one
+        assert spending.budget is not None  # each charge brings one
         of = spending.budget if cap is None else cap
         left.add_row(
             escape(", ".join(sorted(spending.sources))),
@@ -144,7 +144,7 @@ def _spent(spending: Spending) -> str:
 
 
 def _account_json(spending: Spending) -> dict[str, Any]:
-    assert spending.budget is not None  # whoever spent had one
+    assert spending.budget is not None  # each charge brings one
     bounds = spending.epsilon()
     return {
         "unit": spending.unit,

@@ -110,7 +110,7 @@ def read_object(raw: bytes) -> Any:
 
 
 def _inflated(chunk: bytes) -> bytes:
-    # Four bytes of length, one that names the compression; without such a one it is zlib's.
+    # Four bytes of length, then one that names the compression; zlib where it names none.
     kind, rest = chunk[4:5], chunk[5:]
     if kind == b"Z":
         # R writes a raw LZMA2 stream without a container.

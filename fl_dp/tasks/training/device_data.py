@@ -1,6 +1,6 @@
 """Training records as tensors on the device that trains, moved there once if there is room.
 
-A simulated client's records are few and its training is short: copying them to a GPU anew in each
+A simulated client's records are few and its training is short: copying them to a GPU in each
 round would take longer than the training. So the whole training set lies on the device, and a
 client's records are gathered from it there; a set that is too large stays in the host's memory.
 """
@@ -17,7 +17,7 @@ from torch import Tensor
 from fl_dp.tasks.datasets import Dataset
 
 _SHARE = 4
-"""One of so many parts of the free memory is for the data; models and activations get the rest."""
+"""A quarter of the free memory is for the data; models and activations get the rest."""
 
 
 class DeviceData:
