@@ -22,7 +22,6 @@ from fl_dp.commands.console import (
     failures_told,
     out,
     print_json,
-    shows_live,
     warn,
 )
 
