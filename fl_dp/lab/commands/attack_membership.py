@@ -43,7 +43,7 @@ _MODELS = 16
 
 
 class Unit(StrEnum):
-    """Whom membership is inferred of."""
+    """Candidates of the attack: records, or whole clients."""
 
     RECORD = "record"
     CLIENT = "client"

@@ -51,7 +51,7 @@ class CanaryRun:
         return cls(**json.loads(str(run_config[RUN_KEY])))
 
     def canaries(self, size: int) -> Canaries:
-        """Return the canaries of a model of so many coordinates."""
+        """Return the canaries of a model of `size` coordinates."""
         return Canaries(count=self.count, size=size, seed=self.seed)
 
     def first_on_node(self, settings: Settings, node: int) -> int | None:

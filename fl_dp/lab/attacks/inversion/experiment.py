@@ -220,6 +220,7 @@ class Recovery:
         images = self.dataset.train_x
         if images.dtype == np.uint8:
             mean, std = np.atleast_1d(self.dataset.mean), np.atleast_1d(self.dataset.std)
+            # Bytes are scaled to [0, 1] and then standardised: 0 and 255 become these.
             return PixelRange(tuple(-mean / std), tuple((1.0 - mean) / std))
         return PixelRange((float(images.min()),), (float(images.max()),))
 

@@ -221,7 +221,7 @@ class ClientNoise(ThreatModel):
 
 @dataclass(frozen=True, kw_only=True)
 class CentralNoise(ThreatModel):
-    """Somebody who gets the released model, to which a trusted server has added the noise.
+    """An adversary that gets the released model, to which a trusted server has added the noise.
 
     Attributes:
         clipping_norm: L2 bound on each client's update.
