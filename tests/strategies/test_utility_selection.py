@@ -37,7 +37,6 @@ from fl_dp.accounting import (
     PrivacyEvent,
     UtilityPoissonSampling,
     VisibleSampling,
-    event_of,
     freeze,
     tight_epsilon,
 )
@@ -379,7 +378,7 @@ def test_draws_are_on_disk_before_they_are_made_and_committed_after(
         with PrivacyLedger.read(ledger.location) as there:
             last = there.entries[-1]
             on_disk.append((there.other_releases_spent, there.rounds_spent, last.kind))
-            drawn.append(event_of(self, draws=k))
+            drawn.append(self.event(draws=k))
             assert last.fields["epsilon"] == self.epsilon
         return select_top(self, utilities, k, rng)
 

@@ -14,15 +14,15 @@ from scipy import stats
 from torch.nn import functional
 
 from fl_dp.lab.attacks.inversion import (
-    CentralNoise,
-    ClientNoise,
+    ClientRecords,
     DPSGDUpdate,
     LocalTraining,
+    NoisyUpdate,
     Observation,
     RawUpdate,
-    Records,
-    SecureSum,
+    ReleasedModel,
     ThreatModel,
+    UpdateSum,
 )
 from fl_dp.mechanisms import clip_by_norm
 
@@ -31,7 +31,7 @@ DELTA = 1e-5
 FALSE_ALARM = 1e-6
 
 
-def clients(count: int = 4) -> list[Records]:
+def clients(count: int = 4) -> list[ClientRecords]:
     return [images([row]) for row in range(count)]
 
 
@@ -96,10 +96,10 @@ NOISY: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("threat", "in_it"),
     [
-        (ClientNoise(**NOISY), 1),
-        (CentralNoise(**NOISY), 4),
-        (CentralNoise(**NOISY, knows_others=True), 1),
-        (SecureSum(**NOISY, cohort=4), 4),
+        (NoisyUpdate(**NOISY), 1),
+        (ReleasedModel(**NOISY), 4),
+        (ReleasedModel(**NOISY, knows_others=True), 1),
+        (UpdateSum(**NOISY, cohort=4), 4),
     ],
     ids=["client", "released", "others known", "shares"],
 )
@@ -115,7 +115,7 @@ def test_what_is_seen_is_the_mean_of_clipped_updates_and_the_noise_that_is_charg
 
 
 def test_a_secure_sum_without_noise_is_the_exact_mean() -> None:
-    threat = SecureSum(training=ONE_STEP, clipping_norm=CLIPPING_NORM, cohort=4)
+    threat = UpdateSum(training=ONE_STEP, clipping_norm=CLIPPING_NORM, cohort=4)
     seen = threat.observe(network(), clients(), seed=0)
     assert update(seen) == pytest.approx(np.mean(clipped_updates(), axis=0), abs=1e-9)
     assert threat.epsilon(DELTA) == math.inf
@@ -135,21 +135,21 @@ def test_dp_sgd_clips_the_gradient_of_a_record_and_adds_its_noise() -> None:
 @pytest.mark.parametrize(
     "threat",
     [
-        ClientNoise(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0),
-        CentralNoise(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0),
-        SecureSum(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0, cohort=8),
+        NoisyUpdate(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0),
+        ReleasedModel(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0),
+        UpdateSum(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0, cohort=8),
         DPSGDUpdate(training=ONE_STEP, clipping_norm=1.0, noise_multiplier=1.0),
     ],
     ids=lambda threat: type(threat).__name__,
 )
 def test_a_release_of_noise_multiplier_1_costs_epsilon_4_377(
-    threat: ClientNoise | CentralNoise | SecureSum | DPSGDUpdate,
+    threat: NoisyUpdate | ReleasedModel | UpdateSum | DPSGDUpdate,
 ) -> None:
     assert threat.epsilon(DELTA) == pytest.approx(4.3772, abs=1e-3)  # Balle and Wang, analytic
 
 
 def test_a_hundredth_of_that_noise_has_an_epsilon_that_says_nothing() -> None:
-    threat = ClientNoise(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=0.01)
+    threat = NoisyUpdate(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=0.01)
     # 1/(2 z^2) + about z^-1 sqrt(2 ln 1/delta): 5000 and 400 and more.
     assert 5000.0 < threat.epsilon(DELTA) < 5600.0
 
@@ -169,9 +169,9 @@ def test_an_update_without_noise_promises_nothing(clipping_norm: float | None) -
 
 def test_a_sum_of_one_client_is_refused() -> None:
     with pytest.raises(ValueError, match="cohort must be at least 2, got 1"):
-        SecureSum(training=ONE_STEP, clipping_norm=0.5, cohort=1)
-    with pytest.raises(ValueError, match="SecureSum is about 4 clients or more, got 2"):
-        SecureSum(training=ONE_STEP, clipping_norm=0.5, cohort=4).observe(
+        UpdateSum(training=ONE_STEP, clipping_norm=0.5, cohort=1)
+    with pytest.raises(ValueError, match="UpdateSum is about 4 clients or more, got 2"):
+        UpdateSum(training=ONE_STEP, clipping_norm=0.5, cohort=4).observe(
             network(), clients(2), seed=0
         )
 
