@@ -56,12 +56,20 @@ federation: $(STAMP) ## SuperLink and SuperNodes with all protections on, a trai
 quick: $(STAMP) ## Unit tests, under a minute
 	$(BIN)/python -m pytest -n 2 -q -m "not slow and not nightly" $(QUICK)
 
-test: lint ## Lint, types, layers and every test but the nightly ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+# Lint runs beside the tests, as mypy keeps one processor for minutes; its words come after theirs.
+define lint_beside_tests
+@log=$$(mktemp); $(MAKE) lint > $$log 2>&1 & lint=$$!; \
+trap 'kill $$lint 2>/dev/null; rm -f $$log' EXIT; trap 'exit 130' INT TERM; \
+$(BIN)/python -m pytest -n 2 --dist loadgroup $(1); tested=$$?; \
+wait $$lint; linted=$$?; cat $$log; test $$tested -eq 0 -a $$linted -eq 0
+endef
+
+test: $(STAMP) ## Lint, types, layers and every test but the nightly ones
+	$(call lint_beside_tests)
 
 # An empty expression takes every test. Real nodes wait for Flower's own minutes.
-test-all: lint ## Every test, with real nodes and whole trainings: over an hour; run each night
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
+test-all: $(STAMP) ## Every test, with real nodes and whole trainings: over an hour; run each night
+	$(call lint_beside_tests,-m "")
 
 coverage: $(STAMP) ## Every test, and which lines none of them runs: results/coverage
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-report=html
