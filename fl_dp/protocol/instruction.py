@@ -22,9 +22,9 @@ class NoiseInstruction:
     """The noise that a client adds to its own update.
 
     Attributes:
-        scheme: `gaussian`, `laplace` or `exponential`.
+        scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
         noise_multiplier: Scale of the noise over `clipping_norm`.
-        clipping_norm: Bound on the update, L1 for `laplace`, else L2.
+        clipping_norm: Bound on the update, in the norm of the scheme.
         epsilon: What the training may spend of the client in all; None: only the node's owner caps
             it.
         delta: The delta that goes with it.

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from fl_dp.accounting.charges import event_of
 from fl_dp.accounting.events import PrivacyEvent
 from fl_dp.accounting.gaussian import gaussian_noise_multiplier
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
@@ -102,7 +101,7 @@ class NoiseChoice:
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
         """The event that one release is charged as."""
-        return tuple(event_of(mechanism) for mechanism in self.mechanisms)
+        return tuple(mechanism.event() for mechanism in self.mechanisms)
 
     @property
     def max_units(self) -> int:
