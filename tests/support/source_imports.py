@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from typing import TypeGuard
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = {"fl_dp": "fl_dp", "strategies": "fl_dp.strategies"}
@@ -49,9 +50,7 @@ def statements(
     """Yield the imports in a tree, by statement or by the module's name, and their moments."""
     for child in ast.iter_child_nodes(node):
         inside = when
-        if isinstance(child, ast.Import | ast.ImportFrom):
-            yield child, when
-        elif isinstance(child, ast.Call) and _by_name(child):
+        if isinstance(child, ast.Import | ast.ImportFrom) or _by_name(child):
             yield child, when
         elif isinstance(child, ast.If) and ast.unparse(child.test) == "TYPE_CHECKING":
             for each in child.body:
@@ -64,9 +63,12 @@ def statements(
         yield from statements(child, inside)
 
 
-def _by_name(call: ast.Call) -> bool:
-    name = call.func.attr if isinstance(call.func, ast.Attribute) else ast.unparse(call.func)
-    return name in _BY_NAME and bool(call.args) and isinstance(call.args[0], ast.Constant)
+def _by_name(node: ast.AST) -> TypeGuard[ast.Call]:
+    """Tell whether a module is imported by a name that stands there."""
+    if not isinstance(node, ast.Call):
+        return False
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else ast.unparse(node.func)
+    return name in _BY_NAME and bool(node.args) and isinstance(node.args[0], ast.Constant)
 
 
 @cache
@@ -86,7 +88,9 @@ def imported(module: str, known: Mapping[str, Path]) -> Iterator[tuple[str, str,
             yield ast.literal_eval(statement.args[0]), "", when
         else:
             above = package.split(".")[: len(package.split(".")) - statement.level + 1]
-            base = ".".join([*(above if statement.level else []), *filter(None, [statement.module])])
+            base = ".".join(
+                [*(above if statement.level else []), *filter(None, [statement.module])]
+            )
             for alias in statement.names:
                 inside = f"{base}.{alias.name}"
                 yield (inside, "", when) if inside in known else (base, alias.name, when)
