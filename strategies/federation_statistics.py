@@ -33,7 +33,7 @@ from fl_dp.statistics import Answer, Evaluation, NoiseChoice, Query, charged_rel
 
 from .charged_sum import charged_sum
 from .exchange import asking, exchange
-from .modes.replies import numbers_of
+from .modes.base import numbers_of
 from .question import CONFIG, Question
 from .roster import wait_for_roster
 from .run_log import RunLog

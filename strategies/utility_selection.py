@@ -22,7 +22,6 @@ from fl_dp.accounting import (
     PrivacyBudgetExhausted,
     UtilityPoissonSampling,
     VisibleSampling,
-    event_of,
 )
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.option_errors import OptionError
@@ -30,7 +29,7 @@ from fl_dp.protocol.keys import UTILITY_ACTION, UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 
 from .exchange import one_of_each
-from .modes.replies import numbers_of
+from .modes.base import numbers_of
 from .roster import Unit, by_node
 from .run_log import RunLog
 from .selection import Draw, Observation, Selection
@@ -127,7 +126,7 @@ class ExponentialSelection(Selection):
 
     def releases(self, rounds: int) -> History:
         """Return the draws of so many rounds."""
-        return {event_of(self.mechanism, draws=self.sampling.cohort): rounds}
+        return {self.mechanism.event(draws=self.sampling.cohort): rounds}
 
     def select(self, draw: Draw) -> list[Unit]:
         """Charge the draws, then return the cohort; everybody if they are no more than that."""
@@ -135,7 +134,7 @@ class ExponentialSelection(Selection):
             return []
         utilities = np.array([self._utility_of(unit, draw.server_round) for unit in draw.roster])
         count = min(self.sampling.cohort, len(draw.roster))
-        draws = event_of(self.mechanism, draws=self.sampling.cohort)
+        draws = self.mechanism.event(draws=self.sampling.cohort)
         with draw.charged(f"selection {draw.server_round}", draws):
             chosen = self.mechanism.select_top(utilities, count, draw.rng)
         return [draw.roster[place] for place in chosen]

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
+    from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
     from fl_dp.option_errors import IncompatibleOptions
 
     from .banded import (
@@ -18,22 +19,18 @@ if TYPE_CHECKING:
     from .budget import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted, default_delta
     from .calibration import (
         affordable_rounds,
+        calibrate_client_scheme,
         calibrate_noise,
         calibrate_noise_multiplier,
         schedule_history,
     )
-    from .charges import calibrate_client_scheme, event_of
     from .events import (
-        ExponentialEvent,
         FixedSizeGaussianEvent,
-        GaussianEvent,
         History,
-        LaplaceEvent,
         PoissonGaussianEvent,
         PrivacyEvent,
         RandomStoppingEvent,
         TruncatedPoissonGaussianEvent,
-        ZcdpEvent,
         event_from_dict,
         event_to_dict,
         freeze,
@@ -125,7 +122,6 @@ __all__ = [
     "epsilon",
     "epsilon_delta_trade_off",
     "event_from_dict",
-    "event_of",
     "event_to_dict",
     "exposures_noise_multiplier",
     "freeze",

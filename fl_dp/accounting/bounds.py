@@ -24,19 +24,16 @@ from dataclasses import dataclass, fields
 from scipy.optimize import minimize_scalar
 
 from fl_dp.mechanisms.checks import require_probability
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
 
 from .budget import NeighboringRelation
 from .events import (
-    ExponentialEvent,
     FixedSizeGaussianEvent,
     FrozenHistory,
-    GaussianEvent,
     History,
-    LaplaceEvent,
     PoissonGaussianEvent,
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
     freeze,
 )
 from .gaussian import gaussian_epsilon, mu_squared

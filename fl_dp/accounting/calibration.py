@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from scipy.optimize import brentq
 
+from fl_dp.mechanisms import ClientScheme, client_scheme
 from fl_dp.mechanisms.checks import require_positive
 
 from .bounds import tight_epsilon
@@ -179,6 +180,47 @@ def calibrate_noise(
         growth *= 2.0
     cached.write(fine)
     return fine
+
+
+def calibrate_client_scheme(
+    name: str,
+    target_epsilon: float,
+    target_delta: float,
+    *,
+    participations: int,
+    clipping_norm: float,
+    neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+) -> ClientScheme:
+    """Return the client scheme whose messages together spend the target: a fair comparison.
+
+    Privacy: for one client over at most `participations` messages, against the server, which sees
+    each of them and who sent it; sampling amplifies nothing here.
+
+    Args:
+        name: One of `fl_dp.mechanisms.schemes.SCHEMES`.
+        target_epsilon: Positive and finite.
+        target_delta: In (0, 1).
+        participations: Cap on the messages of one client.
+        clipping_norm: Bound on each message before the noise, in the norm of the scheme.
+        neighboring_relation: Zero-out (against silence) or replace-one (against any other data).
+
+    Raises:
+        ValueError: If an argument is out of range.
+    """
+    if participations < 1:
+        raise ValueError(f"participations must be at least 1, got {participations}")
+
+    def build(noise_multiplier: float) -> ClientScheme:
+        return client_scheme(name, noise_multiplier=noise_multiplier, clipping_norm=clipping_norm)
+
+    noise_multiplier = calibrate_noise(
+        lambda noise: {build(noise).event(): participations},
+        target_epsilon,
+        target_delta,
+        neighboring_relation=neighboring_relation,
+        what=f"in {participations} participations",
+    )
+    return build(noise_multiplier)
 
 
 def _bracket(excess: Callable[[float], float]) -> tuple[float, float] | None:

@@ -28,18 +28,17 @@ from typing import Protocol
 import numpy as np
 
 from fl_dp.mechanisms.checks import require_probability
+from fl_dp.mechanisms.events import GaussianEvent, ZcdpEvent
 
 from .bounds import tight_epsilon
 from .budget import NeighboringRelation, PrivacyBudget
 from .calibration import affordable_rounds
 from .events import (
     FixedSizeGaussianEvent,
-    GaussianEvent,
     History,
     PoissonGaussianEvent,
     PrivacyEvent,
     RandomStoppingEvent,
-    ZcdpEvent,
     freeze,
 )
 from .gaussian import gaussian_noise_multiplier, mu_squared

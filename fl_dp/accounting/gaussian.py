@@ -16,9 +16,10 @@ from dp_accounting import get_epsilon_gaussian, get_sigma_gaussian
 from numpy.typing import NDArray
 
 from fl_dp.mechanisms.checks import require_positive, require_probability, require_rate
+from fl_dp.mechanisms.events import GaussianEvent
 
 from .budget import NeighboringRelation, PrivacyBudget
-from .events import FixedSizeGaussianEvent, GaussianEvent
+from .events import FixedSizeGaussianEvent
 from .schedules import NoiseSchedule
 
 

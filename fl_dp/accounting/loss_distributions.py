@@ -20,20 +20,18 @@ from dp_accounting.pld import privacy_loss_distribution as library
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+
 from .bounded_range import additive_gumbel_delta, bounded_range_delta
 from .budget import NeighboringRelation
 from .convolutions import composed_pair, composed_with_itself, epsilon_at
 from .events import (
-    ExponentialEvent,
     FixedSizeGaussianEvent,
     FrozenHistory,
-    GaussianEvent,
-    LaplaceEvent,
     PoissonGaussianEvent,
     PrivacyEvent,
     RandomStoppingEvent,
     TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
 )
 from .gaussian import fixed_size_distance, loss_of_mixture
 

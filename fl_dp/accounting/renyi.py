@@ -19,19 +19,17 @@ from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS
 from numpy.typing import NDArray
 from scipy.special import gammaln
 
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent, ZcdpEvent
+
 from .bounded_range import bounded_range_renyi
 from .budget import NeighboringRelation
 from .events import (
-    ExponentialEvent,
     FixedSizeGaussianEvent,
     FrozenHistory,
-    GaussianEvent,
-    LaplaceEvent,
     PoissonGaussianEvent,
     PrivacyEvent,
     RandomStoppingEvent,
     TruncatedPoissonGaussianEvent,
-    ZcdpEvent,
 )
 from .gaussian import log1m, loss_of_mixture, mu_squared
 

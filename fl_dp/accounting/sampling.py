@@ -14,12 +14,11 @@ from typing import Any, ClassVar
 
 from fl_dp.documents import known_kind
 from fl_dp.mechanisms.checks import require_count, require_rate
+from fl_dp.mechanisms.events import Checked, GaussianEvent
 from fl_dp.option_errors import OptionError
 
 from .events import (
-    Checked,
     FixedSizeGaussianEvent,
-    GaussianEvent,
     PoissonGaussianEvent,
     PrivacyEvent,
     TruncatedPoissonGaussianEvent,

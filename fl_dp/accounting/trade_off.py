@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtr, ndtri
 
+from fl_dp.mechanisms.events import GaussianEvent
+
 from .budget import NeighboringRelation
-from .events import FixedSizeGaussianEvent, GaussianEvent, History, freeze
+from .events import FixedSizeGaussianEvent, History, freeze
 from .gaussian import mu_squared
 from .loss_distributions import losses_of_removal, reporting_interval
 

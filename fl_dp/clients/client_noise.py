@@ -9,7 +9,7 @@ import numpy as np
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp.typing import ClientAppCallable
 
-from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted, event_of
+from fl_dp.accounting import NeighboringRelation, PrivacyBudgetExhausted
 from fl_dp.mechanisms import ClientScheme, SecureRandom
 from fl_dp.protocol.instruction import NoiseInstruction
 from fl_dp.protocol.keys import METRICS_KEY
@@ -119,7 +119,7 @@ def _charge(
     with node.open_ledger() as ledger:
         ledger.charge(
             node.account(unit="client"),
-            event_of(scheme),
+            scheme.event(),
             budget=budget,
             what=f"run {context.run_id}",
             neighboring_relation=NeighboringRelation(noise.neighboring_relation),

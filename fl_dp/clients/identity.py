@@ -19,7 +19,7 @@ from flwr.app import Array, Context, Message, RecordDict
 from flwr.clientapp.typing import ClientAppCallable, Mod
 from numpy.typing import NDArray
 
-from fl_dp.accounting import NeighboringRelation, PrivacyBudget, event_of
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget
 from fl_dp.protocol.identity import Form, NodeIdentity, forms_from_json
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import MODEL_KEY, RECORD_PLAN_KEY
@@ -141,4 +141,4 @@ def _asked(
     if budget is None:
         return None
     relation = NeighboringRelation(noise.neighboring_relation)
-    return "client", event_of(noise.mechanism()), 1, budget, relation
+    return "client", noise.mechanism().event(), 1, budget, relation

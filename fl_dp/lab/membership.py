@@ -43,7 +43,11 @@ from fl_dp.app.task_client import TaskClient, hosted_units, train_many
 from fl_dp.app.workload import dataset_of, model_of, parts_of, records_of, set_shared
 from fl_dp.clients import NodeUnits, TrainedRows, numpy_client_app
 from fl_dp.clients.node_config import LEDGER_PATH_KEY, PARTITION_ID_KEY
-from fl_dp.lab.attacks.membership import Observations, logit_confidence, mean_per_client
+from fl_dp.lab.attacks.membership.observations import (
+    Observations,
+    logit_confidence,
+    mean_per_client,
+)
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Dataset
 
@@ -58,7 +62,7 @@ _ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class MembershipPromise:
     """What is promised to the candidates.
 
     Attributes:
@@ -103,7 +107,7 @@ class Played:
     test_accuracy: Sequence[float]
 
 
-def promise_to(settings: Settings, unit: str) -> Promise | None:
+def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
     """Return what is promised to one candidate; None if nothing is.
 
     Args:
@@ -120,7 +124,7 @@ def promise_to(settings: Settings, unit: str) -> Promise | None:
         assert plan is not None  # clients train by DP-SGD
         history = freeze({plan.event: plan.steps * plan.participations})
         relation = plan.neighboring_relation
-        return Promise(
+        return MembershipPromise(
             epsilon=plan.budget.epsilon,
             delta=plan.budget.delta,
             history=history,
@@ -137,7 +141,7 @@ def promise_to(settings: Settings, unit: str) -> Promise | None:
         spent = epsilon(of_clients.history, delta, neighboring_relation=relation).best
     else:
         spent = of_clients.epsilon().best
-    return Promise(
+    return MembershipPromise(
         epsilon=spent,
         delta=delta,
         history=of_clients.history,
@@ -189,7 +193,7 @@ def play(
     unit: str,
     *,
     models: int,
-    on_model: Callable[[int], None] = lambda done: None,
+    on_model: Callable[[], None] = lambda: None,
 ) -> Played:
     """Train models, each with a random half of the candidates, and look at all of them.
 
@@ -199,7 +203,7 @@ def play(
         settings: Of each training, with a number of `simulation.units_per_node`.
         unit: One of `UNITS`.
         models: How many are trained, at least `FEWEST_MODELS`.
-        on_model: Told how many are done.
+        on_model: Called after each training.
 
     Raises:
         ValueError: If no game can be played, or a model diverged.
@@ -234,7 +238,7 @@ def play(
             of_test = _logits(model, dataset, np.arange(len(test_labels)), "test")
             population.append(logit_confidence(of_test[others], test_labels[others]))
             test_accuracy.append(_accuracy(of_test, test_labels))
-            on_model(number + 1)
+            on_model()
     found, known = np.stack(candidates), np.stack(population)
     if unit == "client":
         # A client without a record can't be looked for.

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .checks import require_positive
+from .events import ExponentialEvent
 from .randomness import SecureRandom
 
 _LARGEST_LOGIT = 1e300  # keeps every logit finite: an infinite one would tie
@@ -91,6 +92,15 @@ class ExponentialMechanism:
     def zcdp_rho(self) -> float:
         """The zCDP of one draw, `epsilon^2 / 8`."""
         return self.epsilon**2 / 8.0
+
+    def event(self, *, draws: int = 1) -> ExponentialEvent:
+        """Return what one selection is charged as.
+
+        Args:
+            draws: How many candidates are selected at once.
+        """
+        alone = self.one_coordinate
+        return ExponentialEvent(epsilon=self.epsilon, draws=draws, one_coordinate=alone)
 
     def log_probabilities(self, utilities: ArrayLike) -> NDArray[np.float64]:
         """Return each candidate's log-probability of being chosen by one draw.

@@ -13,6 +13,7 @@ from functools import cached_property
 
 from .clipping import Norm
 from .discrete_gaussian import DiscreteGaussian, discrete_gaussian
+from .events import GaussianEvent
 from .grid import GridMechanism
 
 
@@ -34,6 +35,10 @@ class GaussianMechanism(GridMechanism):
     def clipping(self) -> Norm:
         """The norm that `clipping_norm` bounds: always L2."""
         return Norm.L2
+
+    def event(self) -> GaussianEvent:
+        """Return what one release over all units is charged as."""
+        return GaussianEvent(noise_multiplier=self.noise_multiplier)
 
     @property
     def noise_std(self) -> float:

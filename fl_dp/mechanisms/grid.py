@@ -19,6 +19,7 @@ from fl_dp.option_errors import OptionError
 
 from .checks import require_positive
 from .clipping import Norm, clip_by_norm
+from .events import MechanismEvent
 from .randomness import SecureRandom
 
 NOISE_BITS = 30
@@ -101,6 +102,10 @@ class GridMechanism(ABC):
     @abstractmethod
     def clipping(self) -> Norm:
         """The norm that `clipping_norm` bounds."""
+
+    @abstractmethod
+    def event(self) -> MechanismEvent:
+        """Return what one release over all units is charged as; `law` must keep that promise."""
 
     @property
     @abstractmethod

@@ -20,6 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from .checks import require_positive
 from .clipping import Norm, clip_by_norm
+from .events import ZcdpEvent
 from .randomness import SecureRandom
 
 _CHUNK = 1 << 15  # coordinates at a time: the work arrays stay in the cache
@@ -105,6 +106,10 @@ class GridExponentialMechanism:
     def zcdp_rho(self) -> float:
         """The zCDP of one vector's release, `1 / (2 noise_multiplier^2)`."""
         return 0.5 / self.noise_multiplier**2
+
+    def event(self) -> ZcdpEvent:
+        """Return what one vector's release is charged as."""
+        return ZcdpEvent(rho=self.zcdp_rho)
 
     @property
     def points(self) -> NDArray[np.float64]:

@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .clipping import Norm
+from .events import LaplaceEvent
 from .grid import GridMechanism, IntegerLaw
 from .randomness import SecureRandom
 
@@ -107,6 +108,10 @@ class LaplaceMechanism(GridMechanism):
     def epsilon(self) -> float:
         """The pure epsilon of one release, `1 / noise_multiplier`."""
         return 1.0 / self.noise_multiplier
+
+    def event(self) -> LaplaceEvent:
+        """Return what one release over all units is charged as."""
+        return LaplaceEvent(noise_multiplier=self.noise_multiplier)
 
     @property
     def noise_std(self) -> float:

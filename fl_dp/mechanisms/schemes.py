@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from .clipping import Norm
+from .events import MechanismEvent
 from .gaussian import GaussianMechanism
 from .grid_exponential import GridExponentialMechanism
 from .laplace import LaplaceMechanism
@@ -37,6 +38,10 @@ class ClientScheme(Protocol):
         """Standard deviation of what is sent for a coordinate that is zero."""
         ...
 
+    def event(self) -> MechanismEvent:
+        """Return what one message is charged as."""
+        ...
+
     def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
         """Return the private vector, float64 of the update's shape and in its units."""
         ...
@@ -47,7 +52,7 @@ SCHEMES = {
     "laplace": LaplaceMechanism,
     "exponential": GridExponentialMechanism,
 }
-"""Client schemes by their names in `privacy.scheme`; `accounting/charges.py` has their events."""
+"""Client schemes by their names, which are those of `privacy.scheme`."""
 
 
 def client_scheme(
@@ -60,7 +65,7 @@ def client_scheme(
     vector clipped in L2, `"laplace"` is `1 / noise_multiplier`-DP for one clipped in L1.
 
     Args:
-        name: `"gaussian"`, `"laplace"` or `"exponential"`.
+        name: One of `SCHEMES`.
         noise_multiplier: The noise, divided by `clipping_norm`.
         clipping_norm: Bound on the vector's norm, in its units.
         levels: Points of the `"exponential"` scheme's grid, which do not change what it promises;

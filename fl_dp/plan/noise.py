@@ -23,7 +23,6 @@ from fl_dp.accounting import (
     PrivacyFilter,
     RenyiFilter,
     Sampling,
-    event_of,
 )
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.mechanisms import ClientScheme, client_scheme
@@ -256,7 +255,7 @@ class ClientNoise(Noise):
     `multiplier` is that of one client's own noise.
 
     Attributes:
-        scheme: `gaussian`, `laplace` or `exponential`.
+        scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
     """
 
     kind: ClassVar[str] = "client"
@@ -278,7 +277,7 @@ class ClientNoise(Noise):
         self, multiplier: float, *, sampling: Sampling, num_clients: int, release: Release
     ) -> PrivacyEvent:
         """Return the event of one message, in full: the server sees who sent it."""
-        return event_of(self.scheme_of(multiplier, release.clipping_norm))
+        return self.scheme_of(multiplier, release.clipping_norm).event()
 
     def adversary(self, *, unit: str, sampling: Sampling) -> str:
         """Return that it holds against the server."""

@@ -7,7 +7,7 @@ do. An instruction travels only when a client has to do something for it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -22,9 +22,9 @@ class NoiseInstruction:
     """The noise that a client adds to its own update.
 
     Attributes:
-        scheme: `gaussian`, `laplace` or `exponential`.
+        scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
         noise_multiplier: Scale of the noise over `clipping_norm`.
-        clipping_norm: Bound on the update, L1 for `laplace`, else L2.
+        clipping_norm: Bound on the update, in the norm of the scheme.
         epsilon: What the training may spend of the client in all; None: only the node's owner caps
             it.
         delta: The delta that goes with it.
@@ -140,16 +140,9 @@ class RoundInstruction:
         """
         fields = parsed_object(text, "round instruction")
         with document("round instruction"):
-            if fields["units"] is not None:
-                fields["units"] = tuple(fields["units"])
-            if fields["bundle"] is not None:
-                fields["bundle"] = GaussianBundle.from_dict(fields["bundle"])
-            if fields["client_noise"] is not None:
-                fields["client_noise"] = NoiseInstruction(**fields["client_noise"])
-            if fields["compression"] is not None:
-                fields["compression"] = Compression(**fields["compression"])
-            if fields["secure_sum"] is not None:
-                fields["secure_sum"] = SumInstruction(**fields["secure_sum"])
+            for name, read in _READ.items():
+                if fields[name] is not None:
+                    fields[name] = read(fields[name])
             return cls(**fields)
 
     @classmethod
@@ -157,3 +150,13 @@ class RoundInstruction:
         """Return the instruction in a message's config, or None."""
         text = config.get(INSTRUCTION_KEY)
         return None if text is None else cls.from_json(str(text))
+
+
+# How each field that is more than a number or a text comes out of JSON.
+_READ: Mapping[str, Callable[[Any], object]] = {
+    "units": tuple,
+    "bundle": GaussianBundle.from_dict,
+    "client_noise": lambda fields: NoiseInstruction(**fields),
+    "compression": lambda fields: Compression(**fields),
+    "secure_sum": lambda fields: SumInstruction(**fields),
+}

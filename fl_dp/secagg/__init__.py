@@ -12,7 +12,7 @@ from .node import SecureNode
 from .opening import Blame, OpenSum, Question, SecureSumFailed
 from .receipts import Receipt
 from .roster import Member, Roster
-from .store import Mark, MemoryStore, NodeStore, SQLiteStore
+from .store import Mark, SQLiteStore
 from .terms import REFUSAL_CODES, RefusalCode, Refused, SumTerms
 
 __all__ = [
@@ -25,8 +25,6 @@ __all__ = [
     "Mark",
     "MaskedMessage",
     "Member",
-    "MemoryStore",
-    "NodeStore",
     "OpenSum",
     "Opened",
     "Participation",

@@ -235,6 +235,15 @@ class Directory:
             key=lambda place: digest("committee", self.hash, self.entries[place].identity),
         )
 
+    def strangers(self, roster: Roster) -> list[str]:
+        """Return what in it is not of an owner's roster; nothing if all is."""
+        found = [] if self.roster_hash == roster.hash else ["the directory is not of this roster"]
+        return found + [
+            f"'{entry.name}' is not in the roster with that key"
+            for entry in self.entries
+            if not roster.allows(entry.name, entry.identity)
+        ]
+
     def check(self) -> None:
         """Check what anybody can check of it.
 

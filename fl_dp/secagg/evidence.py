@@ -10,7 +10,7 @@ from typing import Any, Self
 from fl_dp.documents import document
 
 from .directory import MOST_RUNS, Directory
-from .keys import KEY_BYTES, is_signed
+from .keys import KEY_BYTES
 from .receipts import Receipt
 from .roster import Roster
 from .terms import SumTerms
@@ -86,7 +86,7 @@ class Evidence:
         except ValueError as error:
             return (f"the directory does not hold: {error}",)
         identity = hex_bytes(self.identity, KEY_BYTES, "identity")
-        found = [*_strangers(directory, roster)]
+        found = [] if roster is None else directory.strangers(roster)
         if identity not in directory.places:
             found.append("this node is not in the directory")
         elif self.receipted:
@@ -112,25 +112,10 @@ class Evidence:
             found.append("the last receipt is not of this node's message")
         if len(receipt.online) < terms.least:
             found.append(f"the last sum was opened over {len(receipt.online)} nodes, too few")
-        good = sum(
-            place in terms.committee
-            and is_signed(directory.entries[place].identity, signature, receipt.view)
-            for place, signature in receipt.signatures.items()
-        )
+        good = terms.signers(directory, receipt.signatures, receipt.view)
         if good < terms.threshold:
             found.append(f"{good} members signed the last receipt, {terms.threshold} are needed")
         return found
-
-
-def _strangers(directory: Directory, roster: Roster | None) -> list[str]:
-    if roster is None:
-        return []
-    found = [] if directory.roster_hash == roster.hash else ["the directory is not of this roster"]
-    return found + [
-        f"'{entry.name}' is not in the roster with that key"
-        for entry in directory.entries
-        if not roster.allows(entry.name, entry.identity)
-    ]
 
 
 def in_words(numbers: Sequence[int]) -> str:

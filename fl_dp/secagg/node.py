@@ -23,11 +23,11 @@ from fl_dp.accounting.shared_noise import SharedNoise, usual_colluding
 from .client import Participation
 from .directory import MOST_EPOCHS, MOST_RUNS, Directory, Entry
 from .evidence import Evidence
-from .keys import Identity, RunKey, is_signed
+from .keys import Identity, RunKey
 from .member import Opened, open_bundles
 from .receipts import MerkleTree, Receipt, view_text
 from .roster import Roster
-from .store import Mark, NodeStore, stale
+from .store import Mark, SQLiteStore, stale
 from .terms import Refused, SumTerms
 from .texts import canonical, digest, require_integers, require_name
 
@@ -51,7 +51,7 @@ class SecureNode:
     def __init__(
         self,
         identity: Identity,
-        store: NodeStore,
+        store: SQLiteStore,
         *,
         name: str,
         roster: Roster | None = None,
@@ -150,11 +150,8 @@ class SecureNode:
 
     def _check_strangers(self, directory: Directory) -> None:
         if self.roster is not None:
-            if directory.roster_hash != self.roster.hash:
-                raise Refused("directory", "the directory is not of this node's roster")
-            for each in directory.entries:
-                if not self.roster.allows(each.name, each.identity):
-                    raise Refused("directory", f"'{each.name}' is not in the roster with that key")
+            if found := directory.strangers(self.roster):
+                raise Refused("directory", found[0])
             return
         known = self._known()
         for each in directory.entries:
@@ -317,7 +314,7 @@ class SecureNode:
         if not receipt.accounts_for(terms.hash, place, label):
             raise Refused("view", "the receipt is not of this node's message")
         self._check_repliers(terms, receipt.online, self._noise(terms))
-        good = _signers(directory, terms, receipt.signatures, receipt.view)
+        good = terms.signers(directory, receipt.signatures, receipt.view)
         if good < terms.threshold:
             raise Refused("view", f"{good} members signed, {terms.threshold} are needed")
         mark = Mark(terms.hash, _LEFT_OUT if left_out else b"")
@@ -397,7 +394,7 @@ class SecureNode:
         terms = agreed.terms
         said = self._check_view(agreed, online, labels)
         if terms.cross_check:
-            good = _signers(agreed.directory, terms, quorum or {}, said)
+            good = terms.signers(agreed.directory, quorum or {}, said)
             if good < terms.threshold:
                 raise Refused(
                     "quorum", f"{good} members signed this view, {terms.threshold} are needed"
@@ -563,16 +560,6 @@ class _Agreed(NamedTuple):
     def root(self, other: int) -> bytes:
         """Return the secret that the node shares with a place."""
         return self.node._root_of(self.directory, self.key, self.place, other)
-
-
-def _signers(
-    directory: Directory, terms: SumTerms, signatures: Mapping[int, bytes], said: bytes
-) -> int:
-    """Return how many members of the committee signed a view."""
-    return sum(
-        place in terms.committee and is_signed(directory.entries[place].identity, signature, said)
-        for place, signature in signatures.items()
-    )
 
 
 def _everybody(agreed: _Agreed) -> bytes:

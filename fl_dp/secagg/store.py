@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from fl_dp.files import private_file
 
@@ -62,151 +62,34 @@ class MarksTaken(NamedTuple):
     last: str
 
 
-class NodeStore(Protocol):
-    """Storage of one node. What `put` and `mark` took is on disk when they return."""
-
-    def get(self, run: int | None, key: str) -> bytes | None:
-        """Return what was put under a key of a run, None if nothing; run None: outlives runs."""
-        ...
-
-    def put(self, run: int | None, key: str, value: bytes) -> None:
-        """Keep a value under a key, in place of an earlier one."""
-        ...
-
-    def first(self, key: str, value: bytes) -> bytes:
-        """Keep a value that outlives runs unless one is kept, and return the one that is."""
-        ...
-
-    def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
-        """Keep a mark, in one step with the check that no mark of the role has such a number.
-
-        Raises:
-            Refused: `stale`, if the number is not above all of this role in the run.
-        """
-        ...
-
-    def marked(self, run: int, role: str, number: int) -> Mark | None:
-        """Return the mark of a role for a number, if there is one."""
-        ...
-
-    def last(self, run: int, role: str) -> int:
-        """Return the highest marked number of a role, 0 if there is none."""
-        ...
-
-    def marks(self, run: int, role: str) -> dict[int, Mark]:
-        """Return all marks of a role by number, ascending."""
-        ...
-
-    def lasting_keys(self) -> tuple[str, ...]:
-        """Return the keys of what outlives runs, the one that was put last at the end."""
-        ...
-
-    def runs(self) -> tuple[int, ...]:
-        """Return the runs of which something is kept: they have not ended."""
-        ...
-
-    def forget(self, run: int) -> None:
-        """Delete everything of a run."""
-        ...
-
-    def older(self, days: float) -> tuple[int, ...]:
-        """Return the runs whose first value was put more than `days` ago."""
-        ...
-
-    def close(self) -> None:
-        """Let go of what is open."""
-        ...
-
-
 def stale(number: int) -> Refused:
     """Return the refusal of a number that is not above all that were answered."""
     return Refused("stale", f"sum {number} is over, or was answered")
 
 
-class MemoryStore:
-    """A store that is lost with the process: for tests, and where nobody is protected."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self._began: dict[int, float] = {}
-        self._kept: dict[tuple[int | None, str], bytes] = {}
-        self._once: dict[tuple[int, str], dict[int, Mark]] = {}
-
-    def get(self, run: int | None, key: str) -> bytes | None:
-        """See `NodeStore`."""
-        return self._kept.get((run, key))
-
-    def put(self, run: int | None, key: str, value: bytes) -> None:
-        """See `NodeStore`."""
-        if run is not None:
-            self._began.setdefault(run, time.time())
-        self._kept.pop((run, key), None)
-        self._kept[run, key] = value
-
-    def first(self, key: str, value: bytes) -> bytes:
-        """See `NodeStore`."""
-        return self._kept.setdefault((None, key), value)
-
-    def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
-        """See `NodeStore`."""
-        if number <= self.last(run, role):
-            raise stale(number)
-        self._once.setdefault((run, role), {})[number] = mark
-
-    def marked(self, run: int, role: str, number: int) -> Mark | None:
-        """See `NodeStore`."""
-        return self._once.get((run, role), {}).get(number)
-
-    def last(self, run: int, role: str) -> int:
-        """See `NodeStore`."""
-        return max(self._once.get((run, role), {}), default=0)
-
-    def marks(self, run: int, role: str) -> dict[int, Mark]:
-        """See `NodeStore`."""
-        return dict(self._once.get((run, role), {}))
-
-    def lasting_keys(self) -> tuple[str, ...]:
-        """See `NodeStore`."""
-        return tuple(key for run, key in self._kept if run is None)
-
-    def runs(self) -> tuple[int, ...]:
-        """See `NodeStore`."""
-        return tuple(sorted(self._began))
-
-    def forget(self, run: int) -> None:
-        """See `NodeStore`."""
-        self._began.pop(run, None)
-        self._kept = {each: value for each, value in self._kept.items() if each[0] != run}
-        self._once = {each: marks for each, marks in self._once.items() if each[0] != run}
-
-    def older(self, days: float) -> tuple[int, ...]:
-        """See `NodeStore`."""
-        limit = time.time() - days * _SECONDS_A_DAY
-        return tuple(sorted(run for run, began in self._began.items() if began < limit))
-
-    def close(self) -> None:
-        """Do nothing: nothing is open."""
-
-
 class SQLiteStore:
-    """A store in one file that only its owner reads; several processes may use it at once."""
+    """Storage of one node. What `put` and `mark` took is on disk when they return.
 
-    def __init__(self, file: Path, *, durable: bool = True) -> None:
+    One file that only its owner reads; several processes may use it at once.
+    """
+
+    def __init__(self, file: Path | None, *, durable: bool = True) -> None:
         """Open, or create (mode 0600).
 
         Args:
-            file: In a folder that exists.
+            file: In a folder that exists; None: in memory, lost with the process.
             durable: Whether a mark outlives a power cut; not needed where nobody is protected.
 
         Raises:
             OSError: If it can't be made.
             ValueError: If it is no such store.
         """
-        private_file(file)
+        if file is not None:
+            private_file(file)
         self._lock = threading.Lock()
         try:
             self._database = sqlite3.connect(
-                file, timeout=60.0, isolation_level=None, check_same_thread=False
+                file or ":memory:", timeout=60.0, isolation_level=None, check_same_thread=False
             )
             # EXTRA syncs the folder too. With FULL a power cut may bring the rollback journal back
             # from the dead, and with it a state before the mark.
@@ -229,26 +112,30 @@ class SQLiteStore:
         self._database.close()
 
     def get(self, run: int | None, key: str) -> bytes | None:
-        """See `NodeStore`."""
+        """Return what was put under a key of a run, None if nothing; run None: outlives runs."""
         row = self._one("SELECT value FROM kept WHERE run = ? AND key = ?", _name(run), key)
         return None if row is None else bytes(row[0])
 
     def put(self, run: int | None, key: str, value: bytes) -> None:
-        """See `NodeStore`."""
+        """Keep a value under a key, in place of an earlier one."""
         self._together(
             ("INSERT OR REPLACE INTO kept VALUES (?, ?, ?)", (_name(run), key, value)),
             ("INSERT OR IGNORE INTO runs VALUES (?, ?)", (_name(run), time.time())),
         )
 
     def first(self, key: str, value: bytes) -> bytes:
-        """See `NodeStore`."""
+        """Keep a value that outlives runs unless one is kept, and return the one that is."""
         self._together(("INSERT OR IGNORE INTO kept VALUES (?, ?, ?)", (_ANY_RUN, key, value)))
         kept = self.get(None, key)
         assert kept is not None  # nothing deletes what outlives runs
         return kept
 
     def mark(self, run: int, role: str, number: int, mark: Mark) -> None:
-        """See `NodeStore`."""
+        """Keep a mark, in one step with the check that no mark of the role has such a number.
+
+        Raises:
+            Refused: `stale`, if the number is not above all of this role in the run.
+        """
         with self._transaction():
             done = self._database.execute(
                 "INSERT INTO once SELECT ?, ?, ?, ?, ? WHERE NOT EXISTS "
@@ -269,7 +156,7 @@ class SQLiteStore:
         return MarksTaken(str(name), int(count), bytes(last).hex())
 
     def marked(self, run: int, role: str, number: int) -> Mark | None:
-        """See `NodeStore`."""
+        """Return the mark of a role for a number, if there is one."""
         row = self._one(
             "SELECT terms, view FROM once WHERE run = ? AND role = ? AND number = ?",
             _name(run),
@@ -279,28 +166,28 @@ class SQLiteStore:
         return None if row is None else Mark(bytes(row[0]), bytes(row[1]))
 
     def last(self, run: int, role: str) -> int:
-        """See `NodeStore`."""
+        """Return the highest marked number of a role, 0 if there is none."""
         query = "SELECT max(number) FROM once WHERE run = ? AND role = ?"
         return self._number(query, _name(run), role)
 
     def marks(self, run: int, role: str) -> dict[int, Mark]:
-        """See `NodeStore`."""
+        """Return all marks of a role by number, ascending."""
         query = "SELECT number, terms, view FROM once WHERE run = ? AND role = ? ORDER BY number"
         rows = self._all(query, _name(run), role)
         return {int(number): Mark(bytes(terms), bytes(view)) for number, terms, view in rows}
 
     def lasting_keys(self) -> tuple[str, ...]:
-        """See `NodeStore`."""
+        """Return the keys of what outlives runs, the one that was put last at the end."""
         rows = self._all("SELECT key FROM kept WHERE run = ? ORDER BY rowid", _ANY_RUN)
         return tuple(str(row[0]) for row in rows)
 
     def runs(self) -> tuple[int, ...]:
-        """See `NodeStore`."""
+        """Return the runs of which something is kept: they have not ended."""
         rows = self._all("SELECT run FROM runs WHERE run != ?", _ANY_RUN)
         return tuple(sorted(int(row[0]) for row in rows))
 
     def forget(self, run: int) -> None:
-        """See `NodeStore`."""
+        """Delete everything of a run."""
         self._together(
             *(
                 (f"DELETE FROM {table} WHERE run = ?", (_name(run),))
@@ -309,7 +196,7 @@ class SQLiteStore:
         )
 
     def older(self, days: float) -> tuple[int, ...]:
-        """See `NodeStore`."""
+        """Return the runs whose first value was put more than `days` ago."""
         limit = time.time() - days * _SECONDS_A_DAY
         query = "SELECT run FROM runs WHERE run != ? AND began < ?"
         return tuple(sorted(int(row[0]) for row in self._all(query, _ANY_RUN, limit)))

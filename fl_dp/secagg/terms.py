@@ -8,7 +8,7 @@ ring, is here. A node that is asked against them answers with `Refused`.
 from __future__ import annotations
 
 import math
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any, Literal, Self, get_args
@@ -20,8 +20,8 @@ from fl_dp.mechanisms import LEAST_NOISE_SCALE, Segment
 from fl_dp.mechanisms.checks import require_positive, require_rate
 from fl_dp.option_errors import OptionError
 
-from .directory import MOST_RUNS
-from .keys import KEY_BYTES
+from .directory import MOST_RUNS, Directory
+from .keys import KEY_BYTES, is_signed
 from .masks import MOST_BITS
 from .shares import MOST_SHARES
 from .texts import (
@@ -248,6 +248,13 @@ class SumTerms:
             place: tuple(sorted(ring[(at + step) % len(ring)] for step in steps))
             for at, place in enumerate(ring)
         }
+
+    def signers(self, directory: Directory, signatures: Mapping[int, bytes], said: bytes) -> int:
+        """Return how many members of the committee signed a text, such as a view."""
+        return sum(
+            place in self.committee and is_signed(directory.entries[place].identity, signed, said)
+            for place, signed in signatures.items()
+        )
 
     def too_thin(self, online: Set[int], noise: SharedNoise | None = None) -> bool:
         """Rule R3: tell whether lies about these repliers could cut a client off in the ring.

@@ -7,14 +7,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .query import Estimate, SumQuery
+from .query import Estimate, SumQuery, as_tuple
 from .sums import RangedQuery
 from .values import records
 
@@ -47,10 +46,7 @@ class Evaluation(RangedQuery, SumQuery):
                 `count`, which the answer has besides.
         """
         super().__post_init__()
-        given: object = self.names  # it may have come from a message
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise ValueError(f"names must be a list, got {given!r}")
-        names = tuple(given)
+        names = as_tuple("names", self.names)
         object.__setattr__(self, "names", names)
         if len(names) != self.features:
             raise ValueError(f"{len(names)} names and {self.features} ranges: give one of each")

@@ -7,14 +7,13 @@ bins there are: Laplace noise is smaller there than Gaussian noise at all but th
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from .query import CountingQuery, Estimate, as_numbers, require_increasing
+from .query import CountingQuery, Estimate, as_numbers, as_tuple, require_increasing
 from .values import labels, records
 
 Category: TypeAlias = str | int
@@ -98,10 +97,7 @@ class Frequencies(BinnedQuery):
                 twice.
         """
         super().__post_init__()
-        given: object = self.categories  # it may have come from a message
-        if isinstance(given, str) or not isinstance(given, Iterable):
-            raise ValueError(f"categories must be a list, got {given!r}")
-        categories = tuple(given)
+        categories = as_tuple("categories", self.categories)
         object.__setattr__(self, "categories", categories)
         if not categories:
             raise ValueError("categories is empty: give at least one")

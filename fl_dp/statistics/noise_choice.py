@@ -8,11 +8,11 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypeAlias
 
-from fl_dp.accounting.charges import event_of
 from fl_dp.accounting.events import PrivacyEvent
 from fl_dp.accounting.gaussian import gaussian_noise_multiplier
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
@@ -66,41 +66,32 @@ class NoiseChoice:
         kinds = " and ".join(type(mechanism).__name__ for mechanism in self.mechanisms) or "nothing"
         if isinstance(self.query, Quantiles):
             if not self._read_off:
-                self._check_draws(self.query, kinds)
+                self._check_draws(
+                    list(map(self.query.sensitivity, self.query.probabilities)), kinds
+                )
         elif isinstance(self.query, Vote):
-            self._check_vote(kinds)
+            self._check_draws([Vote.sensitivity], kinds)
         elif len(self.mechanisms) != 1 or not isinstance(self.mechanisms[0], SumMechanism):
             raise ValueError(
                 f"a query '{self.query.kind}' is answered by one LaplaceMechanism or "
                 f"GaussianMechanism, got {kinds}"
             )
 
-    def _check_draws(self, query: Quantiles, kinds: str) -> None:
-        if len(self.mechanisms) != len(query.probabilities):
+    def _check_draws(self, sensitivities: Sequence[float], kinds: str) -> None:
+        """Check that each draw has its own exponential mechanism, at its sensitivity or above."""
+        drawn = [each for each in self.mechanisms if isinstance(each, ExponentialMechanism)]
+        if not len(drawn) == len(self.mechanisms) == len(sensitivities):
             raise ValueError(
-                f"{len(query.probabilities)} quantiles and {len(self.mechanisms)} mechanisms: "
-                "give one a quantile"
+                f"a query '{self.query.kind}' of {len(sensitivities)} draws is answered by as many "
+                f"ExponentialMechanisms, got {kinds}"
             )
-        for probability, mechanism in zip(query.probabilities, self.mechanisms, strict=True):
-            if not isinstance(mechanism, ExponentialMechanism):
-                raise ValueError(f"quantiles are chosen by ExponentialMechanisms, got {kinds}")
-            needed = query.sensitivity(probability)
+        for needed, mechanism in zip(sensitivities, drawn, strict=True):
             if mechanism.one_coordinate or mechanism.sensitivity < needed:
                 raise ValueError(
-                    f"one client moves the utilities of quantile {probability} both ways, by up to "
-                    f"{needed}: write sensitivity={needed} and one_coordinate=False, got "
+                    f"one client moves the utilities of a query '{self.query.kind}' both ways, by "
+                    f"up to {needed}: write sensitivity={needed} and one_coordinate=False, got "
                     f"{mechanism}"
                 )
-
-    def _check_vote(self, kinds: str) -> None:
-        drawn = self.mechanisms[0] if len(self.mechanisms) == 1 else None
-        if not isinstance(drawn, ExponentialMechanism):
-            raise ValueError(f"a vote is drawn by one ExponentialMechanism, got {kinds}")
-        if drawn.one_coordinate or drawn.sensitivity < Vote.sensitivity:
-            raise ValueError(
-                f"one client moves every utility of a vote, by up to {Vote.sensitivity} either "
-                f"way: write sensitivity={Vote.sensitivity} and one_coordinate=False, got {drawn}"
-            )
 
     @property
     def _read_off(self) -> bool:
@@ -110,7 +101,7 @@ class NoiseChoice:
     @property
     def events(self) -> tuple[PrivacyEvent, ...]:
         """The event that one release is charged as."""
-        return tuple(event_of(mechanism) for mechanism in self.mechanisms)
+        return tuple(mechanism.event() for mechanism in self.mechanisms)
 
     @property
     def max_units(self) -> int:
@@ -213,7 +204,7 @@ def _choose_draws(query: Quantiles, epsilon: float) -> NoiseChoice:
         ExponentialMechanism(epsilon=epsilon / draws, sensitivity=query.sensitivity(probability))
         for probability in query.probabilities
     )
-    worst = max(rank_error(query, mechanism) for mechanism in mechanisms)
+    worst = max(draw_error(query.dimension, mechanism) for mechanism in mechanisms)
     text = (
         f"one draw of the exponential mechanism for each of {draws} quantiles among "
         f"{query.dimension} grid points, epsilon {epsilon / draws:.4g} each and {epsilon:g} "
@@ -228,24 +219,17 @@ def _choose_vote(query: Vote, epsilon: float) -> NoiseChoice:
     text = (
         f"one draw of the exponential mechanism among {query.candidates} candidates, epsilon "
         f"{epsilon:g} however many there are: with probability {_CONFIDENCE:g} the winner is short "
-        f"of the best by at most {vote_error(query, mechanism):.4g} votes"
+        f"of the best by at most {draw_error(query.candidates, mechanism):.4g} votes"
     )
     return NoiseChoice(query=query, mechanisms=(mechanism,), explanation=text)
 
 
-def vote_error(query: Vote, mechanism: ExponentialMechanism) -> float:
-    """Return by how many votes a winner is short of the best at most, with probability 0.95.
+def draw_error(candidates: int, mechanism: ExponentialMechanism) -> float:
+    """Return how far a draw's utility is below the best at most, with probability 0.95.
+
+    In units of utility: clients of a quantile's rank, or votes.
 
     Reference:
         Dwork and Roth 2014, theorem 3.11.
     """
-    return math.log(query.candidates / (1.0 - _CONFIDENCE)) / mechanism.rate
-
-
-def rank_error(query: Quantiles, mechanism: ExponentialMechanism) -> float:
-    """Return by how many clients a quantile's rank is off at most, with probability 0.95.
-
-    Reference:
-        Dwork and Roth 2014, theorem 3.11.
-    """
-    return math.log(query.dimension / (1.0 - _CONFIDENCE)) / mechanism.rate
+    return math.log(candidates / (1.0 - _CONFIDENCE)) / mechanism.rate

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -137,16 +137,25 @@ class CountingQuery(SumQuery):
         return float(self.max_records)
 
 
+def as_tuple(name: str, values: object) -> tuple[Any, ...]:
+    """Return a field as a tuple, whatever sequence it came as: it may have come from a message.
+
+    Raises:
+        ValueError: If it is no sequence, or a text.
+    """
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise ValueError(f"{name} must be a list, got {values!r}")
+    return tuple(values)
+
+
 def as_numbers(name: str, values: object) -> tuple[float, ...]:
     """Return a field as a tuple of finite numbers, whatever sequence it came as.
 
     Raises:
         ValueError: If it is empty or no sequence, or holds anything but finite numbers.
     """
-    if isinstance(values, str) or not isinstance(values, Iterable):
-        raise ValueError(f"{name} must be a list of numbers, got {values!r}")
     numbers: list[float] = []
-    for index, value in enumerate(values):
+    for index, value in enumerate(as_tuple(name, values)):
         number = real_number(value)
         if not math.isfinite(number):
             raise ValueError(f"{name}[{index}] must be a finite number, got {value!r}")

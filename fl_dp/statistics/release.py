@@ -18,7 +18,7 @@ from fl_dp.accounting.events import PrivacyEvent, event_to_dict
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 
-from .noise_choice import NoiseChoice, rank_error, vote_error
+from .noise_choice import NoiseChoice, draw_error
 from .quantiles import Quantiles
 from .query import Estimate, SumQuery
 from .values import vector
@@ -120,7 +120,7 @@ def _draw_quantiles(
         assert isinstance(mechanism, ExponentialMechanism)  # as above
         place = mechanism.select(query.utilities(total, probability), rng)
         chosen.append(query.grid[place])
-        errors.append(rank_error(query, mechanism))
+        errors.append(draw_error(query.dimension, mechanism))
     # Independent draws may cross; sorted, none is further off than the worst of them was.
     return {
         "quantiles": Estimate(
@@ -140,7 +140,7 @@ def _draw_winner(
     return {
         "winner": Estimate(
             value=np.asarray(float(winner)),
-            error=np.asarray(vote_error(query, mechanism)),
+            error=np.asarray(draw_error(query.candidates, mechanism)),
             error_is="votes that it is short of the best, not exceeded with probability 0.95",
         )
     }

@@ -12,16 +12,20 @@ ledger, and a new one needs no line in the strategy.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 import numpy as np
-from flwr.app import ArrayRecord, ConfigRecord, Error, RecordDict
+from flwr.app import ArrayRecord, ConfigRecord, Error, MetricRecord, RecordDict
 from numpy.typing import NDArray
 
+from fl_dp.accounting import PoissonSampling
+from fl_dp.documents import real_number
 from fl_dp.mechanisms import SecureRandom
+from fl_dp.plan import PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.updates import Compression, VectorLayout
@@ -159,3 +163,44 @@ class Mode(ABC):
         """Return how many bytes the arrays of a reply have: public, from shapes and settings."""
         compression = self.instruction.compression or Compression()
         return compression.reply_bytes(model, self.layout)
+
+
+def coin_rate(plan: PrivacyPlan) -> float | None:
+    """Return the rate at which nodes flip their units' coins themselves; None: they flip none.
+
+    As charged: the expected cohort over the roster can be larger in its last digit.
+    """
+    if plan.hosting.coins_at_nodes and isinstance(plan.sampling, PoissonSampling):
+        return plan.sampling.sampling_rate
+    return None
+
+
+# Numbers that clients report: nothing a client writes can raise.
+
+
+def numbers_of(content: RecordDict) -> dict[str, list[float]]:
+    """Return every metric of a reply as a list of numbers."""
+    records: Sequence[MetricRecord] = list(content.metric_records.values())
+    return {
+        str(name): [real_number(each) for each in (value if isinstance(value, list) else [value])]
+        for record in records
+        for name, value in record.items()
+    }
+
+
+def one_of(
+    measured: Mapping[str, Sequence[float]], name: str, *, missing: float = math.nan
+) -> float:
+    """Return the metric of that name if the client reported one number under it."""
+    values = measured.get(name, ())
+    return values[0] if len(values) == 1 else missing
+
+
+def observed(unit: Unit, server_round: int, norm: float, report: float) -> Observation:
+    """Return what a reply said of a unit; a utility that is NaN was not reported."""
+    return Observation(
+        unit=unit,
+        server_round=server_round,
+        update_norm=norm,
+        utility=None if math.isnan(report) else report,
+    )

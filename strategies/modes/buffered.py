@@ -11,8 +11,8 @@ from fl_dp.updates import update_in
 
 from ..roster import Unit
 from ..selection import Observation
+from .base import numbers_of, observed, one_of
 from .central import CentralMode
-from .replies import numbers_of, observed, one_of
 
 
 class BufferedMode(CentralMode):

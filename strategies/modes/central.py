@@ -10,7 +10,6 @@ import numpy as np
 from flwr.app import ArrayRecord, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import (
     GaussianMechanism,
     NoiseStream,
@@ -25,8 +24,7 @@ from fl_dp.updates import BundleSum, VectorLayout, only_array_record, sum_bytes,
 from ..exchange import Ask
 from ..roster import Unit
 from ..selection import Observation
-from .base import Cohort, Mode, Released
-from .replies import numbers_of, observed, one_of
+from .base import Cohort, Mode, Released, coin_rate, numbers_of, observed, one_of
 from .scalars import released_by
 
 _WEIGHT_STEPS = 2.0**20  # weights on a grid: their sum is exact in any order
@@ -73,17 +71,13 @@ class CentralMode(Mode):
         bundle = bundle.counting_closely() if untried else bundle
         # A node has to know the bundle to sum its units, or to report metrics.
         told = bundle if plan.hosting.sums_at_nodes or bundle.metrics else None
-        rate = None
-        if plan.hosting.coins_at_nodes and isinstance(plan.sampling, PoissonSampling):
-            # As charged: the expected cohort over the roster can be larger in its last digit.
-            rate = plan.sampling.sampling_rate
         super().__init__(
             layout,
             replace(
                 instruction,
                 bundle=told,
                 max_units=plan.hosting.units_per_node,
-                sampling_rate=rate,
+                sampling_rate=coin_rate(plan),
                 report_weight=plan.release.capped_denominator,  # the server divides by their sum
             ),
         )

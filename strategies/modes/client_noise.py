@@ -18,9 +18,8 @@ from fl_dp.updates import Compression, PlainSum, VectorLayout, update_in
 from ..exchange import Ask
 from ..roster import Unit
 from ..selection import Observation
-from .base import Mode, Released
+from .base import Mode, Released, observed
 from .node_budget import budget_for_nodes
-from .replies import observed
 
 
 class ClientNoiseMode(Mode):

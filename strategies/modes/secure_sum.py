@@ -9,7 +9,6 @@ import numpy as np
 from flwr.app import ArrayRecord, Error, MessageType, RecordDict
 from numpy.typing import NDArray
 
-from fl_dp.accounting import PoissonSampling
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import DistributedNoise, PrivacyPlan
 from fl_dp.protocol.instruction import RoundInstruction
@@ -21,7 +20,7 @@ from ..exchange import Ask
 from ..roster import Unit
 from ..secure import OneSum, SecureSums, Summed
 from ..selection import Observation
-from .base import Cohort, Mode, Released, RoundFailed
+from .base import Cohort, Mode, Released, RoundFailed, coin_rate
 from .node_budget import price_of_a_sum
 from .scalars import released_by
 
@@ -64,9 +63,7 @@ class SecureSumMode(Mode):
         self._shared = plan.shared_bundle(
             noise_multiplier, size=layout.size, clipping_norms=clipping_norms
         )
-        rate = None
-        if plan.hosting.coins_at_nodes and isinstance(plan.sampling, PoissonSampling):
-            rate = plan.sampling.sampling_rate
+        rate = coin_rate(plan)
         super().__init__(
             layout,
             # All are told the same: a list of units would tell one node's message from another's.

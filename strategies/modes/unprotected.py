@@ -17,8 +17,7 @@ from fl_dp.updates import PlainSum, VectorLayout, update_in
 from ..exchange import Ask
 from ..roster import Unit
 from ..selection import Observation
-from .base import Mode, Released
-from .replies import numbers_of, observed, one_of
+from .base import Mode, Released, numbers_of, observed, one_of
 
 
 class UnprotectedMode(Mode):

@@ -13,37 +13,42 @@ from fl_dp.accounting import (
     NeighboringRelation,
     ZcdpEvent,
     calibrate_client_scheme,
-    event_of,
     gaussian_noise_multiplier,
     tight_epsilon,
 )
 from fl_dp.mechanisms import (
+    DiscreteLaplace,
     ExponentialMechanism,
     GaussianMechanism,
     GridExponentialMechanism,
     LaplaceMechanism,
+    Norm,
 )
+from fl_dp.mechanisms.grid import GridMechanism
 
 NAMES = ["gaussian", "laplace", "exponential"]
 
 
 def test_each_mechanism_is_charged_as_what_it_is() -> None:
     sizes: dict[str, Any] = dict(noise_multiplier=2.0, clipping_norm=0.5)
-    assert event_of(GaussianMechanism(**sizes)) == GaussianEvent(noise_multiplier=2.0)
-    assert event_of(LaplaceMechanism(**sizes)) == LaplaceEvent(noise_multiplier=2.0)
-    assert event_of(GridExponentialMechanism(**sizes)) == ZcdpEvent(rho=0.125)
+    assert GaussianMechanism(**sizes).event() == GaussianEvent(noise_multiplier=2.0)
+    assert LaplaceMechanism(**sizes).event() == LaplaceEvent(noise_multiplier=2.0)
+    assert GridExponentialMechanism(**sizes).event() == ZcdpEvent(rho=0.125)
 
 
 @pytest.mark.parametrize("alone", [True, False])
 def test_a_choice_is_charged_by_its_range_and_draws(alone: bool) -> None:
     mechanism = ExponentialMechanism(epsilon=0.3, sensitivity=2.0, one_coordinate=alone)
     expected = ExponentialEvent(epsilon=0.3, draws=5, one_coordinate=alone)
-    assert event_of(mechanism, draws=5) == expected
+    assert mechanism.event(draws=5) == expected
 
 
-def test_an_unknown_mechanism_has_no_charge() -> None:
-    with pytest.raises(TypeError, match="no charge is known for a str"):
-        event_of("gaussian")  # type: ignore[arg-type]  # that is the point
+def test_a_mechanism_without_a_charge_can_not_be_made() -> None:
+    class Uncharged(GridMechanism):
+        clipping, noise_std, law = Norm.L2, 1.0, DiscreteLaplace(1.0)
+
+    with pytest.raises(TypeError, match="event"):
+        Uncharged(noise_multiplier=1.0, clipping_norm=1.0)  # type: ignore[abstract]  # the point
 
 
 @pytest.mark.parametrize("relation", NeighboringRelation)
@@ -60,7 +65,7 @@ def test_a_scheme_spends_the_target_and_nearly_all_of_it(
         clipping_norm=0.7,
         neighboring_relation=relation,
     )
-    spent = tight_epsilon({event_of(scheme): participations}, 1e-5, neighboring_relation=relation)
+    spent = tight_epsilon({scheme.event(): participations}, 1e-5, neighboring_relation=relation)
     assert target * 0.998 <= spent <= target
     assert scheme.clipping_norm == 0.7
 

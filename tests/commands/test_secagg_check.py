@@ -9,7 +9,7 @@ from typer.testing import CliRunner
 
 from fl_dp.clients.secure_node import STORE_FILE
 from fl_dp.commands.secagg import secagg
-from fl_dp.secagg import Directory, Identity, MemoryStore, SecureNode, SQLiteStore
+from fl_dp.secagg import Directory, Identity, SecureNode, SQLiteStore
 
 
 def took_part(folder: Path, run: int, *, ended: bool) -> None:
@@ -17,7 +17,9 @@ def took_part(folder: Path, run: int, *, ended: bool) -> None:
     store = SQLiteStore(folder / STORE_FILE)
     identity = Identity.load_or_create(folder / "secagg-identity.pem")
     # Names of their own in each run: the node would refuse a name with another identity.
-    others = [SecureNode(Identity.generate(), MemoryStore(), name=f"{run}-{i}") for i in range(2)]
+    others = [
+        SecureNode(Identity.generate(), SQLiteStore(None), name=f"{run}-{i}") for i in range(2)
+    ]
     nodes = [SecureNode(identity, store, name="a"), *others]
     directory = Directory.first(run, [node.entry(run) for node in nodes])
     nodes[0].accept(directory)

@@ -20,7 +20,7 @@ from fl_dp.app.compose import compose_settings
 from fl_dp.app.settings import Settings
 from fl_dp.app.workload import dataset_of, initial_arrays_of, parts_of
 from fl_dp.commands.app import app
-from fl_dp.lab.attacks.membership import Observations
+from fl_dp.lab.attacks.membership.observations import Observations
 from fl_dp.lab.membership import Played, play, promise_to, train_with
 
 TINY = ("task.num_clients=4", "rounds=1", "client.epochs=1", "selection.sampling_rate=1")

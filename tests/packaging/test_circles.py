@@ -8,11 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from graphlib import CycleError, TopologicalSorter
 
-from source_imports import When, arrows
-
-FOR_TYPE_CHECKERS = {("fl_dp.plan.calibrated", "fl_dp.plan.privacy_plan")}
-"""Imports for type checkers alone, importing file first, that may close a circle: the fewer, the
-better."""
+from source_imports import arrows
 
 
 def circle(arrows: Iterable[tuple[str, str]]) -> list[str]:
@@ -36,9 +32,4 @@ def test_files_do_not_import_each_other_in_circles() -> None:
     found = arrows()
     assert len(found) > 1000
     assert ("fl_dp.strategies.dp_fedavg", "fl_dp.accounting.budget") in found  # by the package
-    counted = [
-        arrow
-        for arrow, when in found.items()
-        if when < When.FOR_TYPE_CHECKERS or arrow not in FOR_TYPE_CHECKERS
-    ]
-    assert circle(counted) == []
+    assert circle(found) == []

@@ -18,10 +18,10 @@ from fl_dp.secagg import (
     Entry,
     Identity,
     Member,
-    MemoryStore,
     Refused,
     Roster,
     SecureNode,
+    SQLiteStore,
 )
 from fl_dp.secagg.keys import RunKey, is_signed
 
@@ -229,7 +229,7 @@ class TestAccept:
     """What a node checks of a directory."""
 
     def node(self, name: str, roster: Roster | None = None) -> SecureNode:
-        return SecureNode(Identity.generate(), MemoryStore(), name=name, roster=roster)
+        return SecureNode(Identity.generate(), SQLiteStore(None), name=name, roster=roster)
 
     def refuse(self, node: SecureNode, directory: Directory, message: str) -> None:
         with pytest.raises(Refused, match=message) as refused:
@@ -287,7 +287,7 @@ class TestAccept:
                 Member(name="b", identity=known.public),
             ),
         )
-        node = SecureNode(plain.identity, MemoryStore(), name="a", roster=roster)
+        node = SecureNode(plain.identity, SQLiteStore(None), name="a", roster=roster)
         mine, theirs = node.entry(RUN), entry("b", identity=known)
 
         def directory(*entries: Entry, roster_hash: str = roster.hash) -> Directory:
@@ -296,8 +296,8 @@ class TestAccept:
         self.refuse(node, directory(mine, entry("c")), "'c' is not in the roster")
         self.refuse(node, directory(mine, entry("b")), "'b' is not in the roster with that key")
         self.refuse(node, directory(mine, entry("c", identity=known)), "not in the roster")
-        self.refuse(node, directory(mine, theirs, roster_hash=""), "not of this node's roster")
-        self.refuse(node, directory(mine, theirs, roster_hash="0a" * 32), "not of this node's")
+        self.refuse(node, directory(mine, theirs, roster_hash=""), "not of this roster")
+        self.refuse(node, directory(mine, theirs, roster_hash="0a" * 32), "not of this roster")
         node.accept(directory(mine, theirs))
 
     def test_without_a_roster_a_name_keeps_its_first_identity(self) -> None:
@@ -325,7 +325,7 @@ class TestAccept:
     def test_a_node_that_lost_its_store_joins_with_a_new_key(self) -> None:
         house = Federation.of(3)
         lost = house.nodes[1]
-        fresh = SecureNode(lost.identity, MemoryStore(), name=lost.name)
+        fresh = SecureNode(lost.identity, SQLiteStore(None), name=lost.name)
         grown = house.directory.extended([fresh.entry(RUN, epoch=1)])
         for node in (house.nodes[0], fresh, house.nodes[2]):
             node.accept(grown)

@@ -22,12 +22,12 @@ from fl_dp.secagg import (
     Directory,
     Identity,
     Member,
-    MemoryStore,
     OpenSum,
     Refused,
     Roster,
     SecureNode,
     SecureSumFailed,
+    SQLiteStore,
     SumTerms,
 )
 from fl_dp.secagg.client import sign_of
@@ -321,8 +321,8 @@ class TestAnotherStory:
         house = Federation.of(9)
         terms = house.terms(threshold=8)
         node = house.nodes[8]
-        backup = MemoryStore()
-        backup._kept = dict(node.store._kept)  # type: ignore[attr-defined]  # a MemoryStore
+        backup = SQLiteStore(None)
+        node.store._database.backup(backup._database)
         asked = ask(house, terms, ZEROS, silent=(0,))
         restored = SecureNode(node.identity, backup, name=node.name)
         again = send(restored, terms, ZEROS[0])
@@ -429,7 +429,7 @@ class TestBegin:
 
     def test_a_place_whose_keys_were_lost(self, house: Federation) -> None:
         lost = house.nodes[4]
-        fresh = SecureNode(lost.identity, MemoryStore(), name=lost.name)
+        fresh = SecureNode(lost.identity, SQLiteStore(None), name=lost.name)
         grown = house.directory.extended([fresh.entry(RUN, epoch=1)])
         house.nodes[0].accept(grown)
         old = house.terms(directory=grown.hash.hex())
@@ -490,11 +490,12 @@ class TestRosterPinnedLate:
     def caught(self) -> tuple[Federation, SecureNode]:
         """Return the strangers' federation, and the victim with the roster that they name."""
         honest = [Member(name=f"node-{at}", identity=bytes([at]) * 32) for at in range(1, 9)]
-        victim = SecureNode(Identity.generate(), MemoryStore(), name="node-0")
+        victim = SecureNode(Identity.generate(), SQLiteStore(None), name="node-0")
         mine = Member(name="node-0", identity=victim.identity.public)
         roster = Roster(federation="tests", members=(mine, *honest))
         strangers = [
-            SecureNode(Identity.generate(), MemoryStore(), name=f"node-{at}") for at in range(1, 9)
+            SecureNode(Identity.generate(), SQLiteStore(None), name=f"node-{at}")
+            for at in range(1, 9)
         ]
         nodes = sorted([victim, *strangers], key=lambda node: node.identity.public)
         entries = [node.entry(RUN) for node in nodes]

@@ -26,14 +26,13 @@ from secure_sums import RUN, Federation, send
 
 from fl_dp.secagg import (
     MaskedMessage,
-    MemoryStore,
-    NodeStore,
     Opened,
     OpenSum,
     Question,
     Refused,
     SecureNode,
     SecureSumFailed,
+    SQLiteStore,
     SumTerms,
 )
 
@@ -66,7 +65,7 @@ class Network(RuleBasedStateMachine):
         self.directory = self.house.directory
         self.cross_check = cross_check
         self.sums: list[Sum] = []
-        self.lost: list[NodeStore] = []
+        self.lost: list[SQLiteStore] = []
         self.marks: Counter[tuple[int, str, int]] = Counter()  # by store, role and number
         self.outcomes: Counter[str] = Counter()
 
@@ -202,7 +201,7 @@ class Network(RuleBasedStateMachine):
         at = data.draw(st.integers(0, NODES - 1))
         old = self.nodes[at]
         self.lost.append(old.store)  # kept, so that no other store gets its id
-        self.nodes[at] = SecureNode(old.identity, MemoryStore(), name=old.name)
+        self.nodes[at] = SecureNode(old.identity, SQLiteStore(None), name=old.name)
         entry = self.nodes[at].entry(RUN, epoch=self.directory.epoch + 1)
         self.directory = self.directory.extended([entry])
         for node in self.nodes:

@@ -10,18 +10,18 @@ from pathlib import Path
 
 import pytest
 
-from fl_dp.secagg import Identity, Mark, MemoryStore, NodeStore, Refused, SecureNode, SQLiteStore
+from fl_dp.secagg import Identity, Mark, Refused, SecureNode, SQLiteStore
 
 _BIG = 2**64 - 1  # Flower's largest run id
 MARK = Mark(b"t" * 32, b"v" * 32)
 
 
 @pytest.fixture(params=["memory", "sqlite"])
-def store(request: pytest.FixtureRequest, tmp_path: Path) -> NodeStore:
-    return MemoryStore() if request.param == "memory" else SQLiteStore(tmp_path / "secagg.db")
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> SQLiteStore:
+    return SQLiteStore(None) if request.param == "memory" else SQLiteStore(tmp_path / "secagg.db")
 
 
-def test_values_are_kept_by_run_and_key(store: NodeStore) -> None:
+def test_values_are_kept_by_run_and_key(store: SQLiteStore) -> None:
     store.put(_BIG, "key", b"one")
     store.put(_BIG, "key", b"two")
     store.put(None, "key", b"three")
@@ -30,7 +30,7 @@ def test_values_are_kept_by_run_and_key(store: NodeStore) -> None:
     assert store.get(1, "key") is None and store.get(_BIG, "other") is None
 
 
-def test_a_mark_is_refused_unless_its_number_is_above_all_of_its_role(store: NodeStore) -> None:
+def test_a_mark_is_refused_unless_its_number_is_above_all_of_its_role(store: SQLiteStore) -> None:
     store.mark(1, "sum", 5, MARK)
     for number in (5, 4, 1):
         with pytest.raises(Refused) as refused:
@@ -45,7 +45,7 @@ def test_a_mark_is_refused_unless_its_number_is_above_all_of_its_role(store: Nod
     assert [store.last(1, "sum"), store.last(1, "open"), store.last(3, "sum")] == [7, 5, 0]
 
 
-def test_a_run_is_forgotten_as_a_whole(store: NodeStore) -> None:
+def test_a_run_is_forgotten_as_a_whole(store: SQLiteStore) -> None:
     for run in (1, _BIG):
         store.put(run, "key", b"x")
         store.mark(run, "sum", 1, MARK)
@@ -55,7 +55,7 @@ def test_a_run_is_forgotten_as_a_whole(store: NodeStore) -> None:
     assert store.get(1, "key") == store.get(None, "key") == b"x" and store.last(1, "sum") == 1
 
 
-def test_runs_that_have_not_ended_are_known(store: NodeStore) -> None:
+def test_runs_that_have_not_ended_are_known(store: SQLiteStore) -> None:
     store.put(None, "key", b"outlives runs")
     for run in (7, 2**64 - 1):
         store.put(run, "key", b"value")
@@ -64,7 +64,7 @@ def test_runs_that_have_not_ended_are_known(store: NodeStore) -> None:
     assert store.runs() == (2**64 - 1,)
 
 
-def test_old_runs_are_found(store: NodeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_runs_are_found(store: SQLiteStore, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1e9
     monkeypatch.setattr("fl_dp.secagg.store.time.time", lambda: now)
     store.put(1, "key", b"x")
@@ -80,7 +80,7 @@ def test_old_runs_are_found(store: NodeStore, monkeypatch: pytest.MonkeyPatch) -
     assert store.get(2, "key") == store.get(None, "key") == b"x"
 
 
-def test_marks_are_listed_by_number_and_lasting_keys_by_time(store: NodeStore) -> None:
+def test_marks_are_listed_by_number_and_lasting_keys_by_time(store: SQLiteStore) -> None:
     for number in (2, 9, 11):
         store.mark(1, "sum", number, Mark(b"t", bytes([number])))
     store.mark(1, "open", 3, Mark(b"t"))
@@ -92,7 +92,7 @@ def test_marks_are_listed_by_number_and_lasting_keys_by_time(store: NodeStore) -
     assert store.lasting_keys() == ("b", "a")
 
 
-def test_of_what_outlives_runs_the_first_may_stay(store: NodeStore) -> None:
+def test_of_what_outlives_runs_the_first_may_stay(store: SQLiteStore) -> None:
     assert store.first("key", b"a") == store.first("key", b"b") == b"a"
     assert store.get(None, "key") == b"a"
 

@@ -6,9 +6,9 @@ import math
 
 import pytest
 
-from fl_dp.accounting.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 from fl_dp.accounting.gaussian import gaussian_epsilon
 from fl_dp.mechanisms import ExponentialMechanism, GaussianMechanism, LaplaceMechanism
+from fl_dp.mechanisms.events import ExponentialEvent, GaussianEvent, LaplaceEvent
 from fl_dp.statistics import (
     Count,
     Frequencies,
@@ -138,7 +138,7 @@ def test_a_target_that_makes_no_sense_is_refused(
     [
         (Count(), (), "answered by one LaplaceMechanism or GaussianMechanism, got nothing"),
         (Count(), (ExponentialMechanism(epsilon=1.0, sensitivity=1.0),), "got ExponentialMech"),
-        (MEDIAN, (), "1 quantiles and 0 mechanisms"),
+        (MEDIAN, (), "of 1 draws .*got nothing"),
         (MEDIAN, (LaplaceMechanism(noise_multiplier=1.0, clipping_norm=1.0),), "ExponentialMech"),
         (MEDIAN, (ExponentialMechanism(epsilon=1.0, sensitivity=0.4),), "write sensitivity=0.5"),
         (

@@ -11,56 +11,23 @@ import pytest
 from draws import a_draw
 from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+from laws import ALARM, normal_p
 from local_grid import LocalGrid, answer_with_update, arrays_of, reply
 from scipy import stats
+from trainings import plan_of, record, train
 
-from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import PoissonSampling
+from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, RosterIncomplete, Unit
 
-ALARM = 1e-6
 N = 100
 
 
-def plan_for(
-    num_clients: int,
-    *,
-    sampling_rate: float = 1.0,
-    noise_multiplier: float = 0.5,
-    clipping_norm: float = 1.0,
-    rounds: int = 3,
-) -> PrivacyPlan:
-    return PrivacyPlan.of(
-        budget=PrivacyBudget(epsilon=1e6, delta=1e-6),
-        rounds=rounds,
-        sampling=PoissonSampling(sampling_rate=sampling_rate),
-        noise_multiplier=noise_multiplier,
-        clipping=FixedClipping(norm=clipping_norm),
-        num_clients=num_clients,
-        contribution_check=False,  # has tests of its own; here updates may be zero
-    )
-
-
-def record(**arrays: Any) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
-
-
-def mean_update(
-    answer: Any,
-    open_ledger: Any,
-    *,
-    num_clients: int = N,
-    model: ArrayRecord | None = None,
-    **plan: Any,
-) -> dict[str, np.ndarray]:
-    """Run one round and return what it did to the model."""
-    made = plan_for(num_clients, **plan)
+def mean_update(answer: Any, start: Any, model: ArrayRecord | None = None) -> dict[str, np.ndarray]:
+    """Run one round over `N` nodes and return what it did to the model."""
     model = model if model is not None else record(w=np.zeros(4, np.float64))
-    strategy = DPFedAvg(plan=made, ledger=open_ledger(made))
-    result = strategy.start(LocalGrid(answer, num_clients), model, num_rounds=1, timeout=2.0)
-    before = {name: array.numpy() for name, array in model.items()}
-    return {name: array.numpy() - before[name] for name, array in result.arrays.items()}
+    after = start(plan_of(N), LocalGrid(answer, N), model, timeout=2.0).result.arrays
+    return {name: array.numpy() - model[name].numpy() for name, array in after.items()}
 
 
 # With noise multiplier 0.5 and denominator 100 the noise on the mean has deviation 0.005: six of
@@ -72,12 +39,12 @@ def updates(num_clients: int, value: float = 0.25) -> list[dict[str, Any]]:
     return [{"w": np.array([value, 0.0, 0.0, 0.0])} for _ in range(num_clients)]
 
 
-def test_the_mean_update_is_the_clipped_sum_over_the_public_constant(open_ledger: Any) -> None:
-    moved = mean_update(answer_with_update(updates(N)), open_ledger)
+def test_the_mean_update_is_the_clipped_sum_over_the_public_constant(start: Any) -> None:
+    moved = mean_update(answer_with_update(updates(N)), start)
     np.testing.assert_allclose(moved["w"], [0.25, 0, 0, 0], atol=TOLERANCE)
 
 
-def test_a_client_that_claims_many_records_counts_once(open_ledger: Any) -> None:
+def test_a_client_that_claims_many_records_counts_once(start: Any) -> None:
     honest = answer_with_update(updates(N))
 
     def answer(message: Message, partition: int) -> Message:
@@ -86,27 +53,18 @@ def test_a_client_that_claims_many_records_counts_once(open_ledger: Any) -> None
         made.content["metrics"] = MetricRecord({"num-examples": 1000 if partition == 0 else 1})
         return made
 
-    moved = mean_update(answer, open_ledger)
+    moved = mean_update(answer, start)
     np.testing.assert_allclose(moved["w"], [0.25, 0, 0, 0], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("silent", [0, N // 2, N])
-def test_missing_replies_change_neither_denominator_nor_noise(
-    open_ledger: Any, silent: int
-) -> None:
+def test_missing_replies_change_neither_denominator_nor_noise(start: Any, silent: int) -> None:
     honest = answer_with_update(updates(N))
-    plan = plan_for(N)
-    ledger = open_ledger(plan)
-    strategy = DPFedAvg(plan=plan, ledger=ledger)
-    result = strategy.start(
-        LocalGrid(lambda m, p: None if p < silent else honest(m, p), N),
-        record(w=np.zeros(4, np.float64)),
-        num_rounds=1,
-        timeout=1.5,
-    )
-    moved = result.arrays["w"].numpy()
+    grid = LocalGrid(lambda m, p: None if p < silent else honest(m, p), N)
+    done = start(plan_of(N), grid, record(w=np.zeros(4)), timeout=1.5)
+    moved = done.result.arrays["w"].numpy()
     np.testing.assert_allclose(moved, [0.25 * (N - silent) / N, 0, 0, 0], atol=TOLERANCE)
-    assert (ledger.rounds_spent, ledger.rounds_committed) == (1, 1)
+    assert (done.ledger.rounds_spent, done.ledger.rounds_committed) == (1, 1)
 
 
 HOSTILE = {
@@ -119,46 +77,39 @@ HOSTILE = {
 
 @pytest.mark.parametrize("name", HOSTILE)
 def test_a_zero_or_non_finite_update_contributes_zero(
-    open_ledger: Any, name: str, caplog: pytest.LogCaptureFixture
+    start: Any, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     sent = updates(N)
     sent[3] = {"w": HOSTILE[name]}
-    moved = mean_update(answer_with_update(sent), open_ledger)
+    moved = mean_update(answer_with_update(sent), start)
     np.testing.assert_allclose(moved["w"], [0.2475, 0, 0, 0], atol=TOLERANCE)
 
 
 @pytest.mark.parametrize("huge", [1e3, 1e30, 1e300])
-def test_a_huge_update_moves_the_mean_by_at_most_the_clipping_norm(
-    open_ledger: Any, huge: float
-) -> None:
+def test_a_huge_update_moves_the_mean_by_at_most_the_clipping_norm(start: Any, huge: float) -> None:
     sent = updates(N, 0.0)
     sent[3] = {"w": np.array([huge, 0.0, 0.0, 0.0])}
-    moved = mean_update(answer_with_update(sent), open_ledger)
+    moved = mean_update(answer_with_update(sent), start)
     np.testing.assert_allclose(moved["w"], [0.01, 0, 0, 0], atol=TOLERANCE)
 
 
 def test_zero_dimensional_parameters_are_clipped_and_noised_like_any_other(
-    open_ledger: Any,
+    start: Any,
 ) -> None:
     model = record(scale=np.float32(0.0), w=np.zeros(3, np.float32))
     sent = [{"scale": np.float32(3.0), "w": np.array([4.0, 0.0, 0.0])} for _ in range(N)]
-    moved = mean_update(answer_with_update(sent), open_ledger, model=model)
+    moved = mean_update(answer_with_update(sent), start, model=model)
     assert moved["scale"].shape == ()
     assert moved["scale"] == pytest.approx(0.6, abs=TOLERANCE)
     assert moved["w"][0] == pytest.approx(0.8, abs=TOLERANCE)
-    alone = mean_update(
-        answer_with_update([{}] * N), open_ledger, model=record(scale=np.float32(1.0))
-    )
+    alone = mean_update(answer_with_update([{}] * N), start, model=record(scale=np.float32(1.0)))
     assert alone["scale"] != 0  # noise, though nobody changed it
 
 
-def test_integer_buffers_stay_with_the_server(open_ledger: Any) -> None:
+def test_integer_buffers_stay_with_the_server(start: Any) -> None:
     model = record(w=np.zeros(2, np.float32), counter=np.int64(7), mask=np.array([True, False]))
     sent = [{"w": np.array([0.25, 0.0]), "counter": np.int64(1000)} for _ in range(N)]
-    plan = plan_for(N)
-    result = DPFedAvg(plan=plan, ledger=open_ledger(plan)).start(
-        LocalGrid(answer_with_update(sent), N), model, num_rounds=2
-    )
+    result = start(plan_of(N, rounds=2), LocalGrid(answer_with_update(sent), N), model).result
     assert list(result.arrays) == ["w", "counter", "mask"]
     assert result.arrays["counter"].numpy() == 7
     assert result.arrays["counter"].numpy().dtype == np.int64
@@ -166,14 +117,14 @@ def test_integer_buffers_stay_with_the_server(open_ledger: Any) -> None:
     assert result.arrays["w"].numpy()[0] == pytest.approx(0.5, abs=2 * TOLERANCE)
 
 
-def test_arrays_are_matched_by_name_not_by_place(open_ledger: Any) -> None:
+def test_arrays_are_matched_by_name_not_by_place(start: Any) -> None:
     model = record(a=np.zeros(2, np.float32), b=np.zeros(2, np.float32))
 
     def answer(message: Message, partition: int) -> Message:
         got = arrays_of(message)
         return reply(message, {"b": got["b"] - 0.5, "a": got["a"] + 0.25})
 
-    moved = mean_update(answer, open_ledger, model=model)
+    moved = mean_update(answer, start, model=model)
     np.testing.assert_allclose(moved["a"], 0.25, atol=TOLERANCE)
     np.testing.assert_allclose(moved["b"], -0.5, atol=TOLERANCE)
 
@@ -233,10 +184,10 @@ def failed(message: Message) -> Message:
     ],
 )
 def test_one_malformed_or_failed_reply_contributes_zero_and_is_logged_once_without_data(
-    open_ledger: Any, malformed: Any, caplog: pytest.LogCaptureFixture
+    start: Any, malformed: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = answer_with_update(updates(N))
-    moved = mean_update(lambda m, p: malformed(m) if p < 20 else honest(m, p), open_ledger)
+    moved = mean_update(lambda m, p: malformed(m) if p < 20 else honest(m, p), start)
     np.testing.assert_allclose(moved["w"], [0.2, 0, 0, 0], atol=TOLERANCE)
     warnings = [r.getMessage() for r in caplog.records if r.levelno >= logging.WARNING]
     [of_the_rehearsal, of_the_round] = warnings
@@ -246,7 +197,7 @@ def test_one_malformed_or_failed_reply_contributes_zero_and_is_logged_once_witho
 
 
 def test_no_cohort_size_and_no_client_metric_leaves_the_strategy(
-    open_ledger: Any, caplog: pytest.LogCaptureFixture
+    start: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
     honest = answer_with_update(updates(97))
 
@@ -256,12 +207,10 @@ def test_no_cohort_size_and_no_client_metric_leaves_the_strategy(
         made.content["metrics"] = MetricRecord({"num-examples": 12345, "loss": 0.98765})
         return made
 
-    plan = plan_for(97, sampling_rate=0.5)
     caplog.set_level(logging.DEBUG, logger="flwr")
     grid = LocalGrid(answer, 97)
-    result = DPFedAvg(plan=plan, ledger=open_ledger(plan)).start(
-        grid, record(w=np.zeros(4, np.float32)), num_rounds=1
-    )
+    plan = plan_of(97, sampling_rate=0.5)
+    result = start(plan, grid, record(w=np.zeros(4, np.float32))).result
     assert not result.train_metrics_clientapp
     assert not result.evaluate_metrics_clientapp
     for private in ("12345", "98765", "Sampled", "Received"):
@@ -294,44 +243,41 @@ def test_the_budget_ends_training_normally_with_the_last_private_model(tmp_path:
     assert PrivacyLedger.read(path).rounds_spent == 4
 
 
-def test_more_rounds_than_the_plan_pays_for_are_refused_before_training(open_ledger: Any) -> None:
-    plan = plan_for(N, rounds=3)
+def test_more_rounds_than_the_plan_pays_for_are_refused_before_training(start: Any) -> None:
     grid = LocalGrid(answer_with_update(updates(N)), N)
-    with pytest.raises(ValueError, match="4 rounds were asked for"):
-        DPFedAvg(plan=plan, ledger=open_ledger(plan)).start(
-            grid, record(w=np.zeros(4)), num_rounds=4
-        )
+    with pytest.raises(ValueError, match="4 rounds"):
+        start(plan_of(N, rounds=3), grid, record(w=np.zeros(4)), rounds=4)
     assert not grid.sent
 
 
-def test_fewer_nodes_than_the_roster_is_an_error_before_training(open_ledger: Any) -> None:
-    plan = plan_for(N)
-    ledger = open_ledger(plan)
+def test_fewer_nodes_than_the_roster_is_an_error_before_training(
+    open_ledger: Any, start: Any
+) -> None:
+    ledger = open_ledger(plan := plan_of(N))
     grid = LocalGrid(answer_with_update(updates(7)), 7)
-    with pytest.raises(RosterIncomplete, match="declares 100 clients, but 7 nodes"):
-        DPFedAvg(plan=plan, ledger=ledger, roster_timeout=0.1).start(grid, record(w=np.zeros(4)))
+    with pytest.raises(RosterIncomplete, match="100 clients, but 7 nodes"):
+        start(plan, grid, record(w=np.zeros(4)), ledger=ledger, roster_timeout=0.1)
     assert not grid.sent
     assert ledger.rounds_spent == 0
 
 
 def test_a_ledger_of_another_plan_is_refused(open_ledger: Any) -> None:
-    ledger = open_ledger(plan_for(N))
+    ledger = open_ledger(plan_of(N))
     with pytest.raises(ValueError, match="another plan"):
-        DPFedAvg(plan=plan_for(N + 1), ledger=ledger)
+        DPFedAvg(plan=plan_of(N + 1), ledger=ledger)
 
 
 def test_without_plan_or_ledger_the_error_names_the_strategy_for_that(open_ledger: Any) -> None:
     for missing in ({"plan": None}, {"ledger": None}):
-        given = {"plan": plan_for(N), "ledger": open_ledger(plan_for(N))} | missing
+        given = {"plan": plan_of(N), "ledger": open_ledger(plan_of(N))} | missing
         with pytest.raises(TypeError, match="without privacy, use UnprotectedFedAvg"):
             DPFedAvg(**given)
 
 
 def test_a_round_is_charged_before_anyone_is_sampled(
-    open_ledger: Any, monkeypatch: pytest.MonkeyPatch
+    open_ledger: Any, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = plan_for(N, sampling_rate=0.5)
-    ledger = open_ledger(plan)
+    ledger = open_ledger(plan := plan_of(N, rounds=3, sampling_rate=0.5))
     spent_when_sampled: list[int] = []
     select = PoissonSelection.select
 
@@ -340,43 +286,33 @@ def test_a_round_is_charged_before_anyone_is_sampled(
         return select(self, draw)
 
     monkeypatch.setattr(PoissonSelection, "select", spy)
-    DPFedAvg(plan=plan, ledger=ledger).start(
-        LocalGrid(answer_with_update(updates(N)), N), record(w=np.zeros(4)), num_rounds=3
-    )
+    start(plan, LocalGrid(answer_with_update(updates(N)), N), record(w=np.zeros(4)), ledger=ledger)
     assert spent_when_sampled == [1, 2, 3]
 
 
-def test_a_crash_in_a_round_leaves_it_spent_and_uncommitted(open_ledger: Any) -> None:
-    plan = plan_for(N)
-    ledger = open_ledger(plan)
+def test_a_crash_in_a_round_leaves_it_spent_and_uncommitted(open_ledger: Any, start: Any) -> None:
+    ledger = open_ledger(plan := plan_of(N))
+    grid = LocalGrid(answer_with_update(updates(N)), N)
 
     class Broken(FedAvg):
         def aggregate_train(self, *args: Any) -> Any:
             raise RuntimeError("disk full")
 
     with pytest.raises(RuntimeError, match="disk full"):
-        DPFedAvg(strategy=Broken(), plan=plan, ledger=ledger).start(
-            LocalGrid(answer_with_update(updates(N)), N), record(w=np.zeros(4)), num_rounds=1
-        )
+        start(plan, grid, record(w=np.zeros(4)), Broken(), ledger=ledger)
     assert (ledger.rounds_spent, ledger.rounds_committed) == (1, 0)
 
 
 def test_a_round_that_was_not_reserved_releases_nothing(open_ledger: Any) -> None:
-    plan = plan_for(N)
+    plan = plan_of(N)
     with pytest.raises(RuntimeError, match="not reserved"):
         DPFedAvg(plan=plan, ledger=open_ledger(plan)).aggregate_train(1, [])
 
 
-def test_messages_carry_a_ttl_the_round_and_the_model_with_its_buffers(open_ledger: Any) -> None:
-    plan = plan_for(3, rounds=1)
+def test_messages_carry_a_ttl_the_round_and_the_model_with_its_buffers(start: Any) -> None:
     grid = LocalGrid(answer_with_update([{}] * 3), 3)
-    DPFedAvg(plan=plan, ledger=open_ledger(plan)).start(
-        grid,
-        record(w=np.zeros(2), counter=np.int64(1)),
-        num_rounds=1,
-        timeout=12.0,
-        train_config=ConfigRecord({"key": "value"}),
-    )
+    model, given = record(w=np.zeros(2), counter=np.int64(1)), ConfigRecord({"key": "value"})
+    start(plan_of(3), grid, model, timeout=12.0, train_config=given)
     for message in grid.sent:
         assert message.metadata.ttl == 12.0
         assert message.metadata.group_id == "1"
@@ -385,12 +321,9 @@ def test_messages_carry_a_ttl_the_round_and_the_model_with_its_buffers(open_ledg
         assert config == {"key": "value", "server-round": 1}
 
 
-def test_a_window_bounds_how_many_clients_are_under_way(open_ledger: Any) -> None:
-    plan = plan_for(50)
+def test_a_window_bounds_how_many_clients_are_under_way(start: Any) -> None:
     grid = LocalGrid(answer_with_update(updates(50)), 50)
-    DPFedAvg(plan=plan, ledger=open_ledger(plan), window=8).start(
-        grid, record(w=np.zeros(4)), num_rounds=1
-    )
+    start(plan_of(50), grid, record(w=np.zeros(4)), window=8)
     assert len(grid.sent) == 50
     assert grid.most_under_way == 8
 
@@ -400,13 +333,10 @@ def test_a_window_bounds_how_many_clients_are_under_way(open_ledger: Any) -> Non
     [FedAvg(), FedAvgM(server_learning_rate=1.0, server_momentum=0.5), FedAdam(eta=0.1)],
     ids=["FedAvg", "FedAvgM", "FedAdam"],
 )
-def test_flower_strategies_serve_as_the_server_optimizer(open_ledger: Any, inner: Any) -> None:
-    plan = plan_for(N, rounds=2)
-    result = DPFedAvg(strategy=inner, plan=plan, ledger=open_ledger(plan)).start(
-        LocalGrid(answer_with_update(updates(N)), N),
-        record(w=np.zeros(4, np.float32), n=np.int64(3)),
-        num_rounds=2,
-    )
+def test_flower_strategies_serve_as_the_server_optimizer(start: Any, inner: Any) -> None:
+    grid = LocalGrid(answer_with_update(updates(N)), N)
+    model = record(w=np.zeros(4, np.float32), n=np.int64(3))
+    result = start(plan_of(N, rounds=2), grid, model, inner).result
     moved = result.arrays["w"].numpy()
     assert moved.dtype == np.float32
     assert result.arrays["n"].numpy() == 3
@@ -418,73 +348,52 @@ def test_flower_strategies_serve_as_the_server_optimizer(open_ledger: Any, inner
         assert moved[0] == pytest.approx(0.5, abs=2 * TOLERANCE)
 
 
-def test_an_inner_strategy_that_trains_nobody_is_refused(open_ledger: Any) -> None:
-    plan = plan_for(N)
-    ledger = open_ledger(plan)
+def test_an_inner_strategy_that_trains_nobody_is_refused(open_ledger: Any, start: Any) -> None:
+    ledger = open_ledger(plan := plan_of(N))
+    grid, inner = LocalGrid(answer_with_update(updates(N)), N), FedAvg(fraction_train=0.0)
     with pytest.raises(ValueError, match="fraction_train"):
-        DPFedAvg(strategy=FedAvg(fraction_train=0.0), plan=plan, ledger=ledger).start(
-            LocalGrid(answer_with_update(updates(N)), N), record(w=np.zeros(4)), num_rounds=1
-        )
+        start(plan, grid, record(w=np.zeros(4)), inner, ledger=ledger)
     assert ledger.rounds_spent == 0
 
 
 # --- laws, on the strategy object ---------------------------------------------------------------
 
 
-def released_noise(open_ledger: Any, *, silent: bool, scale: float = 1.0) -> np.ndarray:
+def released_noise(start: Any, *, silent: bool, scale: float = 1.0) -> np.ndarray:
     """Noise of one round over (noise multiplier x clipping norm / denominator), 300,000 draws."""
     size = 300_000
-    plan = plan_for(N, noise_multiplier=1.5 * scale, clipping_norm=0.5)
-    model = record(w=np.zeros(size, np.float64))
+    plan = plan_of(N, noise_multiplier=1.5 * scale, clipping=FixedClipping(norm=0.5))
     answer = (lambda m, p: None) if silent else answer_with_update([{}] * N)
-    result = DPFedAvg(plan=plan, ledger=open_ledger(plan)).start(
-        LocalGrid(answer, N), model, num_rounds=1, timeout=0.2 if silent else 60.0
-    )
-    return result.arrays["w"].numpy() / (1.5 * 0.5 / plan.denominator)
-
-
-def normal_p(sample: np.ndarray) -> float:
-    statistic = float((sample**2).sum())
-    variance = 2 * min(
-        stats.chi2.sf(statistic, sample.size), stats.chi2.cdf(statistic, sample.size)
-    )
-    return float(min(variance, stats.kstest(sample, "norm").pvalue))
+    timeout = 0.2 if silent else 60.0
+    done = start(plan, LocalGrid(answer, N), record(w=np.zeros(size)), timeout=timeout)
+    return np.asarray(done.result.arrays["w"].numpy() / (1.5 * 0.5 / plan.denominator))
 
 
 @pytest.mark.parametrize("silent", [False, True])
-def test_the_noise_of_a_round_has_the_charged_law_whoever_replies(
-    open_ledger: Any, silent: bool
-) -> None:
-    assert normal_p(released_noise(open_ledger, silent=silent)) > ALARM
+def test_the_noise_of_a_round_has_the_charged_law_whoever_replies(start: Any, silent: bool) -> None:
+    assert normal_p(released_noise(start, silent=silent)) > ALARM
 
 
-def test_the_law_test_rejects_nine_tenths_of_the_noise(open_ledger: Any) -> None:
-    assert normal_p(released_noise(open_ledger, silent=False, scale=0.9)) < ALARM
+def test_the_law_test_rejects_nine_tenths_of_the_noise(start: Any) -> None:
+    assert normal_p(released_noise(start, silent=False, scale=0.9)) < ALARM
 
 
-def test_the_noise_of_two_rounds_is_independent(open_ledger: Any) -> None:
-    size = 100_000
-    plan = plan_for(2, noise_multiplier=1.0)
-    models: list[np.ndarray] = []
-    DPFedAvg(plan=plan, ledger=open_ledger(plan)).start(
-        LocalGrid(answer_with_update([{}] * 2), 2),
-        record(w=np.zeros(size)),
-        num_rounds=2,
-        evaluate_fn=lambda _, arrays: models.append(arrays["w"].numpy()),
-    )
-    first, second = models[1] - models[0], models[2] - models[1]
+def test_the_noise_of_two_rounds_is_independent(tmp_path: Path) -> None:
+    size, plan = 100_000, plan_of(2, rounds=2, noise_multiplier=1.0)
+    answer = answer_with_update([{}] * 2)
+    first, second = train(tmp_path, plan, answer, record(w=np.zeros(size))).moves()
     correlation = np.corrcoef(first, second)[0, 1]
     assert abs(correlation) < 5 / np.sqrt(size)
 
 
 def test_exchanging_one_client_moves_the_release_by_at_most_sensitivity_over_denominator(
-    open_ledger: Any,
+    start: Any,
 ) -> None:
     # A mean of 100: the most that one client may move it is 1/100, two noise deviations.
     ordinary = updates(N, 0.0)
     for hostile in (np.array([1e9, 0, 0, 0]), np.full(4, np.nan), np.array([0.0, 0, 0, -1e200])):
         changed = [*ordinary[:-1], {"w": hostile}]
-        moved = mean_update(answer_with_update(changed), open_ledger)["w"]
+        moved = mean_update(answer_with_update(changed), start)["w"]
         assert np.linalg.norm(moved) <= 1.0 / N + 2 * TOLERANCE
 
 

@@ -26,12 +26,12 @@ from fl_dp.secagg import (
     Entry,
     Identity,
     Member,
-    MemoryStore,
     OpenSum,
     Refused,
     Roster,
     SecureNode,
     SecureSumFailed,
+    SQLiteStore,
     SumTerms,
 )
 
@@ -49,7 +49,7 @@ class Nodes:
         ]
         self.roster = Roster(federation="tests", members=tuple(members)) if pinned else None
         self.of = {
-            at: SecureNode(each, MemoryStore(), name=f"node-{at}", roster=self.roster)
+            at: SecureNode(each, SQLiteStore(None), name=f"node-{at}", roster=self.roster)
             for at, each in enumerate(identities)
         }
         self.spoils: dict[int, Spoil] = {}
@@ -149,7 +149,7 @@ def test_two_nodes_with_one_folder_of_keys_are_one_and_it_is_said(
 
 def test_a_name_that_two_nodes_give_themselves_is_the_first_one_s() -> None:
     nodes, sums = Nodes(4), SecureSums()
-    nodes.of[3] = SecureNode(Identity.generate(), MemoryStore(), name="node-0")
+    nodes.of[3] = SecureNode(Identity.generate(), SQLiteStore(None), name="node-0")
     sums.set_up(range(4), nodes.ask)
     assert set(sums.places(range(4))) == {0, 1, 2}
 
@@ -170,7 +170,7 @@ def test_a_node_that_comes_back_under_another_id_keeps_its_place(
 def test_a_node_that_lost_its_keys_is_appended() -> None:
     nodes, sums = Nodes(4), SecureSums()
     sums.set_up(range(4), nodes.ask)
-    nodes.of[9] = SecureNode(nodes.of.pop(3).identity, MemoryStore(), name="node-3")
+    nodes.of[9] = SecureNode(nodes.of.pop(3).identity, SQLiteStore(None), name="node-3")
     sums.set_up([0, 1, 2, 9], nodes.ask)
     assert sums.places([0, 1, 2, 9])[9] == 4
 
@@ -181,7 +181,7 @@ def test_new_keys_bring_no_liar_back() -> None:
     liar = frozenset([sums.places(range(4))[3]])
     sums.leave_out(cast(OpenSum, Ended(Blame(liar, frozenset(), frozenset()))))
     assert sums.allowed(range(4), 3) == [0, 1, 2]
-    nodes.of[9] = SecureNode(nodes.of.pop(3).identity, MemoryStore(), name="node-3")
+    nodes.of[9] = SecureNode(nodes.of.pop(3).identity, SQLiteStore(None), name="node-3")
     sums.set_up([0, 1, 2, 9], nodes.ask)
     assert sums.allowed([0, 1, 2, 9], 3) == [0, 1, 2]
 
@@ -196,7 +196,7 @@ def test_a_liar_under_another_id_is_not_in_the_next_sum(certain: bool) -> None:
         Blame(liar, frozenset(), frozenset()) if certain else Blame(frozenset(), frozenset(), liar)
     )
     sums.leave_out(cast(OpenSum, Ended(blame)))
-    nodes.of[9] = SecureNode(nodes.of.pop(5).identity, MemoryStore(), name="node-5")
+    nodes.of[9] = SecureNode(nodes.of.pop(5).identity, SQLiteStore(None), name="node-5")
     one = sum_over(6, sums, least=5)
     one.open([0, 1, 2, 3, 4, 9], nodes.ask)
     asked = SumTerms.from_json(terms_in(one.content_for(0, RecordDict())) or "")

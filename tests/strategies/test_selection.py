@@ -19,8 +19,9 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from laws import ALARM, counts_p
 from local_grid import FIRST_NODE, LocalGrid, answer_with_update
 from scipy import stats
+from trainings import plan_of
 
-from fl_dp import PrivacyBudget, PrivacyPlan
+from fl_dp import PrivacyPlan
 from fl_dp.accounting import (
     FixedSizeGaussianEvent,
     FixedSizeSampling,
@@ -35,7 +36,6 @@ from fl_dp.accounting import (
     VisibleSampling,
 )
 from fl_dp.accounting.events import freeze
-from fl_dp.mechanisms import FixedClipping
 from fl_dp.strategies import (
     DPFedAvg,
     DPUtilitySelection,
@@ -229,15 +229,8 @@ def test_a_public_cohort_is_everybody_if_they_are_fewer() -> None:
 
 
 def plan_for(sampling: Sampling, **changes: Any) -> PrivacyPlan:
-    fields: dict[str, Any] = dict(
-        budget=PrivacyBudget(epsilon=1e6, delta=1e-6),
-        rounds=8,
-        sampling=sampling,
-        noise_multiplier=1.0,
-        clipping=FixedClipping(norm=1.0),
-        num_clients=N,
-    )
-    return PrivacyPlan.of(**(fields | changes))
+    fields: dict[str, Any] = dict(rounds=8, sampling=sampling, noise_multiplier=1.0)
+    return plan_of(N, **(fields | changes))
 
 
 def model() -> ArrayRecord:
@@ -299,13 +292,10 @@ EVENTS = {
 
 
 @pytest.mark.parametrize("name", SELECTIONS)
-def test_every_round_is_charged_as_its_own_law(open_ledger: Any, name: str) -> None:
+def test_every_round_is_charged_as_its_own_law(start: Any, name: str) -> None:
     selection = SELECTIONS[name]()
     plan = plan_for(selection.sampling, other_releases=_frozen(selection, 8))
-    ledger = open_ledger(plan)
-    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
-        nobody_moves(), model(), num_rounds=2
-    )
+    ledger = start(plan, nobody_moves(), model(), rounds=2, selection=selection).ledger
     assert (ledger.rounds_spent, ledger.rounds_committed) == (2, 2)
     assert dict(ledger.history)[EVENTS[name]] == 2
 
@@ -363,27 +353,26 @@ def test_a_plan_for_utilities_does_not_say_whose(open_ledger: Any) -> None:
         DPFedAvg(plan=plan, ledger=open_ledger(plan))
 
 
-def test_a_public_cohort_keeps_the_participation_cap_over_a_whole_run(open_ledger: Any) -> None:
+def test_a_public_cohort_keeps_the_participation_cap_over_a_whole_run(start: Any) -> None:
     plan = plan_for(VisibleSampling(cohort=4), participation_cap=2)
-    ledger = open_ledger(plan)
     # Always the same favourites: without the cap nobody else would ever take part.
     selection = PublicSelection(4, score=lambda unit, _: -unit.node)
-    strategy = DPFedAvg(plan=plan, ledger=ledger, selection=selection)
-    grid = nobody_moves()
-    strategy.start(grid, model(), num_rounds=8)
+    done = start(plan, grid := nobody_moves(), model(), selection=selection)
     asked = Counter(
         message.metadata.dst_node_id
         for message in grid.sent
         if message.metadata.message_type == "train"
     )
     assert set(asked.values()) == {2}
-    assert strategy.budget_exhausted
-    assert ledger.participations == {f"node-{FIRST_NODE + node}": 2 for node in range(N)}
-    assert ledger.epsilon().best <= plan.epsilon().best
+    assert done.strategy.budget_exhausted
+    assert done.ledger.participations == {f"node-{FIRST_NODE + node}": 2 for node in range(N)}
+    assert done.ledger.epsilon().best <= plan.epsilon().best
 
 
 @pytest.mark.parametrize("name", ["truncated", "fixed"])
-def test_when_nodes_leave_the_others_are_drawn_as_before(open_ledger: Any, name: str) -> None:
+def test_when_nodes_leave_the_others_are_drawn_as_before(
+    open_ledger: Any, start: Any, name: str
+) -> None:
     selection = SELECTIONS[name]()
     plan = plan_for(selection.sampling)
     seen: list[Draw] = []
@@ -401,27 +390,23 @@ def test_when_nodes_leave_the_others_are_drawn_as_before(open_ledger: Any, name:
     def leave(*_: Any) -> None:
         grid.num_nodes -= 1
 
-    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
-        grid, model(), num_rounds=4, evaluate_fn=leave
-    )
+    start(plan, grid, model(), rounds=4, evaluate_fn=leave, ledger=ledger, selection=selection)
     assert [len(draw.roster) for draw in seen] == [5, 4, 3, 2]
     assert {draw.num_units for draw in seen} == {N}
     assert set(dict(ledger.history)) == {EVENTS[name]}
 
 
-def test_poisson_rounds_go_on_when_nodes_join_or_leave(open_ledger: Any) -> None:
+def test_poisson_rounds_go_on_when_nodes_join_or_leave(start: Any) -> None:
     plan = plan_for(PoissonSampling(sampling_rate=0.5))
-    ledger = open_ledger(plan)
     grid = nobody_moves()
     sizes = iter([N + 2, N - 4, 0, N, N])
 
     def change(*_: Any) -> None:
         grid.num_nodes = next(sizes)
 
-    strategy = DPFedAvg(plan=plan, ledger=ledger)
-    strategy.start(grid, model(), num_rounds=4, evaluate_fn=change)
-    assert strategy.rounds_completed == 4
-    assert dict(ledger.history) == {EVENTS["poisson"]: 4}
+    done = start(plan, grid, model(), rounds=4, evaluate_fn=change)
+    assert done.strategy.rounds_completed == 4
+    assert dict(done.ledger.history) == {EVENTS["poisson"]: 4}
 
 
 class EveryOther(Selection):
@@ -434,13 +419,9 @@ class EveryOther(Selection):
         return [unit for unit in draw.roster if unit.node % 2 == draw.server_round % 2]
 
 
-def test_a_selection_of_one_s_own_needs_two_things(open_ledger: Any) -> None:
-    selection = EveryOther()
-    plan = plan_for(selection.sampling)
-    grid = nobody_moves()
-    DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection).start(
-        grid, model(), num_rounds=2
-    )
+def test_a_selection_of_one_s_own_needs_two_things(start: Any) -> None:
+    selection, grid = EveryOther(), nobody_moves()
+    start(plan_for(selection.sampling), grid, model(), rounds=2, selection=selection)
     asked = [message.metadata.dst_node_id - FIRST_NODE for message in grid.sent]
     assert asked == [1, 3, 5, 0, 2, 4]
 
@@ -448,12 +429,10 @@ def test_a_selection_of_one_s_own_needs_two_things(open_ledger: Any) -> None:
 # --- The names of units in the ledger -------------------------------------------------------------
 
 
-def names_of(grid: LocalGrid, open_ledger: Any) -> dict[str, int]:
+def names_of(grid: LocalGrid, start: Any) -> dict[str, int]:
     """Run two rounds of everybody under a cap and return who took part how often."""
     plan = plan_for(VisibleSampling(cohort=N), participation_cap=2)
-    ledger = open_ledger(plan)
-    DPFedAvg(plan=plan, ledger=ledger).start(grid, model(), num_rounds=2)
-    counted: dict[str, int] = ledger.participations
+    counted: dict[str, int] = start(plan, grid, model(), rounds=2).ledger.participations
     return counted
 
 
@@ -469,13 +448,13 @@ def calling_themselves(names: dict[int, str]) -> LocalGrid:
     return LocalGrid(answer, N, introduces=True)
 
 
-def test_units_go_by_the_names_that_their_nodes_say(open_ledger: Any) -> None:
+def test_units_go_by_the_names_that_their_nodes_say(start: Any) -> None:
     grid = calling_themselves({0: "ward 7", 1: "ward 8", 2: "", 3: "a\nb", 4: "twin", 5: "twin"})
     ids = {f"node-{FIRST_NODE + node}": 2 for node in (2, 3)}  # the twins take no part
-    assert names_of(grid, open_ledger) == {"ward 7": 2, "ward 8": 2} | ids
+    assert names_of(grid, start) == {"ward 7": 2, "ward 8": 2} | ids
 
 
-def test_a_name_that_is_another_node_s_id_is_not_taken(open_ledger: Any) -> None:
+def test_a_name_that_is_another_node_s_id_is_not_taken(start: Any) -> None:
     grid = calling_themselves({0: f"node-{FIRST_NODE + 1}", 1: str(FIRST_NODE)})
     ids = {f"node-{FIRST_NODE + node}": 2 for node in range(N) if node != 1}
-    assert names_of(grid, open_ledger) == {str(FIRST_NODE): 2} | ids
+    assert names_of(grid, start) == {str(FIRST_NODE): 2} | ids

@@ -16,14 +16,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import trainings
 from draws import a_draw
 from flwr.app import Array, ArrayRecord, Error, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from hypothesis import given
 from hypothesis import strategies as st
-from laws import ALARM, counts_p
+from laws import ALARM, counts_p, normal_p
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app, answer_with_update
-from scipy import stats
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
@@ -37,13 +37,12 @@ from fl_dp.accounting import (
     PrivacyEvent,
     UtilityPoissonSampling,
     VisibleSampling,
-    event_of,
     freeze,
     tight_epsilon,
 )
 from fl_dp.accounting.renyi import renyi_epsilon
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.mechanisms import ExponentialMechanism, FixedClipping, SecureRandom
+from fl_dp.mechanisms import ExponentialMechanism, SecureRandom
 from fl_dp.protocol.keys import UTILITY_METRIC
 from fl_dp.protocol.utility import UtilityQuery
 from fl_dp.statement import privacy_statement
@@ -313,16 +312,31 @@ def model() -> ArrayRecord:
 
 def plan_of(selection: Selection, *, rounds: int = 12, **changes: Any) -> PrivacyPlan:
     fields: dict[str, Any] = dict(
-        budget=PrivacyBudget(epsilon=1e6, delta=1e-6),
         rounds=rounds,
         sampling=selection.sampling,
         noise_multiplier=1.0,
-        clipping=FixedClipping(norm=1.0),
-        num_clients=N,
         other_releases=freeze(selection.releases(rounds)),
-        contribution_check=False,  # has tests of its own; here updates are zero
     )
-    return PrivacyPlan.of(**(fields | changes))
+    return trainings.plan_of(N, **(fields | changes))
+
+
+def calibrated(selection: Selection, rounds: int, **changes: Any) -> PrivacyPlan:
+    """A plan whose budget ends with its rounds."""
+    return PrivacyPlan.calibrate(
+        PrivacyBudget(epsilon=8.0, delta=1e-3),
+        rounds=rounds,
+        num_clients=N,
+        sampling=selection.sampling,
+        clipping_norm=1.0,
+        contribution_check=False,  # these updates are zero
+        other_releases=selection.releases(rounds),
+        **changes,
+    )
+
+
+def still() -> LocalGrid:
+    """Nodes that move nothing and report nothing."""
+    return LocalGrid(answer_with_update([{}] * N), N)
 
 
 def reporting(metrics: Callable[[int], dict[str, float]]) -> LocalGrid:
@@ -351,7 +365,7 @@ def trained(grid: LocalGrid) -> list[int]:
 
 
 def test_draws_are_on_disk_before_they_are_made_and_committed_after(
-    open_ledger: Any, monkeypatch: pytest.MonkeyPatch
+    open_ledger: Any, start: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     selection = ExponentialSelection(3, epsilon=0.2)
     plan = plan_of(selection)
@@ -364,14 +378,12 @@ def test_draws_are_on_disk_before_they_are_made_and_committed_after(
         with PrivacyLedger.read(ledger.location) as there:
             last = there.entries[-1]
             on_disk.append((there.other_releases_spent, there.rounds_spent, last.kind))
-            drawn.append(event_of(self, draws=k))
+            drawn.append(self.event(draws=k))
             assert last.fields["epsilon"] == self.epsilon
         return select_top(self, utilities, k, rng)
 
     monkeypatch.setattr(ExponentialMechanism, "select_top", spy)
-    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
-        LocalGrid(answer_with_update([{}] * N), N), model(), num_rounds=4
-    )
+    start(plan, still(), model(), rounds=4, ledger=ledger, selection=selection)
     assert on_disk == [(1, 0, "reserve"), (2, 1, "reserve"), (3, 2, "reserve"), (4, 3, "reserve")]
     history = dict(ledger.history)
     assert history == {drawn[0]: 4, GaussianEvent(noise_multiplier=1.0): 4}
@@ -380,7 +392,9 @@ def test_draws_are_on_disk_before_they_are_made_and_committed_after(
     assert kinds.count("reserve") == kinds.count("commit") == 8
 
 
-def test_a_draw_that_fails_stays_spent(open_ledger: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draw_that_fails_stays_spent(
+    open_ledger: Any, start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def broken(*_: Any) -> Any:
         raise RuntimeError("no randomness left")
 
@@ -389,59 +403,37 @@ def test_a_draw_that_fails_stays_spent(open_ledger: Any, monkeypatch: pytest.Mon
     ledger = open_ledger(plan)
     monkeypatch.setattr(ExponentialMechanism, "select_top", broken)
     with pytest.raises(RuntimeError, match="no randomness"):
-        DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
-            LocalGrid(answer_with_update([{}] * N), N), model(), num_rounds=1
-        )
+        start(plan, still(), model(), rounds=1, ledger=ledger, selection=selection)
     assert (ledger.other_releases_spent, ledger.rounds_spent) == (1, 0)
     assert ledger.entries[-1].kind == "reserve"
 
 
 def test_when_draws_no_longer_fit_training_ends_with_the_last_private_model(
-    open_ledger: Any,
+    open_ledger: Any, start: Any
 ) -> None:
     selection = ExponentialSelection(3, epsilon=0.2)
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=8.0, delta=1e-3),
-        rounds=3,
-        num_clients=N,
-        sampling=selection.sampling,
-        clipping_norm=1.0,
-        contribution_check=False,  # these updates are zero
-        other_releases=selection.releases(3),
-    )
+    plan = calibrated(selection, 3)
     ledger = open_ledger(plan)
     (event,) = selection.releases(1)
     ledger.reserve_release("selection 1", event)  # a crash lost one draw
-    strategy = DPFedAvg(plan=plan, ledger=ledger, selection=selection)
-    grid = LocalGrid(answer_with_update([{}] * N), N)
-    result = strategy.start(grid, model(), num_rounds=3)
-    assert (strategy.rounds_completed, strategy.budget_exhausted) == (2, True)
+    done = start(plan, grid := still(), model(), ledger=ledger, selection=selection)
+    assert (done.strategy.rounds_completed, done.strategy.budget_exhausted) == (2, True)
     assert len(trained(grid)) == 2 * 3
-    assert result.arrays["w"].numpy().any()
+    assert done.result.arrays["w"].numpy().any()
     assert ledger.epsilon().best <= 8.0
 
 
 def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_used_up(
-    open_ledger: Any,
+    start: Any,
 ) -> None:
     selection = ExponentialSelection(3, epsilon=0.5, utility="loss")
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=8.0, delta=1e-3),
-        rounds=8,
-        num_clients=N,
-        sampling=selection.sampling,
-        participation_cap=2,
-        clipping_norm=1.0,
-        contribution_check=False,  # these updates are zero
-        other_releases=selection.releases(8),
-    )
-    ledger = open_ledger(plan)
+    plan = calibrated(selection, 8, participation_cap=2)
     # One client whose loss stands out: chosen again and again, if it could be.
     grid = reporting(lambda node: {"loss": 1e9 if node == 5 else 0.0})
-    strategy = DPFedAvg(plan=plan, ledger=ledger, selection=selection)
-    strategy.start(grid, model(), num_rounds=8)
+    done = start(plan, grid, model(), selection=selection)
+    ledger = done.ledger
     assert Counter(trained(grid)) == dict.fromkeys(range(N), 2)
-    assert strategy.budget_exhausted
+    assert done.strategy.budget_exhausted
     assert ledger.participations == {f"partition-{node}": 2 for node in range(N)}
     rounds = [entry.fields for entry in ledger.entries if "round" in entry.fields]
     per_round = [len(fields["participants"]) for fields in rounds if "participants" in fields]
@@ -459,14 +451,11 @@ def test_nobody_is_chosen_more_often_than_the_cap_and_the_run_ends_when_all_are_
 
 @pytest.mark.parametrize("utility", ["loss", "records", "entropy"])
 def test_clients_report_what_the_selection_looks_at(
-    open_ledger: Any, utility: str, looked_at: list[np.ndarray]
+    start: Any, utility: str, looked_at: list[np.ndarray]
 ) -> None:
     selection = ExponentialSelection(N, epsilon=0.1, utility=utility, utility_range=(0.0, 40.0))
-    plan = plan_of(selection)
     grid = reporting(lambda node: {"loss": 0.5 * node, "entropy": 2.0 * node, "secret": 7.0})
-    DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection).start(
-        grid, model(), num_rounds=2
-    )
+    start(plan_of(selection), grid, model(), rounds=2, selection=selection)
     np.testing.assert_array_equal(looked_at[0], np.full(N, 20.0))
     factor = {"loss": 0.5, "entropy": 2.0, "records": 0.0}[utility]
     constant = 10.0 if utility == "records" else 0.0
@@ -474,13 +463,10 @@ def test_clients_report_what_the_selection_looks_at(
 
 
 def test_a_client_that_does_not_report_has_the_null(
-    open_ledger: Any, looked_at: list[np.ndarray]
+    start: Any, looked_at: list[np.ndarray]
 ) -> None:
     selection = ExponentialSelection(N, epsilon=0.1)
-    plan = plan_of(selection)
-    DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection).start(
-        LocalGrid(answer_with_update([{}] * N), N), model(), num_rounds=2
-    )
+    start(plan_of(selection), still(), model(), rounds=2, selection=selection)
     np.testing.assert_array_equal(looked_at[1], np.full(N, 2.5))
 
 
@@ -524,14 +510,6 @@ def noisy_selection(**changes: Any) -> DPUtilitySelection:
     return DPUtilitySelection(**(fields | changes))
 
 
-def normal_p(sample: np.ndarray) -> float:
-    statistic = float((sample**2).sum())
-    variance = 2 * min(
-        stats.chi2.sf(statistic, sample.size), stats.chi2.cdf(statistic, sample.size)
-    )
-    return float(min(variance, stats.kstest(sample, "norm").pvalue))
-
-
 def answers(noisy: Callable[[Message], Any]) -> Callable[[Iterable[Message]], Iterator[Message]]:
     """Answer utility queries with a MetricRecord of what `noisy` says."""
 
@@ -556,13 +534,13 @@ def test_whoever_does_not_answer_gets_the_null_with_the_same_noise() -> None:
     assert normal_p(noise + 0.1) < ALARM
 
 
+class Middling(NumPyClient):
+    def evaluate(self, parameters: Any, config: Any) -> Any:
+        return 2.0, 1, {}
+
+
 def test_an_answer_of_the_null_has_the_law_of_no_answer() -> None:
     units = 10_000
-
-    class Middling(NumPyClient):
-        def evaluate(self, parameters: Any, config: Any) -> Any:
-            return 2.0, 1, {}
-
     hosted = NodeUnits(client_fn=lambda *_: Middling(), count=lambda *_: units)
     app = numpy_client_app(lambda _: Middling(), units=hosted)
     answer = answer_with_app(app, 1)
@@ -701,18 +679,13 @@ def test_rates_keep_to_their_bounds_and_add_up_to_the_cohort(
     assert at_bounds or rates.sum() == pytest.approx(cohort, rel=1e-9)
 
 
-def test_rates_follow_the_noisy_utilities() -> None:
-    selection = noisy_selection(cohort=1.0, largest_rate=1.0, sharpness=0.5)
+@pytest.mark.parametrize("sharpness", [0.0, 0.5])
+def test_rates_follow_the_noisy_utilities(sharpness: float) -> None:
+    selection = noisy_selection(cohort=1.0, largest_rate=1.0, sharpness=sharpness)
     noisy = [0.0, 1.0, 2.0, 4.0]
     rates = selection.rates(with_utilities(selection, noisy), SecureRandom())
-    weights = np.exp(0.5 * np.array(noisy))
+    weights = np.exp(sharpness * np.array(noisy))
     np.testing.assert_allclose(rates, weights / weights.sum(), rtol=1e-9)
-
-
-def test_no_sharpness_is_uniform() -> None:
-    selection = noisy_selection(cohort=1.0, sharpness=0.0)
-    rates = selection.rates(with_utilities(selection, [0.0, 1.0, 2.0, 4.0]), SecureRandom())
-    np.testing.assert_allclose(rates, 0.25, rtol=1e-9)
 
 
 @pytest.mark.parametrize("huge", [1e3, 1e308])
@@ -775,13 +748,12 @@ def test_a_cohort_above_what_the_rates_reach_is_refused() -> None:
 
 @pytest.mark.parametrize(("rounds", "refresh_every"), [(7, 3), (6, 3), (4, 1), (3, 20)])
 def test_refreshes_ask_the_whole_roster_and_are_as_many_as_declared(
-    open_ledger: Any, rounds: int, refresh_every: int
+    start: Any, rounds: int, refresh_every: int
 ) -> None:
     selection = noisy_selection(refresh_every=refresh_every)
     plan = plan_of(selection, rounds=rounds)
-    ledger = open_ledger(plan)
     grid = reporting(lambda node: {"loss": 0.5 * node})
-    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(grid, model(), num_rounds=rounds)
+    ledger = start(plan, grid, model(), selection=selection).ledger
     refreshes = len(range(1, rounds + 1, refresh_every))
     asked = [
         message.metadata.dst_node_id - FIRST_NODE
@@ -802,7 +774,7 @@ def test_refreshes_ask_the_whole_roster_and_are_as_many_as_declared(
     assert kinds.count("reserve") == kinds.count("commit") == refreshes + rounds
 
 
-def test_a_refresh_is_on_disk_before_anyone_is_asked(open_ledger: Any) -> None:
+def test_a_refresh_is_on_disk_before_anyone_is_asked(open_ledger: Any, start: Any) -> None:
     selection = noisy_selection()
     plan = plan_of(selection)
     ledger = open_ledger(plan)
@@ -815,72 +787,42 @@ def test_a_refresh_is_on_disk_before_anyone_is_asked(open_ledger: Any) -> None:
                 on_disk.append(there.other_releases_spent)
         return inner(message, partition)
 
-    DPFedAvg(plan=plan, ledger=ledger, selection=selection).start(
-        LocalGrid(answer, N), model(), num_rounds=4
-    )
+    start(plan, LocalGrid(answer, N), model(), rounds=4, ledger=ledger, selection=selection)
     assert on_disk == [1] * N + [2] * N
 
 
-def test_silent_nodes_hold_up_a_refresh_no_longer_than_the_timeout(open_ledger: Any) -> None:
+def test_silent_nodes_hold_up_a_refresh_no_longer_than_the_timeout(start: Any) -> None:
     selection = noisy_selection()
-    plan = plan_of(selection)
-    ledger = open_ledger(plan)
     inner = reporting(lambda node: {"loss": 1.0}).answer
-    strategy = DPFedAvg(plan=plan, ledger=ledger, selection=selection)
-    strategy.start(
-        LocalGrid(lambda m, p: None if p < 4 else inner(m, p), N),
-        model(),
-        num_rounds=2,
-        timeout=0.2,
-    )
-    assert strategy.rounds_completed == 2
+    grid = LocalGrid(lambda m, p: None if p < 4 else inner(m, p), N)
+    done = start(plan_of(selection), grid, model(), rounds=2, timeout=0.2, selection=selection)
+    assert done.strategy.rounds_completed == 2
     assert set(nodes(selection.noisy_utilities)) == {FIRST_NODE + node for node in range(N)}
 
 
-def test_several_units_a_node_are_refreshed_and_drawn_one_by_one(open_ledger: Any) -> None:
-    class Quiet(NumPyClient):
+def test_several_units_a_node_are_refreshed_and_drawn_one_by_one(start: Any) -> None:
+    class Quiet(Middling):
         def fit(self, parameters: Any, config: Any) -> Any:
             return parameters, 1, {}
-
-        def evaluate(self, parameters: Any, config: Any) -> Any:
-            return 1.0, 1, {}
 
     hosted = NodeUnits(client_fn=lambda *_: Quiet(), count=lambda *_: 4)
     app = numpy_client_app(lambda _: Quiet(), units=hosted)
     selection = noisy_selection()
     plan = plan_of(selection, units_per_node=4)
-    grid = LocalGrid(answer_with_app(app, 2), 2)
-    strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
-    strategy.start(grid, model(), num_rounds=3)
+    start(plan, LocalGrid(answer_with_app(app, 2), 2), model(), rounds=3, selection=selection)
     assert set(selection.noisy_utilities) == {
         Unit(FIRST_NODE + node, number) for node in range(2) for number in range(4)
     }
 
 
 def test_a_second_start_with_the_same_ledger_ends_before_it_refreshes_too_often(
-    open_ledger: Any,
+    start: Any,
 ) -> None:
-    def plan_to_a_budget(selection: Selection) -> PrivacyPlan:
-        return PrivacyPlan.calibrate(
-            PrivacyBudget(epsilon=8.0, delta=1e-3),
-            rounds=2,
-            num_clients=N,
-            sampling=selection.sampling,
-            clipping_norm=1.0,
-            contribution_check=False,  # these updates are zero
-            other_releases=selection.releases(2),
-        )
-
-    plan = plan_to_a_budget(noisy_selection())
-    ledger = open_ledger(plan)
+    plan = calibrated(noisy_selection(), 2)
     grid = reporting(lambda node: {"loss": 1.0})
-    DPFedAvg(plan=plan, ledger=ledger, selection=noisy_selection()).start(
-        grid, model(), num_rounds=2
-    )
+    ledger = start(plan, grid, model(), selection=noisy_selection()).ledger
     with pytest.raises(PrivacyBudgetExhausted, match="is spent"):
-        DPFedAvg(plan=plan, ledger=ledger, selection=noisy_selection()).start(
-            grid, model(), num_rounds=2
-        )
+        start(plan, grid, model(), ledger=ledger, selection=noisy_selection())
     queries = [m for m in grid.sent if m.metadata.message_type.startswith("query")]
     assert len(queries) == N
     assert ledger.epsilon().best <= 8.0
@@ -963,14 +905,13 @@ def test_ten_of_a_thousand_by_utility_need_twice_the_noise_of_a_secret_tenth(
     assert ours > 2.0 * 0.936 * 0.99
 
 
-def test_an_update_that_is_not_finite_does_not_silence_the_report(open_ledger: Any) -> None:
+def test_an_update_that_is_not_finite_does_not_silence_the_report(start: Any) -> None:
     # One record can spoil a training; the report must move by no more than that record is worth.
     class Diverging(NumPyClient):
         def fit(self, parameters: Any, config: Any) -> Any:
             return [np.full_like(each, np.nan) for each in parameters], 9, {"loss": 4.5}
 
     selection = ExponentialSelection(N, epsilon=0.1)
-    plan = plan_of(selection)
     app = numpy_client_app(lambda _: Diverging())
     told_of: list[Observation] = []
     observe = selection.observe
@@ -981,8 +922,8 @@ def test_an_update_that_is_not_finite_does_not_silence_the_report(open_ledger: A
 
     selection.observe = watched  # type: ignore[method-assign]  # watched
 
-    strategy = DPFedAvg(plan=plan, ledger=open_ledger(plan), selection=selection)
-    strategy.start(LocalGrid(answer_with_app(app, N), N), model(), num_rounds=1)
+    grid = LocalGrid(answer_with_app(app, N), N)
+    start(plan_of(selection), grid, model(), rounds=1, selection=selection)
     assert {seen.utility for seen in told_of} == {4.5}
     assert {seen.update_norm for seen in told_of} == {math.inf}
     assert len(told_of) == N

@@ -55,3 +55,11 @@ def same_law_p(first: np.ndarray, second: np.ndarray) -> float:
     if rare.sum() >= 10:
         cells = np.concatenate([cells, rare], axis=1)
     return float(stats.chi2_contingency(cells).pvalue)
+
+
+def normal_p(sample: np.ndarray) -> float:
+    """Return a p-value of standard normal draws: of their variance, or of their whole law."""
+    statistic = float((sample**2).sum())
+    law = stats.chi2(sample.size)
+    variance = 2 * min(law.sf(statistic), law.cdf(statistic))
+    return float(min(variance, stats.kstest(sample, "norm").pvalue))

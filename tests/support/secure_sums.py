@@ -11,15 +11,14 @@ import numpy as np
 from fl_dp.mechanisms import Segment
 from fl_dp.secagg import (
     Directory,
-    Entry,
     Identity,
     Member,
-    MemoryStore,
     Opened,
     OpenSum,
     Refused,
     Roster,
     SecureNode,
+    SQLiteStore,
     SumTerms,
 )
 
@@ -49,7 +48,7 @@ class Federation:
             )
             roster = Roster(federation="tests", members=tuple(members))
         nodes = [
-            SecureNode(identity, MemoryStore(), name=name, roster=roster, **settings)
+            SecureNode(identity, SQLiteStore(None), name=name, roster=roster, **settings)
             for name, identity in zip(names, identities, strict=True)
         ]
         entries = [node.entry(RUN) for node in nodes]
@@ -163,7 +162,3 @@ def _told(
     _, labels, bundles = opening.question(member)
     online = tuple(sorted(tell(member, frozenset(opening.online))))
     return online, {place: labels[place] for place in online if place in labels}, bundles
-
-
-def entry_of(node: SecureNode, *, epoch: int = 0) -> Entry:
-    return node.entry(RUN, epoch=epoch)

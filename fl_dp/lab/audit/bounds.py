@@ -23,6 +23,7 @@ Reference:
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from scipy.stats import beta, norm
@@ -125,6 +126,23 @@ def most_that_clopper_pearson_shows(
         true_positives=positives, positives=positives, false_positives=0, negatives=negatives
     )
     return epsilon_lower_bound(perfect, alpha=alpha, delta=delta)
+
+
+def largest_refuted(refutes: Callable[[float], bool], *, most: float, within: float) -> float:
+    """Return the largest value up to `most` that is refuted, from below; 0 if not even 0 is.
+
+    Args:
+        refutes: Holds for all values below some value, and for none above.
+        most: Largest value that is tried.
+        within: How far below the true value the result may lie.
+    """
+    if not refutes(0.0):
+        return 0.0
+    low, high = 0.0, most
+    while high - low > within:
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if refutes(middle) else (low, middle)
+    return low
 
 
 def _log_ratio(hit: float, alarm: float) -> float:

@@ -26,9 +26,8 @@ from scipy.stats import binom
 from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.mechanisms.checks import require_probability
 
-from .bounds import gaussian_epsilon_of
+from .bounds import gaussian_epsilon_of, largest_refuted
 from .one_run_curve import mu_of_guesses, refutes
-from .refuted import largest_refuted
 from .verdict import Finding
 
 _LARGEST = 60.0  # epsilon beyond which nobody looks

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from fl_dp.accounting.trade_off import TradeOff, gaussian_trade_off
 from fl_dp.mechanisms.checks import require_probability
 
-from .refuted import largest_refuted
+from .bounds import largest_refuted
 
 _LARGEST_MU = 30.0
 _PLACES = 5000  # of a curve, on either side

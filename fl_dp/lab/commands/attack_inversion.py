@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from fl_dp.commands.console import (
@@ -25,8 +22,8 @@ from fl_dp.commands.console import (
     out,
     print_json,
 )
-from fl_dp.commands.terminal.live import shows_live
 
+from .counted import counted
 from .public_data import DataIsPublic, require_public
 
 if TYPE_CHECKING:
@@ -37,7 +34,6 @@ if TYPE_CHECKING:
 _SHOWS_RECORDS = "this experiment writes records, and what is recovered of them, to a file"
 
 _EXPERIMENT = "experiment=data_recovery"
-_SAID_EVERY = 0.1  # without a terminal, a line for each tenth of the cells
 # Noise that somebody asks for is that of a training; an attack has a list of its own.
 _OF_TRAINING = (
     "privacy.epsilon",
@@ -162,10 +158,8 @@ def _done(job: Job, experiment: Recovery, console: Console) -> list[Found]:
     private_folder(folder)
     found = []
     files = [folder / f"{cell.name}.npz" for cell in experiment.cells]
-    missing = [
-        cell for cell, file in zip(experiment.cells, files, strict=True) if not file.exists()
-    ]
-    with _progress(console, f"attacking {job.title}", len(missing)) as on_cell:
+    missing = [file for file in files if not file.exists()]
+    with counted(console, f"attacking {job.title}", len(missing), "cells") as on_cell:
         for cell, file in zip(experiment.cells, files, strict=True):
             if file.exists():
                 found.append(kept(file))
@@ -174,34 +168,6 @@ def _done(job: Job, experiment: Recovery, console: Console) -> list[Found]:
             keep(found[-1], file)
             on_cell()
     return found
-
-
-@contextmanager
-def _progress(console: Console, title: str, cells: int) -> Iterator[Callable[[], None]]:
-    """Show how many cells are done and the time left: a live bar, or a few plain lines."""
-    if shows_live(console):
-        columns = (
-            TextColumn("{task.description}", markup=False),
-            BarColumn(bar_width=24),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        with Progress(*columns, console=console) as progress:
-            bar = progress.add_task(title, total=cells)
-            yield lambda: progress.advance(bar)
-        return
-    begun, done = time.monotonic(), 0
-    step = max(1, round(cells * _SAID_EVERY))
-
-    def on_cell() -> None:
-        nonlocal done
-        done += 1
-        if done % step == 0 or done == cells:
-            left = (time.monotonic() - begun) / done * (cells - done)
-            text = f"{title}: {done}/{cells} cells, {left:.0f} s left"
-            console.print(text, soft_wrap=True, markup=False)
-
-    yield on_cell
 
 
 def _concluded(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import signal
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -13,7 +12,6 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from fl_dp.commands.console import (
     AsJson,
@@ -26,19 +24,17 @@ from fl_dp.commands.console import (
     print_json,
     warn,
 )
-from fl_dp.commands.terminal.live import shows_live
 
+from .counted import counted
 from .public_data import DataIsPublic, require_public
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from rich.table import Table
 
     from fl_dp.accounting import TradeOff
     from fl_dp.commands.jobs import Job
-    from fl_dp.lab.attacks.membership import OperatingPoint, Roc
-    from fl_dp.lab.membership import Played, Promise
+    from fl_dp.lab.attacks.membership.roc import OperatingPoint, Roc
+    from fl_dp.lab.membership import MembershipPromise, Played
 
 _RATES = (0.001, 0.01)
 _INTERVAL = 0.05  # false-alarm rate of the intervals that are shown
@@ -98,13 +94,14 @@ def membership(
         because = "an attack trains and looks at models that are not released"
         require_public(job.settings, stated=data_is_public, because=because)
         whom = _unit_of(job, unit)
-        from fl_dp.lab.membership import promise_to
+        from fl_dp.lab.membership import play, promise_to
 
         with doing("looking at what is promised"):
             promise = promise_to(job.settings, whom)
         prepare(job)
-        console = err if as_json else out
-        played = _played(job, whom, models, console)
+        title = f"{job.settings.task.name}: training"
+        with counted(err if as_json else out, title, models, "models") as on_model:
+            played = play(job.settings, whom, models=models, on_model=on_model)
         found = _found(job, whom, played, promise)
         drawn = _write(job.path, found)
     if as_json:
@@ -127,38 +124,8 @@ def _unit_of(job: Job, asked: Unit | None) -> str:
     return str(Unit.RECORD if of_records else Unit.CLIENT)
 
 
-def _played(job: Job, unit: str, models: int, console: Console) -> Played:
-    """Train all models, with progress."""
-    from fl_dp.lab.membership import play
-
-    with _counted(console, f"{job.settings.task.name}: training", models) as on_model:
-        return play(job.settings, unit, models=models, on_model=on_model)
-
-
-@contextmanager
-def _counted(console: Console, title: str, total: int) -> Iterator[Callable[[int], None]]:
-    """Show how many models are trained, and how long the others take."""
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeRemainingColumn as Left
-
-    if not shows_live(console):
-        console.print(f"{title} {total} models", markup=False)
-        yield (
-            lambda done: (
-                console.print(f"{title}: model {done}/{total}", markup=False)
-                if done % max(1, total // 4) == 0
-                else None
-            )
-        )
-        return
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), Left())
-    with Progress(*columns, console=console) as progress:
-        bar = progress.add_task(f"{title} models", total=total)
-        yield lambda done: progress.update(bar, completed=done)
-
-
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Found:
+class _MembershipResult:
     """Everything that was found.
 
     Attributes:
@@ -176,9 +143,11 @@ class _Found:
         return [row for row in self.document["attacks"] if row["attack"] == attack]
 
 
-def _found(job: Job, unit: str, played: Played, promise: Promise | None) -> _Found:
+def _found(
+    job: Job, unit: str, played: Played, promise: MembershipPromise | None
+) -> _MembershipResult:
     """Attack every model with every attack."""
-    from fl_dp.lab.attacks.membership import ATTACKS, attacked
+    from fl_dp.lab.attacks.membership.attacks import ATTACKS, attacked
 
     allowed = _allowed(promise)
     rocs = {name: attacked(played.seen, attack) for name, attack in ATTACKS.items()}
@@ -206,7 +175,7 @@ def _found(job: Job, unit: str, played: Played, promise: Promise | None) -> _Fou
         "note": _NOTE,
         "path": str(job.path),
     }
-    return _Found(document=document, rocs=rocs, allowed=allowed)
+    return _MembershipResult(document=document, rocs=rocs, allowed=allowed)
 
 
 _NOTE = (
@@ -215,7 +184,7 @@ _NOTE = (
 )
 
 
-def _allowed(promise: Promise | None) -> dict[str, TradeOff]:
+def _allowed(promise: MembershipPromise | None) -> dict[str, TradeOff]:
     """Return the curves that no attack lies above, the tightest last."""
     if promise is None:
         return {}
@@ -247,10 +216,10 @@ def _row(
     }
 
 
-def _write(path: Path, found: _Found) -> bool:
+def _write(path: Path, found: _MembershipResult) -> bool:
     """Write tables and the picture; return whether there is a picture."""
     from fl_dp.files import private_folder
-    from fl_dp.lab.membership_view import RocCurve, plot_roc
+    from fl_dp.lab.membership_view import plot_roc
 
     document = found.document
     private_folder(path, exist_ok=False)
@@ -260,29 +229,23 @@ def _write(path: Path, found: _Found) -> bool:
         table.writeheader()
         shared = {key: document[key] for key in whole}
         table.writerows({**shared, **row} for row in document["attacks"])
-    curves: dict[str, RocCurve] = {}
     with (path / "roc.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(["attack", "fpr", "tpr"])
         for name, roc in found.rocs.items():
-            fpr, tpr = roc.curve()
-            writer.writerows([name, *pair] for pair in zip(fpr, tpr, strict=True))
-            points = [
-                (row["asked_fpr"], row["tpr"], row["tpr_low"], row["tpr_high"])
-                for row in found.rows(name)
-            ]
-            curves[name] = RocCurve(fpr=fpr, tpr=tpr, points=points)
+            writer.writerows([name, *pair] for pair in zip(*roc.curve(), strict=True))
     return plot_roc(
-        curves,
+        found.rocs,
         found.allowed,
         path / "roc.png",
         title=f"Membership of a {document['unit']}: {document['task']}, {document['model']}, "
         f"{document['models']} models",
-        least=min(_RATES) / 2.0,
+        rates=_RATES,
+        alpha=_INTERVAL,
     )
 
 
-def _show(found: _Found, path: Path, *, drawn: bool) -> None:
+def _show(found: _MembershipResult, path: Path, *, drawn: bool) -> None:
     document = found.document
     out.print(_table(found))
     promised = document["promised"]
@@ -304,7 +267,7 @@ def _show(found: _Found, path: Path, *, drawn: bool) -> None:
         out.print(line, soft_wrap=True, markup=False)
 
 
-def _table(found: _Found) -> Table:
+def _table(found: _MembershipResult) -> Table:
     from rich.table import Table
 
     document = found.document

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Container
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -47,14 +47,20 @@ _FEWER = 10  # games that a broken strategy loses by far need a tenth of the rou
 _RATE, _NODES, _COHORTS = 0.3, 10, 400
 
 
+_LONG = Sent(first=3.0)  # clipped, so that a norm that adapts falls
+_OTHER = {1: _LONG}
+_OPPOSITE = {1: Sent(first=-3.0)}
+_HARDLY_THERE = {0: Sent(first=1e-9)}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Game:
     """Two neighbouring federations; updates in clipping norms.
 
     Attributes:
         name: What differs.
-        without: Who replies what without the unit's contribution.
-        with_unit: Who replies what with it.
+        with_unit: Who replies what with the unit's contribution.
+        without: Who replies what without it.
         nodes: How many clients there are.
         full: Whether all rounds are played, or a tenth.
         spread: Whether updates lie along all coordinates alike, and not along the first.
@@ -62,38 +68,22 @@ class Game:
     """
 
     name: str
-    without: Replies
     with_unit: Replies
-    nodes: int
+    without: Replies = field(default_factory=lambda: _HARDLY_THERE | _OTHER)
+    nodes: int = 2
     full: bool = False
     spread: bool = False
     distance: float = 1.0
 
 
-_LONG = Sent(first=3.0)  # clipped, so that a norm that adapts falls
-_OTHER = {1: _LONG}
-_OPPOSITE = {1: Sent(first=-3.0)}
-
 GAMES = (
-    Game(
-        name="one client moves the sum",
-        without={0: Sent(first=1e-9)} | _OTHER,
-        with_unit={0: Sent(first=1.0)} | _OTHER,
-        nodes=2,
-        full=True,
-    ),
+    Game(name="one client moves the sum", with_unit={0: Sent(first=1.0)} | _OTHER, full=True),
     Game(
         name="one update is zero",
         without={0: Sent(first=0.0)} | _OPPOSITE,
         with_unit={0: Sent(first=1.0)} | _OPPOSITE,
-        nodes=2,
     ),
-    Game(
-        name="one update is long",
-        without={0: Sent(first=1e-9)} | _OTHER,
-        with_unit={0: Sent(first=2e6)} | _OTHER,
-        nodes=2,
-    ),
+    Game(name="one update is long", with_unit={0: Sent(first=2e6)} | _OTHER),
     Game(
         name="one client is silent",
         without={n: Sent(first=-1.0) for n in (1, 2, 3)},
@@ -102,28 +92,19 @@ GAMES = (
     ),
     Game(
         name="one client claims a billion records",
-        without={0: Sent(first=1e-9), 1: Sent(first=-1.0)},
+        without=_HARDLY_THERE | {1: Sent(first=-1.0)},
         with_unit={0: Sent(first=1.0, examples=10**9), 1: Sent(first=-1.0)},
-        nodes=2,
     ),
-    Game(
-        name="one update is not finite",
-        without={0: Sent(first=1e-9)} | _OTHER,
-        with_unit={0: Sent(first=math.nan)} | _OTHER,
-        nodes=2,
-    ),
+    Game(name="one update is not finite", with_unit={0: Sent(first=math.nan)} | _OTHER),
     Game(
         name="one update is long in every coordinate",
-        without={0: Sent(first=1e-9)} | _OTHER,
         with_unit={0: Sent(first=2e6)} | _OTHER,
-        nodes=2,
         spread=True,
     ),
     Game(
         name="one client's update is replaced",
         without={0: Sent(first=-2e6)} | _OTHER,
         with_unit={0: Sent(first=2e6)} | _OTHER,
-        nodes=2,
         distance=2.0,
     ),
 )

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 
-from fl_dp.app.settings.checks import at_least, distinct, positive
+from fl_dp.app.settings.checks import at_least, distinct, one_of, positive
 from fl_dp.lab.attacks.inversion.names import ATTACKS, THREATS
 from fl_dp.option_errors import OptionError
 
@@ -75,6 +74,4 @@ class RecoverySettings:
 def _some_of(key: str, names: list[str] | None, known: tuple[str, ...]) -> None:
     distinct(key, names, least=1)
     for name in names or ():
-        if name not in known:
-            nearest = "".join(f": did you mean {n}?" for n in get_close_matches(name, known, 1))
-            raise ValueError(f"{key} must be some of {', '.join(known)}, got '{name}'{nearest}")
+        one_of(key, name, known)

@@ -25,7 +25,8 @@ from fl_dp.strategies import ask_federation
 from . import TRIAL_VALUES
 from .candidates import as_chosen, candidates_of
 from .priced import vote_of
-from .scores import public_scores, rounds_of, trials_config
+from .scores import public_scores, trials_config
+from .trial import TrialRounds
 
 CHOICE = "choice of hyper-parameters"
 """Name of the vote in the ledger."""
@@ -107,7 +108,12 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
             "charged and is not made twice; start a new run, with what is left of the budget"
         )
     candidates = candidates_of(settings)
-    rounds = rounds_of(ledger.plan, tune_of(settings).rounds)
+    # The trials' rounds have the noise of the plan's round with the least.
+    rounds = TrialRounds(
+        most=tune_of(settings).rounds,
+        multiplier=ledger.plan.noise_multiplier,
+        denominator=ledger.plan.denominator,
+    )
     ballot, paid = vote_of(settings), None
     if ballot is None:
         winner = int(np.argmax(public_scores(candidates, rounds)))

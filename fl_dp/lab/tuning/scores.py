@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 
 from fl_dp.app.settings import SETTINGS_KEY, Settings
 from fl_dp.app.workload import data_of_unit, dataset_of, model_of
-from fl_dp.plan import PrivacyPlan
 from fl_dp.tasks.datasets import Dataset
 
 from .trial import TrialRounds, trial_score
@@ -37,11 +36,6 @@ def trials_config(candidates: Sequence[Settings], rounds: TrialRounds) -> Config
             _ROUNDS_KEY: json.dumps(asdict(rounds)),
         }
     )
-
-
-def rounds_of(plan: PrivacyPlan, most: int) -> TrialRounds:
-    """Return at most so many rounds of a trial, with the noise of those of a plan with least."""
-    return TrialRounds(most=most, multiplier=plan.noise_multiplier, denominator=plan.denominator)
 
 
 def scores_of_unit(

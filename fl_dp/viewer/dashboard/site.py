@@ -21,7 +21,7 @@ from fastapi.responses import (
     Response,
     StreamingResponse,
 )
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from jinja2 import Environment
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp
@@ -38,6 +38,8 @@ from fl_dp.viewer.found_runs import (
     read_image,
     thinned,
 )
+from fl_dp.viewer.found_runs.untrusted import texts
+from fl_dp.viewer.jinja import environment
 
 from .access import SESSION_SECONDS, Door, TooManyGuesses, WrongToken
 from .gauges import MOST_FOUND, Gauges
@@ -47,7 +49,7 @@ from .shown_runs import (
     MOST_COMPARED,
     PAGE,
     SORTS,
-    Wanted,
+    RunFilter,
     advice_for,
     differences,
     multipliers_of,
@@ -144,13 +146,7 @@ class _Pages:
             tick=self.dashboard.tick,
         )
         self.gauges = Gauges(locations=self.dashboard.ledgers, root=self.dashboard.runs.root)
-        self.templates = Environment(
-            loader=FileSystemLoader(_HERE / "templates"),
-            autoescape=True,
-            undefined=StrictUndefined,
-            trim_blocks=True,
-            lstrip_blocks=True,
-        )
+        self.templates = environment(_HERE / "templates")
         self.templates.filters["address"] = lambda name: quote(str(name), safe="/")
 
     def routes(self) -> FastAPI:
@@ -217,7 +213,7 @@ class _Pages:
 
     def runs(self, request: Request) -> Response:
         query = request.query_params
-        wanted = Wanted(
+        wanted = RunFilter(
             words=query.get("q", ""),
             state=query.get("state", ""),
             task=query.get("task", ""),
@@ -277,7 +273,7 @@ class _Pages:
             live=mine or card.state in (RunState.RUNNING, RunState.SILENT),
             planned=planned_and_done(run),
             promise=promise(run.statement or {}),
-            not_covered=_texts((run.statement or {}).get("not_covered")),
+            not_covered=texts((run.statement or {}).get("not_covered")),
             images=[(name, image) for image in images_of(root, name)]
             + [
                 (card.sweep, image) for image in (images_of(root, card.sweep) if card.sweep else ())
@@ -500,7 +496,3 @@ def _found_or_404() -> Iterator[None]:
         yield
     except (OSError, ValueError):
         raise HTTPException(404) from None
-
-
-def _texts(value: object) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []

@@ -49,7 +49,7 @@ class NotStarted(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price:
+class PricedRequest:
     """What a simulation would spend, as `fl-dp plan` computes it.
 
     Attributes:
@@ -120,23 +120,23 @@ class StartedRuns:
 
     root: Path
     command: Sequence[str] = _COMMAND
-    _priced: dict[str, Price] = field(default_factory=dict)
+    _priced: dict[str, PricedRequest] = field(default_factory=dict)
     _started: dict[str, Started] = field(default_factory=dict)
     _starting: threading.Lock = field(default_factory=threading.Lock)
     _pricing: threading.Lock = field(default_factory=threading.Lock)
 
-    def price(self, request: Request) -> Price:
+    def price(self, request: Request) -> PricedRequest:
         """Return what a simulation would spend; nothing is trained.
 
         Raises:
             NotPriced: If it would be refused.
         """
-        price = Price(key=secrets.token_urlsafe(16), request=request)
+        price = PricedRequest(key=secrets.token_urlsafe(16), request=request)
         if request.promises:
             with self._pricing:  # a calibration keeps a processor busy
                 document, warnings = self._plan(request.overrides)
             records = document.get("records")
-            price = Price(
+            price = PricedRequest(
                 key=price.key,
                 request=request,
                 epsilon=_quoted_epsilon(document),
@@ -232,7 +232,7 @@ class StartedRuns:
             raise NotPriced(f"no price after {_LONGEST_PRICING:.0f} seconds") from None
         lines = answer.stderr.splitlines()
         if answer.returncode != 0:
-            errors = [_after("error: ", line) for line in lines if line.startswith("error: ")]
+            errors = _told(lines, "error: ")
             raise NotPriced(
                 errors[-1] if errors else f"`fl-dp plan` ended {answer.returncode}",
                 _keys_in(answer.stdout),
@@ -241,10 +241,7 @@ class StartedRuns:
             document = json.loads(answer.stdout)
         except ValueError:
             raise NotPriced("`fl-dp plan` printed no JSON") from None
-        warnings = tuple(
-            _after("warning: ", line) for line in lines if line.startswith("warning: ")
-        )
-        return document, warnings
+        return document, tuple(_told(lines, "warning: "))
 
 
 def _environment() -> dict[str, str]:
@@ -264,5 +261,6 @@ def _keys_in(printed: str) -> list[str]:
         return []
 
 
-def _after(prefix: str, line: str) -> str:
-    return line.removeprefix(prefix).strip()
+def _told(lines: Sequence[str], prefix: str) -> list[str]:
+    """Return what the lines with a prefix say after it."""
+    return [line.removeprefix(prefix).strip() for line in lines if line.startswith(prefix)]

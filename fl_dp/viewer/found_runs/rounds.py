@@ -6,9 +6,11 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeVar
 
 from .untrusted import Unreadable, number, opened, parsed_json, shown
+
+T = TypeVar("T")
 
 METRICS = "metrics.jsonl"
 _LONGEST_LINE = 1 << 16
@@ -122,8 +124,8 @@ def rounds_of(text: bytes, *, last_alone: bool = False) -> ReadRounds:
     return ReadRounds(rounds=tuple(reversed(rounds)), planned=planned, problems=problems)
 
 
-def thinned(rounds: Sequence[Round], most: int) -> list[Round]:
-    """Return at most so many of the rounds, evenly, the first and the last among them."""
+def thinned(rounds: Sequence[T], most: int) -> list[T]:
+    """Return at most `most` rounds, or their points, evenly, the first and the last among them."""
     if len(rounds) <= most:
         return list(rounds)
     if most < 2:

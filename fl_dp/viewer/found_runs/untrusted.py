@@ -145,6 +145,11 @@ def shown(text: str) -> str:
     return text if text.isprintable() else "".join(c if c.isprintable() else "�" for c in text)
 
 
+def texts(value: object) -> list[str]:
+    """Return the texts of a list, and none for anything else."""
+    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
+
+
 def number(value: object) -> float | None:
     """Return a finite number as a float, and None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):

@@ -8,16 +8,15 @@ from scipy.stats import binom, norm
 from sklearn.metrics import roc_auc_score
 
 from fl_dp.accounting import epsilon_delta_trade_off, gaussian_trade_off
-from fl_dp.lab.attacks.membership import (
-    ATTACKS,
+from fl_dp.lab.attacks.membership.attacks import ATTACKS, attacked
+from fl_dp.lab.attacks.membership.lira import lira
+from fl_dp.lab.attacks.membership.observations import (
     Observations,
-    Roc,
-    attacked,
     logit_confidence,
     mean_per_client,
 )
-from fl_dp.lab.attacks.membership.lira import lira
 from fl_dp.lab.attacks.membership.rmia import rmia
+from fl_dp.lab.attacks.membership.roc import Roc
 
 FALSE_ALARM = 1e-6
 SHIFT = 3.0  # deviations by which training on a candidate raises its confidence

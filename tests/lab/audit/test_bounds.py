@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from fl_dp.lab.audit import (
+from fl_dp.lab.audit.bounds import (
     Confusion,
     clopper_pearson,
     epsilon_lower_bound,
     gaussian_epsilon_of,
     gdp_lower_bound,
+    most_that_clopper_pearson_shows,
 )
-from fl_dp.lab.audit.bounds import most_that_clopper_pearson_shows
 
 DELTA = 1e-5
 

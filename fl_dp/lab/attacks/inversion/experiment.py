@@ -6,6 +6,7 @@ seconds, and what it found can be kept, so that an experiment which was stopped 
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -23,28 +24,30 @@ from fl_dp.tasks.models import build_model
 from .analytic import AnalyticInversion, first_linear
 from .attack import Attack, PixelRange, Recovered
 from .deep_leakage import DeepLeakage
-from .image_metrics import matched, mse, psnr, ssim
+from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
 from .inverting_gradients import InvertingGradients
 from .names import ATTACKS, THREATS, WITH_NOISE
-from .networks import changed
-from .observation import LocalTraining, Records
-from .prior import Prior
+from .observation import ClientRecords, LocalTraining
 from .threats import (
-    CentralNoise,
-    ClientNoise,
     DPSGDUpdate,
+    NoisyUpdate,
     RawUpdate,
-    SecureSum,
+    ReleasedModel,
     ThreatModel,
+    UpdateSum,
 )
 
+NETWORKS = ("plain", "dropout", "batch_norm")
+"""What `changed` makes of a model."""
+
+_DROPPED = 0.5
 _PRIOR_IMAGES = 5000
 _BATCHES, _EPOCHS = (1, 4, 16, 64), (1, 4, 16)
 _NORMALISED = 8  # records of the batches whose statistics are used, and of their control
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class RecoveryCell:
     """One attack on one threat model, on the images of one seed.
 
     Attributes:
@@ -169,11 +172,11 @@ class Recovery:
         return max(self.records, *_BATCHES) if self.resistance else self.records
 
     @cached_property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[RecoveryCell, ...]:
         """Everything that there is to do, the same list for the same settings."""
         return tuple(dict.fromkeys(self._cells()))
 
-    def _cells(self) -> Iterator[Cell]:
+    def _cells(self) -> Iterator[RecoveryCell]:
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             for attack in self.attacks:
                 for threat in self.threats:
@@ -181,11 +184,11 @@ class Recovery:
                 if self.resistance and attack != "analytic":
                     yield from _resisting(attack, seed)
 
-    def _cells_of(self, threat: str, attack: str, seed: int) -> Iterator[Cell]:
+    def _cells_of(self, threat: str, attack: str, seed: int) -> Iterator[RecoveryCell]:
         epochs = self.epochs if threat == "local_steps" else 1
         levels = self.noise_multipliers if threat in WITH_NOISE else (0.0,)
         for level in levels:
-            yield Cell(
+            yield RecoveryCell(
                 part="noise",
                 threat=threat,
                 attack=attack,
@@ -195,7 +198,7 @@ class Recovery:
                 epochs=epochs,
             )
 
-    def run(self, cell: Cell) -> Found:
+    def run(self, cell: RecoveryCell) -> Found:
         """Attack the images of one cell."""
         victims, others = self._clients(cell)
         threat, network = self._threat(cell), self._network(cell.seed, cell.network)
@@ -227,7 +230,7 @@ class Recovery:
         others = attacked + (self.cohort - 1) * self.records
         return order[:attacked], order[attacked:others], order[others:][:_PRIOR_IMAGES]
 
-    def _clients(self, cell: Cell) -> tuple[list[Records], list[Records]]:
+    def _clients(self, cell: RecoveryCell) -> tuple[list[ClientRecords], list[ClientRecords]]:
         attacked, others, _ = self._rows(cell.seed)
         victims = attacked.reshape(self.images, -1)[:, : cell.records]
         return (
@@ -235,8 +238,8 @@ class Recovery:
             [self._records(rows) for rows in others.reshape(self.cohort - 1, self.records)],
         )
 
-    def _records(self, rows: NDArray[np.int64]) -> Records:
-        return Records(
+    def _records(self, rows: NDArray[np.int64]) -> ClientRecords:
+        return ClientRecords(
             features=torch.from_numpy(np.asarray(self.dataset.features(rows), dtype=np.float32)),
             labels=torch.from_numpy(self.dataset.labels(rows)),
         )
@@ -252,7 +255,7 @@ class Recovery:
             )
         return changed(built, network)
 
-    def _threat(self, cell: Cell) -> ThreatModel:
+    def _threat(self, cell: RecoveryCell) -> ThreatModel:
         training = LocalTraining(learning_rate=self.learning_rate, epochs=cell.epochs)
         noise: dict[str, Any] = {
             "training": training,
@@ -265,14 +268,14 @@ class Recovery:
             case "clipped":
                 return RawUpdate(training=training, clipping_norm=self.clipping_norm)
             case "secure_sum":
-                return SecureSum(**noise | {"noise_multiplier": None, "cohort": self.cohort})
+                return UpdateSum(**noise | {"noise_multiplier": None, "cohort": self.cohort})
             case "secure_sum_noise":
-                return SecureSum(**noise, cohort=self.cohort)
+                return UpdateSum(**noise, cohort=self.cohort)
             case "client_noise":
-                return ClientNoise(**noise)
+                return NoisyUpdate(**noise)
             case "released" | "released_others_known":
                 known = cell.threat == "released_others_known"
-                return CentralNoise(**noise, knows_others=known)
+                return ReleasedModel(**noise, knows_others=known)
             case "dp_sgd":
                 return DPSGDUpdate(**noise | {"clipping_norm": self.record_clipping_norm})
         raise ValueError(f"there is no threat {cell.threat!r}: write one of {', '.join(THREATS)}")
@@ -289,13 +292,13 @@ class Recovery:
 
     def _measured(
         self,
-        cell: Cell,
+        cell: RecoveryCell,
         threat: ThreatModel,
-        victims: Sequence[Records],
+        victims: Sequence[ClientRecords],
         recovered: Sequence[Recovered],
     ) -> Found:
-        prior = self._prior(cell.seed)
-        mean = prior.mean_image
+        others = self._other_images(cell.seed)
+        mean = mean_image(others)
         rows, truths, found, nearest = [], [], [], []
         epsilon = threat.epsilon(self.delta)
         for number, (victim, made) in enumerate(zip(victims, recovered, strict=True)):
@@ -303,7 +306,7 @@ class Recovery:
             images = self.pixels.to_unit(made.features).numpy()
             for place, match in enumerate(matched(images, truth)):
                 image, label = truth[place], int(victim.labels[place])
-                near = prior.nearest(image)
+                near = nearest_image(others, image)
                 rows.append(
                     {
                         "part": cell.part,
@@ -337,14 +340,45 @@ class Recovery:
             mean=mean,
         )
 
-    def _prior(self, seed: int) -> Prior:
+    def _other_images(self, seed: int) -> NDArray[np.float32]:
+        """Return images that the adversary holds, none of them attacked."""
         features = self.dataset.features(self._rows(seed)[2]).astype(np.float32)
-        return Prior(images=self.pixels.to_unit(torch.from_numpy(features)).numpy())
+        return self.pixels.to_unit(torch.from_numpy(features)).numpy()
 
 
-def _resisting(attack: str, seed: int) -> Iterator[Cell]:
+def changed(model: nn.Sequential, network: str) -> nn.Sequential:
+    """Return a network with the same layers, and others that leave an adversary less to match.
+
+    These are victims to attack. Statistics of the batch mix records, so no private training has
+    them.
+
+    Args:
+        model: Layers in order; they are shared with what is returned.
+        network: `plain` changes nothing. `dropout` drops half of the activations, by coins that the
+            adversary does not see. `batch_norm` normalises activations by the mean and deviation of
+            their batch, which the adversary can only compute from its own guesses.
+
+    Raises:
+        ValueError: If there is no such network.
+    """
+    if network not in NETWORKS:
+        raise ValueError(f"there is no network {network!r}: write one of {', '.join(NETWORKS)}")
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    for number, (name, layer) in enumerate(model.named_children()):
+        last = number == len(model) - 1
+        layers[name] = layer
+        if network == "batch_norm" and isinstance(layer, nn.Linear) and not last:
+            # No running statistics: the batch's own, in whatever mode.
+            norm = nn.BatchNorm1d(layer.out_features, track_running_stats=False)
+            layers[f"{name}_norm"] = norm
+        if network == "dropout" and isinstance(layer, nn.ReLU):
+            layers[f"{name}_dropout"] = nn.Dropout(_DROPPED)
+    return nn.Sequential(layers)
+
+
+def _resisting(attack: str, seed: int) -> Iterator[RecoveryCell]:
     """Yield what resists without noise, and what it is compared with."""
-    raw = Cell(part="batch", threat="raw", attack=attack, seed=seed)
+    raw = RecoveryCell(part="batch", threat="raw", attack=attack, seed=seed)
     for records in _BATCHES:
         yield replace(raw, records=records)
     for epochs in _EPOCHS:

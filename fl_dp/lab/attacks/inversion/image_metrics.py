@@ -1,5 +1,8 @@
 """Likeness of a recovered image to the true one: MSE, PSNR, SSIM. Pixels lie between 0 and 1.
 
+`mean_image` and `nearest_image` guess without seeing an update: a recovery that does no better
+shows nothing.
+
 Reference:
     Wang et al. 2004, "Image Quality Assessment: From Error Visibility to Structural Similarity",
     equations 13 to 17.
@@ -73,6 +76,32 @@ def matched(recovered: NDArray[np.floating], truth: NDArray[np.floating]) -> NDA
     costs = [[mse(one, other) for other in recovered] for one in truth]
     _, places = linear_sum_assignment(np.asarray(costs))
     return places.astype(np.int64)
+
+
+def mean_image(images: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Return the mean of other images, the guess without sight that has the least expected MSE.
+
+    Args:
+        images: Of the same kind as the private ones, `(n, channels, height, width)`.
+    """
+    mean: NDArray[np.float32] = images.mean(0, dtype=np.float64).astype(np.float32)
+    return mean
+
+
+def nearest_image(images: NDArray[np.float32], private: Image) -> NDArray[np.float32]:
+    """Return the image with the least MSE to a private one.
+
+    No adversary can choose it without knowing the private one, so this baseline disadvantages the
+    attack: a recovery that beats it shows this image, not merely one of its kind.
+
+    Args:
+        images: As for `mean_image`.
+        private: The true image.
+    """
+    differences = images - private.astype(np.float32)
+    squares = np.einsum("nchw,nchw->n", differences, differences)
+    found: NDArray[np.float32] = images[int(squares.argmin())]
+    return found
 
 
 def _windows(image: Image) -> NDArray[np.float64]:

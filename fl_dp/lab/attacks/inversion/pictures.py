@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -49,7 +50,7 @@ def draw_recovery(summaries: Sequence[Summary], target: Path, *, title: str) -> 
     for threat in dict.fromkeys(each.threat for each in noisy):
         best = strongest([each for each in noisy if each.threat == threat])
         colour = COLOURS[WITH_NOISE.index(threat) % len(COLOURS)]
-        for axes, key in ((by_noise, _noise), (by_epsilon, _epsilon)):
+        for axes, key in ((by_noise, "noise_multiplier"), (by_epsilon, "epsilon")):
             _line(axes, best, key, colour, WORDS[threat] if axes is by_noise else "")
     for axes in (by_noise, by_epsilon):
         _baselines(axes, noisy, named=axes is by_noise)
@@ -86,15 +87,15 @@ def draw_resistance(summaries: Sequence[Summary], target: Path, *, title: str) -
         return False
     figure, (batch, epochs, network) = made
     for axes, part, key, label in (
-        (batch, "batch", _records, "images of the update"),
-        (epochs, "epochs", _epochs, "local steps on one image"),
+        (batch, "batch", "records", "images of the update"),
+        (epochs, "epochs", "epochs", "local steps on one image"),
     ):
         for number, attack in enumerate(dict.fromkeys(each.attack for each in parts[part])):
             of_attack = [each for each in parts[part] if each.attack == attack]
             _line(axes, of_attack, key, COLOURS[number], attack.replace("_", " "))
         _baselines(axes, parts[part])
         axes.set(xscale="log", xlabel=label, ylabel="PSNR in dB")
-        places = sorted({int(key(each)) for each in parts[part]})
+        places = sorted({getattr(each, key) for each in parts[part]})
         axes.set_xticks(places, [str(each) for each in places])
         axes.minorticks_off()
     best = strongest(parts["network"], by=lambda each: (each.network, each.records))
@@ -170,16 +171,11 @@ def strongest(
     return list(best.values())
 
 
-def _line(
-    axes: Axes,
-    summaries: Sequence[Summary],
-    key: Callable[[Summary], float],
-    colour: str,
-    label: str,
-) -> None:
-    each = sorted((one for one in summaries if math.isfinite(key(one))), key=key)
+def _line(axes: Axes, summaries: Sequence[Summary], key: str, colour: str, label: str) -> None:
+    value = attrgetter(key)
+    each = sorted((one for one in summaries if math.isfinite(value(one))), key=value)
     axes.errorbar(
-        [key(one) for one in each],
+        [value(one) for one in each],
         [_shown(one) for one in each],
         yerr=[one.deviations["psnr"] for one in each],
         color=colour,
@@ -212,19 +208,3 @@ def _count(records: int) -> str:
 
 def _shown(summary: Summary) -> float:
     return min(summary.means["psnr"], _EXACT)
-
-
-def _noise(summary: Summary) -> float:
-    return summary.noise_multiplier
-
-
-def _epsilon(summary: Summary) -> float:
-    return summary.epsilon
-
-
-def _records(summary: Summary) -> float:
-    return float(summary.records)
-
-
-def _epochs(summary: Summary) -> float:
-    return float(summary.epochs)

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import torch
@@ -26,7 +26,6 @@ from fl_dp.accounting import (
     PrivacyBudget,
     PrivacyEvent,
     epsilon,
-    event_of,
     shared_noise_multiplier,
 )
 from fl_dp.mechanisms import (
@@ -43,16 +42,32 @@ from fl_dp.mechanisms import (
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.training import train_locally
 
-from .observation import LocalTraining, Observation, Records, flat_parameters
+from .observation import ClientRecords, LocalTraining, Observation, flat_parameters
 
 _WORD_BITS = 32  # of a secure sum
 _SHARE_SCALE = 2.0**20  # grid steps of one share of noise: rounding is far below it
 _NEVER_BINDING = PrivacyBudget(epsilon=1e12, delta=1e-5)
 
 
+class Shown(NamedTuple):
+    """What an adversary is shown of a round.
+
+    Attributes:
+        update: Of one client, or the mean of several, float64 `(d,)`.
+        of: The clients whose updates are in it.
+        clipping_norm: L2 bound on the update of one client; None: none, or several are in it.
+    """
+
+    update: NDArray[np.float64]
+    of: Sequence[ClientRecords]
+    clipping_norm: float | None = None
+
+
 @dataclass(frozen=True, kw_only=True)
 class ThreatModel(ABC):
     """What an adversary sees of one round of a client, the first of those that take part.
+
+    A threat model of your own says in `shown` what becomes of the clients' updates.
 
     Attributes:
         training: Of each client.
@@ -61,11 +76,10 @@ class ThreatModel(ABC):
     training: LocalTraining
     unit: ClassVar[str] = "one client"
 
-    @abstractmethod
     def observe(
         self,
         model: nn.Module,
-        clients: Sequence[Records],
+        clients: Sequence[ClientRecords],
         *,
         seed: int,
         rng: SecureRandom | None = None,
@@ -81,6 +95,44 @@ class ThreatModel(ABC):
         Raises:
             ValueError: If there is no client, or fewer than the threat needs.
         """
+        least = self._takes or 1
+        if len(clients) < least:
+            raise ValueError(
+                f"{type(self).__name__} is about {least} clients or more, got {len(clients)}"
+            )
+        taken, random = clients[: self._takes], rng or SecureRandom()
+        updates = [
+            self._update(model, records, seed + place, random)
+            for place, records in enumerate(taken)
+        ]
+        seen = self.shown(updates, taken, random)
+        return Observation(
+            model=model,
+            update=torch.from_numpy(seen.update),
+            training=self.training,
+            records=sum(map(len, seen.of)),
+            clipping_norm=seen.clipping_norm,
+        )
+
+    @abstractmethod
+    def shown(
+        self,
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
+    ) -> Shown:
+        """Return what the adversary sees of the clients' updates.
+
+        Args:
+            updates: What each client's training changes, `(d,)`.
+            clients: They.
+            rng: Of noise that protects.
+        """
+
+    @property
+    def _takes(self) -> int | None:
+        """How many clients the adversary sees something of; None: all."""
+        return 1
 
     def releases(self) -> tuple[PrivacyEvent, int] | None:
         """Return the event that charges for what is seen, and how often; None: no promise."""
@@ -91,8 +143,11 @@ class ThreatModel(ABC):
         charged = self.releases()
         return math.inf if charged is None else epsilon(dict([charged]), delta).best
 
-    def _update(self, model: nn.Module, records: Records, seed: int) -> NDArray[np.float64]:
+    def _update(
+        self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
+    ) -> NDArray[np.float64]:
         """Return what one client's training changes, `(d,)`."""
+        del rng
         trained = copy.deepcopy(model)
         # Dropout draws from torch's global generator, which stays as it was.
         with torch.random.fork_rng(devices=[]):
@@ -108,30 +163,6 @@ class ThreatModel(ABC):
             )
         return _difference(trained, model)
 
-    def _updates(
-        self, model: nn.Module, clients: Sequence[Records], seed: int, *, least: int
-    ) -> list[NDArray[np.float64]]:
-        if len(clients) < least:
-            raise ValueError(
-                f"{type(self).__name__} is about {least} clients or more, got {len(clients)}"
-            )
-        return [self._update(model, records, seed + place) for place, records in enumerate(clients)]
-
-    def _seen(
-        self,
-        model: nn.Module,
-        update: NDArray[np.float64],
-        records: int,
-        clipping_norm: float | None = None,
-    ) -> Observation:
-        return Observation(
-            model=model,
-            update=torch.from_numpy(update),
-            training=self.training,
-            records=records,
-            clipping_norm=clipping_norm,
-        )
-
 
 @dataclass(frozen=True, kw_only=True)
 class RawUpdate(ThreatModel):
@@ -143,54 +174,49 @@ class RawUpdate(ThreatModel):
 
     clipping_norm: float | None = None
 
-    def observe(
+    def shown(
         self,
-        model: nn.Module,
-        clients: Sequence[Records],
-        *,
-        seed: int,
-        rng: SecureRandom | None = None,
-    ) -> Observation:
-        """Return the first client's update. See `ThreatModel.observe`."""
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
+    ) -> Shown:
+        """Return the client's update. See `ThreatModel.shown`."""
         del rng
-        [update] = self._updates(model, clients[:1], seed, least=1)
+        [update] = updates
         if self.clipping_norm is not None:
             update = clip_by_norm(update, self.clipping_norm)
-        return self._seen(model, update, len(clients[0]), self.clipping_norm)
+        return Shown(update, clients, self.clipping_norm)
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientNoise(ThreatModel):
+class NoisyUpdate(ThreatModel):
     """A server that gets each update with noise of the client's own (`privacy=local`).
 
     Attributes:
         clipping_norm: Bound on the update, in the scheme's norm.
         noise_multiplier: Of the scheme.
-        scheme: `gaussian`, `laplace` or `exponential`.
+        scheme: A name of `fl_dp.mechanisms.schemes.SCHEMES`.
     """
 
     clipping_norm: float
     noise_multiplier: float
     scheme: str = "gaussian"
 
-    def observe(
+    def shown(
         self,
-        model: nn.Module,
-        clients: Sequence[Records],
-        *,
-        seed: int,
-        rng: SecureRandom | None = None,
-    ) -> Observation:
-        """Return what the first client sends. See `ThreatModel.observe`."""
-        [update] = self._updates(model, clients[:1], seed, least=1)
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
+    ) -> Shown:
+        """Return what the client sends. See `ThreatModel.shown`."""
+        [update] = updates
         scheme = self._mechanism
-        sent = scheme.privatize(update, rng or SecureRandom())
         l2_bound = self.clipping_norm if scheme.clipping is Norm.L2 else None
-        return self._seen(model, sent, len(clients[0]), l2_bound)
+        return Shown(scheme.privatize(update, rng), clients, l2_bound)
 
     def releases(self) -> tuple[PrivacyEvent, int]:
         """Return the charge of one message."""
-        return event_of(self._mechanism), 1
+        return self._mechanism.event(), 1
 
     @property
     def _mechanism(self) -> ClientScheme:
@@ -202,7 +228,7 @@ class ClientNoise(ThreatModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralNoise(ThreatModel):
+class ReleasedModel(ThreatModel):
     """Somebody who gets the released model, to which a trusted server has added the noise.
 
     Attributes:
@@ -216,27 +242,27 @@ class CentralNoise(ThreatModel):
     noise_multiplier: float
     knows_others: bool = False
 
-    def observe(
+    def shown(
         self,
-        model: nn.Module,
-        clients: Sequence[Records],
-        *,
-        seed: int,
-        rng: SecureRandom | None = None,
-    ) -> Observation:
-        """Return the mean update of the released model. See `ThreatModel.observe`."""
-        updates = self._updates(model, clients, seed, least=1)
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
+    ) -> Shown:
+        """Return the mean update of the released model. See `ThreatModel.shown`."""
         mechanism = GaussianMechanism(
             noise_multiplier=self.noise_multiplier, clipping_norm=self.clipping_norm
         )
         encoded = [mechanism.encode(update) for update in updates]
         total = np.sum(encoded, axis=0)
-        released = mechanism.release(total, mechanism.noise(total.size, rng or SecureRandom()))
+        released = mechanism.release(total, mechanism.noise(total.size, rng))
         if self.knows_others:
             others = np.sum(encoded[1:], axis=0) * mechanism.grid if encoded[1:] else 0.0
-            return self._seen(model, released - others, len(clients[0]), self.clipping_norm)
-        records = sum(len(each) for each in clients)
-        return self._seen(model, released / len(clients), records)
+            return Shown(released - others, clients[:1], self.clipping_norm)
+        return Shown(released / len(clients), clients)
+
+    @property
+    def _takes(self) -> None:
+        return None
 
     def releases(self) -> tuple[PrivacyEvent, int]:
         """Return the charge of one round."""
@@ -244,7 +270,7 @@ class CentralNoise(ThreatModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureSum(ThreatModel):
+class UpdateSum(ThreatModel):
     """A server that sees the sum of all clients' values alone (`privacy=distributed`).
 
     Masks cancel out in the sum, so what the server sees is what the shares add up to.
@@ -269,25 +295,24 @@ class SecureSum(ThreatModel):
         if self.cohort < 2:
             raise ValueError(f"cohort must be at least 2, got {self.cohort}: one client is no sum")
 
-    def observe(
+    def shown(
         self,
-        model: nn.Module,
-        clients: Sequence[Records],
-        *,
-        seed: int,
-        rng: SecureRandom | None = None,
-    ) -> Observation:
-        """Return the sum over all clients, divided by their number. See `ThreatModel.observe`."""
-        updates = self._updates(model, clients[: self.cohort], seed, least=self.cohort)
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
+    ) -> Shown:
+        """Return the sum over all clients, divided by their number. See `ThreatModel.shown`."""
         share = self._share(updates[0].size)
-        random = rng or SecureRandom()
         total = sum(
-            (share.encode([clip_by_norm(each, self.clipping_norm)], random) for each in updates),
+            (share.encode([clip_by_norm(each, self.clipping_norm)], rng) for each in updates),
             start=np.zeros(share.size, dtype=np.int64),
         )
         [opened] = share.decode(total)
-        records = sum(len(each) for each in clients[: self.cohort])
-        return self._seen(model, opened / self.cohort, records)
+        return Shown(opened / self.cohort, clients)
+
+    @property
+    def _takes(self) -> int:
+        return self.cohort
 
     def releases(self) -> tuple[PrivacyEvent, int] | None:
         """Return the charge of one sum, all of whose shares are unknown to the server."""
@@ -330,19 +355,25 @@ class DPSGDUpdate(ThreatModel):
     noise_multiplier: float
     unit: ClassVar[str] = "one record"
 
-    def observe(
+    def shown(
         self,
-        model: nn.Module,
-        clients: Sequence[Records],
-        *,
-        seed: int,
-        rng: SecureRandom | None = None,
-    ) -> Observation:
-        """Return the first client's update. See `ThreatModel.observe`."""
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
+    ) -> Shown:
+        """Return the client's update. See `ThreatModel.shown`."""
+        del rng
+        [update], [records] = updates, clients
+        alone = len(records) == self.training.epochs == 1  # then the update is one clipped gradient
+        bound = self.training.learning_rate * self.clipping_norm if alone else None
+        return Shown(update, clients, bound)
+
+    def _update(
+        self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
+    ) -> NDArray[np.float64]:
         del seed
         from fl_dp.clients.dp_sgd import DPSGD, train_with_dp_sgd  # with Opacus, slow to load
 
-        [records] = clients[:1]
         rate = self.training.learning_rate
         how = DPSGD(
             optimizer=lambda parameters: torch.optim.SGD(parameters, lr=rate),
@@ -359,9 +390,7 @@ class DPSGDUpdate(ThreatModel):
         trained = copy.deepcopy(model)
         loader = DataLoader(TensorDataset(records.features, records.labels))
         train_with_dp_sgd(trained, loader, plan=plan, how=how, rng=rng)
-        alone = len(records) == self.training.epochs == 1  # then the update is one clipped gradient
-        bound = rate * self.clipping_norm if alone else None
-        return self._seen(model, _difference(trained, model), len(records), bound)
+        return _difference(trained, model)
 
     def releases(self) -> tuple[PrivacyEvent, int]:
         """Return the charge of the round's steps."""

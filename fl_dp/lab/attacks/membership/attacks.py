@@ -14,10 +14,24 @@ from .lira import lira
 from .observations import Observations
 from .rmia import rmia
 from .roc import Roc
-from .threshold import loss_threshold
 
 Attack: TypeAlias = Callable[[Observations, int], NDArray[np.float64]]
 """Scores the candidates of one model, float64 `(candidates,)`: the higher, the more a member."""
+
+
+def loss_threshold(seen: Observations, target: int) -> NDArray[np.float64]:
+    """Return the negative loss of each candidate, float64 `(candidates,)`; no reference is used.
+
+    Records that a model fits best were probably trained on.
+
+    Reference: Yeom et al. 2018, "Privacy Risk in Machine Learning", arXiv 1709.01604, adversary 2.
+
+    Args:
+        seen: Confidences; those of the target alone are looked at.
+        target: Row of the model that is attacked.
+    """
+    return np.asarray(-np.logaddexp(0.0, -seen.candidates[target]), np.float64)
+
 
 ATTACKS: Mapping[str, Attack] = MappingProxyType(
     {

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from scipy.stats import rankdata
 
 from fl_dp.accounting import TradeOff
-from fl_dp.lab.audit import Confusion, clopper_pearson
+from fl_dp.lab.audit.bounds import Confusion, clopper_pearson
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_dp.viewer.found_runs import FoundRun, Round
+from fl_dp.viewer.found_runs import FoundRun, Round, thinned
+from fl_dp.viewer.found_runs.untrusted import number
 
-from .groups import Group, Point
+from .groups import Group, RoundRange
 from .words import WORDS
 
 MOST_CURVES = 12
@@ -178,7 +179,7 @@ def _norms(group: Group) -> Curve | None:
         return _curve(
             group.name,
             [
-                Point(round=each.round + 1, mean=each.mean, low=each.low, high=each.high)
+                RoundRange(round=each.round + 1, mean=each.mean, low=each.low, high=each.high)
                 for each in adaptive[:-1]
             ],
         )
@@ -187,20 +188,23 @@ def _norms(group: Group) -> Curve | None:
 
 def _noise_multipliers(run: FoundRun) -> list[float]:
     found = (run.statement or {}).get("noise_multipliers")
-    listed = found if isinstance(found, list) else []
-    return [float(each) for each in listed if isinstance(each, int | float)]
+    listed = map(number, found) if isinstance(found, list) else ()
+    return [each for each in listed if each is not None]
 
 
-def _steps(values: Sequence[float]) -> list[Point]:
+def _steps(values: Sequence[float]) -> list[RoundRange]:
     return [
-        Point(round=at, mean=value, low=value, high=value) for at, value in enumerate(values, 1)
+        RoundRange(round=at, mean=value, low=value, high=value)
+        for at, value in enumerate(values, 1)
     ]
 
 
-def _curve(name: str, points: Sequence[Point], xs: Sequence[float] | None = None) -> Curve | None:
+def _curve(
+    name: str, points: Sequence[RoundRange], xs: Sequence[float] | None = None
+) -> Curve | None:
     """Return a line through points, over their rounds or what else is given; None without any."""
     along = [float(point.round) for point in points] if xs is None else list(xs)
-    kept: list[tuple[float, Point]] = []
+    kept: list[tuple[float, RoundRange]] = []
     for x, point in zip(along, points, strict=True):
         # The drawing needs rising places; epsilon does not fall but may stay.
         if not kept or x > kept[-1][0]:
@@ -209,9 +213,7 @@ def _curve(name: str, points: Sequence[Point], xs: Sequence[float] | None = None
             kept[-1] = (x, point)
     if not kept:
         return None
-    if len(kept) > _MOST_POINTS:
-        step = (len(kept) - 1) / (_MOST_POINTS - 1)
-        kept = [kept[round(index * step)] for index in range(_MOST_POINTS)]
+    kept = thinned(kept, _MOST_POINTS)
     return Curve(
         name=name,
         xs=tuple(x for x, _ in kept),

@@ -9,13 +9,12 @@ from typing import Any
 
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
-from fl_dp.commands.terminal.released_noise import noise_of_mean
+from fl_dp.commands.terminal.results import noise_of_mean
 from fl_dp.statement.words import ACCOUNTANTS, rounded_up
 from fl_dp.viewer.found_runs import FoundRun
-from fl_dp.viewer.found_runs.untrusted import number
+from fl_dp.viewer.found_runs.untrusted import number, texts
 
-from .groups import shown_value
-from .words import WORDS
+from .words import WORDS, shown_value
 
 Row = tuple[str, str]
 _USELESS = 0.9
@@ -47,7 +46,7 @@ class Gauge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ReportedRun:
     """Everything that a report tells of one run, as text.
 
     Attributes:
@@ -81,11 +80,11 @@ class Facts:
     settings: tuple[Row, ...]
 
 
-def facts_of(run: FoundRun) -> Facts:
+def facts_of(run: FoundRun) -> ReportedRun:
     """Return what is told of a run; what its files do not say is left out."""
     statement = run.statement or {}
     promise, warning = _promise(run)
-    return Facts(
+    return ReportedRun(
         run=run,
         name=run.card.name,
         state=WORDS[f"state.{run.card.state}"],
@@ -94,7 +93,7 @@ def facts_of(run: FoundRun) -> Facts:
         gauge=_gauge(run),
         plain=() if warning else tuple(_plain(run)),
         statement=(*_texts(statement, _STATED), *_others_promised(statement)),
-        not_covered=tuple(_sentences(statement.get("not_covered"))),
+        not_covered=tuple(texts(statement.get("not_covered"))),
         accountants=tuple(_accountants(statement)),
         costs=tuple(_costs(run)),
         selection=tuple(_selection(run)),
@@ -199,15 +198,11 @@ def _texts(document: Mapping[str, Any], keys: Iterable[str]) -> list[Row]:
                 continue
             case str(text):
                 rows.append((name, text))
-            case list(texts):
-                rows.append((name, "; ".join(map(shown_value, texts))))
+            case list(values):
+                rows.append((name, "; ".join(map(shown_value, values))))
             case value:
                 rows.append((name, shown_value(value)))
     return rows
-
-
-def _sentences(value: Any) -> list[str]:
-    return [each for each in value if isinstance(each, str)] if isinstance(value, list) else []
 
 
 def _accountants(statement: Mapping[str, Any]) -> list[Row]:

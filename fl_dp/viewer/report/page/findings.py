@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from fl_dp.viewer.found_runs import FoundRun
+from fl_dp.viewer.found_runs.untrusted import texts
 
-from .groups import shown_value
-from .words import WORDS
+from .words import WORDS, shown_value
 
 _MOST_ROWS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ReportedResult:
     """One document of results.
 
     Attributes:
@@ -31,18 +31,16 @@ class Finding:
     rows: tuple[tuple[str, str], ...]
 
 
-def findings_of(run: FoundRun) -> list[Finding]:
+def findings_of(run: FoundRun) -> list[ReportedResult]:
     """Return the results that lie in a run's folder."""
     found = []
     for file, document in run.documents.items():
-        sentences = document.get("sentences")
-        listed = sentences if isinstance(sentences, list) else []
         rows = list(_rows(document))
         found.append(
-            Finding(
+            ReportedResult(
                 title=WORDS.get(f"finding.{file}", file),
                 run=run.card.name,
-                sentences=tuple(each for each in listed if isinstance(each, str)),
+                sentences=tuple(texts(document.get("sentences"))),
                 rows=tuple(rows[:_MOST_ROWS]),
             )
         )

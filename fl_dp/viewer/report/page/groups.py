@@ -10,6 +10,8 @@ from typing import Any
 from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.viewer.found_runs import FoundRun, Round
 
+from .words import shown_value
+
 # Where a run is written and computed changes nothing of what it comes to.
 _NOT_COMPARED = (
     "seed",
@@ -24,7 +26,7 @@ _NOT_COMPARED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class RoundRange:
     """One round of a group: mean, lowest and highest over the runs that have it.
 
     Attributes:
@@ -52,7 +54,7 @@ class Group:
     name: str
     runs: tuple[FoundRun, ...]
 
-    def series(self, value: Callable[[Round], float | None]) -> list[Point]:
+    def series(self, value: Callable[[Round], float | None]) -> list[RoundRange]:
         """Return a number of each round over the runs; rounds without one are left out."""
         found: dict[int, list[float]] = {}
         for run in self.runs:
@@ -61,7 +63,7 @@ class Group:
                 if number is not None:
                     found.setdefault(each.round, []).append(number)
         return [
-            Point(round=at, mean=statistics.fmean(values), low=min(values), high=max(values))
+            RoundRange(round=at, mean=statistics.fmean(values), low=min(values), high=max(values))
             for at, values in sorted(found.items())
         ]
 
@@ -104,17 +106,3 @@ def differences(runs: Sequence[FoundRun]) -> list[str]:
     keys = dict.fromkeys(key for each in of_runs for key in each)
     # A key that another version does not know differs from nothing.
     return [key for key in keys if len({repr(each[key]) for each in of_runs if key in each}) > 1]
-
-
-def shown_value(value: Any) -> str:
-    """Return a setting's value as it is written, at most 80 characters of it."""
-    match value:
-        case None:
-            text = "null"
-        case bool():
-            text = str(value).lower()
-        case list():
-            text = f"[{','.join(map(shown_value, value))}]"
-        case _:
-            text = str(value)
-    return text if len(text) <= 80 else f"{text[:79]}…"

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 
 from fl_dp.viewer.found_runs import FoundAttack
 
-from .tables import Table
-from .words import WORDS
+from .words import WORDS, Table
 
 _COLUMNS = ("attack", "auc", "fpr", "tpr", "allowed", "exceeds")
 

@@ -54,18 +54,17 @@ def pictures_of(images: Iterable[Image]) -> Pictures:
             left_out.append(f"{image.folder}/{image.name}")
             continue
         size += len(image.png)
-        shown.append(picture_of(image))
+        title = WORDS[f"image.{image.name}"]
+        # Nothing but its bytes comes from the folder.
+        encoded = base64.b64encode(image.png).decode("ascii")
+        shown.append(
+            Picture(
+                title=WORDS["image.of"].format(title=title, folder=image.folder),
+                alternative=WORDS["image.numbers"].format(title=title),
+                address=f"data:image/png;base64,{encoded}",
+                width=image.width,
+                height=image.height,
+            )
+        )
     said = WORDS["pictures.left_out"].format(names=", ".join(left_out), most=MOST >> 20)
     return Pictures(shown=tuple(shown), left_out=said if left_out else "")
-
-
-def picture_of(image: Image) -> Picture:
-    """Return one picture; nothing but its bytes comes from the folder."""
-    title = WORDS[f"image.{image.name}"]
-    return Picture(
-        title=WORDS["image.of"].format(title=title, folder=image.folder),
-        alternative=WORDS["image.numbers"].format(title=title),
-        address=f"data:image/png;base64,{base64.b64encode(image.png).decode('ascii')}",
-        width=image.width,
-        height=image.height,
-    )

@@ -15,11 +15,10 @@ from fl_dp.viewer.jinja import environment
 from .charts import MOST_CURVES, charts_of
 from .facts import facts_of
 from .findings import findings_of
-from .groups import Group, compared, differences, groups_of, shown_value
+from .groups import Group, compared, differences, groups_of
 from .membership import membership_table
 from .pictures import pictures_of
-from .tables import Table
-from .words import ASSETS, WORDS
+from .words import ASSETS, WORDS, Table, shown_value
 
 _MOST_DIFFERENCES = 8
 
