@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fl_dp.tasks.datasets import DATASETS, EMBEDDED, Dataset, data, idx_files, load_dataset
-from fl_dp.tasks.datasets.forms import PUBLIC_FORMS
+from fl_dp.tasks.datasets.data import PUBLIC_FORMS
 from fl_dp.tasks.datasets.sources import SOURCES
 
 
