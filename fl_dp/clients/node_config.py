@@ -501,26 +501,24 @@ class PolicyKey:
 
     Attributes:
         name: In `--node-config` and in a policy's file.
-        field: That of `NodeConfig`; None: it says where other keys stand.
-        read: Reads and checks the value; None where it depends on other keys.
         does: What the node then does, in Markdown.
         otherwise: What it does if the key is left out.
+        field: That of `NodeConfig`; None: it says where other keys stand.
+        read: Reads and checks the value; None where it depends on other keys.
         of_sums: Whether it says nothing where no secure sum is required.
     """
 
     name: str
-    field: str | None
-    read: Callable[[Mapping[str, Any], str], Any] | None
     does: str
     otherwise: str
+    field: str | None = None
+    read: Callable[[Mapping[str, Any], str], Any] | None = None
     of_sums: bool = False
 
 
 POLICY_KEYS = (
     PolicyKey(
         name=POLICY_PATH_KEY,
-        field=None,
-        read=None,
         does="Reads the other keys from this file at every message.",
         otherwise="All keys stand in `--node-config`",
     ),
@@ -547,9 +545,8 @@ POLICY_KEYS = (
     PolicyKey(
         name=REQUIRE_PRIVACY_KEY,
         field="required",
-        read=None,
         does=(
-            "Refuses what does not offer this: see [what a node requires](deployment.md#what-a- "
+            "Refuses what does not offer this: see [what a node requires](deployment.md#what-a-"
             "node-requires). A requirement without a cap is an error: the node answers nothing."
         ),
         otherwise="With a cap: `any`",
@@ -586,8 +583,7 @@ POLICY_KEYS = (
         field="allow_unverified_apps",
         read=_flag,
         does=(
-            "Answers although its SuperNode [verifies no app](deployment.md#which-app-a-node- "
-            "runs)."
+            "Answers although its SuperNode [verifies no app](deployment.md#which-app-a-node-runs)."
         ),
         otherwise="Refuses where it sees that",
     ),
@@ -687,7 +683,7 @@ POLICY_KEYS = (
         field="roster",
         read=_path,
         does=(
-            "Takes part in secure sums with the nodes of this [roster](secure-aggregation.md#set- "
+            "Takes part in secure sums with the nodes of this [roster](secure-aggregation.md#set-"
             "up-a-roster) alone."
         ),
         otherwise="A server that lies can invent nodes",

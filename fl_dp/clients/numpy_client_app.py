@@ -10,14 +10,16 @@ the server as a code and a class name: an exception's text can carry data.
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
-from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
+from flwr.app import ArrayRecord, Context, Error, Message, MetricRecord, RecordDict
 from flwr.client import Client, NumPyClient
 from flwr.clientapp import ClientApp
-from flwr.clientapp.typing import Mod
+from flwr.clientapp.typing import ClientAppCallable
 
+from fl_dp.protocol.flower_compat import ErrorCode, Mod
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import (
     IDENTITY_ACTION,
@@ -28,11 +30,11 @@ from fl_dp.protocol.keys import (
     UTILITY_METRIC,
     WEIGHT_METRIC,
 )
+from fl_dp.secagg import Refused
 
 from .client_noise import client_noise_mod
 from .compression import compression_mod
 from .deadline import deadline_mod
-from .guard import guarded
 from .identity import ArraysFn, identity_handler
 from .node_policy import node_policy_mod
 from .queries import StatisticsFn, evaluation_handler, statistic_handler, utility_handler
@@ -43,6 +45,8 @@ from .secure_node import secure_node_handlers
 from .secure_sum import secure_sum_mod
 from .trained_unit import TrainedUnit, numpy_client_of, train_unit
 from .units import NodeUnits, sum_of_units
+
+logger = logging.getLogger("flwr.fl_dp.client")
 
 ClientFn = Callable[[Context], NumPyClient | Client]
 
@@ -186,3 +190,28 @@ def _answer_of_one(
         if not math.isnan(utility):
             required[UTILITY_METRIC] = utility
     return arrays, metric_record(required, unit.measured(instruction.bundle))
+
+
+def guarded(handler: ClientAppCallable, mods: Sequence[Mod]) -> ClientAppCallable:
+    """Run mods, outermost first, and a handler; reply to an exception without its text.
+
+    An exception's text can carry data. It stays readable in the node's own log.
+    """
+    for mod in reversed(mods):
+        handler = _wrapped(mod, handler)
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return handler(message, context)
+        except Exception as failure:
+            logger.exception("the client failed; the server is told only the kind of error")
+            reason = type(failure).__name__
+            if isinstance(failure, Refused):
+                reason += f" {failure.code}"  # one of a few words, none of them made of data
+            return Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
+
+    return answer
+
+
+def _wrapped(mod: Mod, handler: ClientAppCallable) -> ClientAppCallable:
+    return lambda message, context: mod(message, context, handler)

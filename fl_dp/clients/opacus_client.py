@@ -14,9 +14,10 @@ SuperNode, another run.
 
 from __future__ import annotations
 
+import hashlib
 import logging
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from datetime import date
 from pathlib import Path
 from typing import Any, Self
@@ -29,11 +30,12 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyBudgetExhausted
+from fl_dp.files import write_text
 from fl_dp.ledger import Account, NodeLedger, Use, Witness
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 
-from .dp_sgd import DPSGD, Participation, train_on_noise
+from .dp_sgd import DPSGD, PrivateSteps, train_on_noise
 from .fit_for_dp_sgd import (
     constants_kept,
     load_exchanged,
@@ -41,11 +43,16 @@ from .fit_for_dp_sgd import (
     trained_arrays,
 )
 from .node_privacy import NodePrivacy, in_simulation
-from .unfinished import UnfinishedParticipation
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
 Loader = DataLoader[Any] | Callable[[], DataLoader[Any]]
+
+
+_MARK_TEXT = (
+    "A participation in this run began and did not end, or failed. The node contributes nothing "
+    "more to the run, as one record may be the cause. Remove this file if you know that none was.\n"
+)
 
 
 class _NothingToRelease(Exception):
@@ -54,6 +61,43 @@ class _NothingToRelease(Exception):
 
 class _RunIsOver(Exception):
     """An earlier participation in this run did not end: one record may be the cause."""
+
+
+class UnfinishedParticipation:
+    """A mark that a participation of one account in one Flower run began and has not ended.
+
+    A record whose reading ends the process, or fails all of the training, decides about all others.
+    Nothing can undo that, but it happens once: the mark lies beside the node's ledger before a
+    record is read, and while it is there the node contributes nothing more to that run.
+    """
+
+    def __init__(self, file: Path) -> None:
+        """Name the mark's file."""
+        self.file = file
+
+    @classmethod
+    def beside(cls, ledger: str | Path, account: Account, use: Use) -> UnfinishedParticipation:
+        """Return the mark that lies beside a ledger's file."""
+        name = hashlib.sha256(account.source.encode()).hexdigest()[:16]
+        return cls(Path(f"{ledger}.unfinished-run-{use.run}-{name}"))
+
+    @property
+    def is_there(self) -> bool:
+        """Whether an earlier participation in the run did not end."""
+        return self.file.exists()
+
+    def put(self) -> None:
+        """Write the mark; it is on disk when this returns.
+
+        Raises:
+            OSError: If it can't be written.
+        """
+        write_text(self.file, _MARK_TEXT)
+
+    def remove(self) -> None:
+        """Take the mark away: the participation has ended."""
+        with suppress(FileNotFoundError):
+            self.file.unlink()
 
 
 class OpacusClient(NumPyClient):
@@ -245,7 +289,7 @@ class OpacusClient(NumPyClient):
         load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
         with (
             self._opened() as ledger,
-            Participation(self._model, plan=plan, how=self._how, rng=self._rng) as participation,
+            PrivateSteps(self._model, plan=plan, how=self._how, rng=self._rng) as participation,
         ):
             charge = ledger.charge_unread(
                 self._account,
@@ -282,7 +326,7 @@ class OpacusClient(NumPyClient):
             return None
         return UnfinishedParticipation.beside(place, self._account, self._use)
 
-    def _train(self, ledger: NodeLedger, charge: int, participation: Participation) -> None:
+    def _train(self, ledger: NodeLedger, charge: int, participation: PrivateSteps) -> None:
         """Train the model.
 
         Raises:

@@ -97,15 +97,13 @@ class RoundInterval:
                 store.execute(_TABLE)
                 asked = "SELECT wall, since, boot FROM rounds WHERE what = ?"
                 row = store.execute(asked, (what,)).fetchone()
-                left = 0.0
+                past = seconds  # of the first message
                 if row is not None:
                     wall, since, boot = row
                     past = now.after(Moment(wall=wall, since_boot=since, boot=boot))
-                    left = max(seconds - past, 0.0) if past >= 0.0 else seconds
-                    gone_back = past < 0.0
-                else:
-                    gone_back = False
-                if left == 0.0 or gone_back:
+                # A clock that went back begins the wait again, and is noted.
+                left = max(seconds - past, 0.0) if past >= 0.0 else seconds
+                if left == 0.0 or past < 0.0:
                     store.execute(
                         "INSERT OR REPLACE INTO rounds VALUES (?, ?, ?, ?)",
                         (what, now.wall, now.since_boot, now.boot),

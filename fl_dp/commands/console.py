@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
@@ -44,6 +44,15 @@ def failures_told(*, as_json: bool = False) -> Iterator[None]:
         fail(str(error), status=1)
 
 
+def shows_live(console: Console) -> bool:
+    """Return whether a line can be written over: on a terminal that knows how.
+
+    A notebook or a log may ask for colours by `FORCE_COLOR`, and rich takes it for a terminal then;
+    a line that is written over would fill it.
+    """
+    return console.is_terminal and not console.is_dumb_terminal and console.file.isatty()
+
+
 @contextmanager
 def doing(what: str, *, plainly: bool = False) -> Iterator[None]:
     """Say what is being computed or loaded before it starts, on standard error.
@@ -52,8 +61,6 @@ def doing(what: str, *, plainly: bool = False) -> Iterator[None]:
         what: For example `calibrating the noise`.
         plainly: Also where that is no terminal, as a line of its own.
     """
-    from fl_dp.commands.terminal.live import shows_live  # for commands that take time alone
-
     if shows_live(err):
         with err.status(what):
             yield
@@ -78,6 +85,15 @@ def print_json(document: dict[str, Any]) -> None:
     # Null stands for what JSON has no number for.
     finite = json.loads(json.dumps(document), parse_constant=lambda _: None)
     typer.echo(json.dumps(finite, indent=2, allow_nan=False))
+
+
+def print_shown(document: dict[str, Any], lines: Sequence[RenderableType], as_json: bool) -> None:
+    """Print a document for a program, or lines for a person: tables and sentences."""
+    if as_json:
+        print_json(document)
+        return
+    for line in lines:
+        out.print(line, soft_wrap=isinstance(line, str))
 
 
 def warn(text: str) -> None:

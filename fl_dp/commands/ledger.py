@@ -7,14 +7,11 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, failures_told, out, print_json
+from .console import AsJson, failures_told, print_shown
 
 
 def ledger(
-    location: Annotated[
-        str,
-        typer.Argument(metavar="PATH"),
-    ],
+    location: Annotated[str, typer.Argument(metavar="PATH")],
     csv: Annotated[
         Path | None, typer.Option("--csv", help="Write the entries here, one line each.")
     ] = None,
@@ -93,8 +90,4 @@ def ledger(
             shown = summarise_ledger(location, witness=witness)
         else:
             shown = show_ledger(location, csv=csv, check=check, witness=witness, entries=entries)
-    if as_json:
-        print_json(shown.document)
-        return
-    for line in shown.lines:
-        out.print(line, soft_wrap=isinstance(line, str))
+    print_shown(shown.document, shown.lines, as_json)

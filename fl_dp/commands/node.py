@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, fail, failures_told, note, out, print_json
+from .console import AsJson, fail, failures_told, note, out, print_json, print_shown
 
 node = typer.Typer(
     help="A node owner's side: what the node will and will not do, what it did, and how to end it.",
@@ -71,19 +71,12 @@ def ledger(
     with failures_told():
         if (path is None) == (node_config is None):
             raise ValueError("name a node's ledger, or its --node-config, and not both")
-        if node_config is not None:
-            owner = owner_at(node_config)
-            if owner.ledger_path is None:
-                raise ValueError("this node keeps no ledger: it has no ledger-path")
-            shown = shown_uses(owner.ledger_path, owner)
-        else:
-            assert path is not None
-            shown = shown_uses(path, None)
-    if as_json:
-        print_json(shown.document)
-        return
-    for line in shown.lines:
-        out.print(line, soft_wrap=isinstance(line, str))
+        owner = None if node_config is None else owner_at(node_config)
+        place = path if owner is None else owner.ledger_path
+        if place is None:
+            raise ValueError("this node keeps no ledger: it has no ledger-path")
+        shown = shown_uses(place, owner)
+    print_shown(shown.document, shown.lines, as_json)
 
 
 @node.command()

@@ -44,8 +44,7 @@ def result_of(job: Job, seconds: float | None) -> Result:
         job: The training.
         seconds: How long it took; None if that is not known.
     """
-    from fl_dp.commands.terminal.released_noise import least_noise, noise_of_mean
-    from fl_dp.commands.terminal.results import Result
+    from fl_dp.commands.terminal.results import Result, least_noise, noise_of_mean
     from fl_dp.ledger.training import library_versions
 
     statement = job.folder.read_statement()

@@ -53,22 +53,43 @@ class _Comparison:
     """Findings on a ledger and what lies beside it.
 
     Attributes:
+        witness: File or database that it was compared with when it was opened; None: none.
         compared: Files that agree with the ledger.
         behind: Entries after the statement's last one; None without a statement.
     """
 
+    witness: str | None
     compared: list[str] = field(default_factory=list)
     behind: int | None = None
 
+    @property
+    def agreeing(self) -> list[str]:
+        """All that agrees with the ledger."""
+        witness = [] if self.witness is None else [f"its witness {self.witness}"]
+        return [*self.compared, *witness]
 
-@dataclass(frozen=True, kw_only=True)
-class _Asked:
-    """Options of the command, as `show_ledger` has them."""
+    def to_dict(self) -> dict[str, Any]:
+        """Return the findings as plain JSON values."""
+        return {"compared": self.agreeing, "entries_after_statement": self.behind}
 
-    csv: Path | None
-    check: Path | None
-    witness: str | None
-    entries: bool
+    def sentences(self) -> list[str]:
+        """Return the findings for a person."""
+        if not self.agreeing:
+            return [
+                "Nothing was compared with the ledger's end: no statement lies beside it; name one "
+                "with --check, as entries that are cut off the end show in no chain"
+            ]
+        lines = [f"Compared and in agreement: {escape(', '.join(self.agreeing))}"]
+        if self.witness is None:
+            lines.append(
+                "Witness: none; --witness PLACE detects an older copy in the ledger's place"
+            )
+        if self.behind:
+            lines.append(
+                f"The ledger is {self.behind} entries ahead of the statement: the run is under "
+                "way, or ended before its last statement"
+            )
+        return lines
 
 
 def show_ledger(
@@ -93,8 +114,23 @@ def show_ledger(
         OSError: If the ledger can't be read.
         ValueError: As `OSError`, or if the call is wrong.
     """
-    asked = _Asked(csv=csv, check=check, witness=witness, entries=entries)
-    return _show_node_ledgers(location, asked) or _show_server_ledger(location, asked)
+    of_nodes = _opened_node_ledgers(location, witness)
+    if of_nodes is not None:
+        if csv is not None or entries:
+            raise ValueError(
+                "a node's ledger is shown by account: leave out --csv and --entries, or write "
+                "--json"
+            )
+        return _shown_node_ledgers(location, of_nodes, check, witness)
+    with _opened_server_ledger(location, witness) as (ledger, folder):
+        findings = _compare(ledger, folder, check, witness)
+        lines: list[RenderableType] = [*ledger_summary(ledger), *findings.sentences()]
+        lines.append(ledger_table(ledger) if entries else folded_table(ledger))
+        if csv is not None:
+            write_csv(ledger, csv)
+            lines.append(escape(f"Entries: {csv}"))
+        document = ledger_json(ledger) | findings.to_dict()
+    return ShownLedger(document=document, lines=lines)
 
 
 def begin_witness_of(location: str, place: str) -> None:
@@ -119,19 +155,6 @@ def begin_witness_of(location: str, place: str) -> None:
         ledger.begin_witness(witness_at(place))
 
 
-def _show_server_ledger(location: str, asked: _Asked) -> ShownLedger:
-    with _opened_server_ledger(location, asked.witness) as (ledger, folder):
-        findings = _compare(ledger, folder, asked.check)
-        if asked.csv is not None:
-            write_csv(ledger, asked.csv)
-        lines: list[RenderableType] = [*ledger_summary(ledger), *_sentences(findings, asked)]
-        lines.append(ledger_table(ledger) if asked.entries else folded_table(ledger))
-        if asked.csv is not None:
-            lines.append(escape(f"Entries: {asked.csv}"))
-        document = ledger_json(ledger) | _comparison_json(findings, asked)
-    return ShownLedger(document=document, lines=lines)
-
-
 @contextmanager
 def _opened_server_ledger(
     location: str, witness: str | None = None
@@ -151,29 +174,6 @@ def _of_one(ledgers: Sequence[str], witness: str) -> str:
             f"example {ledgers[0]}"
         )
     return witness
-
-
-def _show_node_ledgers(location: str, asked: _Asked) -> ShownLedger | None:
-    """Show ledgers that nodes keep; None if it is the ledger of a training."""
-    of_nodes = _opened_node_ledgers(location, asked.witness)
-    if of_nodes is None:
-        return None
-    if asked.csv is not None or asked.entries:
-        raise ValueError(
-            "a node's ledger is shown by account: leave out --csv and --entries, or write --json"
-        )
-    with of_nodes as (opened, folder):
-        findings = _compare(None, folder, asked.check)
-        each = [node_ledger_json(ledger) for ledger in opened]
-        return ShownLedger(
-            document=(each[0] if len(each) == 1 else {"ledgers": each})
-            | _comparison_json(findings, asked),
-            lines=[
-                *node_ledger_summary(opened),
-                *_sentences(findings, asked),
-                node_ledger_table(opened, location),
-            ],
-        )
 
 
 _OfNodes = AbstractContextManager[tuple[list[NodeLedger], RunFolder | None]]
@@ -201,6 +201,22 @@ def _opened_node_ledgers(location: str, witness: str | None = None) -> _OfNodes 
     return opened()
 
 
+def _shown_node_ledgers(
+    location: str, of_nodes: _OfNodes, check: Path | None, witness: str | None
+) -> ShownLedger:
+    with of_nodes as (opened, folder):
+        findings = _compare(None, folder, check, witness)
+        each = [node_ledger_json(ledger) for ledger in opened]
+        return ShownLedger(
+            document=(each[0] if len(each) == 1 else {"ledgers": each}) | findings.to_dict(),
+            lines=[
+                *node_ledger_summary(opened),
+                *findings.sentences(),
+                node_ledger_table(opened, location),
+            ],
+        )
+
+
 def summarise_ledger(location: str, *, witness: str | None = None) -> ShownLedger:
     """Verify a ledger and tell budget, spent, left and when; no site's name, no small count.
 
@@ -216,11 +232,11 @@ def summarise_ledger(location: str, *, witness: str | None = None) -> ShownLedge
     opened = _opened_node_ledgers(location, witness)
     if opened is not None:
         with opened as (ledgers, folder):
-            _compare(None, folder, None)
+            _compare(None, folder)
             summary = nodes_summary(ledgers)
         return ShownLedger(document=summary, lines=list(summary_lines(summary)))
     with _opened_server_ledger(location, witness) as (ledger, folder):
-        _compare(ledger, folder, None)
+        _compare(ledger, folder)
         summary = training_summary(ledger)
     return ShownLedger(document=summary, lines=list(summary_lines(summary)))
 
@@ -244,7 +260,10 @@ def _node_ledgers_in(folder: Path) -> list[str]:
 
 
 def _compare(
-    ledger: SpentLedger | None, folder: RunFolder | None, check: Path | None
+    ledger: SpentLedger | None,
+    folder: RunFolder | None,
+    check: Path | None = None,
+    witness: str | None = None,
 ) -> _Comparison:
     """Compare a ledger with a statement that is named, or with all that lies beside it.
 
@@ -253,7 +272,7 @@ def _compare(
     Raises:
         LedgerCorrupted: If something disagrees with the ledger, one line for each disagreement.
     """
-    findings = _Comparison()
+    findings = _Comparison(witness=witness)
     if folder is not None and ledger is not None and check is None:
         for file, anchor in folder.anchors().items():
             ledger.require_holds(anchor, of=f"{file.name} beside it")
@@ -292,33 +311,3 @@ def _other_version(statement: dict[str, Any]) -> str:
     if theirs == ours:
         return ""
     return f" (the statement is of fl-dp {theirs} and this is {ours}, which may word it otherwise)"
-
-
-def _sentences(findings: _Comparison, asked: _Asked) -> list[str]:
-    compared = _compared(findings, asked)
-    if not compared:
-        return [
-            "Nothing was compared with the ledger's end: no statement lies beside it; name one "
-            "with --check, as entries that are cut off the end show in no chain"
-        ]
-    lines = [f"Compared and in agreement: {escape(', '.join(compared))}"]
-    if asked.witness is None:
-        lines.append("Witness: none; --witness PLACE detects an older copy in the ledger's place")
-    if findings.behind:
-        lines.append(
-            f"The ledger is {findings.behind} entries ahead of the statement: the run is under "
-            "way, or ended before its last statement"
-        )
-    return lines
-
-
-def _compared(findings: _Comparison, asked: _Asked) -> list[str]:
-    witness = [] if asked.witness is None else [f"its witness {asked.witness}"]
-    return [*findings.compared, *witness]
-
-
-def _comparison_json(findings: _Comparison, asked: _Asked) -> dict[str, Any]:
-    return {
-        "compared": _compared(findings, asked),
-        "entries_after_statement": findings.behind,
-    }

@@ -77,17 +77,22 @@ class Records(Dataset[tuple[Tensor, Tensor]]):
         return torch.ones(1), torch.full((1,), 1e6)
 
 
-def sent_of(ledger: Path, bad: Callable[[], None], **loader: Any) -> float:
+def sent_of(
+    ledger: Path, records: Records, *, plan: RecordPlan = PLAN, how: DPSGD = HOW, **loader: Any
+) -> float:
     """Return what one participation adds to the model's only number."""
-    model = nn.Linear(1, 1, bias=False)
     client = OpacusClient(
-        model,
-        DataLoader(Records(bad), **loader),
-        plan=PLAN,
+        nn.Linear(1, 1, bias=False),
+        DataLoader(records, **loader),
+        plan=plan,
         ledger=ledger,
         account=Account(unit="record", source="ward"),
-        dp_sgd=HOW,
+        dp_sgd=how,
     )
+    return fitted(client)
+
+
+def fitted(client: OpacusClient) -> float:
     [sent], _, _ = client.fit([np.zeros((1, 1), np.float32)], {"server-round": 1})
     return float(sent[0, 0])
 
@@ -105,19 +110,14 @@ def sent_of(ledger: Path, bad: Callable[[], None], **loader: Any) -> float:
 )
 @pytest.mark.parametrize("at_once", [None, 3])
 def test_a_record_that_can_not_be_read_moves_what_is_sent_by_its_own_gradient_alone(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    bad: Callable[[], None],
-    loader: dict[str, Any],
-    at_once: int | None,
+    tmp_path: Path, bad: Callable[[], None], loader: dict[str, Any], at_once: int | None
 ) -> None:
     """By 1 a step, where all others move it by 19; the noise is beyond 6 deviations once in 1e9."""
     how = replace(HOW, physical_batch_size=at_once)
-    monkeypatch.setitem(globals(), "HOW", how)
     slack = 6.0 * NOISE * np.sqrt(2 * STEPS)
-    usual = sent_of(tmp_path / "usual.db", nothing, **loader)
+    usual = sent_of(tmp_path / "usual.db", Records(nothing), how=how, **loader)
     assert usual == pytest.approx(STEPS * RECORDS, abs=slack)
-    sent = sent_of(tmp_path / "bad.db", bad, **loader)
+    sent = sent_of(tmp_path / "bad.db", Records(bad), how=how, **loader)
     assert usual - sent == pytest.approx(STEPS, abs=slack)
 
 
@@ -127,23 +127,16 @@ def test_every_record_may_end_its_worker(tmp_path: Path) -> None:
             os._exit(1)
 
     # Nothing is left but the noise, as of records that each raise.
-    model = nn.Linear(1, 1, bias=False)
-    client = OpacusClient(
-        model,
-        DataLoader(Fatal(nothing), num_workers=2),
-        plan=replace(PLAN, steps=1),
-        ledger=tmp_path / "ledger.db",
-        account=Account(unit="record", source="ward"),
-        dp_sgd=HOW,
-    )
-    [sent], _, _ = client.fit([np.zeros((1, 1), np.float32)], {})
-    assert 0.0 < abs(float(sent[0, 0])) < 6.0 * NOISE
+    plan = replace(PLAN, steps=1)
+    sent = sent_of(tmp_path / "ledger.db", Fatal(nothing), plan=plan, num_workers=2)
+    assert 0.0 < abs(sent) < 6.0 * NOISE
 
 
 def test_workers_that_can_not_start_are_no_record_s_fault(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert abs(sent_of(tmp_path / "l.db", nothing, num_workers=1, worker_init_fn=exit)) < 1.0
+    sent = sent_of(tmp_path / "l.db", Records(nothing), num_workers=1, worker_init_fn=exit)
+    assert abs(sent) < 1.0
     assert "worker_init_fn" in caplog.text
 
 
@@ -153,15 +146,8 @@ def test_workers_of_a_loader_have_seeds_of_their_own(tmp_path: Path) -> None:
             (tmp_path / str(row)).write_text(f"{torch.rand(())} {np.random.random()}")
             return super().__getitem__(row)
 
-    client = OpacusClient(
-        nn.Linear(1, 1, bias=False),
-        DataLoader(Random(nothing), num_workers=2),
-        plan=replace(PLAN, steps=1),
-        ledger=tmp_path / "ledger.db",
-        account=Account(unit="record", source="ward"),
-        dp_sgd=replace(HOW, physical_batch_size=5),
-    )
-    client.fit([np.zeros((1, 1), np.float32)], {})
+    plan, how = replace(PLAN, steps=1), replace(HOW, physical_batch_size=5)
+    sent_of(tmp_path / "ledger.db", Random(nothing), plan=plan, how=how, num_workers=2)
     drawn = {(tmp_path / str(row)).read_text() for row in range(RECORDS)}
     assert len(drawn) == RECORDS
 
@@ -179,8 +165,7 @@ def on_node(folder: Path, run: int, bad: Callable[[], None]) -> float:
         plan=PLAN,
         dp_sgd=HOW,
     )
-    [sent], _, _ = client.fit([np.zeros((1, 1), np.float32)], {"server-round": 1})
-    return float(sent[0, 0])
+    return fitted(client)
 
 
 def charges(folder: Path) -> int:

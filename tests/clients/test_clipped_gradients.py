@@ -257,19 +257,10 @@ def test_a_pass_that_raises_adds_nothing_and_spoils_nothing(kind: str) -> None:
     gradients.close()
 
 
-def test_a_device_without_float64_is_refused() -> None:
-    class NoDoubles(nn.Linear):
-        """Says that there is no float64, as Apple's GPUs do."""
-
-    model = NoDoubles(2, 2)
-    original = torch.zeros_like
-
+def test_a_device_without_float64_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def zeros_like(*args: Any, **options: Any) -> Tensor:
-        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")
+        raise TypeError("Cannot convert a MPS Tensor to float64 dtype")  # as Apple's GPUs do
 
-    torch.zeros_like = zeros_like
-    try:
-        with pytest.raises(ValueError, match="train on the CPU or on CUDA"):
-            ClippedGradients(model, nn.Identity(), clipping_norm=1.0)
-    finally:
-        torch.zeros_like = original
+    monkeypatch.setattr(torch, "zeros_like", zeros_like)
+    with pytest.raises(ValueError, match="train on the CPU or on CUDA"):
+        ClippedGradients(nn.Linear(2, 2), nn.Identity(), clipping_norm=1.0)

@@ -92,6 +92,17 @@ def released_sum(
     return flat(model) - flat(trained)
 
 
+def with_and_without(
+    row: int, model: nn.Module, features: Tensor, targets: Tensor, **how: Any
+) -> tuple[Tensor, Tensor]:
+    """Return the released sums of all records, and of all but one."""
+    others = torch.arange(len(features)) != row
+    both = (loader_of(features, targets), loader_of(features[others], targets[others]))
+    whole, rest = (released_sum(model, each, **how) for each in both)
+    assert torch.isfinite(torch.stack([whole, rest])).all()
+    return whole, rest
+
+
 # As Opacus.
 
 
@@ -370,33 +381,20 @@ def test_no_record_moves_the_sum_by_more_than_the_clipping_norm(
     # Also beside others of its kind: what one spoils must not be what another one spoiled.
     for others in (0, 2):
         features[1 : 1 + others] = value
-        with_it = features.clone()
-        with_it[5] = value
-        without = torch.arange(10) != 5
-        sums = [
-            released_sum(Picky(), each, mode=mode, physical_batch_size=physical)
-            for each in (
-                loader_of(with_it, labels),
-                loader_of(with_it[without], labels[without]),
-            )
-        ]
-        assert torch.isfinite(torch.stack(sums)).all()
-        assert (sums[0] - sums[1]).norm() <= LONG_STEP
-        assert sums[1].norm() > 1.0  # the others are still there
+        features[5] = value
+        how = {"mode": mode, "physical_batch_size": physical}
+        whole, rest = with_and_without(5, Picky(), features, labels, **how)
+        assert (whole - rest).norm() <= LONG_STEP
+        assert rest.norm() > 1.0  # the others are still there
 
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("label", [CLASSES, -7])
 def test_a_label_that_the_loss_refuses_costs_one_record(mode: str, label: int) -> None:
     features, labels = records_of(10)
-    wrong = labels.clone()
-    wrong[4] = label
-    without = torch.arange(10) != 4
+    labels[4] = label
     loss = nn.CrossEntropyLoss()
-    sums = [
-        released_sum(small_model(), each, mode=mode, criterion=loss)
-        for each in (loader_of(features, wrong), loader_of(features[without], labels[without]))
-    ]
+    sums = with_and_without(4, small_model(), features, labels, mode=mode, criterion=loss)
     torch.testing.assert_close(*sums, atol=1e-3, rtol=0.0)
     assert loss.reduction == "mean"
 
@@ -407,14 +405,10 @@ def test_a_gradient_that_overflows_only_as_its_own_moves_nothing_but_itself(mode
     model = nn.Linear(FEATURES, 1, bias=False)
     nn.init.zeros_(model.weight)
     features, _ = records_of(10)
-    targets = torch.ones(10, 1)
     features[3] = 3e38
-    sums = []
-    for kept in (torch.ones(10, dtype=torch.bool), torch.arange(10) != 3):
-        loader = loader_of(features[kept], targets[kept])
-        sums.append(released_sum(model, loader, mode=mode, criterion=nn.MSELoss()))
-    assert torch.isfinite(torch.stack(sums)).all()
-    assert (sums[0] - sums[1]).norm() <= LONG_STEP
+    how = {"mode": mode, "criterion": nn.MSELoss()}
+    whole, rest = with_and_without(3, model, features, torch.ones(10, 1), **how)
+    assert (whole - rest).norm() <= LONG_STEP
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -429,14 +423,10 @@ def test_records_that_are_all_bad_are_a_step_of_noise(mode: str, value: float) -
 def test_class_weights_do_not_let_one_record_scale_the_others(mode: str) -> None:
     features, labels = records_of(30)
     labels[:], labels[7] = 0, 1
-    weights = torch.tensor([1.0, 1000.0, 1.0])
-    without = torch.arange(30) != 7
-    sums = [
-        released_sum(small_model(), each, mode=mode, criterion=nn.CrossEntropyLoss(weight=weights))
-        for each in (loader_of(features, labels), loader_of(features[without], labels[without]))
-    ]
-    assert (sums[0] - sums[1]).norm() <= LONG_STEP
-    assert sums[1].norm() > 5 * LONG_STEP
+    loss = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 1000.0, 1.0]))
+    whole, rest = with_and_without(7, small_model(), features, labels, mode=mode, criterion=loss)
+    assert (whole - rest).norm() <= LONG_STEP
+    assert rest.norm() > 5 * LONG_STEP
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -451,14 +441,10 @@ def test_losses_of_several_columns_are_clipped_record_by_record(
     model = nn.Linear(FEATURES, columns)
     features, _ = records_of(20)
     features *= 10.0
-    targets = torch.rand(20, columns)
-    without = torch.arange(20) != 11
-    sums = [
-        released_sum(model, each, mode=mode, criterion=criterion)
-        for each in (loader_of(features, targets), loader_of(features[without], targets[without]))
-    ]
-    assert (sums[0] - sums[1]).norm() <= LONG_STEP
-    assert sums[0].norm() <= 20 * LONG_STEP
+    how = {"mode": mode, "criterion": criterion}
+    whole, rest = with_and_without(11, model, features, torch.rand(20, columns), **how)
+    assert (whole - rest).norm() <= LONG_STEP
+    assert whole.norm() <= 20 * LONG_STEP
 
 
 @pytest.mark.parametrize("mode", MODES)

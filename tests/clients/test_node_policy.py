@@ -55,6 +55,15 @@ def owned(node: Any, told: Any, tmp_path: Path) -> Any:
     return make
 
 
+TERMS = {SECURE_SUM_KEY: ConfigRecord({"terms": "{}"})}
+
+
+def summed(config: dict[str, Any]) -> dict[str, Any]:
+    """Return the content of a message with the terms of a secure sum."""
+    model = ArrayRecord({name: Array(each) for name, each in MODEL.items()})
+    return {"model": model, "config": ConfigRecord(config)} | TERMS
+
+
 def refused(reply: Any, kind: str = "PolicyRefusal") -> bool:
     return bool(reply.has_error() and reply.error.reason == kind)
 
@@ -83,26 +92,15 @@ def test_evaluations_statistics_and_utilities_are_refused(owned: Any, asked: str
 def test_what_has_terms_never_leaves_in_the_clear(owned: Any, asked: str) -> None:
     """Terms pass the policy; whatever they are in is then summed securely, or refused."""
     here, client = owned(**{"require-privacy": asked, "secagg-roster": "/srv/roster.json"})
-    terms = {SECURE_SUM_KEY: ConfigRecord({"terms": "{}"})}
     for kind, key in [
         ("train", "any"),
         ("evaluate", "any"),
         (f"query.{STATISTIC_ACTION}", STATISTIC_QUERY_KEY),
         (f"query.{UTILITY_ACTION}", UTILITY_QUERY_KEY),
     ]:
-        reply = here.ask(
-            kind,
-            {
-                "model": ArrayRecord({name: Array(each) for name, each in MODEL.items()}),
-                "config": ConfigRecord({key: "{}"}),
-            }
-            | terms,
-        )
+        reply = here.ask(kind, summed({key: "{}"}))
         assert reply.has_error() and reply.error.reason != "PolicyRefusal"
     assert client.calls == 0
-
-
-TERMS = {SECURE_SUM_KEY: ConfigRecord({"terms": "{}"})}
 
 
 @pytest.mark.parametrize("asked", [{}, {"require-privacy": "any"}])
@@ -155,14 +153,7 @@ def test_an_owner_says_whether_a_sum_must_hide_the_client_or_its_records(
 ) -> None:
     here, client = owned(**{"require-privacy": asked})
     told = RoundInstruction(server_round=1, of_records=of_records)
-    reply = here.ask(
-        "train",
-        {
-            "model": ArrayRecord({name: Array(each) for name, each in MODEL.items()}),
-            "config": ConfigRecord({INSTRUCTION_KEY: told.to_json()}),
-            SECURE_SUM_KEY: ConfigRecord({"terms": "{}"}),
-        },
-    )
+    reply = here.ask("train", summed({INSTRUCTION_KEY: told.to_json()}))
     assert (reply.error.reason != "PolicyRefusal") is passes
     assert client.calls == 0
 
@@ -184,18 +175,11 @@ def test_a_sum_of_clients_that_is_charged_to_their_records_does_not_hide_the_cli
     price = SumInstruction(rounds=3, unit=unit, neighboring_relation="replace-one")
     told = RoundInstruction(server_round=1, secure_sum=price)
     innocent = json.dumps(asdict(replace(price, unit="client")))
-    config = {INSTRUCTION_KEY: told.to_json(), SUM_KEY: innocent}
+    config: dict[str, Any] = {INSTRUCTION_KEY: told.to_json(), SUM_KEY: innocent}
     if kind != "train":  # charged by the other key
         told = replace(told, secure_sum=replace(price, unit="client"))
         config = {INSTRUCTION_KEY: told.to_json(), SUM_KEY: json.dumps(asdict(price))}
-    reply = here.ask(
-        kind,
-        {
-            "model": ArrayRecord({name: Array(each) for name, each in MODEL.items()}),
-            "config": ConfigRecord(dict(config)),
-            SECURE_SUM_KEY: ConfigRecord({"terms": "{}"}),
-        },
-    )
+    reply = here.ask(kind, summed(config))
     assert (reply.error.reason != "PolicyRefusal") is passes
 
 

@@ -81,6 +81,11 @@ def changed_content(change: Callable[[RecordDict], None]) -> Callable[[Federatio
     return send
 
 
+def told_otherwise(**changed: Any) -> Callable[[Federation], Message]:
+    """Send another instruction than the terms are for."""
+    return lambda federation: federation.train(federation.content(replace(INSTRUCTION, **changed)))
+
+
 def put(record: str, key: str, value: Any) -> Callable[[RecordDict], None]:
     def change(content: RecordDict) -> None:
         content[record][key] = value
@@ -102,18 +107,10 @@ def put(record: str, key: str, value: Any) -> Callable[[RecordDict], None]:
         ),
         lambda federation: federation.train(segments=(replace(SHARE.segments[0], size=2),)),
         lambda federation: federation.train(noise_scale=0.0),
-        lambda federation: federation.train(
-            federation.content(replace(INSTRUCTION, secure_sum=None))
-        ),
-        lambda federation: federation.train(
-            federation.content(replace(INSTRUCTION, units=(0,), sampling_rate=None))
-        ),
-        lambda federation: federation.train(
-            federation.content(replace(INSTRUCTION, sampling_rate=0.5))
-        ),
-        lambda federation: federation.train(
-            federation.content(replace(INSTRUCTION, utility="loss"))
-        ),
+        told_otherwise(secure_sum=None),
+        told_otherwise(units=(0,), sampling_rate=None),
+        told_otherwise(sampling_rate=0.5),
+        told_otherwise(utility="loss"),
     ],
 )
 def test_anything_else_is_refused_before_it_costs_anything(
@@ -129,12 +126,8 @@ def test_a_unit_that_may_be_a_node_is_not_charged_for_being_removed(
     tmp_path: Path, units: int
 ) -> None:
     """Its share of the noise would go with it; how many a node has at most the server says."""
-    price = SumInstruction(
-        rounds=3,
-        epsilon=100.0,
-        delta=1e-3,
-        neighboring_relation="add-or-remove-one",
-    )
+    relation = "add-or-remove-one"
+    price = SumInstruction(rounds=3, epsilon=100.0, delta=1e-3, neighboring_relation=relation)
     federation = Federation(tmp_path)
     asked = replace(INSTRUCTION, secure_sum=price, max_units=units)
     assert code(federation.train(federation.content(asked))) == "Refused terms"
@@ -156,13 +149,14 @@ def test_another_directory_is_refused(tmp_path: Path) -> None:
 
 
 def test_an_owner_s_least_sum_counts_without_those_who_may_collude(tmp_path: Path) -> None:
-    assert (
-        code(Federation(tmp_path / "a", **{"secagg-min-sum": 3} | REQUIRED).train()) == "answered"
-    )
-    alone = Federation(tmp_path / "b", **{"secagg-min-sum": 4} | REQUIRED)
-    assert code(alone.train()) == "Refused policy"
-    wary = Federation(tmp_path / "c", **{"secagg-min-sum": 3, "secagg-colluding": 2} | REQUIRED)
-    assert code(wary.train()) == "Refused policy"
+    for number, (owner, said) in enumerate(
+        (
+            ({"secagg-min-sum": 3}, "answered"),
+            ({"secagg-min-sum": 4}, "Refused policy"),
+            ({"secagg-min-sum": 3, "secagg-colluding": 2}, "Refused policy"),
+        )
+    ):
+        assert code(Federation(tmp_path / str(number), **owner | REQUIRED).train()) == said
 
 
 def test_a_node_that_supposes_more_colluders_is_charged_more(tmp_path: Path) -> None:

@@ -99,6 +99,20 @@ def of_units(folder: Path, slow: Callable[[], Any] = bool, **units: Any) -> Fede
     return federation
 
 
+def of_fatal(fatal: list[int | None], **loader: Any) -> NodeRecords:
+    """Return records of which one may kill the process that reads it."""
+    return NodeRecords(
+        model_fn=lambda *_: nn.Linear(1, SIZE, bias=False),
+        loader_fn=lambda *_: DataLoader(Fatal(fatal[0]), **loader),
+    )
+
+
+def answered(federation: Federation, within: float = SECONDS) -> str:
+    """Return how the node answers a sum of all its units under coins."""
+    content = federation.content(asked(EVERYBODY, max_units=UNITS))
+    return code(federation.train(content, sampling_rate=EVERYBODY, reply_after=within))
+
+
 def sleeps(*_: Any) -> Any:
     time.sleep(3600)
 
@@ -113,20 +127,14 @@ def test_a_unit_that_is_slow_moves_the_sum_by_its_own_update_alone(
     tmp_path: Path, added: Added, slow: Callable[[], Any]
 ) -> None:
     """As one that fails at once, which is its neighbour: all others are in the sum."""
-    federation = of_units(tmp_path, slow)
-    content = federation.content(asked(EVERYBODY, max_units=UNITS))
-    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=SECONDS)
-    assert code(reply) == "answered"
+    assert answered(of_units(tmp_path, slow)) == "answered"
     assert np.abs(added.values[-1] - [(UNITS - 1) * C, 0.0, 0.0]).max() < 1e-3
 
 
 @pytest.mark.slow
 def test_units_are_not_trained_together_in_slots(tmp_path: Path, added: Added) -> None:
     """One that takes for ever would leave all others behind."""
-    federation = of_units(tmp_path, train_many=sleeps)
-    content = federation.content(asked(EVERYBODY, max_units=UNITS))
-    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=SECONDS)
-    assert code(reply) == "answered"
+    assert answered(of_units(tmp_path, train_many=sleeps)) == "answered"
     assert np.abs(added.values[-1] - [UNITS * C, 0.0, 0.0]).max() < 1e-3
 
 
@@ -204,11 +212,7 @@ def test_a_record_that_ends_its_worker_moves_the_sum_by_its_own_gradient_alone(
     tmp_path: Path, added: Added, fatal: int | None, rate: float
 ) -> None:
     """Were the sum zero in its place, or were nothing sent, it would decide about 49 others."""
-    found = NodeRecords(
-        model_fn=lambda *_: nn.Linear(1, SIZE, bias=False),
-        loader_fn=lambda *_: DataLoader(Fatal(fatal), num_workers=1, timeout=2),
-    )
-    federation = of_records(tmp_path, found)
+    federation = of_records(tmp_path, of_fatal([fatal], num_workers=1, timeout=2))
     content = content_of(federation, rate)
     times = {} if rate == 1.0 else {"sampling_rate": rate, "reply_after": SECONDS}
     assert code(federation.train(content, **times)) == "answered"
@@ -228,11 +232,7 @@ def content_of(federation: Federation, rate: float = 1.0) -> Any:
 def test_a_record_that_ends_the_process_of_its_node_shows_once(tmp_path: Path) -> None:
     """At rate 1, without a process of its own; what was begun is marked before a record is read."""
     fatal: list[int | None] = [7]
-    found = NodeRecords(
-        model_fn=lambda *_: nn.Linear(1, SIZE, bias=False),
-        loader_fn=lambda *_: DataLoader(Fatal(fatal[0])),
-    )
-    federation = of_records(tmp_path, found)
+    federation = of_records(tmp_path, of_fatal(fatal))
     content = content_of(federation)
     fork = multiprocessing.get_context("fork")
     node = fork.Process(target=federation.train, args=(content,))
@@ -246,11 +246,7 @@ def test_a_record_that_ends_the_process_of_its_node_shows_once(tmp_path: Path) -
 
 @pytest.mark.filterwarnings("ignore:Full backward hook is firing")
 def test_work_that_ends_leaves_no_mark(tmp_path: Path) -> None:
-    found = NodeRecords(
-        model_fn=lambda *_: nn.Linear(1, SIZE, bias=False),
-        loader_fn=lambda *_: DataLoader(Fatal(None)),
-    )
-    federation = of_records(tmp_path, found)
+    federation = of_records(tmp_path, of_fatal([None]))
     for number in (1, 2):
         assert code(federation.train(content_of(federation), number=number)) == "answered"
     assert federation.charges() == 2
@@ -342,10 +338,7 @@ def test_a_node_whose_own_marks_take_too_long_is_silent_for_one_sum(
 
 
 def test_a_node_whose_count_takes_too_long_sends_nothing(tmp_path: Path, added: Added) -> None:
-    federation = of_units(tmp_path, count=sleeps)
-    content = federation.content(asked(EVERYBODY, max_units=UNITS))
-    reply = federation.train(content, sampling_rate=EVERYBODY, reply_after=LATE)
-    assert code(reply) == "Refused late"
+    assert answered(of_units(tmp_path, count=sleeps), within=LATE) == "Refused late"
     assert not any(each.any() for each in added.values)
 
 

@@ -57,10 +57,6 @@ def instruction(**fields: Any) -> RoundInstruction:
     return RoundInstruction(**usual | fields)
 
 
-def app_alone(client: Any) -> ClientApp:
-    return numpy_client_app(lambda context: client)
-
-
 def app_of(clients: Any, **more: Any) -> ClientApp:
     """Return an app whose node hosts these clients, one a unit."""
     units = NodeUnits(
@@ -125,17 +121,12 @@ def test_the_server_gets_the_sum_that_it_would_have_made_of_single_units(
     model = ArrayRecord({name: Array(values) for name, values in MODEL.items()})
     layout = VectorLayout.of(model)
     assert asked.bundle is not None
+    grid = asked.bundle.updates.grid
     single, whole = (
-        ClippedSum(
-            layout,
-            layout.flatten(model),
-            grid=asked.bundle.updates.grid,
-            clipping_norms=norms,
-        )
-        for _ in range(2)
+        ClippedSum(layout, layout.flatten(model), grid=grid, clipping_norms=norms) for _ in range(2)
     )
     for client in clients:
-        app = app_alone(client)
+        app = app_of([client])
         reply = node(app).train(MODEL, RoundInstruction(server_round=1, weight_cap=cap))
         single.add(only_array_record(reply.content))
     reply = node(app_of(clients)).train(MODEL, asked)
@@ -197,7 +188,7 @@ def test_a_node_without_units_of_its_own_hosts_one_unit_its_client(
 
 # What one unit can move.
 
-HOSTILE = {
+HOSTILE: dict[str, dict[str, Any]] = {
     "huge": {"update": 1e30},
     "largest": {"update": np.finfo(np.float32).max},
     "negative": {"update": -1e30},
@@ -205,7 +196,7 @@ HOSTILE = {
     "just above the bound": {"update": NORM / math.sqrt(3) * (1 + 1e-6)},
     "heavy": {"update": 1.0, "num_examples": 10**18},
 }
-FAILING = {
+FAILING: dict[str, dict[str, Any]] = {
     "raises": {"error": RuntimeError(SECRET)},
     "nan": {"update": np.nan},
     "one nan": {"update": np.array([0.1, np.nan, 0.1])},
@@ -307,6 +298,11 @@ def rows_of(told_to: list[Any], units: Any, model: Any) -> TrainedRows:
         for unit in units
     ]
     return TrainedRows(units=units, reports=reports, vectors=vectors)
+
+
+def at_once(told_to: list[Any]) -> Callable[..., Any]:
+    """Return a `train_many` that trains all units together."""
+    return lambda context, units, model, config: [rows_of(told_to, units, model)]
 
 
 @pytest.fixture
@@ -431,13 +427,8 @@ def test_when_training_together_fails_units_are_trained_one_by_one(
     assert SECRET not in str(replies)
 
 
-SPOILT = {
-    "nan": {"update": np.nan},
-    "one nan": {"update": np.array([0.1, np.nan, 0.1])},
-    "infinite": {"update": np.inf},
-    "negative records": {"update": 0.1, "num_examples": -5},
-    "no records": {"update": 0.1, "num_examples": None},
-    "metrics that are none": {"update": 0.1, "metrics": 3},
+SPOILT = {name: told for name, told in FAILING.items() if "update" in told} | {
+    "metrics that are none": {"update": 0.1, "metrics": 3}
 }
 
 
@@ -447,13 +438,12 @@ def test_a_unit_that_is_spoilt_contributes_zero_and_the_others_stay(
 ) -> None:
     told_to = [*TOGETHER[:2], SPOILT[kind], *TOGETHER[2:]]
 
-    def train_many(context: Context, units: Any, model: Any, config: Any) -> list[TrainedRows]:
-        return [rows_of(told_to, units, model)]
-
     caplog.set_level(logging.WARNING, logger="flwr.fl_dp.client")
-    [(having, metrics), _], _ = both(told_to, train_many, weight_cap=20.0)
+    [(having, metrics), _], _ = both(told_to, at_once(told_to), weight_cap=20.0)
     assert "unit 2" in caplog.text
-    [(without, expected), _], _ = both(told_to, train_many, weight_cap=20.0, units=(0, 1, 3, 4, 5))
+    [(without, expected), _], _ = both(
+        told_to, at_once(told_to), weight_cap=20.0, units=(0, 1, 3, 4, 5)
+    )
     np.testing.assert_array_equal(having, without)
     assert metrics == expected
 
@@ -464,12 +454,9 @@ def test_no_row_moves_the_sum_by_more_than_the_clipping_norm(
 ) -> None:
     told_to = [*TOGETHER, HOSTILE[kind]]
 
-    def train_many(context: Context, units: Any, model: Any, config: Any) -> list[TrainedRows]:
-        return [rows_of(told_to, units, model)]
-
     sums = []
     for units in (tuple(range(6)), tuple(range(5))):
-        [(total, _), _], _ = both(told_to, train_many, weight_cap=20.0, units=units)
+        [(total, _), _], _ = both(told_to, at_once(told_to), weight_cap=20.0, units=units)
         sums.append([int(step) for step in total])
     moved = sum((a - b) ** 2 for a, b in zip(*sums, strict=True))
     assert 0 < moved <= int(NORM / bundle().updates.grid) ** 2

@@ -23,17 +23,34 @@ def call(*arguments: object, answer: str = "") -> tuple[int, str]:
     return result.exit_code, " ".join(result.output.split())
 
 
-@pytest.fixture
-def ledger(tmp_path: Path) -> Path:
-    path = tmp_path / "ledger.db"
+def charge(
+    path: Path, *, epsilon: float = 4.0, noise: float = 5.0, count: int = 1, use: Use | None = None
+) -> None:
     with NodeLedger.open(path) as opened:
         opened.charge(
             Account(unit="record", source="ward"),
-            GaussianEvent(noise_multiplier=5.0),
-            budget=PrivacyBudget(epsilon=4.0, delta=1e-5),
-            what="run 1",
+            GaussianEvent(noise_multiplier=noise),
+            count=count,
+            budget=PrivacyBudget(epsilon=epsilon, delta=1e-5),
+            what="a run",
+            use=use,
         )
-    return path
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    charge(tmp_path / "ledger.db")
+    return tmp_path / "ledger.db"
+
+
+@pytest.fixture
+def witness(ledger: Path, tmp_path: Path) -> FileWitness:
+    """A second place that knows of the ledger."""
+    (tmp_path / "there").mkdir()
+    witness = FileWitness(tmp_path / "there" / "ward.heads")
+    with NodeLedger.read(ledger) as opened:
+        opened.begin_witness(witness)
+    return witness
 
 
 def test_what_a_node_will_do_is_said(ledger: Path) -> None:
@@ -146,18 +163,9 @@ def test_a_schema_that_can_not_be_meant_is_said(ledger: Path, tmp_path: Path) ->
         assert wrong in said
 
 
-def test_an_owner_sees_by_whom_when_and_for_what_the_data_were_used(
-    ledger: Path, tmp_path: Path
-) -> None:
-    with NodeLedger.open(ledger) as opened:
-        for run, purpose in ((7, "train"), (7, "train"), (8, "evaluate")):
-            opened.charge(
-                Account(unit="record", source="ward"),
-                GaussianEvent(noise_multiplier=5.0),
-                budget=PrivacyBudget(epsilon=4.0, delta=1e-5),
-                what=f"run {run}",
-                use=Use(run=run, purpose=purpose, app="hospital/heart==1.4.0@3f2a9c01"),
-            )
+def test_an_owner_sees_by_whom_when_and_for_what_the_data_were_used(ledger: Path) -> None:
+    for run, purpose in ((7, "train"), (7, "train"), (8, "evaluate")):
+        charge(ledger, use=Use(run=run, purpose=purpose, app="hospital/heart==1.4.0@3f2a9c01"))
     config = f'ledger-path="{ledger}" max-epsilon=2.5'
     result = CliRunner().invoke(app, ["node", "ledger", "--node-config", config, "--json"])
     shown = json.loads(result.output)
@@ -180,16 +188,8 @@ def test_a_cap_that_is_written_down_later_makes_what_was_spent_no_smaller(
 ) -> None:
     """The budget grew before there was a cap: only a bound that holds whenever one stops is so."""
     path = tmp_path / "grown.db"
-    event, ward = GaussianEvent(noise_multiplier=3.0), Account(unit="record", source="ward")
-    with NodeLedger.open(path) as opened:
-        for epsilon, count in ((2.0, 1), (30.0, 40)):
-            opened.charge(
-                ward,
-                event,
-                count=count,
-                budget=PrivacyBudget(epsilon=epsilon, delta=1e-5),
-                what="run",
-            )
+    for epsilon, count in ((2.0, 1), (30.0, 40)):
+        charge(path, epsilon=epsilon, noise=3.0, count=count)
     config = f'ledger-path="{path}" max-epsilon=40'
     [before] = json.loads(call("ledger", path, "--json")[1])["accounts"]
     [after] = json.loads(call("ledger", "--node-config", config, "--json")[1])["accounts"]
@@ -235,11 +235,9 @@ def test_an_owner_revokes_once_and_is_asked(ledger: Path) -> None:
     assert "revoked already" in said
 
 
-def test_a_ledger_that_is_gone_is_seen_by_its_witness(ledger: Path, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    witness = FileWitness(tmp_path / "there" / "ward.heads")
-    with NodeLedger.read(ledger) as opened:
-        opened.begin_witness(witness)
+def test_a_ledger_that_is_gone_is_seen_by_its_witness(
+    ledger: Path, witness: FileWitness, tmp_path: Path
+) -> None:
     ledger.unlink()
     config = f'ledger-path="{ledger}" witness-path="{witness.place}" max-epsilon=2.5'
     status, said = call("check", config)
@@ -269,11 +267,7 @@ def test_a_trainings_ledger_is_not_revoked(tmp_path: Path) -> None:
         assert opened.anchor == before
 
 
-def test_a_revocation_is_witnessed(ledger: Path, tmp_path: Path) -> None:
-    (tmp_path / "there").mkdir()
-    witness = FileWitness(tmp_path / "there" / "ward.heads")
-    with NodeLedger.read(ledger) as opened:
-        opened.begin_witness(witness)
+def test_a_revocation_is_witnessed(ledger: Path, witness: FileWitness) -> None:
     assert call("revoke", ledger, "--yes", "--witness", witness.place)[0] == 0
     with NodeLedger.read(ledger, witness=witness) as opened:
         assert witness.anchors()[-1] == opened.anchor

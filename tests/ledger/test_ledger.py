@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sqlite3
 import threading
 from collections import Counter
@@ -17,7 +15,7 @@ from typing import Any
 import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
-from ledger_files import start_python
+from ledger_files import kill_when_reserved, race
 from postgres_server import PostgresServer
 from postgres_server import postgres_server as postgres_server
 
@@ -114,7 +112,7 @@ def test_what_was_reserved_stays_spent_after_a_restart(place: Place) -> None:
 
 def test_kill_nine_between_reserve_and_commit_leaves_the_round_spent(place: Place) -> None:
     spend(place.location, 1)
-    child = start_python(
+    kill_when_reserved(
         f"""
         import time
         from fl_dp.ledger import PrivacyLedger
@@ -124,10 +122,6 @@ def test_kill_nine_between_reserve_and_commit_leaves_the_round_spent(place: Plac
         time.sleep(60)
         """
     )
-    assert child.stdout is not None
-    assert child.stdout.readline() == "reserved\n"
-    os.kill(child.pid, signal.SIGKILL)
-    child.wait(30)
     with PrivacyLedger.open(place.location, PLAN) as ledger:
         assert (ledger.rounds_spent, ledger.rounds_committed) == (2, 1)
 
@@ -265,34 +259,23 @@ def test_a_round_has_an_index_of_its_own_whoever_reserves_it(place: Place) -> No
 
 def test_two_processes_can_not_spend_the_same_budget_twice(place: Place) -> None:
     PrivacyLedger.open(place.location, LONG_PLAN).close()
-    children = [
-        start_python(
-            f"""
-            from fl_dp.accounting import PrivacyBudgetExhausted
-            from fl_dp.ledger import PrivacyLedger
-            plan = PrivacyLedger.read({place.location!r}).plan
-            with PrivacyLedger.open({place.location!r}, plan) as ledger:
-                print("ready", flush=True)
-                input()
-                count = 0
-                try:
-                    while True:
-                        ledger.commit(ledger.reserve(round=count + 1))
-                        count += 1
-                except PrivacyBudgetExhausted:
-                    print(count)
-            """
-        )
-        for _ in range(2)
-    ]
-    for child in children:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-    for child in children:
-        assert child.stdin is not None
-        child.stdin.write("go\n")
-        child.stdin.flush()
-    won = [int(child.communicate(timeout=120)[0]) for child in children]
+    won = race(
+        f"""
+        from fl_dp.accounting import PrivacyBudgetExhausted
+        from fl_dp.ledger import PrivacyLedger
+        plan = PrivacyLedger.read({place.location!r}).plan
+        with PrivacyLedger.open({place.location!r}, plan) as ledger:
+            print("ready", flush=True)
+            input()
+            count = 0
+            try:
+                while True:
+                    ledger.commit(ledger.reserve(round=count + 1))
+                    count += 1
+            except PrivacyBudgetExhausted:
+                print(count)
+        """
+    )
     assert sum(won) == LONG_PLAN.rounds
     with PrivacyLedger.read(place.location) as ledger:
         assert ledger.rounds_spent == ledger.rounds_committed == LONG_PLAN.rounds

@@ -7,6 +7,7 @@ import sqlite3
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -30,29 +31,26 @@ from fl_dp.accounting.renyi import divergence_at_order, renyi_divergences
 from fl_dp.ledger import LedgerCorrupted
 
 BUDGET = PrivacyBudget(epsilon=3.0, delta=1e-3)
-PLAN = PrivacyPlan.calibrate(
-    BUDGET,
-    rounds=5,
-    sampling_rate=0.25,
-    clipping_norm=1.0,
-    num_clients=200,
-    schedule=NoiseSchedule(name="step"),
-    other_releases={LaplaceEvent(noise_multiplier=5.0): 1},
-)
 RELEASES = (
     LaplaceEvent(noise_multiplier=5.0),
     GaussianEvent(noise_multiplier=4.0),
     ExponentialEvent(epsilon=0.1),
 )
-PLAN = replace(PLAN, other_releases=freeze([(event, 1) for event in RELEASES]))
+SIZES: dict[str, Any] = {"clipping_norm": 1.0, "num_clients": 200}
+PLAN = replace(
+    PrivacyPlan.calibrate(
+        BUDGET,
+        rounds=5,
+        sampling_rate=0.25,
+        schedule=NoiseSchedule(name="step"),
+        other_releases={RELEASES[0]: 1},
+        **SIZES,
+    ),
+    other_releases=freeze([(event, 1) for event in RELEASES]),
+)
 ADAPTIVE = {
     rate: PrivacyPlan.calibrate(
-        BUDGET,
-        rounds=20,
-        sampling_rate=rate,
-        clipping_norm=1.0,
-        num_clients=200,
-        plateau=PlateauSchedule(),
+        BUDGET, rounds=20, sampling_rate=rate, plateau=PlateauSchedule(), **SIZES
     )
     for rate in (1.0, 0.25)
 }

@@ -286,11 +286,10 @@ def test_one_witness_is_of_one_node(tmp_path: Path, file: Path) -> None:
 
 
 def test_a_ledger_that_nothing_is_compared_with_says_so_when_it_is_opened(
-    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A new one has no end to cut off, and a witness or an anchor would show it."""
-    (tmp_path / "there").mkdir()
-    witness = FileWitness(tmp_path / "there" / "ledger.heads")
+    witness = FileWitness(file)
     with caplog.at_level(logging.INFO, logger="flwr.fl_dp"):
         with PrivacyLedger.open(path, PLAN) as ledger:
             ledger.begin_witness(witness)
@@ -302,18 +301,15 @@ def test_a_ledger_that_nothing_is_compared_with_says_so_when_it_is_opened(
 
 
 def test_a_real_node_s_ledger_without_a_witness_says_so_and_a_simulated_one_s_does_not(
-    path: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    path: Path, file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    (tmp_path / "there").mkdir()
-    heads = str(tmp_path / "there" / "ledger.heads")
-
     def opened(**config: str) -> None:
         given: dict[str, Any] = {"ledger-path": str(path)} | config
         context = Context(1, 77, given, RecordDict(), {})
         NodePrivacy.of(context, {}).open_ledger().close()
 
     with caplog.at_level(logging.INFO, logger="flwr.fl_dp.client"):
-        opened(**{"witness-path": heads})
+        opened(**{"witness-path": str(file)})
         with simulated_nodes():
             path.unlink()
             opened()

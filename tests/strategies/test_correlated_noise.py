@@ -5,14 +5,15 @@ from __future__ import annotations
 import pickle
 import random
 from collections import defaultdict
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Error, Message
-from local_grid import Answer, LocalGrid, answer_with_app, introducing, reply
+from draws import a_draw
+from flwr.app import Array, ArrayRecord, Error, Message
+from killed_servers import Deadly, Killed, Watched, unmixed
+from local_grid import Answer, answer_with_app, introducing, reply
 from noise_covariance import covariance, covariance_p
 from trainings import FixedClient, client_fn, plan_of, train
 
@@ -21,7 +22,6 @@ from fl_dp.accounting import CyclicSampling, PoissonSampling, TruncatedPoissonSa
 from fl_dp.accounting import VisibleSampling as Visible
 from fl_dp.clients import NodeUnits, numpy_client_app
 from fl_dp.mechanisms import AdaptiveClipping, BandedStream, SecureRandom
-from fl_dp.mechanisms.grid import IntegerLaw
 from fl_dp.plan import Banded
 from fl_dp.strategies import (
     Checkpoint,
@@ -141,12 +141,7 @@ def test_a_hostile_unit_moves_all_releases_by_no_more_than_its_turns_cost(
         )
         runs.append(np.array(done.moves()) * plan.denominator)
     moved = runs[0] - runs[1]
-    through = np.array(
-        [
-            sum(BANDS[j] / 4096 * moved[t - j] for j in range(len(BANDS)) if t >= j)
-            for t in range(plan.rounds)
-        ]
-    )
+    through = unmixed(moved, BANDS)
     turns = plan.charged_rounds
     # The models are float64: what is left of a round's exact sum is good to a relative 1e-9.
     assert np.square(through).sum() <= turns * (NORM * CLIP) ** 2 * (1 + 1e-6)
@@ -218,39 +213,10 @@ def test_a_selection_by_turns_needs_an_index() -> None:
 
 
 def draw(index: int | None, roster: list[Unit]) -> Draw:
-    return Draw(
-        server_round=1,
-        index=index,
-        roster=roster,
-        num_units=N,
-        rng=SecureRandom(),
-        model=model(),
-        config=ConfigRecord(),
-        ledger=None,
-        ask=lambda messages: iter(()),
-    )
+    return a_draw(N, index=index, roster=roster)
 
 
 # --- Restarts -------------------------------------------------------------------------------------
-
-
-class Killed(BaseException):
-    """Ends a process wherever it is: no handler of errors catches it."""
-
-
-class Watched(BandedStream):
-    """Notes every index that noise is drawn for, and can be killed before it or after it."""
-
-    def __init__(self, drawn: list[int], dies: Any) -> None:
-        super().__init__(BANDS)
-        self.drawn, self.dies = drawn, dies
-
-    def _draw(self, law: IntegerLaw, size: int, rng: SecureRandom) -> np.ndarray:
-        self.dies("before noise")
-        self.drawn.append(self.index)
-        noise = super()._draw(law, size, rng)
-        self.dies("after noise")
-        return noise
 
 
 def shuffled(process: int) -> list[int]:
@@ -258,20 +224,6 @@ def shuffled(process: int) -> list[int]:
     order = list(range(N))
     random.Random(process).shuffle(order)
     return order
-
-
-class Deadly(LocalGrid):
-    """A grid on which the server can be killed before it asks anybody."""
-
-    def __init__(self, answer: Answer, dies: Any) -> None:
-        super().__init__(answer, N, introduces=True)
-        self.dies = dies
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        pushed = list(messages)
-        if pushed and pushed[0].metadata.message_type == "train":
-            self.dies("before asking")
-        return super().push_messages(pushed)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -292,12 +244,12 @@ def test_random_kills_release_no_index_twice_and_ask_nobody_before_its_turn(
 
     checks = 0
 
-    def dies(where: str) -> None:
+    def dies() -> None:
         nonlocal checks
         checks += 1
         # Once at least, somewhere in the first rounds.
-        if dice.random() < 0.1 or checks == 5 + seed:
-            raise Killed(where)
+        if dice.random() < 0.06 or checks == 9 + seed:
+            raise Killed
 
     for process in range(40):
         with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
@@ -317,9 +269,9 @@ def test_random_kills_release_no_index_twice_and_ask_nobody_before_its_turn(
                     asked[f"partition-{place}"].append(ledger.next_index() - 1)
                 return inner(message, place)
 
-            grid = Deadly(answer, dies)
+            grid = Deadly(answer, N, dies)
             strategy = DPFedAvg(plan=plan, ledger=ledger, after_round=saved.append)
-            strategy.noise_stream = Watched(drawn, dies)
+            strategy.noise_stream = Watched(BANDS, drawn, dies)
             if saved:
                 strategy.resume(saved[-1])
             try:

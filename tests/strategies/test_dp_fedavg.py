@@ -311,8 +311,8 @@ def test_a_round_that_was_not_reserved_releases_nothing(open_ledger: Any) -> Non
 
 def test_messages_carry_a_ttl_the_round_and_the_model_with_its_buffers(start: Any) -> None:
     grid = LocalGrid(answer_with_update([{}] * 3), 3)
-    model, config = record(w=np.zeros(2), counter=np.int64(1)), ConfigRecord({"key": "value"})
-    start(plan_of(3), grid, model, timeout=12.0, train_config=config)
+    model, given = record(w=np.zeros(2), counter=np.int64(1)), ConfigRecord({"key": "value"})
+    start(plan_of(3), grid, model, timeout=12.0, train_config=given)
     for message in grid.sent:
         assert message.metadata.ttl == 12.0
         assert message.metadata.group_id == "1"

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import trainings
 from flwr.app import ConfigRecord, Error, Message, MetricRecord, RecordDict
 from flwr.client import NumPyClient
 from local_grid import FIRST_NODE, LocalGrid, answer_with_app
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import PoissonSampling, PrivacyBudgetExhausted, freeze
+from fl_dp.accounting import PrivacyBudgetExhausted, freeze
 from fl_dp.clients import NodeUnits, numpy_client_app
-from fl_dp.mechanisms import FixedClipping, GaussianMechanism, SecureRandom
+from fl_dp.mechanisms import GaussianMechanism, SecureRandom
 from fl_dp.protocol.keys import CONTRIBUTION_METRIC
 from fl_dp.statistics import (
     Count,
@@ -39,30 +40,15 @@ def sure(query: Query) -> NoiseChoice:
     return choose_noise(query, epsilon=SURE, delta=1e-6)
 
 
-def plan_of(*choices: NoiseChoice, num_clients: int = N) -> PrivacyPlan:
-    return PrivacyPlan.of(
-        budget=PrivacyBudget(epsilon=1e6, delta=1e-4),
-        rounds=1,
-        sampling=PoissonSampling(sampling_rate=1.0),
-        noise_multiplier=1.0,
-        clipping=FixedClipping(norm=1.0),
-        num_clients=num_clients,
-        other_releases=freeze([(event, 1) for choice in choices for event in choice.events]),
-    )
+def plan_of(*choices: NoiseChoice) -> PrivacyPlan:
+    releases = freeze([(event, 1) for choice in choices for event in choice.events])
+    return trainings.plan_of(N, noise_multiplier=1.0, other_releases=releases)
 
 
 @pytest.fixture
-def open_ledger(tmp_path: Path) -> Iterator[Callable[..., PrivacyLedger]]:
-    opened: list[PrivacyLedger] = []
-
-    def make(*choices: NoiseChoice, **changes: Any) -> PrivacyLedger:
-        path = tmp_path / f"ledger{len(opened)}.db"
-        opened.append(PrivacyLedger.open(path, plan_of(*choices, **changes)))
-        return opened[-1]
-
-    yield make
-    for ledger in opened:
-        ledger.close()
+def open_ledger(open_ledger: Callable[[PrivacyPlan], PrivacyLedger]) -> Any:
+    """Open a ledger that has put aside what these choices cost."""
+    return lambda *choices: open_ledger(plan_of(*choices))
 
 
 def ages(context: Any, unit: int, config: dict[str, Any], name: str) -> list[float]:
@@ -230,7 +216,7 @@ def test_insecure_noise_that_the_ledger_does_not_know_of_asks_nobody(open_ledger
 def test_before_all_clients_are_connected_nothing_is_charged(open_ledger: Any) -> None:
     ledger = open_ledger(SUM)
     grid = saying(lambda _: [1.0], num_nodes=N - 1)
-    with pytest.raises(RosterIncomplete, match="declares 40 clients, but 39 nodes"):
+    with pytest.raises(RosterIncomplete, match="40 clients, but 39 nodes"):
         total_of(grid, ledger, SUM, roster_timeout=0.1)
     assert ledger.other_releases_spent == 0
     assert not grid.sent

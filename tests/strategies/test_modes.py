@@ -20,7 +20,7 @@ from local_grid import (
     introducing,
     reply,
 )
-from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
+from trainings import SIX_SIGMA, FixedClient, Training, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyLedger
 from fl_dp.accounting import PoissonSampling, VisibleSampling
@@ -205,10 +205,13 @@ def test_a_central_round_has_the_servers_noise_alone(tmp_path: Path, participant
 # --- none ---------------------------------------------------------------------------------------
 
 
+def unprotected(answer: Answer, **options: Any) -> Training:
+    """A training of everybody without a plan."""
+    return train(None, None, answer, MODEL, nodes=N, selection=PoissonSelection(1.0), **options)
+
+
 def test_without_a_plan_nothing_is_clipped_and_no_noise_is_added() -> None:
-    trained = train(
-        None, None, clients_of(N, 100.0), MODEL, nodes=N, selection=PoissonSelection(1.0)
-    )
+    trained = unprotected(clients_of(N, 100.0))
     np.testing.assert_array_equal(trained.move, np.full(SIZE, 100.0))
     assert trained.ledger is None
     for message in trained.grid.sent:
@@ -216,7 +219,7 @@ def test_without_a_plan_nothing_is_clipped_and_no_noise_is_added() -> None:
 
 
 def test_without_a_plan_the_log_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    train(None, None, clients_of(N), MODEL, nodes=N, selection=PoissonSelection(1.0))
+    unprotected(clients_of(N))
     assert "NO PRIVACY" in caplog.text
 
 
@@ -228,7 +231,7 @@ def test_without_a_plan_bad_updates_and_bad_weights_are_left_out() -> None:
         weight = {4: math.nan, 5: -1.0, 6: 3}.get(node, 1)
         return reply(message, {"w": np.full(SIZE, value)}, **{"num-examples": weight})
 
-    trained = train(None, None, answer, MODEL, nodes=N, selection=PoissonSelection(1.0))
+    trained = unprotected(answer)
     expected = (0 + 3 * 6 + 7 + 8 + 9) / 7  # nodes 0, 6 (three times), 7, 8 and 9
     np.testing.assert_allclose(trained.move, expected, rtol=1e-12)
 
@@ -240,10 +243,7 @@ def test_without_a_plan_a_round_of_no_weight_leaves_the_model_as_it_is(weight: A
             None if weight is None else reply(message, {"w": np.ones(SIZE)}, **{"num-examples": 0})
         )
 
-    trained = train(
-        None, None, answer, MODEL, nodes=N, selection=PoissonSelection(1.0), timeout=1.5
-    )
-    assert not trained.move.any()
+    assert not unprotected(answer, timeout=1.5).move.any()
 
 
 # --- a cap on how often one unit takes part -----------------------------------------------------
@@ -277,6 +277,14 @@ class Renumbered(LocalGrid):
             self.answer = answer
 
 
+def run(folder: Path, plan: Any, grid: LocalGrid, rounds: int) -> tuple[DPFedAvg, PrivacyLedger]:
+    """Go on with the training of a folder, and return its strategy and its ledger, closed."""
+    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
+        strategy = DPFedAvg(plan=plan, ledger=ledger)
+        strategy.start(grid, record(w=np.zeros(3)), num_rounds=rounds)
+    return strategy, ledger
+
+
 @pytest.mark.parametrize("scheme", [None, *SCHEMES])
 def test_a_cap_holds_over_two_runs_in_which_flower_numbers_the_nodes_anew(
     tmp_path: Path, scheme: str | None
@@ -285,20 +293,14 @@ def test_a_cap_holds_over_two_runs_in_which_flower_numbers_the_nodes_anew(
     plan = plan_of(
         4, rounds=8, sampling=VisibleSampling(cohort=2), participation_cap=2, client_scheme=scheme
     )
-    path = tmp_path / "ledger.db"
-    model = record(w=np.zeros(3))
-    with PrivacyLedger.open(path, plan) as ledger:
-        first = DPFedAvg(plan=plan, ledger=ledger)
-        first.start(LocalGrid(named_clients(names), 4), model, num_rounds=3)
-        assert sum(ledger.participations.values()) == 6
-        assert not first.budget_exhausted
+    first, ledger = run(tmp_path, plan, LocalGrid(named_clients(names), 4), 3)
+    assert sum(ledger.participations.values()) == 6
+    assert not first.budget_exhausted
     # The second run: the names in another order, too.
-    with PrivacyLedger.open(path, plan) as ledger:
-        second = DPFedAvg(plan=plan, ledger=ledger)
-        second.start(Renumbered(named_clients(names[::-1]), 4), model, num_rounds=8)
-        assert second.budget_exhausted
-        assert second.rounds_completed == 1
-        assert ledger.participations == dict.fromkeys(names, 2)
+    second, ledger = run(tmp_path, plan, Renumbered(named_clients(names[::-1]), 4), 8)
+    assert second.budget_exhausted
+    assert second.rounds_completed == 1
+    assert ledger.participations == dict.fromkeys(names, 2)
 
 
 def test_who_claims_another_ones_name_keeps_both_out(tmp_path: Path) -> None:
@@ -325,37 +327,24 @@ def silent_about_names(answer: Answer, silent: set[int], *, fails: bool = True) 
 def test_after_a_first_run_nobody_takes_part_who_can_not_be_told_apart(tmp_path: Path) -> None:
     names = list("abcde")
     plan = plan_of(5, rounds=9, participation_cap=2)
-    model = record(w=np.zeros(3))
-    path = tmp_path / "ledger.db"
-    with PrivacyLedger.open(path, plan) as ledger:
-        DPFedAvg(plan=plan, ledger=ledger).start(
-            LocalGrid(named_clients(names), 5), model, num_rounds=1
-        )
-        assert ledger.participations == dict.fromkeys(names, 1)
-    with PrivacyLedger.open(path, plan) as ledger:
-        answer = silent_about_names(named_clients(names), {0, 1, 2})
-        resumed = DPFedAvg(plan=plan, ledger=ledger)
-        with pytest.raises(RosterIncomplete, match="3 of 5 nodes did not tell their names"):
-            resumed.start(Renumbered(answer, 5), model, num_rounds=9)
-        assert ledger.rounds_spent == 1
-    with PrivacyLedger.open(path, plan) as ledger:
-        answer = silent_about_names(named_clients(names), {0, 1, 2}, fails=False)
-        DPFedAvg(plan=plan, ledger=ledger).start(Renumbered(answer, 5), model, num_rounds=9)
-        assert ledger.participations == {"a": 1, "b": 1, "c": 1, "d": 2, "e": 2}
+    _, ledger = run(tmp_path, plan, LocalGrid(named_clients(names), 5), 1)
+    assert ledger.participations == dict.fromkeys(names, 1)
+    failing = silent_about_names(named_clients(names), {0, 1, 2})
+    with pytest.raises(RosterIncomplete, match="3 of 5 nodes"):
+        run(tmp_path, plan, Renumbered(failing, 5), 9)
+    assert PrivacyLedger.read(tmp_path / "ledger.db").rounds_spent == 1
+    nameless = silent_about_names(named_clients(names), {0, 1, 2}, fails=False)
+    _, ledger = run(tmp_path, plan, Renumbered(nameless, 5), 9)
+    assert ledger.participations == {"a": 1, "b": 1, "c": 1, "d": 2, "e": 2}
 
 
 def test_counts_by_the_ids_of_an_earlier_run_can_not_go_on(tmp_path: Path) -> None:
     plan = plan_of(3, rounds=5, participation_cap=2)
-    model = record(w=np.zeros(3))
-    path = tmp_path / "ledger.db"
     answer = silent_about_names(named_clients(list("abc")), {0, 1, 2}, fails=False)
-    with PrivacyLedger.open(path, plan) as ledger:
-        DPFedAvg(plan=plan, ledger=ledger).start(LocalGrid(answer, 3), model, num_rounds=1)
-    with PrivacyLedger.open(path, plan) as ledger:
-        resumed = DPFedAvg(plan=plan, ledger=ledger)
-        with pytest.raises(ValueError, match="counted participations by Flower's node ids"):
-            resumed.start(Renumbered(named_clients(list("abc")), 3), model, num_rounds=5)
-        assert ledger.rounds_spent == 1
+    run(tmp_path, plan, LocalGrid(answer, 3), 1)
+    with pytest.raises(ValueError, match="by Flower's node ids"):
+        run(tmp_path, plan, Renumbered(named_clients(list("abc")), 3), 5)
+    assert PrivacyLedger.read(tmp_path / "ledger.db").rounds_spent == 1
 
 
 def test_who_connects_anew_under_a_cap_waits_for_the_next_run(tmp_path: Path) -> None:
@@ -377,10 +366,8 @@ def test_who_connects_anew_under_a_cap_waits_for_the_next_run(tmp_path: Path) ->
         return bool(message.metadata.message_type == "train")
 
     plan = plan_of(3, rounds=6, participation_cap=2)
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        grid = Reconnecting(named_clients(list("abc")), 3)
-        DPFedAvg(plan=plan, ledger=ledger).start(grid, record(w=np.zeros(3)), num_rounds=6)
-        assert ledger.participations == {"a": 2, "b": 2, "c": 1}
+    _, ledger = run(tmp_path, plan, Reconnecting(named_clients(list("abc")), 3), 6)
+    assert ledger.participations == {"a": 2, "b": 2, "c": 1}
 
 
 def test_under_a_cap_only_units_with_participations_left_are_asked(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def model() -> ArrayRecord:
     return ArrayRecord({"w": Array(np.zeros(SIZE))})
 
 
-def test_every_round_has_the_noise_that_its_record_says(tmp_path: Path) -> None:
+def test_every_round_has_the_noise_that_its_record_says(start: Any) -> None:
     plan = PrivacyPlan.calibrate(
         PrivacyBudget(epsilon=8.0, delta=1e-3),
         rounds=4,
@@ -40,14 +40,11 @@ def test_every_round_has_the_noise_that_its_record_says(tmp_path: Path) -> None:
         **FIELDS,
     )
     seen: list[np.ndarray] = []
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        DPFedAvg(plan=plan, ledger=ledger).start(
-            nobody_moves(),
-            model(),
-            num_rounds=4,
-            evaluate_fn=lambda _, arrays: seen.append(arrays["w"].numpy()),
-        )
-        recorded = ledger.noise_multipliers
+
+    def look(_: int, arrays: ArrayRecord) -> None:
+        seen.append(arrays["w"].numpy())
+
+    recorded = start(plan, nobody_moves(), model(), evaluate_fn=look).ledger.noise_multipliers
     assert recorded == plan.noise_multipliers
     assert len(set(recorded)) == 4
     # 20,000 draws: the relative standard error is 0.5 %; six of them, 2e-9 a round.
@@ -57,7 +54,7 @@ def test_every_round_has_the_noise_that_its_record_says(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("sampling_rate", [1.0, 0.5])
 def test_a_plateau_lowers_the_noise_and_its_filter_ends_the_training(
-    tmp_path: Path, sampling_rate: float
+    start: Any, sampling_rate: float
 ) -> None:
     plan = PrivacyPlan.calibrate(
         PrivacyBudget(epsilon=4.0, delta=1e-3),
@@ -65,53 +62,38 @@ def test_a_plateau_lowers_the_noise_and_its_filter_ends_the_training(
         plateau=PlateauSchedule(patience=2, factor=0.5, first=1.0, smallest=0.25),
         **FIELDS | {"sampling_rate": sampling_rate},
     )
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        strategy = DPFedAvg(plan=plan, ledger=ledger)
-        strategy.start(
-            nobody_moves(),
-            model(),
-            num_rounds=40,
-            evaluate_fn=lambda *_: MetricRecord({"accuracy": 0.5}),
-        )
-        base = plan.noise_multiplier
-        halving = [base] * 3 + [base / 2] * 2 + [base / 4] * 35
-        noise = ledger.noise_multipliers
-        assert len(noise) > 4
-        assert noise == pytest.approx(halving[: len(noise)])
-        assert strategy.budget_exhausted
-        assert strategy.rounds_completed < 40
-        statement = privacy_statement(ledger).to_dict()
+    flat = MetricRecord({"accuracy": 0.5})
+    done = start(plan, nobody_moves(), model(), evaluate_fn=lambda *_: flat)
+    base = plan.noise_multiplier
+    halving = [base] * 3 + [base / 2] * 2 + [base / 4] * 35
+    noise = done.ledger.noise_multipliers
+    assert len(noise) > 4
+    assert noise == pytest.approx(halving[: len(noise)])
+    assert done.strategy.budget_exhausted
+    assert done.strategy.rounds_completed < 40
+    statement = privacy_statement(done.ledger).to_dict()
     assert statement["quoted"] == "filter"
     assert statement["epsilon"] == {"filter": 4.0}
     assert "filter" in statement["rule"]
 
 
-def test_a_plateau_without_a_public_metric_is_refused(tmp_path: Path) -> None:
+def test_a_plateau_without_a_public_metric_is_refused(start: Any) -> None:
     plan = PrivacyPlan.calibrate(
         PrivacyBudget(epsilon=4.0, delta=1e-3), rounds=3, plateau=PlateauSchedule(), **FIELDS
     )
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        strategy = DPFedAvg(plan=plan, ledger=ledger)
-        with pytest.raises(ValueError, match="evaluate_fn"):
-            strategy.start(nobody_moves(), model(), num_rounds=3)
-        with pytest.raises(ValueError, match="'accuracy', which evaluate_fn did not return"):
-            strategy.start(
-                nobody_moves(),
-                model(),
-                num_rounds=3,
-                evaluate_fn=lambda *_: MetricRecord({"loss": 1.0}),
-            )
+    other = MetricRecord({"loss": 1.0})
+    for evaluate_fn, said in ((None, "evaluate_fn"), (lambda *_: other, "'accuracy'")):
+        with pytest.raises(ValueError, match=said):
+            start(plan, nobody_moves(), model(), evaluate_fn=evaluate_fn)
 
 
-def test_a_participation_cap_ends_the_training_of_everybody(tmp_path: Path) -> None:
+def test_a_participation_cap_ends_the_training_of_everybody(start: Any) -> None:
     plan = PrivacyPlan.calibrate(
         PrivacyBudget(epsilon=4.0, delta=1e-3), rounds=5, participation_cap=3, **FIELDS
     )
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        strategy = DPFedAvg(plan=plan, ledger=ledger)
-        strategy.start(nobody_moves(), model(), num_rounds=5)
-        assert (strategy.rounds_completed, strategy.budget_exhausted) == (3, True)
-        assert set(ledger.participations.values()) == {3}
+    done = start(plan, nobody_moves(), model())
+    assert (done.strategy.rounds_completed, done.strategy.budget_exhausted) == (3, True)
+    assert set(done.ledger.participations.values()) == {3}
 
 
 PLAN = PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, rounds=2, **FIELDS)

@@ -78,6 +78,12 @@ def grid_of(app: ClientApp, kind: type[LocalGrid] = LocalGrid) -> LocalGrid:
     return kind(answer_with_app(app, N), N, introduces=True)
 
 
+def assert_untouched(grid: LocalGrid) -> None:
+    """Nothing was charged, and nobody was asked to train."""
+    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
+    assert not grid.sent
+
+
 def capped(**changes: Any) -> PrivacyPlan:
     return plan_of(N, sampling=VisibleSampling(cohort=N), participation_cap=2, **changes)
 
@@ -85,23 +91,23 @@ def capped(**changes: Any) -> PrivacyPlan:
 # --- Who is asked, and how often ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("plan", [None, capped()])
-def test_real_nodes_are_asked_once_each(start: Any, plan: PrivacyPlan | None) -> None:
-    grid = grid_of(app_of())
+@pytest.mark.parametrize(
+    ("kind", "plan", "asked"),
+    [
+        (LocalGrid, None, N),
+        (LocalGrid, capped(), N),
+        (Simulated, None, 3),
+        (Simulated, capped(), N),  # where participations are counted
+    ],
+)
+def test_real_nodes_are_all_asked_once_and_of_a_simulation_a_few_where_they_will_do(
+    start: Any, kind: type[LocalGrid], plan: PrivacyPlan | None, asked: int
+) -> None:
+    grid = grid_of(app_of(), kind)
     start(grid, plan)
     assert Counter(each.metadata.dst_node_id for each in grid.introductions) == dict.fromkeys(
-        range(FIRST_NODE, FIRST_NODE + N), 1
+        range(FIRST_NODE, FIRST_NODE + asked), 1
     )
-
-
-@pytest.mark.parametrize(("plan", "asked"), [(None, 3), (capped(), N)])
-def test_a_simulation_asks_a_few_and_everybody_once_where_participations_are_counted(
-    start: Any, plan: PrivacyPlan | None, asked: int
-) -> None:
-    grid = grid_of(app_of(), Simulated)
-    start(grid, plan)
-    assert len({each.metadata.dst_node_id for each in grid.introductions}) == asked
-    assert len(grid.introductions) == asked
 
 
 def test_a_simulation_of_plain_clients_asks_a_few(start: Any) -> None:
@@ -167,8 +173,7 @@ def test_a_client_of_another_model_is_refused_before_anything_is_spent(
         start(grid)
     assert "node 'partition-0' (numpy_client_app of fl-dp)" in str(refused.value)
     assert "\n" not in str(refused.value)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
-    assert not grid.sent
+    assert_untouched(grid)
 
 
 def test_an_arrays_fn_that_fails_is_told_by_its_kind_alone(start: Any) -> None:
@@ -242,7 +247,7 @@ def test_a_client_app_of_the_older_api_is_named_with_the_lines_to_write(start: A
     grid = grid_of(ClientApp(client_fn=lambda context: Client().to_client()))
     with pytest.raises(RehearsalFailed, match=r"app = numpy_client_app\(client_fn\)"):
         start(grid)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
+    assert_untouched(grid)
 
 
 @pytest.mark.parametrize(
@@ -252,7 +257,7 @@ def test_a_leftover_mod_is_named_before_anything_is_spent(start: Any, mod: Any) 
     grid = grid_of(app_of(mods=[mod]))
     with pytest.raises(RehearsalFailed, match=f"it has {mod.__name__}; leave it out"):
         start(grid)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
+    assert_untouched(grid)
 
 
 @pytest.mark.parametrize(
@@ -464,8 +469,7 @@ def test_a_rehearsal_that_fails_everywhere_ends_before_anything_is_spent(
         start(grid)
     assert f"node {FIRST_NODE} " in str(refused.value)
     assert "secret" not in str(refused.value)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
-    assert not grid.sent
+    assert_untouched(grid)
 
 
 def test_one_node_that_answers_is_enough_to_begin(
@@ -486,7 +490,7 @@ def test_where_no_node_answers_at_all_nothing_is_spent(start: Any) -> None:
     grid = LocalGrid(lambda message, partition: None, N, introduces=True)
     with pytest.raises(RehearsalFailed, match="none of the 6 nodes that were asked answered"):
         start(grid, **IMPATIENT)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
+    assert_untouched(grid)
 
 
 def test_the_engine_s_tracebacks_of_an_unknown_question_are_left_out_and_no_others(
@@ -548,8 +552,7 @@ def test_a_node_that_stays_silent_ends_a_capped_run_before_anything_is_spent(sta
         start(grid, capped(), **IMPATIENT)
     assert f"({FIRST_NODE + 2})" in str(refused.value)
     assert "roster_timeout" in str(refused.value)
-    assert grid.ledger.rounds_spent == 0  # type: ignore[attr-defined]  # set by `start`
-    assert not grid.sent
+    assert_untouched(grid)
 
 
 @pytest.mark.parametrize("kind", [LocalGrid, Simulated])

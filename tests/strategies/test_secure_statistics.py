@@ -16,7 +16,7 @@ from fl_dp.strategies.rehearsal import RehearsalFailed
 from fl_dp.strategies.secure import Summed
 from flwr.app import Array, ArrayRecord, Context
 from local_grid import FIRST_NODE, LocalGrid
-from secure_nodes import SecureNodes
+from secure_nodes import SecureNodes, refusals
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import GaussianEvent, PrivacyBudgetExhausted
@@ -61,8 +61,10 @@ def chosen(query: Query, noise_multiplier: float = 0.01) -> NoiseChoice:
     return NoiseChoice(query=query, mechanisms=(mechanism,))
 
 
-def plan_of(choice: NoiseChoice, *, times: int = 1, units: int = 1, **given: Any) -> PrivacyPlan:
-    options: dict[str, Any] = {
+def options_of(
+    choice: NoiseChoice, *, times: int = 1, units: int = 1, **given: Any
+) -> dict[str, Any]:
+    return {
         "rounds": 0,
         "num_clients": NODES * units,
         "units_per_node": units,
@@ -71,8 +73,11 @@ def plan_of(choice: NoiseChoice, *, times: int = 1, units: int = 1, **given: Any
         "secure_sum": SecureSum(max_parameters=1000),
         "contribution_check": False,
         "other_releases": [(event, times) for event in choice.events],
-    }
-    return PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, **options | given)
+    } | given
+
+
+def plan_of(choice: NoiseChoice, **given: Any) -> PrivacyPlan:
+    return PrivacyPlan.from_noise_multiplier(1.0, delta=1e-3, **options_of(choice, **given))
 
 
 def federation(
@@ -97,9 +102,13 @@ def federation(
 
 
 def asked(
-    folder: Path, nodes: SecureNodes, choice: NoiseChoice, plan: PrivacyPlan, **options: Any
+    folder: Path,
+    nodes: SecureNodes,
+    choice: NoiseChoice,
+    plan: PrivacyPlan | None = None,
+    **options: Any,
 ) -> Answer:
-    with PrivacyLedger.open(folder / "server.db", plan) as ledger:
+    with PrivacyLedger.open(folder / "server.db", plan or plan_of(choice)) as ledger:
         grid = LocalGrid(nodes, len(nodes.updates))
         given: dict[str, Any] = {"values": VALUES, "timeout": 5.0, "roster_timeout": 0.5} | options
         return ask_federation(grid, ledger, "it", choice, **given)
@@ -133,7 +142,7 @@ def test_every_kind_of_query_is_answered(
     tmp_path: Path, query: Query, values: list[object], expected: Any
 ) -> None:
     choice = chosen(query)
-    answer = asked(tmp_path, federation(tmp_path, values), choice, plan_of(choice))
+    answer = asked(tmp_path, federation(tmp_path, values), choice)
     np.testing.assert_allclose(answer.value, expected, atol=0.4)
     assert answer.events == choice.events == (GaussianEvent(noise_multiplier=0.01),)
 
@@ -169,7 +178,7 @@ def test_metrics_of_a_model_are_means_over_units(tmp_path: Path) -> None:
 def test_no_message_to_the_server_has_a_node_s_vector(tmp_path: Path) -> None:
     choice = chosen(Sum(lows=(0.0,) * 8, highs=(9.0,) * 8))
     nodes = federation(tmp_path, [np.full(8, 3.0)] * NODES)
-    asked(tmp_path, nodes, choice, plan_of(choice))
+    asked(tmp_path, nodes, choice)
     masked = [r for r in nodes.replies if r.metadata.message_type == "query.fl_dp_statistic"]
     assert len(masked) == NODES
     words = []
@@ -188,12 +197,9 @@ def test_the_noise_is_that_of_all_shares(tmp_path: Path, off: float, fits: bool)
     plan = plan_of(choice, times=6)
     nodes = federation(tmp_path, [np.zeros(1000)] * NODES)
     noise = []
-    with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
-        for _ in range(6):
-            answer = ask_federation(
-                LocalGrid(nodes, NODES), ledger, "it", choice, values=VALUES, timeout=5.0
-            )
-            noise.append(answer.value / (off * answer.error))
+    for _ in range(6):
+        answer = asked(tmp_path, nodes, choice, plan)
+        noise.append(answer.value / (off * answer.error))
     assert bool(abs(np.std(noise) - 1.0) < 0.05) is fits
 
 
@@ -226,7 +232,7 @@ def test_a_hostile_unit_moves_the_sum_by_its_bound_alone(tmp_path: Path) -> None
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr("fl_dp.clients.queries.query_from_json", one_lies)
-        answer = asked(tmp_path, nodes, choice, plan_of(choice))
+        answer = asked(tmp_path, nodes, choice)
     assert np.linalg.norm(answer.value) == pytest.approx(choice.query.l2_sensitivity, abs=0.3)
 
 
@@ -234,9 +240,9 @@ def test_a_node_that_fails_adds_zero_and_noise(tmp_path: Path) -> None:
     choice = chosen(Count())
     values: list[object] = [[1.0], RuntimeError("age of patient 7 is 34"), [1.0], [1.0], [1.0]]
     nodes = federation(tmp_path, values)
-    answer = asked(tmp_path, nodes, choice, plan_of(choice))
+    answer = asked(tmp_path, nodes, choice)
     assert float(answer.value) == pytest.approx(4.0, abs=0.4)
-    assert not any(reply.has_error() for reply in nodes.replies)
+    assert not refusals(nodes)
 
 
 # --- What it charges ------------------------------------------------------------------------------
@@ -244,7 +250,7 @@ def test_a_node_that_fails_adds_zero_and_noise(tmp_path: Path) -> None:
 
 def test_every_node_is_charged_what_the_plan_says(tmp_path: Path) -> None:
     choice = chosen(Count(), 1.5)
-    asked(tmp_path, federation(tmp_path, [[1.0]] * NODES), choice, plan_of(choice))
+    asked(tmp_path, federation(tmp_path, [[1.0]] * NODES), choice)
     assert spent(tmp_path) == (1, 1)
     for node in range(NODES):
         with NodeLedger.read(tmp_path / f"node-{node}" / "ledger.db") as ledger:
@@ -257,16 +263,8 @@ def test_every_node_is_charged_what_the_plan_says(tmp_path: Path) -> None:
 def test_nodes_have_room_for_a_training_and_its_statistics(tmp_path: Path, first: str) -> None:
     """A node's ledger asks for more room where noise is of two kinds; none falls silent."""
     choice, rounds = chosen(Count(), 8.0), 6
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=4.0, delta=1e-4),
-        rounds=rounds,
-        num_clients=NODES,
-        sampling_rate=1.0,
-        clipping_norm=1.0,
-        secure_sum=SecureSum(max_parameters=1000),
-        contribution_check=False,
-        other_releases=[(event, 1) for event in choice.events],
-    )
+    budget = PrivacyBudget(epsilon=4.0, delta=1e-4)
+    plan = PrivacyPlan.calibrate(budget, **options_of(choice, rounds=rounds))
     update = [np.full(3, 0.1)]
     nodes = SecureNodes(tmp_path, [[update]] * NODES, statistics_fn=lambda *_: [1.0])
     with PrivacyLedger.open(tmp_path / "server.db", plan) as ledger:
@@ -293,7 +291,7 @@ def test_a_sum_that_fails_stays_charged(tmp_path: Path) -> None:
         tmp_path, [[1.0]] * NODES, loses=lambda kind, times, node: kind == "secagg_open"
     )
     with pytest.raises(SecureSumFailed):
-        asked(tmp_path, nodes, choice, plan_of(choice))
+        asked(tmp_path, nodes, choice)
     assert spent(tmp_path) == (1, 0)
     with NodeLedger.read(tmp_path / "node-0" / "ledger.db") as ledger:
         assert ledger.spendings[0].charges == 1
@@ -305,7 +303,7 @@ def test_without_keys_nothing_is_charged(tmp_path: Path) -> None:
         tmp_path, [[1.0]] * NODES, loses=lambda kind, times, node: kind == "secagg_key"
     )
     with pytest.raises(RehearsalFailed, match="nothing was charged"):
-        asked(tmp_path, nodes, choice, plan_of(choice))
+        asked(tmp_path, nodes, choice)
     assert spent(tmp_path) == (0, 0)
 
 
@@ -322,67 +320,50 @@ def test_what_the_plan_did_not_put_aside_is_refused(tmp_path: Path) -> None:
 # --- What is refused before anybody is asked ------------------------------------------------------
 
 
+ONE = chosen(Count())
+CLIENTS_NOISE: dict[str, Any] = {"client_scheme": "gaussian", "secure_sum": None, "rounds": 1}
+
+
 @pytest.mark.parametrize(
-    ("choice", "says"),
+    ("choice", "plan", "nodes", "asking", "says"),
     [
-        (choose_noise(Count(), 1.0, 1e-3, law="laplace"), "law='gaussian'"),
-        (choose_noise(Quantiles(probabilities=(0.5,), grid=(0, 1)), 1.0, 1e-3), "law='gaussian'"),
+        (choose_noise(Count(), 1.0, 1e-3, law="laplace"), {}, NODES, {}, "law='gaussian'"),
+        (
+            choose_noise(Quantiles(probabilities=(0.5,), grid=(0, 1)), 1.0, 1e-3),
+            {},
+            NODES,
+            {},
+            "law='gaussian'",
+        ),
         (
             NoiseChoice(
                 query=Count(),
                 mechanisms=(GaussianMechanism(noise_multiplier=1.0, clipping_norm=2.0),),
             ),
+            {},
+            NODES,
+            {},
             "the query's own sensitivity",
         ),
+        (ONE, {}, NODES, {"rng": SecureRandom()}, "leave rng out"),
+        (ONE, {}, NODES, {"units_per_node": 2}, "units_per_node=1"),
+        (ONE, {}, NODES + 1, {}, r"6 nodes .* is for 5"),
+        (chosen(Count(), 5.0), CLIENTS_NOISE, NODES, {}, "trust no server"),
     ],
 )
-def test_noise_that_nodes_can_not_share_is_refused(
-    tmp_path: Path, choice: NoiseChoice, says: str
+def test_what_no_secure_sum_can_answer_is_refused_before_anybody_is_asked(
+    tmp_path: Path,
+    choice: NoiseChoice,
+    plan: dict[str, Any],
+    nodes: int,
+    asking: dict[str, Any],
+    says: str,
 ) -> None:
-    nodes = federation(tmp_path, [[1.0]] * NODES)
-    with pytest.raises(ValueError, match=says):
-        asked(tmp_path, nodes, choice, plan_of(choice))
-    assert not nodes.seen
-
-
-def test_an_rng_of_the_server_s_is_refused(tmp_path: Path) -> None:
-    choice = chosen(Count())
-    nodes = federation(tmp_path, [[1.0]] * NODES)
-    with pytest.raises(ValueError, match="leave rng out"):
-        asked(tmp_path, nodes, choice, plan_of(choice), rng=SecureRandom())
-
-
-def test_more_nodes_than_the_noise_is_for_are_refused(tmp_path: Path) -> None:
-    choice = chosen(Count())
-    nodes = federation(tmp_path, [[1.0]] * (NODES + 1))
-    with pytest.raises(RosterTooLarge, match=r"6 nodes are connected, .* is for 5"):
-        asked(tmp_path, nodes, choice, plan_of(choice))
+    there = federation(tmp_path, [[1.0]] * nodes)
+    with pytest.raises((ValueError, RosterTooLarge), match=says):
+        asked(tmp_path, there, choice, plan_of(choice, **plan), **asking)
+    assert not there.seen
     assert spent(tmp_path) == (0, 0)
-
-
-def test_other_units_a_node_than_the_plan_s_are_refused(tmp_path: Path) -> None:
-    choice = chosen(Count())
-    nodes = federation(tmp_path, [[1.0]] * NODES)
-    with pytest.raises(ValueError, match="write units_per_node=1"):
-        asked(tmp_path, nodes, choice, plan_of(choice), units_per_node=2)
-
-
-def test_a_plan_that_trusts_no_server_shows_it_no_vectors(tmp_path: Path) -> None:
-    choice = chosen(Count(), 5.0)
-    plan = PrivacyPlan.calibrate(
-        PrivacyBudget(epsilon=8.0, delta=1e-3),
-        rounds=1,
-        num_clients=NODES,
-        sampling_rate=1.0,
-        clipping_norm=1.0,
-        client_scheme="gaussian",
-        contribution_check=False,
-        other_releases=[(event, 1) for event in choice.events],
-    )
-    nodes = federation(tmp_path, [[1.0]] * NODES)
-    with pytest.raises(ValueError, match="trust no server"):
-        asked(tmp_path, nodes, choice, plan)
-    assert not nodes.seen
 
 
 def test_only_an_evaluation_measures_a_model(tmp_path: Path) -> None:
@@ -451,8 +432,7 @@ def test_a_second_exact_total_is_over_the_same_nodes(tmp_path: Path) -> None:
     fewer.mkdir()
     with pytest.raises(SecureSumFailed):
         exactly(fewer, nodes, of=NODES - 1)
-    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
-    assert refused == ["Refused policy"] * (NODES - 1)
+    assert refusals(nodes) == ["Refused policy"] * (NODES - 1)
 
 
 def test_one_owner_who_does_not_allow_them_keeps_exact_totals_shut(tmp_path: Path) -> None:
@@ -460,8 +440,7 @@ def test_one_owner_who_does_not_allow_them_keeps_exact_totals_shut(tmp_path: Pat
     with pytest.raises(SecureSumFailed):
         exactly(tmp_path, nodes)
     assert not any(kind == "secagg_open" for kind, _ in nodes.seen)
-    refused = [reply for reply in nodes.replies if reply.has_error()]
-    assert [reply.error.reason for reply in refused] == ["Refused policy"]
+    assert refusals(nodes) == ["Refused policy"]
 
 
 def test_statistics_are_never_exact(tmp_path: Path) -> None:
@@ -478,6 +457,5 @@ def test_statistics_are_never_exact(tmp_path: Path) -> None:
             lambda **given: Summed(**given | {"share": share}),
         )
         with pytest.raises(SecureSumFailed):
-            asked(tmp_path, nodes, choice, plan_of(choice))
-    refused = [reply.error.reason for reply in nodes.replies if reply.has_error()]
-    assert refused == ["Refused policy"] * NODES
+            asked(tmp_path, nodes, choice)
+    assert refusals(nodes) == ["Refused policy"] * NODES

@@ -229,7 +229,8 @@ def test_a_public_cohort_is_everybody_if_they_are_fewer() -> None:
 
 
 def plan_for(sampling: Sampling, **changes: Any) -> PrivacyPlan:
-    return plan_of(N, **({"rounds": 8, "sampling": sampling, "noise_multiplier": 1.0} | changes))
+    fields: dict[str, Any] = dict(rounds=8, sampling=sampling, noise_multiplier=1.0)
+    return plan_of(N, **(fields | changes))
 
 
 def model() -> ArrayRecord:

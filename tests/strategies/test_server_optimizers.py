@@ -28,8 +28,8 @@ from flwr.serverapp.strategy import (
 )
 from local_grid import LocalGrid, answer_with_update
 from safetensors.numpy import load_file, save_file
+from trainings import numbers, plan_of, record
 
-from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.server_optimizers import make_server_optimizer
 from fl_dp.app.settings import CHOICES, ServerOptimizerSettings
@@ -52,10 +52,6 @@ def flower_knows_its_task() -> None:
     LocalGrid(lambda message, partition: None, 1)  # Flower makes no message without a run's id
 
 
-def record(**arrays: Any) -> ArrayRecord:
-    return ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
-
-
 def model_of(dtype: Any, seed: int = 0) -> dict[str, np.ndarray]:
     draw = np.random.default_rng(seed).standard_normal
     return {
@@ -65,16 +61,12 @@ def model_of(dtype: Any, seed: int = 0) -> dict[str, np.ndarray]:
     }
 
 
-def numpy_of(arrays: ArrayRecord) -> dict[str, np.ndarray]:
-    return {name: array.numpy() for name, array in arrays.items()}
-
-
 def step(
     optimizer: ServerOptimizer, number: int, model: dict[str, Any], private: dict[str, Any]
 ) -> dict[str, np.ndarray]:
     """Do a round as DPFedAvg does: the next model has the dtypes of the last."""
     instruction = optimizer.instruct(number, record(**model), ConfigRecord(), ROSTER)
-    updated = numpy_of(optimizer.step(number, record(**private), instruction))
+    updated = numbers(optimizer.step(number, record(**private), instruction))
     return {name: updated[name].astype(model[name].dtype) for name in model}
 
 
@@ -113,7 +105,7 @@ def flower_s_own(
         messages = sorted(messages, key=lambda message: message.metadata.dst_node_id)
         updated, _ = strategy.aggregate_train(number, grid.send_and_receive(messages))
         assert updated is not None
-        model = {k: v.astype(model[k].dtype) for k, v in numpy_of(updated).items()}
+        model = {k: v.astype(model[k].dtype) for k, v in numbers(updated).items()}
         models.append(model)
     return models
 
@@ -171,7 +163,7 @@ def test_half_precision_is_computed_with_as_float32(name: str) -> None:
     for model in (half, single):
         optimizer = ServerOptimizer(MAKE[name]())
         instruction = optimizer.instruct(1, record(**model), ConfigRecord(), ROSTER)
-        results.append(numpy_of(optimizer.step(1, record(**private), instruction)))
+        results.append(numbers(optimizer.step(1, record(**private), instruction)))
     assert_same(*results)
     rounded = {k: v.astype(np.float16) for k, v in private.items()}
     updated = step(ServerOptimizer(MAKE[name]()), 1, half, rounded)
@@ -190,7 +182,7 @@ def test_bfloat16_which_numpy_does_not_know_is_computed_with_as_float32(
     for arrays in (ArrayRecord({"w": array_of(model, form)}), record(w=model)):
         optimizer = ServerOptimizer(MAKE[name]())
         instruction = optimizer.instruct(1, arrays, ConfigRecord(), ROSTER)
-        results.append(numpy_of(optimizer.step(1, record(w=model + change), instruction)))
+        results.append(numbers(optimizer.step(1, record(w=model + change), instruction)))
         optimizer.state()
     assert_same(*results)
 
@@ -218,24 +210,25 @@ def test_the_inner_strategy_does_not_wait_for_nodes_that_a_small_roster_lacks(le
     assert not done.is_alive()
 
 
-def test_a_strategy_that_trains_nobody_is_an_error() -> None:
-    with pytest.raises(ValueError, match=r"FedAvg trains nobody: give it fraction_train=1\.0"):
-        ServerOptimizer(FedAvg(fraction_train=0.0)).instruct(
-            1, record(w=np.zeros(2)), ConfigRecord(), ROSTER
-        )
+class Personal(FedAvg):
+    def configure_train(self, *args: Any) -> Any:
+        messages = list(super().configure_train(*args))
+        for place, message in enumerate(messages):
+            message.content = message.content.copy()
+            message.content["config"] = ConfigRecord({"place": place})
+        return messages
 
 
-def test_a_strategy_that_treats_nodes_differently_is_an_error() -> None:
-    class Personal(FedAvg):
-        def configure_train(self, *args: Any) -> Any:
-            messages = list(super().configure_train(*args))
-            for place, message in enumerate(messages):
-                message.content = message.content.copy()
-                message.content["config"] = ConfigRecord({"place": place})
-            return messages
-
-    with pytest.raises(ValueError, match="Personal sends different things to different nodes"):
-        ServerOptimizer(Personal()).instruct(1, record(w=np.zeros(2)), ConfigRecord(), ROSTER)
+@pytest.mark.parametrize(
+    ("inner", "said"),
+    [
+        (FedAvg(fraction_train=0.0), r"fraction_train=1\.0"),
+        (Personal(), "Personal sends different things"),
+    ],
+)
+def test_a_strategy_without_one_message_for_all_is_an_error(inner: Strategy, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        ServerOptimizer(inner).instruct(1, record(w=np.zeros(2)), ConfigRecord(), ROSTER)
 
 
 @pytest.mark.parametrize("wrong", [{"v": np.zeros(2)}, {"w": np.zeros((2, 1))}])
@@ -273,19 +266,14 @@ def test_flower_says_nothing_about_the_stand_in_nodes(caplog: pytest.LogCaptureF
     assert not caplog.records
 
 
-def test_fedprox_s_mu_reaches_the_clients(tmp_path: Path) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
-        1.0, delta=1e-3, rounds=1, sampling_rate=1.0, clipping_norm=1.0, num_clients=1
-    )
+def test_fedprox_s_mu_reaches_the_clients(start: Any) -> None:
     seen: list[Any] = []
 
     def answer(message: Message, partition: int) -> Message | None:
         seen.append(message.content["config"]["proximal-mu"])
         return answer_with_update([{"w": np.full(2, 0.1)}])(message, partition)
 
-    with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-        strategy = DPFedAvg(strategy=FedProx(proximal_mu=0.25), plan=plan, ledger=ledger)
-        strategy.start(LocalGrid(answer, 1), record(w=np.zeros(2)), num_rounds=1)
+    start(plan_of(1), LocalGrid(answer, 1), record(w=np.zeros(2)), FedProx(proximal_mu=0.25))
     assert seen == [0.25]
 
 
@@ -334,14 +322,9 @@ def test_a_subclass_of_a_refused_strategy_is_refused() -> None:
         ServerOptimizer(MyKrum())
 
 
-def test_a_private_strategy_inside_a_private_strategy_is_refused(tmp_path: Path) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
-        1.0, delta=1e-3, rounds=1, sampling_rate=1.0, clipping_norm=1.0, num_clients=4
-    )
-    with (
-        PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger,
-        pytest.raises(TypeError, match=r"^DPFedAvg can't be .* private path of its own"),
-    ):
+def test_a_private_strategy_inside_a_private_strategy_is_refused(open_ledger: Any) -> None:
+    ledger = open_ledger(plan := plan_of(4))
+    with pytest.raises(TypeError, match=r"^DPFedAvg can't be .* private path"):
         DPFedAvg(strategy=DPFedAvg(plan=plan, ledger=ledger), plan=plan, ledger=ledger)
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -27,3 +29,25 @@ def start_python(script: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         text=True,
     )
+
+
+def kill_when_reserved(script: str) -> None:
+    """Start a script that prints `reserved` and waits; kill it then."""
+    child = start_python(script)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "reserved\n"
+    os.kill(child.pid, signal.SIGKILL)
+    child.wait(30)
+
+
+def race(script: str) -> list[int]:
+    """Run two copies of a script that print `ready`, wait for a line, and print a number each."""
+    children = [start_python(script) for _ in range(2)]
+    for child in children:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "ready\n"
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    return [int(child.communicate(timeout=120)[0]) for child in children]

@@ -127,3 +127,8 @@ class SecureNodes:
         ]
         total: NDArray[np.float64] = np.sum(rows, axis=0)
         return total
+
+
+def refusals(nodes: SecureNodes) -> list[str]:
+    """Return the reasons of all error replies, in their order."""
+    return [str(reply.error.reason) for reply in nodes.replies if reply.has_error()]

@@ -11,7 +11,6 @@ import numpy as np
 from fl_dp.mechanisms import Segment
 from fl_dp.secagg import (
     Directory,
-    Entry,
     Identity,
     Member,
     Opened,
@@ -163,7 +162,3 @@ def _told(
     _, labels, bundles = opening.question(member)
     online = tuple(sorted(tell(member, frozenset(opening.online))))
     return online, {place: labels[place] for place in online if place in labels}, bundles
-
-
-def entry_of(node: SecureNode, *, epoch: int = 0) -> Entry:
-    return node.entry(RUN, epoch=epoch)

@@ -14,7 +14,8 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, SpinnerColumn, Task, TextColumn
 from rich.text import Text
 
-from .live import shows_live
+from fl_dp.commands.console import shows_live
+
 from .numbers import NO_PRIVACY_FROM
 
 # Takes one line of `metrics.jsonl`, and shows it.

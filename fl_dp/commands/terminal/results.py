@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import math
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from typing import Any, get_args, get_type_hints
 
 from fl_dp.files import write_text
 
@@ -80,33 +82,17 @@ def read_results(source: Path) -> list[Result]:
     """
     with source.open(encoding="utf-8", newline="") as stream:
         rows = list(csv.DictReader(stream))
+    readers = {name: _reader(kind) for name, kind in get_type_hints(Result).items()}
     try:
-        return [Result(**{key: read(row[key]) for key, read in _READ.items()}) for row in rows]  # type: ignore[arg-type]  # from text, by each field's own reader
+        return [Result(**{key: read(row[key]) for key, read in readers.items()}) for row in rows]  # type: ignore[arg-type]  # from text, by each field's own reader
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{source} is not what a sweep of fl-dp writes: {error!r}") from error
 
 
-def _if_any(read: Callable[[str], object]) -> Callable[[str], object]:
-    return lambda text: read(text) if text else None
-
-
-_READ: dict[str, Callable[[str], object]] = {
-    "cell": str,
-    "curve": str,
-    "x": _if_any(str),
-    "seed": int,
-    "accuracy": float,
-    "loss": float,
-    "measured_on": str,
-    "epsilon": float,
-    "delta": float,
-    "unit": str,
-    "noise_multiplier": _if_any(float),
-    "noise_of_mean": _if_any(float),
-    "rounds": int,
-    "seconds": _if_any(float),
-    "versions": str,
-}
+def _reader(kind: Any) -> Callable[[str], object]:
+    """Return what reads a field of a type from text; an optional one is None where it is empty."""
+    given, *optional = get_args(kind) or (kind,)
+    return lambda text: given(text) if text or not optional else None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,3 +131,39 @@ def points(results: Sequence[Result], curve: str, column: str) -> list[Point]:
         )
         for x, values in found.items()
     ]
+
+
+def least_noise(statement: Mapping[str, Any]) -> float | None:
+    """Return the noise multiplier of the rounds with the least noise; None without noise.
+
+    Args:
+        statement: From JSON.
+    """
+    of_rounds = statement.get("noise_multipliers")
+    return min(of_rounds) if of_rounds else statement.get("noise_multiplier")
+
+
+def noise_of_mean(
+    statement: Mapping[str, Any], *, mode: str, scheme: str, cohort: float
+) -> float | None:
+    """Return the standard deviation of the noise on a coordinate of the mean update.
+
+    Args:
+        statement: From JSON.
+        mode: `privacy.mode` of the run.
+        scheme: `privacy.scheme` of the run.
+        cohort: Expected clients of a round.
+
+    Returns:
+        That of the rounds with the least noise; None where it is not Gaussian or is added inside
+        clients' training.
+    """
+    noise = least_noise(statement)
+    if noise is None or "denominator" not in statement:
+        return None  # of DP-SGD, or none
+    on_sum = noise * float(statement["clipping_norm"])
+    if mode == "local":
+        if scheme != "gaussian":
+            return None
+        on_sum *= math.sqrt(cohort)  # each message brings its own
+    return on_sum / float(statement["denominator"])

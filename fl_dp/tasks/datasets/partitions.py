@@ -16,6 +16,7 @@ References:
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -129,12 +130,12 @@ def client_indices(
         data_dir,
         data_format,
         validation,
-        num_clients,
-        kind,
-        seed,
-        alpha,
-        shards_per_client,
-        records_per_client,
+        num_clients=num_clients,
+        kind=kind,
+        seed=seed,
+        alpha=alpha,
+        shards_per_client=shards_per_client,
+        records_per_client=records_per_client,
     )
 
 
@@ -145,26 +146,12 @@ def _partition_once(
     data_dir: str | None,
     data_format: DataFormat | None,
     validation: bool,
-    num_clients: int,
-    kind: str,
-    seed: int,
-    alpha: float,
-    shards_per_client: int,
-    records_per_client: int | None,
+    **split: Any,
 ) -> tuple[NDArray[np.int64], ...]:
     loaded = load_dataset(
         dataset, data_dir=data_dir, data_format=data_format, validation=validation
     )
-    clients = partition(
-        loaded.train_y,
-        num_clients=num_clients,
-        kind=kind,
-        seed=seed,
-        alpha=alpha,
-        shards_per_client=shards_per_client,
-        records_per_client=records_per_client,
-        natural_clients=loaded.train_clients,
-    )
+    clients = partition(loaded.train_y, natural_clients=loaded.train_clients, **split)
     for rows in clients:
         rows.setflags(write=False)
     return tuple(clients)

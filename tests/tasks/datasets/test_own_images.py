@@ -131,23 +131,14 @@ def test_a_class_that_the_public_list_lacks_is_refused(load: Callable[..., Any])
         load(PLAIN, DataFormat(classes=("cat", "cow")))
 
 
-@pytest.mark.parametrize("content", [b"no image", b"\x89PNG\r\n\x1a\n", b"P5 9 8 255 " + bytes(72)])
+@pytest.mark.parametrize("content", [b"no image", b"P5 9 8 255 " + bytes(72), None])
 def test_a_file_that_is_no_image_is_refused_by_name(
-    load: Callable[..., Any], tmp_path: Path, content: bytes
+    load: Callable[..., Any], tmp_path: Path, content: bytes | None
 ) -> None:
     load(PLAIN)
-    (tmp_path / "train/cat/3.png").write_bytes(content)
+    cut_short = (tmp_path / "train/cat/2.png").read_bytes()[:-40]
+    (tmp_path / "train/cat/3.png").write_bytes(cut_short if content is None else content)
     with pytest.raises(ValueError, match=r"3\.png can't be read"):
-        load({})
-
-
-def test_an_image_that_is_cut_short_is_refused_by_name(
-    load: Callable[..., Any], tmp_path: Path
-) -> None:
-    load(PLAIN)
-    file = tmp_path / "train/cat/2.png"
-    file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(ValueError, match=r"2\.png can't be read"):
         load({})
 
 

@@ -233,15 +233,38 @@ def test_columns_that_can_t_be_used_are_refused(
     assert f"train.{kind}" in str(refused.value)
 
 
-def test_nan_is_a_missing_value(load: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"missing values in 'pressure' \(1\)"):
-        load("parquet", train=changed(pressure=[1.0, float("nan"), 0.0, 0.0]), test=TEST)
+TIMES = pa.array([0, 1, 2, 3], pa.timestamp("s"))
 
 
-def test_times_are_no_numbers(load: Callable[..., Any]) -> None:
-    times = pa.array([0, 1, 2, 3], pa.timestamp("s"))
-    with pytest.raises(ValueError, match="not numbers: 'since'"):
-        load("parquet", train=changed(since=times), test=TEST)
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        (changed(pressure=[1.0, float("nan"), 0.0, 0.0]), r"missing values in 'pressure' \(1\)"),
+        (changed(since=TIMES), "not numbers: 'since'"),
+    ],
+)
+def test_what_only_parquet_can_hold_is_refused_too(
+    load: Callable[..., Any], columns: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load("parquet", train=columns, test=TEST)
+
+
+@pytest.mark.parametrize(
+    ("changes", "splits", "message"),
+    [
+        ({"mean": (0.0,)}, {"test": TEST}, r"task\.mean has 1 numbers for 3 columns"),
+        ({"std": (1.0,) * 4}, {"test": TEST}, r"task\.std has 4 numbers for 3 columns"),
+        ({"test_fraction": 0.5}, {"test": TEST}, r"=0\.5 would hold out.*test\.csv"),
+        ({"test_fraction": 0.1}, {}, "of 4 rows are 0"),
+        ({"image_shape": (1, 8, 8)}, {"test": TEST}, r"task\.image_shape is for task=folder"),
+    ],
+)
+def test_a_format_that_does_not_fit_the_files_is_refused(
+    load: Callable[..., Any], changes: dict[str, Any], splits: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        load(data_format=replace(FORMAT, **changes), train=TRAIN, **splits)
 
 
 @pytest.mark.parametrize("labels", [["1", "2"], ["0", "0"], ["a", "b"], ["0", "01"], ["0", "-1"]])
@@ -278,15 +301,6 @@ def test_a_file_that_is_no_table_is_refused_by_name(
         load_dataset(kind, data_dir=str(tmp_path))
 
 
-@pytest.mark.parametrize(("mean", "number"), [((0.0,), 1), ((0.0,) * 4, 4)])
-def test_means_that_do_not_go_with_the_columns_are_refused(
-    load: Callable[..., Any], mean: tuple[Any, ...], number: int
-) -> None:
-    data_format = DataFormat(classes=CLASSES, client_column="clinic", mean=mean, std=mean)
-    with pytest.raises(ValueError, match=rf"task\.mean has {number} numbers for 3 columns"):
-        load(data_format=data_format, train=TRAIN, test=TEST)
-
-
 def test_a_missing_file_is_an_error_with_the_ways_out(
     load: Callable[..., Any], tmp_path: Path
 ) -> None:
@@ -299,23 +313,6 @@ def test_a_missing_file_is_an_error_with_the_ways_out(
         load_dataset("csv")
     with pytest.raises(FileNotFoundError, match="nowhere is not a folder"):
         load_dataset("csv", data_dir=str(tmp_path / "nowhere"))
-
-
-def test_a_test_fraction_beside_a_test_part_is_refused(load: Callable[..., Any]) -> None:
-    data_format = DataFormat(classes=CLASSES, client_column="clinic", test_fraction=0.5)
-    with pytest.raises(ValueError, match=r"test_fraction=0\.5 would hold out.*test\.csv"):
-        load(data_format=data_format, train=TRAIN, test=TEST)
-
-
-def test_a_test_fraction_that_leaves_nothing_is_refused(load: Callable[..., Any]) -> None:
-    data_format = DataFormat(classes=CLASSES, client_column="clinic", test_fraction=0.1)
-    with pytest.raises(ValueError, match="of 4 rows are 0"):
-        load(data_format=data_format, train=TRAIN)
-
-
-def test_an_image_shape_is_refused_for_tables(load: Callable[..., Any]) -> None:
-    with pytest.raises(ValueError, match=r"task\.image_shape is for task=folder"):
-        load(data_format=DataFormat(image_shape=(1, 8, 8)), train=TRAIN, test=TEST)
 
 
 def test_pyarrow_is_asked_for_where_it_is_missing(

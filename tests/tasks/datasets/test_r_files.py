@@ -15,7 +15,6 @@ import pytest
 from fl_dp.tasks.datasets.r_files import read_object, table_as_csv
 
 NIL = struct.pack(">i", 254)
-CLOSURE = struct.pack(">i", 3)
 
 
 def flags(kind: int, attributes: bytes | None | None = None) -> bytes:

@@ -9,7 +9,7 @@ from typing import Any
 
 from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
-from fl_dp.commands.terminal.released_noise import noise_of_mean
+from fl_dp.commands.terminal.results import noise_of_mean
 from fl_dp.statement.words import ACCOUNTANTS, rounded_up
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.untrusted import number, texts
@@ -46,7 +46,7 @@ class Gauge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ReportedRun:
     """Everything that a report tells of one run, as text.
 
     Attributes:
@@ -80,11 +80,11 @@ class Facts:
     settings: tuple[Row, ...]
 
 
-def facts_of(run: FoundRun) -> Facts:
+def facts_of(run: FoundRun) -> ReportedRun:
     """Return what is told of a run; what its files do not say is left out."""
     statement = run.statement or {}
     promise, warning = _promise(run)
-    return Facts(
+    return ReportedRun(
         run=run,
         name=run.card.name,
         state=WORDS[f"state.{run.card.state}"],
