@@ -1,6 +1,6 @@
 """Prices of independent and correlated noise at one promise, in error of the model.
 
-    >>> wanted = Wanted(num_units=10_000, cohort=100, rounds=1000, epsilon=2.0, delta=1e-5)
+    >>> wanted = NoiseRequest(num_units=10_000, cohort=100, rounds=1000, epsilon=2.0, delta=1e-5)
     >>> best = best_noise(compare_noise(wanted))
     >>> best.noise, best.groups
     ('cyclic', 8)
@@ -35,7 +35,7 @@ _INDEPENDENT: tuple[int, ...] = (COEFFICIENT_ONE,)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class NoiseRequest:
     """A training whose noise is to be chosen.
 
     Attributes:
@@ -184,7 +184,7 @@ class NoisePrice:
 
 
 def compare_noise(
-    wanted: Wanted, *, progress: Callable[[str], None] = lambda _: None
+    wanted: NoiseRequest, *, progress: Callable[[str], None] = lambda _: None
 ) -> tuple[NoisePrice, ...]:
     """Return what each kind of noise leaves in the model, at the same promise.
 
@@ -231,7 +231,7 @@ def best_noise(prices: Sequence[NoisePrice]) -> NoisePrice:
     return min(good, key=lambda price: (price.bands, price.error))
 
 
-def error_after(price: NoisePrice, wanted: Wanted, rounds: int) -> float:
+def error_after(price: NoisePrice, wanted: NoiseRequest, rounds: int) -> float:
     """Return the root mean square error of the model after so many rounds, in clipping norms."""
     last = model_error(price.coefficients, rounds, wanted.momentum, Objective.LAST)
     return _scale(price.noise_multiplier, price.coefficients, price.sampling, wanted) * math.sqrt(
@@ -239,7 +239,7 @@ def error_after(price: NoisePrice, wanted: Wanted, rounds: int) -> float:
     )
 
 
-def _price(wanted: Wanted, noise: str, law: Sampling, charged: int) -> NoisePrice:
+def _price(wanted: NoiseRequest, noise: str, law: Sampling, charged: int) -> NoisePrice:
     coefficients = _INDEPENDENT
     if noise != "independent":
         # No other law has noise with memory.
@@ -265,13 +265,15 @@ def _price(wanted: Wanted, noise: str, law: Sampling, charged: int) -> NoisePric
     )
 
 
-def _scale(multiplier: float, coefficients: Sequence[int], law: Sampling, wanted: Wanted) -> float:
+def _scale(
+    multiplier: float, coefficients: Sequence[int], law: Sampling, wanted: NoiseRequest
+) -> float:
     """Return the standard deviation of fresh noise on a coordinate of a round's mean."""
     return multiplier * column_norm(coefficients) / law.expected_cohort(wanted.num_units)
 
 
 def _best_cyclic(
-    wanted: Wanted, poisson: NoisePrice, progress: Callable[[str], None]
+    wanted: NoiseRequest, poisson: NoisePrice, progress: Callable[[str], None]
 ) -> list[NoisePrice]:
     """Return the prices of the numbers of groups that had to be looked at, the best among them."""
     most = wanted.most_groups

@@ -8,7 +8,7 @@ from functools import lru_cache
 
 from fl_dp.accounting import PoissonSampling, TruncatedPoissonSampling
 from fl_dp.accounting.banded import MOST_BANDS
-from fl_dp.accounting.noise_comparison import NoisePrice, Wanted, best_noise, compare_noise
+from fl_dp.accounting.noise_comparison import NoisePrice, NoiseRequest, best_noise, compare_noise
 from fl_dp.option_errors import OptionError, require_compatible
 from fl_dp.plan import Banded
 from fl_dp.strategies import (
@@ -42,7 +42,7 @@ def with_noise(settings: Settings, delta: float) -> Settings:
     assert privacy.epsilon is not None  # a row of `NOISE`
     secret, num_clients = chosen.name == "poisson", settings.task.num_clients
     best = _best(
-        Wanted(
+        NoiseRequest(
             num_units=num_clients,
             cohort=max(1.0, chosen.sampling_rate * num_clients),
             rounds=settings.rounds,
@@ -120,7 +120,7 @@ def correlation_of(settings: Settings) -> Banded | None:
 
 
 @lru_cache(maxsize=32)
-def _best(wanted: Wanted) -> NoisePrice:
+def _best(wanted: NoiseRequest) -> NoisePrice:
     prices = compare_noise(wanted)
     # A law of cohorts is the person's own choice: who asked for coins gets coins.
     return best_noise([each for each in prices if each.sampling.visible != wanted.secret_cohorts])

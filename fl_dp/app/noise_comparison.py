@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fl_dp.accounting import NeighboringRelation
-from fl_dp.accounting.noise_comparison import Wanted
+from fl_dp.accounting.noise_comparison import NoiseRequest
 
 from .noise_choice import server_momentum
 from .planning import target_delta
@@ -19,7 +19,7 @@ def wanted_noise(
     buffer_mib: float = 1024.0,
     secret_cohorts: bool = True,
     available: float = 1.0,
-) -> Wanted:
+) -> NoiseRequest:
     """Return the training for which noise is compared.
 
     Args:
@@ -57,7 +57,7 @@ def wanted_noise(
     if not buffer_mib >= 0.0:
         raise ValueError(f"the buffer must be at least 0 MiB, got {buffer_mib:g}")
     rate, num_clients = settings.selection.sampling_rate, settings.task.num_clients
-    return Wanted(
+    return NoiseRequest(
         num_units=num_clients,
         cohort=max(1.0, rate * num_clients),
         rounds=settings.rounds,

@@ -143,7 +143,7 @@ def train_with_dp_sgd(
         ValueError: If Opacus can't train the model, or nothing of it is trainable.
         Exception: Whatever `len(loader.dataset)`, the optimizer or a worker of the loader raises.
     """
-    with Participation(model, plan=plan, how=how, rng=rng) as participation:
+    with PrivateSteps(model, plan=plan, how=how, rng=rng) as participation:
         participation.read(loader)
         participation.train()
 
@@ -175,7 +175,7 @@ def train_on_noise(
     optimizer.zero_grad()
 
 
-class Participation:
+class PrivateSteps:
     """The steps of one participation, prepared: nothing of that depends on a record.
 
     As a context it takes Opacus' hooks off the model in the end, whatever happens.

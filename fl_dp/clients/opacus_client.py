@@ -35,7 +35,7 @@ from fl_dp.ledger import Account, NodeLedger, Use, Witness
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import RecordPlan
 
-from .dp_sgd import DPSGD, Participation, train_on_noise
+from .dp_sgd import DPSGD, PrivateSteps, train_on_noise
 from .fit_for_dp_sgd import (
     constants_kept,
     load_exchanged,
@@ -289,7 +289,7 @@ class OpacusClient(NumPyClient):
         load_exchanged(self._model, parameters, trainable_only=self._trainable_only)
         with (
             self._opened() as ledger,
-            Participation(self._model, plan=plan, how=self._how, rng=self._rng) as participation,
+            PrivateSteps(self._model, plan=plan, how=self._how, rng=self._rng) as participation,
         ):
             charge = ledger.charge_unread(
                 self._account,
@@ -326,7 +326,7 @@ class OpacusClient(NumPyClient):
             return None
         return UnfinishedParticipation.beside(place, self._account, self._use)
 
-    def _train(self, ledger: NodeLedger, charge: int, participation: Participation) -> None:
+    def _train(self, ledger: NodeLedger, charge: int, participation: PrivateSteps) -> None:
         """Train the model.
 
         Raises:

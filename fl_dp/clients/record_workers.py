@@ -49,8 +49,8 @@ def batches_of_workers(
         RuntimeError: If a worker ends before it has read anything.
     """
     seed = int(torch.empty((), dtype=torch.int64).random_(generator=loader.generator).item())
-    readers = [_Reader(records, loader, number, seed) for number in range(loader.num_workers)]
-    reading: deque[tuple[_Reader, list[int]]] = deque()
+    readers = [_RecordReader(records, loader, number, seed) for number in range(loader.num_workers)]
+    reading: deque[tuple[_RecordReader, list[int]]] = deque()
     try:
         for rows in samples:
             done = None
@@ -70,7 +70,7 @@ def batches_of_workers(
             reader.end()
 
 
-class _Reader:
+class _RecordReader:
     """One worker at a time: where it has ended, the next rows get a new one."""
 
     def __init__(

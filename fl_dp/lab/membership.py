@@ -62,7 +62,7 @@ _ROWS_AT_ONCE = 4096
 
 
 @dataclass(frozen=True, kw_only=True)
-class Promise:
+class MembershipPromise:
     """What is promised to the candidates.
 
     Attributes:
@@ -107,7 +107,7 @@ class Played:
     test_accuracy: Sequence[float]
 
 
-def promise_to(settings: Settings, unit: str) -> Promise | None:
+def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
     """Return what is promised to one candidate; None if nothing is.
 
     Args:
@@ -124,7 +124,7 @@ def promise_to(settings: Settings, unit: str) -> Promise | None:
         assert plan is not None  # clients train by DP-SGD
         history = freeze({plan.event: plan.steps * plan.participations})
         relation = plan.neighboring_relation
-        return Promise(
+        return MembershipPromise(
             epsilon=plan.budget.epsilon,
             delta=plan.budget.delta,
             history=history,
@@ -141,7 +141,7 @@ def promise_to(settings: Settings, unit: str) -> Promise | None:
         spent = epsilon(of_clients.history, delta, neighboring_relation=relation).best
     else:
         spent = of_clients.epsilon().best
-    return Promise(
+    return MembershipPromise(
         epsilon=spent,
         delta=delta,
         history=of_clients.history,

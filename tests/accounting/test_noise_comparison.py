@@ -19,16 +19,16 @@ from fl_dp.accounting import (
 )
 from fl_dp.accounting.noise_comparison import (
     NoisePrice,
-    Wanted,
+    NoiseRequest,
     best_noise,
     compare_noise,
     error_after,
 )
 
 
-def wanted(**changes: Any) -> Wanted:
+def wanted(**changes: Any) -> NoiseRequest:
     fields: dict[str, Any] = dict(num_units=1000, cohort=100, rounds=100, epsilon=8.0, delta=1e-5)
-    return Wanted(**(fields | changes))
+    return NoiseRequest(**(fields | changes))
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ from rich.table import Column, Table
 from fl_dp.accounting.noise_comparison import (
     WITHIN,
     NoisePrice,
-    Wanted,
+    NoiseRequest,
     best_noise,
     error_after,
 )
@@ -32,7 +32,7 @@ class NoiseComparisonView:
         size: Coordinates of the model.
     """
 
-    wanted: Wanted
+    wanted: NoiseRequest
     prices: tuple[NoisePrice, ...]
     size: int
 

@@ -21,7 +21,6 @@ from fl_dp.commands.console import (
     failures_told,
     out,
     print_json,
-    shows_live,
 )
 
 from .counted import counted

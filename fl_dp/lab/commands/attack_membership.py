@@ -22,7 +22,6 @@ from fl_dp.commands.console import (
     failures_told,
     out,
     print_json,
-    shows_live,
     warn,
 )
 
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
     from fl_dp.accounting import TradeOff
     from fl_dp.commands.jobs import Job
     from fl_dp.lab.attacks.membership.roc import OperatingPoint, Roc
-    from fl_dp.lab.membership import Played, Promise
+    from fl_dp.lab.membership import MembershipPromise, Played
 
 _RATES = (0.001, 0.01)
 _INTERVAL = 0.05  # false-alarm rate of the intervals that are shown
@@ -126,7 +125,7 @@ def _unit_of(job: Job, asked: Unit | None) -> str:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Found:
+class _MembershipResult:
     """Everything that was found.
 
     Attributes:
@@ -144,7 +143,9 @@ class _Found:
         return [row for row in self.document["attacks"] if row["attack"] == attack]
 
 
-def _found(job: Job, unit: str, played: Played, promise: Promise | None) -> _Found:
+def _found(
+    job: Job, unit: str, played: Played, promise: MembershipPromise | None
+) -> _MembershipResult:
     """Attack every model with every attack."""
     from fl_dp.lab.attacks.membership.attacks import ATTACKS, attacked
 
@@ -174,7 +175,7 @@ def _found(job: Job, unit: str, played: Played, promise: Promise | None) -> _Fou
         "note": _NOTE,
         "path": str(job.path),
     }
-    return _Found(document=document, rocs=rocs, allowed=allowed)
+    return _MembershipResult(document=document, rocs=rocs, allowed=allowed)
 
 
 _NOTE = (
@@ -183,7 +184,7 @@ _NOTE = (
 )
 
 
-def _allowed(promise: Promise | None) -> dict[str, TradeOff]:
+def _allowed(promise: MembershipPromise | None) -> dict[str, TradeOff]:
     """Return the curves that no attack lies above, the tightest last."""
     if promise is None:
         return {}
@@ -215,7 +216,7 @@ def _row(
     }
 
 
-def _write(path: Path, found: _Found) -> bool:
+def _write(path: Path, found: _MembershipResult) -> bool:
     """Write tables and the picture; return whether there is a picture."""
     from fl_dp.files import private_folder
     from fl_dp.lab.membership_view import plot_roc
@@ -244,7 +245,7 @@ def _write(path: Path, found: _Found) -> bool:
     )
 
 
-def _show(found: _Found, path: Path, *, drawn: bool) -> None:
+def _show(found: _MembershipResult, path: Path, *, drawn: bool) -> None:
     document = found.document
     out.print(_table(found))
     promised = document["promised"]
@@ -266,7 +267,7 @@ def _show(found: _Found, path: Path, *, drawn: bool) -> None:
         out.print(line, soft_wrap=True, markup=False)
 
 
-def _table(found: _Found) -> Table:
+def _table(found: _MembershipResult) -> Table:
     from rich.table import Table
 
     document = found.document

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-from fl_dp.commands.terminal.live import shows_live
+from fl_dp.commands.console import shows_live
 
 _SAID_EVERY = 0.1  # without a terminal, a line for each tenth
 

@@ -41,7 +41,7 @@ class ResNet18(nn.Module):
         for stage in range(4):
             for number in range(_BLOCKS_PER_STAGE):
                 stride = 2 if stage > 0 and number == 0 else 1
-                blocks.append(_Block(channels_in, width * 2**stage, stride=stride))
+                blocks.append(_ResidualBlock(channels_in, width * 2**stage, stride=stride))
                 channels_in = width * 2**stage
         self.blocks = nn.Sequential(*blocks)
         self.head = nn.Linear(width * 8, num_classes)
@@ -53,7 +53,7 @@ class ResNet18(nn.Module):
         return logits
 
 
-class _Block(nn.Module):
+class _ResidualBlock(nn.Module):
     """Two 3x3 convolutions beside the identity, or beside a 1x1 convolution where shapes change."""
 
     def __init__(self, channels_in: int, channels_out: int, *, stride: int) -> None:

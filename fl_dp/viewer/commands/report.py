@@ -96,7 +96,7 @@ def write_report(places: Sequence[Path], output: Path | None = None) -> Path:
 
 
 @dataclass(kw_only=True)
-class _Found:
+class _FolderContents:
     """What lies in the folders that were named, each once.
 
     Attributes:
@@ -118,7 +118,7 @@ class _Found:
                 self.images.append(read_image(folder.parent, folder.name, name))
 
 
-def _found(places: Sequence[Path]) -> _Found:
+def _found(places: Sequence[Path]) -> _FolderContents:
     """Return what lies in folders.
 
     Raises:
@@ -127,7 +127,7 @@ def _found(places: Sequence[Path]) -> _Found:
     """
     from fl_dp.viewer.found_runs import RunsFolder, attacks_in, is_attack, read_attack, read_run
 
-    found = _Found()
+    found = _FolderContents()
     if len(places) > _MOST_RUNS:
         raise ValueError(f"{len(places)} runs, and a page takes {_MOST_RUNS}: name fewer")
     for place in places:

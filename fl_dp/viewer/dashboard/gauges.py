@@ -11,7 +11,7 @@ from pathlib import Path
 from fl_dp.viewer.found_runs import FoundLedger, ledgers_in
 
 from .gauges_apart import read_apart
-from .ledger_gauges import Gauge, gauges_of
+from .ledger_gauges import LedgerGauge, gauges_of
 
 _KEPT = 30.0  # seconds that the answer of a database is good for
 MOST_FOUND = 20
@@ -29,10 +29,10 @@ class Gauges:
 
     locations: Sequence[str]
     root: Path | None = None
-    _kept: dict[str, tuple[object, list[Gauge]]] = field(default_factory=dict)
+    _kept: dict[str, tuple[object, list[LedgerGauge]]] = field(default_factory=dict)
     _one_at_a_time: threading.Lock = field(default_factory=threading.Lock)
 
-    def read(self) -> tuple[list[Gauge], int]:
+    def read(self) -> tuple[list[LedgerGauge], int]:
         """Return the gauges of ledgers that were named, then of those that were found.
 
         Returns:
@@ -43,7 +43,7 @@ class Gauges:
             found = self._found()
             return [*named, *self._of_found(found[:MOST_FOUND])], len(found[MOST_FOUND:])
 
-    def _of(self, location: str) -> list[Gauge]:
+    def _of(self, location: str) -> list[LedgerGauge]:
         seen = _seen(location)
         kept = self._kept.get(location)
         if kept is None or kept[0] != seen:
@@ -59,7 +59,7 @@ class Gauges:
         except OSError:
             return []  # the list of runs says so
 
-    def _of_found(self, found: Sequence[FoundLedger]) -> list[Gauge]:
+    def _of_found(self, found: Sequence[FoundLedger]) -> list[LedgerGauge]:
         seen = {str(each.path): _seen(str(each.path)) for each in found}
         changed = [
             file for file in seen if file not in self._kept or self._kept[file][0] != seen[file]

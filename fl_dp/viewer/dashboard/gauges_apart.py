@@ -15,7 +15,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import asdict
 
-from .ledger_gauges import Gauge, gauges_of
+from .ledger_gauges import LedgerGauge, gauges_of
 
 _SECONDS = 20  # of a processor, for one ledger
 _LONGEST = 300.0  # of a clock, for all: a backstop on a machine that is busy
@@ -24,30 +24,30 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
 _MOST_HANGING = 2  # processes that end at a limit
 
 
-def read_apart(files: Sequence[str], *, seconds: int = _SECONDS) -> dict[str, list[Gauge]]:
+def read_apart(files: Sequence[str], *, seconds: int = _SECONDS) -> dict[str, list[LedgerGauge]]:
     """Return the gauges of ledgers by their files.
 
     Args:
         files: Of the ledgers.
         seconds: Of a processor that one ledger may take; it has no gauge then.
     """
-    found: dict[str, list[Gauge]] = {}
+    found: dict[str, list[LedgerGauge]] = {}
     ended = 0
     while left := [file for file in files if file not in found]:
         if ended == _MOST_HANGING:
             problem = "not looked at: others took too long"
-            return found | {file: [Gauge(ledger=file, problem=problem)] for file in left}
+            return found | {file: [LedgerGauge(ledger=file, problem=problem)] for file in left}
         said, over = _asked({"files": left, "seconds": seconds})
         for line in said.decode(errors="replace").splitlines():
             try:
                 document = json.loads(line)
-                found[document["file"]] = [Gauge(**each) for each in document["gauges"]]
+                found[document["file"]] = [LedgerGauge(**each) for each in document["gauges"]]
             except (ValueError, TypeError, KeyError):
                 continue  # half a line
         if blamed := next((file for file in left if file not in found), None):
             ended += 1
             problem = f"it takes more than {seconds} s of a processor" if over else "it broke off"
-            found[blamed] = [Gauge(ledger=blamed, problem=problem)]
+            found[blamed] = [LedgerGauge(ledger=blamed, problem=problem)]
     return found
 
 

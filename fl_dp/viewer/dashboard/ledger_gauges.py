@@ -8,7 +8,7 @@ from fl_dp.ledger import LedgerCorrupted, NodeLedger, SpentLedger
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gauge:
+class LedgerGauge:
     """One account of one ledger.
 
     Attributes:
@@ -44,7 +44,7 @@ class Gauge:
         return max(self.budget - self.spent, 0.0)
 
 
-def gauges_of(location: str) -> list[Gauge]:
+def gauges_of(location: str) -> list[LedgerGauge]:
     """Return the gauges of one ledger; its problem where it can't be read."""
     try:
         if NodeLedger.is_one(location):
@@ -53,14 +53,14 @@ def gauges_of(location: str) -> list[Gauge]:
         with SpentLedger.read(location) as ledger:
             return [_of_training(ledger)]
     except LedgerCorrupted as error:
-        return [Gauge(ledger=_name(location), problem=str(error), altered=True)]
+        return [LedgerGauge(ledger=_name(location), problem=str(error), altered=True)]
     except (OSError, ValueError, RuntimeError) as error:
-        return [Gauge(ledger=_name(location), problem=str(error))]
+        return [LedgerGauge(ledger=_name(location), problem=str(error))]
 
 
-def _of_training(ledger: SpentLedger) -> Gauge:
+def _of_training(ledger: SpentLedger) -> LedgerGauge:
     budget = ledger.plan.budget
-    return Gauge(
+    return LedgerGauge(
         ledger=ledger.location,
         kind="training",
         unit=ledger.plan.unit,
@@ -71,12 +71,12 @@ def _of_training(ledger: SpentLedger) -> Gauge:
     )
 
 
-def _of_node(ledger: NodeLedger) -> list[Gauge]:
+def _of_node(ledger: NodeLedger) -> list[LedgerGauge]:
     found = []
     for account, spending in enumerate(ledger.spendings, 1):
         bounds = spending.epsilon()
         found.append(
-            Gauge(
+            LedgerGauge(
                 ledger=ledger.location,
                 kind="node",
                 account=account,
@@ -87,7 +87,9 @@ def _of_node(ledger: NodeLedger) -> list[Gauge]:
                 rounds=spending.charges,
             )
         )
-    return found or [Gauge(ledger=ledger.location, kind="node", problem="nothing was spent yet")]
+    return found or [
+        LedgerGauge(ledger=ledger.location, kind="node", problem="nothing was spent yet")
+    ]
 
 
 def _name(location: str) -> str:

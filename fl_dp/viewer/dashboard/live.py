@@ -11,7 +11,7 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from fl_dp.viewer.found_runs import Mark, RunCard, RunsFolder, RunState, follow_log
+from fl_dp.viewer.found_runs import ReadPosition, RunCard, RunsFolder, RunState, follow_log
 
 from .shown_runs import points, seconds_left
 
@@ -47,7 +47,7 @@ class LiveRuns:
         self.streams += 1
         try:
             mark, said, spoken = mark_of(last_event_id), "", time.monotonic()
-            end, log = spoken + _LONGEST, Mark()
+            end, log = spoken + _LONGEST, ReadPosition()
             while time.monotonic() < end:
                 try:
                     mark, text, state, over = await run_in_threadpool(self._look, name, mark)
@@ -70,7 +70,7 @@ class LiveRuns:
         finally:
             self.streams -= 1
 
-    def _look(self, name: str, mark: Mark) -> tuple[Mark, str, str, bool]:
+    def _look(self, name: str, mark: ReadPosition) -> tuple[ReadPosition, str, str, bool]:
         card = self.runs.card(name)
         found = self.runs.follow(name, mark)
         text = ""
@@ -81,7 +81,7 @@ class LiveRuns:
         over = card.state not in (RunState.RUNNING, RunState.SILENT) and not self.is_mine(name)
         return found.mark, text, _event("state", state_of(card)), over
 
-    def _look_at_log(self, name: str, mark: Mark) -> tuple[Mark, str]:
+    def _look_at_log(self, name: str, mark: ReadPosition) -> tuple[ReadPosition, str]:
         try:
             found = follow_log(self.runs.root, name, mark)
         except (OSError, ValueError):
@@ -104,12 +104,12 @@ def state_of(card: RunCard) -> dict[str, Any]:
     }
 
 
-def mark_of(last_event_id: str) -> Mark:
+def mark_of(last_event_id: str) -> ReadPosition:
     """Return the place that an event's id names; the start if it names none."""
     file, _, offset = last_event_id.partition(".")
     if all(part.isascii() and part.isdigit() and len(part) < 21 for part in (file, offset)):
-        return Mark(file=int(file), offset=int(offset))
-    return Mark()
+        return ReadPosition(file=int(file), offset=int(offset))
+    return ReadPosition()
 
 
 def _event(kind: str, data: dict[str, Any], event_id: str = "") -> str:

@@ -26,7 +26,7 @@ _NOT_COMPARED = ("run_name", "output_dir", "resume")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wanted:
+class RunFilter:
     """Search and filter of the list; empty text is no filter.
 
     Attributes:

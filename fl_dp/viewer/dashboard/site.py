@@ -49,7 +49,7 @@ from .shown_runs import (
     MOST_COMPARED,
     PAGE,
     SORTS,
-    Wanted,
+    RunFilter,
     advice_for,
     differences,
     multipliers_of,
@@ -213,7 +213,7 @@ class _Pages:
 
     def runs(self, request: Request) -> Response:
         query = request.query_params
-        wanted = Wanted(
+        wanted = RunFilter(
             words=query.get("q", ""),
             state=query.get("state", ""),
             task=query.get("task", ""),

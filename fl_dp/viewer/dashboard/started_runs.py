@@ -49,7 +49,7 @@ class NotStarted(Exception):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Price:
+class PricedRequest:
     """What a simulation would spend, as `fl-dp plan` computes it.
 
     Attributes:
@@ -120,23 +120,23 @@ class StartedRuns:
 
     root: Path
     command: Sequence[str] = _COMMAND
-    _priced: dict[str, Price] = field(default_factory=dict)
+    _priced: dict[str, PricedRequest] = field(default_factory=dict)
     _started: dict[str, Started] = field(default_factory=dict)
     _starting: threading.Lock = field(default_factory=threading.Lock)
     _pricing: threading.Lock = field(default_factory=threading.Lock)
 
-    def price(self, request: Request) -> Price:
+    def price(self, request: Request) -> PricedRequest:
         """Return what a simulation would spend; nothing is trained.
 
         Raises:
             NotPriced: If it would be refused.
         """
-        price = Price(key=secrets.token_urlsafe(16), request=request)
+        price = PricedRequest(key=secrets.token_urlsafe(16), request=request)
         if request.promises:
             with self._pricing:  # a calibration keeps a processor busy
                 document, warnings = self._plan(request.overrides)
             records = document.get("records")
-            price = Price(
+            price = PricedRequest(
                 key=price.key,
                 request=request,
                 epsilon=_quoted_epsilon(document),

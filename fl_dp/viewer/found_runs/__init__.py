@@ -19,7 +19,7 @@ from fl_dp.lazy_exports import lazy_exports
 if TYPE_CHECKING:
     from .attacks import FoundAttack, attacks_in, is_attack, read_attack
     from .details import FoundRun
-    from .follow import Followed, Mark
+    from .follow import Followed, ReadPosition
     from .images import IMAGES, Image, images_of, read_image
     from .ledgers import FoundLedger, ledgers_in
     from .log_tail import FollowedLog, follow_log
@@ -39,7 +39,7 @@ __all__ = [
     "FoundRun",
     "Image",
     "Listing",
-    "Mark",
+    "ReadPosition",
     "Round",
     "RunCard",
     "RunState",

@@ -10,7 +10,7 @@ from typing import Any
 
 from fl_dp.documents import flattened
 
-from .follow import Mark
+from .follow import ReadPosition
 from .log_tail import follow_log
 from .rounds import Round, read_rounds
 from .states import RunCard
@@ -113,6 +113,6 @@ def _parameters(root: Path, name: str) -> int | None:
 
 def _log(root: Path, name: str) -> tuple[str, ...]:
     try:
-        return follow_log(root, name, Mark()).lines
+        return follow_log(root, name, ReadPosition()).lines
     except (OSError, Unreadable):
         return ()

@@ -13,7 +13,7 @@ _MOST_AT_ONCE = 1 << 20
 
 
 @dataclass(frozen=True)
-class Mark:
+class ReadPosition:
     """Place in a file up to which it was read.
 
     Attributes:
@@ -38,19 +38,19 @@ class Appended:
 
     text: bytes
     start: int
-    mark: Mark
+    mark: ReadPosition
     anew: bool
 
 
 def lines_since(
-    root: Path, path: str, mark: Mark, *, most: int, only_the_last: bool = False
+    root: Path, path: str, mark: ReadPosition, *, most: int, only_the_last: bool = False
 ) -> Appended:
     """Return complete lines of a file since a mark, at most so many bytes of them.
 
     Args:
         root: The folder that somebody named.
         path: Of the file below it.
-        mark: What the last call returned; `Mark()` at first.
+        mark: What the last call returned; `ReadPosition()` at first.
         most: Bytes to read.
         only_the_last: Pass over what came before the last `most` bytes, instead of going on with
             it at the next call.
@@ -73,10 +73,10 @@ def lines_since(
                 stream.seek(start)
                 text = stream.read(most)
     except FileNotFoundError:
-        return Appended(text=b"", start=0, mark=Mark(), anew=mark != Mark())
+        return Appended(text=b"", start=0, mark=ReadPosition(), anew=mark != ReadPosition())
     # A line without its end is half written, unless it has no end within all that is read.
     end = text.rfind(b"\n") + 1 or (len(text) if len(text) == most else 0)
-    place = Mark(file=status.st_ino, offset=start + end)
+    place = ReadPosition(file=status.st_ino, offset=start + end)
     return Appended(text=text[:end], start=start, mark=place, anew=anew)
 
 
@@ -91,11 +91,11 @@ class Followed:
     """
 
     rounds: tuple[Round, ...]
-    mark: Mark
+    mark: ReadPosition
     anew: bool
 
 
-def follow(root: Path, name: str, mark: Mark) -> Followed:
+def follow(root: Path, name: str, mark: ReadPosition) -> Followed:
     """Return the rounds since a mark, at most 1 MiB of them; the next call goes on.
 
     Nothing to read costs one `stat`.
@@ -103,7 +103,7 @@ def follow(root: Path, name: str, mark: Mark) -> Followed:
     Args:
         root: The folder that somebody named.
         name: Of the run's folder below it.
-        mark: What the last call returned; `Mark()` at first.
+        mark: What the last call returned; `ReadPosition()` at first.
 
     Raises:
         Unreadable: As `opened`.

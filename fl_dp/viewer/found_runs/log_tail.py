@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .follow import Mark, lines_since
+from .follow import ReadPosition, lines_since
 from .untrusted import shown
 
 _LOG = "run.log"
@@ -24,17 +24,17 @@ class FollowedLog:
     """
 
     lines: tuple[str, ...]
-    mark: Mark
+    mark: ReadPosition
     anew: bool
 
 
-def follow_log(root: Path, name: str, mark: Mark) -> FollowedLog:
+def follow_log(root: Path, name: str, mark: ReadPosition) -> FollowedLog:
     """Return the log's lines since a mark, of at most 16 KiB at the end of the file.
 
     Args:
         root: The folder that somebody named.
         name: Of the run's folder below it.
-        mark: What the last call returned; `Mark()` at first.
+        mark: What the last call returned; `ReadPosition()` at first.
 
     Raises:
         Unreadable: As `opened`.

@@ -12,7 +12,7 @@ from typing import Any
 from fl_dp.app.run_process import PROCESS, is_there
 
 from .details import FoundRun, found_run
-from .follow import Followed, Mark, follow
+from .follow import Followed, ReadPosition, follow
 from .rounds import METRICS, ReadRounds, last_round
 from .scalars import scalars
 from .states import RunCard, RunState, state_of
@@ -102,7 +102,7 @@ class RunsFolder:
         """
         return found_run(self.root, self.card(name))
 
-    def follow(self, name: str, mark: Mark) -> Followed:
+    def follow(self, name: str, mark: ReadPosition) -> Followed:
         """Return the rounds of a run since a mark; see `follow`.
 
         Raises:

@@ -18,13 +18,13 @@ from torch import nn
 from fl_dp.lab.attacks.inversion import (
     AnalyticInversion,
     Attack,
-    CentralNoise,
-    ClientNoise,
     DeepLeakage,
     InvertingGradients,
     LocalTraining,
+    NoisyUpdate,
     PixelRange,
     RawUpdate,
+    ReleasedModel,
 )
 from fl_dp.lab.attacks.inversion.experiment import changed
 from fl_dp.lab.attacks.inversion.inverting_gradients import total_variation
@@ -100,7 +100,7 @@ def test_several_known_local_steps_are_unrolled() -> None:
 @each_attack
 def test_noise_at_the_client_stops_the_recovery(attack: Attack) -> None:
     truth = images([7])
-    threat = ClientNoise(training=ONE_STEP, clipping_norm=0.1, noise_multiplier=1.0)
+    threat = NoisyUpdate(training=ONE_STEP, clipping_norm=0.1, noise_multiplier=1.0)
     made = attacked(attack, threat.observe(network(), [truth], seed=0, rng=rng()))
     assert no_better_than_the_mean_image(made, truth)
 
@@ -109,7 +109,7 @@ def test_noise_at_the_client_stops_the_recovery(attack: Attack) -> None:
 @pytest.mark.parametrize("knows_others", [False, True])
 def test_a_released_model_gives_no_more_than_the_prior(name: str, knows_others: bool) -> None:
     clients = [images([row]) for row in range(7, 11)]
-    threat = CentralNoise(
+    threat = ReleasedModel(
         training=ONE_STEP, clipping_norm=0.1, noise_multiplier=1.0, knows_others=knows_others
     )
     seen = threat.observe(network(), clients, seed=0, rng=rng())
@@ -118,7 +118,7 @@ def test_a_released_model_gives_no_more_than_the_prior(name: str, knows_others: 
 
 def test_noise_that_stops_the_search_can_have_an_epsilon_that_says_nothing() -> None:
     truth = images([7])
-    threat = ClientNoise(training=ONE_STEP, clipping_norm=0.1, noise_multiplier=0.05)
+    threat = NoisyUpdate(training=ONE_STEP, clipping_norm=0.1, noise_multiplier=0.05)
     seen = threat.observe(network(), [truth], seed=0, rng=rng())
     assert no_better_than_the_mean_image(
         attacked(InvertingGradients(steps=200, restarts=1), seen), truth

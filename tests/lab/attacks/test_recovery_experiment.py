@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_dp.lab.attacks.inversion.experiment import Cell, Recovery
+from fl_dp.lab.attacks.inversion.experiment import Recovery, RecoveryCell
 from fl_dp.lab.attacks.inversion.kept import keep, kept, write_csv
 from fl_dp.lab.attacks.inversion.names import THREATS, WITH_NOISE, WORDS
 from fl_dp.lab.attacks.inversion.pictures import (
@@ -150,7 +150,7 @@ def test_the_pictures_are_drawn(tmp_path: Path) -> None:
         assert (tmp_path / f"{name}.png").stat().st_size > 10_000
 
 
-def _is_quick(cell: Cell) -> bool:
+def _is_quick(cell: RecoveryCell) -> bool:
     return cell.records <= 8 and cell.epochs <= 5
 
 

@@ -13,14 +13,14 @@ from scipy import stats
 from torch.nn import functional
 
 from fl_dp.lab.attacks.inversion import (
-    CentralNoise,
-    ClientNoise,
+    ClientRecords,
     DPSGDUpdate,
     LocalTraining,
+    NoisyUpdate,
     Observation,
     RawUpdate,
-    Records,
-    SecureSum,
+    ReleasedModel,
+    UpdateSum,
 )
 from fl_dp.mechanisms import clip_by_norm
 
@@ -29,7 +29,7 @@ DELTA = 1e-5
 FALSE_ALARM = 1e-6
 
 
-def clients(count: int = 4) -> list[Records]:
+def clients(count: int = 4) -> list[ClientRecords]:
     return [images([row]) for row in range(count)]
 
 
@@ -87,14 +87,14 @@ def test_a_clipped_update_has_its_direction_and_the_clipping_norm() -> None:
 
 
 def test_noise_at_the_client_is_that_of_its_scheme() -> None:
-    threat = ClientNoise(training=ONE_STEP, clipping_norm=CLIPPING_NORM, noise_multiplier=0.5)
+    threat = NoisyUpdate(training=ONE_STEP, clipping_norm=CLIPPING_NORM, noise_multiplier=0.5)
     residual = update(threat.observe(network(), clients(), seed=0)) - clipped_updates()[0]
     assert is_noise_of(residual, 0.5 * CLIPPING_NORM)
     assert not is_noise_of(residual, 0.4 * CLIPPING_NORM)
 
 
 def test_a_released_model_is_the_noisy_mean() -> None:
-    threat = CentralNoise(training=ONE_STEP, clipping_norm=CLIPPING_NORM, noise_multiplier=0.5)
+    threat = ReleasedModel(training=ONE_STEP, clipping_norm=CLIPPING_NORM, noise_multiplier=0.5)
     seen = threat.observe(network(), clients(), seed=0)
     residual = update(seen) - np.mean(clipped_updates(), axis=0)
     assert is_noise_of(residual, 0.5 * CLIPPING_NORM / 4)
@@ -102,7 +102,7 @@ def test_a_released_model_is_the_noisy_mean() -> None:
 
 
 def test_whoever_knows_all_others_is_left_with_one_client_and_the_noise_of_the_sum() -> None:
-    threat = CentralNoise(
+    threat = ReleasedModel(
         training=ONE_STEP, clipping_norm=CLIPPING_NORM, noise_multiplier=0.5, knows_others=True
     )
     seen = threat.observe(network(), clients(), seed=0)
@@ -111,14 +111,14 @@ def test_whoever_knows_all_others_is_left_with_one_client_and_the_noise_of_the_s
 
 
 def test_a_secure_sum_without_noise_is_the_exact_mean() -> None:
-    threat = SecureSum(training=ONE_STEP, clipping_norm=CLIPPING_NORM, cohort=4)
+    threat = UpdateSum(training=ONE_STEP, clipping_norm=CLIPPING_NORM, cohort=4)
     seen = threat.observe(network(), clients(), seed=0)
     assert update(seen) == pytest.approx(np.mean(clipped_updates(), axis=0), abs=1e-9)
     assert threat.epsilon(DELTA) == math.inf
 
 
 def test_shares_of_noise_add_up_in_a_secure_sum() -> None:
-    threat = SecureSum(
+    threat = UpdateSum(
         training=ONE_STEP, clipping_norm=CLIPPING_NORM, cohort=4, noise_multiplier=0.5
     )
     seen = threat.observe(network(), clients(), seed=0)
@@ -140,21 +140,21 @@ def test_dp_sgd_clips_the_gradient_of_a_record_and_adds_its_noise() -> None:
 @pytest.mark.parametrize(
     "threat",
     [
-        ClientNoise(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0),
-        CentralNoise(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0),
-        SecureSum(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0, cohort=8),
+        NoisyUpdate(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0),
+        ReleasedModel(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0),
+        UpdateSum(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=1.0, cohort=8),
         DPSGDUpdate(training=ONE_STEP, clipping_norm=1.0, noise_multiplier=1.0),
     ],
     ids=lambda threat: type(threat).__name__,
 )
 def test_a_release_of_noise_multiplier_1_costs_epsilon_4_377(
-    threat: ClientNoise | CentralNoise | SecureSum | DPSGDUpdate,
+    threat: NoisyUpdate | ReleasedModel | UpdateSum | DPSGDUpdate,
 ) -> None:
     assert threat.epsilon(DELTA) == pytest.approx(4.3772, abs=1e-3)  # Balle and Wang, analytic
 
 
 def test_a_hundredth_of_that_noise_has_an_epsilon_that_says_nothing() -> None:
-    threat = ClientNoise(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=0.01)
+    threat = NoisyUpdate(training=ONE_STEP, clipping_norm=0.5, noise_multiplier=0.01)
     # 1/(2 z^2) + about z^-1 sqrt(2 ln 1/delta): 5000 and 400 and more.
     assert 5000.0 < threat.epsilon(DELTA) < 5600.0
 
@@ -174,9 +174,9 @@ def test_an_update_without_noise_promises_nothing(clipping_norm: float | None) -
 
 def test_a_sum_of_one_client_is_refused() -> None:
     with pytest.raises(ValueError, match="cohort must be at least 2, got 1"):
-        SecureSum(training=ONE_STEP, clipping_norm=0.5, cohort=1)
-    with pytest.raises(ValueError, match="SecureSum is about 4 clients or more, got 2"):
-        SecureSum(training=ONE_STEP, clipping_norm=0.5, cohort=4).observe(
+        UpdateSum(training=ONE_STEP, clipping_norm=0.5, cohort=1)
+    with pytest.raises(ValueError, match="UpdateSum is about 4 clients or more, got 2"):
+        UpdateSum(training=ONE_STEP, clipping_norm=0.5, cohort=4).observe(
             network(), clients(2), seed=0
         )
 

@@ -10,7 +10,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 from fl_dp.commands.app import app
-from fl_dp.lab.attacks.inversion.experiment import Cell, Found, Recovery
+from fl_dp.lab.attacks.inversion.experiment import Found, Recovery, RecoveryCell
 
 SMALL = (
     "model.hidden=16",
@@ -86,9 +86,9 @@ def test_what_was_stopped_continues_with_the_cells_that_are_missing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run = Recovery.run
-    done: list[Cell] = []
+    done: list[RecoveryCell] = []
 
-    def stopped_at_the_second(self: Recovery, cell: Cell) -> Found:
+    def stopped_at_the_second(self: Recovery, cell: RecoveryCell) -> Found:
         if len(done) == 1:
             raise KeyboardInterrupt
         done.append(cell)
@@ -100,7 +100,7 @@ def test_what_was_stopped_continues_with_the_cells_that_are_missing(
     assert "runs/attacked` continues it" in "".join(stopped.output.split("\n"))
     first = done.pop()
 
-    def noted(self: Recovery, cell: Cell) -> Found:
+    def noted(self: Recovery, cell: RecoveryCell) -> Found:
         done.append(cell)
         return run(self, cell)
 

@@ -8,10 +8,10 @@ from torch import nn
 
 from fl_dp.lab.attacks.inversion import (
     Attack,
+    ClientRecords,
     LocalTraining,
     Observation,
     PixelRange,
-    Records,
     Recovered,
 )
 from fl_dp.lab.attacks.inversion.image_metrics import mean_image, mse, psnr
@@ -22,11 +22,11 @@ ONE_STEP = LocalTraining(learning_rate=0.1)
 DIGITS = PixelRange((-0.3,), (0.7,))
 
 
-def images(rows: list[int], dataset: Dataset | None = None) -> Records:
+def images(rows: list[int], dataset: Dataset | None = None) -> ClientRecords:
     """Return some test images as a client's records."""
     source = dataset or load_dataset("digits")
     chosen = np.asarray(rows)
-    return Records(
+    return ClientRecords(
         features=torch.from_numpy(source.features(chosen, "test").astype(np.float32)),
         labels=torch.from_numpy(source.labels(chosen, "test")),
     )
@@ -46,13 +46,13 @@ def attacked(
     return made
 
 
-def decibels(made: Recovered, truth: Records, pixels: PixelRange = DIGITS) -> list[float]:
+def decibels(made: Recovered, truth: ClientRecords, pixels: PixelRange = DIGITS) -> list[float]:
     """Return the PSNR of each image, in the order of both."""
     pairs = zip(pixels.to_unit(made.features), pixels.to_unit(truth.features), strict=True)
     return [psnr(one.numpy(), other.numpy()) for one, other in pairs]
 
 
-def no_better_than_the_mean_image(made: Recovered, truth: Records) -> bool:
+def no_better_than_the_mean_image(made: Recovered, truth: ClientRecords) -> bool:
     """Tell whether none of some digits is nearer to the first true one than the mean image is."""
     digits = load_dataset("digits")
     others = DIGITS.to_unit(torch.from_numpy(digits.train_x.copy())).numpy()

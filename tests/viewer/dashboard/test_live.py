@@ -15,7 +15,14 @@ from written_runs import statement, write_rounds, write_run
 
 from fl_dp.viewer.dashboard.live import MOST_STREAMS, LiveRuns, mark_of
 from fl_dp.viewer.dashboard.shown_runs import MOST_POINTS, seconds_left
-from fl_dp.viewer.found_runs import FollowedLog, Mark, RunCard, RunsFolder, RunState, follow_log
+from fl_dp.viewer.found_runs import (
+    FollowedLog,
+    ReadPosition,
+    RunCard,
+    RunsFolder,
+    RunState,
+    follow_log,
+)
 from fl_dp.viewer.found_runs.untrusted import Unreadable
 
 
@@ -116,9 +123,11 @@ def test_the_log_is_followed_line_by_line(tmp_path: Path) -> None:
 def test_a_log_that_is_long_another_or_a_link_is_followed_with_distrust(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a")
     log = path / "run.log"
-    assert follow_log(tmp_path, "a", Mark()) == FollowedLog(lines=(), mark=Mark(), anew=False)
+    assert follow_log(tmp_path, "a", ReadPosition()) == FollowedLog(
+        lines=(), mark=ReadPosition(), anew=False
+    )
     log.write_text("x" * 100_000 + "\n" + "\x1b[2J\n" * 100)
-    first = follow_log(tmp_path, "a", Mark())
+    first = follow_log(tmp_path, "a", ReadPosition())
     assert len(first.lines) == 60
     assert set(first.lines) == {"\ufffd[2J"}
     assert follow_log(tmp_path, "a", first.mark).lines == ()
@@ -130,11 +139,11 @@ def test_a_log_that_is_long_another_or_a_link_is_followed_with_distrust(tmp_path
     log.unlink()
     log.write_text("new\n")
     assert follow_log(tmp_path, "a", much.mark).lines == ("new",)
-    assert follow_log(tmp_path, "a", Mark(file=much.mark.file, offset=1 << 40)).anew
+    assert follow_log(tmp_path, "a", ReadPosition(file=much.mark.file, offset=1 << 40)).anew
     log.unlink()
     log.symlink_to("/etc/passwd")
     with pytest.raises(Unreadable):
-        follow_log(tmp_path, "a", Mark())
+        follow_log(tmp_path, "a", ReadPosition())
 
 
 def test_a_long_run_is_told_in_a_bounded_number_of_points(tmp_path: Path) -> None:
@@ -159,7 +168,7 @@ def test_a_look_at_nothing_new_reads_no_metrics(
     """So that following a curve costs next to nothing: one look a second, of a few `stat`s."""
     write_run(tmp_path / "a", rounds=1000, done=900, stated=False)
     live = live_of(tmp_path)
-    mark = live._look("a", Mark())[0]
+    mark = live._look("a", ReadPosition())[0]
     read = []
     monkeypatch.setattr("fl_dp.viewer.found_runs.follow.rounds_of", lambda text: read.append(text))
     monkeypatch.setattr("fl_dp.viewer.found_runs.runs_folder.last_round", read.append)
@@ -171,17 +180,17 @@ def test_a_look_at_nothing_new_reads_no_metrics(
 @pytest.mark.parametrize(
     ("text", "mark"),
     [
-        ("17.240", Mark(17, 240)),
-        ("", Mark()),
-        ("-1.5", Mark()),
-        ("1.-5", Mark()),
-        ("a.b", Mark()),
-        ("1.2.3", Mark()),
-        ("٣.٤", Mark()),
-        ("9" * 5000 + ".1", Mark()),
+        ("17.240", ReadPosition(17, 240)),
+        ("", ReadPosition()),
+        ("-1.5", ReadPosition()),
+        ("1.-5", ReadPosition()),
+        ("a.b", ReadPosition()),
+        ("1.2.3", ReadPosition()),
+        ("٣.٤", ReadPosition()),
+        ("9" * 5000 + ".1", ReadPosition()),
     ],
 )
-def test_an_event_s_id_is_read_with_distrust(text: str, mark: Mark) -> None:
+def test_an_event_s_id_is_read_with_distrust(text: str, mark: ReadPosition) -> None:
     assert mark_of(text) == mark
 
 

@@ -35,7 +35,7 @@ from fl_dp.ledger import Account, NodeLedger
 from fl_dp.viewer.dashboard import gauges as gauges_room
 from fl_dp.viewer.dashboard.gauges import Gauges
 from fl_dp.viewer.dashboard.gauges_apart import read_apart
-from fl_dp.viewer.dashboard.ledger_gauges import Gauge, gauges_of
+from fl_dp.viewer.dashboard.ledger_gauges import LedgerGauge, gauges_of
 from fl_dp.viewer.dashboard.serve import Address, listening_socket
 
 
@@ -269,7 +269,7 @@ def test_a_gauge_is_computed_anew_only_when_its_ledger_has_changed(
     [before], _ = gauges.read()
     read = []
 
-    def noted(location: str) -> list[Gauge]:
+    def noted(location: str) -> list[LedgerGauge]:
         read.append(location)
         return gauges_of(location)
 
@@ -319,7 +319,9 @@ def test_the_newest_of_many_ledgers_are_shown_and_the_others_counted(
     monkeypatch.setattr(
         gauges_room,
         "read_apart",
-        lambda files: {file: [Gauge(ledger=file, problem=f"{file} is none")] for file in files},
+        lambda files: {
+            file: [LedgerGauge(ledger=file, problem=f"{file} is none")] for file in files
+        },
     )
     gauges, more = Gauges(locations=[], root=tmp_path).read()
     assert [gauge.ledger for gauge in gauges] == ["3/ledger.db", "2/ledger.db"]

@@ -16,7 +16,7 @@ import pytest
 from written_runs import write_rounds, write_run
 
 from fl_dp.app.run_process import PROCESS, this_process
-from fl_dp.viewer.found_runs import Mark, RunsFolder, RunState, read_run, thinned
+from fl_dp.viewer.found_runs import ReadPosition, RunsFolder, RunState, read_run, thinned
 
 NOW = 2_000_000_000.0
 
@@ -149,7 +149,7 @@ def test_what_changed_is_read_anew_and_the_rest_is_not(
 def test_a_run_is_followed_by_what_came_since(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", done=1, stated=False)
     runs = folder(tmp_path)
-    first = runs.follow("a", Mark())
+    first = runs.follow("a", ReadPosition())
     assert [each.round for each in first.rounds] == [0, 1]
     assert first.anew
     write_rounds(path, range(2, 4), rounds=4)
@@ -164,7 +164,7 @@ def test_a_run_is_followed_by_what_came_since(tmp_path: Path) -> None:
 def test_following_starts_anew_where_a_resumed_run_rewrote_its_metrics(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", done=3, stated=False)
     runs = folder(tmp_path)
-    mark = runs.follow("a", Mark()).mark
+    mark = runs.follow("a", ReadPosition()).mark
     text = (path / "metrics.jsonl").read_text().splitlines(keepends=True)
     (path / "new").write_text("".join(text[:2]) + text[0] * 9)
     (path / "new").replace(path / "metrics.jsonl")
@@ -176,7 +176,7 @@ def test_following_starts_anew_where_a_resumed_run_rewrote_its_metrics(tmp_path:
 def test_following_reads_a_long_file_in_pieces(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a", done=0, stated=False)
     write_rounds(path, range(1, 15_000), rounds=15_000)
-    runs, mark, seen = folder(tmp_path), Mark(), 0
+    runs, mark, seen = folder(tmp_path), ReadPosition(), 0
     for _ in range(20):
         got = runs.follow("a", mark)
         mark, seen = got.mark, seen + len(got.rounds)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from written_runs import write_run
 
-from fl_dp.viewer.found_runs import Mark, RunsFolder, RunState, read_run
+from fl_dp.viewer.found_runs import ReadPosition, RunsFolder, RunState, read_run
 from fl_dp.viewer.found_runs.untrusted import Unreadable, parsed_yaml
 
 LOUD = "SECRET"
@@ -48,7 +48,7 @@ def test_names_that_lead_elsewhere_are_refused(tmp_path: Path, name: str) -> Non
     write_run(tmp_path / "runs" / "a")
     write_run(tmp_path / "a")
     runs = RunsFolder(tmp_path / "runs")
-    for look in (runs.card, runs.read, lambda name: runs.follow(name, Mark())):
+    for look in (runs.card, runs.read, lambda name: runs.follow(name, ReadPosition())):
         with pytest.raises(Unreadable):
             look(name)
 

@@ -1,7 +1,7 @@
 """Gradient inversion: images recovered from what a client's training shows.
 
     >>> step = LocalTraining(learning_rate=0.1)
-    >>> threat = ClientNoise(training=step, clipping_norm=0.5, noise_multiplier=0.01)
+    >>> threat = NoisyUpdate(training=step, clipping_norm=0.5, noise_multiplier=0.01)
     >>> seen = threat.observe(model, [records], seed=0)
     >>> [recovered] = InvertingGradients().recover(
     ...     [seen], input_shape=(1, 28, 28), pixels=PixelRange((0.0,), (1.0,)), seed=0
@@ -22,14 +22,14 @@ if TYPE_CHECKING:
     from .deep_leakage import DeepLeakage
     from .inverting_gradients import InvertingGradients
     from .labels import recovered_labels
-    from .observation import LocalTraining, Observation, Records
+    from .observation import ClientRecords, LocalTraining, Observation
     from .threats import (
-        CentralNoise,
-        ClientNoise,
         DPSGDUpdate,
+        NoisyUpdate,
         RawUpdate,
-        SecureSum,
+        ReleasedModel,
         ThreatModel,
+        UpdateSum,
     )
 else:
     __getattr__ = lazy_exports(__name__)
@@ -37,18 +37,18 @@ else:
 __all__ = [
     "AnalyticInversion",
     "Attack",
-    "CentralNoise",
-    "ClientNoise",
+    "ClientRecords",
     "DPSGDUpdate",
     "DeepLeakage",
     "InvertingGradients",
     "LocalTraining",
+    "NoisyUpdate",
     "Observation",
     "PixelRange",
     "RawUpdate",
-    "Records",
     "Recovered",
-    "SecureSum",
+    "ReleasedModel",
     "ThreatModel",
+    "UpdateSum",
     "recovered_labels",
 ]

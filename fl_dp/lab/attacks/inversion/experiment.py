@@ -21,20 +21,18 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.models import build_model
 
-from .analytic import AnalyticInversion, first_linear
+from .analytic import first_linear
 from .attack import Attack, PixelRange, Recovered
-from .deep_leakage import DeepLeakage
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
-from .inverting_gradients import InvertingGradients
 from .names import ATTACKS, THREATS, WITH_NOISE
-from .observation import LocalTraining, Records
+from .observation import ClientRecords, LocalTraining
 from .threats import (
-    CentralNoise,
-    ClientNoise,
     DPSGDUpdate,
+    NoisyUpdate,
     RawUpdate,
-    SecureSum,
+    ReleasedModel,
     ThreatModel,
+    UpdateSum,
 )
 
 NETWORKS = ("plain", "dropout", "batch_norm")
@@ -47,7 +45,7 @@ _NORMALISED = 8  # records of the batches whose statistics are used, and of thei
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cell:
+class RecoveryCell:
     """One attack on one threat model, on the images of one seed.
 
     Attributes:
@@ -172,11 +170,11 @@ class Recovery:
         return max(self.records, *_BATCHES) if self.resistance else self.records
 
     @cached_property
-    def cells(self) -> tuple[Cell, ...]:
+    def cells(self) -> tuple[RecoveryCell, ...]:
         """Everything that there is to do, the same list for the same settings."""
         return tuple(dict.fromkeys(self._cells()))
 
-    def _cells(self) -> Iterator[Cell]:
+    def _cells(self) -> Iterator[RecoveryCell]:
         for seed in range(self.first_seed, self.first_seed + self.seeds):
             for attack in self.attacks:
                 for threat in self.threats:
@@ -184,11 +182,11 @@ class Recovery:
                 if self.resistance and attack != "analytic":
                     yield from _resisting(attack, seed)
 
-    def _cells_of(self, threat: str, attack: str, seed: int) -> Iterator[Cell]:
+    def _cells_of(self, threat: str, attack: str, seed: int) -> Iterator[RecoveryCell]:
         epochs = self.epochs if threat == "local_steps" else 1
         levels = self.noise_multipliers if threat in WITH_NOISE else (0.0,)
         for level in levels:
-            yield Cell(
+            yield RecoveryCell(
                 part="noise",
                 threat=threat,
                 attack=attack,
@@ -198,7 +196,7 @@ class Recovery:
                 epochs=epochs,
             )
 
-    def run(self, cell: Cell) -> Found:
+    def run(self, cell: RecoveryCell) -> Found:
         """Attack the images of one cell."""
         victims, others = self._clients(cell)
         threat, network = self._threat(cell), self._network(cell.seed, cell.network)
@@ -230,7 +228,7 @@ class Recovery:
         others = attacked + (self.cohort - 1) * self.records
         return order[:attacked], order[attacked:others], order[others:][:_PRIOR_IMAGES]
 
-    def _clients(self, cell: Cell) -> tuple[list[Records], list[Records]]:
+    def _clients(self, cell: RecoveryCell) -> tuple[list[ClientRecords], list[ClientRecords]]:
         attacked, others, _ = self._rows(cell.seed)
         victims = attacked.reshape(self.images, -1)[:, : cell.records]
         return (
@@ -238,8 +236,8 @@ class Recovery:
             [self._records(rows) for rows in others.reshape(self.cohort - 1, self.records)],
         )
 
-    def _records(self, rows: NDArray[np.int64]) -> Records:
-        return Records(
+    def _records(self, rows: NDArray[np.int64]) -> ClientRecords:
+        return ClientRecords(
             features=torch.from_numpy(np.asarray(self.dataset.features(rows), dtype=np.float32)),
             labels=torch.from_numpy(self.dataset.labels(rows)),
         )
@@ -255,7 +253,7 @@ class Recovery:
             )
         return changed(built, network)
 
-    def _threat(self, cell: Cell) -> ThreatModel:
+    def _threat(self, cell: RecoveryCell) -> ThreatModel:
         training = LocalTraining(learning_rate=self.learning_rate, epochs=cell.epochs)
         noise: dict[str, Any] = {
             "training": training,
@@ -268,33 +266,28 @@ class Recovery:
             case "clipped":
                 return RawUpdate(training=training, clipping_norm=self.clipping_norm)
             case "secure_sum":
-                return SecureSum(**noise | {"noise_multiplier": None, "cohort": self.cohort})
+                return UpdateSum(**noise | {"noise_multiplier": None, "cohort": self.cohort})
             case "secure_sum_noise":
-                return SecureSum(**noise, cohort=self.cohort)
+                return UpdateSum(**noise, cohort=self.cohort)
             case "client_noise":
-                return ClientNoise(**noise)
+                return NoisyUpdate(**noise)
             case "released" | "released_others_known":
                 known = cell.threat == "released_others_known"
-                return CentralNoise(**noise, knows_others=known)
+                return ReleasedModel(**noise, knows_others=known)
             case "dp_sgd":
                 return DPSGDUpdate(**noise | {"clipping_norm": self.record_clipping_norm})
         raise ValueError(f"there is no threat {cell.threat!r}: write one of {', '.join(THREATS)}")
 
     def _attack(self, name: str) -> Attack:
-        match name:
-            case "analytic":
-                return AnalyticInversion()
-            case "dlg" | "idlg":
-                return DeepLeakage(knows_labels=name == "idlg", steps=self.steps)
-            case "inverting_gradients":
-                return InvertingGradients(steps=self.steps, restarts=1)
-        raise ValueError(f"there is no attack {name!r}: write one of {', '.join(ATTACKS)}")
+        if name not in ATTACKS:
+            raise ValueError(f"there is no attack {name!r}: write one of {', '.join(ATTACKS)}")
+        return ATTACKS[name](self.steps)
 
     def _measured(
         self,
-        cell: Cell,
+        cell: RecoveryCell,
         threat: ThreatModel,
-        victims: Sequence[Records],
+        victims: Sequence[ClientRecords],
         recovered: Sequence[Recovered],
     ) -> Found:
         others = self._other_images(cell.seed)
@@ -376,9 +369,9 @@ def changed(model: nn.Sequential, network: str) -> nn.Sequential:
     return nn.Sequential(layers)
 
 
-def _resisting(attack: str, seed: int) -> Iterator[Cell]:
+def _resisting(attack: str, seed: int) -> Iterator[RecoveryCell]:
     """Yield what resists without noise, and what it is compared with."""
-    raw = Cell(part="batch", threat="raw", attack=attack, seed=seed)
+    raw = RecoveryCell(part="batch", threat="raw", attack=attack, seed=seed)
     for records in _BATCHES:
         yield replace(raw, records=records)
     for epochs in _EPOCHS:

@@ -46,7 +46,7 @@ class LocalTraining:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Records:
+class ClientRecords:
     """A client's private records.
 
     Attributes:

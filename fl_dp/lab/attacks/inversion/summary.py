@@ -24,7 +24,7 @@ class Summary:
     """All images of one setting.
 
     Attributes:
-        part: As of `Cell`, like the next six.
+        part: As of `RecoveryCell`, like the next six.
         threat: See there.
         attack: See there.
         noise_multiplier: See there.

@@ -42,7 +42,7 @@ from fl_dp.mechanisms import (
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.training import train_locally
 
-from .observation import LocalTraining, Observation, Records, flat_parameters
+from .observation import ClientRecords, LocalTraining, Observation, flat_parameters
 
 _WORD_BITS = 32  # of a secure sum
 _SHARE_SCALE = 2.0**20  # grid steps of one share of noise: rounding is far below it
@@ -59,7 +59,7 @@ class Shown(NamedTuple):
     """
 
     update: NDArray[np.float64]
-    of: Sequence[Records]
+    of: Sequence[ClientRecords]
     clipping_norm: float | None = None
 
 
@@ -79,7 +79,7 @@ class ThreatModel(ABC):
     def observe(
         self,
         model: nn.Module,
-        clients: Sequence[Records],
+        clients: Sequence[ClientRecords],
         *,
         seed: int,
         rng: SecureRandom | None = None,
@@ -116,7 +116,10 @@ class ThreatModel(ABC):
 
     @abstractmethod
     def shown(
-        self, updates: list[NDArray[np.float64]], clients: Sequence[Records], rng: SecureRandom
+        self,
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
     ) -> Shown:
         """Return what the adversary sees of the clients' updates.
 
@@ -141,7 +144,7 @@ class ThreatModel(ABC):
         return math.inf if charged is None else epsilon(dict([charged]), delta).best
 
     def _update(
-        self, model: nn.Module, records: Records, seed: int, rng: SecureRandom
+        self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
     ) -> NDArray[np.float64]:
         """Return what one client's training changes, `(d,)`."""
         del rng
@@ -172,7 +175,10 @@ class RawUpdate(ThreatModel):
     clipping_norm: float | None = None
 
     def shown(
-        self, updates: list[NDArray[np.float64]], clients: Sequence[Records], rng: SecureRandom
+        self,
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
     ) -> Shown:
         """Return the client's update. See `ThreatModel.shown`."""
         del rng
@@ -183,7 +189,7 @@ class RawUpdate(ThreatModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ClientNoise(ThreatModel):
+class NoisyUpdate(ThreatModel):
     """A server that gets each update with noise of the client's own (`privacy=local`).
 
     Attributes:
@@ -197,7 +203,10 @@ class ClientNoise(ThreatModel):
     scheme: str = "gaussian"
 
     def shown(
-        self, updates: list[NDArray[np.float64]], clients: Sequence[Records], rng: SecureRandom
+        self,
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
     ) -> Shown:
         """Return what the client sends. See `ThreatModel.shown`."""
         [update] = updates
@@ -219,7 +228,7 @@ class ClientNoise(ThreatModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CentralNoise(ThreatModel):
+class ReleasedModel(ThreatModel):
     """Somebody who gets the released model, to which a trusted server has added the noise.
 
     Attributes:
@@ -234,7 +243,10 @@ class CentralNoise(ThreatModel):
     knows_others: bool = False
 
     def shown(
-        self, updates: list[NDArray[np.float64]], clients: Sequence[Records], rng: SecureRandom
+        self,
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
     ) -> Shown:
         """Return the mean update of the released model. See `ThreatModel.shown`."""
         mechanism = GaussianMechanism(
@@ -258,7 +270,7 @@ class CentralNoise(ThreatModel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class SecureSum(ThreatModel):
+class UpdateSum(ThreatModel):
     """A server that sees the sum of all clients' values alone (`privacy=distributed`).
 
     Masks cancel out in the sum, so what the server sees is what the shares add up to.
@@ -284,7 +296,10 @@ class SecureSum(ThreatModel):
             raise ValueError(f"cohort must be at least 2, got {self.cohort}: one client is no sum")
 
     def shown(
-        self, updates: list[NDArray[np.float64]], clients: Sequence[Records], rng: SecureRandom
+        self,
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
     ) -> Shown:
         """Return the sum over all clients, divided by their number. See `ThreatModel.shown`."""
         share = self._share(updates[0].size)
@@ -341,7 +356,10 @@ class DPSGDUpdate(ThreatModel):
     unit: ClassVar[str] = "one record"
 
     def shown(
-        self, updates: list[NDArray[np.float64]], clients: Sequence[Records], rng: SecureRandom
+        self,
+        updates: list[NDArray[np.float64]],
+        clients: Sequence[ClientRecords],
+        rng: SecureRandom,
     ) -> Shown:
         """Return the client's update. See `ThreatModel.shown`."""
         del rng
@@ -351,7 +369,7 @@ class DPSGDUpdate(ThreatModel):
         return Shown(update, clients, bound)
 
     def _update(
-        self, model: nn.Module, records: Records, seed: int, rng: SecureRandom
+        self, model: nn.Module, records: ClientRecords, seed: int, rng: SecureRandom
     ) -> NDArray[np.float64]:
         del seed
         from fl_dp.clients.dp_sgd import DPSGD, train_with_dp_sgd  # with Opacus, slow to load

@@ -9,7 +9,7 @@ from typing import Any
 from fl_dp.viewer.found_runs import FoundRun, Round, thinned
 from fl_dp.viewer.found_runs.untrusted import number
 
-from .groups import Group, Point
+from .groups import Group, RoundRange
 from .words import WORDS
 
 MOST_CURVES = 12
@@ -179,7 +179,7 @@ def _norms(group: Group) -> Curve | None:
         return _curve(
             group.name,
             [
-                Point(round=each.round + 1, mean=each.mean, low=each.low, high=each.high)
+                RoundRange(round=each.round + 1, mean=each.mean, low=each.low, high=each.high)
                 for each in adaptive[:-1]
             ],
         )
@@ -192,16 +192,19 @@ def _noise_multipliers(run: FoundRun) -> list[float]:
     return [each for each in listed if each is not None]
 
 
-def _steps(values: Sequence[float]) -> list[Point]:
+def _steps(values: Sequence[float]) -> list[RoundRange]:
     return [
-        Point(round=at, mean=value, low=value, high=value) for at, value in enumerate(values, 1)
+        RoundRange(round=at, mean=value, low=value, high=value)
+        for at, value in enumerate(values, 1)
     ]
 
 
-def _curve(name: str, points: Sequence[Point], xs: Sequence[float] | None = None) -> Curve | None:
+def _curve(
+    name: str, points: Sequence[RoundRange], xs: Sequence[float] | None = None
+) -> Curve | None:
     """Return a line through points, over their rounds or what else is given; None without any."""
     along = [float(point.round) for point in points] if xs is None else list(xs)
-    kept: list[tuple[float, Point]] = []
+    kept: list[tuple[float, RoundRange]] = []
     for x, point in zip(along, points, strict=True):
         # The drawing needs rising places; epsilon does not fall but may stay.
         if not kept or x > kept[-1][0]:

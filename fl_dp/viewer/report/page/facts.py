@@ -46,7 +46,7 @@ class Gauge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Facts:
+class ReportedRun:
     """Everything that a report tells of one run, as text.
 
     Attributes:
@@ -80,11 +80,11 @@ class Facts:
     settings: tuple[Row, ...]
 
 
-def facts_of(run: FoundRun) -> Facts:
+def facts_of(run: FoundRun) -> ReportedRun:
     """Return what is told of a run; what its files do not say is left out."""
     statement = run.statement or {}
     promise, warning = _promise(run)
-    return Facts(
+    return ReportedRun(
         run=run,
         name=run.card.name,
         state=WORDS[f"state.{run.card.state}"],

@@ -15,7 +15,7 @@ _MOST_ROWS = 60
 
 
 @dataclass(frozen=True, kw_only=True)
-class Finding:
+class ReportedResult:
     """One document of results.
 
     Attributes:
@@ -31,13 +31,13 @@ class Finding:
     rows: tuple[tuple[str, str], ...]
 
 
-def findings_of(run: FoundRun) -> list[Finding]:
+def findings_of(run: FoundRun) -> list[ReportedResult]:
     """Return the results that lie in a run's folder."""
     found = []
     for file, document in run.documents.items():
         rows = list(_rows(document))
         found.append(
-            Finding(
+            ReportedResult(
                 title=WORDS.get(f"finding.{file}", file),
                 run=run.card.name,
                 sentences=tuple(texts(document.get("sentences"))),

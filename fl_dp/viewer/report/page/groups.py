@@ -26,7 +26,7 @@ _NOT_COMPARED = (
 
 
 @dataclass(frozen=True, kw_only=True)
-class Point:
+class RoundRange:
     """One round of a group: mean, lowest and highest over the runs that have it.
 
     Attributes:
@@ -54,7 +54,7 @@ class Group:
     name: str
     runs: tuple[FoundRun, ...]
 
-    def series(self, value: Callable[[Round], float | None]) -> list[Point]:
+    def series(self, value: Callable[[Round], float | None]) -> list[RoundRange]:
         """Return a number of each round over the runs; rounds without one are left out."""
         found: dict[int, list[float]] = {}
         for run in self.runs:
@@ -63,7 +63,7 @@ class Group:
                 if number is not None:
                     found.setdefault(each.round, []).append(number)
         return [
-            Point(round=at, mean=statistics.fmean(values), low=min(values), high=max(values))
+            RoundRange(round=at, mean=statistics.fmean(values), low=min(values), high=max(values))
             for at, values in sorted(found.items())
         ]
 
