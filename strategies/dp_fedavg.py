@@ -115,7 +115,7 @@ class DPFedAvg(RoundLoop):
         Others: See `RoundLoop`.
     """
 
-    _buffers = False  # whether releases wait for whoever answers next
+    _buffers = False  # whether releases are made of the next answers
 
     def __init__(
         self,
