@@ -131,7 +131,7 @@ def test_a_recovery_fails_from_the_least_noise_above_which_it_never_succeeds() -
 
 
 def test_the_pictures_are_drawn(tmp_path: Path) -> None:
-    pytest.importorskip("matplotlib", reason="pictures need fl-dp[report]")
+    pytest.importorskip("matplotlib", reason="pictures need fl-dp[viewer]")
     searching = replace(SMALL, attacks=["inverting_gradients"], threats=["raw", "client_noise"])
     searching = replace(searching, images=1, seeds=1, steps=1)
     found = {cell: searching.run(cell) for cell in searching.cells if _is_quick(cell)}
