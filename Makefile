@@ -56,12 +56,20 @@ federation: $(STAMP) ## SuperLink and SuperNodes with all protections on, a trai
 quick: $(STAMP) ## Unit tests, under a minute
 	$(BIN)/python -m pytest -n 2 -q -m "not slow and not nightly" $(QUICK)
 
-test: lint ## Lint, types, layers and every test but the nightly ones
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+# Lint runs beside the tests, as mypy keeps one processor for minutes; its words come after theirs.
+define lint_beside_tests
+@log=$$(mktemp); $(MAKE) lint > $$log 2>&1 & lint=$$!; \
+trap 'kill $$lint 2>/dev/null; rm -f $$log' EXIT; trap 'exit 130' INT TERM; \
+$(BIN)/python -m pytest -n 2 --dist loadgroup $(1); tested=$$?; \
+wait $$lint; linted=$$?; cat $$log; test $$tested -eq 0 -a $$linted -eq 0
+endef
+
+test: $(STAMP) ## Lint, types, layers and every test but the nightly ones
+	$(call lint_beside_tests)
 
 # An empty expression takes every test. Real nodes wait for Flower's own minutes.
-test-all: lint ## Every test, with real nodes and whole trainings: over an hour; run each night
-	$(BIN)/python -m pytest -n 2 --dist loadgroup -m ""
+test-all: $(STAMP) ## Every test, with real nodes and whole trainings: over an hour; run each night
+	$(call lint_beside_tests,-m "")
 
 coverage: $(STAMP) ## Every test, and which lines none of them runs: results/coverage
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov --cov-report=term --cov-report=html
@@ -153,6 +161,10 @@ wheel: $(STAMP) ## Build the wheel, install it in an environment of its own, ask
 	dist/venv/bin/python -m pip install -qq --disable-pip-version-check -c requirements.lock dist/*.whl
 	@# From elsewhere, so that nothing of the checkout is imported.
 	cd dist && venv/bin/fl-dp --version
+	@# A node's owner has all there is to run; what the app and the viewer are for names its extra.
+	cd dist && venv/bin/fl-dp node check 'ledger-path="/tmp/node.db"' > node.txt
+	cd dist && venv/bin/fl-dp plan 2>&1 | grep -F "pip install 'fl-dp[app]'"
+	cd dist && venv/bin/fl-dp dashboard 2>&1 | grep -F "pip install 'fl-dp[viewer]'"
 	@# A project of its own, checked with fl-dp as its author installs it.
 	cd examples/extend && $(CURDIR)/$(BIN)/mypy --config-file $(CURDIR)/pyproject.toml \
 	  --python-executable $(CURDIR)/dist/venv/bin/python --allow-redefinition hospital_app strategies

@@ -100,7 +100,7 @@ def draw(found: dict[str, dict[str, Any]], target: Path) -> None:
     """Draw accuracy against epsilon, with the spread of the seeds."""
     made = new_picture(size=(6.4, 3.6))
     if made is None:
-        raise SystemExit("no picture without matplotlib: pip install 'fl-dp[report]' brings it")
+        raise SystemExit("no picture without matplotlib: pip install 'fl-dp[viewer]' brings it")
     figure, (axes,) = made
     for scheme, rows in found.items():
         means = [rows[str(epsilon)]["accuracy_mean"] for epsilon in EPSILONS]

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import exclusions
 
-from fl_dp.app.keys import all_keys, groups
+from fl_dp.app.keys import Key, all_keys, groups
 
 PAGE = Path(__file__).resolve().parent / "configuration.md"
 _TABLE = re.compile(r"<!-- (keys of (\w+)|exclusions) -->\n.*?<!-- end -->", re.DOTALL)
@@ -33,8 +33,15 @@ def table_of(group: str) -> str:
         raise ValueError(f"there is no group '{group}': the groups are {', '.join(groups())}")
     inside = "" if group == _THE_RUN else group
     keys = [key for key in all_keys().values() if key.group == inside]
-    rows = [f"| `{key.name}` | `{key.default_text}` | {key.help} |" for key in keys]
+    rows = [f"| `{key.name}` | `{key.default_text}` | {_meaning(key)} |" for key in keys]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+
+
+def _meaning(key: Key) -> str:
+    """Return a key's sentence; where that leaves one of its names out, with all of them."""
+    if all(f"`{name}`" in key.help for name in key.choices):
+        return key.help
+    return f"{key.help} One of {', '.join(f'`{name}`' for name in key.choices)}."
 
 
 def with_tables(page: str) -> str:

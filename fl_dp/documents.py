@@ -92,6 +92,18 @@ def plain_yaml(text: bytes, what: str) -> Any:
     raise ValueError(f"{what} {wrong}")
 
 
+def keys_given_twice(text: bytes) -> list[str]:
+    """Return the keys that `plain_yaml` found twice in a mapping's text: YAML keeps the last value.
+
+    Args:
+        text: Of a mapping, once `plain_yaml` has read it.
+    """
+    import yaml  # where a document is YAML alone
+
+    keys = [key.value for key, _ in yaml.compose(text, Loader=yaml.SafeLoader).value]
+    return sorted({key for key in keys if keys.count(key) > 1})
+
+
 _Known = TypeVar("_Known")
 
 

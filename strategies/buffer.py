@@ -1,4 +1,4 @@
-"""Asks that outlast a release, and the answers that fill one buffer after another."""
+"""Requests that outlast a release, and the answers that fill one buffer after another."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One statistic by a secure sum: the server sees no vector, and nobody holds the noise.
+"""One statistic by a secure sum: the server sees no vector, and each node adds noise.
 
 reserve -> ask every node -> [masked reply -> fold]* -> the committee opens -> commit
 """

@@ -1,4 +1,4 @@
-"""A plan's own ledger, selection and model: what does not belong to it is refused in time."""
+"""Checks that ledger, selection and model belong to a plan, before anything is charged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fl_dp.updates import VectorLayout, running_statistics
 from .selection import Selection, selection_of
 
 LAST_DIGIT = 1e-4
-"""Of an epsilon as it is quoted."""
+"""Unit of the last digit of a quoted epsilon."""
 
 
 def require_ledger_of(plan: PrivacyPlan, ledger: SpentLedger) -> None:
@@ -38,7 +38,7 @@ def require_loop_of(plan: PrivacyPlan, *, buffers: bool) -> None:
     """
     if plan.sampling.buffered and not buffers:
         raise ValueError(
-            "the plan releases buffers of whoever answers next: use DPFedBuff, not DPFedAvg"
+            "the plan releases buffers of the next answers: use DPFedBuff, not DPFedAvg"
         )
     if buffers and not plan.sampling.buffered:
         raise ValueError(
@@ -48,7 +48,7 @@ def require_loop_of(plan: PrivacyPlan, *, buffers: bool) -> None:
 
 
 def selection_for(plan: PrivacyPlan, selection: Selection | None) -> Selection:
-    """Return who draws the plan's cohorts.
+    """Return the selection that draws a plan's cohorts, checked against the plan.
 
     Raises:
         ValueError: If the plan charges for another law than the selection's, or does not declare

@@ -117,6 +117,7 @@ class Evidence:
         ratio = _log_likelihood(count, law, self._share, noise_std) - _log_likelihood(
             count, law, self._against, noise_std
         )
+        # S_t = (S_(t-1) + w_t) L_t, in logarithms: a mixture over the round in which it begins.
         self._log = float(np.logaddexp(self._log, math.log(weight))) + ratio
 
     def passes(self, false_alarm: float) -> bool:
@@ -161,6 +162,7 @@ class ContributionCheck:
         self._counted += count
         self._expected += law.mean
         self._variance += noise_std**2
+        # Less five deviations of the noise on all counts so far.
         surely = self._counted - 5.0 * math.sqrt(self._variance)
         self._once |= surely >= 0.5 * self._expected
         estimate = "" if noise_std == 0.0 else " (a noisy estimate, paid for with the rounds)"
@@ -232,6 +234,7 @@ def _log_likelihood(count: float, law: CohortLaw, share: float, noise_std: float
 @lru_cache(maxsize=64)
 def _sizes(units: int, rate: float) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return the possible numbers of contributions and the logarithms of their probabilities."""
+    # Bernstein: beyond it a binomial has no probability worth a term.
     spread = _TAIL * (math.sqrt(units * rate * (1.0 - rate)) + _TAIL)
     last = min(units, math.ceil(units * rate + spread))
     sizes = np.arange(last + 1, dtype=np.float64)

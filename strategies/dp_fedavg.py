@@ -21,7 +21,7 @@ algorithm 1.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self, cast, get_type_hints
@@ -33,11 +33,11 @@ from flwr.serverapp.strategy import Result, Strategy
 from numpy.typing import NDArray
 
 from fl_dp.accounting import (
+    NeighboringRelation,
     PlateauController,
     PrivacyBudget,
     PrivacyBudgetExhausted,
     default_delta,
-    freeze,
 )
 from fl_dp.ledger import PrivacyLedger, Reservation
 from fl_dp.mechanisms import (
@@ -45,17 +45,25 @@ from fl_dp.mechanisms import (
     BandedStream,
     Clipping,
     NoiseStream,
+    ScalarMetric,
     SecureRandom,
     WhiteStream,
 )
-from fl_dp.plan import ClientNoise, DistributedNoise, PrivacyPlan, RecordPlan
+from fl_dp.plan import (
+    ClientNoise,
+    DistributedNoise,
+    PlanArguments,
+    PrivacyPlan,
+    RecordPlan,
+    SecureSum,
+)
+from fl_dp.plan.arguments import keywords_of, require_known, require_types
 from fl_dp.protocol.instruction import RoundInstruction
 from fl_dp.protocol.keys import INSTRUCTION_KEY
 from fl_dp.secagg import Roster as SecureRoster
 from fl_dp.secagg import SecureSumFailed
 from fl_dp.updates import Compression, VectorLayout
 
-from .budget_options import split_options
 from .checkpoint import Checkpoint
 from .compatibility import (
     float64_error_of,
@@ -107,7 +115,7 @@ class DPFedAvg(RoundLoop):
         Others: See `RoundLoop`.
     """
 
-    _buffers = False  # whether releases wait for whoever answers next
+    _buffers = False  # whether releases are made of the next answers
 
     def __init__(
         self,
@@ -219,48 +227,61 @@ class DPFedAvg(RoundLoop):
         ledger: str | Path,
         delta: float | None = None,
         sampling_rate: float | None = None,
+        selection: Selection | None = None,
         clipping_norm: float | None = None,
         clipping: Clipping | None = None,
-        selection: Selection | None = None,
-        **options: Any,
+        neighboring_relation: NeighboringRelation = NeighboringRelation.ZERO_OUT,
+        unit: str = "client",
+        participation_cap: int | None = None,
+        units_per_node: int = 1,
+        metrics: tuple[ScalarMetric, ...] = (),
+        client_scheme: str | None = None,
+        secure_sum: SecureSum | None = None,
+        contribution_check: bool = True,
+        **of_class: Any,
     ) -> Self:
         """Wrap a strategy in one line: plan to a budget and open the ledger.
 
-        The ledger is closed when `start` returns.
+        The ledger is closed when `start` returns. For what is not named here (a noise schedule,
+        correlated noise, other releases), pass a plan of `PrivacyPlan.calibrate` and its ledger to
+        the constructor.
 
         Args:
             strategy: The server optimizer; `FedAvg()` by default.
             epsilon: The budget over the whole training.
             rounds: Rounds to be trained.
-            num_clients: Nodes of the roster; public.
+            num_clients: Units of the roster; public.
             ledger: File or database URL of the ledger.
             delta: `num_clients ** -1.1` by default.
             sampling_rate: Probability of each client in each round; or give a `selection`.
+            selection: Who takes part; what it releases is planned for, too.
             clipping_norm: L2 bound on one client's update; or give a `clipping`. Both left out: it
                 is adapted to the median norm, see docs/choosing_a_clipping_norm.md.
             clipping: What bounds an update, for instance `AdaptiveClipping()`.
-            selection: Who takes part; what it releases is planned for, too.
-            **options: Other attributes of `PrivacyPlan` (`PlanOptions`), and arguments of this
-                class: those of `DPFedAvg` and a subclass's own.
+            neighboring_relation: Which populations are neighbours.
+            unit: `client`, or `record`; see `PrivacyPlan`.
+            participation_cap: Rounds of one client at most, enforced by the ledger; None: each
+                round is charged to everybody.
+            units_per_node: Units that a node hosts at most, whose clipped updates it adds up.
+            metrics: Metrics of the clients that each round releases with the updates.
+            client_scheme: Each client adds noise of this scheme itself; None: the server adds it.
+            secure_sum: Each node adds a share of the noise under masks; None: the server adds it.
+            contribution_check: Whether each round releases a noisy number of contributions.
+            **of_class: Other arguments of this class: those of `DPFedAvg` and a subclass's own.
 
         Raises:
             TypeError: If an argument is misspelt or of the wrong type, or the strategy can't work
                 on a private mean; no ledger was created.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
-        for_plan, for_strategy = split_options(
+        _require_arguments(
             cls,
-            get_type_hints(DPFedAvg.__init__) | get_type_hints(DPFedAvg.with_budget),
-            {
-                "epsilon": epsilon,
-                "rounds": rounds,
-                "num_clients": num_clients,
-                "ledger": ledger,
-                "delta": delta,
-                "sampling_rate": sampling_rate,
-                "clipping_norm": clipping_norm,
-            },
-            options,
+            of_class,
+            epsilon=epsilon,
+            rounds=rounds,
+            num_clients=num_clients,
+            ledger=ledger,
+            delta=delta,
         )
         if (sampling_rate is None) == (selection is None):
             raise ValueError(
@@ -275,24 +296,28 @@ class DPFedAvg(RoundLoop):
                 "(docs/choosing_a_clipping_norm.md)",
                 DEFAULT_CLIPPING.initial_norm,
             )
-        if selection is not None:
-            others = freeze(for_plan.get("other_releases", {}))
-            for_plan["other_releases"] = freeze([*others, *freeze(selection.releases(rounds))])
+        delta = default_delta(num_clients) if delta is None else delta
         plan = PrivacyPlan.calibrate(
-            PrivacyBudget(
-                epsilon=epsilon, delta=default_delta(num_clients) if delta is None else delta
-            ),
+            PrivacyBudget(epsilon=epsilon, delta=delta),
             rounds=rounds,
             num_clients=num_clients,
             sampling_rate=sampling_rate,
             sampling=None if selection is None else selection.sampling,
             clipping_norm=clipping_norm,
             clipping=clipping,
-            **for_plan,
+            neighboring_relation=neighboring_relation,
+            unit=unit,
+            participation_cap=participation_cap,
+            other_releases=() if selection is None else selection.releases(rounds),
+            units_per_node=units_per_node,
+            metrics=metrics,
+            client_scheme=client_scheme,
+            secure_sum=secure_sum,
+            contribution_check=contribution_check,
         )
-        opened = PrivacyLedger.open(ledger, plan, rng=options.get("rng"))
+        opened = PrivacyLedger.open(ledger, plan, rng=of_class.get("rng"))
         try:
-            made = cls(strategy, plan=plan, ledger=opened, selection=selection, **for_strategy)
+            made = cls(strategy, plan=plan, ledger=opened, selection=selection, **of_class)
         except BaseException:
             opened.close()
             raise
@@ -570,6 +595,33 @@ class DPFedAvg(RoundLoop):
                 "initial arrays: to go on from what was trained, resume(checkpoint)",
                 ledger.rounds_spent,
             )
+
+
+def _require_arguments(kind: type[DPFedAvg], of_class: Mapping[str, Any], **given: Any) -> None:
+    """Check arguments of `kind.with_budget` before a ledger is made of them.
+
+    Args:
+        kind: The class that is to be made.
+        of_class: Arguments that `with_budget` does not name, and passes on to the class.
+        **given: Arguments that it names; those of the plan alone are checked by the plan.
+
+    Raises:
+        TypeError: If one is misspelt or of the wrong type, or the class and the plan both have it.
+    """
+    own, plans = keywords_of(kind), PlanArguments.__annotations__.keys()
+    named = get_type_hints(DPFedAvg.with_budget)
+    if both := sorted(own & plans & named.keys()):
+        raise TypeError(
+            f"'{both[0]}' is an argument of the plan and of {kind.__name__}: rename yours"
+        )
+    if unnamed := sorted(of_class.keys() & plans - own):
+        raise TypeError(
+            f"{kind.__name__}.with_budget has no argument '{unnamed[0]}': give it to "
+            f"PrivacyPlan.calibrate, and the plan to {kind.__name__}(plan=..., ledger=...)"
+        )
+    known = (named.keys() | own) - {"return", "of_class", "plan"}
+    require_known(of_class, known, of=f"{kind.__name__}.with_budget")
+    require_types({**given, **of_class}, get_type_hints(DPFedAvg.__init__) | named)
 
 
 def _watched(evaluate_fn: EvaluateFn | None, plateau: PlateauController, metric: str) -> EvaluateFn:

@@ -1,4 +1,4 @@
-"""DP-FedBuff: private releases of whoever answers next, which wait for no slow client.
+"""DP-FedBuff: private releases of the next answers, without waiting for slow clients.
 
     reserve -> [ask in the ledger -> push -> answer -> fold in the ledger -> clip -> add]* -> noise
 

@@ -23,8 +23,8 @@ from .run_log import RunLog
 Ask: TypeAlias = Callable[[Iterable[Message], float], Iterator[Message]]
 """Another exchange within the round: messages and seconds to wait; yields at most one reply each.
 
-Nothing is sent before the first reply is taken. Replies may be errors, and come from whoever: look
-at `reply.has_error()` and `reply.metadata.src_node_id`. Nodes that stay silent are left out.
+Nothing is sent before the first reply is taken. A reply may be an error, or come from any node:
+check `reply.has_error()` and `reply.metadata.src_node_id`. Nodes that stay silent are left out.
 """
 
 _SIMULATION_WINDOW = 64
@@ -80,8 +80,8 @@ def exchange(
 
     A reply belongs to the message it names; who sent it does not count, as Flower itself answers
     for a node that is gone. Error replies are yielded like any other. No reply is kept once it is
-    yielded, and at most 32 lie here before that. What a grid raises is raised on: Flower's own
-    repeat whatever may pass, for as long as it takes.
+    yielded, and at most 32 lie here before that. Exceptions of the grid propagate: Flower's own
+    grids repeat a failed call without limit.
 
     Args:
         grid: Flower's grid.
@@ -101,6 +101,7 @@ def exchange(
         timeout, messages = patience(grid, timeout), map(_lasting, messages)
     deadline = time.monotonic() + timeout
     unsent = iter(messages)
+    # After 1/3 and 2/3 of the time-out.
     reminders = deque(deadline - timeout * left / ATTEMPTS for left in range(ATTEMPTS - 1, 0, -1))
     under_way: set[str] = set()
     pause = SHORTEST_PAUSE
@@ -156,7 +157,7 @@ def longer(pause: float) -> float:
 
 
 def batches(ids: Sequence[str]) -> Iterator[Sequence[str]]:
-    """Yield so few ids at a time that a grid's replies to them fit into memory."""
+    """Yield at most `BATCH` ids at a time: a grid reads all their replies into memory."""
     return (ids[start : start + BATCH] for start in range(0, len(ids), BATCH))
 
 
@@ -186,7 +187,7 @@ def one_of_each(
 
 
 def asking(grid: Grid, *, window: int | None, patient: bool = False) -> Ask:
-    """Return what sends messages on a grid and yields their replies until a time-out in seconds.
+    """Return an `Ask` on a grid, whose messages live no longer than its time-out.
 
     Args:
         grid: Flower's grid.

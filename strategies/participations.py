@@ -147,10 +147,10 @@ def lasting_names(
 ) -> dict[int, str]:
     """Return the name of each node under which its participations are counted across runs.
 
-    Flower's node ids change from run to run, so nodes are asked for a lasting name. Failing closed:
-    whoever is not in the result can't be told from somebody who has used up its participations, and
-    must take no part. That is a node whose name another one claims, too, and, if anybody has taken
-    part before, one without a name. In a first run such a node goes by its id.
+    Flower's node ids change from run to run, so nodes are asked for a lasting name. Fails closed: a
+    node that is not in the result can't be distinguished from one at its cap, and is excluded. Such
+    are nodes that claim one name and, if any unit has taken part before, nodes without a name. In a
+    first run a node without a name goes by its id.
 
     Args:
         answers: Of the nodes to the identity query.

@@ -43,7 +43,7 @@ class Progress:
         return self._resumed.server_round, self._resumed.model
 
     def begin(self, server_round: int, model: ArrayRecord) -> None:
-        """Note that everybody is ready to go on after a round."""
+        """Note the model that training continues from, once nodes are rehearsed."""
         self._last = (server_round, model)
         self._failures_in_a_row = 0
 

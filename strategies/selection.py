@@ -120,7 +120,7 @@ class Selection(ABC):
     unit: str = "client"
 
     def releases(self, rounds: int) -> History:
-        """Return what the selection itself releases in so many rounds: the plan's other_releases.
+        """Return the events of the selection's own releases, for the plan's other_releases.
 
         Nothing by default.
         """
@@ -160,8 +160,8 @@ class PoissonSelection(Selection):
 class _DeclaredPlaces:
     """One lasting place for each declared unit.
 
-    Who comes first has it for good; who comes when none is left takes no part, and who is not there
-    leaves its place empty, so that neither changes another's chance.
+    A unit keeps its place for the whole training. One that arrives when no place is left takes no
+    part, and an absent unit's place stays empty: neither changes another unit's chance.
     """
 
     def __init__(self) -> None:
@@ -207,7 +207,7 @@ class TruncatedPoissonSelection(Selection):
 
     @classmethod
     def comfortable(cls, sampling_rate: float, num_units: int) -> TruncatedPoissonSelection:
-        """Cut at the expected size plus 4.5 of its roots, where the cut costs below 0.2 %."""
+        """Cut at mean + 4.5 * sqrt(mean) of the cohort's size, where the cut costs below 0.2 %."""
         expected = sampling_rate * num_units
         return cls(sampling_rate, min(num_units, math.ceil(expected + 4.5 * math.sqrt(expected))))
 
@@ -376,6 +376,7 @@ class BufferedSelection(PublicSelection):
         """Return the public factor in [0, 1] on an answer to a model so many releases old."""
         if staleness > self.max_staleness:
             return 0.0
+        # At most 1: a weight never lengthens a clipped update, so the sensitivity stays the norm.
         return float((1.0 + staleness) ** -self._power)
 
 

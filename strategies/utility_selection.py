@@ -98,6 +98,7 @@ class ExponentialSelection(Selection):
             raise OptionError(
                 f"{{records_per_client}} must be at least 1, got {records_per_client}"
             )
+        # One of n records moves a mean over them by at most half the range over n.
         # The null of a record is the middle of the range, as that of a client.
         self.mechanism = ExponentialMechanism(
             epsilon=epsilon,
@@ -154,7 +155,7 @@ class DPUtilitySelection(Selection):
     """Poisson cohorts whose rates follow noisy utilities that clients release now and then.
 
     In refresh rounds *every* unit of the roster is asked for its utility and adds Gaussian noise
-    to it itself; the server draws the null with the same noise for whoever does not answer. In
+    to it itself; the server draws the null with the same noise for a unit that does not answer. In
     between, each unit's secret coin has a rate that follows its noisy utility, up to
     `largest_rate`.
 
@@ -245,7 +246,7 @@ class DPUtilitySelection(Selection):
 
         Args:
             roster: The units.
-            rng: Draws the null report of whoever was never asked.
+            rng: Draws the null report of units that were never asked.
         """
         silent = [unit for unit in roster if unit not in self._noisy]
         nulls = self._query.privatize([math.nan] * len(silent), rng)

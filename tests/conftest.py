@@ -1,4 +1,4 @@
-"""For all tests: one thread a process, no user's cache, and the same draws in every run.
+"""For all tests: one thread a process, a cache of their own, and the same draws in every run.
 
 Two workers with two threads each on two processors wait for one another: models as small as a
 test's then take seven times the processor's time. Processes that a test starts inherit it.
@@ -10,6 +10,8 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before NumPy or PyTorch is imported, which read it
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +26,32 @@ from fl_dp.accounting.calibration_cache import SWITCH
 settings.register_profile("fl-dp", derandomize=not FRESH, deadline=None)
 settings.load_profile("fl-dp")
 
-os.environ[SWITCH] = "off"  # at import, as plans of module level are calibrated, too
+_ENOUGH = 4 * 2**30  # bytes: a run of all tests writes a small part of it
+_WORKER = "PYTEST_XDIST_WORKER" in os.environ
+
+
+def _write_to_memory() -> None:
+    """Have temporary files in memory, where it has room for them: ledgers wait for the disk."""
+    memory = Path("/dev/shm")
+    if "TMPDIR" in os.environ or not os.access(memory, os.W_OK):
+        return
+    about = os.statvfs(memory)
+    # Some tests start commands that they wrote.
+    if about.f_bavail * about.f_frsize >= _ENOUGH and not about.f_flag & os.ST_NOEXEC:
+        os.environ["TMPDIR"] = str(memory)
+        tempfile.tempdir = None  # asks the environment again
+
+
+# At import, as plans of module level are calibrated, too. Workers share what the first process
+# made, and commands that a test starts share it with them.
+if not _WORKER:
+    _write_to_memory()
+    os.environ[SWITCH] = tempfile.mkdtemp(prefix="fl-dp-calibrations-")
+
+
+def pytest_unconfigure() -> None:
+    if not _WORKER:
+        shutil.rmtree(os.environ[SWITCH], ignore_errors=True)
 
 
 @pytest.hookimpl(trylast=True)

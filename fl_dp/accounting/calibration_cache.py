@@ -2,7 +2,7 @@
 
 An entry is a hint: who asks for it checks that the noise fits the budget. So nothing that lies here
 can lower the noise of a training, and nothing but time is lost with it. `FL_DP_CALIBRATIONS=off`
-leaves the disk alone.
+leaves the disk alone; an absolute path there is the folder that is used.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from .budget import NeighboringRelation
 from .events import FrozenHistory, event_to_dict
 
 SWITCH = "FL_DP_CALIBRATIONS"
-"""Environment variable: `off` neither reads nor writes the cache."""
+"""Environment variable: `off` neither reads nor writes; an absolute path is the cache's folder."""
 
 _LIBRARIES = ("fl-dp", "dp-accounting", "numpy", "scipy")
 _LONGEST = 100  # characters of an entry
@@ -57,8 +57,8 @@ class CachedCalibration:
             target_delta: The delta that goes with it.
             relation: Which populations are neighbours.
         """
-        folder = cache_folder()
-        if folder is None or os.environ.get(SWITCH) == "off":
+        folder = _folder()
+        if folder is None:
             return cls(None)
         asked = {
             "releases": [
@@ -70,7 +70,7 @@ class CachedCalibration:
             "made_by": _made_by(),
         }
         digest = hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()
-        return cls(folder / "calibrations" / f"{digest}.json")
+        return cls(folder / f"{digest}.json")
 
     def read(self) -> float | None:
         """Return the noise that was found, unverified; None if there is none that can be read."""
@@ -92,6 +92,17 @@ class CachedCalibration:
         with contextlib.suppress(OSError):
             private_folder(self.file.parent)
             write_text(self.file, json.dumps({"noise_multiplier": noise}) + "\n")
+
+
+def _folder() -> Path | None:
+    """Return where calibrations lie; None where none are kept."""
+    chosen = os.environ.get(SWITCH, "")
+    if chosen == "off":
+        return None
+    if Path(chosen).is_absolute():
+        return Path(chosen)
+    folder = cache_folder()
+    return None if folder is None else folder / "calibrations"
 
 
 @cache

@@ -18,6 +18,7 @@ import difflib
 from pathlib import Path
 from typing import Any
 
+from fl_dp.documents import keys_given_twice, plain_yaml
 from fl_dp.tasks.datasets import DataFormat
 from fl_dp.tasks.datasets.own_tables import require_types
 
@@ -39,11 +40,12 @@ def pinned_format(file: Path) -> DataFormat:
         FileNotFoundError: If the file is not there.
         ValueError: If it holds anything but a schema.
     """
-    from omegaconf import OmegaConf  # for a node with a schema of its own alone
-
-    schema = OmegaConf.to_container(OmegaConf.load(file))
+    text = file.read_bytes()
+    schema = plain_yaml(text, str(file))
     if not isinstance(schema, dict):
         raise ValueError(f"{file} must hold keys and values: {', '.join(_KEYS)}")
+    if twice := keys_given_twice(text):
+        raise ValueError(f"{file}: '{twice[0]}' is given twice: keep one")
     pinned = DataFormat(**{str(key): _value(file, str(key), each) for key, each in schema.items()})
     try:
         require_types(pinned)

@@ -1,6 +1,6 @@
 """The look that every picture shares: frame, grid, colours, legend.
 
-Needs matplotlib, which `pip install 'fl-dp[report]'` brings; without it `new_picture` returns None.
+Needs matplotlib, which `pip install 'fl-dp[viewer]'` brings; without it `new_picture` returns None.
 """
 
 from __future__ import annotations

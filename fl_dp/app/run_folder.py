@@ -12,8 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from flwr.app import ArrayRecord
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
 from safetensors.numpy import save
 from yaml import YAMLError
 
@@ -115,6 +113,8 @@ class RunFolder:
 
     def write_settings(self, settings: Settings) -> None:
         """Write the settings that the run is made with, instead of those that are there."""
+        from omegaconf import OmegaConf  # which `fl-dp ledger` does without
+
         write_text(self.config, OmegaConf.to_yaml(settings_document(settings)))
 
     def read_settings(self) -> Settings:
@@ -124,6 +124,9 @@ class RunFolder:
             FileNotFoundError: If there is no run in this folder.
             ValueError: If they are not settings of this version.
         """
+        from omegaconf import OmegaConf
+        from omegaconf.errors import OmegaConfBaseException
+
         if not self.config.is_file():
             raise FileNotFoundError(f"there is no run in {self.path}: it has no config.yaml")
         try:

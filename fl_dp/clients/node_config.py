@@ -22,7 +22,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
-from fl_dp.documents import plain_yaml
+from fl_dp.documents import keys_given_twice, plain_yaml
 from fl_dp.updates import matching
 
 from .running_app import AppRule, rules_in
@@ -245,16 +245,13 @@ def _with_policy(given: dict[str, Any]) -> dict[str, Any]:
     place = _path(given, POLICY_PATH_KEY)
     if place is None:
         return given
-    import yaml  # by an owner's wish alone
-
     try:
         with Path(place).open("rb") as stream:
             text = stream.read(_LONGEST_POLICY + 1)
         if len(text) > _LONGEST_POLICY:  # it is read at every message
             raise ValueError(f"it is longer than {_LONGEST_POLICY:,} bytes")
-        policy = plain_yaml(text, "it")  # which finds deep nesting before it is composed
-        written = yaml.compose(text, Loader=yaml.SafeLoader)
-    except (OSError, ValueError, yaml.YAMLError) as error:  # a day that there is not, for one
+        policy = plain_yaml(text, "it")
+    except (OSError, ValueError) as error:  # a day that there is not, for one
         said = " ".join(str(error).split())
         raise _error(
             f"{POLICY_PATH_KEY}={place} can't be read, so nothing is answered: {said}"
@@ -262,9 +259,7 @@ def _with_policy(given: dict[str, Any]) -> dict[str, Any]:
     if not isinstance(policy, dict) or not all(isinstance(key, str) for key in policy):
         raise _error(f"{place} must hold lines like `{MAX_EPSILON_KEY}: 4.0`, and holds others")
     # YAML itself takes the last of two lines with one key, and an empty value for none.
-    keys = [key.value for key, _ in written.value]
-    twice = sorted({key for key in keys if keys.count(key) > 1})
-    if twice:
+    if twice := keys_given_twice(text):
         raise _error(f"{place}: '{twice[0]}' is given twice: keep one")
     # No other project reads this file: what is not fl-dp's is a mistake.
     names = {key.replace("_", "-"): value for key, value in policy.items()}

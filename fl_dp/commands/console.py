@@ -11,6 +11,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console, RenderableType
 
+from .extras import with_its_extra
+
 out = Console(highlight=False)
 err = Console(stderr=True, highlight=False)
 
@@ -31,11 +33,12 @@ def failures_told(*, as_json: bool = False) -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, ModuleNotFoundError) as error:
+        said = with_its_extra(error)
         if as_json:
             from fl_dp.app.option_keys import keys_of
 
-            print_json({"error": str(error), "keys": list(keys_of(error))})
-        fail(str(error), status=2)
+            print_json({"error": said, "keys": list(keys_of(error))})
+        fail(said, status=2)
     except RuntimeError as error:
         from fl_dp.ledger import LedgerCorrupted
 

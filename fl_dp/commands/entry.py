@@ -14,9 +14,12 @@ def main() -> None:
     except ImportError as error:
         from fl_dp.protocol.flower_versions import FlowerChanged
 
-        if not isinstance(error, FlowerChanged):
+        from .extras import with_its_extra
+
+        said = with_its_extra(error)
+        if said == str(error) and not isinstance(error, FlowerChanged):
             raise
-        sys.stderr.write(f"error: {error}\n")
+        sys.stderr.write(f"error: {said}\n")
         raise SystemExit(2) from None
     except KeyboardInterrupt:
         sys.stderr.write("error: stopped\n")

@@ -167,4 +167,4 @@ def _draw(view: PlanView | NoiseComparisonView, plot: Path) -> None:
     except OSError as error:
         fail(f"the picture can't be written: {error}", status=2)
     if not drawn:
-        fail("no picture without matplotlib: pip install 'fl-dp[report]' brings it", status=1)
+        fail("no picture without matplotlib: pip install 'fl-dp[viewer]' brings it", status=1)

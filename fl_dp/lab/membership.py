@@ -2,8 +2,8 @@
 
 Candidates are all clients, or all records of all clients. Each training is the one that `fl-dp run`
 does: the same strategy, ledger, mechanism, client and training code, over a grid in this process
-instead of Flower's simulation engine. Who is left out of it contributes exactly zero, so that a
-training with and one without a candidate are zero-out neighbours whatever the other coins are.
+instead of Flower's simulation engine. A candidate that is left out contributes exactly zero, so
+that trainings with and without it are zero-out neighbours whatever the other coins are.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Dataset
 
 UNITS = ("record", "client")
-"""Whom membership is inferred of."""
+"""Candidates of the attack: records, or whole clients."""
 
 FEWEST_MODELS = 4
 _MOST_OTHERS = 2000  # records of the population: more say little, and RMIA compares with each
@@ -197,7 +197,7 @@ def play(
 ) -> Played:
     """Train models, each with a random half of the candidates, and look at all of them.
 
-    Who is in is drawn from `settings.seed`; the noise and the cohorts are drawn as ever, in secret.
+    Members are drawn from `settings.seed`; noise and cohorts come from secret randomness.
 
     Args:
         settings: Of each training, with a number of `simulation.units_per_node`.

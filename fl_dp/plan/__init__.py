@@ -9,7 +9,7 @@ if TYPE_CHECKING:
     from .distributed_noise import DistributedNoise, SecureSum
     from .hosting import Hosting
     from .noise import CentralNoise, ClientNoise, Noise
-    from .options import PlanArguments, PlanOptions
+    from .options import PlanArguments
     from .privacy_plan import PrivacyPlan
     from .record_plan import RecordPlan
     from .release import Release
@@ -25,7 +25,6 @@ __all__ = [
     "Hosting",
     "Noise",
     "PlanArguments",
-    "PlanOptions",
     "PrivacyPlan",
     "RecordPlan",
     "Release",

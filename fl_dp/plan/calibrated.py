@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from fl_dp.accounting import (
     GaussianEvent,
@@ -19,16 +19,32 @@ from fl_dp.accounting import (
 from fl_dp.accounting.events import FrozenHistory
 from fl_dp.accounting.gaussian import mu_squared
 from fl_dp.accounting.renyi import renyi_epsilon
-from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.option_errors import IncompatibleOptions
 
 from .noise import CentralNoise, Noise
 
-if TYPE_CHECKING:
-    from .privacy_plan import PrivacyPlan
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedReleases:
+    """The releases that a budget pays for, as functions of the noise that is looked for.
+
+    Attributes:
+        rounds_at: Returns what the charged rounds are at a least noise multiplier.
+        charged_rounds: Rounds that one client is charged for at most.
+        others: What else is released under the budget.
+        budget: The part of the plan's budget that events may spend.
+        relation: Which populations are neighbours.
+    """
+
+    rounds_at: Callable[[float], FrozenHistory]
+    charged_rounds: int
+    others: FrozenHistory
+    budget: PrivacyBudget
+    relation: NeighboringRelation
 
 
-def calibrated_noise(draft: PrivacyPlan) -> Noise:
-    """Return the draft's noise, made so large that all rounds and other releases fit its budget.
+def calibrated_noise(noise: Noise, planned: PlannedReleases) -> Noise:
+    """Return the noise, made so large that all rounds and other releases fit their budget.
 
     Where the noise is chosen later: so large that as many rounds at its base multiplier fit the
     filter, whose order is fixed here.
@@ -36,105 +52,80 @@ def calibrated_noise(draft: PrivacyPlan) -> Noise:
     Raises:
         ValueError: If the budget can't be reached.
     """
-    noise, before, budget = draft.noise, draft.other_releases, draft.event_budget
-    relation = draft.neighboring_relation
     if not noise.adaptive:
         multiplier = calibrate_noise(
-            draft.rounds_at,
-            budget.epsilon,
-            budget.delta,
-            already_spent=before,
-            neighboring_relation=relation,
-            what=f"in {draft.charged_rounds} rounds",
+            planned.rounds_at,
+            planned.budget.epsilon,
+            planned.budget.delta,
+            already_spent=planned.others,
+            neighboring_relation=planned.relation,
+            what=f"in {planned.charged_rounds} rounds",
         )
         return replace(noise, multiplier=multiplier)
     # Gaussian DP is exact for Gaussians; a sampled one has none, and is bounded by Renyi DP.
-    if all(isinstance(event, GaussianEvent) for event, _ in (*draft.rounds_at(1.0), *before)):
-        multiplier = _gaussian_noise(budget, draft.charged_rounds, before, relation)
+    releases = (*planned.rounds_at(1.0), *planned.others)
+    if all(isinstance(event, GaussianEvent) for event, _ in releases):
+        multiplier = _gaussian_noise(planned)
     else:
-        multiplier = _renyi_noise(draft)
-    return with_filter_order(draft, replace(noise, multiplier=multiplier))
+        multiplier = _renyi_noise(planned)
+    return with_filter_order(replace(noise, multiplier=multiplier), planned)
 
 
-def with_filter_order(draft: PrivacyPlan, noise: Noise) -> Noise:
+def with_filter_order(noise: Noise, planned: PlannedReleases) -> Noise:
     """Return noise that is chosen later with the order of its filter, fixed beforehand.
 
-    That is the order at which all that the draft plans spends least; None for Gaussians alone,
-    whose filter needs none.
+    That is the order at which all planned releases spend least; None for Gaussians alone, whose
+    filter needs none.
 
     Raises:
         ValueError: If a release has no Renyi bound.
     """
     assert isinstance(noise, CentralNoise)  # no other noise is chosen later
-    releases = [*draft.rounds_at(noise.multiplier), *draft.other_releases]
+    releases = [*planned.rounds_at(noise.multiplier), *planned.others]
     if all(isinstance(event, GaussianEvent) for event, _ in releases):
         return replace(noise, filter_order=None)
-    order = best_filter_order(
-        releases, draft.event_budget.delta, neighboring_relation=draft.neighboring_relation
-    )
+    order = best_filter_order(releases, planned.budget.delta, neighboring_relation=planned.relation)
     return replace(noise, filter_order=order)
 
 
-def budget_of(draft: PrivacyPlan, max_epsilon: float | None) -> PrivacyBudget:
-    """Return the budget that the draft's own noise needs, or `max_epsilon` if it does.
+def fitting_rounds(noise: Noise, planned: PlannedReleases, epsilon: float) -> int | None:
+    """Return how many of the rounds fit an epsilon at the noise as it is.
 
-    Raises:
-        ValueError: If the noise is chosen later, or spends more than `max_epsilon`.
+    None where the noise changes over the rounds: fewer rounds would be other rounds.
     """
-    if draft.noise.adaptive:
-        raise IncompatibleOptions(
-            "a plateau decides the noise itself: leave {noise_multiplier} or {plateau} out, and "
-            "calibrate the plan to a budget"
-        )
-    delta = draft.budget.delta
-    spends = draft.tight_epsilon(draft.history)
-    if max_epsilon is not None and spends > max_epsilon:
-        raise OptionError(_too_much(draft, spends, max_epsilon))
-    # A margin above rounding: the same plan must fit on another machine too.
-    return PrivacyBudget(epsilon=max_epsilon or max(spends * (1.0 + 1e-9), 1e-9), delta=delta)
-
-
-def _too_much(draft: PrivacyPlan, spends: float, allowed: float) -> str:
-    advice = "leave {noise_multiplier} out and it is calibrated"
-    multiplier = draft.noise.multiplier
-    rounds = draft.rounds_at(multiplier)
-    if len(rounds) == 1:  # with noise that changes, fewer rounds are other rounds
-        fits = affordable_rounds(
-            draft.other_releases,
-            rounds[0][0],
-            allowed - 2.0 * draft.noise.slack,
-            draft.event_budget.delta,
-            at_most=draft.charged_rounds,
-            neighboring_relation=draft.neighboring_relation,
-        )
-        advice = f"plan at most {fits} rounds, or {advice}"
-    return (
-        f"{draft.rounds} {{rounds}} at {{noise_multiplier={multiplier:.4g}}} spend epsilon "
-        f"{spends:.4g}, more than the budget of {allowed:.4g}: {advice}"
+    rounds = planned.rounds_at(noise.multiplier)
+    if len(rounds) != 1:
+        return None
+    return affordable_rounds(
+        planned.others,
+        rounds[0][0],
+        epsilon - 2.0 * noise.slack,
+        planned.budget.delta,
+        at_most=planned.charged_rounds,
+        neighboring_relation=planned.relation,
     )
 
 
-def _gaussian_noise(
-    budget: PrivacyBudget, rounds: int, before: FrozenHistory, relation: NeighboringRelation
-) -> float:
-    """Return the noise of `rounds` Gaussians that fill a Gaussian DP filter.
+def _gaussian_noise(planned: PlannedReleases) -> float:
+    """Return the noise of Gaussian rounds that fill a Gaussian DP filter.
 
     The squares of mu add up, to that of the whole budget.
     """
+    budget, relation = planned.budget, planned.relation
     left = gaussian_noise_multiplier(budget.epsilon, budget.delta) ** -2
-    for event, count in before:
+    for event, count in planned.others:
         assert isinstance(event, GaussianEvent)  # the caller has checked
         left -= count * mu_squared(event, relation)
     if left <= 0.0:
         raise ValueError(f"the other releases spend all of epsilon {budget.epsilon}")
-    return relation.distance * math.sqrt(rounds / left)
+    return relation.distance * math.sqrt(planned.charged_rounds / left)
 
 
-def _renyi_noise(draft: PrivacyPlan) -> float:
+def _renyi_noise(planned: PlannedReleases) -> float:
     """Return the least noise whose releases fit by Renyi DP, at its best order."""
     low, high = 1e-2, 1.0
-    budget, relation = draft.budget, draft.neighboring_relation
-    if math.isinf(renyi_epsilon(draft.rounds_at(1.0), budget.delta, relation)):
+    budget, relation = planned.budget, planned.relation
+    if math.isinf(renyi_epsilon(planned.rounds_at(1.0), budget.delta, relation)):
         raise IncompatibleOptions(
             f"these rounds have no Renyi bound under {relation} neighbours, and noise that reacts "
             "to a {plateau} needs one: use zero-out neighbours, no sampling, or a declared "
@@ -143,7 +134,7 @@ def _renyi_noise(draft: PrivacyPlan) -> float:
         )
 
     def fits(noise: float) -> bool:
-        total = freeze([*draft.rounds_at(noise), *draft.other_releases])
+        total = freeze([*planned.rounds_at(noise), *planned.others])
         return renyi_epsilon(total, budget.delta, relation) <= budget.epsilon
 
     while not fits(high):

@@ -28,13 +28,20 @@ from .noise import CentralNoise, ClientNoise, Noise
 from .release import Release
 
 
-class PlanOptions(TypedDict, total=False):
-    """Options of a plan beyond budget, rounds, roster, sampling and clipping.
+class PlanArguments(TypedDict, total=False):
+    """Keywords of a plan's doors: rounds and roster, sampling and clipping, and the options.
 
-    Each is an attribute of `PrivacyPlan`, `Release`, `Hosting` or the noise: `CentralNoise`,
+    `sampling_rate` is short for a `PoissonSampling`, and `clipping_norm` for a `FixedClipping`. The
+    others are attributes of `PrivacyPlan`, `Release`, `Hosting` or the noise: `CentralNoise`,
     `ClientNoise` if `client_scheme` is given, or `DistributedNoise` if `secure_sum` is.
     """
 
+    rounds: Required[int]
+    num_clients: Required[int]
+    sampling_rate: float | None
+    sampling: Sampling | None
+    clipping_norm: float | None
+    clipping: Clipping | None
     neighboring_relation: NeighboringRelation
     schedule: NoiseSchedule
     plateau: PlateauSchedule | None
@@ -52,17 +59,6 @@ class PlanOptions(TypedDict, total=False):
     coins_at_nodes: bool
     nodes: int | None
     contribution_check: bool
-
-
-class PlanArguments(PlanOptions, total=False):
-    """Keywords of a plan's doors: rounds and roster, sampling and clipping, and the options."""
-
-    rounds: Required[int]
-    num_clients: Required[int]
-    sampling_rate: float | None
-    sampling: Sampling | None
-    clipping_norm: float | None
-    clipping: Clipping | None
 
 
 def plan_fields(

@@ -35,9 +35,9 @@ from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
 from fl_dp.accounting.sampling import sampling_from_dict
 from fl_dp.mechanisms import GaussianBundle, least_noise_multiplier
-from fl_dp.option_errors import OptionError, require_compatible
+from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
 
-from .calibrated import budget_of, calibrated_noise, with_filter_order
+from .calibrated import PlannedReleases, calibrated_noise, fitting_rounds, with_filter_order
 from .distributed_noise import DistributedNoise
 from .exclusions import EXCLUSIONS, Asked
 from .hosting import Hosting
@@ -195,16 +195,16 @@ class PrivacyPlan:
 
         Args:
             budget: What may be spent.
-            **given: `rounds`, `num_clients`, either `sampling_rate` (short for a `PoissonSampling`)
-                or `sampling`, and `clipping_norm` (short for a `FixedClipping`) or `clipping` or
-                neither, for `DEFAULT_CLIPPING`; then any of `PlanOptions`.
+            **given: `rounds`, `num_clients`, either `sampling_rate` or `sampling`, and
+                `clipping_norm` or `clipping` or neither, for `DEFAULT_CLIPPING`; then any other of
+                `PlanArguments`.
 
         Raises:
             TypeError: If an argument is misspelt or of the wrong type.
             ValueError: If an argument is out of range or the budget can't be reached.
         """
         draft = cls.draft(budget, 1.0, given)
-        return draft._finished(given, noise=calibrated_noise(draft))
+        return draft._finished(given, noise=calibrated_noise(draft.noise, draft.planned_releases))
 
     @classmethod
     def from_noise_multiplier(
@@ -225,7 +225,7 @@ class PrivacyPlan:
         """
         budget = PrivacyBudget(epsilon=max_epsilon or 1.0, delta=delta)
         draft = cls.draft(budget, noise_multiplier, given)
-        return draft._finished(given, budget=budget_of(draft, max_epsilon))
+        return draft._finished(given, budget=draft._needed_budget(max_epsilon))
 
     @classmethod
     def of(
@@ -243,7 +243,7 @@ class PrivacyPlan:
         made = plan_fields(noise_multiplier=noise_multiplier, **given)
         if made["noise"].adaptive:
             draft = cls.draft(budget, noise_multiplier, given)
-            made["noise"] = with_filter_order(draft, made["noise"])
+            made["noise"] = with_filter_order(made["noise"], draft.planned_releases)
         return cls(budget=budget, **made)
 
     @classmethod
@@ -279,6 +279,41 @@ class PrivacyPlan:
             noise = replace(noise, secure_sum=replace(noise.secure_sum, bits=secure_sum.bits))
         release = replace(self.release, scalar_noise_std=noise_std)
         return replace(self, noise=noise, release=release, **found)
+
+    def _needed_budget(self, max_epsilon: float | None) -> PrivacyBudget:
+        """Return the budget that the plan's own noise needs, or `max_epsilon` if that is enough.
+
+        Raises:
+            ValueError: If the noise is chosen later, or spends more than `max_epsilon`.
+        """
+        if self.noise.adaptive:
+            raise IncompatibleOptions(
+                "a plateau decides the noise itself: leave {noise_multiplier} or {plateau} out, "
+                "and calibrate the plan to a budget"
+            )
+        spends = self.tight_epsilon(self.history)
+        if max_epsilon is not None and spends > max_epsilon:
+            fits = fitting_rounds(self.noise, self.planned_releases, max_epsilon)
+            fewer = "" if fits is None else f"plan at most {fits} rounds, or "
+            raise OptionError(
+                f"{self.rounds} {{rounds}} at {{noise_multiplier={self.noise_multiplier:.4g}}} "
+                f"spend epsilon {spends:.4g}, more than the budget of {max_epsilon:.4g}: {fewer}"
+                "leave {noise_multiplier} out and it is calibrated"
+            )
+        # A margin above rounding: the same plan must fit on another machine too.
+        needed = max_epsilon or max(spends * (1.0 + 1e-9), 1e-9)
+        return PrivacyBudget(epsilon=needed, delta=self.budget.delta)
+
+    @property
+    def planned_releases(self) -> PlannedReleases:
+        """The releases that noise is calibrated for."""
+        return PlannedReleases(
+            rounds_at=self.rounds_at,
+            charged_rounds=self.charged_rounds,
+            others=self.other_releases,
+            budget=self.event_budget,
+            relation=self.neighboring_relation,
+        )
 
     @property
     def sampling_rate(self) -> float:

@@ -52,7 +52,7 @@ class MaskedMessage:
 
 
 def commitment(seed: bytes) -> bytes:
-    """Return what tells a seed that was put together from shares from a wrong one, 16 bytes."""
+    """Return the commitment to a seed, 16 bytes, which shows whether a combined seed is right."""
     return prf(seed, "commit")[:COMMITMENT_BYTES]
 
 
@@ -119,6 +119,7 @@ class Participation:
             prf(self._root(other), "pair", terms.hash, *sorted((place, other)))
             for other in neighbours
         ]
+        # y = x + PRG(own) + sum over j of sign(i, j) PRG(s_ij) mod 2^b (Bonawitz et al. 2017).
         total = values.astype(word_dtype(terms.bits))  # wraps
         add_mask(total, own, sign=1)
         for other, seed in zip(neighbours, pairs, strict=True):

@@ -27,7 +27,7 @@ from .texts import (
     require_name,
 )
 
-ALL_MEMBERS = 20  # up to so many nodes nobody has to choose who holds shares
+ALL_MEMBERS = 20  # up to so many nodes the roster's choice of members does not count
 MOST_RUNS = 2**64 - 1  # Flower's run ids
 MOST_EPOCHS = 2**32 - 1
 
@@ -184,7 +184,7 @@ class Directory:
 
     @cached_property
     def hash(self) -> bytes:
-        """What everybody who holds the same directory agrees on, 32 bytes."""
+        """Digest of the directory, 32 bytes: equal at all nodes that hold the same one."""
         parts: list[bytes | int] = [self.run, self.epoch, self.roster_hash.encode()]
         for each in self.entries:
             parts += [each.name.encode(), each.identity, each.run_key, each.signature, each.epoch]

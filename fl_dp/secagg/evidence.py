@@ -75,7 +75,7 @@ class Evidence:
             return cls(**given | {name: tuple(given[name]) for name in _NUMBERS})
 
     def findings(self, roster: Roster | None = None) -> tuple[str, ...]:
-        """Check everything anew, and return what does not hold; nothing if all does.
+        """Check everything again, and return what does not hold; nothing if all does.
 
         Args:
             roster: The nodes that the owner knows of.

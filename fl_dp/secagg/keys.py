@@ -100,7 +100,7 @@ class Identity:
         return self._key.sign(text)
 
     def sealed(self, label: str, *parts: bytes | int) -> bytes:
-        """Return a code of some parts, 32 bytes, that nobody without the secret half can make."""
+        """Return a code of some parts, 32 bytes, that only its secret half can make."""
         return prf(self._key.private_bytes_raw(), f"sealed {label}", *parts)
 
 
@@ -141,7 +141,7 @@ class RunKey:
         Args:
             other: Public run key of the other; one's own for a secret that nobody else knows.
             *places: Both places, in any order.
-            told: Digest of what both were told besides; who was told otherwise has another secret.
+            told: Digest of what both were told besides; with another digest the secret is another.
 
         Raises:
             ValueError: If the other's key is of low order, so that everybody knows the secret.

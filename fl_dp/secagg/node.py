@@ -31,7 +31,7 @@ from .store import Mark, SQLiteStore, stale
 from .terms import Refused, SumTerms
 from .texts import canonical, digest, require_integers, require_name
 
-KEPT_DAYS = 30.0  # a run's keys, unless the run says that it is done
+KEPT_DAYS = 30.0  # of a run's keys, where no message says that the run is done
 _LABEL_BYTES = 32
 _MOST_NODES = 2**32 - 1
 _KEY, _DIRECTORY = "run-key", "directory"

@@ -52,7 +52,7 @@ class Question(NamedTuple):
 
 
 class Blame(NamedTuple):
-    """Whose lies a sum has shown, if no more nodes lie than may collude, and one at least may.
+    """Nodes that a sum has shown to lie, if at most max(1, colluding) nodes lie.
 
     Attributes:
         clients: Places whose commitments or shares are wrong, whatever members say.
@@ -266,7 +266,7 @@ class OpenSum:
     # Who lied.
 
     def blame(self) -> Blame:
-        """Say who lied, as far as counting tells, once no more answers come.
+        """Return the nodes that lied, as far as counting shows, once no more answers come.
 
         A share that is off may be the lie of its client or of its member. But of more clients than
         may lie one is honest, and so is one of more members. And so many shares of an honest client
@@ -315,6 +315,7 @@ class OpenSum:
             return True
         if len(points) - lies < threshold:
             return False
+        # A random subset holds no lie with probability C(n - lies, t) / C(n, t).
         subsets = math.comb(len(points), threshold)
         right = math.comb(len(points) - lies, threshold)  # of them, at least
         agree = not _off(points, tuple(sorted(points)[:threshold]))
@@ -334,6 +335,7 @@ class OpenSum:
                 f"{self.terms.threshold} are needed; the seeds of "
                 f"{len(self._heads) - len(self._seeds)} clients can't be opened"
             )
+        # Pair masks of two repliers cancel: left are own masks, and pair masks with the lost.
         total = self._total.copy()
         masks = [
             (seed, -1 if other is None else -sign_of(place, other))

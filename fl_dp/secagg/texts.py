@@ -39,7 +39,7 @@ def digest(label: str, *parts: bytes | int) -> bytes:
 
 
 def prf(key: bytes, label: str, *parts: bytes | int) -> bytes:
-    """Return HMAC-SHA256 of a frame: 32 bytes that nobody without the key can tell from random."""
+    """Return HMAC-SHA256 of a frame: 32 bytes, without the key indistinguishable from random."""
     return hmac.digest(key, frame(label, *parts), "sha256")
 
 

@@ -42,8 +42,8 @@ class NoiseLaw(StrEnum):
 class NoiseChoice:
     """A query, the mechanisms that answer it, and the events to charge for that.
 
-    The events follow from the mechanisms, so that they can't drift apart. Every release of the
-    query is charged anew: reserve `events` in the ledger each time *before* `release_statistic`.
+    The events follow from the mechanisms, so that they can't drift apart. Each release of the
+    query is charged: reserve `events` in the ledger each time *before* `release_statistic`.
 
     Attributes:
         query: What is asked.

@@ -114,6 +114,7 @@ class Quantiles(SumQuery):
             Integer-valued float64 of the same shape, not negative. Sums of up to `max_units` of
             them are exact, whatever their order.
         """
+        # Truncated, so that a client's steps never exceed a mass of 1, which is the sensitivity.
         mass = np.maximum(clip_by_norm(contribution, 1.0, Norm.L1), 0.0)
         return np.trunc(mass * _STEPS)
 
@@ -127,6 +128,7 @@ class Quantiles(SumQuery):
         Returns:
             Minus a distance in clients (units of mass), float64, shape `(dimension,)`.
         """
+        # u = -dist(p W, [L, L + M]) with W all mass, L that left of a point and M that at it.
         up_to = np.cumsum(total)
         target = probability * up_to[-1]
         missed = np.maximum((up_to - total) - target, target - up_to)

@@ -1,7 +1,7 @@
-"""Reading what anyone may hold or send: nothing here raises over a value.
+"""Values that clients hold or send, read without raising.
 
-A client that raises is a client that does not answer, and who does not answer is seen by everyone.
-So what can't be read is no record, and what can't be summed is the null contribution.
+A client that raises does not answer, and everyone sees that it did not. So an unreadable value is
+no record, and a vector that can't be summed is the null contribution.
 """
 
 from __future__ import annotations

@@ -91,7 +91,7 @@ class Vote(Query):
         scores = vector(contribution, self.candidates)
         if not _is_vote(scores):
             return np.zeros(self.candidates)
-        return np.floor(scores * _STEPS)
+        return np.floor(scores * _STEPS)  # never above the score: its range is what is charged
 
     def utilities(self, total: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return each candidate's utility in votes; for the exponential mechanism alone.

@@ -17,13 +17,13 @@ def environment(folder: Path, **options: Any) -> Environment:
         options: Of Jinja, beside or instead of these.
 
     Raises:
-        ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[report]'` brings.
+        ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[viewer]'` brings.
     """
     try:
         from jinja2 import Environment, FileSystemLoader, StrictUndefined
     except ImportError as error:
         raise ModuleNotFoundError(
-            "reports and papers need jinja2: pip install 'fl-dp[report]' brings it"
+            "reports and papers need jinja2: pip install 'fl-dp[viewer]' brings it"
         ) from error
     usual: dict[str, Any] = {
         "autoescape": True,

@@ -67,7 +67,7 @@ class Released:
 
 
 class Mode(ABC):
-    """One round, from its cohort to its release. Made anew for each round.
+    """One round, from its cohort to its release; each round has an object of its own.
 
     Attributes:
         layout: Where each array of the model lies in a flat vector.

@@ -1,4 +1,4 @@
-"""Answers to older models in one release, each clipped by itself and weighted by its age."""
+"""FedBuff sum: stale updates, each clipped, weighted down by staleness."""
 
 from __future__ import annotations
 

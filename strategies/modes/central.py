@@ -90,7 +90,7 @@ class CentralMode(Mode):
 
     @property
     def sums(self) -> BundleSum:
-        """The sums so far, exact: for who audits a round, and nobody else."""
+        """The exact sums so far, not private: for audits of a round alone."""
         return self._sums
 
     @property
@@ -161,6 +161,7 @@ class CentralMode(Mode):
             clipping_norm=updates.clipping_norm,
             denominator=plan.denominator,
         )
+        # max(bound, weights) divides: one unit moves the quotient by at most 2 C / bound.
         # The quotient is put on a grid of its own, as it is no multiple of the sum's steps.
         steps = total * (updates.grid / max(plan.denominator, self._weight))
         steps *= 1.0 / mechanism.grid

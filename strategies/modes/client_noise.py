@@ -86,7 +86,7 @@ def client_noise_of(
 def _levels(
     scheme: str, noise_multiplier: float, clipping_norm: float, compression: Compression | None
 ) -> int | None:
-    """Return as many points as the encoding has levels, so that it loses none of them."""
+    """Return the number of grid points, equal to the encoder's levels; None: the default."""
     if scheme != "exponential" or compression is None or compression.up != "quantize":
         return None
     levels = 1 << compression.bits

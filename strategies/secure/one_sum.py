@@ -231,13 +231,14 @@ class OneSum:
                 yield answered, reply.content
 
     def _require_plausible(self, values: list[NDArray[np.float64]], *, repliers: int) -> None:
-        """Refuse a sum that no clipped values with such noise add up to: somebody sent rubbish.
+        """Refuse a sum longer than clipped values and their noise can be: some message is wrong.
 
         Raises:
             SecureSumFailed: If it is one.
         """
         share, units = self._summed.share, repliers * self._summed.units_in_sum
         for segment, total in zip(share.segments, values, strict=True):
+            # Noise of r nodes has deviation sigma sqrt(r); its norm is about that times sqrt(d).
             std = share.noise_scale * math.sqrt(repliers) / segment.scale
             noise = std * (math.sqrt(total.size) + _DEVIATIONS)
             noise += repliers * math.sqrt(total.size) / segment.scale  # of exact totals: rounding

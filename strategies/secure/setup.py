@@ -50,7 +50,7 @@ class SecureSums:
         """Start a training.
 
         Args:
-            roster: The nodes that their owners know of; None: whoever comes.
+            roster: The nodes that their owners know of; None: any node.
         """
         self._roster = roster
         self._begin()
@@ -109,7 +109,7 @@ class SecureSums:
             self._late[entry.identity] = entry.name
 
     def forget(self, ask: Ask, *, head: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Let nodes delete the keys of the training; who does not hear it deletes them later.
+        """Let nodes delete the keys of the training; a node that misses this deletes them later.
 
         What comes next is another run to them, with other keys.
 

@@ -349,6 +349,16 @@ def test_the_cache_can_be_switched_off_and_its_disk_be_full(
     assert calibrated() == first
 
 
+def test_an_absolute_path_is_the_folder_of_the_cache(
+    calibrations: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv(SWITCH, str(tmp_path / "elsewhere"))
+    first = calibrated()
+    (entry,) = (tmp_path / "elsewhere").iterdir()
+    assert json.loads(entry.read_text()) == {"noise_multiplier": first}
+    assert not calibrations.exists()
+
+
 # Rounds --------------------------------------------------------------------------------------
 
 

@@ -23,7 +23,7 @@ from fl_dp.ledger import NodeLedger
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.tasks.datasets import Form, data, load_dataset
-from fl_dp.tasks.datasets.forms import PUBLIC_FORMS
+from fl_dp.tasks.datasets.data import PUBLIC_FORMS
 
 STEPS, RATE, SIZE = 2, 0.01, 20.0
 PLAN = RecordPlan(

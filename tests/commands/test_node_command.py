@@ -156,6 +156,10 @@ def test_a_schema_that_can_not_be_meant_is_said(ledger: Path, tmp_path: Path) ->
         ("columns: [age]\ntypes: [whole]\n", "types must be number, integer, truth"),
         ("columns: [age]\ntypes: [number, number]\n", "2 types are given for 1 columns"),
         ("colums: [age]\n", "did you mean columns"),
+        ("columns: [age]\ncolumns: [weight]\n", "'columns' is given twice"),
+        ("- age\n", "must hold keys and values"),
+        ("", "must hold keys and values"),
+        ("columns: [age\n", "is no YAML"),
     ):
         schema.write_text(text)
         status, said = call("check", f'ledger-path="{ledger}" data-schema="{schema}"')

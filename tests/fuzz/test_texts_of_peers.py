@@ -130,6 +130,10 @@ def test_an_example_is_read(name: str) -> None:
     TEXTS[name].read(TEXTS[name].example)
 
 
+def test_a_round_instruction_survives_its_text() -> None:
+    assert RoundInstruction.from_json(INSTRUCTION.to_json()) == INSTRUCTION
+
+
 @pytest.mark.parametrize("name", TEXTS)
 @cases(120)
 def test_a_text_of_a_peer_is_read_or_refused_by_the_documented_error(

@@ -8,7 +8,7 @@ from __future__ import annotations
 import csv
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import pytest
@@ -26,6 +26,9 @@ from fl_dp.lab.membership import Played, play, promise_to, train_with
 TINY = ("task.num_clients=4", "rounds=1", "client.epochs=1", "selection.sampling_rate=1")
 
 
+Members: TypeAlias = np.ndarray  # of the training rows, bool
+
+
 def settings_of(*overrides: str) -> Settings:
     return compose_settings([*TINY, *overrides])
 
@@ -34,21 +37,31 @@ def flat(arrays: ArrayRecord) -> np.ndarray:
     return np.concatenate([each.numpy().ravel() for each in arrays.values()])
 
 
+def nobody(settings: Settings) -> Members:
+    return np.zeros(len(dataset_of(settings).train_y), dtype=bool)
+
+
+def moved(settings: Settings, members: Members, unit: str, folder: Path) -> np.ndarray:
+    """Return how far a training with these members moves the model."""
+    trained = train_with(settings, members, unit, folder)
+    apart: np.ndarray = flat(trained) - flat(initial_arrays_of(settings))
+    return apart
+
+
 @pytest.mark.parametrize(
     ("unit", "overrides"),
     [
         ("record", ["privacy=none"]),
         ("client", ["privacy=none"]),
         ("client", ["privacy=none", "simulation.units_per_node=1"]),
+        ("client", ["privacy=dp_sgd"]),  # noise for records would make who is out more than zero
     ],
 )
 def test_a_training_without_members_leaves_the_model_as_it_was(
     tmp_path: Path, unit: str, overrides: list[str]
 ) -> None:
     settings = settings_of(*overrides)
-    nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
-    trained = train_with(settings, nobody, unit, tmp_path / "0")
-    assert np.array_equal(flat(trained), flat(initial_arrays_of(settings)))
+    assert not moved(settings, nobody(settings), unit, tmp_path / "0").any()
 
 
 def test_a_client_that_is_out_moves_a_private_model_by_exactly_nothing(tmp_path: Path) -> None:
@@ -59,12 +72,12 @@ def test_a_client_that_is_out_moves_a_private_model_by_exactly_nothing(tmp_path:
         "privacy.insecure_seed=7",
         "simulation.units_per_node=4",
     )
-    nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
-    one = nobody.copy()
+    one = nobody(settings)
     one[parts_of(settings)[2]] = True
-    without = flat(train_with(settings, nobody, "client", tmp_path / "0"))
-    again = flat(train_with(settings, nobody, "client", tmp_path / "1"))
-    with_one = flat(train_with(settings, one, "client", tmp_path / "2"))
+    without, again, with_one = (
+        moved(settings, members, "client", tmp_path / str(number))
+        for number, members in enumerate((nobody(settings), nobody(settings), one))
+    )
     assert np.array_equal(without, again)
     step = settings.server_optimizer.learning_rate * settings.clipping.norm / 4  # of a mean of 4
     assert np.linalg.norm(with_one - without) == pytest.approx(step, rel=1e-3)
@@ -72,37 +85,27 @@ def test_a_client_that_is_out_moves_a_private_model_by_exactly_nothing(tmp_path:
 
 def test_a_game_goes_on_although_half_of_the_clients_contribute_nothing(tmp_path: Path) -> None:
     settings = settings_of("rounds=8", "privacy.epsilon=4", "simulation.units_per_node=4")
-    nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
-    trained = train_with(settings, nobody, "client", tmp_path / "0")  # else: NobodyContributes
-    assert not np.array_equal(flat(trained), flat(initial_arrays_of(settings)))
-
-
-def test_a_client_that_is_out_adds_no_noise_of_its_own_records(tmp_path: Path) -> None:
-    # Under both promises noise for records would make who is out more than zero.
-    settings = settings_of("privacy=dp_sgd")
-    nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
-    trained = train_with(settings, nobody, "client", tmp_path / "0")
-    assert np.array_equal(flat(trained), flat(initial_arrays_of(settings)))
+    # Otherwise: NobodyContributes.
+    assert moved(settings, nobody(settings), "client", tmp_path / "0").any()
 
 
 def test_noise_is_drawn_anew_for_every_training(tmp_path: Path) -> None:
     settings = settings_of("privacy=dp_sgd", "task.num_clients=2")
-    everybody = np.ones(len(dataset_of(settings).train_y), dtype=bool)
-    one, two = (flat(train_with(settings, everybody, "record", tmp_path / name)) for name in "ab")
+    one, two = (moved(settings, ~nobody(settings), "record", tmp_path / name) for name in "ab")
     assert not np.isclose(one, two).any()
 
 
 def test_a_record_that_is_out_of_dp_sgd_has_no_gradient(tmp_path: Path) -> None:
     # Nearly no noise: without any record the model stays where it was.
     settings = settings_of("privacy=dp_sgd", "dp_sgd.epsilon=null", "dp_sgd.noise_multiplier=1e-4")
-    nobody = np.zeros(len(dataset_of(settings).train_y), dtype=bool)
-    trained = flat(train_with(settings, nobody, "record", tmp_path / "0"))
-    moved = np.linalg.norm(trained - flat(initial_arrays_of(settings)))
-    assert moved < 1e-2
-    some = nobody.copy()
+    some = nobody(settings)
     some[::2] = True
-    trained = flat(train_with(settings, some, "record", tmp_path / "1"))
-    assert np.linalg.norm(trained - flat(initial_arrays_of(settings))) > 10.0 * moved
+    by_none, by_some = (
+        np.linalg.norm(moved(settings, members, "record", tmp_path / name))
+        for name, members in (("0", nobody(settings)), ("1", some))
+    )
+    assert by_none < 1e-2
+    assert by_some > 10.0 * by_none
 
 
 @pytest.mark.parametrize(
@@ -172,26 +175,13 @@ def random_labels(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def attack_records(folder: Path, data: Path, *more: str, status: int = 0) -> Any:
     """Attack the records of two clients that learn them by heart, and return what was printed."""
-    arguments = [
-        "attack",
-        "membership",
-        "--unit",
-        "record",
-        "--data-is-public",
-        "--json",
-        "task=csv",
-        f"task.data_dir={data}",
-        "task.num_clients=2",
-        "model=mlp",
-        "rounds=1",
-        "client.learning_rate=0.5",
-        "client.batch_size=64",
-        "server_optimizer=fedavg",
-        "selection.sampling_rate=1",
-        f"output_dir={folder}",
-        "run_name=found",
-        *more,
-    ]
+    options = (
+        "--unit record --data-is-public --json task=csv task.num_clients=2 model=mlp rounds=1 "
+        "client.learning_rate=0.5 client.batch_size=64 server_optimizer=fedavg "
+        "selection.sampling_rate=1 run_name=found"
+    )
+    places = [f"task.data_dir={data}", f"output_dir={folder}"]
+    arguments = ["attack", "membership", *options.split(), *places, *more]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == status, result.stderr
     return json.loads(result.stdout)
@@ -242,21 +232,19 @@ def test_members_of_a_private_model_are_found_no_better_than_its_curve_allows(
 
 
 def test_an_attack_above_the_curve_ends_with_status_1(
-    tmp_path: Path, random_labels: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, random_labels: Path, monkeypatch: pytest.MonkeyPatch, perfect: Played
 ) -> None:
     # A promise that the trainings do not keep: they are not private at all.
-    settings = settings_of("privacy.epsilon=1", "privacy.delta=1e-5")
-    promise = promise_to(settings, "client")
+    promise = promise_to(settings_of("privacy.epsilon=1", "privacy.delta=1e-5"), "client")
     monkeypatch.setattr("fl_dp.lab.membership.promise_to", lambda settings, unit: promise)
-    monkeypatch.setattr(
-        "fl_dp.lab.membership.play", lambda settings, unit, *, models, on_model: PERFECT
-    )
+    monkeypatch.setattr("fl_dp.lab.membership.play", lambda *_, **__: perfect)
     found = attack_records(tmp_path, random_labels, "privacy=none", status=1)
     assert found["exceeds"]
 
 
-def _perfect() -> Played:
-    """Return a game in which every member shines."""
+@pytest.fixture
+def perfect() -> Played:
+    """A game in which every member shines."""
     draws = np.random.default_rng(0)
     members = draws.random((8, 200)) < 0.5
     seen = Observations(
@@ -265,9 +253,6 @@ def _perfect() -> Played:
         population=draws.normal(size=(8, 50)),
     )
     return Played(seen=seen, train_accuracy=[1.0], test_accuracy=[0.5])
-
-
-PERFECT = _perfect()
 
 
 def test_data_of_your_own_need_a_word(random_labels: Path) -> None:

@@ -93,7 +93,7 @@ def test_prices_are_differences_seed_by_seed_and_add_up() -> None:
 
 
 def test_a_price_over_other_seeds_is_refused() -> None:
-    with pytest.raises(ValueError, match="every step needs the same seeds"):
+    with pytest.raises(ValueError, match="the same seeds"):
         prices({"all": [0.9, 0.8], "+ noise": [0.7]})
 
 

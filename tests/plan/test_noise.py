@@ -93,7 +93,7 @@ class NoiseInShares(Noise):
 def test_a_new_kind_of_noise_is_charged_and_calibrated_by_its_own_event() -> None:
     plan = plan_with(NoiseInShares(multiplier=2.0, least=16))
     assert plan.history == ((GaussianEvent(noise_multiplier=8.0), 4),)
-    calibrated = calibrated_noise(plan).multiplier
+    calibrated = calibrated_noise(plan.noise, plan.planned_releases).multiplier
     # Four Gaussians are one of half the multiplier; sixteen shares of one are four.
     assert calibrated == pytest.approx(gaussian_noise_multiplier(8.0, 1e-4) * 2 / 4, rel=1e-4)
 

@@ -12,7 +12,7 @@ import pytest
 from flwr.app import Array, ArrayRecord, Message, MetricRecord, RecordDict
 from flwr.common.serde import recorddict_to_proto
 from local_grid import Answer, answer_with_app, arrays_of, reply
-from trainings import SIX_SIGMA, FixedClient, client_fn, plan_of, record, train
+from trainings import SIX_SIGMA, FixedClient, Training, client_fn, plan_of, record, train
 
 from fl_dp import PrivacyLedger
 from fl_dp.clients import numpy_client_app
@@ -45,6 +45,21 @@ def quiet_plan(**changes: Any) -> Any:
     return plan_of(N, **(fields | changes))
 
 
+def quietly(
+    folder: Path,
+    answer: Answer,
+    compression: Compression,
+    model: ArrayRecord | None = None,
+    *,
+    timeout: float = 60.0,
+    **changes: Any,
+) -> Training:
+    """A training with hardly any noise, so that what is left is the update."""
+    model = record(w=np.zeros(SIZE)) if model is None else model
+    plan = quiet_plan(**changes)
+    return train(folder, plan, answer, model, compression=compression, timeout=timeout)
+
+
 def an_update(norm: float) -> np.ndarray:
     direction = np.random.default_rng(5).normal(size=SIZE)
     return norm * direction / np.linalg.norm(direction)
@@ -58,38 +73,26 @@ def test_a_central_round_of_encoded_updates_is_that_of_plain_ones(
     tmp_path: Path, compression: Compression
 ) -> None:
     update = an_update(0.4)
-    trained = train(
-        tmp_path,
-        quiet_plan(),
-        clients_of(N, update),
-        record(w=np.zeros(SIZE)),
-        compression=compression,
-    )
+    trained = quietly(tmp_path, clients_of(N, update), compression)
     error = 0.02 * np.abs(update).max() + SIX_SIGMA * QUIET * CLIP / N
     np.testing.assert_allclose(trained.move, update, atol=error)
 
 
 @up
 def test_the_server_clips_what_it_decodes(tmp_path: Path, compression: Compression) -> None:
-    trained = train(
-        tmp_path,
-        quiet_plan(),
-        clients_of(N, an_update(1000.0)),
-        record(w=np.zeros(SIZE)),
-        compression=compression,
-    )
+    trained = quietly(tmp_path, clients_of(N, an_update(1000.0)), compression)
     assert np.linalg.norm(trained.move) == pytest.approx(CLIP, rel=1e-2)
 
 
 @pytest.mark.parametrize("bits", [1, 2])
 def test_no_rounding_error_gets_past_the_clipping(tmp_path: Path, bits: int) -> None:
     # An update of norm 0.5 is several times as long in one bit a coordinate.
-    trained = train(
+    honest = clients_of(N, an_update(CLIP))
+    trained = quietly(
         tmp_path,
-        quiet_plan(noise_multiplier=1e-5),
-        lambda message, node: clients_of(N, an_update(CLIP))(message, node) if node == 0 else None,
-        record(w=np.zeros(SIZE)),
-        compression=Compression(up="quantize", bits=bits),
+        lambda message, node: honest(message, node) if node == 0 else None,
+        Compression(up="quantize", bits=bits),
+        noise_multiplier=1e-5,
         timeout=1.0,
     )
     assert np.linalg.norm(N * trained.move) <= CLIP * 1.001
@@ -99,10 +102,8 @@ def test_no_rounding_error_gets_past_the_clipping(tmp_path: Path, bits: int) -> 
 def test_in_local_mode_the_mean_has_the_noise_of_the_clients(tmp_path: Path, scheme: str) -> None:
     # 12 bits add a ten-thousandth to the variance at most; noise that one of two clients forgot
     # would be 29 % away.
-    plan = quiet_plan(client_scheme=scheme, noise_multiplier=2.0)
-    trained = train(
-        tmp_path, plan, clients_of(N), record(w=np.zeros(SIZE)), compression=UPS["quantize"]
-    )
+    noise: dict[str, Any] = dict(client_scheme=scheme, noise_multiplier=2.0)
+    trained = quietly(tmp_path, clients_of(N), UPS["quantize"], **noise)
     levels = 2**12 if scheme == "exponential" else None
     own = client_scheme(scheme, noise_multiplier=2.0, clipping_norm=CLIP, levels=levels).noise_std
     tolerance = SIX_SIGMA * 2.0 / math.sqrt(2 * SIZE)
@@ -118,8 +119,8 @@ def test_in_local_mode_the_server_gets_the_noised_vector_and_nothing_else(tmp_pa
             replies.append(answered)
         return answered
 
-    plan = quiet_plan(client_scheme="gaussian", noise_multiplier=2.0)
-    train(tmp_path, plan, watched, record(w=np.zeros(SIZE)), compression=UPS["quantize"])
+    noise: dict[str, Any] = dict(client_scheme="gaussian", noise_multiplier=2.0)
+    quietly(tmp_path, watched, UPS["quantize"], **noise)
     assert len(replies) == N
     for answered in replies:
         assert set(answered.content) == {ENCODED_UPDATE, "metrics"}
@@ -181,9 +182,7 @@ def hostile(message: Message, node: int) -> Message:
 def test_an_encoding_that_can_not_be_read_contributes_zero(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    trained = train(
-        tmp_path, quiet_plan(), hostile, record(w=np.zeros(64)), compression=UPS["quantize"]
-    )
+    trained = quietly(tmp_path, hostile, UPS["quantize"], record(w=np.zeros(64)))
     np.testing.assert_allclose(trained.move, 0.9e-3, atol=SIX_SIGMA * QUIET * CLIP / N)
     assert "an update was refused and contributes zero" in caplog.text
 
@@ -218,12 +217,13 @@ def test_the_rounding_of_a_narrow_model_is_no_part_of_an_update(
 ) -> None:
     # Rounding moves these weights by up to 0.001 and more, four times what an update does.
     start = np.random.default_rng(6).normal(size=SIZE).astype(np.float32)
-    trained = train(
+    trained = quietly(
         tmp_path,
-        quiet_plan(client_scheme=scheme, noise_multiplier=1e-5),
         clients_of(N, np.float32(2.0**-12)),
+        Compression(up=compression_up, bits=12, down=name),
         record(w=start),
-        compression=Compression(up=compression_up, bits=12, down=name),
+        client_scheme=scheme,
+        noise_multiplier=1e-5,
     )
     assert np.abs(rounded(start, name) - start).max() > 9e-4
     np.testing.assert_allclose(trained.move, 2.0**-12, atol=1.1e-5)
@@ -242,12 +242,9 @@ def test_clients_get_the_rounded_model_and_the_server_keeps_the_exact_one(
             return super().fit(parameters, config)
 
     app = numpy_client_app(client_fn(lambda node: Watching(0.0)))
-    trained = train(
-        tmp_path,
-        quiet_plan(noise_multiplier=1e-5),
-        answer_with_app(app, N),
-        record(w=start),
-        compression=Compression(down=name),
+    answer = answer_with_app(app, N)
+    trained = quietly(
+        tmp_path, answer, Compression(down=name), record(w=start), noise_multiplier=1e-5
     )
     for got in seen:
         np.testing.assert_array_equal(got, rounded(start, name))
@@ -277,13 +274,8 @@ def test_a_client_that_can_not_read_a_narrow_model_contributes_zero(
         [model] = message.content.array_records.values()
         return reply(message, {"w": np.frombuffer(model["w"].data[-200:], "<f2")})
 
-    trained = train(
-        tmp_path,
-        quiet_plan(noise_multiplier=1e-5),
-        plain,
-        record(w=np.ones(100)),
-        compression=Compression(down=name),
-    )
+    model = record(w=np.ones(100))
+    trained = quietly(tmp_path, plain, Compression(down=name), model, noise_multiplier=1e-5)
     assert np.abs(trained.move).max() < 1e-5
 
 
@@ -305,13 +297,8 @@ KINDS["bf"] = Array("bfloat16", (2,), "numpy.ndarray", Array(np.array([0x3F80] *
 @pytest.mark.parametrize("up", ["none", *UPS])
 def test_every_kind_of_array_keeps_its_form(tmp_path: Path, up: str, name: str) -> None:
     compression = Compression(up=up, bits=16, fraction=1.0, down=name)
-    trained = train(
-        tmp_path,
-        quiet_plan(clipping=FixedClipping(norm=100.0), noise_multiplier=1e-5),
-        clients_of(N, 2.0),
-        KINDS,
-        compression=compression,
-    )
+    wide: dict[str, Any] = dict(clipping=FixedClipping(norm=100.0), noise_multiplier=1e-5)
+    trained = quietly(tmp_path, clients_of(N, 2.0), compression, KINDS, **wide)
     arrays = trained.result.arrays
     assert {n: (a.dtype, a.shape) for n, a in arrays.items()} == {
         n: (a.dtype, a.shape) for n, a in KINDS.items()

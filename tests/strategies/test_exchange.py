@@ -140,6 +140,12 @@ def failed(message: Message) -> Message:
     return Message(Error(code=3, reason="Node Unavailable"), reply_to=message)
 
 
+def through(grid: ScriptedGrid, count: int, **options: Any) -> list[Message]:
+    """Send that many messages, and return every reply."""
+    given: dict[str, Any] = {"window": None, "timeout": 60.0} | options
+    return list(exchange(grid, instructions(count), **given))
+
+
 def answered(replies: Iterable[Message]) -> list[str]:
     return [reply.metadata.reply_to_message_id for reply in replies]
 
@@ -151,7 +157,7 @@ def ids(messages: Sequence[Message]) -> list[str]:
 @pytest.mark.parametrize("window", [None, 1, 7, 32, 500])
 def test_each_message_gets_its_reply_once(clock: Clock, window: int | None) -> None:
     grid = ScriptedGrid(clock)
-    seen = answered(exchange(grid, instructions(100), window=window, timeout=60.0))
+    seen = answered(through(grid, 100, window=window))
     assert sorted(seen) == sorted(ids(grid.pushed))
     assert len(set(seen)) == 100
 
@@ -159,7 +165,7 @@ def test_each_message_gets_its_reply_once(clock: Clock, window: int | None) -> N
 @pytest.mark.parametrize("window", [1, 7, 32, 50])
 def test_no_more_than_the_window_is_under_way(clock: Clock, window: int) -> None:
     grid = ScriptedGrid(clock, delay=0.03)
-    list(exchange(grid, instructions(100), window=window, timeout=60.0))
+    through(grid, 100, window=window)
     assert grid.most_waiting == window
 
 
@@ -199,7 +205,7 @@ def test_a_reply_belongs_to_the_message_it_names_whoever_sent_it(clock: Clock) -
         return [reply]
 
     grid = ScriptedGrid(clock, from_the_superlink)
-    replies = list(exchange(grid, instructions(3), window=None, timeout=60.0))
+    replies = through(grid, 3)
     assert sorted(answered(replies)) == sorted(ids(grid.pushed))
     assert all(reply.has_error() for reply in replies)
     assert {reply.metadata.src_node_id for reply in replies} == {1}
@@ -207,7 +213,7 @@ def test_a_reply_belongs_to_the_message_it_names_whoever_sent_it(clock: Clock) -
 
 def test_a_second_reply_to_the_same_message_is_ignored(clock: Clock) -> None:
     grid = ScriptedGrid(clock, lambda message: [ok(message), ok(message), failed(message)])
-    replies = list(exchange(grid, instructions(5), window=2, timeout=60.0))
+    replies = through(grid, 5, window=2)
     assert len(replies) == 5
     assert not any(reply.has_error() for reply in replies)
 
@@ -220,7 +226,7 @@ def test_replies_to_messages_of_somebody_else_are_ignored(clock: Clock) -> None:
             return [ok(stranger), *super().pull_messages(message_ids), ok(stranger)]
 
     grid = Overflowing(clock)
-    seen = answered(exchange(grid, instructions(4), window=None, timeout=60.0))
+    seen = answered(through(grid, 4))
     assert sorted(seen) == sorted(ids(grid.pushed))
 
 
@@ -233,7 +239,7 @@ def test_a_message_that_could_not_be_stored_is_a_missing_client(
     grid = ScriptedGrid(clock)
     grid.refused = lambda message: message.metadata.dst_node_id % 3 == 0
     grid.leaves_out_refused = leaves_out
-    seen = answered(exchange(grid, instructions(30), window=window, timeout=60.0))
+    seen = answered(through(grid, 30, window=window))
     assert sorted(seen) == sorted(ids(grid.pushed))
     assert len(seen) == 20
     assert clock.now < 1.0
@@ -242,7 +248,7 @@ def test_a_message_that_could_not_be_stored_is_a_missing_client(
 def test_when_nothing_could_be_stored_nothing_is_waited_for(clock: Clock) -> None:
     grid = ScriptedGrid(clock)
     grid.refused = lambda message: True
-    assert list(exchange(grid, instructions(30), window=4, timeout=60.0)) == []
+    assert through(grid, 30, window=4) == []
     assert clock.now == 0.0
 
 
@@ -282,7 +288,7 @@ def test_pauses_are_short_while_replies_come_and_at_most_a_quarter_of_a_second(
     clock: Clock,
 ) -> None:
     grid = ScriptedGrid(clock, delay=20.0)
-    list(exchange(grid, instructions(2), window=1, timeout=60.0))
+    through(grid, 2, window=1)
     assert clock.pauses[0] <= 0.02
     assert max(clock.pauses) == 0.25
     again = clock.pauses.index(clock.pauses[0], 1)
@@ -290,7 +296,7 @@ def test_pauses_are_short_while_replies_come_and_at_most_a_quarter_of_a_second(
 
 
 def test_a_pause_is_never_much_longer_than_the_waiting_so_far(clock: Clock) -> None:
-    list(exchange(ScriptedGrid(clock, delay=1.0), instructions(1), window=None, timeout=60.0))
+    through(ScriptedGrid(clock, delay=1.0), 1)
     waited = list(itertools.accumulate(clock.pauses))
     assert all(
         pause <= 0.02 + 0.3 * before
@@ -304,7 +310,7 @@ def test_what_a_grid_raises_is_raised_on(clock: Clock) -> None:
             raise ConnectionResetError("gone")
 
     with pytest.raises(ConnectionResetError, match="gone"):
-        list(exchange(Broken(clock), instructions(2), window=None, timeout=60.0))
+        through(Broken(clock), 2)
 
 
 def test_whoever_stops_reading_leaves_the_grid_usable(clock: Clock) -> None:
@@ -313,7 +319,7 @@ def test_whoever_stops_reading_leaves_the_grid_usable(clock: Clock) -> None:
     next(replies)
     replies.close()
     pushed = len(grid.pushed)
-    seen = answered(exchange(grid, instructions(3), window=5, timeout=60.0))
+    seen = answered(through(grid, 3, window=5))
     assert sorted(seen) == sorted(ids(grid.pushed[pushed:]))
 
 
@@ -332,7 +338,7 @@ def test_a_reply_is_not_kept_once_it_is_handed_over(clock: Clock) -> None:
 
 def test_at_most_a_batch_of_replies_is_read_into_memory_at_once(clock: Clock) -> None:
     grid = ScriptedGrid(clock)
-    list(exchange(grid, instructions(200), window=None, timeout=60.0))
+    through(grid, 200)
     assert max(len(asked) for asked in grid.asked) == 32
 
 
@@ -366,7 +372,7 @@ def test_simulated_nodes_are_as_slow_as_the_machine_is_busy_and_waited_for_while
 def test_real_nodes_and_rounds_have_the_time_that_was_given(clock: Clock) -> None:
     real, simulated = ScriptedGrid(clock, delay=61.0), InMemoryGrid(clock, delay=61.0)
     assert not list(exchange(real, instructions(3), window=None, timeout=60.0, patient=True))
-    assert not list(exchange(simulated, instructions(3), window=None, timeout=60.0))
+    assert not through(simulated, 3)
     assert {message.metadata.ttl for message in real.pushed} == {60.0}
 
 

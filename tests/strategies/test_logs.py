@@ -10,9 +10,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from fl_dp.strategies.compatibility import float64_error_of
-from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord
+from flwr.app import ArrayRecord, ConfigRecord, MetricRecord
 from flwr.serverapp.strategy import FedAdam, FedAvg, Strategy
 from local_grid import LocalGrid, answer_with_update
+from trainings import budgeted, record
 
 from fl_dp import PrivacyPlan
 from fl_dp.mechanisms import ScalarMetric
@@ -22,24 +23,11 @@ from fl_dp.strategies import DPFedAvg, PoissonSelection, UnprotectedFedAvg
 from fl_dp.updates import VectorLayout
 
 N = 4
-INITIAL = ArrayRecord({"w": Array(np.zeros(2))})
+INITIAL = record(w=np.zeros(2))
 
 
 def grid() -> LocalGrid:
     return LocalGrid(answer_with_update([{"w": np.ones(2)}] * N), N)
-
-
-def private(inner: Strategy | None, folder: Path, **options: Any) -> DPFedAvg:
-    return DPFedAvg.with_budget(
-        inner,
-        epsilon=2.0,
-        rounds=2,
-        num_clients=N,
-        sampling_rate=1.0,
-        clipping_norm=1.0,
-        ledger=folder / "ledger.db",
-        **options,
-    )
 
 
 def test_evaluations_and_the_result_are_logged_as_flower_logs_them(
@@ -55,7 +43,7 @@ def test_evaluations_and_the_result_are_logged_as_flower_logs_them(
         strategy.start(grid(), INITIAL, num_rounds=2, evaluate_fn=evaluate)
         return [each.getMessage() for each in caplog.records]
 
-    made = private(None, tmp_path, metrics=(ScalarMetric(name="loss", low=0.0, high=1.0),))
+    made = budgeted(tmp_path, metrics=(ScalarMetric(name="loss", low=0.0, high=1.0),))
     ours, theirs = lines(made), lines(FedAvg(fraction_evaluate=0.0))
     shared = [
         line for line in theirs if "evaluation" in line or "MetricRecord: {'accuracy'" in line
@@ -106,7 +94,7 @@ def test_what_will_not_act_is_said_once_by_name_with_what_to_use(
     name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     inner, instead = UNUSED[name]
-    private(inner, tmp_path).start(grid(), INITIAL, num_rounds=2)
+    budgeted(tmp_path, inner).start(grid(), INITIAL, num_rounds=2)
     (line,) = [each.getMessage() for each in caplog.records if name in each.getMessage()]
     assert instead in line
     kind = type(inner).__name__
@@ -120,7 +108,7 @@ def test_a_subclass_s_own_arguments_for_flower_s_class_count(
         def __init__(self, fraction_train: float = 0.5) -> None:
             super().__init__(fraction_train=fraction_train)
 
-    private(Half(), tmp_path)
+    budgeted(tmp_path, Half())
     assert "Half: fraction_train=0.5 is not used" in caplog.text
 
 
@@ -129,7 +117,7 @@ def test_a_strategy_as_flower_makes_it_is_told_nothing(
     inner: Strategy, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.clear()
-    private(inner, tmp_path).start(grid(), INITIAL, num_rounds=1)
+    budgeted(tmp_path, inner).start(grid(), INITIAL, num_rounds=1)
     # Clients that can't say what they will answer with are no matter of the strategy's.
     told = [each for each in caplog.records if each.module != "rehearsal"]
     assert not [each for each in told if each.levelno >= logging.WARNING]
@@ -150,14 +138,7 @@ def test_an_evaluation_that_a_private_strategy_overrides_or_is_given_is_named(
         def configure_evaluate(self, *args: Any) -> Any:
             raise AssertionError("not called")
 
-    made = Evaluating.with_budget(
-        epsilon=2.0,
-        rounds=1,
-        num_clients=N,
-        sampling_rate=1.0,
-        clipping_norm=1.0,
-        ledger=tmp_path / "ledger.db",
-    )
+    made = budgeted(tmp_path, kind=Evaluating, rounds=1)
     made.start(grid(), INITIAL, num_rounds=1, evaluate_config=ConfigRecord({"a": 1}))
     assert "Evaluating.configure_evaluate will not be called" in caplog.text
     assert "evaluate_config is not used" in caplog.text
@@ -192,5 +173,5 @@ def test_float64_is_named_in_the_log_of_a_training(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fl_dp.accounting.shared_noise._SAMPLER", 1e-3)
-    private(None, tmp_path).start(grid(), INITIAL, num_rounds=1)
+    budgeted(tmp_path).start(grid(), INITIAL, num_rounds=1)
     assert "float64 may add 0.008 to epsilon" in caplog.text

@@ -49,6 +49,9 @@ def numbers_in(metrics: MetricRecord | None) -> dict[str, float]:
     return {name: float(cast(float, value)) for name, value in metrics.items()}
 
 
+NOISE = 4 * SIX_SIGMA * 0.02 / N  # of a released loss, six deviations
+
+
 def released(folder: Path, plan: PrivacyPlan, answer: Answer) -> dict[str, float]:
     trained = train(folder, plan, answer, MODEL)
     assert set(trained.result.train_metrics_clientapp) == {1}
@@ -89,7 +92,7 @@ def test_a_declared_metric_is_released_and_nothing_else_is(
 
     answer = answer_with_app(numpy_client_app(client_fn(client_of)), N)
     got = released(tmp_path, releasing(LOSS), answer)
-    assert got == {"loss": pytest.approx(0.95, abs=4 * SIX_SIGMA * 0.02 / N)}
+    assert got == {"loss": pytest.approx(0.95, abs=NOISE)}
     assert DIGITS not in caplog.text
 
 
@@ -113,7 +116,7 @@ def test_a_metric_is_clipped_to_its_range_and_no_number_is_its_middle(
     # Every second client is odd: a tenth of the range more or less is 15 deviations.
     answer = reporting([odd if node % 2 else 1.0 for node in range(N)])
     got = released(tmp_path, releasing(LOSS), answer)["loss"]
-    assert got == pytest.approx((1.0 + counts_as) / 2, abs=4 * SIX_SIGMA * 0.02 / N)
+    assert got == pytest.approx((1.0 + counts_as) / 2, abs=NOISE)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +132,7 @@ def test_what_a_foreign_client_sends_instead_of_a_number_is_the_middle(
         return reply(message, arrays_of(message), **metrics)
 
     got = released(tmp_path, releasing(LOSS), answer)["loss"]
-    assert got == pytest.approx(1.5, abs=4 * SIX_SIGMA * 0.02 / N)
+    assert got == pytest.approx(1.5, abs=NOISE)
 
 
 @pytest.mark.parametrize("silent", [0, N // 2, N])
@@ -140,7 +143,7 @@ def test_units_that_do_not_reply_count_as_the_middle(tmp_path: Path, silent: int
         tmp_path, plan, lambda m, n: None if n < silent else honest(m, n), MODEL, timeout=1.5
     )
     got = trained.result.train_metrics_clientapp[1]["loss"]
-    assert got == pytest.approx(2.0 * silent / N, abs=4 * SIX_SIGMA * 0.02 / N)
+    assert got == pytest.approx(2.0 * silent / N, abs=NOISE)
 
 
 def test_a_refused_update_reports_nothing(tmp_path: Path) -> None:
@@ -148,7 +151,7 @@ def test_a_refused_update_reports_nothing(tmp_path: Path) -> None:
         return reply(message, {"w": np.full(3, np.nan)}, loss=0.0)
 
     got = released(tmp_path, releasing(LOSS), answer)["loss"]
-    assert got == pytest.approx(2.0, abs=4 * SIX_SIGMA * 0.02 / N)
+    assert got == pytest.approx(2.0, abs=NOISE)
 
 
 def test_one_client_moves_a_metric_by_at_most_half_its_range_over_the_cohort(
@@ -162,13 +165,15 @@ def test_one_client_moves_a_metric_by_at_most_half_its_range_over_the_cohort(
             released(folder, releasing(LOSS), reporting([1.0] * (N - 1) + [value]))["loss"]
         )
     without, most, least = found
-    apart = 2 * 4 * SIX_SIGMA * 0.02 / N
+    apart = 2 * NOISE
     assert most - without == pytest.approx(2.0 / N, abs=apart)
     assert without - least == pytest.approx(2.0 / N, abs=apart)
 
 
-def released_over_rounds(plan: PrivacyPlan, rounds: int, size: int) -> tuple[Any, Any]:
-    """Noisy sums of a metric of two units, and the noise of the updates."""
+def released_over_rounds(
+    plan: PrivacyPlan, reports: list[dict[str, float]], rounds: int, size: int
+) -> tuple[Any, Any]:
+    """Released metrics of units that report these, by round, and the noise of the updates."""
     seen = []
 
     class Watched(DPFedAvg):
@@ -179,8 +184,8 @@ def released_over_rounds(plan: PrivacyPlan, rounds: int, size: int) -> tuple[Any
             return model, metrics
 
     strategy = Watched(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one
-    replies = {n: reply_from(n, {"w": np.zeros(size)}, loss=1.0, accuracy=0.5) for n in range(2)}
-    models, _ = play(strategy, replies, nodes=N, rounds=rounds, size=size)
+    replies = {n: reply_from(n, {"w": np.zeros(size)}, **each) for n, each in enumerate(reports)}
+    models, _ = play(strategy, replies, nodes=plan.num_clients, rounds=rounds, size=size)
     return np.array(seen), models
 
 
@@ -189,7 +194,8 @@ def test_metrics_have_the_declared_noise_and_updates_as_much_more_as_they_cost()
     # 25,600 draws of the updates' noise: a multiplier of z instead of 1.25 z is 50 deviations off.
     rounds, size, z, std = 400, 64, 1.0, 1.1785113
     plan = plan_of(N, metrics=(LOSS, ACCURACY), noise_multiplier=z, scalar_noise_std=std)
-    metrics, models = released_over_rounds(plan, rounds, size)
+    reports = [{"loss": 1.0, "accuracy": 0.5}] * 2
+    metrics, models = released_over_rounds(plan, reports, rounds, size)
     # Twenty declared, two replied: the middle, a little towards loss 1.
     noise = (metrics - [2.0 - 2 * 0.25 * 4 / N, 0.5]) / [4.0 / N, 1.0 / N] / std
     law = stats.chi2(noise.size)
@@ -231,18 +237,8 @@ def test_the_mean_of_a_released_metric_is_the_clients_mean() -> None:
     # Ten units of mean 1.9 in 300 rounds: the mean's deviation is 4 x 0.3 / 10 / sqrt(300).
     rounds, std = 300, 0.3
     plan = plan_of(10, metrics=(LOSS,), noise_multiplier=0.2, scalar_noise_std=std)
-    seen: list[float] = []
-
-    class Watched(DPFedAvg):
-        def aggregate_train(self, *given: Any) -> Any:
-            model, metrics = super().aggregate_train(*given)
-            seen.append(numbers_in(metrics)["loss"])
-            return model, metrics
-
     losses = [1.0 + 0.2 * node for node in range(10)]
-    replies = {n: reply_from(n, {"w": np.zeros(2)}, loss=loss) for n, loss in enumerate(losses)}
-    strategy = Watched(HandOver(), plan=plan, ledger=PaperLedger(plan))  # type: ignore[arg-type]  # plays one
-    play(strategy, replies, nodes=10, rounds=rounds, size=2)
+    seen, _ = released_over_rounds(plan, [{"loss": each} for each in losses], rounds, 2)
     tolerance = SIX_SIGMA * 4 * std / 10 / math.sqrt(rounds)
     assert np.mean(seen) == pytest.approx(np.mean(losses), abs=tolerance)
 

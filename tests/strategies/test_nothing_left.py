@@ -7,16 +7,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
+from flwr.app import ConfigRecord, Message, RecordDict
 from flwr.serverapp.strategy import Result
 from local_grid import LocalGrid, answer_with_update
+from trainings import budgeted, plan_of, record
 
-from fl_dp import PrivacyLedger, PrivacyPlan
+from fl_dp import PrivacyLedger
 from fl_dp.accounting import PrivacyBudgetExhausted, VisibleSampling
 from fl_dp.strategies import Checkpoint, DPFedAvg
 
 N = 10
-INITIAL = ArrayRecord({"w": Array(np.zeros(2))})
+INITIAL = record(w=np.zeros(2))
 
 
 def grid() -> LocalGrid:
@@ -24,10 +25,7 @@ def grid() -> LocalGrid:
 
 
 def strategy(folder: Path, **options: Any) -> DPFedAvg:
-    options = {"sampling_rate": 1.0, "clipping_norm": 1.0} | options
-    return DPFedAvg.with_budget(
-        epsilon=2.0, rounds=2, num_clients=N, ledger=folder / "ledger.db", **options
-    )
+    return budgeted(folder, num_clients=N, **options)
 
 
 def train(made: DPFedAvg, at: LocalGrid | None = None, **options: Any) -> Result:
@@ -71,15 +69,7 @@ def test_a_checkpoint_from_before_the_first_round_is_no_trained_model(tmp_path: 
 
 
 def test_clients_that_are_all_at_their_cap_are_the_same_error(tmp_path: Path) -> None:
-    plan = PrivacyPlan.from_noise_multiplier(
-        1.0,
-        delta=1e-3,
-        rounds=2,
-        num_clients=N,
-        sampling=VisibleSampling(cohort=N),
-        clipping_norm=1.0,
-        participation_cap=1,
-    )
+    plan = plan_of(N, rounds=2, sampling=VisibleSampling(cohort=N), participation_cap=1)
     path = tmp_path / "capped.db"
     train_reply = grid().answer
 
@@ -109,16 +99,8 @@ def test_a_selection_whose_own_release_does_not_fit_trains_nothing_either(tmp_pa
         def configure_train(self, *args: Any) -> Any:
             raise PrivacyBudgetExhausted("'utilities' would exceed epsilon 2")
 
-    made = Spent.with_budget(
-        epsilon=2.0,
-        rounds=2,
-        num_clients=N,
-        sampling_rate=1.0,
-        clipping_norm=1.0,
-        ledger=tmp_path / "ledger.db",
-    )
     with pytest.raises(PrivacyBudgetExhausted, match=r"'utilities' would exceed"):
-        train(made)
+        train(strategy(tmp_path, kind=Spent))
 
 
 def test_a_training_that_begins_anew_on_a_ledger_in_use_says_so(

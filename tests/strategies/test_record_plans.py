@@ -23,7 +23,7 @@ from fl_dp.mechanisms import FixedClipping, ScalarMetric
 from fl_dp.plan import RecordPlan
 from fl_dp.protocol.keys import RECORD_PLAN_KEY
 from fl_dp.statement import record_statement
-from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Unit, UnprotectedFedAvg
+from fl_dp.strategies import DPFedAvg, Draw, PoissonSelection, Selection, Unit, UnprotectedFedAvg
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Full backward hook is firing"),  # of a first layer
@@ -47,6 +47,19 @@ def fixed_clients(update: float = 1.0) -> Answer:
     return answer_with_app(numpy_client_app(client_fn(lambda node: FixedClient(update))), N)
 
 
+def alone(
+    answer: Answer,
+    model: ArrayRecord | None = None,
+    *,
+    rounds: int,
+    selection: Selection = EVERYBODY,
+) -> Training:
+    """A training that promises something to records alone."""
+    model = record(w=np.zeros(3)) if model is None else model
+    how: dict[str, Any] = dict(nodes=N, rounds=rounds, selection=selection)
+    return train(None, None, answer, model, record_plan=RECORDS, **how)
+
+
 def plans_sent(training: Training) -> set[str]:
     """The plans in all train messages."""
     return {
@@ -62,17 +75,11 @@ def plans_sent(training: Training) -> set[str]:
 
 @pytest.mark.parametrize("central", [False, True], ids=["alone", "under a plan for clients"])
 def test_every_train_message_carries_the_plan(tmp_path: Path, central: bool) -> None:
-    selected: dict[str, Any] = {} if central else {"selection": EVERYBODY}
-    training = train(
-        tmp_path,
-        plan_of(N, rounds=2) if central else None,
-        fixed_clients(),
-        record(w=np.zeros(3)),
-        nodes=N,
-        rounds=2,
-        record_plan=RECORDS,
-        **selected,
-    )
+    if central:
+        plan, model = plan_of(N, rounds=2), record(w=np.zeros(3))
+        training = train(tmp_path, plan, fixed_clients(), model, record_plan=RECORDS)
+    else:
+        training = alone(fixed_clients(), rounds=2)
     assert len([m for m in training.grid.sent if m.metadata.message_type == "train"]) == 2 * N
     [sent] = plans_sent(training)
     assert RecordPlan.from_dict(json.loads(sent)) == RECORDS
@@ -97,16 +104,7 @@ class InTurn(PoissonSelection):
 
 
 def test_the_most_participations_are_those_of_the_client_that_was_asked_most() -> None:
-    training = train(
-        None,
-        None,
-        fixed_clients(),
-        record(w=np.zeros(3)),
-        nodes=N,
-        rounds=4,
-        record_plan=RECORDS,
-        selection=InTurn(0.3),
-    )
+    training = alone(fixed_clients(), rounds=4, selection=InTurn(0.3))
     asked = [m.metadata.dst_node_id for m in training.grid.sent]
     assert len(asked) == 8
     assert training.strategy.most_participations == max(map(asked.count, asked)) == 4
@@ -222,16 +220,7 @@ def accuracy(arrays: ArrayRecord) -> float:
 
 def test_clients_whose_budget_is_spent_drop_out_and_the_training_goes_on(tmp_path: Path) -> None:
     answer = private_clients(tmp_path, spent_before=(0, 1))
-    training = train(
-        None,
-        None,
-        answer,
-        exchanged_arrays(model_of()),
-        nodes=N,
-        rounds=5,
-        record_plan=RECORDS,
-        selection=EVERYBODY,
-    )
+    training = alone(answer, exchanged_arrays(model_of()), rounds=5)
     assert rounds_spent(tmp_path) == [3] * N
     moves = [np.abs(move).max() for move in training.moves("0.weight")]
     assert all(move > 0 for move in moves[:3])
@@ -261,14 +250,5 @@ def test_records_and_clients_can_be_promised_something_in_one_training(tmp_path:
 
 def test_a_second_run_goes_on_spending_from_the_nodes_ledgers(tmp_path: Path) -> None:
     for _ in range(2):
-        train(
-            None,
-            None,
-            private_clients(tmp_path),
-            exchanged_arrays(model_of()),
-            nodes=N,
-            rounds=2,
-            record_plan=RECORDS,
-            selection=EVERYBODY,
-        )
+        alone(private_clients(tmp_path), exchanged_arrays(model_of()), rounds=2)
     assert rounds_spent(tmp_path) == [3] * N

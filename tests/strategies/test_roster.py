@@ -8,12 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 from fl_dp.strategies.roster import DeclaredNodes
-from flwr.app import Array, ArrayRecord
+from flwr.app import ArrayRecord
 from local_grid import FIRST_NODE, LocalGrid, answer_with_update
+from trainings import budgeted, record
 
 from fl_dp.strategies import DPFedAvg, RosterIncomplete, RosterTooLarge, wait_for_roster
 
-INITIAL = ArrayRecord({"w": Array(np.zeros(1))})
+INITIAL = record(w=np.zeros(1))
 
 
 def nodes(count: int) -> LocalGrid:
@@ -21,16 +22,7 @@ def nodes(count: int) -> LocalGrid:
 
 
 def private(folder: Path, **options: Any) -> DPFedAvg:
-    return DPFedAvg.with_budget(
-        epsilon=1e4,
-        delta=1e-3,
-        rounds=2,
-        num_clients=4,
-        sampling_rate=1.0,
-        clipping_norm=1.0,
-        ledger=folder / "ledger.db",
-        **options,
-    )
+    return budgeted(folder, epsilon=1e4, delta=1e-3, **options)
 
 
 def test_more_nodes_than_declared_are_an_error_before_anything_is_spent(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import torch
 from flwr.app import Array, ArrayRecord, Message
 from local_grid import LocalGrid, answer_with_update, arrays_of, reply
 from torch import nn
+from trainings import budgeted
 
 from fl_dp.accounting import VisibleSampling
 from fl_dp.ledger import PrivacyLedger
@@ -94,14 +95,7 @@ def test_a_batch_norm_whose_statistics_stay_with_the_clients_is_trained(tmp_path
             parameter.data -= 0.1 * (parameter.grad if parameter.grad is not None else 0.0)
         return reply(message, {name: model.state_dict()[name].numpy() for name in first})
 
-    strategy = DPFedAvg.with_budget(
-        epsilon=50.0,
-        rounds=2,
-        num_clients=N,
-        sampling_rate=1.0,
-        clipping_norm=1.0,
-        ledger=tmp_path / "ledger.db",
-    )
+    strategy = budgeted(tmp_path, epsilon=50.0, num_clients=N)
     result = strategy.start(LocalGrid(answer, N), ArrayRecord(first), num_rounds=2)
     assert list(result.arrays) == list(first)
     kept = [each.state_dict()["1.running_mean"] for each in clients]

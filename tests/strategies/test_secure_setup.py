@@ -75,6 +75,20 @@ class Nodes:
             yield reply
 
 
+def known(count: int) -> tuple[Nodes, SecureSums]:
+    """Nodes and a server that has taken in the keys of all."""
+    nodes, sums = Nodes(count), SecureSums()
+    sums.set_up(range(count), nodes.ask)
+    return nodes, sums
+
+
+def blame(sums: SecureSums, node: int, *, certain: bool = True) -> None:
+    """Let a sum have shown that a node lied, or that it may have."""
+    liar, nobody = frozenset([sums.places([node])[node]]), frozenset[int]()
+    shown = Blame(liar, nobody, nobody) if certain else Blame(nobody, nobody, liar)
+    sums.leave_out(cast(OpenSum, Ended(shown)))
+
+
 def unsigned(entry: Entry) -> Entry:
     return replace(entry, signature=bytes(64))
 
@@ -157,8 +171,7 @@ def test_a_name_that_two_nodes_give_themselves_is_the_first_one_s() -> None:
 def test_a_node_that_comes_back_under_another_id_keeps_its_place(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    nodes, sums = Nodes(4), SecureSums()
-    sums.set_up(range(4), nodes.ask)
+    nodes, sums = known(4)
     before = sums.places(range(4))
     nodes.of[9] = nodes.of.pop(3)
     sums.set_up([0, 1, 2, 9], nodes.ask)
@@ -168,18 +181,15 @@ def test_a_node_that_comes_back_under_another_id_keeps_its_place(
 
 
 def test_a_node_that_lost_its_keys_is_appended() -> None:
-    nodes, sums = Nodes(4), SecureSums()
-    sums.set_up(range(4), nodes.ask)
+    nodes, sums = known(4)
     nodes.of[9] = SecureNode(nodes.of.pop(3).identity, SQLiteStore(None), name="node-3")
     sums.set_up([0, 1, 2, 9], nodes.ask)
     assert sums.places([0, 1, 2, 9])[9] == 4
 
 
 def test_new_keys_bring_no_liar_back() -> None:
-    nodes, sums = Nodes(4), SecureSums()
-    sums.set_up(range(4), nodes.ask)
-    liar = frozenset([sums.places(range(4))[3]])
-    sums.leave_out(cast(OpenSum, Ended(Blame(liar, frozenset(), frozenset()))))
+    nodes, sums = known(4)
+    blame(sums, 3)
     assert sums.allowed(range(4), 3) == [0, 1, 2]
     nodes.of[9] = SecureNode(nodes.of.pop(3).identity, SQLiteStore(None), name="node-3")
     sums.set_up([0, 1, 2, 9], nodes.ask)
@@ -189,13 +199,8 @@ def test_new_keys_bring_no_liar_back() -> None:
 @pytest.mark.parametrize("certain", [True, False], ids=["lied", "may have lied"])
 def test_a_liar_under_another_id_is_not_in_the_next_sum(certain: bool) -> None:
     """Who it is shows only in its keys, which it is asked for when the sum has begun."""
-    nodes, sums = Nodes(6), SecureSums()
-    sums.set_up(range(6), nodes.ask)
-    liar = frozenset([sums.places(range(6))[5]])
-    blame = (
-        Blame(liar, frozenset(), frozenset()) if certain else Blame(frozenset(), frozenset(), liar)
-    )
-    sums.leave_out(cast(OpenSum, Ended(blame)))
+    nodes, sums = known(6)
+    blame(sums, 5, certain=certain)
     nodes.of[9] = SecureNode(nodes.of.pop(5).identity, SQLiteStore(None), name="node-5")
     one = sum_over(6, sums, least=5)
     one.open([0, 1, 2, 3, 4, 9], nodes.ask)
@@ -206,10 +211,8 @@ def test_a_liar_under_another_id_is_not_in_the_next_sum(certain: bool) -> None:
 
 
 def test_a_liar_under_another_id_ends_a_sum_that_needs_everybody_with_its_name() -> None:
-    nodes, sums = Nodes(5), SecureSums()
-    sums.set_up(range(5), nodes.ask)
-    liar = frozenset([sums.places(range(5))[4]])
-    sums.leave_out(cast(OpenSum, Ended(Blame(liar, frozenset(), frozenset()))))
+    nodes, sums = known(5)
+    blame(sums, 4)
     nodes.of[9] = nodes.of.pop(4)
     with pytest.raises(SecureSumFailed, match=r"1 of 5 .*'node-4'.*a sum needs 5"):
         sum_over(5, sums, least=5).open([0, 1, 2, 3, 9], nodes.ask)
@@ -232,8 +235,7 @@ def sum_over(nodes: int, sums: SecureSums, **options: Any) -> OneSum:
 
 
 def test_who_may_have_lied_sits_out_ever_more_sums_unless_it_is_needed() -> None:
-    nodes, sums = Nodes(4), SecureSums()
-    sums.set_up(range(4), nodes.ask)
+    _, sums = known(4)
     places = sums.places(range(4))
     doubted = Blame(frozenset(), frozenset(), frozenset([places[2]]))
     nobody = Blame(frozenset(), frozenset(), frozenset())
@@ -256,8 +258,7 @@ class Ended(NamedTuple):
 
 def test_a_receipt_waits_for_a_node_that_the_next_sum_does_not_ask() -> None:
     """Else nodes of visible cohorts would miss receipts, and refuse after a few sums."""
-    nodes, sums = Nodes(6), SecureSums()
-    sums.set_up(range(6), nodes.ask)
+    nodes, sums = known(6)
     place_of = sums.places(range(6))
     for number, cohort in ((1, (0, 1, 2)), (2, (3, 4, 5))):
         terms = SumTerms(

@@ -602,6 +602,15 @@ def test_plain_values_survive_a_file(value: Any, kind: str, tmp_path: Path) -> N
     assert_equal(unpack(through_a_file(pack({"v": value}), tmp_path, kind)), {"v": value})
 
 
+def test_packed_arrays_are_copies_both_ways() -> None:
+    values = np.zeros(2)
+    packed = pack(values)
+    again = unpack(packed)
+    values += 1.0
+    again += 2.0
+    assert not packed["value"].any()
+
+
 @pytest.mark.parametrize(
     "value",
     [

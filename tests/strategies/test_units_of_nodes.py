@@ -14,7 +14,7 @@ import pytest
 from flwr.app import ArrayRecord, ConfigRecord, Message
 from local_grid import FIRST_NODE, Answer, LocalGrid, answer_with_app, arrays_of, reply
 from scipy import stats
-from trainings import SIX_SIGMA, FixedClient, plan_of, record, train
+from trainings import SIX_SIGMA, FixedClient, Training, plan_of, record, train
 
 from fl_dp import PrivacyPlan
 from fl_dp.accounting import FixedSizeSampling, PoissonSampling, VisibleSampling
@@ -58,6 +58,21 @@ def evenly(units: int, per_node: int) -> list[range]:
     return [range(start, min(start + per_node, units)) for start in range(0, units, per_node)]
 
 
+def hosting(
+    folder: Path,
+    plan: PrivacyPlan,
+    units: int,
+    per_node: int,
+    make: UnitOf = unit_of,
+    **options: Any,
+) -> Training:
+    """Train on nodes that host that many units each, but for the last one."""
+    (folder / str(per_node)).mkdir()
+    hosted = evenly(units, per_node)
+    how: dict[str, Any] = dict(nodes=len(hosted), units_per_node=per_node)
+    return train(folder / str(per_node), plan, nodes_of(hosted, make), MODEL, **how, **options)
+
+
 QUIET: dict[str, Any] = dict(noise_multiplier=1e-4, clipping=FixedClipping(norm=CLIP))
 
 
@@ -67,15 +82,10 @@ def test_fifty_units_on_five_nodes_train_the_model_of_fifty_nodes(
 ) -> None:
     # Noise of 2e-7 on the mean; a single update more or less would move it by up to 2e-3.
     plan = plan_of(50, rounds=2, **QUIET)
-    models = []
-    for per_node in (1, 10):
-        folder = tmp_path / str(per_node)
-        folder.mkdir()
-        hosted = evenly(50, per_node)
-        options: dict[str, Any] = dict(nodes=len(hosted), units_per_node=per_node)
-        trained = train(folder, plan, nodes_of(hosted), MODEL, weight_cap=weight_cap, **options)
-        models.append(trained.models[-1])
-    alone, together = models
+    alone, together = (
+        hosting(tmp_path, plan, 50, per_node, weight_cap=weight_cap).models[-1]
+        for per_node in (1, 10)
+    )
     np.testing.assert_allclose(together["w"], alone["w"], atol=2 * SIX_SIGMA * 2e-7)
     assert np.abs(alone["w"]).max() > 1e-3
     assert (together["n"], alone["n"]) == (3, 3)
@@ -94,18 +104,7 @@ def test_with_the_same_coins_and_noise_nothing_tells_five_nodes_from_fifty(
     )
     results = []
     for per_node in (1, 10):
-        folder = tmp_path / str(per_node)
-        folder.mkdir()
-        hosted = evenly(50, per_node)
-        trained = train(
-            folder,
-            plan,
-            nodes_of(hosted),
-            MODEL,
-            nodes=len(hosted),
-            units_per_node=per_node,
-            rng=SecureRandom(insecure_seed=5),
-        )
+        trained = hosting(tmp_path, plan, 50, per_node, rng=SecureRandom(insecure_seed=5))
         metrics = trained.result.train_metrics_clientapp
         results.append((trained.models[-1], trained.clipping_norms, metrics))
     (alone, norms, metrics), (together, same_norms, same_metrics) = results
@@ -171,7 +170,7 @@ def test_a_node_whose_scalars_are_more_than_its_units_can_reach_contributes_noth
 def test_scalars_of_a_nodes_units_add_up_to_their_mean(tmp_path: Path) -> None:
     # Losses 0, 0.1, ... 1.1, of which unit 7's update is not finite: it reports nothing at all.
     plan = plan_of(12, metrics=(LOSS,), scalar_noise_std=0.01, **QUIET)
-    trained = train(tmp_path, plan, nodes_of(evenly(12, 4)), MODEL, nodes=3, units_per_node=4)
+    trained = hosting(tmp_path, plan, 12, 4)
     losses = [2.0 if unit == 7 else unit / 10 for unit in range(12)]
     metrics = trained.result.train_metrics_clientapp[1]
     assert dict(metrics) == {"loss": pytest.approx(np.mean(losses), abs=4 * 0.06 / 12)}
@@ -184,15 +183,7 @@ def test_nodes_that_flip_the_coins_are_all_asked_the_same_and_told_no_unit(
     tmp_path: Path,
 ) -> None:
     plan = plan_of(12, rounds=5, sampling_rate=0.1, **QUIET)
-    trained = train(
-        tmp_path,
-        plan,
-        nodes_of(evenly(12, 4)),
-        MODEL,
-        nodes=3,
-        units_per_node=4,
-        coins_at_nodes=True,
-    )
+    trained = hosting(tmp_path, plan, 12, 4, coins_at_nodes=True)
     sent = trained.grid.sent
     assert len(sent) == 5 * 3
     for server_round in range(5):
@@ -313,23 +304,14 @@ def test_a_node_may_host_fewer_units_than_the_others(
     caplog.set_level(logging.ERROR)
     plan = plan_of(10, **QUIET)
     one = FixedClient(np.array([CLIP, 0, 0, 0, 0, 0]) / 2)
-    trained = train(
-        tmp_path,
-        plan,
-        nodes_of(evenly(10, 4), lambda _: one),
-        MODEL,
-        nodes=3,
-        units_per_node=4,
-        coins_at_nodes=coins_at_nodes,
-    )
+    trained = hosting(tmp_path, plan, 10, 4, lambda _: one, coins_at_nodes=coins_at_nodes)
     np.testing.assert_allclose(trained.move[0], CLIP / 2, atol=SIX_SIGMA * 1e-4 * CLIP / 10)
 
 
 def test_a_fixed_cohort_is_drawn_from_no_more_units_than_declared(tmp_path: Path) -> None:
     # Three nodes have room for twelve: a third one was not declared, and is never asked.
     plan = plan_of(8, sampling=FixedSizeSampling(cohort=8), **QUIET)
-    answer = nodes_of(evenly(12, 4))
-    trained = train(tmp_path, plan, answer, MODEL, nodes=3, units_per_node=4, roster_may_grow=True)
+    trained = hosting(tmp_path, plan, 12, 4, roster_may_grow=True)
     asked = [RoundInstruction.of(message.content["config"]) for message in trained.grid.sent]
     assert sum(len(one.units or ()) for one in asked if one is not None) == 8
 
@@ -341,8 +323,7 @@ def test_counted_cohorts_need_nodes_of_equal_size() -> None:
 
 def test_the_server_asks_by_node_and_names_the_units_that_it_drew(tmp_path: Path) -> None:
     plan = plan_of(12, sampling=PoissonSampling(sampling_rate=0.5), **QUIET)
-    answer = nodes_of(evenly(12, 4))
-    trained = train(tmp_path, plan, answer, MODEL, nodes=3, units_per_node=4)
+    trained = hosting(tmp_path, plan, 12, 4)
     nodes = [m.metadata.dst_node_id for m in trained.grid.sent]
     assert len(set(nodes)) == len(nodes)
     for message in trained.grid.sent:

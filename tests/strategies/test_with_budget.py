@@ -15,11 +15,12 @@ from local_grid import LocalGrid, answer_with_update
 from scipy.special import ndtr
 
 from fl_dp import PrivacyBudget, PrivacyLedger, PrivacyPlan
-from fl_dp.accounting import VisibleSampling
+from fl_dp.accounting import NeighboringRelation, VisibleSampling
 from fl_dp.mechanisms import (
     DEFAULT_CLIPPING,
     AdaptiveClipping,
     FixedClipping,
+    ScalarMetric,
     clipping_from_dict,
     clipping_to_dict,
 )
@@ -123,7 +124,33 @@ def test_an_argument_that_both_the_plan_and_a_subclass_have_is_an_error(tmp_path
 
     with pytest.raises(TypeError, match="'unit' is an argument of the plan and of Scheduled"):
         make(tmp_path, Scheduled, unit="week")
-    assert isinstance(make(tmp_path, Scheduled), Scheduled)
+    with pytest.raises(TypeError, match="'unit' is an argument of the plan and of Scheduled"):
+        make(tmp_path, Scheduled)  # nobody could tell whose `unit` was left out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("name", ["schedule", "correlation", "other_releases", "nodes"])
+def test_what_only_a_plan_takes_is_sent_there(name: str, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=rf"'{name}': give it to PrivacyPlan\.calibrate.*Tagged\("):
+        make(tmp_path, Tagged, **{name: None})
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_line_plans_as_a_plan_of_the_same_words(tmp_path: Path) -> None:
+    words: dict[str, Any] = {
+        "neighboring_relation": NeighboringRelation.REPLACE_ONE,
+        "unit": "record",
+        "units_per_node": 1,
+        "metrics": (ScalarMetric(name="loss", low=0.0, high=5.0),),
+        "client_scheme": None,
+        "secure_sum": None,
+        "participation_cap": None,
+        "contribution_check": False,
+    }
+    size = {name: each for name, each in ARGUMENTS.items() if name != "epsilon"}
+    budget = PrivacyBudget(epsilon=ARGUMENTS["epsilon"], delta=1e-3)
+    made = make(tmp_path, delta=1e-3, **words)
+    assert made.plan == PrivacyPlan.calibrate(budget, **size, **words)
 
 
 def test_a_plan_names_a_typo_as_well() -> None:

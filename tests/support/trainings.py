@@ -36,6 +36,21 @@ def plan_of(num_clients: int, *, sampling_rate: float = 1.0, **changes: Any) -> 
     return PrivacyPlan.of(**(fields | changes))
 
 
+def budgeted(
+    folder: Path, inner: Any = None, *, kind: type[DPFedAvg] = DPFedAvg, **changes: Any
+) -> DPFedAvg:
+    """A strategy of `with_budget`, with a ledger in a folder; any argument can be changed."""
+    arguments: dict[str, Any] = dict(
+        epsilon=2.0,
+        rounds=2,
+        num_clients=4,
+        sampling_rate=1.0,
+        clipping_norm=1.0,
+        ledger=folder / "ledger.db",
+    )
+    return kind.with_budget(inner, **(arguments | changes))
+
+
 def record(**arrays: Any) -> ArrayRecord:
     return ArrayRecord({name: Array(np.asarray(values)) for name, values in arrays.items()})
 

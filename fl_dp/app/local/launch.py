@@ -100,6 +100,16 @@ class LaunchError(RuntimeError):
     """Flower could not be started, or its run failed."""
 
 
+def require_torch() -> None:
+    """Check that the app's clients can train, before anything is started.
+
+    Raises:
+        LaunchError: If PyTorch is not installed.
+    """
+    if find_spec("torch") is None:
+        raise LaunchError("the app trains with PyTorch: pip install 'fl-dp[torch]'")
+
+
 class Engine(Protocol):
     """Somewhere that trainings run, one at a time, for as long as a `with` block lasts."""
 
@@ -129,8 +139,9 @@ class LocalSuperLink:
         """Start it and wait until it answers.
 
         Raises:
-            LaunchError: If it does not come up, or Ray is not installed.
+            LaunchError: If it does not come up, or PyTorch or Ray is not installed.
         """
+        require_torch()
         if find_spec("ray") is None:
             raise LaunchError(
                 "simulation.engine=flower needs Ray: pip install 'fl-dp[simulation]', or write "

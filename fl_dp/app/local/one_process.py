@@ -24,7 +24,7 @@ from typing import Any, Self
 from fl_dp.app.settings import Settings
 
 from .flower_runs import RunStatus
-from .launch import SILENT, App
+from .launch import SILENT, App, require_torch
 from .processes import descendants, end_with, kill_all
 
 _ENDED = "ended.json"
@@ -45,7 +45,12 @@ class OneProcess:
         self._more_nodes = more_nodes
 
     def __enter__(self) -> Self:
-        """Do nothing: each training starts what it needs."""
+        """Look whether it can train: each training starts what it needs.
+
+        Raises:
+            LaunchError: If PyTorch is not installed.
+        """
+        require_torch()
         return self
 
     def __exit__(self, *error: object) -> None:

@@ -25,7 +25,7 @@ def report_of_scores(
     Args:
         out: Scores of units that the training did not see, larger where an attack believes that it
             did. Trials have to be independent: units of one model are so only approximately, and
-            those of many models, each trained anew, exactly.
+            those of many independently trained models exactly.
         there: Scores of units that it saw.
         claim: Epsilon that it claims for one of them.
         delta: Of the claim.

@@ -93,6 +93,7 @@ def epsilon_lower_bound(found: Confusion, *, alpha: float, delta: float) -> floa
     if not 0.0 <= delta < 1.0:
         raise ValueError(f"delta must lie in [0, 1), got {delta}")
     hit, alarm = found.rates(alpha)
+    # TPR <= e^eps FPR + delta, and the same of the true- and false-negative rates.
     ratios = [_log_ratio(hit - delta, alarm), _log_ratio(1.0 - alarm - delta, 1.0 - hit)]
     return max(0.0, *ratios)
 

@@ -2,9 +2,9 @@
 
 Each canary has a direction of its own and a fair coin that says whether it contributes: if so, in
 every round in which it is drawn its update is as long as it may be, along its direction; if not, it
-is zero. Whoever sees every released model, and knows what all others sent, sees each canary under
-nothing but the noise: the pair of neighbours on which the privacy of a Gaussian on a Poisson sample
-rests. Its best test is the sum of the rounds' privacy losses.
+is zero. An adversary that sees every released model, and knows what all others sent, sees each
+canary under nothing but the noise: the pair of neighbours on which the privacy of a Gaussian on a
+Poisson sample rests. Its best test is the sum of the rounds' privacy losses.
 
     >>> canaries = Canaries(count=1000, size=8970, seed=0)
     >>> losses = sum(privacy_losses(canaries.along(seen) / norm, z, q) for seen in releases)

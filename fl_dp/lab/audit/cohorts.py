@@ -44,6 +44,7 @@ def cohorts_are_poisson(asked: NDArray[np.bool_], rate: float, *, alpha: float) 
     }
     least = min(parts, key=lambda part: parts[part])
     fair = alpha / len(parts)
+    # Dvoretzky, Kiefer and Wolfowitz: P(sup |F_n - F| > x) <= 2 exp(-2 n x^2).
     off = math.sqrt(math.log(2.0 / fair) / (2.0 * rounds))
     return Finding(
         name=COHORTS,

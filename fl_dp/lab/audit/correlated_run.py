@@ -1,8 +1,8 @@
 """What releases with correlated noise tell of canary clients.
 
-The noise of all releases is C^-1 z. Whoever multiplies the releases by C sees fresh noise again. A
-participation then stands in as many releases as there are bands, each time with its coefficient.
-The best test of it is the matched filter: those releases, each times its coefficient.
+The noise of all releases is C^-1 z. An auditor that multiplies the releases by C sees independent
+noise again. A participation then stands in as many releases as there are bands, each time with its
+coefficient. The best test of it is the matched filter: those releases, each times its coefficient.
 
     v = C y,   m_t = sum_j c_j v_(t+j) / |c|^2 = (1 if it took part at t) + noise of multiplier z
 
@@ -112,6 +112,7 @@ def _of_asked(
     whose = np.arange(fresh.shape[1]) % asked.shape[1]
     there: NDArray[np.float64] = lfilter(column, [1.0], asked[:, whose].astype(np.float64), axis=0)
     there /= scales[:, None]
+    # Of a signal s in standard noise, <s, y> / |s|^2 is N(1, 1 / |s|^2), and N(0, ...) without s.
     lengths = np.square(there).sum(axis=0)
     of = lengths > 0.0
     lengths[~of] = 1.0

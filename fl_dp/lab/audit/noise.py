@@ -235,7 +235,8 @@ def _greatest_share(releases: int, draws: int, alpha: float) -> float:
 
 
 def _bits(pairs: int) -> int:
-    """Return the longest seed of which a pair of equal draws is among so many, 19 times of 20."""
+    """Return the longest seed, in bits, that repeats among `pairs` pairs 19 times of 20."""
+    # P(no pair is equal) = exp(-pairs / 2^bits) = 1 / 20.
     return max(0, math.floor(math.log2(pairs / math.log(20.0))))
 
 

@@ -36,7 +36,7 @@ _LARGEST = 60.0  # epsilon beyond which nobody looks
 def p_value_of_guesses(
     epsilon: float, delta: float, *, canaries: int, guesses: int, right: int
 ) -> float:
-    """Return the probability, at most, of so many right guesses under (epsilon, delta).
+    """Return an upper bound on the probability of `right` guesses under (epsilon, delta).
 
     Args:
         epsilon: At least 0.
@@ -66,7 +66,7 @@ def p_value_of_guesses(
 def epsilon_of_guesses(
     *, canaries: int, guesses: int, right: int, alpha: float, delta: float
 ) -> float:
-    """Return the largest epsilon that so many right guesses refute; 0 if they refute none.
+    """Return the largest epsilon that the number of right guesses refutes, or 0.
 
     Args:
         canaries: Coins that were flipped.

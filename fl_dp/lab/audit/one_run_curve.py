@@ -32,7 +32,7 @@ _PLACES = 5000  # of a curve, on either side
 
 
 def refutes(curve: TradeOff, *, canaries: int, guesses: int, right: int, alpha: float) -> bool:
-    """Tell whether so many right guesses have at most the probability alpha under a curve.
+    """Tell whether that many right guesses have a probability of at most alpha under a curve.
 
     Args:
         curve: The claimed one; of it and of the one that tells without from with, the larger
@@ -49,7 +49,7 @@ def refutes(curve: TradeOff, *, canaries: int, guesses: int, right: int, alpha: 
 
 
 def mu_of_guesses(*, canaries: int, guesses: int, right: int, alpha: float) -> float:
-    """Return the largest mu of Gaussian DP that so many right guesses refute; 0 if none.
+    """Return the largest mu of Gaussian DP that the number of right guesses refutes, or 0.
 
     It is a bound for mechanisms whose trade-off curve is a Gaussian's.
 
@@ -79,8 +79,10 @@ def _refutes(
     require_probability(alpha=alpha)
     if 2 * right <= guesses:
         return False
+    # h_right and r_right, with the tail's probability alpha at exactly `right` right guesses.
     wrong, good = alpha * (guesses - right) / canaries, alpha * right / canaries
     for i in range(right - 1, -1, -1):
+        # The least h_i with curve(h_i) >= r_(i+1).
         more = max(wrong, float(np.interp(good, hits, alarms)))
         good += i / (guesses - i) * (more - wrong)
         wrong = more

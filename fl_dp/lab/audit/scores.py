@@ -129,7 +129,7 @@ def _bounds(chosen_on: _Scores, counted_on: _Scores, *, alpha: float, delta: flo
 def _thresholds(
     out: NDArray[np.float64], there: NDArray[np.float64], *, negatives: int, positives: int
 ) -> list[tuple[float, Confusion]]:
-    """Return thresholds, each with the counts to be expected of so many other trials."""
+    """Return thresholds, each with the counts that the other trials are expected to have."""
     tried = []
     for threshold in np.unique(np.quantile(there, np.linspace(0.0, 1.0, _CANDIDATES))):
         hit, alarm = (there >= threshold).mean(), (out >= threshold).mean()
@@ -166,6 +166,7 @@ def mu_of_shift(
         ValueError: If alpha is not in (0, 1).
     """
     require_probability(alpha=alpha)
+    # Var(mean_1 - mean_0) = 1/n_0 + 1/n_1 in deviations of the noise.
     # One half of alpha for the mean's error, the other for the deviation's.
     largest = deviation_of(idle, alpha=alpha)[1]
     apart = abs(float(there.mean() - out.mean()))

@@ -97,7 +97,7 @@ def finding_of_run(
         - norm.ppf((counts.false_positives + 0.5) / (counts.negatives + 1.0))
     )
     claimed_mu = mu_of_epsilon(claim, delta)
-    # The bound lies so much below the truth; 1.645 deviations more are met in 19 of 20 audits.
+    # The bound lies estimate - mu below the truth, and 1.645 deviations lower in 1 of 20 audits.
     slack = max(estimate - found.mu, 0.0) * (1.0 + norm.isf(0.05) / norm.isf(alpha / 8.0))
     seen_from = gaussian_epsilon_of(claimed_mu + slack, delta=delta)
     most = most_that_clopper_pearson_shows(

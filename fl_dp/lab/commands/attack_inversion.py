@@ -201,7 +201,7 @@ def _concluded(
         f"Everything is in {job.path}; recovery.csv has a line per image",
         "Pictures: recovery.png, resistance.png, images.png"
         if any(pictures)
-        else "No pictures: pip install 'fl-dp[report]' brings matplotlib",
+        else "No pictures: pip install 'fl-dp[viewer]' brings matplotlib",
     ]
     for line in lines:
         console.print(line, soft_wrap=True, markup=False)

@@ -43,7 +43,7 @@ _MODELS = 16
 
 
 class Unit(StrEnum):
-    """Whom membership is inferred of."""
+    """Candidates of the attack: records, or whole clients."""
 
     RECORD = "record"
     CLIENT = "client"
@@ -261,7 +261,7 @@ def _show(found: _MembershipResult, path: Path, *, drawn: bool) -> None:
         f"Everything is in {path}",
         f"Picture: {path / 'roc.png'}"
         if drawn
-        else "No picture: pip install 'fl-dp[report]' brings matplotlib",
+        else "No picture: pip install 'fl-dp[viewer]' brings matplotlib",
     ]
     for line in lines:
         out.print(line, soft_wrap=True, markup=False)

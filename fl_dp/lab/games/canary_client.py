@@ -8,6 +8,7 @@ billion records.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -67,7 +68,13 @@ def canary_update(
 
 
 def _settings(config: dict[str, Any]) -> Settings:
-    return Settings.from_json(str(config[SETTINGS_KEY]))
+    return _settings_of(str(config[SETTINGS_KEY]))
+
+
+@lru_cache(maxsize=1)
+def _settings_of(text: str) -> Settings:
+    """Return the settings of a run, read once for all of its units."""
+    return Settings.from_json(text)
 
 
 def _count(context: Context, config: dict[str, Any]) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 from fl_dp.app.settings import Settings
@@ -51,8 +52,8 @@ class CanaryRun:
         return cls(**json.loads(str(run_config[RUN_KEY])))
 
     def canaries(self, size: int) -> Canaries:
-        """Return the canaries of a model of so many coordinates."""
-        return Canaries(count=self.count, size=size, seed=self.seed)
+        """Return the canaries of a model of `size` coordinates."""
+        return _canaries(self.count, size, self.seed)
 
     def first_on_node(self, settings: Settings, node: int) -> int | None:
         """Return the first canary that a node hosts, None if it hosts the task's clients."""
@@ -86,6 +87,12 @@ class CanaryRun:
                 f"canaries have nodes of their own, of simulation.units_per_node={each} clients: "
                 f"that must divide the {clients} clients and the {self.count} canaries"
             )
+
+
+@lru_cache(maxsize=1)
+def _canaries(count: int, size: int, seed: int) -> Canaries:
+    """Return the canaries of a run, whose directions and coins are drawn once for all units."""
+    return Canaries(count=count, size=size, seed=seed)
 
 
 def takes_places(settings: Settings) -> bool:

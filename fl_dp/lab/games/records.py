@@ -75,7 +75,7 @@ class AuditedRecords:
 
 
 class _Watched(SGD):
-    """The optimizer, and somebody who remembers what each step released of some weights."""
+    """The optimizer; it records what each step releases of some weights."""
 
     def __init__(self, parameters: Any, *, of: NDArray[np.int64], seen: list[Tensor]) -> None:
         super().__init__(parameters, lr=_LEARNING_RATE)

@@ -53,7 +53,7 @@ class Sent:
     spread: bool = False
 
     def message(self, node: int, arrays: int = 1) -> Message:
-        """Return it as Flower's message, with a model of so many arrays."""
+        """Return it as Flower's message, with a model of `arrays` arrays."""
         update = self.first * direction(spread=self.spread)
         return reply_from(node, as_arrays(update, arrays), **{"num-examples": self.examples})
 
@@ -142,7 +142,7 @@ class FlDp(Subject):
         self, replies: Replies, *, nodes: int, rounds: int, rate: float
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         messages = {node: sent.message(node, self.arrays) for node, sent in replies.items()}
-        # A clipping norm that moves makes each round another game: it starts anew.
+        # A clipping norm that moves makes each round another game: each starts from the first norm.
         each = 1 if self.adaptive else rounds
         played = [
             play(
@@ -190,7 +190,7 @@ class FlowersOwn(Subject):
     ) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
         played = []
         for _ in range(rounds):
-            # It changes the replies that it is given, and its norm: both are made anew.
+            # It changes the replies that it is given, and its norm: both are made for each round.
             messages = {node: sent.message(node) for node, sent in replies.items()}
             strategy = self._strategy(nodes)
             played.append(play(strategy, messages, nodes=nodes, rounds=1, size=SIZE)[0])

@@ -1,4 +1,4 @@
-"""`DPFedAvg` with somebody who watches every round: it trains, charges and releases as ever."""
+"""`DPFedAvg` that records what an adversary sees of each round; it trains and charges the same."""
 
 from __future__ import annotations
 

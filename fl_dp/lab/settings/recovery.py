@@ -43,7 +43,7 @@ class RecoverySettings:
 
     def __post_init__(self) -> None:
         """Check the values."""
-        _some_of("recovery.attacks", self.attacks, ATTACKS)
+        _some_of("recovery.attacks", self.attacks, tuple(ATTACKS))
         _some_of("recovery.threats", self.threats, THREATS)
         for key in ("images", "records", "seeds", "steps"):
             at_least(f"recovery.{key}", getattr(self, key), 1)

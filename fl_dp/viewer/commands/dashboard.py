@@ -15,8 +15,6 @@ from fl_dp.commands.console import err, fail, failures_told, out, warn
 if TYPE_CHECKING:
     from fl_dp.viewer.dashboard.started_runs import StartedRuns
 
-_WITHOUT = "the dashboard needs fastapi, uvicorn and jinja2: pip install 'fl-dp[dashboard]'"
-
 
 def dashboard(
     runs_dir: Annotated[Path, typer.Argument(show_default=False)] = Path("runs"),
@@ -63,16 +61,12 @@ def dashboard(
     changes nothing, unless `--allow-start` lets it start simulations.
     """
     with failures_told():
-        try:
-            from fl_dp.viewer.dashboard.access import Door, check_token, new_token
-            from fl_dp.viewer.dashboard.serve import Address, listening_socket, serve
-            from fl_dp.viewer.dashboard.site import Dashboard
-            from fl_dp.viewer.dashboard.started_runs import TOKEN_VARIABLE, StartedRuns
-            from fl_dp.viewer.found_runs import RunsFolder
-        except ModuleNotFoundError as error:
-            if error.name is not None and error.name.startswith("fl_dp"):
-                raise
-            fail(f"{_WITHOUT} ({error})", status=2)
+        from fl_dp.viewer.dashboard.access import Door, check_token, new_token
+        from fl_dp.viewer.dashboard.serve import Address, listening_socket, serve
+        from fl_dp.viewer.dashboard.site import Dashboard
+        from fl_dp.viewer.dashboard.started_runs import TOKEN_VARIABLE, StartedRuns
+        from fl_dp.viewer.found_runs import RunsFolder
+
         if not runs_dir.is_dir():
             fail(f"there is no folder {runs_dir}: write the folder that your runs are in", status=2)
         address = Address(

@@ -21,7 +21,7 @@ def drawn_and_written(runs: Sequence[RunSummary], jobs: Jobs) -> list[str]:
     picture, page = _draw(runs, jobs), _page(jobs)
     said = [] if page is None else [f"Report, to look at: {page}"]
     if picture is None:
-        return [*said, "No picture: pip install 'fl-dp[report]' brings matplotlib"]
+        return [*said, "No picture: pip install 'fl-dp[viewer]' brings matplotlib"]
     return [*said, f"Picture: {picture}"]
 
 

@@ -1,1 +1,1 @@
-"""Dashboard: runs, sweeps and ledgers in a browser, for whoever has the token."""
+"""Dashboard: runs, sweeps and ledgers in a browser, for readers who have the token."""

@@ -20,7 +20,7 @@ MOST_FOUND = 20
 
 @dataclass(kw_only=True)
 class Gauges:
-    """Gauges of all ledgers, computed anew only where a ledger has changed.
+    """Gauges of all ledgers; only those of a changed ledger are computed again.
 
     Attributes:
         locations: Files or URLs of ledgers, or a node's.

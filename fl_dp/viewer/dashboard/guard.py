@@ -154,7 +154,7 @@ def address_of(request: Request) -> str:
 
 
 def too_many(error: TooManyGuesses) -> Response:
-    """Return the answer to somebody who guesses."""
+    """Return the answer to an address that has guessed too often."""
     return _plain(429, str(error), {"Retry-After": str(error.seconds)})
 
 

@@ -101,7 +101,7 @@ class Address:
         if self.is_loopback:
             return []
         said = [
-            f"{self.host} can be reached from other machines: whoever has the token sees runs, "
+            f"{self.host} can be reached from other machines: everybody with the token sees runs, "
             "logs and budgets"
         ]
         if not self.secure:

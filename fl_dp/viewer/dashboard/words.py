@@ -40,7 +40,7 @@ class Words:
         return self.texts[key].format(**values)
 
     def number(self, value: float | None, digits: int = 4) -> str:
-        """Return a number with so many significant digits; a dash where there is none."""
+        """Return a number with `digits` significant digits; a dash where there is none."""
         if value is None or math.isnan(value):
             return "–"
         if math.isinf(value):

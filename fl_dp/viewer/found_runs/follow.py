@@ -45,7 +45,7 @@ class Appended:
 def lines_since(
     root: Path, path: str, mark: ReadPosition, *, most: int, only_the_last: bool = False
 ) -> Appended:
-    """Return complete lines of a file since a mark, at most so many bytes of them.
+    """Return complete lines of a file since a mark, at most `most` bytes of them.
 
     Args:
         root: The folder that somebody named.

@@ -109,6 +109,7 @@ def state_of(
     if alive is False:
         return RunState.STOPPED
     written = max(started, released, logged)
+    # The round that goes on takes part of the time, too.
     of_a_round = max(written - started, 0.0) / (rounds_done + 1)
     patience = max(_QUIET, _ROUNDS_OF_QUIET * of_a_round)
     return RunState.RUNNING if now - written < patience else RunState.SILENT

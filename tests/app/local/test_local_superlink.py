@@ -24,6 +24,7 @@ from flwr.superlink.routers.fleet.router import router as fleet
 
 from fl_dp.app.local import superlink as local_superlink
 from fl_dp.app.local.launch import LaunchError, LocalSuperLink
+from fl_dp.app.local.one_process import OneProcess
 from fl_dp.app.local.processes import stop_with_descendants
 from fl_dp.app.local.superlink import (
     CLOSED_PATH,
@@ -301,7 +302,17 @@ def test_flower_and_ray_report_to_their_makers_only_if_the_user_says_so(
     assert environment[reports] == given
 
 
-def test_without_ray_one_line_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fl_dp.app.local.launch.find_spec", lambda name: None)
-    with pytest.raises(LaunchError, match=r"pip install 'fl-dp\[simulation\]'"), LocalSuperLink():
+@pytest.mark.parametrize(
+    ("missing", "extra", "engine"),
+    [
+        ("ray", "simulation", LocalSuperLink()),
+        ("torch", "torch", LocalSuperLink()),
+        ("torch", "torch", OneProcess()),
+    ],
+)
+def test_without_a_package_one_line_names_what_to_install(
+    missing: str, extra: str, engine: LocalSuperLink | OneProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fl_dp.app.local.launch.find_spec", lambda name: name != missing or None)
+    with pytest.raises(LaunchError, match=rf"pip install 'fl-dp\[{extra}\]'"), engine:
         pass

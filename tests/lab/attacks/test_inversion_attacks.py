@@ -36,7 +36,8 @@ CLIPPED = RawUpdate(training=ONE_STEP, clipping_norm=0.05)
 ATTACKS = {
     "analytic": AnalyticInversion(),
     "dlg": DeepLeakage(steps=100, restarts=3),
-    "idlg": DeepLeakage(knows_labels=True, steps=150, restarts=1),
+    # One start alone can end in a local minimum, and in which depends on the machine.
+    "idlg": DeepLeakage(knows_labels=True, steps=150, restarts=2),
     "inverting_gradients": InvertingGradients(steps=200, restarts=1),
 }
 each_attack = pytest.mark.parametrize("attack", ATTACKS.values(), ids=ATTACKS.keys())
@@ -59,18 +60,14 @@ def test_the_analytic_inversion_reproduces_an_image_to_1e_5(threat: RawUpdate, m
 
 
 @each_attack
-def test_an_unprotected_image_is_recovered(attack: Attack) -> None:
+@pytest.mark.parametrize("threat", [RAW, CLIPPED], ids=["raw", "clipped"])
+def test_an_image_is_recovered_and_clipping_alone_protects_nothing(
+    attack: Attack, threat: RawUpdate
+) -> None:
     truth = images([7])
-    made = attacked(attack, RAW.observe(network(), [truth], seed=0))
+    made = attacked(attack, threat.observe(network(), [truth], seed=0))
     assert decibels(made, truth)[0] >= 25.0
     assert made.labels.tolist() == truth.labels.tolist()
-
-
-@each_attack
-def test_clipping_alone_protects_nothing(attack: Attack) -> None:
-    truth = images([7])
-    made = attacked(attack, CLIPPED.observe(network(), [truth], seed=0))
-    assert decibels(made, truth)[0] >= 25.0
 
 
 def test_inverting_gradients_recovers_a_fashion_mnist_image() -> None:

@@ -11,26 +11,28 @@ from torch import nn
 
 from fl_dp.lab.attacks.inversion import Observation, RawUpdate, recovered_labels
 
+RAW = RawUpdate(training=ONE_STEP)
+
 
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
 def test_the_label_of_one_record_is_read_off(model: str) -> None:
     victim = network(model)
     for row in range(20):
         records = images([row])
-        seen = RawUpdate(training=ONE_STEP).observe(victim, [records], seed=0)
+        seen = RAW.observe(victim, [records], seed=0)
         assert recovered_labels(seen).tolist() == records.labels.tolist()
 
 
 def test_clipping_hides_no_label() -> None:
     records, victim = images([4]), network()
-    seen = RawUpdate(training=ONE_STEP).observe(victim, [records], seed=0)
+    seen = RAW.observe(victim, [records], seed=0)
     tiny = replace(seen, update=1e-9 * seen.update)
     assert torch.equal(recovered_labels(tiny), recovered_labels(seen))
 
 
 def test_labels_of_a_batch_are_nearly_all_found() -> None:
     records = images([0, 1, 2, 3, 4])
-    seen = RawUpdate(training=ONE_STEP).observe(network(), [records], seed=0)
+    seen = RAW.observe(network(), [records], seed=0)
     found, true = recovered_labels(seen).tolist(), records.labels.tolist()
     assert len(found) == 5
     missed = [label for label in set(true) if found.count(label) < true.count(label)]
@@ -40,7 +42,7 @@ def test_labels_of_a_batch_are_nearly_all_found() -> None:
 def test_a_layer_without_bias_is_read_by_its_rows() -> None:
     records = images([4])
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10, bias=False))
-    seen = RawUpdate(training=ONE_STEP).observe(model, [records], seed=0)
+    seen = RAW.observe(model, [records], seed=0)
     assert recovered_labels(seen).tolist() == records.labels.tolist()
 
 
@@ -54,6 +56,6 @@ def test_an_update_of_zero_names_as_many_labels_as_there_are_records() -> None:
 
 def test_a_model_that_ends_otherwise_is_refused() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 10), nn.GroupNorm(2, 10))
-    seen = RawUpdate(training=ONE_STEP).observe(model, [images([0])], seed=0)
+    seen = RAW.observe(model, [images([0])], seed=0)
     with pytest.raises(ValueError, match="the model ends in GroupNorm"):
         recovered_labels(seen)

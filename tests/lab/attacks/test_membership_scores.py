@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 from scipy.stats import binom, norm
@@ -96,7 +99,7 @@ def test_an_attack_does_not_look_at_the_coins_of_its_target(name: str) -> None:
     seen = gaussian_models(shift=SHIFT, models=8)
     turned = seen.members.copy()
     turned[3] = ~turned[3]
-    other = Observations(members=turned, candidates=seen.candidates, population=seen.population)
+    other = replace(seen, members=turned)
     assert np.array_equal(ATTACKS[name](seen, 3), ATTACKS[name](other, 3))
 
 
@@ -105,8 +108,7 @@ def test_candidates_who_are_in_every_reference_get_a_score_as_well(name: str) ->
     seen = gaussian_models(shift=SHIFT, models=6)
     always = seen.members.copy()
     always[:, 0], always[:, 1] = True, False
-    with_them = Observations(members=always, candidates=seen.candidates, population=seen.population)
-    assert np.isfinite(ATTACKS[name](with_them, 2)).all()
+    assert np.isfinite(ATTACKS[name](replace(seen, members=always), 2)).all()
 
 
 def test_an_own_deviation_for_each_candidate_needs_many_models() -> None:
@@ -128,17 +130,11 @@ def test_a_model_that_diverged_is_named() -> None:
         Observations(members=values > 0, candidates=values, population=np.zeros((4, 2)))
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"references": 0}, "references is 0; write at least 1"),
-        ({"references": 1, "gamma": 0.5}, "gamma is 0.5; write at least 1"),
-        ({"references": 1, "offline_a": 1.5}, r"offline_a is 1.5; write a number in \[0, 1\]"),
-    ],
-)
-def test_numbers_of_rmia_out_of_range_are_refused(changes: dict[str, float], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        rmia(gaussian_models(shift=0.0, models=4), 0, **changes)  # type: ignore[arg-type]  # mixed
+@pytest.mark.parametrize("wrong", [{"references": 0}, {"gamma": 0.5}, {"offline_a": 1.5}], ids=str)
+def test_numbers_of_rmia_out_of_range_are_refused(wrong: dict[str, Any]) -> None:
+    [(key, value)] = wrong.items()
+    with pytest.raises(ValueError, match=f"{key} is {value}; write"):
+        rmia(gaussian_models(shift=0.0, models=4), 0, **{"references": 1} | wrong)
 
 
 def roc_of(*, members: list[float], others: list[float]) -> Roc:
@@ -147,11 +143,8 @@ def roc_of(*, members: list[float], others: list[float]) -> Roc:
 
 def test_the_area_under_the_curve_is_that_of_scikit_learn() -> None:
     draws = np.random.default_rng(0)
-    members, others = (
-        draws.integers(0, 9, size).astype(np.float64)
-        for size in (200, 300)  # with ties
-    )
-    members += 1.0
+    members = draws.integers(1, 10, 200).astype(np.float64)  # with ties
+    others = draws.integers(0, 9, 300).astype(np.float64)
     truth = np.repeat([1, 0], [200, 300])
     expected = roc_auc_score(truth, np.concatenate([members, others]))
     roc = Roc(members, others)
@@ -163,14 +156,10 @@ def test_the_area_under_the_curve_is_that_of_scikit_learn() -> None:
 
 def test_a_point_spares_no_more_others_than_asked_for() -> None:
     roc = roc_of(members=[5, 4, 3, 0], others=[4.5, 2, 2, 1])
-    for rate, fpr, tpr in (
-        (0.0, 0.0, 0.25),
-        (0.25, 0.25, 0.75),
-        (0.5, 0.25, 0.75),
-        (1.0, 1.0, 1.0),
-    ):
-        point = roc.at(rate)
-        assert (point.fpr, point.tpr) == (fpr, tpr)  # at 0.5 two of the others tie, and none goes
+    points = [roc.at(rate) for rate in (0.0, 0.25, 0.5, 1.0)]
+    # At 0.5 two of the others tie, and none goes.
+    assert [each.fpr for each in points] == [0.0, 0.25, 0.25, 1.0]
+    assert [each.tpr for each in points] == [0.25, 0.75, 0.75, 1.0]
 
 
 def test_one_per_cent_of_a_hundred_is_one() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from fl_dp.lab.attacks.inversion import (
     Observation,
     RawUpdate,
     ReleasedModel,
+    ThreatModel,
     UpdateSum,
 )
 from fl_dp.mechanisms import clip_by_norm
@@ -46,13 +48,11 @@ def is_noise_of(residual: NDArray[np.float64], std: float) -> bool:
 
 
 def clipped_updates(count: int = 4) -> list[NDArray[np.float64]]:
-    model, raw = network(), RawUpdate(training=ONE_STEP)
-    seeds = range(count)
-    each = [
-        raw.observe(model, [records], seed=seed)
-        for records, seed in zip(clients(count), seeds, strict=True)
+    raw = RawUpdate(training=ONE_STEP)
+    seen = [
+        raw.observe(network(), [records], seed=seed) for seed, records in enumerate(clients(count))
     ]
-    return [clip_by_norm(update(one), CLIPPING_NORM) for one in each]
+    return [clip_by_norm(update(each), CLIPPING_NORM) for each in seen]
 
 
 def test_a_raw_update_of_one_step_is_the_gradient() -> None:
@@ -86,28 +86,32 @@ def test_a_clipped_update_has_its_direction_and_the_clipping_norm() -> None:
     assert clipped == pytest.approx(raw * CLIPPING_NORM / np.linalg.norm(raw))
 
 
-def test_noise_at_the_client_is_that_of_its_scheme() -> None:
-    threat = NoisyUpdate(training=ONE_STEP, clipping_norm=CLIPPING_NORM, noise_multiplier=0.5)
-    residual = update(threat.observe(network(), clients(), seed=0)) - clipped_updates()[0]
-    assert is_noise_of(residual, 0.5 * CLIPPING_NORM)
-    assert not is_noise_of(residual, 0.4 * CLIPPING_NORM)
+NOISY: dict[str, Any] = {
+    "training": ONE_STEP,
+    "clipping_norm": CLIPPING_NORM,
+    "noise_multiplier": 0.5,
+}
 
 
-def test_a_released_model_is_the_noisy_mean() -> None:
-    threat = ReleasedModel(training=ONE_STEP, clipping_norm=CLIPPING_NORM, noise_multiplier=0.5)
+@pytest.mark.parametrize(
+    ("threat", "in_it"),
+    [
+        (NoisyUpdate(**NOISY), 1),
+        (ReleasedModel(**NOISY), 4),
+        (ReleasedModel(**NOISY, knows_others=True), 1),
+        (UpdateSum(**NOISY, cohort=4), 4),
+    ],
+    ids=["client", "released", "others known", "shares"],
+)
+def test_what_is_seen_is_the_mean_of_clipped_updates_and_the_noise_that_is_charged(
+    threat: ThreatModel, in_it: int
+) -> None:
     seen = threat.observe(network(), clients(), seed=0)
-    residual = update(seen) - np.mean(clipped_updates(), axis=0)
-    assert is_noise_of(residual, 0.5 * CLIPPING_NORM / 4)
-    assert seen.records == 4
-
-
-def test_whoever_knows_all_others_is_left_with_one_client_and_the_noise_of_the_sum() -> None:
-    threat = ReleasedModel(
-        training=ONE_STEP, clipping_norm=CLIPPING_NORM, noise_multiplier=0.5, knows_others=True
-    )
-    seen = threat.observe(network(), clients(), seed=0)
-    assert is_noise_of(update(seen) - clipped_updates()[0], 0.5 * CLIPPING_NORM)
-    assert seen.records == 1
+    residual = update(seen) - np.mean(clipped_updates()[:in_it], axis=0)
+    assert is_noise_of(residual, 0.5 * CLIPPING_NORM / in_it)
+    assert not is_noise_of(residual, 0.4 * CLIPPING_NORM / in_it)
+    assert not is_noise_of(residual, 0.6 * CLIPPING_NORM / in_it)
+    assert seen.records == in_it
 
 
 def test_a_secure_sum_without_noise_is_the_exact_mean() -> None:
@@ -115,15 +119,6 @@ def test_a_secure_sum_without_noise_is_the_exact_mean() -> None:
     seen = threat.observe(network(), clients(), seed=0)
     assert update(seen) == pytest.approx(np.mean(clipped_updates(), axis=0), abs=1e-9)
     assert threat.epsilon(DELTA) == math.inf
-
-
-def test_shares_of_noise_add_up_in_a_secure_sum() -> None:
-    threat = UpdateSum(
-        training=ONE_STEP, clipping_norm=CLIPPING_NORM, cohort=4, noise_multiplier=0.5
-    )
-    seen = threat.observe(network(), clients(), seed=0)
-    residual = update(seen) - np.mean(clipped_updates(), axis=0)
-    assert is_noise_of(residual, 0.5 * CLIPPING_NORM / 4)
 
 
 def test_dp_sgd_clips_the_gradient_of_a_record_and_adds_its_noise() -> None:

@@ -10,19 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
+from command_line import call as fl_dp
 
-from fl_dp.commands.app import app
 from fl_dp.lab.audit.black_box import report_of_scores
 from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.audit_view import audit_lines, audit_table, confidence
 
 
 def call(*arguments: str) -> Result:
-    result = CliRunner().invoke(app, ["audit", *arguments])
-    if result.exception is not None and not isinstance(result.exception, SystemExit):
-        raise result.exception
-    return result
+    return fl_dp("audit", *arguments)
 
 
 def scores(folder: Path, apart: float) -> str:
@@ -116,17 +112,12 @@ def test_a_finding_without_an_epsilon_stands_or_is_caught() -> None:
 @pytest.mark.simulation
 @pytest.mark.xdist_group("simulation")
 def test_a_small_training_is_audited_through_flowers_engine(tmp_path: Path) -> None:
+    options = (
+        "--json --canaries=100 task.num_clients=10 rounds=2 simulation.units_per_node=50 "
+        "simulation.engine=flower"
+    )
     done = subprocess.run(
-        [
-            str(Path(sys.executable).parent / "fl-dp"),
-            "audit",
-            "--json",
-            "--canaries=100",
-            "task.num_clients=10",
-            "rounds=2",
-            "simulation.units_per_node=50",
-            "simulation.engine=flower",
-        ],
+        [str(Path(sys.executable).parent / "fl-dp"), "audit", *options.split()],
         cwd=tmp_path,
         capture_output=True,
         text=True,

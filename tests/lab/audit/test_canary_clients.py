@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +40,7 @@ from fl_dp.updates import VectorLayout
 
 OVERRIDES = ("task.num_clients=6", "simulation.units_per_node=50", "clipping.norm=0.5")
 RUN = CanaryRun(count=200, seed=1)
-ROUNDS, RATE, Z = 4, 0.75, 2.0
+ROUNDS, RATE, Z, DELTA = 4, 0.75, 2.0, 1e-3
 
 
 @pytest.fixture(scope="module")
@@ -49,14 +48,73 @@ def settings() -> Settings:
     return compose_settings(OVERRIDES)
 
 
-def answer(message: Message, place: int) -> Message:
-    """Answer with the audited app, as a simulated node would; what it raises is an error."""
-    config: dict[str, Any] = {"partition-id": place, "num-partitions": 100}
-    context = Context(1, FIRST_NODE + place, config, RecordDict(), {RUN_KEY: RUN.to_json()})
-    try:
-        return app(message, context)
-    except Exception as error:
-        return Message(Error(code=2, reason=repr(error)), reply_to=message)
+@dataclass(frozen=True)
+class Trained:
+    """A strategy after its rounds, what its ledger claims, and what that was charged for."""
+
+    strategy: WatchedFedAvg
+    claim: float
+    history: Any
+
+
+def trained(
+    kind: type[WatchedFedAvg],
+    folder: Path,
+    run: CanaryRun,
+    nodes: int,
+    *,
+    rounds: int,
+    num_clients: int,
+    selection: Selection | None = None,
+    **of_plan: Any,
+) -> Trained:
+    """Train with canaries on a grid of nodes; what a node's app raises is an error."""
+
+    def answer(message: Message, place: int) -> Message:
+        config: dict[str, Any] = {"partition-id": place, "num-partitions": nodes}
+        known: dict[str, Any] = {RUN_KEY: run.to_json()}
+        context = Context(1, FIRST_NODE + place, config, RecordDict(), known)
+        try:
+            return app(message, context)
+        except Exception as error:
+            return Message(Error(code=2, reason=repr(error)), reply_to=message)
+
+    settings = compose_settings([*OVERRIDES, f"task.num_clients={num_clients}"])
+    plan = PrivacyPlan.of(
+        budget=PrivacyBudget(epsilon=1e6, delta=DELTA),
+        rounds=rounds,
+        noise_multiplier=Z,
+        clipping=FixedClipping(norm=0.5),
+        num_clients=num_clients,
+        units_per_node=50,
+        contribution_check=False,
+        **of_plan,
+    )
+    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
+        strategy = kind(
+            plan=plan, ledger=ledger, run=run, selection=selection, roster_may_grow=not run.in_place
+        )
+        strategy.start(
+            LocalGrid(answer, nodes, introduces=True),
+            initial_arrays_of(settings),
+            num_rounds=rounds,
+            train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
+        )
+        return Trained(strategy, ledger.epsilon().best, ledger.history)
+
+
+def with_canaries_beyond(
+    kind: type[WatchedFedAvg],
+    folder: Path,
+    rounds: int = ROUNDS,
+    rate: float = RATE,
+    selection: Selection | None = None,
+) -> Trained:
+    """Train six clients on one node, and the canaries of four more."""
+    sampling = PoissonSampling(sampling_rate=rate)
+    return trained(
+        kind, folder, RUN, 5, rounds=rounds, num_clients=6, sampling=sampling, selection=selection
+    )
 
 
 class AnEighthOfTheNoise(WatchedFedAvg):
@@ -71,43 +129,7 @@ class AnEighthOfTheNoise(WatchedFedAvg):
         self.seen[-1] = replace(self.seen[-1], noise_multiplier=Z)
 
 
-@pytest.fixture
-def trained(settings: Settings, tmp_path: Path) -> Iterator[Any]:
-    def train(
-        kind: type[WatchedFedAvg],
-        rounds: int = ROUNDS,
-        rate: float = RATE,
-        selection: Selection | None = None,
-    ) -> WatchedFedAvg:
-        plan = PrivacyPlan.of(
-            budget=PrivacyBudget(epsilon=1e6, delta=1e-3),
-            rounds=rounds,
-            sampling=PoissonSampling(sampling_rate=rate),
-            noise_multiplier=Z,
-            clipping=FixedClipping(norm=0.5),
-            num_clients=6,
-            units_per_node=50,
-            contribution_check=False,
-        )
-        nodes = 1 + RUN.more_nodes(settings)
-        with PrivacyLedger.open(tmp_path / "ledger.db", plan) as ledger:
-            strategy = kind(
-                plan=plan, ledger=ledger, roster_may_grow=True, run=RUN, selection=selection
-            )
-            strategy.start(
-                LocalGrid(answer, nodes, introduces=True),
-                initial_arrays_of(settings),
-                num_rounds=rounds,
-                train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
-            )
-            strategy.claim = ledger.epsilon().best  # type: ignore[attr-defined]  # kept for the test
-        return strategy
-
-    yield train
-
-
 IN_PLACE = CanaryRun(count=200, seed=1, in_place=True)
-PLACES = ("task.num_clients=400", "simulation.units_per_node=50", "clipping.norm=0.5")
 CORRELATED: dict[str, dict[str, Any]] = {
     "spaced": {
         "sampling": VisibleSampling(cohort=100, separation=4),
@@ -126,48 +148,19 @@ def audited_in_place(
     kind: type[WatchedFedAvg], folder: Path, *, num_clients: int = 400, rounds: int = 8, **of: Any
 ) -> tuple[WhoseTurn, tuple[Finding, ...]]:
     """Train with canaries on the last nodes of fifty, and judge what the releases tell."""
-    settings = compose_settings([*PLACES, f"task.num_clients={num_clients}"])
     nodes = num_clients // 50
+    run = trained(kind, folder, IN_PLACE, nodes, rounds=rounds, num_clients=num_clients, **of)
+    seen, found = judged(run, IN_PLACE, curve=trade_off(run.history))
+    assert seen.turn is not None
+    return seen.turn, found
 
-    def reply(message: Message, place: int) -> Message:
-        config: dict[str, Any] = {"partition-id": place, "num-partitions": nodes}
-        context = Context(
-            1, FIRST_NODE + place, config, RecordDict(), {RUN_KEY: IN_PLACE.to_json()}
-        )
-        return app(message, context)
 
-    plan = PrivacyPlan.of(
-        budget=PrivacyBudget(epsilon=1e6, delta=1e-3),
-        rounds=rounds,
-        noise_multiplier=Z,
-        clipping=FixedClipping(norm=0.5),
-        num_clients=num_clients,
-        units_per_node=50,
-        contribution_check=False,
-        **of,
-    )
-    with PrivacyLedger.open(folder / "ledger.db", plan) as ledger:
-        strategy = kind(plan=plan, ledger=ledger, run=IN_PLACE)
-        strategy.start(
-            LocalGrid(reply, nodes, introduces=True),
-            initial_arrays_of(settings),
-            num_rounds=rounds,
-            train_config=ConfigRecord({SETTINGS_KEY: settings.to_json()}),
-        )
-        claim, history = ledger.epsilon().best, ledger.history
+def judged(run: Trained, canaries: CanaryRun, **of: Any) -> tuple[SeenRun, tuple[Finding, ...]]:
+    strategy = run.strategy
     size = strategy.seen[0].along.size
     seen = seen_by(strategy, np.zeros(size))
-    assert seen.turn is not None
-    found = findings_of(
-        seen,
-        IN_PLACE.canaries(size),
-        plan.sampling,
-        claim=claim,
-        delta=1e-3,
-        alpha=1e-6,
-        curve=trade_off(history),
-    )
-    return seen.turn, found
+    known: dict[str, Any] = {"claim": run.claim, "delta": DELTA, "alpha": 1e-6, **of}
+    return seen, findings_of(seen, canaries.canaries(size), strategy.plan.sampling, **known)
 
 
 @pytest.mark.parametrize("kind", [WatchedFedAvg, AnEighthOfTheNoise])
@@ -219,23 +212,23 @@ def test_a_strategy_whose_bands_reach_beyond_the_separation_is_convicted(
     assert found[0].stands is (kind is WatchedFedAvg)
 
 
-def found_in(strategy: WatchedFedAvg, alpha: float) -> Finding:
-    size = strategy.seen[0].along.size
+def found_in(run: Trained) -> Finding:
+    seen = run.strategy.seen
     return finding_of_run(
-        RUN.canaries(size),
-        strategy.seen,
+        RUN.canaries(seen[0].along.size),
+        seen,
         sampling_rate=RATE,
-        claim=strategy.claim,  # type: ignore[attr-defined]  # as above
-        delta=1e-3,
-        alpha=alpha,
+        claim=run.claim,
+        delta=DELTA,
+        alpha=1e-6,
     )
 
 
 def test_a_whole_run_shows_its_canaries_under_the_noise_alone_and_no_more_than_it_claims(
-    trained: Any,
+    tmp_path: Path,
 ) -> None:
-    strategy = trained(WatchedFedAvg)
-    seen = np.stack([each.along for each in strategy.seen])
+    run = with_canaries_beyond(WatchedFedAvg, tmp_path)
+    seen = np.stack([each.along for each in run.strategy.seen])
     there = RUN.canaries(seen.shape[1]).there
     # What others sent is known exactly: the directions without a canary show the noise alone.
     # 1,800 draws and about 400: five deviations each.
@@ -244,13 +237,13 @@ def test_a_whole_run_shows_its_canaries_under_the_noise_alone_and_no_more_than_i
     # Each is there in three of four rounds, one clipping norm long however long it was sent.
     hits = seen[:, : RUN.count][:, there]
     assert hits.mean() == pytest.approx(RATE, abs=5 * np.sqrt((Z**2 + 0.25) / hits.size))
-    found = found_in(strategy, 1e-6)
+    found = found_in(run)
     assert found.stands
     assert found.claim == pytest.approx(2.407, abs=0.01)
 
 
-def test_a_run_with_an_eighth_of_the_noise_is_caught(trained: Any) -> None:
-    assert not found_in(trained(AnEighthOfTheNoise), 1e-6).stands
+def test_a_run_with_an_eighth_of_the_noise_is_caught(tmp_path: Path) -> None:
+    assert not found_in(with_canaries_beyond(AnEighthOfTheNoise, tmp_path)).stands
 
 
 class HalfTheNoiseTwice(WatchedFedAvg):
@@ -294,20 +287,11 @@ DENOMINATOR = DECK_RATE * 6
     ids=["right", "one draw for both halves", "noise by the cohort", "shuffled deck"],
 )
 def test_what_one_round_does_not_show_is_seen_in_the_rounds_of_a_training(
-    kind: type[WatchedFedAvg], selection: Any, rows: set[str], trained: Any
+    kind: type[WatchedFedAvg], selection: Any, rows: set[str], tmp_path: Path
 ) -> None:
-    strategy = trained(
-        kind, SECOND_ROUNDS, DECK_RATE, None if selection is None else selection(DECK_RATE)
-    )
-    size = strategy.seen[0].along.size
-    found = findings_of(
-        seen_by(strategy, np.zeros(size)),
-        RUN.canaries(size),
-        strategy.plan.sampling,
-        claim=strategy.claim,
-        delta=1e-3,
-        alpha=1e-6,
-    )
+    chosen = None if selection is None else selection(DECK_RATE)
+    run = with_canaries_beyond(kind, tmp_path, SECOND_ROUNDS, DECK_RATE, chosen)
+    _, found = judged(run, RUN)
     assert {each.name for each in found if not each.stands} == rows
     assert sum(each.alpha for each in found) == pytest.approx(1e-6)
 

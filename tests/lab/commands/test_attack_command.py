@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 from click.testing import Result
-from typer.testing import CliRunner
+from command_line import call as fl_dp
 
-from fl_dp.commands.app import app
 from fl_dp.lab.attacks.inversion.experiment import Found, Recovery, RecoveryCell
 
 SMALL = (
@@ -22,10 +21,6 @@ SMALL = (
     "recovery.noise_multipliers=[1e-6,1]",
     "run_name=attacked",
 )
-
-
-def fl_dp(*words: str) -> Result:
-    return CliRunner().invoke(app, list(words))
 
 
 def flat(result: Result) -> str:

@@ -8,9 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
-
-from fl_dp.commands.app import app
+from command_line import call
 
 
 @pytest.mark.parametrize(
@@ -23,14 +21,14 @@ from fl_dp.commands.app import app
     ],
 )
 def test_what_has_no_price_is_one_line(arguments: list[str], message: str) -> None:
-    result = CliRunner().invoke(app, ["price", *arguments])
+    result = call("price", *arguments)
     assert result.exit_code == 2
     assert message in result.stderr
     assert "experiments without privacy" in result.stderr
 
 
 def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["price", f"resume={tmp_path}"])
+    result = call("price", f"resume={tmp_path}")
     assert result.exit_code == 2
     assert f"there is no run in {tmp_path}" in result.stderr
 
@@ -40,16 +38,12 @@ def test_a_folder_of_another_kind_is_refused(tmp_path: Path) -> None:
 @pytest.mark.xdist_group("simulation")
 @pytest.mark.timeout(900)
 def test_a_small_price_adds_up_and_its_last_step_is_private(tmp_path: Path) -> None:
+    options = "--seeds 1 --json rounds=1 task.num_clients=8 privacy.epsilon=4"
     done = subprocess.run(
         [
             str(Path(sys.executable).parent / "fl-dp"),
             "price",
-            "--seeds",
-            "1",
-            "--json",
-            "rounds=1",
-            "task.num_clients=8",
-            "privacy.epsilon=4",
+            *options.split(),
             "run_name=one price",
         ],
         cwd=tmp_path,
@@ -75,6 +69,6 @@ def test_a_small_price_adds_up_and_its_last_step_is_private(tmp_path: Path) -> N
     assert epsilons[:2] == [{}, {}]  # nothing is promised
     assert epsilons[2]["rdp"] > 1e4  # nor with next to no noise
     assert min(epsilons[3].values()) <= found["epsilon"] <= 4.0
-    again = CliRunner().invoke(app, ["price", "--json", f"resume={folder}"])
+    again = call("price", "--json", f"resume={folder}")
     assert again.exit_code == 0, again.stderr
     assert json.loads(again.stdout)["steps"] == steps

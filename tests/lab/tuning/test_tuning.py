@@ -215,8 +215,9 @@ def test_clients_that_answer_nonsense_have_no_part_in_the_choice(tmp_path: Path)
     assert chosen == "client.learning_rate=1 clipping.norm=0.2"
 
 
-def stopped(folder: Path) -> tuple[Stopped, RunFolder]:
-    settings = settings_for(folder, "tune.by=stopping", "tune.mean_runs=2", "privacy.delta=1e-3")
+def stopped(folder: Path, *more: str) -> tuple[Stopped, RunFolder]:
+    by_stopping = ("tune.by=stopping", "tune.mean_runs=2", "privacy.delta=1e-3")
+    settings = settings_for(folder, *by_stopping, *more)
     run = RunFolder(folder / "run")
     return Stopped.begun(run, settings), run
 
@@ -310,14 +311,7 @@ def test_a_training_that_fails_is_counted_and_the_others_go_on(
 def test_no_witness_remembers_the_trainings_of_random_stopping(tmp_path: Path) -> None:
     witnesses = tmp_path / "witnesses"
     witnesses.mkdir()
-    settings = settings_for(
-        tmp_path,
-        "tune.by=stopping",
-        "tune.mean_runs=2",
-        "privacy.delta=1e-3",
-        f"privacy.witness_dir={witnesses}",
-    )
-    begun = Stopped.begun(RunFolder(tmp_path / "run"), settings)
+    begun, _ = stopped(tmp_path, f"privacy.witness_dir={witnesses}")
     begun.close()
     assert [each.name for each in witnesses.iterdir()] == ["run.heads"]
     for overrides, one in begun.runs:
@@ -423,16 +417,8 @@ def test_settings_of_a_choice_are_checked_where_they_are_written() -> None:
 
 @pytest.mark.parametrize("rounds", [3, 20, 100])
 def test_as_much_noise_adds_up_in_a_trial_as_in_the_run(rounds: int) -> None:
-    settings = compose_settings(
-        [
-            *SMALL,
-            "rounds=100",
-            "client.learning_rate=1e-12",
-            "clipping.norm=0.5",
-            "seed=3",
-            "server_optimizer.momentum=0",
-        ]
-    )
+    given = "rounds=100 client.learning_rate=1e-12 clipping.norm=0.5 server_optimizer.momentum=0"
+    settings = compose_settings([*SMALL, "seed=3", *given.split()])
     model = torch.nn.Linear(64, 200)
     before = model.weight.detach().clone()
     rows = (np.zeros((2, 64), dtype=np.float32), np.array([0, 1]))

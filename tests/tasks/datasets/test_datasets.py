@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from fl_dp.tasks.datasets import DATASETS, EMBEDDED, Dataset, data, idx_files, load_dataset
-from fl_dp.tasks.datasets.forms import PUBLIC_FORMS
+from fl_dp.tasks.datasets.data import PUBLIC_FORMS
 from fl_dp.tasks.datasets.sources import SOURCES
 
 
@@ -29,7 +29,7 @@ def made(**changes: Any) -> Dataset:
 
 
 def test_unknown_name_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"'mnits'.*digits, fashion_mnist"):
+    with pytest.raises(ValueError, match=r"'mnits'.*digits, breast_cancer"):
         load_dataset("mnits")
 
 

@@ -189,7 +189,7 @@ def test_without_any_source_the_error_names_the_three_ways() -> None:
     for way in (
         "`fl-dp data fashion_mnist`",
         "apt's package dataset-fashion-mnist",
-        "pip install 'fl-dp[datasets]'",
+        "pip install datasets",
         "task.data_dir=/folder",
         *NAMES,
     ):

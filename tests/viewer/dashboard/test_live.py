@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +62,7 @@ def test_a_live_run_is_followed_to_its_end(tmp_path: Path) -> None:
 
     def finish() -> None:
         write_rounds(path, range(3, 5), rounds=4)
-        (path / "privacy.json").write_text(json.dumps(statement(rounds=4, done=4, epsilon=8.0)))
+        end_it(path, 4)
 
     found = follow(live_of(tmp_path), "a", after={"state": finish})
     kinds = [kind for kind, _, _ in found]
@@ -77,17 +77,21 @@ def test_a_browser_that_connects_again_gets_what_it_has_not_seen(tmp_path: Path)
     path = write_run(tmp_path / "a", rounds=6, done=2, stated=False)
     seen = ""
 
-    def stop() -> None:
-        (path / "privacy.json").write_text(json.dumps(statement(rounds=6, done=2, epsilon=8.0)))
-
-    for kind, _, event_id in follow(live_of(tmp_path), "a", after={"rounds": stop}):
+    after = {"rounds": lambda: end_it(path, 2, 6)}
+    for kind, _, event_id in follow(live_of(tmp_path), "a", after=after):
         seen = event_id if kind == "rounds" else seen
     (path / "privacy.json").unlink()
     write_rounds(path, range(3, 7), rounds=6)
-    (path / "privacy.json").write_text(json.dumps(statement(rounds=6, done=6, epsilon=8.0)))
+    end_it(path, 6, 6)
     [(_, data, _)] = [each for each in follow(live_of(tmp_path), "a", seen) if each[0] == "rounds"]
     assert [point[0] for point in data["points"]] == [3, 4, 5, 6]
     assert not data["anew"]
+
+
+def end_it(path: Path, done: int, rounds: int = 4) -> None:
+    """Write the statement that a run ends with."""
+    said = statement(rounds=rounds, done=done, epsilon=8.0)
+    (path / "privacy.json").write_text(json.dumps(said))
 
 
 def test_the_log_is_followed_line_by_line(tmp_path: Path) -> None:
@@ -99,15 +103,11 @@ def test_the_log_is_followed_line_by_line(tmp_path: Path) -> None:
         with log.open("a") as stream:
             stream.write("ne\nfour\n")
 
-    def finish() -> None:
-        (path / "privacy.json").write_text(json.dumps(statement(rounds=4, done=1, epsilon=8.0)))
-
-    live = live_of(tmp_path)
-    seen: list[dict[str, Any]] = []
-    to_do = [go_on, finish]
+    seen = []
+    to_do: list[Callable[[], None]] = [go_on, lambda: end_it(path, 1)]
 
     async def read() -> None:
-        async for text in live.events("a", ""):
+        async for text in live_of(tmp_path).events("a", ""):
             for kind, data, _ in events_in(text):
                 if kind == "log":
                     seen.append(data)
@@ -177,21 +177,10 @@ def test_a_look_at_nothing_new_reads_no_metrics(
     assert read == [b""]
 
 
-@pytest.mark.parametrize(
-    ("text", "mark"),
-    [
-        ("17.240", ReadPosition(17, 240)),
-        ("", ReadPosition()),
-        ("-1.5", ReadPosition()),
-        ("1.-5", ReadPosition()),
-        ("a.b", ReadPosition()),
-        ("1.2.3", ReadPosition()),
-        ("٣.٤", ReadPosition()),
-        ("9" * 5000 + ".1", ReadPosition()),
-    ],
-)
-def test_an_event_s_id_is_read_with_distrust(text: str, mark: ReadPosition) -> None:
-    assert mark_of(text) == mark
+@pytest.mark.parametrize("text", ["", "-1.5", "1.-5", "a.b", "1.2.3", "٣.٤", "9" * 5000 + ".1"])
+def test_an_event_s_id_is_read_with_distrust(text: str) -> None:
+    assert mark_of("17.240") == ReadPosition(17, 240)
+    assert mark_of(text) == ReadPosition()
 
 
 def test_a_stream_of_a_finished_run_is_whole_and_is_never_kept(tmp_path: Path) -> None:
@@ -220,13 +209,5 @@ def test_no_event_holds_a_number_that_json_has_not(tmp_path: Path) -> None:
 
 
 def test_time_left_follows_from_the_rounds_so_far() -> None:
-    card = RunCard(
-        name="a",
-        kind="training",
-        state=RunState.RUNNING,
-        started=time.time() - 50.0,
-        changed=time.time(),
-        round=10,
-        rounds=30,
-    )
-    assert seconds_left(card) == pytest.approx(100.0, abs=0.1)
+    card = RunCard(name="a", kind="training", state=RunState.RUNNING, round=10, rounds=30)
+    assert seconds_left(replace(card, started=0.0, changed=50.0)) == pytest.approx(100.0)

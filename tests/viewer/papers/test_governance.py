@@ -13,13 +13,15 @@ from fl_dp.ledger import PrivacyLedger
 from fl_dp.plan import PrivacyPlan
 
 
+def plan_of(num_clients: int) -> PrivacyPlan:
+    return PrivacyPlan.from_noise_multiplier(
+        1.2, delta=1e-4, rounds=6, sampling_rate=0.2, clipping_norm=1.0, num_clients=num_clients
+    )
+
+
 def test_small_counts_are_told_as_such() -> None:
-    assert [count_of(number) for number in (0, 9, 10, 200)] == [
-        "fewer than 10",
-        "fewer than 10",
-        10,
-        200,
-    ]
+    few = "fewer than 10"
+    assert [count_of(number) for number in (0, 9, 10, 200)] == [few, few, 10, 200]
 
 
 def test_no_ledger_at_all_has_spent_nothing() -> None:
@@ -41,10 +43,7 @@ def test_a_broken_promise_is_said(broken: str) -> None:
 
 def test_a_summary_of_a_training_names_nobody(tmp_path: Path) -> None:
     path = tmp_path / "st-mary.db"
-    plan = PrivacyPlan.from_noise_multiplier(
-        1.2, delta=1e-4, rounds=6, sampling_rate=0.2, clipping_norm=1.0, num_clients=7
-    )
-    with PrivacyLedger.open(path, plan, run_id="st-mary-run") as ledger:
+    with PrivacyLedger.open(path, plan_of(7), run_id="st-mary-run") as ledger:
         ledger.commit(ledger.reserve(round=1))
         ledger.reserve(round=2)
         spent = ledger.epsilon().best
@@ -61,10 +60,7 @@ def test_a_summary_of_a_training_names_nobody(tmp_path: Path) -> None:
 
 def test_a_summary_of_an_altered_ledger_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "ledger.db"
-    plan = PrivacyPlan.from_noise_multiplier(
-        1.2, delta=1e-4, rounds=6, sampling_rate=0.2, clipping_norm=1.0, num_clients=70
-    )
-    with PrivacyLedger.open(path, plan) as ledger:
+    with PrivacyLedger.open(path, plan_of(70)) as ledger:
         ledger.reserve(round=1)
         ledger.reserve(round=2)
     with sqlite3.connect(path) as connection:

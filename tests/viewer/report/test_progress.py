@@ -14,22 +14,16 @@ import pytest
 from fl_dp.commands.terminal.numbers import epsilon_text
 from fl_dp.commands.terminal.progress import describe_round
 
-ALONE = """
+ONE_RUN = """
 from fl_dp.commands.console import out
 from fl_dp.commands.terminal.progress import progress_line
-with progress_line(out, "digits, seed 0", rounds=20, budget=8.0) as on_round:
-    for at in range(21):
-        on_round({"round": at, "test_accuracy": at / 40, "epsilon": at / 10})
+with progress_line(out, "digits, seed 0", rounds=ROUNDS, budget=8.0, done=DONE) as on_round:
+    for at in range(ROUNDS + 1):
+        on_round({"round": at, "test_accuracy": 0.5 * at / ROUNDS, "epsilon": 2.0 * at / ROUNDS})
 print("after")
 """
-CONTINUED = """
-from fl_dp.commands.console import out
-from fl_dp.commands.terminal.progress import progress_line
-with progress_line(out, "digits, seed 0", rounds=150, budget=8.0, done=129) as on_round:
-    for at in range(151):
-        on_round({"round": at, "test_accuracy": 0.5, "epsilon": at / 100})
-print("after")
-"""
+ALONE = ONE_RUN.replace("ROUNDS", "20").replace("DONE", "0")
+CONTINUED = ONE_RUN.replace("ROUNDS", "150").replace("DONE", "129")
 TOGETHER = """
 import threading
 from fl_dp.commands.console import out

@@ -13,12 +13,7 @@ from sweep_results import RESULT
 from fl_dp.commands.terminal.results import points, read_results, write_results
 
 WITHOUT = replace(
-    RESULT,
-    x=None,
-    epsilon=math.inf,
-    noise_multiplier=None,
-    noise_of_mean=None,
-    seconds=None,
+    RESULT, x=None, epsilon=math.inf, noise_multiplier=None, noise_of_mean=None, seconds=None
 )
 
 

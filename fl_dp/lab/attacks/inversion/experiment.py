@@ -21,11 +21,9 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import Dataset
 from fl_dp.tasks.models import build_model
 
-from .analytic import AnalyticInversion, first_linear
+from .analytic import first_linear
 from .attack import Attack, PixelRange, Recovered
-from .deep_leakage import DeepLeakage
 from .image_metrics import matched, mean_image, mse, nearest_image, psnr, ssim
-from .inverting_gradients import InvertingGradients
 from .names import ATTACKS, THREATS, WITH_NOISE
 from .observation import ClientRecords, LocalTraining
 from .threats import (
@@ -220,6 +218,7 @@ class Recovery:
         images = self.dataset.train_x
         if images.dtype == np.uint8:
             mean, std = np.atleast_1d(self.dataset.mean), np.atleast_1d(self.dataset.std)
+            # Bytes are scaled to [0, 1] and then standardised: 0 and 255 become these.
             return PixelRange(tuple(-mean / std), tuple((1.0 - mean) / std))
         return PixelRange((float(images.min()),), (float(images.max()),))
 
@@ -281,14 +280,9 @@ class Recovery:
         raise ValueError(f"there is no threat {cell.threat!r}: write one of {', '.join(THREATS)}")
 
     def _attack(self, name: str) -> Attack:
-        match name:
-            case "analytic":
-                return AnalyticInversion()
-            case "dlg" | "idlg":
-                return DeepLeakage(knows_labels=name == "idlg", steps=self.steps)
-            case "inverting_gradients":
-                return InvertingGradients(steps=self.steps, restarts=1)
-        raise ValueError(f"there is no attack {name!r}: write one of {', '.join(ATTACKS)}")
+        if name not in ATTACKS:
+            raise ValueError(f"there is no attack {name!r}: write one of {', '.join(ATTACKS)}")
+        return ATTACKS[name](self.steps)
 
     def _measured(
         self,

@@ -25,6 +25,7 @@ def recovered_labels(observation: Observation) -> Tensor:
     Raises:
         ValueError: If the model does not end in a linear layer.
     """
+    # Proportional to mean(onehot(label) - p), where p is taken to be the same for all records.
     evidence = _towards_each_class(observation)
     share = evidence - evidence.min()
     if not bool(share.sum() > 0.0):  # an update of zero: no class is likelier than another

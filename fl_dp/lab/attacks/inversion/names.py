@@ -2,8 +2,44 @@
 
 from __future__ import annotations
 
-ATTACKS = ("analytic", "dlg", "idlg", "inverting_gradients")
-"""See `AnalyticInversion`, `DeepLeakage` without and with known labels, `InvertingGradients`."""
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from .attack import Attack
+
+
+def _analytic(steps: int) -> Attack:
+    from .analytic import AnalyticInversion
+
+    return AnalyticInversion()
+
+
+def _dlg(steps: int) -> Attack:
+    from .deep_leakage import DeepLeakage
+
+    return DeepLeakage(steps=steps)
+
+
+def _idlg(steps: int) -> Attack:
+    from .deep_leakage import DeepLeakage
+
+    return DeepLeakage(knows_labels=True, steps=steps)
+
+
+def _inverting_gradients(steps: int) -> Attack:
+    from .inverting_gradients import InvertingGradients
+
+    return InvertingGradients(steps=steps, restarts=1)
+
+
+ATTACKS: Mapping[str, Callable[[int], Attack]] = {
+    "analytic": _analytic,
+    "dlg": _dlg,
+    "idlg": _idlg,
+    "inverting_gradients": _inverting_gradients,
+}
+"""Attacks by their names in `recovery.attacks`, each made for a search of at most so many steps."""
 
 WITHOUT_NOISE = ("raw", "local_steps", "clipped", "secure_sum")
 WITH_NOISE = (

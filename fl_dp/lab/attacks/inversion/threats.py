@@ -229,7 +229,7 @@ class NoisyUpdate(ThreatModel):
 
 @dataclass(frozen=True, kw_only=True)
 class ReleasedModel(ThreatModel):
-    """Somebody who gets the released model, to which a trusted server has added the noise.
+    """An adversary that gets the released model, to which a trusted server has added the noise.
 
     Attributes:
         clipping_norm: L2 bound on each client's update.

@@ -35,6 +35,7 @@ def lira(seen: Observations, target: int, *, online: bool) -> NDArray[np.float64
     if not online:
         return np.asarray((found - mean_out) / deviation_out, np.float64)
     mean_in, deviation_in = _gaussian(references, inside)
+    # log p(found | member) / p(found | not).
     ratio = norm.logpdf(found, mean_in, deviation_in) - norm.logpdf(found, mean_out, deviation_out)
     return np.asarray(ratio, np.float64)
 

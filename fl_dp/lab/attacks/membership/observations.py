@@ -14,8 +14,9 @@ class Observations:
     """Confidences of models that were trained alike, each on its own random half of candidates.
 
     Attributes:
-        members: Bool `(models, candidates)`: who was part of which training. Fair coins, thrown
-            apart for each model and candidate: only then says a score nothing but what was learned.
+        members: Bool `(models, candidates)`: whether a candidate was part of a training. Fair
+            coins, independent for each model and candidate: otherwise a score could show more than
+            what was learned.
         candidates: Float64 `(models, candidates)`: logit-scaled confidences (`logit_confidence`),
             or a client's mean of them (`mean_per_client`).
         population: Float64 `(models, others)`: the same of those that no model was trained on.

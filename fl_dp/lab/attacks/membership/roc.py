@@ -1,7 +1,7 @@
 """The ROC of an attack, and what it comes to at low false-positive rates.
 
-The mean over all candidates hides whom an attack finds for certain, so the rates that count are
-those at few false alarms (Carlini et al. 2022, section III).
+A mean over all candidates hides the few that an attack finds with certainty, so the rates that
+count are those at few false alarms (Carlini et al. 2022, section III).
 """
 
 from __future__ import annotations

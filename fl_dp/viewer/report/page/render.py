@@ -40,7 +40,7 @@ def report_page(
         images: That the runs drew; `pictures.MOST` bytes of them are taken.
 
     Raises:
-        ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[report]'` brings.
+        ModuleNotFoundError: Without jinja2, which `pip install 'fl-dp[viewer]'` brings.
         ValueError: Without any run and any attack.
     """
     if not runs and not attacks:

@@ -1,0 +1,294 @@
+"""Whoever follows a row of "I want to add ..." has something that trains and is charged.
+
+Each thing is added to a copy of the package by touching the files of its row, and no other; all of
+them are then used in one process.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from additions import Addition, check_row, copy_with, run_in
+
+SELECTION = Addition(
+    row="selection",
+    written={
+        "strategies/in_turn.py": '''
+"""Units in the order of the roster."""
+
+from collections.abc import Sequence
+
+from fl_dp.accounting import VisibleSampling
+
+from .roster import Unit
+from .selection import Draw, Selection
+
+
+class InTurnSelection(Selection):
+    """The next `cohort` units of the roster in each round; who takes part is seen."""
+
+    def __init__(self, cohort: int) -> None:
+        """Let so many units take part in each round."""
+        self.sampling = VisibleSampling(cohort=cohort)
+
+    def select(self, draw: Draw) -> Sequence[Unit]:
+        """Return the units whose turn it is."""
+        first = (draw.server_round - 1) * self.sampling.cohort
+        places = range(first, first + min(self.sampling.cohort, len(draw.roster)))
+        return [draw.roster[place % len(draw.roster)] for place in places]
+'''
+    },
+    registered={
+        "strategies/__init__.py": {
+            "from .modes import ": "from .in_turn import InTurnSelection\nfrom .modes import ",
+            '    "FixedSelection",\n': '    "FixedSelection",\n    "InTurnSelection",\n',
+        }
+    },
+)
+
+MECHANISM = Addition(
+    row="mechanism",
+    written={
+        "fl_dp/mechanisms/twice_laplace.py": '''
+"""Laplace noise, and as much again."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .clipping import Norm
+from .events import LaplaceEvent
+from .grid import GridMechanism, IntegerLaw
+from .laplace import DiscreteLaplace
+from .randomness import SecureRandom
+
+
+class TwiceLaplace(IntegerLaw):
+    """The law of the sum of two draws of `DiscreteLaplace`."""
+
+    def _propose(self, count: int, rng: SecureRandom) -> NDArray[np.int64]:
+        once = DiscreteLaplace(self.scale)
+        return once.sample(count, rng) + once.sample(count, rng)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TwiceLaplaceMechanism(GridMechanism):
+    """Release a sum of L1-clipped vectors with two independent Laplace noises.
+
+    Privacy: as `LaplaceMechanism`, whose release it adds noise to.
+    """
+
+    clipping: Norm = Norm.L1
+
+    def event(self) -> LaplaceEvent:
+        """Return the event of the first noise; the second is post-processing."""
+        return LaplaceEvent(noise_multiplier=self.noise_multiplier)
+
+    @property
+    def noise_std(self) -> float:
+        """Standard deviation of the noise on each coordinate of the sum: two scales."""
+        return 2.0 * self.noise_scale
+
+    @cached_property
+    def law(self) -> TwiceLaplace:
+        """The law of the noise on each coordinate of the sum, in grid steps."""
+        return TwiceLaplace(self.noise_scale / self.grid)
+'''
+    },
+    registered={
+        "fl_dp/mechanisms/__init__.py": {
+            "from .schemes import ": (
+                "from .twice_laplace import TwiceLaplaceMechanism\nfrom .schemes import "
+            ),
+            '    "WhiteStream",\n': '    "TwiceLaplaceMechanism",\n    "WhiteStream",\n',
+        }
+    },
+)
+
+SCHEME = Addition(
+    row="client scheme",
+    written={
+        "fl_dp/mechanisms/rounded_gaussian.py": '''
+"""Gaussian noise at the client, rounded."""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from .gaussian import GaussianMechanism
+from .randomness import SecureRandom
+
+
+@dataclass(frozen=True, kw_only=True)
+class RoundedGaussianMechanism(GaussianMechanism):
+    """A Gaussian release, rounded to quarters of its noise.
+
+    Privacy: as `GaussianMechanism`; rounding a release costs nothing.
+    """
+
+    def privatize(self, update: ArrayLike, rng: SecureRandom) -> NDArray[np.float64]:
+        """Return the rounded private vector."""
+        step = self.noise_std / 4.0
+        return np.asarray(np.rint(super().privatize(update, rng) / step) * step)
+'''
+    },
+    registered={
+        "fl_dp/mechanisms/__init__.py": {
+            "from .randomness import SecureRandom\n": (
+                "from .randomness import SecureRandom\n"
+                "from .rounded_gaussian import RoundedGaussianMechanism\n"
+            ),
+            '    "ScalarMetric",\n': '    "RoundedGaussianMechanism",\n    "ScalarMetric",\n',
+        },
+        "fl_dp/mechanisms/schemes.py": {
+            "from .randomness import SecureRandom\n": (
+                "from .randomness import SecureRandom\n"
+                "from .rounded_gaussian import RoundedGaussianMechanism\n"
+            ),
+            '    "gaussian": GaussianMechanism,\n': (
+                '    "gaussian": GaussianMechanism,\n    "rounded": RoundedGaussianMechanism,\n'
+            ),
+        },
+    },
+)
+
+TASK = Addition(
+    row="task",
+    written={
+        "fl_dp/tasks/datasets/stripes.py": '''
+"""Images of stripes, upright or lying."""
+
+import numpy as np
+
+from .dataset import Dataset
+from .held_out import with_test_part
+
+
+def load_stripes() -> Dataset:
+    """Return 100 images of 4x4, half of them upright."""
+    upright = np.tile(np.float32([0, 1]), (4, 2))
+    images = np.stack([upright, upright.T] * 50)[:, None]
+    return with_test_part("stripes", images, np.arange(100) % 2, num_classes=2)
+''',
+        "conf/task/stripes.yaml": "name: stripes\nnum_clients: 20\npartition: iid\n",
+    },
+    registered={
+        "fl_dp/tasks/datasets/data.py": {
+            '"digits": Form((1, 8, 8), 10), ': (
+                '"digits": Form((1, 8, 8), 10), "stripes": Form((1, 4, 4), 2), '
+            )
+        }
+    },
+)
+
+ADDITIONS = (SELECTION, MECHANISM, SCHEME, TASK)
+
+PROGRAM = """
+import json
+from pathlib import Path
+
+import numpy as np
+from local_grid import FIRST_NODE, answer_with_app, answer_with_update
+from trainings import FixedClient, client_fn, plan_of, record, train
+from typer.testing import CliRunner
+
+from fl_dp.accounting import VisibleSampling, event_to_dict
+from fl_dp.clients import numpy_client_app
+from fl_dp.commands.app import app
+from fl_dp.mechanisms import FixedClipping, SecureRandom, TwiceLaplaceMechanism
+from fl_dp.strategies import InTurnSelection
+
+
+def charged(trained):
+    return [[event_to_dict(event), count] for event, count in trained.ledger.history]
+
+
+found = {}
+
+selection = InTurnSelection(2)
+plan = plan_of(5, rounds=3, sampling=selection.sampling, noise_multiplier=0.5)
+trained = train(
+    Path("."), plan, answer_with_update([{}] * 5), record(w=np.zeros(3)), selection=selection
+)
+nodes = [message.metadata.dst_node_id - FIRST_NODE for message in trained.grid.sent]
+found["selection"] = {"asked": nodes, "charged": charged(trained)}
+
+mechanism = TwiceLaplaceMechanism(noise_multiplier=2.0, clipping_norm=3.0)
+update = np.zeros(20_000)
+sent = mechanism.privatize(update, SecureRandom(insecure_seed=1))
+paid = dict(plan_of(5, other_releases={mechanism.event(): 2}).history)[mechanism.event()]
+event = event_to_dict(mechanism.event())
+found["mechanism"] = {"std": float(sent.std()), "event": event, "planned": paid}
+
+Path("local").mkdir()
+clients = numpy_client_app(client_fn(lambda node: FixedClient(0.0)))
+plan = plan_of(
+    4, rounds=2, client_scheme="rounded", noise_multiplier=2.0, clipping=FixedClipping(norm=0.5)
+)
+trained = train(Path("local"), plan, answer_with_app(clients, 4), record(w=np.zeros(20_000)))
+released = trained.models[-1]["w"] - trained.models[-2]["w"]
+found["client scheme"] = {"std": float(released.std()), "charged": charged(trained)}
+
+for name, keys in {
+    "client scheme": ["privacy=local", "privacy.scheme=rounded", "selection=public"],
+    "task": ["task=stripes", "privacy.noise_multiplier=1"],
+}.items():
+    planned = CliRunner().invoke(app, ["plan", *keys, "rounds=2", "--json"])
+    assert planned.exit_code == 0, planned.output
+    found.setdefault(name, {})["planned"] = json.loads(planned.stdout)
+
+from fl_dp.tasks.datasets import form_of, load_dataset
+
+stripes = load_dataset("stripes")
+found["task"] |= {"records": len(stripes.train_y), "form": stripes.form == form_of("stripes", None)}
+print(json.dumps(found))
+"""
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    copy = copy_with(ADDITIONS, tmp_path_factory.mktemp("added"), without=("lab", "viewer"))
+    told: dict[str, Any] = json.loads(run_in(copy, PROGRAM).splitlines()[-1])
+    return told
+
+
+@pytest.mark.parametrize("addition", ADDITIONS, ids=[each.row for each in ADDITIONS])
+def test_the_row_names_the_files_and_their_number(addition: Addition) -> None:
+    check_row(addition)
+
+
+def test_a_selection_that_was_added_chooses_and_is_charged_by_its_law(
+    found: dict[str, Any],
+) -> None:
+    assert found["selection"]["asked"] == [0, 1, 2, 3, 4, 0]
+    event = {"event": "gaussian", "noise_multiplier": 0.5}
+    assert found["selection"]["charged"] == [[event, 3]]
+
+
+def test_a_mechanism_that_was_added_draws_its_law_and_a_plan_charges_its_event(
+    found: dict[str, Any],
+) -> None:
+    assert found["mechanism"]["std"] == pytest.approx(2.0 * 2.0 * 3.0, rel=0.05)
+    assert found["mechanism"]["event"] == {"event": "laplace", "noise_multiplier": 2.0}
+    assert found["mechanism"]["planned"] == 2
+
+
+def test_a_client_scheme_that_was_added_trains_is_charged_and_has_its_key(
+    found: dict[str, Any],
+) -> None:
+    scheme = found["client scheme"]
+    # The mean of four clients' noise; rounding to quarters adds 0.3 % to its deviation.
+    assert scheme["std"] == pytest.approx(2.0 * 0.5 / 4**0.5, rel=0.05)
+    assert scheme["charged"] == [[{"event": "gaussian", "noise_multiplier": 2.0}, 2]]
+    assert scheme["planned"]["epsilon"]["pld"] <= scheme["planned"]["budget"]
+
+
+def test_a_task_that_was_added_is_loaded_and_planned_by_its_name(found: dict[str, Any]) -> None:
+    assert found["task"]["records"] == 80
+    assert found["task"]["form"]
+    assert found["task"]["planned"]["epsilon"]["pld"] > 0.0
