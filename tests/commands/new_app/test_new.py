@@ -102,7 +102,11 @@ def test_the_app_needs_the_versions_that_this_library_needs(app: Path) -> None:
     project = tomllib.loads((app / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     ours = {
         Requirement(text).name: Requirement(text)
-        for text in [*OURS["dependencies"], *OURS["optional-dependencies"]["torch"]]
+        for text in [
+            *OURS["dependencies"],
+            *OURS["optional-dependencies"]["torch"],
+            *OURS["optional-dependencies"]["app"],
+        ]
     }
     for text in project["dependencies"]:
         need = Requirement(text)
