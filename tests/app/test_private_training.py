@@ -29,7 +29,7 @@ def test_only_a_simulation_takes_torch_s_generator(
     seen: list[bool] = []
     monkeypatch.setattr(private_training, "in_simulation", lambda: simulated)
     monkeypatch.setattr(
-        "fl_dp.clients.opacus_client.Participation",
+        "fl_dp.clients.opacus_client.PrivateSteps",
         lambda *args, how, **rest: seen.append(how.secure_randomness),
     )
     client = private_training.private_client(
