@@ -123,11 +123,11 @@ def _settings_of(price: dict[str, Any]) -> list[str]:
     if kind == "visible":
         found.append(f"selection.participation_cap={price['charged_rounds']}")
     if price["noise"] != "independent":
-        found.append(f"privacy.noise={price['noise']}")
+        found.append(f"noise={price['noise']}")
     if price["noise"] == "spaced":
-        found.append(f"privacy.separation={price['separation']}")
+        found.append(f"noise.separation={price['separation']}")
     if price["noise"] == "cyclic":
-        found.append(f"privacy.groups={price['sampling']['groups']}")
+        found.append(f"noise.groups={price['sampling']['groups']}")
     return found
 
 

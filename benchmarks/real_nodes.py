@@ -43,9 +43,9 @@ OVERRIDES = {
     PLAIN: ("privacy=central",),
     SECURE: (
         "privacy=distributed",
-        "secure_sum.least=2",
-        "secure_sum.colluding=0",
-        "secure_sum.threshold=2",
+        "privacy.secure_sum.least=2",
+        "privacy.secure_sum.colluding=0",
+        "privacy.secure_sum.threshold=2",
     ),
 }
 
@@ -111,7 +111,7 @@ def seconds_of_rounds(
 ) -> list[float]:
     """Train once and return the seconds of each round but the first, which sets up."""
     name = f"{kind}-{turn}".replace(" ", "-")
-    roster = [f"secure_sum.roster={place / 'roster.json'}"] if kind == SECURE else []
+    roster = [f"privacy.secure_sum.roster={place / 'roster.json'}"] if kind == SECURE else []
     asked = [f"rounds={rounds}", *SHARED, *OVERRIDES[kind], *roster]
     with clocked(place / "runs" / name / "metrics.jsonl") as seen:
         train_wards(deployment, place, name, *asked, timeout=None)  # a busy machine takes long

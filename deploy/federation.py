@@ -80,9 +80,9 @@ MODES = {
             "privacy=distributed",
             "privacy.epsilon=40",
             # Nobody colludes: else all three would have to answer each time.
-            "secure_sum.least=2",
-            "secure_sum.colluding=0",
-            "secure_sum.threshold=2",
+            "privacy.secure_sum.least=2",
+            "privacy.secure_sum.colluding=0",
+            "privacy.secure_sum.threshold=2",
         ),
         required="distributed",
         policy={"secagg-colluding": 0},
@@ -176,7 +176,7 @@ class Federation(Deployment):
         if self._mode.server_counts:
             overrides += ["privacy.delta=0.01", f"privacy.witness_dir={place / 'witness'}"]
         if "distributed" in self._mode.required:
-            overrides.append(f"secure_sum.roster={place / 'roster.json'}")
+            overrides.append(f"privacy.secure_sum.roster={place / 'roster.json'}")
         return overrides
 
     def ledger_of(self, ward: str) -> Path:

@@ -13,10 +13,11 @@ from pathlib import Path
 
 import exclusions
 
-from fl_dp.app.keys import Key, all_keys, groups
+from fl_dp.app.keys import Key, all_keys, in_yaml
+from fl_dp.app.schema import groups
 
 PAGE = Path(__file__).resolve().parent / "configuration.md"
-_TABLE = re.compile(r"<!-- (keys of (\w+)|exclusions) -->\n.*?<!-- end -->", re.DOTALL)
+_TABLE = re.compile(r"<!-- (keys of ([\w.]+)|exclusions) -->\n.*?<!-- end -->", re.DOTALL)
 _THE_RUN = "run"  # the keys that stand in no group
 
 
@@ -29,12 +30,30 @@ def table_of(group: str) -> str:
     Raises:
         ValueError: If there is no such group.
     """
-    if group not in (_THE_RUN, *groups()):
-        raise ValueError(f"there is no group '{group}': the groups are {', '.join(groups())}")
     inside = "" if group == _THE_RUN else group
-    keys = [key for key in all_keys().values() if key.group == inside]
-    rows = [f"| `{key.name}` | `{key.default_text}` | {_meaning(key)} |" for key in keys]
+    keys = [key for key in all_keys().values() if key.name.rpartition(".")[0] == inside]
+    if not keys:
+        raise ValueError(f"there is no group '{group}': the groups are {', '.join(groups())}")
+    if any(key.of_options for key in keys):
+        rows = [
+            f"| `{key.name}` | {_of(key)} | {_default(key)} | {_meaning(key)} |" for key in keys
+        ]
+        return "\n".join(["| key | of | default | meaning |", "|---|---|---|---|", *rows])
+    rows = [f"| `{key.name}` | {_default(key)} | {_meaning(key)} |" for key in keys]
     return "\n".join(["| key | default | meaning |", "|---|---|---|", *rows])
+
+
+def _of(key: Key) -> str:
+    """Return the options of its group that have a key."""
+    return ", ".join(f"`{name}`" for name in key.options) if key.of_options else "all"
+
+
+def _default(key: Key) -> str:
+    """Return a key's default, and that of each option that brings another."""
+    others = "".join(
+        f"; `{name}`: `{in_yaml(value)}`" for name, value in key.other_defaults.items()
+    )
+    return f"`{key.default_text}`{others}"
 
 
 def _meaning(key: Key) -> str:

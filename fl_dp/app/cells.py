@@ -16,15 +16,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from omegaconf.errors import ConfigAttributeError, ConfigKeyError
 
 from fl_dp.accounting import exposures_noise_multiplier, udp_sigma
 
 from .compose import compose_settings, expand_sweep
 from .keys import all_keys
-from .overrides import ConfigError, check_values, parsed
+from .overrides import ConfigError, check_values, missing_key, parsed
 from .planning import target_delta
 from .schema import settings_document
-from .settings import CurveSettings, Settings, SweepSettings
+from .settings import OPTIONS, CurveSettings, Settings, SweepSettings
 
 # Where a training is written and where it is computed changes nothing of what it comes to.
 _NOT_PINNED = ("output_dir", "run_name", "resume", "report", "simulation", "sweep")
@@ -198,11 +199,17 @@ def moved(settings: Settings, key: str, value: str) -> Settings:
     Raises:
         ConfigError: If it can't have that value.
     """
-    check_values([parsed(f"{key}={value}")])
+    override = parsed(f"{key}={value}")
+    check_values([override])
     changed = OmegaConf.structured(settings)
-    OmegaConf.update(changed, key, parsed(f"{key}={value}").value())
     try:
+        if key in OPTIONS:
+            changed[key] = OPTIONS[key][value]
+        else:
+            OmegaConf.update(changed, key, override.value())
         settled = OmegaConf.to_object(changed)
+    except (ConfigAttributeError, ConfigKeyError) as error:
+        raise ConfigError(missing_key(key), options=(key,)) from error
     except ValueError as error:
         raise ConfigError(str(error)) from error
     assert isinstance(settled, Settings)
@@ -214,7 +221,7 @@ def _noise_by(formula: str, settings: Settings, epsilon: float) -> float:
     if settings.privacy.mode != "local":
         raise ConfigError(
             f"a curve with the formula '{formula}' sets the noise of each client's upload: write "
-            f"privacy=local among its overrides, got privacy.mode={settings.privacy.mode}"
+            f"privacy=local among its overrides, got privacy={settings.privacy.mode}"
         )
     rate, rounds, delta = settings.selection.sampling_rate, settings.rounds, target_delta(settings)
     if formula == "udp":

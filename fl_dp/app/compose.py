@@ -17,9 +17,17 @@ from pathlib import Path
 
 from .kept import check_kept
 from .option_keys import errors_in_keys
-from .overrides import ConfigError, check_keys, check_values, config_folder, parsed, wrong_value
+from .overrides import (
+    ConfigError,
+    check_keys,
+    check_values,
+    config_folder,
+    missing_key,
+    parsed,
+    wrong_value,
+)
 from .recipes import with_recipe
-from .schema import new_schema, settings_of
+from .schema import register_options, settings_of
 from .settings import Settings
 
 __all__ = ["ConfigError", "compose_settings", "config_folder", "expand_sweep"]
@@ -46,7 +54,6 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     check_keys(overrides)
     # After that, as they take a third of a second: a misspelt key is said at once.
     from hydra import compose, initialize_config_dir
-    from hydra.core.config_store import ConfigStore
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
@@ -57,7 +64,7 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
     try:
         # A ServerApp runs in a thread of a process where Hydra may be in use already.
         with _hydra_is_global:
-            ConfigStore.instance().store(name="schema", node=new_schema())
+            register_options()
             outer = GlobalHydra.instance().hydra
             GlobalHydra.instance().clear()
             try:
@@ -68,7 +75,9 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
                 GlobalHydra.instance().hydra = outer
         # Merged into the schema once more: Hydra lets a file add keys that nobody reads.
         with errors_in_keys():
-            settings = settings_of(OmegaConf.to_container(composed))
+            plain = OmegaConf.to_container(composed)
+            assert isinstance(plain, dict)  # as Hydra composes
+            settings = settings_of({str(key): value for key, value in plain.items()})
         given = {
             each.key_or_group: str(each.input_line).partition("=")[2]
             for each in read
@@ -127,5 +136,11 @@ def _keys_in(error: BaseException) -> tuple[str, ...]:
 
 def _first_line(error: BaseException) -> str:
     """Return what is wrong with a key, or at least the first line of an error."""
+    from omegaconf.errors import ConfigAttributeError, ConfigKeyError
+
     key = getattr(error, "full_key", None)
-    return wrong_value(str(key), None) if key else str(error).partition("\n")[0]
+    if not key:
+        return str(error).partition("\n")[0]
+    if isinstance(error, ConfigAttributeError | ConfigKeyError):
+        return missing_key(str(key))
+    return wrong_value(str(key), None)

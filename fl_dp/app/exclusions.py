@@ -21,17 +21,8 @@ _SELECTIONS_OF_NOISE = {
 
 
 def _needs_another_selection(settings: Settings) -> bool:
-    fitting = _SELECTIONS_OF_NOISE[settings.privacy.noise]
+    fitting = _SELECTIONS_OF_NOISE[settings.noise.name]
     return fitting is not None and settings.selection.name not in fitting
-
-
-def _has_keys_of_other_noise(settings: Settings) -> bool:
-    privacy = settings.privacy
-    return (
-        (privacy.separation is not None and privacy.noise != "spaced")
-        or (privacy.groups is not None and privacy.noise != "cyclic")
-        or (privacy.bands is not None and privacy.noise == "independent")
-    )
 
 
 PARTS: tuple[Exclusion[Settings], ...] = (
@@ -43,10 +34,10 @@ PARTS: tuple[Exclusion[Settings], ...] = (
         instead="write {privacy.unit=client}, or {privacy=dp_sgd}, or leave {model.shared} out",
     ),
     Exclusion(
-        options=("model.lora_train", "privacy.mode"),
+        options=("model.lora_train", "privacy"),
         when=lambda given: given.model.lora_train == "alternating",
         why="under {model.lora_train=alternating} the factor at rest would get the noise of a "
-        "round, too, where updates are noised as a whole ({privacy.mode=?})",
+        "round, too, where updates are noised as a whole ({privacy=?})",
         instead="write {model.lora_train=b}, or {privacy=dp_sgd}",
     ),
 )
@@ -54,50 +45,41 @@ PARTS: tuple[Exclusion[Settings], ...] = (
 
 NOISE: tuple[Exclusion[Settings], ...] = (
     Exclusion(
-        options=("privacy.separation", "privacy.groups", "privacy.bands", "privacy.noise"),
-        when=_has_keys_of_other_noise,
-        why="{privacy.separation} is for {privacy.noise=spaced}, {privacy.groups} for "
-        "{privacy.noise=cyclic}, and {privacy.bands} for both",
-        instead="write that noise too, or leave the key out",
-        got=("privacy.noise",),
-    ),
-    Exclusion(
-        options=("privacy.noise", "privacy.mode"),
-        when=lambda given: given.privacy.noise != "independent" and given.privacy.mode != "central",
+        options=("noise", "privacy"),
+        when=lambda given: given.noise.name != "independent" and given.privacy.mode != "central",
         why="correlated noise is the server's own, and nodes that add noise can't take earlier "
         "noise away",
-        instead="write {privacy=central} or {privacy.noise=independent}",
+        instead="write {privacy=central} or {noise=independent}",
         got=(
-            "privacy.noise",
-            "privacy.mode",
+            "noise",
+            "privacy",
         ),
     ),
     Exclusion(
-        options=("privacy.noise", "selection"),
-        when=lambda given: given.privacy.noise == "cyclic" and given.selection.name == "buffered",
-        why="{privacy.noise=cyclic} rests on secret coins inside a group, and who answers when is "
-        "no coin",
-        instead="with {selection=buffered} write {privacy.noise=spaced}",
+        options=("noise", "selection"),
+        when=lambda given: given.noise.name == "cyclic" and given.selection.name == "buffered",
+        why="{noise=cyclic} rests on secret coins inside a group, and who answers when is no coin",
+        instead="with {selection=buffered} write {noise=spaced}",
     ),
     Exclusion(
-        options=("selection", "privacy.noise"),
+        options=("selection", "noise"),
         when=_needs_another_selection,
-        why="{privacy.noise=spaced} goes with {selection=public} or buffered, "
-        "{privacy.noise=cyclic} with {selection=poisson} or truncated_poisson, and "
-        "{privacy.noise=auto} with {selection=poisson} or public",
+        why="{noise=spaced} goes with {selection=public} or buffered, "
+        "{noise=cyclic} with {selection=poisson} or truncated_poisson, and "
+        "{noise=auto} with {selection=poisson} or public",
         instead="write that selection too",
         got=(
-            "privacy.noise",
-            "selection.name",
+            "noise",
+            "selection",
         ),
     ),
     Exclusion(
-        options=("privacy.noise", "privacy.noise_multiplier", "privacy.epsilon"),
+        options=("noise", "privacy.noise_multiplier", "privacy.epsilon"),
         when=lambda given: (
-            given.privacy.noise == "auto"
+            given.noise.name == "auto"
             and (given.privacy.epsilon is None or given.privacy.noise_multiplier is not None)
         ),
-        why="{privacy.noise=auto} compares noise at one budget",
+        why="{noise=auto} compares noise at one budget",
         instead="leave {privacy.noise_multiplier} out, and write {privacy.epsilon}",
     ),
 )
@@ -160,14 +142,14 @@ RECORDS: tuple[Exclusion[Settings], ...] = (
         instead="leave it out under DP-SGD",
     ),
     Exclusion(
-        options=("selection", "privacy.mode"),
+        options=("selection", "privacy"),
         when=lambda given: given.protects_records_alone and given.selection.name in _BY_UTILITY,
         why="a selection by utility is paid for by a promise to clients, and their records alone "
         "are protected",
         instead="write {selection=poisson}, truncated_poisson, fixed or public",
     ),
     Exclusion(
-        options=("selection.participation_cap", "privacy.mode"),
+        options=("selection.participation_cap", "privacy"),
         when=lambda given: (
             given.protects_records_alone and given.selection.participation_cap is not None
         ),
@@ -176,13 +158,13 @@ RECORDS: tuple[Exclusion[Settings], ...] = (
         instead="write {dp_sgd.participations}, which bounds the rounds of one",
     ),
     Exclusion(
-        options=("schedule", "privacy.mode"),
+        options=("schedule", "privacy"),
         when=lambda given: given.protects_records_alone and given.schedule.name != "constant",
         why="the noise of DP-SGD does not change, and records alone are protected",
         instead="write {schedule=constant}",
     ),
     Exclusion(
-        options=("clipping", "privacy.mode"),
+        options=("clipping", "privacy"),
         when=lambda given: given.protects_records_alone and given.clipping.name != "fixed",
         why="the server does not clip where records alone are protected",
         instead="write {clipping=fixed}, and {dp_sgd.clipping_norm} for gradients",
@@ -191,7 +173,7 @@ RECORDS: tuple[Exclusion[Settings], ...] = (
         options=("dp_sgd.expected_batch_size", "privacy.neighboring_relation"),
         when=lambda given: (
             given.privacy.neighboring_relation == "add-or-remove-one"
-            and given.dp_sgd.expected_batch_size is None
+            and given.record_training.expected_batch_size is None
         ),
         why="{privacy.neighboring_relation=add-or-remove-one} hides how many records a client has",
         instead="give {dp_sgd.expected_batch_size}, a public constant, for example "
@@ -202,9 +184,9 @@ RECORDS: tuple[Exclusion[Settings], ...] = (
 
 STATISTICS: tuple[Exclusion[Settings], ...] = (
     Exclusion(
-        options=("privacy.mode", "statistic.query"),
+        options=("privacy", "statistic.query"),
         when=lambda given: given.privacy.mode not in ("central", "distributed"),
-        why="{privacy.mode=?} has nobody to add a statistic's noise",
+        why="{privacy=?} has nobody to add a statistic's noise",
         instead="write {privacy=central} or {privacy=distributed}",
     ),
     Exclusion(
@@ -232,7 +214,7 @@ STATISTICS: tuple[Exclusion[Settings], ...] = (
         instead="leave it out",
     ),
     Exclusion(
-        options=("statistic.law", "privacy.mode"),
+        options=("statistic.law", "privacy"),
         when=lambda given: given.privacy.mode == "distributed" and given.statistic.law == "laplace",
         why="the noise of a secure sum is Gaussian",
         instead="leave {statistic.law} out",
@@ -246,7 +228,7 @@ STATISTICS: tuple[Exclusion[Settings], ...] = (
         instead="leave one out",
     ),
     Exclusion(
-        options=("privacy.insecure_seed", "privacy.mode"),
+        options=("privacy.insecure_seed", "privacy"),
         when=lambda given: (
             given.privacy.mode == "distributed" and given.privacy.insecure_seed is not None
         ),

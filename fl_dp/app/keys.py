@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Sequence
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from difflib import get_close_matches
 from functools import cache
 from itertools import takewhile
 from typing import Any, get_args, get_type_hints
 
-from .schema import settings_class
-from .settings import CHOICES, CurveSettings, Settings
+from .schema import groups
+from .settings import CHOICES, OPTIONS, CurveSettings, Settings
+from .settings.fields import is_told, is_tunable
+from .settings.options import chosen_by
 
 _KINDS: dict[Any, str] = {
     int: "a whole number",
@@ -44,7 +46,7 @@ FOLDERS = frozenset(
         "task.data_dir",
         "dp_sgd.ledger_dir",
         "privacy.witness_dir",
-        "secure_sum.roster",
+        "privacy.secure_sum.roster",
         "tracking.uri",
     }
 )
@@ -62,6 +64,10 @@ class Key:
         nullable: Whether it may be null.
         choices: The values it takes; empty if there are more than a few.
         help: The sentence of the settings' docstring; empty where Python runs without docstrings.
+        told: Whether trackers may be told its value.
+        tunable: Whether a candidate of a choice may change it.
+        options: Options of its group that have it, if each has keys of its own.
+        other_defaults: Defaults of the options that do not have `default`.
     """
 
     name: str
@@ -70,11 +76,15 @@ class Key:
     nullable: bool
     choices: tuple[str, ...]
     help: str
+    told: bool
+    tunable: bool
+    options: tuple[str, ...] = ()
+    other_defaults: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def group(self) -> str:
-        """The name before the dot; empty for the run's own keys."""
-        return self.name.rpartition(".")[0]
+        """The name before the first dot; empty for the run's own keys."""
+        return self.name.partition(".")[0] if "." in self.name else ""
 
     @property
     def allowed(self) -> str:
@@ -85,43 +95,61 @@ class Key:
     @property
     def default_text(self) -> str:
         """The default as it is written in YAML."""
-        if self.default is None:
-            return "null"
-        return str(self.default).lower() if isinstance(self.default, bool) else str(self.default)
+        return in_yaml(self.default)
+
+    @property
+    def of_options(self) -> str:
+        """The choices under which the key is there, in words; empty if it always is."""
+        if not self.options or len(self.options) == len(OPTIONS[self.group]):
+            return ""
+        return f"{self.group}={either(self.options)}"
 
 
 @cache
 def all_keys() -> dict[str, Key]:
     """Return every key by its name, the run's own first."""
-    found = {}
-    for group, settings in [("", Settings), *groups().items()]:
-        helps, types = _attributes(settings), get_type_hints(settings)
-        for field in fields(settings):
-            if is_dataclass(types[field.name]):
-                continue
-            name = f"{group}.{field.name}" if group else field.name
-            inner = [part for part in get_args(types[field.name]) if part is not type(None)]
-            nullable = type(None) in get_args(types[field.name])
-            found[name] = Key(
-                name=name,
-                default=_default(field),
-                kind=_KINDS[inner[0] if nullable else types[field.name]],
-                nullable=nullable,
-                choices=CHOICES.get(name, field.metadata.get("choices", ())),
-                help=helps.get(field.name, ""),
-            )
+    found = {key.name: key for key in _keys("", Settings())}
+    for group, settings in groups().items():
+        if group not in OPTIONS:
+            found |= {key.name: key for key in _keys(group, settings())}
+            continue
+        for option, defaults in OPTIONS[group].items():
+            for key in _keys(group, defaults):
+                found[key.name] = _also(found.get(key.name, key), key, option)
     return found
 
 
-@cache
-def groups() -> dict[str, type]:
-    """Return the class of each group's settings, by the group's name."""
-    types = get_type_hints(settings_class())
-    return {
-        field.name: types[field.name]
-        for field in fields(settings_class())
-        if is_dataclass(types[field.name])
-    }
+def _keys(group: str, settings: Any) -> Iterator[Key]:
+    """Yield the keys of a group, with those of a group inside it."""
+    helps, types = _attributes(type(settings)), get_type_hints(type(settings))
+    for each in fields(settings):
+        name, kind, default = each.name, types[each.name], getattr(settings, each.name)
+        if group and is_dataclass(kind):
+            yield from _keys(f"{group}.{name}", default)
+        elif not is_dataclass(kind) and not (group in OPTIONS and name == chosen_by(group)):
+            inner = [part for part in get_args(kind) if part is not type(None)]
+            nullable = type(None) in get_args(kind)
+            key = f"{group}.{name}" if group else name
+            yield Key(
+                name=key,
+                default=default,
+                kind=_KINDS[inner[0] if nullable else kind],
+                nullable=nullable,
+                choices=CHOICES.get(key, each.metadata.get("choices", ())),
+                help=helps.get(name, ""),
+                told=is_told(each),
+                tunable=is_tunable(each),
+            )
+
+
+def _also(first: Key, key: Key, option: str) -> Key:
+    """Return a key that another option of its group has, too."""
+    other = {} if key.default == first.default else {option: key.default}
+    return replace(
+        first,
+        options=(*first.options, option),
+        other_defaults={**first.other_defaults, **other},
+    )
 
 
 def nearest_keys(name: str) -> list[str]:
@@ -147,16 +175,24 @@ def either(names: Sequence[str]) -> str:
     return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)
 
 
-def _default(field: Field[Any]) -> Any:
-    if field.default_factory is not MISSING:
-        return field.default_factory()
-    return None if field.default is MISSING else field.default
+def in_yaml(value: Any) -> str:
+    """Return a value as it is written in YAML."""
+    if value is None:
+        return "null"
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def _attributes(settings: type) -> dict[str, str]:
-    """Return the sentences under `Attributes:` in a class's docstring."""
-    text = inspect.getdoc(settings) or ""
-    _, _, listed = text.partition("Attributes:\n")
+    """Return the sentences under `Attributes:` in the docstrings of a class and of its bases."""
+    found: dict[str, str] = {}
+    for each in reversed(settings.__mro__):
+        if is_dataclass(each):
+            found |= _own_attributes(each)
+    return found
+
+
+def _own_attributes(settings: type) -> dict[str, str]:
+    _, _, listed = (inspect.cleandoc(settings.__doc__ or "")).partition("Attributes:\n")
     found: dict[str, str] = {}
     for line in takewhile(lambda line: line.startswith("    "), listed.splitlines()):
         entry = re.match(r" {4}(\w+): (.*)", line)

@@ -1,4 +1,4 @@
-"""From `privacy.noise` to who takes part when, and to the coefficients of correlated noise."""
+"""From `noise` to who takes part when, and to the coefficients of correlated noise."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from fl_dp.accounting.noise_comparison import NoisePrice, NoiseRequest, best_noi
 from fl_dp.option_errors import OptionError, require_compatible
 from fl_dp.plan import Banded
 from fl_dp.strategies import (
-    BufferedSelection,
     CyclicSelection,
-    SpacedSelection,
     TruncatedPoissonSelection,
 )
 from fl_dp.updates import VectorLayout
 
 from .exclusions import NOISE
 from .settings import Settings
+from .settings.noises import CyclicNoiseSettings, NoiseSettings, SpacedNoiseSettings
+from .settings.selections import BufferedSettings, PublicSettings, TruncatedPoissonSettings
 
-_MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless privacy.bands says more
+_MOST_MEMORY = 1 << 30  # bytes of earlier rounds' noise, unless noise.bands says more
 
 
 def with_noise(settings: Settings, delta: float) -> Settings:
-    """Return the settings with `privacy.noise=auto` replaced by the noise that is best.
+    """Return the settings with `noise=auto` replaced by the noise that is best.
 
     Args:
         settings: What is to be done.
@@ -37,7 +37,7 @@ def with_noise(settings: Settings, delta: float) -> Settings:
     """
     require_compatible(NOISE, settings)
     privacy, chosen = settings.privacy, settings.selection
-    if privacy.noise != "auto":
+    if settings.noise.name != "auto":
         return settings
     assert privacy.epsilon is not None  # a row of `NOISE`
     secret, num_clients = chosen.name == "poisson", settings.task.num_clients
@@ -53,36 +53,34 @@ def with_noise(settings: Settings, delta: float) -> Settings:
             secret_cohorts=secret,
         )
     )
-    found = replace(privacy, noise=best.noise)
-    if best.sampling.visible and chosen.participation_cap is None:
+    if isinstance(chosen, PublicSettings) and chosen.participation_cap is None:
         # The noise was compared for so many rounds of a client: without the cap it would be more.
         chosen = replace(chosen, participation_cap=best.charged_rounds)
+    noise = NoiseSettings()
     if best.noise == "spaced":
-        found = replace(found, separation=best.separation, bands=best.bands)
+        noise = SpacedNoiseSettings(separation=best.separation, bands=best.bands)
     elif best.noise == "cyclic":
-        found = replace(found, groups=best.groups, bands=best.bands)
-    return replace(settings, privacy=found, selection=chosen)
+        noise = CyclicNoiseSettings(groups=best.groups, bands=best.bands)
+    return replace(settings, noise=noise, selection=chosen)
 
 
-def spaced_selection(settings: Settings, cohort: int) -> SpacedSelection:
-    """Return the selection of `privacy.noise=spaced`."""
-    return SpacedSelection(cohort, _separation(settings))
+def separation_of(settings: Settings) -> int:
+    """Return how far apart a client's rounds are: 1 without noise that needs a distance.
 
-
-def buffered_selection(settings: Settings, size: int) -> BufferedSelection:
-    """Return the selection of buffered releases, whose clients rest where the noise needs it."""
-    chosen = settings.selection
-    return BufferedSelection(
-        size,
-        separation=_separation(settings) if settings.privacy.noise == "spaced" else 1,
-        concurrency=chosen.concurrency,
-        max_staleness=chosen.max_staleness,
-        staleness_power=chosen.staleness_power,
-    )
+    Where nobody wrote it, they are as far apart as the roster allows.
+    """
+    noise, chosen, num_clients = settings.noise, settings.selection, settings.task.num_clients
+    if not isinstance(noise, SpacedNoiseSettings):
+        return 1
+    if noise.separation is not None:
+        return noise.separation
+    # In a buffer those who were asked do not rest either: room is left for them.
+    busy = chosen.busy(num_clients) if isinstance(chosen, BufferedSettings) else 0
+    return min(settings.rounds, max(1, (num_clients - busy) // chosen.cohort(num_clients)))
 
 
 def cyclic_selection(settings: Settings) -> CyclicSelection:
-    """Return the selection of `privacy.noise=cyclic`.
+    """Return the selection of `noise=cyclic`.
 
     Raises:
         ValueError: If the groups are too small for the cohort.
@@ -91,13 +89,13 @@ def cyclic_selection(settings: Settings) -> CyclicSelection:
     rate = groups * chosen.sampling_rate
     if rate > 1.0 + 1e-9:
         raise OptionError(
-            f"each of {{privacy.groups={groups}}} groups would have to fill a cohort of "
+            f"each of {{noise.groups={groups}}} groups would have to fill a cohort of "
             f"{{selection.sampling_rate={chosen.sampling_rate:g}}} alone: write at most "
             f"{math.floor(1.0 / chosen.sampling_rate + 1e-9)} groups"
         )
     inside: PoissonSampling | TruncatedPoissonSampling
     inside = PoissonSampling(sampling_rate=min(1.0, rate))
-    if chosen.name == "truncated_poisson":
+    if isinstance(chosen, TruncatedPoissonSettings):
         units = math.ceil(settings.task.num_clients / groups)
         inside = TruncatedPoissonSelection.comfortable(inside.sampling_rate, units).sampling
         if chosen.max_cohort is not None:
@@ -111,11 +109,11 @@ def correlation_of(settings: Settings) -> Banded | None:
     Raises:
         ValueError: If there are more bands than rounds between two of a client.
     """
-    noise = settings.privacy.noise
-    if noise == "independent":
+    noise = settings.noise
+    if noise.name == "independent":
         return None
-    apart = _separation(settings) if noise == "spaced" else _groups(settings)
-    bands = settings.privacy.bands or min(apart, _most_bands(settings))
+    apart = separation_of(settings) if noise.name == "spaced" else _groups(settings)
+    bands = noise.bands or min(apart, _most_bands(settings))
     return Banded.optimal(rounds=settings.rounds, bands=bands, momentum=server_momentum(settings))
 
 
@@ -126,33 +124,22 @@ def _best(wanted: NoiseRequest) -> NoisePrice:
     return best_noise([each for each in prices if each.sampling.visible != wanted.secret_cohorts])
 
 
-def _separation(settings: Settings) -> int:
-    """Return how far apart a client's rounds are: as far as the roster allows, if nobody says."""
-    if settings.privacy.separation is not None:
-        return settings.privacy.separation
-    chosen, num_clients = settings.selection, settings.task.num_clients
-    cohort = max(1, round(chosen.sampling_rate * num_clients))
-    # In a buffer those who were asked do not rest either: room is left for them.
-    busy = (chosen.concurrency or 2 * cohort) if chosen.name == "buffered" else 0
-    return min(settings.rounds, max(1, (num_clients - busy) // cohort))
-
-
 def _groups(settings: Settings) -> int:
-    groups = settings.privacy.groups
+    groups = settings.noise.groups if isinstance(settings.noise, CyclicNoiseSettings) else None
     if groups is None:
         most = math.floor(1.0 / settings.selection.sampling_rate + 1e-9)
         example = max(2, min(8, most, settings.rounds))
         raise OptionError(
-            f"{{privacy.noise=cyclic}} needs the number of groups: write "
-            f"{{privacy.groups={example}}}, or {{privacy.noise=auto}}, which finds the best"
+            f"{{noise=cyclic}} needs the number of groups: write "
+            f"{{noise.groups={example}}}, or {{noise=auto}}, which finds the best"
         )
     return groups
 
 
 def _most_bands(settings: Settings) -> int:
     """Return how many bands memory allows, where nobody says."""
-    if settings.privacy.bands is not None:
-        return settings.privacy.bands
+    if settings.noise.bands is not None:
+        return settings.noise.bands
     return min(MOST_BANDS, 1 + _MOST_MEMORY // (8 * model_size(settings)))
 
 
@@ -166,5 +153,4 @@ def model_size(settings: Settings) -> int:
 
 def server_momentum(settings: Settings) -> float:
     """Return the momentum with which the server adds up what is released."""
-    optimizer = settings.server_optimizer
-    return optimizer.momentum if optimizer.name == "fedavgm" else 0.0
+    return settings.server_optimizer.momentum

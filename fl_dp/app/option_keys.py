@@ -1,7 +1,7 @@
 """Options of plans and strategies as Hydra keys: the one place that knows both names.
 
 A plan's error names Python's arguments. Somebody who wrote keys reads the same error in keys:
-`client_scheme` is `privacy.mode=local` there, and `VisibleSampling` is `selection=public`, or
+`client_scheme` is `privacy=local` there, and `VisibleSampling` is `selection=public`, or
 whichever selection of that sampling was chosen. An option that is no argument is a key already.
 """
 
@@ -14,13 +14,13 @@ from functools import partial
 from fl_dp.option_errors import NamesOptions
 
 KEYS = {
-    "bands": "privacy.bands",
+    "bands": "noise.bands",
     "capped_denominator": "weights.capped_denominator",
     "clipping_norm": "clipping.norm",
     "concurrency": "selection.concurrency",
-    "correlation": "privacy.noise",
+    "correlation": "noise",
     "epsilon": "privacy.epsilon",
-    "groups": "privacy.groups",
+    "groups": "noise.groups",
     "largest_rate": "selection.largest_rate",
     "max_staleness": "selection.max_staleness",
     "neighboring_relation": "privacy.neighboring_relation",
@@ -32,7 +32,7 @@ KEYS = {
     "sampling": "selection",
     "sampling_rate": "selection.sampling_rate",
     "scalar_noise_std": "metrics.noise_std",
-    "separation": "privacy.separation",
+    "separation": "noise.separation",
     "sharpness": "selection.sharpness",
     "smallest_rate": "selection.smallest_rate",
     "staleness_power": "selection.staleness_power",
@@ -46,18 +46,18 @@ KEYS = {
 """The key of each option that takes a value of its own; one that is not here is called the same."""
 
 CHOICES = {
-    "client_scheme": "privacy.mode=local",
+    "client_scheme": "privacy=local",
     "coins_at_nodes": "selection.coins=nodes",
     "nodes": "privacy.unit=record",
     "plateau": "schedule=plateau",
     "record_plan": "dp_sgd=on",
-    "secure_sum": "privacy.mode=distributed",
+    "secure_sum": "privacy=distributed",
 }
 """The choice that stands for an option, whatever its value."""
 
 _SELECTIONS = {
     "BufferedSampling": "buffered",
-    "CyclicSampling": "poisson privacy.noise=cyclic",
+    "CyclicSampling": "poisson noise=cyclic",
     "FixedSizeSampling": "fixed",
     "PoissonSampling": "poisson",
     "PoissonSelection": "poisson",
@@ -86,6 +86,8 @@ def in_keys(
     if option in CHOICES:
         return CHOICES[option]
     key = f"dp_sgd.{option}" if dp_sgd and option in _OF_DP_SGD else KEYS.get(option, option)
+    if key.startswith("secure_sum."):
+        key = f"privacy.{key}"
     if value is None:
         return key
     if key == "selection":

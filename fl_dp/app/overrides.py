@@ -7,7 +7,7 @@ allowed and the nearest key that there is, in one line.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from functools import cache
 from pathlib import Path
@@ -15,10 +15,14 @@ from typing import TYPE_CHECKING
 
 from fl_dp.option_errors import NamesOptions
 
-from .keys import all_keys, either, groups, nearest_keys
+from .keys import all_keys, either, nearest_keys
+from .schema import groups
+from .settings import OPTIONS
+from .settings.options import chosen_by
 
 if TYPE_CHECKING:
     from hydra.core.override_parser.types import Override
+    from omegaconf import DictConfig
 
 _OVERRIDE = re.compile(r"(?P<mark>\+\+|\+|~)?(?P<key>[^=]*)(=(?P<value>.*))?", re.DOTALL)
 
@@ -40,8 +44,8 @@ def config_folder() -> Path:
 
 @cache
 def group_options() -> dict[str, tuple[str, ...]]:
-    """Return what `GROUP=OPTION` may choose, by group: the files of `conf/`."""
-    found: dict[str, list[str]] = {}
+    """Return what `GROUP=OPTION` may choose, by group: classes of settings and files of `conf/`."""
+    found = {group: list(options) for group, options in OPTIONS.items()}
     for path in sorted(config_folder().glob("*/*.yaml")):
         found.setdefault(path.parent.name, []).append(path.stem)
     return {group: tuple(options) for group, options in found.items()}
@@ -70,6 +74,26 @@ def check_keys(overrides: Sequence[str]) -> None:
             raise ConfigError(f"'{key}' is there already: write {key}={value}, without the +")
 
 
+def with_choices(overrides: Sequence[str], choices: Sequence[str]) -> list[str]:
+    """Return overrides with others after them, less what the options chosen by these do not have.
+
+    Args:
+        overrides: Without several values.
+        choices: For example `["selection=poisson", "selection.sampling_rate=1"]`.
+    """
+    chosen = dict(each.split("=", 1) for each in choices)
+    return [*(each for each in overrides if _stays(each, chosen)), *choices]
+
+
+def _stays(override: str, chosen: Mapping[str, str]) -> bool:
+    """Tell whether an override is of something that the chosen options have."""
+    key = override.lstrip("+~").partition("=")[0]
+    group = key.partition(".")[0]
+    if group not in OPTIONS or group not in chosen:
+        return True
+    return key in all_keys() and chosen[group] in all_keys()[key].options
+
+
 def check_values(overrides: Sequence[Override]) -> None:
     """Check that every override's value has its key's type.
 
@@ -82,9 +106,6 @@ def check_values(overrides: Sequence[Override]) -> None:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from .schema import new_schema
-
-    schema = new_schema()
     for override in overrides:
         key, text = override.key_or_group, str(override.input_line)
         written = text.partition("=")[2]
@@ -98,7 +119,7 @@ def check_values(overrides: Sequence[Override]) -> None:
             _check_option(key, str(override.value()))
             continue
         try:
-            OmegaConf.update(schema, key, override.value())
+            OmegaConf.update(_schema_of(key), key, override.value())
         except OmegaConfBaseException as error:
             wrong = str(error.full_key or key)
             raise ConfigError(wrong_value(wrong, written), options=(wrong,)) from error
@@ -135,6 +156,20 @@ def quoted(value: str) -> str:
     return f'"{escaped}"'
 
 
+def missing_key(name: str) -> str:
+    """Return what to say of a key that is not there under the options that were chosen."""
+    inside = [key for key in all_keys().values() if f"{key.name}.".startswith(f"{name}.")]
+    if not inside or not inside[0].of_options:
+        return _unknown(name)
+    also = f"dp_sgd.{name.rpartition('.')[2]}"
+    of_clients = inside[0].group == "privacy" and also in all_keys()
+    return (
+        f"{name} is a key of {inside[0].of_options}, which is not chosen: write that too"
+        + (f", or {also} for records" if of_clients else "")
+        + ", or leave the key out"
+    )
+
+
 def wrong_value(key: str, written: str | None) -> str:
     """Return what to say of a value of the wrong type, or of a key inside a group that is none.
 
@@ -151,6 +186,16 @@ def wrong_value(key: str, written: str | None) -> str:
     return f"{name} must be {all_keys()[name].allowed}{got}"
 
 
+def _schema_of(key: str) -> DictConfig:
+    """Return a schema that has a key: under the first of its options, if it has some."""
+    from .schema import new_schema
+
+    schema, known = new_schema(), all_keys().get(key)
+    if known is not None and known.options:
+        schema[known.group] = OPTIONS[known.group][known.options[0]]
+    return schema
+
+
 def _check_option(group: str, option: str) -> None:
     options = group_options()[group]
     if option in options:
@@ -164,8 +209,11 @@ def _check_option(group: str, option: str) -> None:
 
 
 def _unknown(key: str) -> str:
+    group, _, name = key.replace("/", ".").partition(".")
+    if group in OPTIONS and name == chosen_by(group):
+        choices = either(group_options()[group])
+        return f"{group}.{name} is chosen by the group: write {group}={choices}"
     near = nearest_keys(key)
-    group = key.replace("/", ".").partition(".")[0]
     if near:
         return f"there is no key '{key}': did you mean {either(near)}?"
     if group in groups():

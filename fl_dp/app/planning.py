@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from fl_dp.accounting import (
@@ -14,32 +15,22 @@ from fl_dp.accounting import (
     freeze,
 )
 from fl_dp.mechanisms import (
-    AdaptiveClipping,
     Clipping,
-    FixedClipping,
-    PerLayerClipping,
     ScalarMetric,
 )
 from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
 from fl_dp.plan import PlanArguments, PrivacyPlan, RecordPlan
 from fl_dp.strategies import (
-    DPUtilitySelection,
-    ExponentialSelection,
-    FixedSelection,
-    PoissonSelection,
-    PublicSelection,
     Selection,
-    TruncatedPoissonSelection,
     check_together,
 )
 from fl_dp.updates import VectorLayout
 
 from .exclusions import PARTS, RECORDS, UTILITIES
 from .noise_choice import (
-    buffered_selection,
     correlation_of,
     cyclic_selection,
-    spaced_selection,
+    separation_of,
     with_noise,
 )
 from .option_keys import errors_in_keys
@@ -62,7 +53,7 @@ def make_plan(settings: Settings, *, within_budget: bool = True) -> PrivacyPlan:
     """
     if not settings.protects_clients:
         raise OptionError(
-            f"{{privacy.mode={settings.privacy.mode}}} promises nothing to clients: there is no "
+            f"{{privacy={settings.privacy.mode}}} promises nothing to clients: there is no "
             "plan to make"
         )
     require_compatible(PARTS, settings)
@@ -96,65 +87,16 @@ def make_selection(settings: Settings) -> Selection:
     """
     if settings.protects_clients:
         settings = with_noise(settings, target_delta(settings))
-    chosen, num_clients = settings.selection, settings.task.num_clients
-    cohort = max(1, round(chosen.sampling_rate * num_clients))
-    match settings.privacy.noise:
-        case "spaced" if chosen.name != "buffered":
-            return spaced_selection(settings, cohort)
-        case "cyclic":
-            return cyclic_selection(settings)
-    match chosen.name:
-        case "poisson":
-            return PoissonSelection(chosen.sampling_rate)
-        case "truncated_poisson" if chosen.max_cohort is None:
-            return TruncatedPoissonSelection.comfortable(chosen.sampling_rate, num_clients)
-        case "truncated_poisson":
-            return TruncatedPoissonSelection(chosen.sampling_rate, chosen.max_cohort or 0)
-        case "fixed":
-            return FixedSelection(cohort)
-        case "exponential":
-            return ExponentialSelection(
-                cohort,
-                epsilon=chosen.epsilon,
-                utility=chosen.utility,
-                utility_range=(0.0, chosen.utility_high),
-                records_per_client=_records_per_client(settings),
-            )
-        case "dp_utility":
-            return DPUtilitySelection(
-                chosen.sampling_rate * num_clients,
-                # Every round is charged at this rate; twice the mean leaves utilities some room.
-                largest_rate=chosen.largest_rate or min(1.0, 2.0 * chosen.sampling_rate),
-                noise_multiplier=chosen.utility_noise,
-                refresh_every=chosen.refresh_every,
-                smallest_rate=chosen.smallest_rate,
-                utility=chosen.utility,
-                utility_range=(0.0, chosen.utility_high),
-                sharpness=chosen.sharpness,
-            )
-        case "public":
-            return PublicSelection(cohort)
-        case "buffered":
-            return buffered_selection(settings, cohort)
-    raise ValueError(f"there is no selection '{chosen.name}'")
+    if settings.noise.name == "cyclic":
+        return cyclic_selection(settings)
+    if settings.selection.name == "exponential":
+        require_compatible(UTILITIES, settings)
+    return settings.selection.make(settings.task.num_clients, separation=separation_of(settings))
 
 
 def make_clipping(settings: Settings) -> Clipping:
     """Return what bounds an update."""
-    clipping = settings.clipping
-    match clipping.name:
-        case "adaptive":
-            return AdaptiveClipping(
-                initial_norm=clipping.norm,
-                target_quantile=clipping.target_quantile,
-                learning_rate=clipping.learning_rate,
-            )
-        case "per_layer" if clipping.norms is not None:
-            return PerLayerClipping(norms=tuple(clipping.norms))
-        case "per_layer":
-            return PerLayerClipping.evenly(clipping.norm, _num_layers(settings))
-        case _:
-            return FixedClipping(norm=clipping.norm)
+    return settings.clipping.make(partial(_num_layers, settings))
 
 
 def check_layers(settings: Settings) -> None:
@@ -183,7 +125,7 @@ def target_delta(settings: Settings) -> float:
 def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan:
     delta = target_delta(settings)
     settings = with_noise(settings, delta)
-    privacy = settings.privacy
+    privacy = settings.promise
     selection = make_selection(settings)
     num_clients, units_per_node, nodes = _roster(settings)
     arguments = PlanArguments(
@@ -203,8 +145,8 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         scalar_noise_std=settings.metrics.noise_std,
         total_weight=settings.weights.total,
         capped_denominator=settings.weights.capped_denominator,
-        client_scheme=privacy.scheme if privacy.mode == "local" else None,
-        secure_sum=settings.secure_sum.options if privacy.mode == "distributed" else None,
+        client_scheme=privacy.scheme,
+        secure_sum=None if privacy.sums is None else privacy.sums.options,
         unit=privacy.unit,
         coins_at_nodes=settings.selection.coins == "nodes",
         contribution_check=privacy.contribution_check,
@@ -278,7 +220,7 @@ def _roster(settings: Settings) -> tuple[int, int, int | None]:
 
 
 def _plan_for_records(settings: Settings, *, within_budget: bool) -> RecordPlan:
-    chosen = settings.dp_sgd
+    chosen = settings.record_training
     epsilon, delta, multiplier = chosen.epsilon, chosen.delta, chosen.noise_multiplier
     steps = chosen.steps or max(1, round(settings.client.epochs / chosen.sampling_rate))
     participations = chosen.participations or _usual_participations(settings)
@@ -327,18 +269,6 @@ def _metrics(settings: Settings) -> tuple[ScalarMetric, ...]:
         for name, bounds in ranges.items()
         if bounds is not None
     )
-
-
-def _records_per_client(settings: Settings) -> int | None:
-    least = settings.selection.records_per_client
-    require_compatible(UTILITIES, settings)
-    chosen = settings.selection
-    if least is not None and chosen.utility == "accuracy" and chosen.utility_high < 1.0:
-        raise OptionError(
-            "one record moves an accuracy by one over the records: write "
-            f"{{selection.utility_high=1}}, got {chosen.utility_high}"
-        )
-    return least
 
 
 def _num_layers(settings: Settings) -> int:

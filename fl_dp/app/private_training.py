@@ -92,7 +92,7 @@ def private_client(
     Raises:
         ValueError: If a real node was started without a ledger: nothing is trained then.
     """
-    chosen = settings.dp_sgd
+    chosen = settings.record_training
     loaded: list[Records] = []
 
     def loader() -> DataLoader[Any]:

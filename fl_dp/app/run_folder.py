@@ -43,7 +43,7 @@ def statement_of_records(
         plan,
         participations=participations,
         num_clients=settings.task.num_clients,
-        secure_randomness=settings.dp_sgd.secure_randomness,
+        secure_randomness=settings.record_training.secure_randomness,
     )
 
 
@@ -130,7 +130,7 @@ class RunFolder:
         if not self.config.is_file():
             raise FileNotFoundError(f"there is no run in {self.path}: it has no config.yaml")
         try:
-            return settings_of(OmegaConf.load(self.config))
+            return settings_of(dict(OmegaConf.load(self.config)))
         # OmegaConf raises an OSError for YAML that is a number.
         except (OmegaConfBaseException, YAMLError, ValueError, OSError, *MALFORMED) as error:
             raise ValueError(

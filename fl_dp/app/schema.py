@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import asdict, field, make_dataclass
+from dataclasses import asdict, field, fields, is_dataclass, make_dataclass
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, get_type_hints
 
-from .settings import Settings
+from .settings import OPTIONS, Settings
+from .settings.options import option_of
 from .wings import wings
 
 if TYPE_CHECKING:
@@ -23,6 +25,29 @@ def settings_class() -> type[Settings]:
         for name, group in wing.groups.items()
     ]
     return make_dataclass("Settings", groups, bases=(Settings,), kw_only=True)
+
+
+def groups() -> dict[str, type]:
+    """Return the class of each group's settings by the group's name; options are its subclasses."""
+    types = get_type_hints(settings_class())
+    return {
+        each.name: types[each.name]
+        for each in fields(settings_class())
+        if is_dataclass(types[each.name])
+    }
+
+
+def register_options() -> None:
+    """Tell Hydra of the schema and of every option that has a class of its own."""
+    from hydra.core.config_store import ConfigStore
+
+    store, schema = ConfigStore.instance(), new_schema()
+    for group in OPTIONS:
+        schema[group] = groups()[group]  # shared by its options, any of which can take its place
+    store.store(name="schema", node=schema)
+    for group, options in OPTIONS.items():
+        for name, option in options.items():
+            store.store(group=group, name=name, node=option)
 
 
 def settings_document(settings: Settings) -> dict[str, Any]:
@@ -44,11 +69,11 @@ def new_schema() -> DictConfig:
     return deepcopy(_schema())
 
 
-def settings_of(read: Any) -> Settings:
+def settings_of(read: Mapping[str, Any]) -> Settings:
     """Return settings that were read; what is not among them has its default.
 
     Args:
-        read: A container, as OmegaConf merges it.
+        read: Plain values by group and key.
 
     Raises:
         OmegaConfBaseException: If a key is unknown or a value has the wrong type.
@@ -56,7 +81,11 @@ def settings_of(read: Any) -> Settings:
     """
     from omegaconf import OmegaConf
 
-    settings = OmegaConf.to_object(OmegaConf.merge(_schema(), read))  # which copies the schema
+    schema = new_schema()
+    for group in OPTIONS:
+        if (values := read.get(group)) is not None:
+            schema[group] = option_of(group, values)
+    settings = OmegaConf.to_object(OmegaConf.merge(schema, read))
     assert isinstance(settings, Settings)
     return settings
 

@@ -32,7 +32,6 @@ from .option_keys import errors_in_keys
 from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection
 from .run_folder import RunFolder, statement_of_records
-from .server_optimizers import make_server_optimizer
 from .settings import SETTINGS_KEY, Settings
 from .shown import for_clients
 from .tracking.told import final_of, start_of, trackers_of
@@ -144,7 +143,7 @@ def _train_by_plan(
     ) as ledger:
         made_by = make_strategy or (DPFedBuff if plan.sampling.buffered else DPFedAvg)
         strategy = made_by(
-            make_server_optimizer(settings.server_optimizer),
+            settings.server_optimizer.make(),
             plan=plan,
             ledger=ledger,
             selection=make_selection(settings),
@@ -186,7 +185,7 @@ def _train_without_plan(
     wait_for_roster(grid, settings.task.num_clients, timeout=settings.roster_timeout)
     rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
     strategy = UnprotectedFedAvg(
-        make_server_optimizer(settings.server_optimizer),
+        settings.server_optimizer.make(),
         selection=make_selection(settings),
         **_options(folder, settings, record_plan, rng),
     )
@@ -209,7 +208,8 @@ def _train_without_plan(
 
 def roster_of(settings: Settings) -> Roster | None:
     """Return the nodes of secure sums, as their owners know them; None if nobody says."""
-    path = settings.secure_sum.roster
+    sums = settings.privacy.sums
+    path = None if sums is None else sums.roster
     return None if path is None else Roster.read(Path(path))
 
 
@@ -301,8 +301,8 @@ def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
     charged = charged and settings.schedule.name == "constant"
     if settings.protects_records or charged:
         ledgers = folder.node_ledgers
-        if settings.dp_sgd.ledger_dir is not None:
-            ledgers = Path(settings.dp_sgd.ledger_dir)
+        if settings.protects_records and (chosen := settings.record_training.ledger_dir):
+            ledgers = Path(chosen)
         private_folder(ledgers)
         config[SIMULATED_LEDGERS_KEY] = str(ledgers)
     return ConfigRecord(dict(config))

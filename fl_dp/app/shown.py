@@ -5,11 +5,14 @@ from __future__ import annotations
 from dataclasses import fields, replace
 
 from .settings import Settings, TrackingSettings
+from .settings.promises import CentralPrivacySettings
 
 
 def for_clients(settings: Settings) -> Settings:
     """Return what clients may know: no folder of the operator's, no seed of the noise, no wing."""
-    privacy = replace(settings.privacy, insecure_seed=None, witness_dir=None)
+    privacy = replace(settings.privacy, insecure_seed=None)
+    if isinstance(privacy, CentralPrivacySettings):
+        privacy = replace(privacy, witness_dir=None)
     tracking = TrackingSettings()
     own = Settings(**{each.name: getattr(settings, each.name) for each in fields(Settings)})
     return replace(

@@ -134,9 +134,9 @@ def statistic_plan(settings: Settings) -> tuple[NoiseChoice, PrivacyPlan]:
         units_per_node=settings.simulation.units_at_node,
         contribution_check=False,
     )
-    shared = privacy.mode == "distributed"
-    if shared:
-        options = replace(settings.secure_sum.options, max_parameters=query.dimension)
+    shared = privacy.sums is not None
+    if privacy.sums is not None:
+        options = replace(privacy.sums.options, max_parameters=query.dimension)
         arguments = arguments | {"secure_sum": options}
 
     def planned(*events: PrivacyEvent) -> PrivacyPlan:

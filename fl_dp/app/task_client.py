@@ -34,6 +34,7 @@ from fl_dp.tasks.models import factor_of_round, get_arrays, set_arrays, train_fa
 from fl_dp.tasks.training import UnitData, evaluate, train_locally, train_together
 
 from .settings import SETTINGS_KEY, Settings
+from .settings.selections import ExponentialSettings
 from .wings import wings
 from .workload import (
     data_of_unit,
@@ -383,7 +384,10 @@ def _asks_for_metrics(config: dict[str, Scalar]) -> bool:
 
 def _max_loss(settings: Settings) -> float | None:
     """Return the bound on one record's loss: with records as units the mean rests on it."""
-    return settings.selection.utility_high if settings.privacy.unit == "record" else None
+    chosen = settings.selection
+    if isinstance(chosen, ExponentialSettings) and settings.privacy.unit == "record":
+        return chosen.utility_high
+    return None
 
 
 def _has_enough(settings: Settings, num_examples: int) -> bool:

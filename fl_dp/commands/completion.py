@@ -35,7 +35,7 @@ def completion(
 
 def _words(root: Any) -> dict[str, list[str]]:
     """Return the words that may follow each command, by the command's words; "" is `fl-dp`."""
-    from fl_dp.app.keys import groups
+    from fl_dp.app.schema import groups
     from fl_dp.app.settings import CHOICES
     from fl_dp.tasks.datasets import DATASETS
 

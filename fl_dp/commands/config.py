@@ -28,7 +28,7 @@ def config(
     from fl_dp.app.overrides import group_options
 
     name = (group or "").replace("/", ".").rstrip(".")
-    keys = [key for key in all_keys().values() if not name or name in (key.group, key.name)]
+    keys = [key for key in all_keys().values() if not name or f"{key.name}.".startswith(f"{name}.")]
     if not keys:
         fail(_unknown(name), status=2)
     options = {name: group_options()[name]} if name in group_options() else {}
@@ -55,15 +55,17 @@ def _show(key: Key) -> None:
     from rich.text import Text
 
     value = Text(f"  {key.name}={key.default_text}", style="cyan")
-    out.print(value, Text(f"  ({key.allowed})", style="dim"), sep="")
+    of = f"; with {key.of_options}" if key.of_options else ""
+    out.print(value, Text(f"  ({key.allowed}{of})", style="dim"), sep="")
     out.print(Padding(Text(key.help), (0, 0, 0, 6)))
 
 
 def _unknown(name: str) -> str:
     from difflib import get_close_matches
 
-    from fl_dp.app.keys import either, groups, nearest_keys
+    from fl_dp.app.keys import either, nearest_keys
     from fl_dp.app.overrides import group_options
+    from fl_dp.app.schema import groups
 
     if name == "experiment":
         return f"experiment=NAME is one of {', '.join(group_options()[name])}"
@@ -79,5 +81,6 @@ def _as_json(key: Key) -> dict[str, Any]:
         "kind": key.kind,
         "nullable": key.nullable,
         "choices": list(key.choices),
+        "options": list(key.options),
         "help": key.help,
     }

@@ -227,7 +227,7 @@ def prepare(job: Job, place: str = "") -> Job:
 
 
 def _target(settings: Settings) -> str:
-    asked = settings.privacy if settings.protects_clients else settings.dp_sgd
+    asked = settings.privacy if settings.protects_clients else settings.record_training
     if asked.noise_multiplier is not None:
         return f"noise multiplier {asked.noise_multiplier:g}, {settings.rounds} rounds"
     return f"epsilon {asked.epsilon:g}, {settings.rounds} rounds"

@@ -65,7 +65,6 @@ def result_of(job: Job, seconds: float | None) -> Result:
         noise_multiplier=least_noise(statement),
         noise_of_mean=noise_of_mean(
             statement,
-            mode=job.settings.privacy.mode,
             scheme=job.settings.privacy.scheme,
             cohort=last["expected_cohort"],
         ),

@@ -146,8 +146,10 @@ def _show_promise(promise: Mapping[str, str]) -> None:
 
 
 def _warn_of_records(record_plan: RecordPlan | None, settings: Settings) -> None:
-    budget = settings.dp_sgd.epsilon
-    if record_plan is not None and budget is not None and record_plan.budget.epsilon > budget:
+    if record_plan is None:
+        return
+    budget = settings.record_training.epsilon
+    if budget is not None and record_plan.budget.epsilon > budget:
         warn(
             f"a client's rounds spend epsilon {record_plan.budget.epsilon:.4g} of its records, "
             f"more than the budget of {budget:g}: `fl-dp run` will refuse"

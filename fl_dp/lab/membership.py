@@ -152,7 +152,7 @@ def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
 
 def _as_played(settings: Settings) -> Settings:
     """Return settings whose trainings do not end because half of the candidates contribute zero."""
-    return replace(settings, privacy=replace(settings.privacy, contribution_check=False))
+    return replace(settings, privacy=replace(settings.promise, contribution_check=False))
 
 
 def require_playable(settings: Settings, unit: str) -> None:

@@ -13,29 +13,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fl_dp.app.keys import all_keys
+from fl_dp.app.overrides import with_choices
+from fl_dp.app.recipes import with_recipe
 from fl_dp.app.settings import Settings
 from fl_dp.mechanisms import least_noise_multiplier
 
 _HARDLY_ANY = 1e-4  # noise multiplier: ten thousandth of what one client adds
 _PAID_SELECTIONS = ("exponential", "dp_utility")  # a training without a promise has none of them
-_OF_SUMS = "secure_sum."
 
-_ONE_COURSE = ("schedule.name=constant", "schedule.weights=null")
-_NO_MEMORY = (
-    "privacy.noise=independent",
-    "privacy.separation=null",
-    "privacy.groups=null",
-    "privacy.bands=null",
-)
+_ONE_COURSE = ("schedule=constant", "noise=independent")
 _UNPROTECTED = (
-    "privacy.mode=none",
-    "privacy.witness_dir=null",
-    *_NO_MEMORY,
-    "selection.participation_cap=null",
-    "selection.coins=server",
+    "privacy=none",
+    "clipping=fixed",
     "simulation.units_per_node=1",
-    "clipping.name=fixed",
-    "clipping.norms=null",
     "metrics.loss=null",
     "metrics.accuracy=null",
     "weights.total=null",
@@ -66,9 +57,8 @@ class Step:
         """
         if self.is_asked:
             return tuple(asked)
-        # A protection that is off would look like one, so settings of secure sums are refused.
-        kept = [each for each in asked if not each.startswith(_OF_SUMS)]
-        return (*kept, *self.changes)
+        # What goes with the promise that was asked for stays, as it is the same training.
+        return tuple(with_choices(with_recipe(asked), self.changes))
 
 
 def steps_to(settings: Settings) -> tuple[Step, ...]:
@@ -81,7 +71,6 @@ def steps_to(settings: Settings) -> tuple[Step, ...]:
     num_clients, norm = settings.task.num_clients, settings.clipping.norm
     rate = settings.selection.sampling_rate
     cohort = f"cohorts of {rate * num_clients:.4g} of {num_clients} clients"
-    by_chance = settings.selection.name in _PAID_SELECTIONS
     noise = max(_HARDLY_ANY, 2.0 * least_noise_multiplier(num_clients, norm))
     if settings.clipping.name == "fixed":
         clipping = f"clipping to norm {norm:g}"
@@ -90,25 +79,19 @@ def steps_to(settings: Settings) -> tuple[Step, ...]:
     return (
         Step(
             name="everybody, unclipped, without noise",
-            changes=(
-                *_UNPROTECTED,
-                "selection.name=poisson",
-                "selection.max_cohort=null",
-                "selection.sampling_rate=1",
-            ),
+            changes=(*_UNPROTECTED, "selection=poisson", "selection.sampling_rate=1"),
         ),
         Step(
             name=f"+ {cohort}",
-            changes=(*_UNPROTECTED, *(("selection.name=poisson",) if by_chance else ())),
+            changes=(*_UNPROTECTED, *_without_promise(settings)),
         ),
         Step(
             name=f"+ {clipping}, public denominator",
             changes=(
-                "privacy.mode=central",
+                "privacy=central",
                 "privacy.epsilon=null",
                 f"privacy.noise_multiplier={noise:.3g}",
                 "privacy.witness_dir=null",
-                *_NO_MEMORY,
                 *_ONE_COURSE,
             ),
         ),
@@ -116,10 +99,19 @@ def steps_to(settings: Settings) -> tuple[Step, ...]:
     )
 
 
+def _without_promise(settings: Settings) -> tuple[str, ...]:
+    """Return how the same cohorts are drawn where nothing is promised."""
+    chosen = settings.selection.name
+    if chosen in _PAID_SELECTIONS:
+        return ("selection=poisson",)
+    own = ("selection.participation_cap=null", "selection.coins=server")
+    return tuple(each for each in own if chosen in all_keys()[each.partition("=")[0]].options)
+
+
 def _noise_of(settings: Settings) -> str:
     """Name what the last step adds; who rests or takes turns comes with noise that remembers."""
-    kind, text = settings.privacy.noise, f"noise of privacy={settings.privacy.mode}"
-    return text if kind == "independent" else f"{text}, privacy.noise={kind} and its cohorts"
+    kind, text = settings.noise.name, f"noise of privacy={settings.privacy.mode}"
+    return text if kind == "independent" else f"{text}, noise={kind} and its cohorts"
 
 
 def _require_price(settings: Settings) -> None:

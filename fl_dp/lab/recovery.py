@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fl_dp.accounting import default_delta
 from fl_dp.app.settings import Settings
+from fl_dp.app.settings.dp_sgd import DPSGDOnSettings
 from fl_dp.app.workload import dataset_of
 from fl_dp.lab.attacks.inversion.names import THREATS
 from fl_dp.lab.settings import recovery_settings_of
@@ -26,15 +26,15 @@ def recovery_of(settings: Settings) -> Recovery:
     asked = recovery_settings_of(settings)
     if asked.attacks is None:
         raise ValueError("no attack is asked for: write experiment=data_recovery")
-    delta = settings.privacy.delta
+    training = settings.record_training if settings.protects_records else DPSGDOnSettings()
     return Recovery(
         dataset=dataset_of(settings),
         model=settings.model.name,
         hidden=settings.model.hidden,
         learning_rate=settings.client.learning_rate,
         clipping_norm=settings.clipping.norm,
-        record_clipping_norm=settings.dp_sgd.clipping_norm,
-        delta=default_delta(settings.task.num_clients) if delta is None else delta,
+        record_clipping_norm=training.clipping_norm,
+        delta=asked.delta,
         attacks=asked.attacks,
         threats=asked.threats or THREATS,
         noise_multipliers=asked.noise,

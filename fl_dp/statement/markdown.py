@@ -20,7 +20,7 @@ def statement_markdown(statement: PrivacyStatement | RecordStatement | NoPromise
 @statement_markdown.register
 def _of_nothing(statement: NoPromise) -> str:
     return (
-        "# Privacy statement\n\nNothing is promised: this run had `privacy.mode=none`. "
+        "# Privacy statement\n\nNothing is promised: this run had `privacy=none`. "
         "Its model and its metrics may show any client's data.\n"
     )
 

@@ -223,8 +223,8 @@ class SecureSums:
         if not planned.threshold <= members <= planned.committee:
             raise SecureSumFailed(
                 f"the committee has {members} members, and the plan is for {planned.committee}, "
-                f"of whom {planned.threshold} open a sum: write secure_sum.committee={members} "
-                f"(SecureSum(committee={members}))"
+                f"of whom {planned.threshold} open a sum: write "
+                f"privacy.secure_sum.committee={members} (SecureSum(committee={members}))"
             )
 
     def note(self, opened: OpenSum) -> None:
@@ -415,7 +415,7 @@ def _warn_of_more_colluding(planned: SharedNoise, known: int) -> None:
         logger.warning(
             "The roster names %d nodes, of whom nodes suppose that %d collude, and the plan %d: "
             "they charge themselves more, and send noise alone when their budget ends. Write "
-            "secure_sum.colluding=%d, or let owners write secagg-colluding=%d",
+            "privacy.secure_sum.colluding=%d, or let owners write secagg-colluding=%d",
             known,
             usual,
             planned.colluding,

@@ -42,12 +42,12 @@ def test_settings_say_who_is_asked_and_what_it_is_charged() -> None:
 
 
 def test_correlated_noise_leaves_room_for_those_who_are_asked() -> None:
-    settings = compose_settings([*BUFFERED, "privacy.noise=spaced"])
+    settings = compose_settings([*BUFFERED, "noise=spaced"])
     # Of 40 clients 8 are asked; the others make 8 releases of 4.
     assert make_selection(settings).sampling == BufferedSampling(cohort=4, separation=8)
     plan = make_plan(settings)
     assert plan.charged_rounds == 3 and plan.noise.coefficients is not None
-    given = compose_settings([*BUFFERED, "privacy.noise=spaced", "privacy.separation=5"])
+    given = compose_settings([*BUFFERED, "noise=spaced", "noise.separation=5"])
     assert make_selection(given).sampling == BufferedSampling(cohort=4, separation=5)
 
 
@@ -55,7 +55,7 @@ def test_correlated_noise_leaves_room_for_those_who_are_asked() -> None:
     "override, match",
     [
         (
-            "privacy.noise=auto",
+            "noise=auto",
             "selection=poisson or public: write that selection too, got",
         ),
         ("selection.concurrency=3", "selection.concurrency must be at least the buffer's 4"),

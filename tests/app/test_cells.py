@@ -84,7 +84,7 @@ def test_values_and_seeds_of_the_command_line_replace_those_of_the_experiment() 
         ["experiment=privacy_levels", "sweep.only=[central,dp_sgd]", "privacy.epsilon=3", "seed=0"]
     )
     assert where(cells) == [("central", "3", 0), ("dp_sgd", "3", 0)]
-    assert cells[0].settings.privacy.epsilon == cells[1].settings.dp_sgd.epsilon == 3.0
+    assert cells[0].settings.privacy.epsilon == cells[1].settings.record_training.epsilon == 3.0
 
 
 def test_another_setting_holds_for_each_cell_and_has_the_last_word() -> None:
@@ -122,7 +122,7 @@ def test_a_curve_that_does_not_move_stays_where_it_is() -> None:
     ("overrides", "said"),
     [
         (
-            ["experiment=schedules", "schedule=constant", "schedule.spend=late"],
+            ["experiment=schedules", "schedule=linear", "schedule.spend=late"],
             "have the same settings",
         ),
         (["experiment=schedules,selection"], "one experiment at a time"),

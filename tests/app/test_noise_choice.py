@@ -1,4 +1,4 @@
-"""From `privacy.noise` to a plan and its selection."""
+"""From `noise` to a plan and its selection."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from fl_dp.strategies import CyclicSelection, SpacedSelection
 
 # Beyond epsilon 100 bounds are in closed form, and nothing is computed for seconds.
 SMALL = ["rounds=20", "task.num_clients=100", "privacy.epsilon=150", "selection.sampling_rate=0.1"]
-SPACED = ["selection=public", "privacy.noise=spaced"]
-CYCLIC = ["privacy.noise=cyclic", "privacy.groups=4"]
+SPACED = ["selection=public", "noise=spaced"]
+CYCLIC = ["noise=cyclic", "noise.groups=4"]
 
 
 def plan_of(*overrides: str) -> PrivacyPlan:
@@ -39,7 +39,7 @@ def test_spaced_rests_as_long_as_the_roster_allows() -> None:
 
 
 def test_a_separation_and_bands_of_ones_own() -> None:
-    plan = plan_of(*SPACED, "privacy.separation=5", "privacy.bands=3")
+    plan = plan_of(*SPACED, "noise.separation=5", "noise.bands=3")
     assert plan.sampling == Visible(cohort=10, separation=5)
     assert (bands_of(plan), plan.charged_rounds) == (3, 4)
 
@@ -63,14 +63,14 @@ def test_a_cut_inside_groups_is_of_the_group() -> None:
 @pytest.mark.parametrize(
     ("overrides", "reason"),
     [
-        (["privacy.noise=cyclic"], "privacy.groups=8"),
-        (["privacy.noise=cyclic", "selection.sampling_rate=0.4"], "privacy.groups=2"),
-        (["privacy.noise=cyclic", "privacy.groups=11"], "at most 10 groups"),
-        ([*CYCLIC, "privacy.bands=5"], "5 privacy.bands are more .* use at most 4"),
-        ([*SPACED, "privacy.separation=11"], "separation of at most 10"),
+        (["noise=cyclic"], "noise.groups=8"),
+        (["noise=cyclic", "selection.sampling_rate=0.4"], "noise.groups=2"),
+        (["noise=cyclic", "noise.groups=11"], "at most 10 groups"),
+        ([*CYCLIC, "noise.bands=5"], "5 noise.bands are more .* use at most 4"),
+        ([*SPACED, "noise.separation=11"], "separation of at most 10"),
         ([*CYCLIC, "privacy.neighboring_relation=replace-one"], "zero-out"),
-        (["privacy.noise=ciclic"], "cyclic"),
-        (["privacy.groups=1"], "at least 2"),
+        (["noise=ciclic"], "cyclic"),
+        (["noise=cyclic", "noise.groups=1"], "at least 2"),
     ],
 )
 def test_what_can_not_be_is_one_line_of_advice(overrides: list[str], reason: str) -> None:
@@ -80,21 +80,21 @@ def test_what_can_not_be_is_one_line_of_advice(overrides: list[str], reason: str
 
 
 def test_the_best_noise_keeps_the_law_of_cohorts_that_was_asked_for() -> None:
-    seen = plan_of("privacy.noise=auto", "selection=public")
+    seen = plan_of("noise=auto", "selection=public")
     assert seen.sampling == Visible(cohort=10, separation=10)
-    coins = plan_of("privacy.noise=auto")
+    coins = plan_of("noise=auto")
     assert isinstance(coins.sampling, CyclicSampling | PoissonSampling)
     assert not coins.sampling.visible
 
 
 def test_the_best_noise_of_cohorts_in_sight_has_the_cap_that_it_was_compared_with() -> None:
     # Too many at once to rest: nothing but the cap is left, and the ledger has to keep it.
-    often = plan_of("privacy.noise=auto", "selection=public", "selection.sampling_rate=0.756")
+    often = plan_of("noise=auto", "selection=public", "selection.sampling_rate=0.756")
     assert (bands_of(often), often.sampling) == (None, Visible(cohort=76))
     assert often.participation_cap == often.charged_rounds == 16  # 20 rounds of 76 in 100
     # A cap that was found for smaller cohorts would leave the last rounds without clients.
     assert often.participation_cap * often.num_clients >= often.rounds * 76
-    asked = plan_of("privacy.noise=auto", "selection=public", "selection.participation_cap=1")
+    asked = plan_of("noise=auto", "selection=public", "selection.participation_cap=1")
     assert asked.participation_cap == 1
 
 

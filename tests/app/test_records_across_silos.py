@@ -45,7 +45,13 @@ def test_five_silos_learn_digits_and_each_is_charged(
     tmp_path: Path, silos: Callable[[Message, int], Message]
 ) -> None:
     settings = compose_settings(
-        [*SILOS, "rounds=6", "secure_sum.reply_after=600", f"output_dir={tmp_path}", "run_name=run"]
+        [
+            *SILOS,
+            "rounds=6",
+            "privacy.secure_sum.reply_after=600",
+            f"output_dir={tmp_path}",
+            "run_name=run",
+        ]
     )
     train(LocalGrid(silos, 5, introduces=True), settings, run_id="1")
     done = RunFolder(tmp_path / "run")
@@ -83,8 +89,8 @@ def test_declared_records_divide_and_nothing_else() -> None:
         (["selection.coins=server"], "write selection.coins=nodes"),
         (["clipping=adaptive"], "write clipping.norm=..., and no other clipping"),
         (
-            ["secure_sum.reply_after=null"],
-            "write selection.sampling_rate=1, or secure_sum.reply_after=..., in seconds",
+            ["privacy.secure_sum.reply_after=null"],
+            "write selection.sampling_rate=1, or privacy.secure_sum.reply_after=..., in seconds",
         ),
     ],
 )

@@ -29,9 +29,9 @@ SECURE = (
     "privacy.epsilon=40",
     "privacy.delta=0.01",
     # Nobody colludes: else all three would have to answer, and none could be lost.
-    "secure_sum.least=2",
-    "secure_sum.colluding=0",
-    "secure_sum.threshold=2",
+    "privacy.secure_sum.least=2",
+    "privacy.secure_sum.colluding=0",
+    "privacy.secure_sum.threshold=2",
 )
 
 
@@ -96,7 +96,7 @@ def reached(place: Path, phase: str) -> bool:
 
 
 def train(deployment: Deployment, place: Path, name: str) -> RunFolder:
-    roster = f"secure_sum.roster={place / 'roster.json'}"
+    roster = f"privacy.secure_sum.roster={place / 'roster.json'}"
     return train_wards(deployment, place, name, *SECURE, roster)
 
 

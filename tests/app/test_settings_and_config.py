@@ -20,8 +20,10 @@ from fl_dp.app.compose import ConfigError, compose_settings, config_folder, expa
 from fl_dp.app.keys import all_keys
 from fl_dp.app.planning import check_layers, make_plan
 from fl_dp.app.schema import settings_class
-from fl_dp.app.settings import CHOICES, SETTINGS_KEY, Settings
+from fl_dp.app.settings import CHOICES, OPTIONS, SETTINGS_KEY, Settings
+from fl_dp.app.settings.options import chosen_by
 from fl_dp.app.task_client import TaskClient
+from fl_dp.documents import flattened
 from fl_dp.plan import PlanArguments
 from fl_dp.tasks.datasets import client_indices, load_dataset
 from fl_dp.tasks.models import build_model, get_arrays, set_arrays
@@ -63,24 +65,16 @@ EVERYTHING = [
     "privacy.neighboring_relation=replace-one",
     "privacy.insecure_seed=5",
     "privacy.witness_dir=/some/disk",
-    "privacy.noise=spaced",
-    "privacy.separation=6",
-    "privacy.groups=9",
-    "privacy.bands=3",
+    "noise=spaced",
+    "noise.separation=6",
+    "noise.bands=3",
     "schedule=step",
     "schedule.spend=early",
     "schedule.floor=0.25",
     "schedule.levels=2",
-    "schedule.metric=loss",
-    "schedule.patience=2",
-    "schedule.factor=0.5",
-    "schedule.first=1.5",
-    "schedule.smallest=0.25",
-    "schedule.min_improvement=0.01",
     "selection.sampling_rate=0.0625",
-    "server_optimizer=fedavg",
+    "server_optimizer=fedyogi",
     "server_optimizer.learning_rate=0.7",
-    "server_optimizer.momentum=0.5",
     "server_optimizer.beta_1=0.8",
     "server_optimizer.beta_2=0.9",
     "server_optimizer.tau=0.01",
@@ -93,18 +87,17 @@ EVERYTHING = [
     "simulation.delay_spread=0.5",
     "simulation.units_per_node=4",
     "privacy=distributed",
-    "privacy.scheme=laplace",
-    "secure_sum.least=300",
-    "secure_sum.colluding=7",
-    "secure_sum.committee=50",
-    "secure_sum.threshold=45",
-    "secure_sum.degree=30",
-    "secure_sum.bits=24",
-    "secure_sum.element_cap=0.5",
-    "secure_sum.cross_check=true",
-    "secure_sum.roster=/a/roster.json",
-    "secure_sum.reply_after=20",
-    "secure_sum.max_parameters=5000",
+    "privacy.secure_sum.least=300",
+    "privacy.secure_sum.colluding=7",
+    "privacy.secure_sum.committee=50",
+    "privacy.secure_sum.threshold=45",
+    "privacy.secure_sum.degree=30",
+    "privacy.secure_sum.bits=24",
+    "privacy.secure_sum.element_cap=0.5",
+    "privacy.secure_sum.cross_check=true",
+    "privacy.secure_sum.roster=/a/roster.json",
+    "privacy.secure_sum.reply_after=20",
+    "privacy.secure_sum.max_parameters=5000",
     "statistic.query=quantiles",
     "statistic.values=records.1",
     "statistic.low=1",
@@ -130,11 +123,10 @@ EVERYTHING = [
     "recovery.seeds=7",
     "recovery.steps=77",
     "recovery.resistance=false",
+    "recovery.delta=0.001",
     "privacy.unit=record",
     "clipping=per_layer",
     "clipping.norms=[0.1,0.2]",
-    "clipping.target_quantile=0.75",
-    "clipping.learning_rate=0.1",
     "weights.cap=9",
     "weights.total=5",
     "weights.capped_denominator=true",
@@ -142,20 +134,11 @@ EVERYTHING = [
     "metrics.accuracy=[0,1]",
     "metrics.noise_std=2",
     "selection=exponential",
-    "selection.max_cohort=99",
     "selection.participation_cap=4",
     "selection.epsilon=0.2",
     "selection.utility=accuracy",
     "selection.utility_high=1",
-    "selection.largest_rate=0.5",
     "selection.records_per_client=30",
-    "selection.smallest_rate=0.01",
-    "selection.refresh_every=7",
-    "selection.utility_noise=3",
-    "selection.sharpness=2",
-    "selection.concurrency=40",
-    "selection.max_staleness=6",
-    "selection.staleness_power=0.25",
     "dp_sgd=on",
     "dp_sgd.epsilon=3",
     "dp_sgd.delta=1e-6",
@@ -199,6 +182,29 @@ EVERYTHING = [
     "tracking.metrics_port=9464",
 ]
 
+# Keys of other options than those of `EVERYTHING`.
+OF_OTHER_OPTIONS = [
+    "privacy=local privacy.scheme=laplace",
+    "noise=cyclic noise.groups=9",
+    "schedule=custom schedule.weights=[1,2]",
+    "schedule=plateau schedule.metric=loss schedule.patience=2 schedule.factor=0.5 "
+    "schedule.first=1.5 schedule.smallest=0.25 schedule.min_improvement=0.01",
+    "server_optimizer=fedavgm server_optimizer.momentum=0.5",
+    "clipping=adaptive clipping.target_quantile=0.75 clipping.learning_rate=0.1",
+    "selection=poisson selection.coins=nodes",
+    "selection=truncated_poisson selection.max_cohort=99",
+    "selection=dp_utility selection.largest_rate=0.5 selection.smallest_rate=0.01 "
+    "selection.refresh_every=7 selection.utility_noise=3 selection.sharpness=2",
+    "selection=buffered selection.concurrency=40 selection.max_staleness=6 "
+    "selection.staleness_power=0.25",
+]
+
+
+def option_with(key: str) -> list[str]:
+    """The option of a group that has a key, as an override; none for other groups."""
+    known = all_keys()[key]
+    return [f"{known.group}={known.options[0]}"] if known.options else []
+
 
 # What is refused.
 
@@ -210,7 +216,7 @@ EVERYTHING = [
         ("privacy.epsilonn=2", "epsilonn"),
         ("task.clients=3", "clients"),
         ("client.optimizer.momentum=0.9", "optimizer"),
-        ("privacy/mode=central", "privacy/mode"),
+        ("privacy/epsilom=2", "privacy/epsilom"),
     ],
 )
 def test_an_unknown_key_is_refused_by_name(override: str, key: str) -> None:
@@ -233,11 +239,14 @@ def test_letters_of_every_language_need_no_quotes(name: str) -> None:
         ("privacy.epsilonn=2", "did you mean privacy.epsilon?"),
         ("privcy.epsilon=2", "did you mean privacy.epsilon?"),
         ("num_clients=3", "did you mean task.num_clients?"),
-        ("privacy/mode=central", "did you mean privacy.mode?"),
+        ("privacy/mode=central", "write privacy=central, distributed, local, none"),
         ("privacy.noise_multipler=1", "did you mean privacy.noise_multiplier?"),
         ("taks=digits", "did you mean task?"),
         ("task=fashon_mnist", "did you mean task=fashion_mnist?"),
-        ("privacy.mode=locl", "did you mean local?"),
+        ("privacy=locl", "did you mean privacy=local?"),
+        ("selection.name=fixed", "write selection=poisson, truncated_poisson, fixed"),
+        ("selection.max_cohort=9", "is a key of selection=truncated_poisson"),
+        ("privacy=local privacy.secure_sum.bits=9", "is a key of privacy=distributed"),
         ("client={learing_rate: 2}", "did you mean client.learning_rate?"),
         ("client.lr=2", "`fl-dp config client` lists client.learning_rate"),
         ("+rounds=3", "write rounds=3, without the +"),
@@ -248,7 +257,7 @@ def test_letters_of_every_language_need_no_quotes(name: str) -> None:
 )
 def test_an_error_says_what_may_have_been_meant_in_one_line(override: str, meant: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        compose_settings([override])
+        compose_settings(re.split(" (?=privacy)", override))
     assert meant in str(refused.value)
     assert "\n" not in str(refused.value)
 
@@ -261,7 +270,7 @@ def test_an_error_says_what_may_have_been_meant_in_one_line(override: str, meant
         ("clipping.norm=null", "clipping.norm must be a number, got null"),
         ("metrics.loss=[0,a]", "metrics.loss must be a list of numbers, or null, got '[0,a]'"),
         ("dp_sgd.secure_randomness=perhaps", "must be true or false, got 'perhaps'"),
-        ("schedule.spend=never", "schedule.spend must be one of early, late, got 'never'"),
+        ("selection.coins=mine", "selection.coins must be one of server, nodes, got 'mine'"),
     ],
 )
 def test_a_wrong_value_is_said_with_what_is_allowed(override: str, said: str) -> None:
@@ -271,7 +280,7 @@ def test_a_wrong_value_is_said_with_what_is_allowed(override: str, said: str) ->
     assert "Integer" not in str(refused.value)
 
 
-@pytest.mark.parametrize("override", ["+epsilon=2", "+privacy.noise=3", "++client.lr=0.1"])
+@pytest.mark.parametrize("override", ["+epsilon=2", "+noise=3", "++client.lr=0.1"])
 def test_an_unknown_key_is_refused_even_if_it_is_appended(override: str) -> None:
     with pytest.raises(ConfigError, match=override.strip("+").partition("=")[0].split(".")[-1]):
         compose_settings([override])
@@ -327,10 +336,8 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str)
         ("task.shards_per_client", "0"),
         ("model.name", "resnet"),
         ("model.hidden", "0"),
-        ("privacy.mode", "public"),
         ("privacy.scheme", "uniform"),
         ("privacy.unit", "household"),
-        ("clipping.name", "layerwise"),
         ("clipping.target_quantile", "1.0"),
         ("weights.cap", "0.0"),
         ("metrics.noise_std", "-1.0"),
@@ -349,12 +356,10 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str)
         ("privacy.noise_multiplier", "0.0"),
         ("clipping.norm", "0.0"),
         ("clipping.norm", "nan"),
-        ("selection.name", "oort"),
         ("selection.sampling_rate", "0.0"),
         ("selection.sampling_rate", "-0.1"),
         ("selection.sampling_rate", "1.01"),
         ("selection.sampling_rate", "nan"),
-        ("schedule.name", "increasing"),
         ("schedule.spend", "never"),
         ("schedule.floor", "0.0"),
         ("schedule.levels", "0"),
@@ -362,7 +367,6 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str)
         ("privacy.neighboring_relation", "replace"),
         ("privacy.insecure_seed", "-1"),
         ("privacy.witness_dir", "witness"),
-        ("server_optimizer.name", "fedsgd"),
         ("server_optimizer.learning_rate", "0.0"),
         ("server_optimizer.momentum", "1.0"),
         ("server_optimizer.momentum", "-0.1"),
@@ -382,7 +386,7 @@ def test_an_unknown_option_of_a_group_is_refused_with_the_known_ones(group: str)
 )
 def test_a_value_out_of_range_is_refused_with_its_key_and_value(key: str, value: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        compose_settings([f"{key}={value}"])
+        compose_settings([*option_with(key), f"{key}={value}"])
     assert f"{key} must" in str(refused.value)
     assert value in str(refused.value)
 
@@ -468,7 +472,11 @@ def test_an_override_that_is_none_is_refused(override: str) -> None:
 
 def test_every_key_is_known_with_its_default_and_a_sentence_of_help() -> None:
     keys = all_keys()
-    assert {name: key.default for name, key in keys.items()} == flat(settings_class()())
+    default = flat(settings_class()())
+    chosen = {f"{group}.{chosen_by(group)}" for group in OPTIONS}
+    assert {name: keys[name].default for name in default.keys() - chosen} == {
+        name: value for name, value in default.items() if name not in chosen
+    }
     assert [name for name, key in keys.items() if not key.help.endswith(".")] == []
 
 
@@ -476,7 +484,7 @@ def test_the_choices_of_a_key_are_those_that_are_checked() -> None:
     for name, choices in CHOICES.items():
         assert all_keys()[name].choices == choices
         with pytest.raises(ConfigError, match=f"{name} must be one of {', '.join(choices)}"):
-            compose_settings([f"{name}=nonesuch"])
+            compose_settings([*option_with(name), f"{name}=nonesuch"])
 
 
 @pytest.mark.parametrize(
@@ -543,21 +551,20 @@ def test_dp_sgd_is_a_layer_that_goes_with_every_mode(
 @pytest.mark.parametrize(
     ("overrides", "said"),
     [
-        ("privacy=dp_sgd privacy.epsilon=4", "alone are protected: write dp_sgd.epsilon=4"),
-        (
-            "privacy=none dp_sgd=on privacy.delta=1e-6",
-            "alone are protected: write dp_sgd.delta=1e-6",
-        ),
-        ("experiment=records privacy.epsilon=4", "alone are protected: write dp_sgd.epsilon=4"),
-        ("privacy=dp_sgd privacy.unit=record", "write privacy=central dp_sgd=on, or leave it out"),
-        ("dp_sgd.epsilon=4", "write dp_sgd=on too, or leave it out"),
-        ("dp_sgd.noise_multiplier=1", "write dp_sgd=on too, or leave it out"),
-        ("dp_sgd.delta=1e-5", "write dp_sgd=on too, or leave it out"),  # its default
-        ("privacy=none dp_sgd.epsilon=4", "write dp_sgd=on too, or leave it out"),
-        ("dp_sgd.enabled=true", "write dp_sgd=on, which brings a budget"),
+        ("privacy=dp_sgd privacy.epsilon=4", "or dp_sgd.epsilon for records, or leave"),
+        ("privacy=none dp_sgd=on privacy.delta=1e-6", "or dp_sgd.delta for records"),
+        ("experiment=records privacy.epsilon=4", "or dp_sgd.epsilon for records"),
+        ("privacy=dp_sgd privacy.unit=record", "a key of privacy=central, distributed or local"),
+        ("dp_sgd.epsilon=4", "dp_sgd.epsilon is a key of dp_sgd=on, which is not chosen"),
+        ("dp_sgd.delta=1e-5", "is a key of dp_sgd=on"),  # its default
+        ("privacy=none dp_sgd.epsilon=4", "is a key of dp_sgd=on"),
+        ("dp_sgd.enabled=true", "write dp_sgd=off or on"),
         ("dp_sgd=on dp_sgd.epsilon=null", "dp_sgd.epsilon and dp_sgd.noise_multiplier are both"),
-        ("privacy=dp_sgd dp_sgd=off", "exclude each other"),
-        ("privacy.mode=dp_sgd", "must be one of central, distributed, local, none"),
+        ("privacy=dp_sgd dp_sgd=off", "leaves nothing of a promise to records"),
+        ("experiment=records dp_sgd=off", "leaves nothing of a promise to records"),
+        ("privacy.mode=dp_sgd", "write privacy=central, distributed, local, none"),
+        ("privacy=central privacy.secure_sum.bits=20", "is a key of privacy=distributed"),
+        ("privacy=none privacy.witness_dir=/other", "a key of privacy=central"),
     ],
 )
 def test_a_budget_that_nobody_would_keep_to_is_refused_in_one_line(
@@ -570,7 +577,7 @@ def test_a_budget_that_nobody_would_keep_to_is_refused_in_one_line(
 
 def test_a_budget_of_records_without_dp_sgd_is_refused_wherever_it_was_written() -> None:
     text = compose_settings(["dp_sgd=on"]).to_json().replace('"enabled": true', '"enabled": false')
-    with pytest.raises(ValueError, match="DP-SGD inside clients, which is off"):
+    with pytest.raises(ValueError, match="no set of settings"):
         Settings.from_json(text)
 
 
@@ -592,9 +599,7 @@ def test_every_file_in_the_configuration_composes_and_its_values_arrive(
     written: Any = OmegaConf.to_container(OmegaConf.load(path)) or {}
     written.pop("defaults", None)
     is_global = "# @package _global_" in path.read_text(encoding="utf-8")
-    needed = {"custom": ["schedule.weights=[1,2]"]}.get(option, [])
-    written = {key: value for key, value in written.items() if key != "weights"}
-    composed = asdict(compose_settings([f"{group}={option}", *needed]))
+    composed = asdict(compose_settings([f"{group}={option}"]))
 
     def assert_within(part: dict[str, Any], whole: Any) -> None:
         for key, value in part.items():
@@ -612,25 +617,23 @@ def test_without_overrides_the_configuration_holds_the_defaults_of_the_settings(
     assert compose_settings([]) == settings_class()()
 
 
-def flat(settings: Settings) -> dict[str, Any]:
+def flat(settings: Any) -> dict[str, Any]:
     """Every setting by its dotted key."""
-    groups = asdict(settings)
-    inside = {
-        f"{group}.{key}": value
-        for group, values in groups.items()
-        if isinstance(values, dict)
-        for key, value in values.items()
-    }
-    return inside | {key: value for key, value in groups.items() if not isinstance(value, dict)}
+    return flattened(asdict(settings))
 
 
 def test_every_setting_can_be_overridden() -> None:
-    default, changed = flat(settings_class()()), flat(compose_settings(EVERYTHING))
-    # They go with `selection=poisson`, `schedule=custom` and `task.partition=iid` only, with no low
-    # and high, and with engine=flower.
-    left_alone = {"selection.coins", "schedule.weights", "statistic.edges"}
-    left_alone |= {"task.records_per_client", "simulation.workers"}
-    assert {key for key in default if changed[key] == default[key]} == left_alone
+    given = [EVERYTHING, *(each.split() for each in OF_OTHER_OPTIONS)]
+    composed = [flat(compose_settings(each)) for each in given]
+    # Curves come from a file.
+    default = {name: key.default for name, key in all_keys().items() if name != "sweep.curves"}
+    same = {
+        name
+        for name, value in default.items()
+        if all(each.get(name, value) == value for each in composed)
+    }
+    # They go with `task.partition=iid` only, with no low and high, and with engine=flower.
+    assert same == {"statistic.edges", "task.records_per_client", "simulation.workers"}
 
 
 def test_the_last_of_two_overrides_wins() -> None:

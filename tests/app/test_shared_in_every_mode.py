@@ -57,14 +57,14 @@ MODES: dict[str, tuple[str, ...]] = {
     "spaced": (
         "selection=public",
         "selection.sampling_rate=0.34",
-        "privacy.noise=spaced",
+        "noise=spaced",
         "rounds=4",
     ),
     "cyclic": (
         "selection.sampling_rate=0.34",
-        "privacy.noise=cyclic",
-        "privacy.groups=2",
-        "privacy.bands=2",
+        "noise=cyclic",
+        "noise.groups=2",
+        "noise.bands=2",
         "rounds=4",
     ),
 }

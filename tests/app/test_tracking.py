@@ -203,7 +203,7 @@ def test_secrets_folders_addresses_and_what_is_of_one_site_are_not_told() -> Non
         *(f"task.{name}" for name in ("classes", "columns", "label_column", "client_column")),
         "task.mean",
         "task.std",
-        "secure_sum.reply_after",
+        "privacy.secure_sum.reply_after",
         *(f"simulation.{name}" for name in ("num_cpus", "num_gpus", "workers")),
         *(f"tracking.{name}" for name in ("name", "project", "uri", "mode", "metrics_port")),
     }

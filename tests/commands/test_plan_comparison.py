@@ -25,7 +25,7 @@ def test_a_table_with_promises_a_pick_and_a_picture(tmp_path: Path) -> None:
     shown = " ".join(result.stdout.split())
     assert "nothing about" in shown
     assert "Pick: spaced, 10 rounds apart" in shown
-    assert "Write: privacy.noise=spaced privacy.separation=10 privacy.bands=10" in shown
+    assert "Write: noise=spaced noise.separation=10 noise.bands=10" in shown
     assert "calibrating correlated noise" in said_on_stderr(result)
     assert target.read_bytes().startswith(b"\x89PNG")
 

@@ -30,7 +30,7 @@ OF_THE_PLACE = (
     "output_dir=",
     "run_name=",
     "privacy.witness_dir=",
-    "secure_sum.roster=",
+    "privacy.secure_sum.roster=",
 )
 # What a statement says of the privacy and not of the place.
 OF_THE_PRIVACY = ("unit", "neighboring_relation", "mechanism", "noise_multipliers", "rounds")

@@ -6,6 +6,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,8 +32,13 @@ from safetensors.numpy import load_file, save_file
 from trainings import numbers, plan_of, record
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.app.server_optimizers import make_server_optimizer
-from fl_dp.app.settings import CHOICES, ServerOptimizerSettings
+from fl_dp.app.settings import OPTIONS
+from fl_dp.app.settings.optimizers import (
+    FedAdagradSettings,
+    FedAdamSettings,
+    FedAvgMSettings,
+    FedYogiSettings,
+)
 from fl_dp.strategies import DPFedAvg
 from fl_dp.updates import ArrayForm, array_of
 
@@ -645,12 +651,14 @@ def test_what_pack_did_not_make_is_refused(arrays: dict[str, Any]) -> None:
 # From settings.
 
 
-@pytest.mark.parametrize("name", CHOICES["server_optimizer.name"])
-def test_each_server_optimizer_is_made_with_the_keys_that_it_uses(name: str) -> None:
-    settings = ServerOptimizerSettings(
-        name=name, learning_rate=0.7, momentum=0.6, beta_1=0.5, beta_2=0.4, tau=0.3
-    )
-    strategy = make_server_optimizer(settings)
+_VALUES = {"learning_rate": 0.7, "momentum": 0.6, "beta_1": 0.5, "beta_2": 0.4, "tau": 0.3}
+
+
+@pytest.mark.parametrize("name", OPTIONS["server_optimizer"])
+def test_each_server_optimizer_is_made_with_its_keys(name: str) -> None:
+    default = OPTIONS["server_optimizer"][name]
+    settings = replace(default, **{key: _VALUES[key] for key in asdict(default) if key != "name"})
+    strategy = settings.make()
     assert type(strategy).__name__.lower() == name
     used = {
         "fedavg": {},
@@ -665,26 +673,27 @@ def test_each_server_optimizer_is_made_with_the_keys_that_it_uses(name: str) -> 
     assert all(vars(strategy)[key] == plain[key] for key in unused)
 
 
-@pytest.mark.parametrize("name", CHOICES["server_optimizer.name"])
-def test_each_server_optimizer_has_a_group_file(name: str) -> None:
+@pytest.mark.parametrize("name", OPTIONS["server_optimizer"])
+def test_each_server_optimizer_can_be_chosen(name: str) -> None:
     assert compose_settings([f"server_optimizer={name}"]).server_optimizer.name == name
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "instead"),
+    ("settings", "key", "value", "instead"),
     [
-        ("name", "adam", "one of fedavg, fedavgm, fedadam, fedyogi, fedadagrad"),
-        ("learning_rate", 0.0, "positive and finite"),
-        ("momentum", 1.0, "for example 0.9"),
-        ("beta_1", 1.0, "for example 0.9"),
-        ("beta_1", float("nan"), "for example 0.9"),
-        ("beta_2", -0.1, "for example 0.99"),
-        ("tau", 0.0, "for example 0.001"),
+        (FedAvgMSettings, "learning_rate", 0.0, "positive and finite"),
+        (FedAvgMSettings, "momentum", 1.0, "for example 0.9"),
+        (FedAdamSettings, "beta_1", 1.0, "for example 0.9"),
+        (FedAdamSettings, "beta_1", float("nan"), "for example 0.9"),
+        (FedYogiSettings, "beta_2", -0.1, "for example 0.99"),
+        (FedAdagradSettings, "tau", 0.0, "for example 0.001"),
     ],
 )
-def test_a_wrong_setting_says_what_to_write(key: str, value: Any, instead: str) -> None:
+def test_a_wrong_setting_says_what_to_write(
+    settings: type, key: str, value: float, instead: str
+) -> None:
     with pytest.raises(ValueError) as refused:
-        ServerOptimizerSettings(**{key: value})
+        settings(**{key: value})
     assert str(refused.value).startswith(f"server_optimizer.{key} must ")
     assert str(value) in str(refused.value)
     assert instead in str(refused.value)

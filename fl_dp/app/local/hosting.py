@@ -67,9 +67,9 @@ def _each_reply_needed(settings: Settings) -> str | None:
     needed = {
         "each brings its own data": settings.task.partition == "nodes",
         "each trains by DP-SGD": settings.protects_records,
-        "privacy.mode=none clips nothing": mode == "none",
-        "privacy.mode=local adds the noise at each client": mode == "local",
-        "privacy.mode=distributed hides a node among nodes": mode == "distributed",
+        "privacy=none clips nothing": mode == "none",
+        "privacy=local adds the noise at each client": mode == "local",
+        "privacy=distributed hides a node among nodes": mode == "distributed",
         f"compression.up={settings.compression.up} encodes each update": (
             settings.compression.up != "none"
         ),

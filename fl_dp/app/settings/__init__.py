@@ -8,6 +8,7 @@ process's working directory or environment.
 from .choices import CHOICES
 from .data import TaskSettings
 from .optimizers import ServerOptimizerSettings
+from .options import OPTIONS
 from .run import Settings
 from .simulation import SimulationSettings
 from .sweep import CurveSettings, SweepSettings
@@ -18,6 +19,7 @@ SETTINGS_KEY = "fl-dp-settings"
 
 __all__ = [
     "CHOICES",
+    "OPTIONS",
     "SETTINGS_KEY",
     "CurveSettings",
     "ServerOptimizerSettings",

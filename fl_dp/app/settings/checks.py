@@ -62,7 +62,7 @@ def choices(group: str, settings: object) -> None:
     """Check that every key of a group that takes one of a few names is null or has one of them."""
     for key, known in CHOICES.items():
         of, _, name = key.rpartition(".")
-        if of == group:
+        if of == group and hasattr(settings, name):
             one_of(key, getattr(settings, name), known)
 
 

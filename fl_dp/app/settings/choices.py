@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from fl_dp.app.tracking.names import TRACKERS
 from fl_dp.mechanisms.schemes import SCHEMES
 from fl_dp.tasks.datasets import DATASETS, PARTITIONS
 from fl_dp.tasks.models import MODELS, TRAINED_FACTORS
@@ -14,46 +13,19 @@ CHOICES = {
     "task.partition": (*PARTITIONS, "nodes"),
     "model.name": MODELS,
     "model.lora_train": TRAINED_FACTORS,
-    "privacy.mode": ("central", "distributed", "local", "none"),
     "privacy.scheme": tuple(SCHEMES),
-    "privacy.noise": ("independent", "spaced", "cyclic", "auto"),
     "privacy.unit": ("client", "record"),
     "privacy.neighboring_relation": ("zero-out", "add-or-remove-one", "replace-one"),
     "dp_sgd.grad_sample_mode": ("hooks", "functorch", "ghost"),
-    "clipping.name": ("fixed", "adaptive", "per_layer"),
-    "selection.name": (
-        "poisson",
-        "truncated_poisson",
-        "fixed",
-        "exponential",
-        "dp_utility",
-        "public",
-        "buffered",
-    ),
     "selection.coins": ("server", "nodes"),
     "selection.utility": ("loss", "accuracy", "records", "update_norm", "staleness"),
-    "schedule.name": (
-        "constant",
-        "seed_rule",
-        "linear",
-        "exponential",
-        "step",
-        "cosine",
-        "custom",
-        "plateau",
-    ),
     "schedule.spend": ("early", "late"),
     "schedule.metric": ("accuracy", "loss"),
-    "server_optimizer.name": ("fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"),
     "statistic.query": ("count", "sum", "mean", "histogram", "quantiles", "top"),
     "statistic.law": ("laplace", "gaussian"),
     "compression.up": UPLINKS,
     "compression.down": DOWNLINKS,
     "simulation.engine": ("auto", "flower", "in_process"),
-    "tracking.name": ("none", *TRACKERS),
     "tracking.mode": ("offline", "online"),
 }
 """The values of each key that takes one of a few names."""
-
-UTILITIES_OF_EVERYBODY = CHOICES["selection.utility"][:3]
-"""Utilities that the server can ask everybody for; others it sees of participants alone."""

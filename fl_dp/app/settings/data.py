@@ -9,6 +9,7 @@ from fl_dp.option_errors import OptionError
 from fl_dp.tasks.datasets import OWN_DATA
 
 from .checks import at_least, between_0_and_1, choices, distinct, positive
+from .fields import told
 
 OWN_DATA_KEYS = (
     "classes",
@@ -63,24 +64,24 @@ class TaskSettings:
             part, the same rows in every run.
     """
 
-    name: str = "digits"
-    num_clients: int = 200
-    num_records: int | None = None
-    max_records: int | None = None
-    partition: str = "iid"
-    alpha: float = 0.5
-    shards_per_client: int = 2
-    records_per_client: int | None = None
-    validation: bool = False
+    name: str = told("digits")
+    num_clients: int = told(200)
+    num_records: int | None = told(None)
+    max_records: int | None = told(None)
+    partition: str = told("iid")
+    alpha: float = told(0.5)
+    shards_per_client: int = told(2)
+    records_per_client: int | None = told(None)
+    validation: bool = told(False)
     data_dir: str | None = None
     classes: list[str] | None = None
     label_column: str = "label"
     client_column: str | None = None
     columns: list[str] | None = None
-    image_shape: list[int] | None = None
+    image_shape: list[int] | None = told(None)
     mean: list[float] | None = None
     std: list[float] | None = None
-    test_fraction: float | None = None
+    test_fraction: float | None = told(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -159,11 +160,11 @@ class ModelSettings:
             `alternating` (B in odd rounds, A in even ones; under `privacy=dp_sgd`).
     """
 
-    name: str = "logistic"
-    hidden: int = 64
+    name: str = told("logistic", tunable=True)
+    hidden: int = told(64, tunable=True)
     shared: list[str] | None = None
-    lora_rank: int | None = None
-    lora_train: str = "b"
+    lora_rank: int | None = told(None)
+    lora_train: str = told("b")
 
     def __post_init__(self) -> None:
         """Check the values."""

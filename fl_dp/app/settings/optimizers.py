@@ -1,58 +1,134 @@
-"""Settings of the steps that are made at the server and at a client."""
+"""Settings of steps: at the server, a class for each `server_optimizer=NAME`, and at a client."""
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from fl_dp.option_errors import OptionError
 
-from .checks import at_least, choices, positive
+from .checks import at_least, positive
+from .fields import told
+
+if TYPE_CHECKING:
+    from flwr.serverapp.strategy import Strategy
 
 
 @dataclass(kw_only=True)
 class ServerOptimizerSettings:
-    """Step of the server with a private mean update.
+    """Step of the server with a private mean update: that update itself, or another option's.
 
     Attributes:
-        name: `fedavg`, `fedavgm`, `fedadam`, `fedyogi` or `fedadagrad`.
-        learning_rate: Step size (all but `fedavg`): on the mean update, or for the last three about
-            how far a coordinate moves in a round. `server_optimizer=fedadam` and its like bring
-            their own.
-        momentum: Share of the last step to repeat (`fedavgm`).
-        beta_1: Decay of the mean of updates (`fedadam`, `fedyogi`).
-        beta_2: Decay of the mean of squared updates (`fedadam`, `fedyogi`).
-        tau: Added to the root of the squares (the last three); updates far below it move a
-            coordinate less than `learning_rate`.
+        name: Option of the group.
     """
 
-    name: str = "fedavgm"
-    learning_rate: float = 0.3
-    momentum: float = 0.9
-    beta_1: float = 0.9
-    beta_2: float = 0.99
-    tau: float = 1e-3
+    name: str = told("fedavg")
+
+    @property
+    def momentum(self) -> float:
+        """Share of the last step that is repeated."""
+        return 0.0
+
+    def make(self) -> Strategy:
+        """Return the Flower strategy that makes the step."""
+        from flwr.serverapp.strategy import FedAvg
+
+        return FedAvg()
+
+
+@dataclass(kw_only=True)
+class FedAvgMSettings(ServerOptimizerSettings):
+    """Momentum.
+
+    Attributes:
+        learning_rate: Step size on the mean update.
+        momentum: Share of the last step to repeat.
+    """
+
+    name: str = told("fedavgm")
+    learning_rate: float = told(0.3, tunable=True)
+    momentum: float = told(0.9, tunable=True)
 
     def __post_init__(self) -> None:
         """Check the values."""
-        choices("server_optimizer", self)
         positive("server_optimizer.learning_rate", self.learning_rate)
-        for key, value, usual in (
-            ("momentum", self.momentum, 0.9),
-            ("beta_1", self.beta_1, 0.9),
-            ("beta_2", self.beta_2, 0.99),
-        ):
-            if not 0.0 <= value < 1.0:
-                raise OptionError(
-                    f"{{server_optimizer.{key}}} must lie in [0, 1), got {value}: write for "
-                    f"example "
-                    f"{usual}"
-                )
-        if not (math.isfinite(self.tau) and self.tau > 0):
+        _decay("momentum", self.momentum, usual=0.9)
+
+    def make(self) -> Strategy:
+        """Return the Flower strategy that makes the step."""
+        from flwr.serverapp.strategy import FedAvgM
+
+        return FedAvgM(server_learning_rate=self.learning_rate, server_momentum=self.momentum)
+
+
+@dataclass(kw_only=True)
+class FedAdagradSettings(ServerOptimizerSettings):
+    """Steps over the root of all squares so far.
+
+    Attributes:
+        learning_rate: About how far a coordinate moves in a round.
+        tau: Added to the root of the squares; updates far below it move a coordinate less than
+            `learning_rate`.
+    """
+
+    name: str = told("fedadagrad")
+    learning_rate: float = told(0.3, tunable=True)
+    tau: float = told(1e-3, tunable=True)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        positive("server_optimizer.learning_rate", self.learning_rate)
+        if not 0.0 < self.tau < float("inf"):
             raise OptionError(
                 f"{{server_optimizer.tau}} must be positive and finite, got {self.tau}: write for "
                 "example 0.001, a tenth of a coordinate's mean update or less"
             )
+
+    def make(self) -> Strategy:
+        """Return the Flower strategy that makes the step."""
+        from flwr.serverapp.strategy import FedAdagrad
+
+        return FedAdagrad(eta=self.learning_rate, tau=self.tau)
+
+
+@dataclass(kw_only=True)
+class FedAdamSettings(FedAdagradSettings):
+    """Steps over the root of a running mean of squares.
+
+    Attributes:
+        beta_1: Decay of the mean of updates.
+        beta_2: Decay of the mean of squared updates.
+    """
+
+    name: str = told("fedadam")
+    learning_rate: float = told(0.1, tunable=True)
+    beta_1: float = told(0.9, tunable=True)
+    beta_2: float = told(0.99, tunable=True)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        _decay("beta_1", self.beta_1, usual=0.9)
+        _decay("beta_2", self.beta_2, usual=0.99)
+
+    def make(self) -> Strategy:
+        """Return the Flower strategy that makes the step."""
+        from flwr.serverapp.strategy import FedAdam
+
+        return FedAdam(eta=self.learning_rate, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau)
+
+
+@dataclass(kw_only=True)
+class FedYogiSettings(FedAdamSettings):
+    """FedAdam with squares that fall no faster than they grow."""
+
+    name: str = told("fedyogi")
+
+    def make(self) -> Strategy:
+        """Return the Flower strategy that makes the step."""
+        from flwr.serverapp.strategy import FedYogi
+
+        return FedYogi(eta=self.learning_rate, beta_1=self.beta_1, beta_2=self.beta_2, tau=self.tau)
 
 
 @dataclass(kw_only=True)
@@ -65,12 +141,30 @@ class ClientSettings:
         batch_size: Records per step.
     """
 
-    learning_rate: float = 2.0
-    epochs: int = 5
-    batch_size: int = 32
+    learning_rate: float = told(2.0, tunable=True)
+    epochs: int = told(5, tunable=True)
+    batch_size: int = told(32, tunable=True)
 
     def __post_init__(self) -> None:
         """Check the values."""
         positive("client.learning_rate", self.learning_rate)
         at_least("client.epochs", self.epochs, 1)
         at_least("client.batch_size", self.batch_size, 1)
+
+
+def _decay(key: str, value: float, *, usual: float) -> None:
+    """Check that a number lies in [0, 1)."""
+    if not 0.0 <= value < 1.0:
+        raise OptionError(
+            f"{{server_optimizer.{key}}} must lie in [0, 1), got {value}: write for example {usual}"
+        )
+
+
+SERVER_OPTIMIZERS: tuple[ServerOptimizerSettings, ...] = (
+    FedAvgMSettings(),
+    ServerOptimizerSettings(),
+    FedAdamSettings(),
+    FedYogiSettings(),
+    FedAdagradSettings(),
+)
+"""What `server_optimizer=NAME` chooses among."""

@@ -1,49 +1,18 @@
-"""Settings of what a client sends and a round releases: bounds, weights, metrics, bytes."""
+"""Settings of what a round releases: weights, metrics, bytes."""
 
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.updates.compression_options import CompressionOptions
+
+from .checks import ordered_pair, positive
+from .fields import told
 
 if TYPE_CHECKING:
     from fl_dp.updates import Compression
-
-from fl_dp.option_errors import IncompatibleOptions, OptionError
-
-from .checks import between_0_and_1, choices, ordered_pair, positive
-
-
-@dataclass(kw_only=True)
-class ClippingSettings:
-    """Bound on one client's update.
-
-    Attributes:
-        name: `fixed`, `adaptive` (follows a quantile of the updates' norms) or `per_layer`.
-        norm: L2 bound on one client's whole update (L1 under `privacy.scheme=laplace`); under
-            `adaptive`, in the first round.
-        norms: One bound per floating-point array, for `per_layer`; null shares `norm` evenly.
-        target_quantile: Share of updates that `adaptive` leaves unclipped, in (0, 1).
-        learning_rate: Largest change of the norm's logarithm in one round, for `adaptive`.
-    """
-
-    name: str = "fixed"
-    norm: float = 0.5
-    norms: list[float] | None = None
-    target_quantile: float = 0.5
-    learning_rate: float = 0.2
-
-    def __post_init__(self) -> None:
-        """Check the values."""
-        choices("clipping", self)
-        positive("clipping.norm", self.norm)
-        positive("clipping.learning_rate", self.learning_rate)
-        between_0_and_1("clipping.target_quantile", self.target_quantile)
-        for norm in self.norms or ():
-            positive("clipping.norms", norm)
-        if self.norms is not None and self.name != "per_layer":
-            raise OptionError("{clipping.norms} is for clipping=per_layer: leave it out")
 
 
 @dataclass(kw_only=True)
@@ -59,9 +28,9 @@ class WeightSettings:
             `total`: less bias, for twice the noise.
     """
 
-    cap: float | None = None
-    total: float | None = None
-    capped_denominator: bool = False
+    cap: float | None = told(None)
+    total: float | None = told(None)
+    capped_denominator: bool = told(False)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -87,9 +56,9 @@ class MetricsSettings:
             most 5 % to the noise on updates.
     """
 
-    loss: list[float] | None = None
-    accuracy: list[float] | None = None
-    noise_std: float | None = None
+    loss: list[float] | None = told(None)
+    accuracy: list[float] | None = told(None)
+    noise_std: float | None = told(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -111,10 +80,10 @@ class CompressionSettings:
         down: Of the model: `none`, `float16` (values are cut at 65,504) or `bfloat16`.
     """
 
-    up: str = "none"
-    bits: int = 8
-    fraction: float = 0.1
-    down: str = "none"
+    up: str = told("none")
+    bits: int = told(8)
+    fraction: float = told(0.1)
+    down: str = told("none")
 
     def __post_init__(self) -> None:
         """Check the values."""

@@ -7,15 +7,20 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fl_dp.documents import document, parsed_object
-from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .checks import at_least, choices, positive
+from .clippings import ClippingSettings
 from .data import ModelSettings, TaskSettings
-from .optimizers import ClientSettings, ServerOptimizerSettings
-from .promises import DPSGDSettings, PrivacySettings
-from .released import ClippingSettings, CompressionSettings, MetricsSettings, WeightSettings
-from .rounds import ScheduleSettings, SelectionSettings
-from .secure_sum import SecureSumSettings
+from .dp_sgd import DPSGDOnSettings, DPSGDSettings
+from .fields import told
+from .noises import NoiseSettings
+from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
+from .options import OPTIONS, option_of, with_values
+from .promises import CentralPrivacySettings, PrivacySettings
+from .released import CompressionSettings, MetricsSettings, WeightSettings
+from .schedules import ScheduleSettings
+from .selections import PoissonSettings, SelectionSettings
 from .simulation import SimulationSettings
 from .statistic import StatisticSettings
 from .sweep import SweepSettings
@@ -43,26 +48,26 @@ class Settings:
         report: Page that `fl-dp run` writes when it ends: `html`, or `none` to leave it out.
     """
 
-    seed: int = 0
-    rounds: int = 100
-    round_timeout: float = 3600.0
-    roster_timeout: float = 60.0
-    roster_may_grow: bool = False
+    seed: int = told(0)
+    rounds: int = told(100)
+    round_timeout: float = told(3600.0)
+    roster_timeout: float = told(60.0)
+    roster_may_grow: bool = told(False)
     output_dir: str | None = None
     run_name: str | None = None
     resume: str | None = None
     report: str = "html"
     task: TaskSettings = field(default_factory=TaskSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
-    privacy: PrivacySettings = field(default_factory=PrivacySettings)
-    secure_sum: SecureSumSettings = field(default_factory=SecureSumSettings)
+    privacy: PrivacySettings = field(default_factory=CentralPrivacySettings)
+    noise: NoiseSettings = field(default_factory=NoiseSettings)
     dp_sgd: DPSGDSettings = field(default_factory=DPSGDSettings)
     clipping: ClippingSettings = field(default_factory=ClippingSettings)
     weights: WeightSettings = field(default_factory=WeightSettings)
     metrics: MetricsSettings = field(default_factory=MetricsSettings)
-    selection: SelectionSettings = field(default_factory=SelectionSettings)
+    selection: SelectionSettings = field(default_factory=PoissonSettings)
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
-    server_optimizer: ServerOptimizerSettings = field(default_factory=ServerOptimizerSettings)
+    server_optimizer: ServerOptimizerSettings = field(default_factory=FedAvgMSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
     compression: CompressionSettings = field(default_factory=CompressionSettings)
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
@@ -76,42 +81,26 @@ class Settings:
             raise ValueError(f"seed must lie in [0, 2^63), got {self.seed}")
         at_least("rounds", self.rounds, 1)
         choices("", self)
+        self.schedule.check()
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
         several = self.simulation.units_at_node > 1 or self.selection.coins == "nodes"
         if several and not self.protects_clients:
             raise IncompatibleOptions(
                 "a node that sums its units clips them, which "
-                f"{{privacy.mode={self.privacy.mode}}} "
+                f"{{privacy={self.privacy.mode}}} "
                 "does not: write {simulation.units_per_node=1} and {selection.coins=server}"
             )
         if self.selection.name == "buffered" and not self.protects_clients:
             raise IncompatibleOptions(
                 f"buffered releases are made where updates are clipped one by one, which "
-                f"{{privacy.mode={self.privacy.mode}}} does not: write {{privacy=central}}, or "
+                f"{{privacy={self.privacy.mode}}} does not: write {{privacy=central}}, or "
                 "{selection=public}"
             )
-        if self.privacy.witness_dir is not None and not self.protects_clients:
-            # Closed by default, too.
+        if self.privacy.mode == "none" and self.noise.name != "independent":
             raise IncompatibleOptions(
-                "{privacy.witness_dir} watches the server's ledger, which {privacy.mode=none} "
-                "does not "
-                "keep: leave it out (a node's ledger has a witness of its own, witness-path)"
-            )
-        if self.privacy.mode == "none" and self.privacy.noise != "independent":
-            raise IncompatibleOptions(
-                f"{{privacy.noise={self.privacy.noise}}} is the server's noise, and "
-                f"{{privacy.mode=none}} "
+                f"{{noise={self.noise.name}}} is the server's noise, and {{privacy=none}} "
                 "adds none: write {privacy=central}, or leave it out"
-            )
-        if self.secure_sum.given and self.privacy.mode != "distributed":
-            # Closed by default: a protection that is off would look like one.
-            raise IncompatibleOptions(
-                f"{', '.join(map('{{{}}}'.format, self.secure_sum.given))} is for secure sums, "
-                "which "
-                f"{{privacy.mode={self.privacy.mode}}} does not make: write "
-                f"{{privacy=distributed}} "
-                "too, or leave it out"
             )
         declared = self.task.num_records is not None or self.task.max_records is not None
         if declared and not self.sums_records:
@@ -138,6 +127,31 @@ class Settings:
     def protects_records(self) -> bool:
         """Whether clients train by DP-SGD."""
         return self.dp_sgd.enabled
+
+    @property
+    def promise(self) -> CentralPrivacySettings:
+        """What is promised to each client.
+
+        Raises:
+            ValueError: If nothing is.
+        """
+        if not isinstance(self.privacy, CentralPrivacySettings):
+            raise OptionError(
+                f"{{privacy={self.privacy.mode}}} promises nothing to clients: write for "
+                "example {privacy=central}"
+            )
+        return self.privacy
+
+    @property
+    def record_training(self) -> DPSGDOnSettings:
+        """How clients train by DP-SGD.
+
+        Raises:
+            ValueError: If they do not.
+        """
+        if not isinstance(self.dp_sgd, DPSGDOnSettings):
+            raise OptionError("clients train without DP-SGD: write {dp_sgd=on}")
+        return self.dp_sgd
 
     @property
     def sums_records(self) -> bool:
@@ -168,9 +182,17 @@ class Settings:
         """
         values = parsed_object(text, "set of settings")
         with document("set of settings"):
-            groups: dict[str, Any] = {
-                each.name: each.default_factory
-                for each in fields(cls)
-                if each.default_factory is not MISSING
-            }
-            return cls(**values | {key: group(**values[key]) for key, group in groups.items()})
+            return cls(**values | {key: _group(key, values[key]) for key in _GROUPS})
+
+
+# Those whose classes say themselves what is in them; `OPTIONS` has the others.
+_GROUPS: dict[str, Any] = {
+    each.name: each.default_factory
+    for each in fields(Settings)
+    if each.default_factory is not MISSING
+}
+
+
+def _group(name: str, values: dict[str, Any]) -> Any:
+    """Return the settings of a group that were written as plain values."""
+    return with_values(option_of(name, values) if name in OPTIONS else _GROUPS[name](), values)

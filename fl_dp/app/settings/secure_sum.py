@@ -6,6 +6,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fl_dp.option_errors import OptionError
+
+from .fields import told
+
 if TYPE_CHECKING:
     from fl_dp.plan import SecureSum
 
@@ -38,24 +42,24 @@ class SecureSumSettings:
         max_parameters: Most parameters of the model, which the accounting's own error is for.
     """
 
-    least: int | None = None
-    colluding: int | None = None
-    committee: int | None = None
-    threshold: int | None = None
-    degree: int | None = None
-    bits: int | None = None
-    element_cap: float | None = None
-    cross_check: bool = False
+    least: int | None = told(None)
+    colluding: int | None = told(None)
+    committee: int | None = told(None)
+    threshold: int | None = told(None)
+    degree: int | None = told(None)
+    bits: int | None = told(None)
+    element_cap: float | None = told(None)
+    cross_check: bool = told(False)
     roster: str | None = None
     reply_after: float | None = None
-    max_parameters: int = 10_000_000
+    max_parameters: int = told(10_000_000)
 
     def __post_init__(self) -> None:
         """Check the values."""
         if self.roster is not None and not Path(self.roster).is_absolute():
-            raise ValueError(
-                f"secure_sum.roster must be absolute, got '{self.roster}': a ServerApp does not "
-                "run where you called Flower from"
+            raise OptionError(
+                f"{{secure_sum.roster}} must be absolute, got '{self.roster}': a ServerApp does "
+                "not run where you called Flower from"
             )
 
     @property
@@ -68,13 +72,3 @@ class SecureSumSettings:
         from fl_dp.plan import SecureSum  # with SciPy, which no client's settings need
 
         return SecureSum(**asdict(self) | {"roster": self.roster is not None})
-
-    @property
-    def given(self) -> tuple[str, ...]:
-        """What was written, as on the command line."""
-        default = asdict(SecureSumSettings())
-        return tuple(
-            f"secure_sum.{key}={value}"
-            for key, value in asdict(self).items()
-            if value != default[key]
-        )

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from fl_dp.option_errors import OptionError
 
 from .checks import at_least, choices
+from .fields import told
 
 _LARGEST_SPREAD = 10.0  # of a logarithm: beyond it times are no numbers any more
 
@@ -36,12 +37,12 @@ class SimulationSettings:
             only. 0: every answer comes at once.
     """
 
-    engine: str = "auto"
+    engine: str = told("auto")
     num_cpus: int | None = None
     num_gpus: float = 0.0
     workers: int | None = None
-    units_per_node: int | str = "auto"
-    delay_spread: float = 0.0
+    units_per_node: int | str = told("auto")
+    delay_spread: float = told(0.0)
 
     def __post_init__(self) -> None:
         """Check the values."""

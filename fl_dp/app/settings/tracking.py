@@ -1,4 +1,4 @@
-"""Settings of where a run's released values go besides its folder."""
+"""Settings of where released values go besides a run's folder, a class for each `tracking=NAME`."""
 
 from __future__ import annotations
 
@@ -14,47 +14,102 @@ _LAST_PORT = 65535
 
 @dataclass(kw_only=True)
 class TrackingSettings:
-    """Tracker that a training tells its released values, round by round.
+    """No tracker; each other option is one that a training tells its released values.
+
+    Each needs its package, for example `pip install 'fl-dp[tensorboard]'`.
 
     Attributes:
-        name: `none`, `tensorboard`, `mlflow` or `wandb` (Weights & Biases); each needs its package,
-            for example `pip install 'fl-dp[tensorboard]'`.
-        project: Name of the experiment in MLflow, of the project at W&B.
-        uri: Where MLflow keeps runs: an address, or an absolute path after `sqlite:///`; null is a
-            database in the run's folder, or in that of its sweep.
-        mode: `offline` sends nothing to any other machine. `online` sends each round at once: to
-            MLflow's `tracking.uri`, or to the W&B server that you are logged in to.
+        name: Option of the group.
         metrics_port: Port of 127.0.0.1 on which a training shows released values and figures of
             its process to Prometheus, at `/metrics`, and that it is alive, at `/health`; null shows
             nothing.
     """
 
     name: str = "none"
-    project: str = "fl-dp"
-    uri: str | None = None
-    mode: str = "offline"
     metrics_port: int | None = None
 
     def __post_init__(self) -> None:
         """Check the values."""
         choices("tracking", self)
-        if not self.project or not self.project.isprintable():
-            raise OptionError(f"{{tracking.project}} must be a plain name, got {self.project!r}")
         if self.metrics_port is not None and not 1 <= self.metrics_port <= _LAST_PORT:
             raise OptionError(
                 f"{{tracking.metrics_port}} must lie in [1, {_LAST_PORT}], got {self.metrics_port}"
             )
+
+    @property
+    def told(self) -> bool:
+        """Whether anybody is told of a training while it goes on."""
+        return self.name != "none" or self.metrics_port is not None
+
+    @property
+    def project(self) -> str:
+        """Name of what the tracker puts runs into."""
+        return "fl-dp"
+
+    @property
+    def uri(self) -> str | None:
+        """Where the tracker keeps runs; None is its own folder."""
+        return None
+
+    @property
+    def online(self) -> bool:
+        """Whether each round may be sent to another machine."""
+        return False
+
+
+@dataclass(kw_only=True)
+class TensorBoardSettings(TrackingSettings):
+    """Event files in the run's folder."""
+
+    name: str = "tensorboard"
+
+
+@dataclass(kw_only=True)
+class ProjectSettings(TrackingSettings):
+    """A tracker that can be on another machine.
+
+    Attributes:
+        project: Name of the experiment in MLflow, of the project at W&B.
+        mode: `offline` sends nothing to any other machine. `online` sends each round at once: to
+            MLflow's `tracking.uri`, or to the W&B server that you are logged in to.
+    """
+
+    project: str = "fl-dp"
+    mode: str = "offline"
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        if not self.project or not self.project.isprintable():
+            raise OptionError(f"{{tracking.project}} must be a plain name, got {self.project!r}")
+
+    @property
+    def online(self) -> bool:
+        """Whether each round may be sent to another machine."""
+        return self.mode == "online"
+
+
+@dataclass(kw_only=True)
+class MLflowSettings(ProjectSettings):
+    """MLflow.
+
+    Attributes:
+        uri: Where MLflow keeps runs: an address, or an absolute path after `sqlite:///`; null is a
+            database in the run's folder, or in that of its sweep.
+    """
+
+    name: str = "mlflow"
+    uri: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
         if self.uri is not None:
-            if self.name != "mlflow":
-                raise IncompatibleOptions(
-                    "{tracking.uri} is for MLflow: write {tracking=mlflow} too, or leave it out"
-                )
             _check_uri(self.uri)
-        if self.online and not (self.name == "wandb" or self.remote):
+        if self.online and not self.remote:
             raise IncompatibleOptions(
-                "{tracking.mode=online} is for trackers on other machines: write "
-                "{tracking=wandb} too, "
-                "or {tracking=mlflow} with its address as {tracking.uri}"
+                "{tracking.mode=online} is for trackers on other machines: write the address of "
+                "MLflow as {tracking.uri} too, or leave it out"
             )
         if self.remote and not self.online:
             # Closed by default: nothing leaves the machine that was not asked for by this word.
@@ -64,19 +119,16 @@ class TrackingSettings:
             )
 
     @property
-    def told(self) -> bool:
-        """Whether anybody is told of a training while it goes on."""
-        return self.name != "none" or self.metrics_port is not None
-
-    @property
-    def online(self) -> bool:
-        """Whether each round may be sent to another machine."""
-        return self.mode == "online"
-
-    @property
     def remote(self) -> bool:
-        """Whether MLflow's runs are kept by a server."""
+        """Whether runs are kept by a server."""
         return self.uri is not None and not self.uri.startswith("sqlite:")
+
+
+@dataclass(kw_only=True)
+class WandbSettings(ProjectSettings):
+    """Weights & Biases."""
+
+    name: str = "wandb"
 
 
 def _check_uri(uri: str) -> None:
@@ -104,3 +156,12 @@ def _check_uri(uri: str) -> None:
             "sqlite:////a/folder/mlflow.db "
             f"(an absolute path), got '{uri}'"
         )
+
+
+TRACKINGS: tuple[TrackingSettings, ...] = (
+    TrackingSettings(),
+    TensorBoardSettings(),
+    MLflowSettings(),
+    WandbSettings(),
+)
+"""What `tracking=NAME` chooses among."""

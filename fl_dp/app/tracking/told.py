@@ -8,8 +8,10 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
+from fl_dp.app.keys import all_keys
 from fl_dp.app.run_folder import RunFolder
-from fl_dp.app.settings import Settings
+from fl_dp.app.settings import OPTIONS, Settings
+from fl_dp.app.settings.options import chosen_by
 from fl_dp.app.settings.sweep import SWEEP
 from fl_dp.app.tracking import MetricsPage, RunStart, Tracker, make_tracker, round_values
 from fl_dp.app.tracking.tracker import Scalar
@@ -17,51 +19,13 @@ from fl_dp.documents import flattened
 from fl_dp.files import write_text
 from fl_dp.plan import PrivacyPlan, RecordPlan
 
-_TOLD_OF_GROUP = {
-    "": "seed rounds round_timeout roster_timeout roster_may_grow",
-    "task": (
-        "name num_clients num_records max_records partition alpha shards_per_client "
-        "records_per_client validation test_fraction image_shape"
-    ),
-    "model": "name hidden lora_rank lora_train",
-    "privacy": (
-        "mode scheme unit epsilon delta noise_multiplier neighboring_relation noise separation "
-        "groups bands contribution_check"
-    ),
-    "secure_sum": (
-        "least colluding committee threshold degree bits element_cap cross_check max_parameters"
-    ),
-    "dp_sgd": (
-        "enabled epsilon delta noise_multiplier clipping_norm sampling_rate steps participations "
-        "expected_batch_size grad_sample_mode physical_batch_size secure_randomness"
-    ),
-    "clipping": "name norm norms target_quantile learning_rate",
-    "weights": "cap total capped_denominator",
-    "metrics": "loss accuracy noise_std",
-    "selection": (
-        "name sampling_rate max_cohort participation_cap coins epsilon utility utility_high "
-        "records_per_client largest_rate smallest_rate refresh_every utility_noise sharpness "
-        "concurrency max_staleness staleness_power"
-    ),
-    "schedule": (
-        "name spend floor levels weights metric patience factor first smallest min_improvement"
-    ),
-    "server_optimizer": "name learning_rate momentum beta_1 beta_2 tau",
-    "client": "learning_rate epochs batch_size",
-    "compression": "up bits fraction down",
-    "simulation": "engine units_per_node delay_spread",
-}
-
 TOLD = frozenset(
-    f"{group}.{name}" if group else name
-    for group, names in _TOLD_OF_GROUP.items()
-    for name in names.split()
+    [
+        *(key.name for key in all_keys().values() if key.told),
+        *(f"{group}.{chosen_by(group)}" for group in OPTIONS if group != "tracking"),
+    ]
 )
-"""Settings that trackers are told; a new one is not among them until somebody writes it here.
-
-Left out are secrets, folders and addresses, what an owner of data says of it (its columns, classes
-and means), and what concerns this machine or no training.
-"""
+"""Settings that trackers are told: those whose fields say so."""
 
 
 def trackers_of(settings: Settings, folder: RunFolder) -> list[Tracker]:

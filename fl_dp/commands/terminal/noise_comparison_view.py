@@ -71,14 +71,12 @@ class NoiseComparisonView:
         match pick.noise:
             case "spaced":
                 return (
-                    f"privacy.noise=spaced privacy.separation={pick.separation} "
-                    f"privacy.bands={pick.bands} selection=public "
+                    f"noise=spaced noise.separation={pick.separation} "
+                    f"noise.bands={pick.bands} selection=public "
                     f"selection.participation_cap={pick.charged_rounds}"
                 )
             case "cyclic":
-                return (
-                    f"privacy.noise=cyclic privacy.groups={pick.groups} privacy.bands={pick.bands}"
-                )
+                return f"noise=cyclic noise.groups={pick.groups} noise.bands={pick.bands}"
         if pick.sampling.visible:
             return f"selection=public selection.participation_cap={pick.charged_rounds}"
         return "selection=poisson"

@@ -144,14 +144,13 @@ def least_noise(statement: Mapping[str, Any]) -> float | None:
 
 
 def noise_of_mean(
-    statement: Mapping[str, Any], *, mode: str, scheme: str, cohort: float
+    statement: Mapping[str, Any], *, scheme: str | None, cohort: float
 ) -> float | None:
     """Return the standard deviation of the noise on a coordinate of the mean update.
 
     Args:
         statement: From JSON.
-        mode: `privacy.mode` of the run.
-        scheme: `privacy.scheme` of the run.
+        scheme: Noise that the clients add; None: they add none.
         cohort: Expected clients of a round.
 
     Returns:
@@ -162,7 +161,7 @@ def noise_of_mean(
     if noise is None or "denominator" not in statement:
         return None  # of DP-SGD, or none
     on_sum = noise * float(statement["clipping_norm"])
-    if mode == "local":
+    if scheme is not None:
         if scheme != "gaussian":
             return None
         on_sum *= math.sqrt(cohort)  # each message brings its own

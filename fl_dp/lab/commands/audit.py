@@ -107,7 +107,7 @@ def audit(
     others, and bounds epsilon from what every released model tells of them. OVERRIDES are those of
     `fl-dp run`. Canaries take places in cohorts and move the model: it is not for use, and is
     deleted unless `--keep-model`. Everything else stays in `audits/NAME/`. With `selection=public`,
-    `privacy.noise=spaced` or `cyclic` canaries take the places of half of the clients.
+    `noise=spaced` or `cyclic` canaries take the places of half of the clients.
 
     `fl-dp audit --by records dp_sgd.epsilon=4` has one client train by DP-SGD with canary records.
     `fl-dp audit --against flower` plays the game on Flower's own wrappers, to see what failing

@@ -97,7 +97,7 @@ def _canaries(count: int, size: int, seed: int) -> Canaries:
 
 def takes_places(settings: Settings) -> bool:
     """Tell whether canaries take clients' places: cohorts are counted, or groups take turns."""
-    return settings.privacy.noise != "independent" or settings.selection.name != "poisson"
+    return settings.noise.name != "independent" or settings.selection.name != "poisson"
 
 
 def units_on_nodes(num_clients: int) -> int:
@@ -121,8 +121,8 @@ def require_auditable(settings: Settings) -> None:
         f"selection=poisson or selection=public, not selection={settings.selection.name}": (
             settings.selection.name not in ("poisson", "public")
         ),
-        "privacy.noise=auto chooses a noise, and an audit is of one: write independent, spaced or "
-        "cyclic": settings.privacy.noise == "auto",
+        "noise=auto chooses a noise, and an audit is of one: write independent, spaced or "
+        "cyclic": settings.noise.name == "auto",
         "a canary has one direction in the whole model: write clipping=fixed or "
         "clipping=adaptive": settings.clipping.name == "per_layer",
         "canaries hold no records: leave dp_sgd=on out": settings.protects_records,

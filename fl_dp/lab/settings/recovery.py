@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from fl_dp.app.settings.checks import at_least, distinct, one_of, positive
+from fl_dp.app.settings.checks import at_least, between_0_and_1, distinct, one_of, positive
 from fl_dp.lab.attacks.inversion.names import ATTACKS, THREATS
 from fl_dp.option_errors import OptionError
 
@@ -29,6 +29,7 @@ class RecoverySettings:
         steps: Of an attack's search.
         resistance: Also measure, without noise, larger batches, more local epochs, dropout and
             batch statistics.
+        delta: At which the epsilon of each noise is told.
     """
 
     attacks: list[str] | None = None
@@ -40,6 +41,7 @@ class RecoverySettings:
     seeds: int = 3
     steps: int = 300
     resistance: bool = True
+    delta: float = 1e-5
 
     def __post_init__(self) -> None:
         """Check the values."""
@@ -48,6 +50,7 @@ class RecoverySettings:
         for key in ("images", "records", "seeds", "steps"):
             at_least(f"recovery.{key}", getattr(self, key), 1)
         at_least("recovery.cohort", self.cohort, 2)
+        between_0_and_1("recovery.delta", self.delta)
         if self.noise_multipliers is not None and not self.noise_multipliers:
             raise OptionError(
                 "{recovery.noise_multipliers} is empty: leave it out, or write [0.01, 1]"

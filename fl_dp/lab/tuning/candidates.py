@@ -10,23 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fl_dp.app.cells import moved
+from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import ConfigError
 from fl_dp.app.settings import Settings
 from fl_dp.lab.settings import tune_of, with_tune
 
 TUNABLE = (
-    "client.learning_rate",
-    "client.epochs",
-    "client.batch_size",
-    "clipping.norm",
-    "server_optimizer.name",
-    "server_optimizer.learning_rate",
-    "server_optimizer.momentum",
-    "server_optimizer.beta_1",
-    "server_optimizer.beta_2",
-    "server_optimizer.tau",
-    "model.name",
-    "model.hidden",
+    *(key.name for key in all_keys().values() if key.tunable),
+    "server_optimizer",
 )
 """Keys that a candidate may change: a trial sees each of them, and no charge depends on them."""
 

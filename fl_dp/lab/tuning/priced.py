@@ -49,7 +49,7 @@ def _idle(key: str) -> Exclusion[Settings]:
 CHOOSING: tuple[Exclusion[Settings], ...] = (
     *(_idle(key) for key in ("share", "rounds", "mean_runs", "shape")),
     Exclusion(
-        options=("privacy.mode", "tune.candidates"),
+        options=("privacy", "tune.candidates"),
         when=lambda given: given.privacy.mode != "central",
         why="`fl-dp tune` chooses for a promise to clients that the server keeps",
         instead="write {privacy=central}, or tune on public data and write the settings that won",

@@ -12,6 +12,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_dp.app.settings import ServerOptimizerSettings
+from fl_dp.app.settings.optimizers import (
+    FedAdagradSettings,
+    FedAdamSettings,
+    FedAvgMSettings,
+    FedYogiSettings,
+)
 
 
 class ServerStep:
@@ -27,26 +33,27 @@ class ServerStep:
     def of(self, update: NDArray[np.float64]) -> NDArray[np.float64]:
         """Return how far the model moves with a round's mean update, of its shape."""
         chosen, self._rounds = self._settings, self._rounds + 1
-        match chosen.name:
-            case "fedavg":
-                return update
-            case "fedavgm":
-                self._mean = chosen.momentum * self._mean + update
-                return np.asarray(chosen.learning_rate * self._mean)
-            case "fedadagrad":
-                self._mean, self._squares = update, self._squares + update**2
-            case _:
-                self._mean = chosen.beta_1 * self._mean + (1.0 - chosen.beta_1) * update
-                self._squares = self._decayed(update**2)
+        if isinstance(chosen, FedAvgMSettings):
+            self._mean = chosen.momentum * self._mean + update
+            return np.asarray(chosen.learning_rate * self._mean)
+        if not isinstance(chosen, FedAdagradSettings):
+            return update
         rate = chosen.learning_rate
-        if chosen.name == "fedadam":
-            later = self._rounds + 1.0  # as Flower counts
-            rate *= math.sqrt(1.0 - chosen.beta_2**later) / (1.0 - chosen.beta_1**later)
+        if not isinstance(chosen, FedAdamSettings):
+            self._mean, self._squares = update, self._squares + update**2
+        else:
+            self._mean = chosen.beta_1 * self._mean + (1.0 - chosen.beta_1) * update
+            self._squares = self._decayed(chosen, update**2)
+            if not isinstance(chosen, FedYogiSettings):
+                later = self._rounds + 1.0  # as Flower counts
+                rate *= math.sqrt(1.0 - chosen.beta_2**later) / (1.0 - chosen.beta_1**later)
         return np.asarray(rate * self._mean / (np.sqrt(self._squares) + chosen.tau))
 
-    def _decayed(self, squares: NDArray[np.float64]) -> NDArray[np.float64]:
+    def _decayed(
+        self, chosen: FedAdamSettings, squares: NDArray[np.float64]
+    ) -> NDArray[np.float64]:
         """Return the running squares of `fedadam` or `fedyogi` after another round."""
-        before, decay = self._squares, self._settings.beta_2
-        if self._settings.name == "fedadam":
-            return np.asarray(decay * before + (1.0 - decay) * squares)
-        return np.asarray(before - (1.0 - decay) * squares * np.sign(before - squares))
+        before, decay = self._squares, chosen.beta_2
+        if isinstance(chosen, FedYogiSettings):
+            return np.asarray(before - (1.0 - decay) * squares * np.sign(before - squares))
+        return np.asarray(decay * before + (1.0 - decay) * squares)

@@ -163,7 +163,7 @@ class Stopped:
             with_tune(self.settings, TuneSettings()),
             report="none",
             privacy=replace(
-                self.settings.privacy,
+                self.settings.promise,
                 epsilon=None,
                 noise_multiplier=self.noise_multiplier,
                 witness_dir=None,
@@ -182,7 +182,7 @@ def stopping_plans(settings: Settings) -> tuple[PrivacyPlan, PrivacyPlan]:
         ValueError: If the settings can't be carried out, or no noise reaches the budget.
     """
     require_choosable(settings)
-    privacy, tune = settings.privacy, tune_of(settings)
+    privacy, tune = settings.promise, tune_of(settings)
     assert privacy.epsilon is not None  # as was checked
     alone = with_tune(settings, TuneSettings())
     draft = make_plan(replace(alone, privacy=replace(privacy, epsilon=None, noise_multiplier=1.0)))

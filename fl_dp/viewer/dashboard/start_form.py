@@ -45,10 +45,11 @@ _NOT_OFFERED = {
     "resume",
     DATA,
     "dp_sgd.ledger_dir",
-    "secure_sum.roster",
+    "privacy.secure_sum.roster",
     "privacy.insecure_seed",
     "privacy.witness_dir",
-    *(f"{group}.name" for group in GROUPS),
+    "task.name",
+    "model.name",
 }
 _GROUPS_NOT_OFFERED = ("sweep", "recovery", "statistic", "tune", "simulation", "tracking")
 

@@ -79,7 +79,7 @@ class Facts:
         """
         if isinstance(self.statement, NoPromise):
             raise ValueError(
-                f"{self.run.card.name} promises nothing (privacy.mode=none), so this paper has "
+                f"{self.run.card.name} promises nothing (privacy=none), so this paper has "
                 "nothing to say: --format model-card says so to others"
             )
         if self.statement.insecure:

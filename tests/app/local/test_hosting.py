@@ -103,7 +103,7 @@ def test_a_cohort_of_declared_clients_has_nodes_of_one_size(
     ("overrides", "reason"),
     [
         ("task=csv task.partition=nodes", "each brings its own data"),
-        ("privacy=none", "privacy.mode=none clips nothing"),
+        ("privacy=none", "privacy=none clips nothing"),
         ("privacy=local selection=public", "adds the noise at each client"),
         ("privacy=distributed selection=public", "hides a node among nodes"),
         ("privacy=dp_sgd", "each trains by DP-SGD"),

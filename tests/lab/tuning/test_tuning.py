@@ -24,8 +24,8 @@ from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
-from fl_dp.app.server_optimizers import make_server_optimizer
-from fl_dp.app.settings import ServerOptimizerSettings, Settings
+from fl_dp.app.settings import OPTIONS, Settings
+from fl_dp.app.settings.optimizers import FedAvgMSettings
 from fl_dp.app.task_client import app as client_app
 from fl_dp.commands import queue
 from fl_dp.commands.console import out
@@ -391,8 +391,8 @@ def test_a_choice_never_changes_what_is_charged(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["fedavg", "fedavgm", "fedadam", "fedyogi", "fedadagrad"])
 def test_a_trial_steps_as_the_run_s_server_optimizer_does(name: str) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 1, 1, 1
-    settings = ServerOptimizerSettings(name=name, learning_rate=0.1)
-    theirs, ours = ServerOptimizer(make_server_optimizer(settings)), ServerStep(settings)
+    settings = OPTIONS["server_optimizer"][name]
+    theirs, ours = ServerOptimizer(settings.make()), ServerStep(settings)
     rng, model = np.random.default_rng(0), np.zeros(5)
     for number in range(1, 5):
         update = rng.normal(size=5)
@@ -426,5 +426,6 @@ def test_as_much_noise_adds_up_in_a_trial_as_in_the_run(rounds: int) -> None:
     trial._train(model, settings, [rows], rounds=of_trial, seed=5)
     # 12,800 draws: a tenth more or less is 16 standard errors.
     moved = float((model.weight - before).std())
+    assert isinstance(settings.server_optimizer, FedAvgMSettings)
     step = settings.server_optimizer.learning_rate
     assert moved == pytest.approx(step * 0.02 * 10, rel=0.03)

@@ -102,7 +102,7 @@ def test_cards_tell_the_last_round_and_what_is_promised(tmp_path: Path) -> None:
 
 
 def test_a_run_that_promises_nothing_has_no_epsilon(tmp_path: Path) -> None:
-    path = write_run(tmp_path / "a", "privacy.mode=none")
+    path = write_run(tmp_path / "a", "privacy=none")
     (path / "privacy.json").write_text('{"quoted": "none", "epsilon": {}, "delta": 0, "rounds": 4}')
     card = folder(tmp_path).card("a")
     assert not card.promises

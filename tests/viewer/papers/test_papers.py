@@ -213,7 +213,7 @@ NO_PROMISE = {"quoted": "none", "epsilon": {}, "delta": 0, "rounds": 4}
 def test_a_run_that_promises_nothing_gets_no_paper_but_a_card_that_says_so(
     tmp_path: Path, form: str, said: dict[str, Any], told: str
 ) -> None:
-    path = write_run(tmp_path / "a", "privacy.mode=none")
+    path = write_run(tmp_path / "a", "privacy=none")
     stated = json.loads((path / "privacy.json").read_text())
     (path / "privacy.json").write_text(json.dumps(stated | said))
     if form != "model-card":

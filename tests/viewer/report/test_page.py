@@ -55,7 +55,7 @@ def test_a_guess_is_bounded_as_the_definition_of_privacy_says(tmp_path: Path) ->
 
 
 def test_where_nothing_is_promised_the_page_says_so_first(tmp_path: Path) -> None:
-    none = write_run(tmp_path / "none", "privacy.mode=none")
+    none = write_run(tmp_path / "none", "privacy=none")
     (none / "privacy.json").write_text('{"quoted": "none", "epsilon": {}, "delta": 0, "rounds": 4}')
     insecure = write_run(tmp_path / "insecure", insecure=True)
     missing = write_run(tmp_path / "missing", stated=False)
@@ -111,7 +111,7 @@ def test_a_mean_over_seeds_says_which_runs_have_not_ended(tmp_path: Path) -> Non
 def test_a_comparison_names_what_differs_and_nothing_else(tmp_path: Path) -> None:
     paths = [
         write_run(tmp_path / "a", "seed=0", "privacy.epsilon=2"),
-        write_run(tmp_path / "b", "seed=1", "clipping.norms=[0.1,0.2]", "clipping.name=per_layer"),
+        write_run(tmp_path / "b", "seed=1", "clipping.norms=[0.1,0.2]", "clipping=per_layer"),
     ]
     runs = [read_run(path) for path in paths]
     assert set(differences(runs)) == {"privacy.epsilon", "clipping.name", "clipping.norms"}

@@ -250,8 +250,7 @@ def _signal(run: FoundRun, cohort: float) -> list[Row]:
     try:
         noise = noise_of_mean(
             statement,
-            mode=str(settings.get("privacy.mode")),
-            scheme=str(settings.get("privacy.scheme")),
+            scheme=settings.get("privacy.scheme"),
             cohort=cohort,
         )
         norm = float(statement["clipping_norm"]) * cohort / float(statement["denominator"])

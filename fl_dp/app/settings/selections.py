@@ -1,0 +1,329 @@
+"""Settings of who takes part in each round, a class for each `selection=NAME`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from fl_dp.option_errors import OptionError
+
+from .checks import at_least, choices, fraction, positive
+from .fields import told
+
+if TYPE_CHECKING:
+    from fl_dp.strategies import Selection
+
+UTILITIES_OF_EVERYBODY = ("loss", "accuracy", "records")
+"""Utilities that the server can ask everybody for; others it sees of participants alone."""
+
+
+@dataclass(kw_only=True)
+class SelectionSettings:
+    """Selection of the clients that take part in a round; docs/selection.md compares the rules.
+
+    Attributes:
+        name: Option of the group.
+        sampling_rate: Expected share of the clients in each round, in (0, 1]; of `buffered`, the
+            share whose answers make a release.
+    """
+
+    name: str = told("")
+    sampling_rate: float = told(0.25)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        choices("selection", self)
+        fraction(
+            "selection.sampling_rate",
+            self.sampling_rate,
+            "it is a probability, for example 0.1 for a tenth of the clients a round",
+        )
+
+    def __str__(self) -> str:
+        """Return the option."""
+        return self.name
+
+    @property
+    def participation_cap(self) -> int | None:
+        """Most rounds of one client; None charges every round."""
+        return None
+
+    @property
+    def coins(self) -> str:
+        """Who flips the coins: `server` or `nodes`."""
+        return "server"
+
+    @property
+    def utility(self) -> str | None:
+        """Utility of the clients that it chooses by; None: it asks for none."""
+        return None
+
+    @property
+    def records_per_client(self) -> int | None:
+        """Public lower bound on a client's records; None: there is none."""
+        return None
+
+    def cohort(self, num_clients: int) -> int:
+        """Return how many clients take part, at least one."""
+        return max(1, round(self.sampling_rate * num_clients))
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part.
+
+        Args:
+            num_clients: Of the roster.
+            separation: Least distance of two rounds of one client that correlated noise asks for;
+                1 asks for none.
+        """
+        raise NotImplementedError
+
+
+@dataclass(kw_only=True)
+class PoissonSettings(SelectionSettings):
+    """A secret coin for each client and round.
+
+    Attributes:
+        participation_cap: Most rounds of one client, where everybody takes part in each round
+            (`selection.sampling_rate=1`); null charges every round.
+        coins: `server`, or `nodes`: each node flips the coins of its own units.
+    """
+
+    name: str = told("poisson")
+    participation_cap: int | None = told(None)
+    coins: str = told("server")
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        at_least("selection.participation_cap", self.participation_cap, 1)
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part."""
+        from fl_dp.strategies import PoissonSelection
+
+        return PoissonSelection(self.sampling_rate)
+
+
+@dataclass(kw_only=True)
+class TruncatedPoissonSettings(SelectionSettings):
+    """A secret coin for each client and round, and a largest cohort.
+
+    Attributes:
+        max_cohort: Largest cohort; null is the expected cohort plus 4.5 times its square root.
+    """
+
+    name: str = told("truncated_poisson")
+    max_cohort: int | None = told(None)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        at_least("selection.max_cohort", self.max_cohort, 1)
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part."""
+        from fl_dp.strategies import TruncatedPoissonSelection
+
+        if self.max_cohort is None:
+            return TruncatedPoissonSelection.comfortable(self.sampling_rate, num_clients)
+        return TruncatedPoissonSelection(self.sampling_rate, self.max_cohort)
+
+
+@dataclass(kw_only=True)
+class FixedSettings(SelectionSettings):
+    """A cohort of one size, drawn at random."""
+
+    name: str = told("fixed")
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part."""
+        from fl_dp.strategies import FixedSelection
+
+        return FixedSelection(self.cohort(num_clients))
+
+
+@dataclass(kw_only=True)
+class ExponentialSettings(SelectionSettings):
+    """Draws by the exponential mechanism, from what clients reported.
+
+    Attributes:
+        participation_cap: Most rounds of one client; null charges every round.
+        epsilon: Bounded range of one draw.
+        utility: Utility to choose by: `loss`, `accuracy`, `records`, `update_norm` or `staleness`.
+        utility_high: Upper end of a utility, which is clipped to [0, `utility_high`].
+        records_per_client: Public lower bound on a client's records, for `privacy.unit=record`.
+    """
+
+    name: str = told("exponential")
+    participation_cap: int | None = told(None)
+    epsilon: float = told(0.05)
+    utility: str = told("loss")
+    utility_high: float = told(5.0)
+    records_per_client: int | None = told(None)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        for key in ("participation_cap", "records_per_client"):
+            at_least(f"selection.{key}", getattr(self, key), 1)
+        positive("selection.epsilon", self.epsilon)
+        positive("selection.utility_high", self.utility_high)
+        bounded = self.records_per_client is not None
+        if bounded and self.utility == "accuracy" and self.utility_high < 1.0:
+            raise OptionError(
+                "one record moves an accuracy by one over the records: write "
+                f"{{selection.utility_high=1}}, got {self.utility_high}"
+            )
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part."""
+        from fl_dp.strategies import ExponentialSelection
+
+        return ExponentialSelection(
+            self.cohort(num_clients),
+            epsilon=self.epsilon,
+            utility=self.utility,
+            utility_range=(0.0, self.utility_high),
+            records_per_client=self.records_per_client,
+        )
+
+
+@dataclass(kw_only=True)
+class DPUtilitySettings(SelectionSettings):
+    """Secret coins whose rates follow noisy utilities.
+
+    Attributes:
+        utility: Utility to choose by: `loss`, `accuracy` or `records`.
+        utility_high: Upper end of a utility, which is clipped to [0, `utility_high`].
+        largest_rate: Upper bound on a client's rate, which is what is charged; null is twice
+            `sampling_rate`.
+        smallest_rate: Lower bound on that rate.
+        refresh_every: Rounds from one release of the noisy utilities to the next.
+        utility_noise: Noise on a utility, over half of its range.
+        sharpness: Growth of a client's rate with its utility.
+    """
+
+    name: str = told("dp_utility")
+    utility: str = told("loss")
+    utility_high: float = told(5.0)
+    largest_rate: float | None = told(None)
+    smallest_rate: float = told(0.0)
+    refresh_every: int = told(20)
+    utility_noise: float = told(5.0)
+    sharpness: float = told(1.0)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        if self.utility not in UTILITIES_OF_EVERYBODY:
+            raise OptionError(
+                f"{{selection.utility}}={self.utility} is what the server saw of participants: "
+                f"dp_utility asks everybody for one of {', '.join(UTILITIES_OF_EVERYBODY)}"
+            )
+        at_least("selection.refresh_every", self.refresh_every, 1)
+        positive("selection.utility_high", self.utility_high)
+        positive("selection.utility_noise", self.utility_noise)
+        fraction("selection.largest_rate", self.largest_rate, "it is a probability")
+        if not 0.0 <= self.smallest_rate <= 1.0:
+            raise OptionError(
+                f"{{selection.smallest_rate}} must lie in [0, 1], got {self.smallest_rate}"
+            )
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part."""
+        from fl_dp.strategies import DPUtilitySelection
+
+        return DPUtilitySelection(
+            self.sampling_rate * num_clients,
+            # Every round is charged at this rate; twice the mean leaves utilities some room.
+            largest_rate=self.largest_rate or min(1.0, 2.0 * self.sampling_rate),
+            noise_multiplier=self.utility_noise,
+            refresh_every=self.refresh_every,
+            smallest_rate=self.smallest_rate,
+            utility=self.utility,
+            utility_range=(0.0, self.utility_high),
+            sharpness=self.sharpness,
+        )
+
+
+@dataclass(kw_only=True)
+class PublicSettings(SelectionSettings):
+    """A public list: who has waited longest comes first.
+
+    Attributes:
+        participation_cap: Most rounds of one client; null charges every round.
+    """
+
+    name: str = told("public")
+    participation_cap: int | None = told(None)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        at_least("selection.participation_cap", self.participation_cap, 1)
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part; with a separation, clients rest in between."""
+        from fl_dp.strategies import PublicSelection, SpacedSelection
+
+        cohort = self.cohort(num_clients)
+        return SpacedSelection(cohort, separation) if separation > 1 else PublicSelection(cohort)
+
+
+@dataclass(kw_only=True)
+class BufferedSettings(SelectionSettings):
+    """Releases of the answers that come first, which wait for no slow client.
+
+    Attributes:
+        participation_cap: Most releases of one client; null charges every one.
+        concurrency: Clients that are asked at any time; null is twice the answers of a release.
+        max_staleness: Releases after which an answer counts as zero.
+        staleness_power: How fast the weight of an answer falls: one that is `s` releases old
+            weighs (1 + s) to minus this power. 0: all weigh 1.
+    """
+
+    name: str = told("buffered")
+    participation_cap: int | None = told(None)
+    concurrency: int | None = told(None)
+    max_staleness: int = told(10)
+    staleness_power: float = told(0.5)
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        super().__post_init__()
+        for key, least in (("participation_cap", 1), ("concurrency", 1), ("max_staleness", 0)):
+            at_least(f"selection.{key}", getattr(self, key), least)
+        if not (math.isfinite(self.staleness_power) and self.staleness_power >= 0.0):
+            raise OptionError(
+                "{selection.staleness_power} must be finite and not negative: an old answer must "
+                f"not weigh more than a new one, got {self.staleness_power}"
+            )
+
+    def busy(self, num_clients: int) -> int:
+        """Return how many clients are asked at any time."""
+        return self.concurrency or 2 * self.cohort(num_clients)
+
+    def make(self, num_clients: int, *, separation: int) -> Selection:
+        """Return who takes part."""
+        from fl_dp.strategies import BufferedSelection
+
+        return BufferedSelection(
+            self.cohort(num_clients),
+            separation=separation,
+            concurrency=self.concurrency,
+            max_staleness=self.max_staleness,
+            staleness_power=self.staleness_power,
+        )
+
+
+SELECTIONS: tuple[SelectionSettings, ...] = (
+    PoissonSettings(),
+    TruncatedPoissonSettings(),
+    FixedSettings(),
+    ExponentialSettings(),
+    DPUtilitySettings(),
+    PublicSettings(),
+    BufferedSettings(),
+)
+"""What `selection=NAME` chooses among."""
