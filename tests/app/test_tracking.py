@@ -22,6 +22,7 @@ from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.keys import FOLDERS, SECRET, all_keys
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.server import train
+from fl_dp.app.settings import OPTIONS
 from fl_dp.app.shown import for_clients
 from fl_dp.app.task_client import app as client_app
 from fl_dp.app.tracking import FINAL, PROMISE, ROUND, MetricsPage, RunStart, Tracker, make_tracker
@@ -82,7 +83,7 @@ def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = folder / "run-0"
     gc.collect()  # whatever earlier tests left would be finalised while the packages are imported
     trackers = tuple(
-        make_tracker(name, path, shared=folder, project="fl-dp", uri=None, online=False)
+        make_tracker(OPTIONS["tracking"][name], path, shared=folder)
         for name in ("tensorboard", "mlflow", "wandb")
     )
     with pytest.MonkeyPatch.context() as patch, socket.create_server(("127.0.0.1", 0)) as proxy:

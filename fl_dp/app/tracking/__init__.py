@@ -14,12 +14,10 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .makers import make_tracker, require_installed
     from .metrics_page import MetricsPage
-    from .names import TRACKERS
     from .released_values import FINAL, PROMISE, ROUND, only, round_values
     from .tracked_run import TrackedRun
-    from .tracker import RunStart, Tracker
+    from .tracker import RunStart, Tracker, make_tracker, require_installed
 else:
     __getattr__ = lazy_exports(__name__)
 
@@ -27,7 +25,6 @@ __all__ = [
     "FINAL",
     "PROMISE",
     "ROUND",
-    "TRACKERS",
     "MetricsPage",
     "RunStart",
     "TrackedRun",
