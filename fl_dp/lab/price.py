@@ -17,7 +17,7 @@ from fl_dp.app.keys import all_keys
 from fl_dp.app.overrides import with_choices
 from fl_dp.app.recipes import with_recipe
 from fl_dp.app.settings import Settings
-from fl_dp.mechanisms import least_noise_multiplier
+from fl_dp.mechanisms.grid import least_noise_multiplier
 
 _HARDLY_ANY = 1e-4  # noise multiplier: ten thousandth of what one client adds
 _PAID_SELECTIONS = ("exponential", "dp_utility")  # a training without a promise has none of them

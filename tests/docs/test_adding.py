@@ -197,7 +197,8 @@ from local_grid import FIRST_NODE, answer_with_app, answer_with_update
 from trainings import FixedClient, client_fn, plan_of, record, train
 from typer.testing import CliRunner
 
-from fl_dp.accounting import VisibleSampling, event_to_dict
+from fl_dp.accounting import VisibleSampling
+from fl_dp.accounting.events import event_to_dict
 from fl_dp.clients import numpy_client_app
 from fl_dp.commands.app import app
 from fl_dp.mechanisms import FixedClipping, SecureRandom, TwiceLaplaceMechanism
