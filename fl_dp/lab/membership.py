@@ -146,6 +146,8 @@ def promise_to(settings: Settings, unit: str) -> MembershipPromise | None:
 
 def _as_played(settings: Settings) -> Settings:
     """Return settings whose trainings do not end because half of the candidates contribute zero."""
+    if not settings.protects_clients:
+        return settings
     return replace(settings, privacy=replace(settings.promise, contribution_check=False))
 
 
