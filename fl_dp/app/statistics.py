@@ -13,15 +13,11 @@ import numpy as np
 from flwr.app import ConfigRecord
 from flwr.serverapp import Grid
 
-from fl_dp.accounting import (
-    GaussianEvent,
-    NeighboringRelation,
-    PrivacyBudget,
-    PrivacyEvent,
-)
+from fl_dp.accounting import NeighboringRelation, PrivacyBudget, PrivacyEvent
 from fl_dp.files import private_folder, write_text
 from fl_dp.ledger import PrivacyLedger
 from fl_dp.mechanisms import GaussianMechanism, SecureRandom
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.option_errors import require_compatible
 from fl_dp.plan import DistributedNoise, PlanArguments, PrivacyPlan
 from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY

@@ -261,7 +261,7 @@ class PowerClipping:
 Clipping: TypeAlias = FixedClipping | PowerClipping |''',
         },
         "fl_dp/mechanisms/__init__.py": {
-            "    FixedClipping,\n": "    FixedClipping,\n    PowerClipping,\n",
+            "FixedClipping, PerLayerClipping\n": "FixedClipping, PerLayerClipping, PowerClipping\n",
             '    "PerLayerClipping",\n': '    "PerLayerClipping",\n    "PowerClipping",\n',
         },
         "fl_dp/app/settings/clippings.py": {
@@ -474,7 +474,8 @@ from local_grid import FIRST_NODE, answer_with_app, answer_with_update
 from trainings import FixedClient, client_fn, plan_of, record, train
 from typer.testing import CliRunner
 
-from fl_dp.accounting import VisibleSampling, event_to_dict
+from fl_dp.accounting import VisibleSampling
+from fl_dp.accounting.events import event_to_dict
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.keys import all_keys
 from fl_dp.app.tracking import RunStart, make_tracker

@@ -16,7 +16,7 @@ from tables import with_tables
 
 import fl_dp
 from fl_dp import PrivacyLedger
-from fl_dp.accounting import calibrate_client_scheme
+from fl_dp.accounting.calibration import calibrate_client_scheme
 from fl_dp.app.keys import all_keys
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,17 +9,10 @@ with the models, by a closed list of names, and nothing it does reaches the trai
 a thread of its own, and one that fails is left out from there on.
 """
 
-from typing import TYPE_CHECKING
-
-from fl_dp.lazy_exports import lazy_exports
-
-if TYPE_CHECKING:
-    from .metrics_page import MetricsPage
-    from .released_values import FINAL, PROMISE, ROUND, only, round_values
-    from .tracked_run import TrackedRun
-    from .tracker import RunStart, Tracker, make_tracker, require_installed
-else:
-    __getattr__ = lazy_exports(__name__)
+from .metrics_page import MetricsPage
+from .released_values import FINAL, PROMISE, ROUND, round_values
+from .tracked_run import TrackedRun
+from .tracker import RunStart, Tracker, make_tracker, require_installed
 
 __all__ = [
     "FINAL",
@@ -30,7 +23,6 @@ __all__ = [
     "TrackedRun",
     "Tracker",
     "make_tracker",
-    "only",
     "require_installed",
     "round_values",
 ]
