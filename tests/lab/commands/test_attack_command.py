@@ -115,7 +115,7 @@ def test_a_sweep_attacks_once_with_each_value() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["privacy.noise_multiplier=2"], "is the noise of a training"),
+        (["privacy=central", "privacy.noise_multiplier=2"], "is the noise of a training"),
         (["recovery.threats=[row]"], "did you mean raw?"),
         (["recovery.attacks=[dgl]"], "did you mean dlg?"),
         (["recovery.noise_multipliers=[0]"], "must be positive and finite, got 0.0"),
