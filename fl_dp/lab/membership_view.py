@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_dp.accounting import TradeOff
+from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.lab.attacks.membership.roc import Roc
 

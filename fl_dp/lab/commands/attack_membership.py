@@ -31,7 +31,7 @@ from .public_data import DataIsPublic, require_public
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fl_dp.accounting import TradeOff
+    from fl_dp.accounting.trade_off import TradeOff
     from fl_dp.commands.jobs import Job
     from fl_dp.lab.attacks.membership.roc import OperatingPoint, Roc
     from fl_dp.lab.membership import MembershipPromise, Played

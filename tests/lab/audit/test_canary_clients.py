@@ -34,7 +34,8 @@ from fl_dp.lab.games.canary_server import SeenRun, read_seen, seen_by, write_see
 from fl_dp.lab.games.judged_run import findings_of
 from fl_dp.lab.games.watched import WatchedFedAvg
 from fl_dp.mechanisms import BandedStream, FixedClipping
-from fl_dp.plan import Banded, CentralNoise
+from fl_dp.plan import Banded
+from fl_dp.plan.noise import CentralNoise
 from fl_dp.strategies import Released, Selection
 from fl_dp.updates import VectorLayout
 

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from fl_dp.accounting import TradeOff
+from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.lab.audit.bounds import Confusion, clopper_pearson
 
 
