@@ -687,9 +687,8 @@ def test_a_sweep_that_was_stopped_goes_on_with_what_is_missing(
         return train_here(overrides, on_progress)
 
     use(monkeypatch, stop_in_the_second)
-    stopped = call(
-        "run", "-m", *SHORT, f"output_dir={tmp_path}", "run_name=s", "clipping.norm=0.5,1,2"
-    )
+    sweep = ["sweep.side_by_side=1", f"output_dir={tmp_path}", "run_name=s"]
+    stopped = call("run", "-m", *SHORT, *sweep, "clipping.norm=0.5,1,2")
     assert stopped.exit_code == 130
     assert f"`fl-dp run resume={tmp_path / 's'}` continues it" in said_on_stderr(stopped)
     first = (tmp_path / "s" / "run-0" / "ledger.db").read_bytes()
