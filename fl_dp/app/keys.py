@@ -155,12 +155,14 @@ def _also(first: Key, key: Key, option: str) -> Key:
 
 
 def nearest_keys(name: str) -> list[str]:
-    """Return the keys that somebody who wrote `name` may have meant, the likeliest first."""
+    """Return the keys, or the group, that `name` may stand for, the likeliest first."""
     keys = all_keys()
     name = name.replace("/", ".")
     if name in keys:
         return [name]
     group, _, last = name.rpartition(".")
+    if group in groups() and last in groups():
+        return [last]
     inside = [key for key in keys if key.startswith(f"{group}.")] if group else list(keys)
     by_last = {key: key.rpartition(".")[2] for key in inside or keys}
     if not group:
