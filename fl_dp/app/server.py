@@ -22,7 +22,8 @@ from fl_dp.protocol.keys import SIMULATED_LEDGERS_KEY
 from fl_dp.secagg import Roster
 from fl_dp.statement import NoPromise, privacy_statement
 from fl_dp.strategies import DPFedAvg, DPFedBuff, UnprotectedFedAvg, wait_for_roster
-from fl_dp.tasks.training import evaluate
+from fl_dp.tasks.metrics import public_metrics
+from fl_dp.tasks.training import evaluate_with_probabilities
 from fl_dp.updates import Compression
 
 from .cautions import cautions, cautions_of_data
@@ -42,6 +43,7 @@ from .workload import (
     check_data,
     dataset_of,
     initial_arrays_of,
+    metrics_of,
     model_of,
     set_shared,
     shared_parameters,
@@ -237,6 +239,7 @@ def _start(
     test_x = dataset.features(slice(None), "test")
     test_y = dataset.labels(slice(None), "test")
     model = model_of(settings)
+    names = metrics_of(settings)
     resumed = folder.checkpoint.is_file()
     if resumed:
         checkpoint = load_checkpoint(folder.checkpoint)
@@ -254,7 +257,8 @@ def _start(
 
     def evaluate_publicly(server_round: int, arrays: ArrayRecord) -> MetricRecord:
         set_shared(settings, model, arrays)
-        loss, accuracy = evaluate(model, test_x, test_y)
+        loss, accuracy, probabilities = evaluate_with_probabilities(model, test_x, test_y)
+        measured = public_metrics(names, labels=test_y, probabilities=probabilities)
         spent = _spent(strategy, server_round)
         line = {
             "round": server_round,
@@ -262,6 +266,7 @@ def _start(
             "expected_cohort": _expected_cohort(strategy, settings),
             "test_loss": loss,
             "test_accuracy": accuracy,
+            **{f"test_{name}": value for name, value in measured.items()},
             **spent,
             **_released(strategy),
         }
@@ -269,7 +274,8 @@ def _start(
         folder.append_metrics(line | clock)
         told.released(line)
         folder.write_model(arrays)
-        return MetricRecord({"loss": loss, "accuracy": accuracy, **spent})
+        numbers = {name: value for name, value in measured.items() if isinstance(value, float)}
+        return MetricRecord({"loss": loss, "accuracy": accuracy, **numbers, **spent})
 
     return strategy.start(
         grid=grid,

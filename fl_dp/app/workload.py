@@ -25,6 +25,7 @@ from fl_dp.tasks.datasets import (
     load_dataset,
 )
 from fl_dp.tasks.fit import require_fit
+from fl_dp.tasks.metrics import default_metrics, require_metrics
 from fl_dp.updates import SharedPart
 
 from .data_schema import pinned_format
@@ -214,15 +215,30 @@ def check_model(settings: Settings) -> None:
     """Check that the run's model can be built for its data, without torch where that tells.
 
     Raises:
-        ModuleNotFoundError: If the model needs a library that is not installed.
-        ValueError: If the model does not fit the data.
+        ModuleNotFoundError: If the model or a metric needs a library that is not installed.
+        ValueError: If the model or a metric does not fit the data.
     """
     form = dataset_of(settings).form
+    metrics_of(settings)
     model = settings.model
     require_fit(model.name, hidden=model.hidden, **form._asdict())
     named = model.shared is not None or model.lora_rank is not None
     if form.vocabulary_size is not None or named:
         initial_arrays_of(settings)  # built on Opacus, which may be missing; or names may not fit
+
+
+def metrics_of(settings: Settings) -> list[str]:
+    """Return what the server measures on public rows, besides loss and accuracy.
+
+    Raises:
+        ModuleNotFoundError: If scikit-learn is missing.
+        ValueError: If a metric does not fit the data.
+    """
+    form, names = dataset_of(settings).form, settings.metrics.public
+    if names is None:
+        names = default_metrics(num_classes=form.num_classes, vocabulary_size=form.vocabulary_size)
+    require_metrics(names, num_classes=form.num_classes)
+    return names
 
 
 def initial_arrays_of(settings: Settings) -> ArrayRecord:

@@ -172,6 +172,28 @@ def test_released_metrics_stand_in_the_folder_and_no_others(tmp_path: Path) -> N
     assert all("clients" not in line for line in plain.read_metrics())
 
 
+def test_public_metrics_stand_in_the_folder_under_their_names(tmp_path: Path) -> None:
+    asked = "metrics.public=[auc,f1,confusion_matrix]"
+    done, statement = run(tmp_path, "rounds=2", asked, "task.name=breast_cancer")
+    for line in done.read_metrics():
+        assert 0.0 <= line["test_f1"] <= 1.0 and 0.0 <= line["test_auc"] <= 1.0
+        ((a, b), (c, d)) = line["test_confusion_matrix"]
+        assert line["test_accuracy"] == (a + d) / (a + b + c + d)
+        assert "test_balanced_accuracy" not in line
+    (tmp_path / "other").mkdir()
+    plain, without = run(tmp_path / "other", "rounds=2", "metrics.public=[]")
+    assert not {"test_f1", "test_balanced_accuracy"} & set(plain.read_metrics()[-1])
+    assert without["epsilon"] == statement["epsilon"]
+
+
+def test_without_a_word_what_people_report_is_measured(tmp_path: Path) -> None:
+    done, _ = run(tmp_path, "rounds=1")
+    line = done.read_metrics()[-1]
+    # Nearly equal, as digits are nearly balanced.
+    assert line["test_balanced_accuracy"] == pytest.approx(line["test_accuracy"], abs=0.05)
+    assert "test_auc" not in line
+
+
 class Crash(Exception):
     """Stands for the end of the ServerApp's process."""
 
