@@ -27,7 +27,7 @@ from fl_dp.lab.attacks.inversion import (
     ReleasedModel,
 )
 from fl_dp.lab.attacks.inversion.experiment import changed
-from fl_dp.lab.attacks.inversion.inverting_gradients import total_variation
+from fl_dp.lab.attacks.inversion.matching import total_variation
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import load_dataset
 

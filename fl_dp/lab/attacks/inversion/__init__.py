@@ -17,12 +17,9 @@ from typing import TYPE_CHECKING
 from fl_dp.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
-    from .analytic import AnalyticInversion
-    from .attack import Attack, PixelRange, Recovered
-    from .deep_leakage import DeepLeakage
-    from .inverting_gradients import InvertingGradients
-    from .labels import recovered_labels
-    from .observation import ClientRecords, LocalTraining, Observation
+    from .analytic import AnalyticInversion, recovered_labels
+    from .attack import Attack, ClientRecords, LocalTraining, Observation, PixelRange, Recovered
+    from .matching import DeepLeakage, InvertingGradients
     from .threats import (
         DPSGDUpdate,
         NoisyUpdate,
