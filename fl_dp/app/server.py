@@ -297,7 +297,7 @@ def _spent(strategy: Training, server_round: int) -> dict[str, float]:
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
     config: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.
-    charged = settings.privacy.mode in ("local", "distributed")
+    charged = settings.privacy.noised_by in ("clients", "nodes")
     charged = charged and settings.schedule.name == "constant"
     if settings.protects_records or charged:
         ledgers = folder.node_ledgers

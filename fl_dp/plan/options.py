@@ -15,9 +15,10 @@ from fl_dp.accounting import (
     Sampling,
     VisibleSampling,
     freeze,
-    usual_colluding,
 )
-from fl_dp.mechanisms import DEFAULT_CLIPPING, Clipping, FixedClipping, ScalarMetric
+from fl_dp.accounting.shared_noise import usual_colluding
+from fl_dp.mechanisms import Clipping, FixedClipping, ScalarMetric
+from fl_dp.mechanisms.clipping_rules import DEFAULT_CLIPPING
 from fl_dp.option_errors import IncompatibleOptions, OptionError
 
 from .arguments import require_known, require_types

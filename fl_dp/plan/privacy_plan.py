@@ -26,15 +26,16 @@ from fl_dp.accounting import (
     NeighboringRelation,
     PrivacyBudget,
     PrivacyEvent,
-    PrivacyFilter,
     Sampling,
     epsilon,
     freeze,
 )
 from fl_dp.accounting.bounds import tight_epsilon
 from fl_dp.accounting.events import FrozenHistory, history_from_list, history_to_list
+from fl_dp.accounting.filters import PrivacyFilter
 from fl_dp.accounting.sampling import sampling_from_dict
-from fl_dp.mechanisms import GaussianBundle, least_noise_multiplier
+from fl_dp.mechanisms import GaussianBundle
+from fl_dp.mechanisms.grid import least_noise_multiplier
 from fl_dp.option_errors import IncompatibleOptions, OptionError, require_compatible
 
 from .calibrated import PlannedReleases, calibrated_noise, fitting_rounds, with_filter_order

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from fl_dp.accounting import IncompatibleOptions
 from fl_dp.app.compose import compose_settings
 from fl_dp.app.in_process import InProcessGrid
 from fl_dp.app.planning import make_plan
@@ -16,7 +15,8 @@ from fl_dp.app.server import train
 from fl_dp.app.task_client import app
 from fl_dp.app.workload import initial_arrays_of
 from fl_dp.clients.node_privacy import simulated_nodes
-from fl_dp.statement import statement_page
+from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.statement.check import statement_page
 
 SMALL = ["model=mlp", "model.hidden=4", "task.num_clients=2", "rounds=2", "client.epochs=1"]
 

@@ -11,23 +11,24 @@ import pytest
 
 from fl_dp import PrivacyLedger, PrivacyPlan
 from fl_dp.accounting import (
-    GaussianEvent,
-    IncompatibleOptions,
-    LaplaceEvent,
     NeighboringRelation,
     PoissonSampling,
     PrivacyBudget,
     PrivacyEvent,
     Sampling,
     VisibleSampling,
-    gaussian_noise_multiplier,
 )
+from fl_dp.accounting.gaussian import gaussian_noise_multiplier
 from fl_dp.mechanisms import AdaptiveClipping, FixedClipping, PerLayerClipping, ScalarMetric
-from fl_dp.option_errors import Exclusion, require_compatible
-from fl_dp.plan import CentralNoise, ClientNoise, Hosting, Noise, Release, noise_kinds
+from fl_dp.mechanisms.events import GaussianEvent, LaplaceEvent
+from fl_dp.option_errors import Exclusion, IncompatibleOptions, require_compatible
+from fl_dp.plan import noise_kinds
 from fl_dp.plan.calibrated import calibrated_noise
 from fl_dp.plan.exclusions import EXCLUSIONS
+from fl_dp.plan.hosting import Hosting
+from fl_dp.plan.noise import CentralNoise, ClientNoise, Noise
 from fl_dp.plan.options import plan_fields
+from fl_dp.plan.release import Release
 from fl_dp.statement import privacy_statement
 
 BUDGET = PrivacyBudget(epsilon=8.0, delta=1e-4)

@@ -97,7 +97,7 @@ class Settings:
                 f"{{privacy={self.privacy.mode}}} does not: write {{privacy=central}}, or "
                 "{selection=public}"
             )
-        if self.privacy.mode == "none" and self.noise.name != "independent":
+        if self.privacy.noised_by == "nobody" and self.noise.name != "independent":
             raise IncompatibleOptions(
                 f"{{noise={self.noise.name}}} is the server's noise, and {{privacy=none}} "
                 "adds none: write {privacy=central}, or leave it out"
@@ -121,7 +121,7 @@ class Settings:
     @property
     def protects_clients(self) -> bool:
         """Whether something is promised to each client as a whole."""
-        return self.privacy.mode != "none"
+        return self.privacy.noised_by != "nobody"
 
     @property
     def protects_records(self) -> bool:
@@ -156,7 +156,7 @@ class Settings:
     @property
     def sums_records(self) -> bool:
         """Whether the units of secure sums are records: each sum is a step of DP-SGD."""
-        return self.privacy.mode == "distributed" and self.privacy.unit == "record"
+        return self.privacy.noised_by == "nodes" and self.privacy.unit == "record"
 
     @property
     def protects_records_alone(self) -> bool:

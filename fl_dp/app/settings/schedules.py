@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 
-from fl_dp.accounting.schedules import NoiseSchedule, PlateauSchedule
+from fl_dp.accounting.schedules import SHAPES, NoiseSchedule, PlateauSchedule
 
 from .checks import choices
 from .fields import told
@@ -138,11 +138,7 @@ class PlateauSettings(ScheduleSettings):
 
 SCHEDULES: tuple[ScheduleSettings, ...] = (
     ScheduleSettings(),
-    ShapeSettings(name="seed_rule"),
-    ShapeSettings(name="linear"),
-    ShapeSettings(name="exponential"),
-    ShapeSettings(name="step"),
-    ShapeSettings(name="cosine"),
+    *(ShapeSettings(name=name) for name in SHAPES if name != "constant"),
     CustomSettings(),
     PlateauSettings(),
 )

@@ -32,7 +32,7 @@ from .experiments import DataIsPublic, counted, require_public
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from fl_dp.accounting import TradeOff
+    from fl_dp.accounting.trade_off import TradeOff
     from fl_dp.commands.jobs import Job
     from fl_dp.lab.attacks.membership.roc import OperatingPoint, Roc
     from fl_dp.lab.games.membership import MembershipPromise, Played

@@ -18,12 +18,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fl_dp.accounting import (
-    PrivacyBudget,
-    RandomStoppingEvent,
-    calibrate_noise,
-    freeze,
-)
+from fl_dp.accounting import PrivacyBudget, freeze
+from fl_dp.accounting.calibration import calibrate_noise
+from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.app.cells import digest_of
 from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.planning import make_plan

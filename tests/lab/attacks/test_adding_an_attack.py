@@ -57,7 +57,7 @@ PROGRAM = """
 from attacked_images import DIGITS, ONE_STEP, attacked, images, network
 
 from fl_dp.app.compose import compose_settings
-from fl_dp.lab.attacks.inversion import RawUpdate
+from fl_dp.lab.attacks.inversion.threats import RawUpdate
 from fl_dp.lab.attacks.inversion.names import ATTACKS
 
 settings = compose_settings(["experiment=data_recovery", "recovery.attacks=[all_grey]"])

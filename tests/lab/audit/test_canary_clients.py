@@ -33,7 +33,8 @@ from fl_dp.lab.games.canary_run import RUN_KEY, CanaryRun, require_auditable
 from fl_dp.lab.games.canary_server import WatchedFedAvg, seen_by
 from fl_dp.lab.games.seen_run import SeenRun, findings_of, read_seen, write_seen
 from fl_dp.mechanisms import BandedStream, FixedClipping
-from fl_dp.plan import Banded, CentralNoise
+from fl_dp.plan import Banded
+from fl_dp.plan.noise import CentralNoise
 from fl_dp.strategies import Released, Selection
 from fl_dp.updates import VectorLayout
 

@@ -19,7 +19,7 @@ from flwr.app import Array, ArrayRecord, ConfigRecord
 from flwr.supercore.task_identity import TaskIdentity
 from local_grid import LocalGrid, answer_with_app
 
-from fl_dp.accounting import ExponentialEvent, IncompatibleOptions, RandomStoppingEvent
+from fl_dp.accounting.events import RandomStoppingEvent
 from fl_dp.app.compose import ConfigError, compose_settings
 from fl_dp.app.planning import make_plan
 from fl_dp.app.run_folder import RunFolder
@@ -38,7 +38,9 @@ from fl_dp.lab.tuning.candidates import with_candidate
 from fl_dp.lab.tuning.stopping import Stopped, stopping_plans
 from fl_dp.lab.tuning.trial import ServerStep, TrialRounds
 from fl_dp.ledger import PrivacyLedger, SpentLedger
-from fl_dp.statement import statement_differences, statement_page
+from fl_dp.mechanisms.events import ExponentialEvent
+from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.statement.check import statement_differences, statement_page
 
 SMALL = ["task.num_clients=8", "rounds=2", "client.epochs=1", "privacy.epsilon=4"]
 GRID = ["client.learning_rate=0.0001,1", "clipping.norm=0.2,0.5"]

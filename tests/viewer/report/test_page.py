@@ -16,7 +16,8 @@ from written_attacks import write_attack
 from written_runs import write_run
 
 from fl_dp.viewer.commands.report import write_report
-from fl_dp.viewer.found_runs import IMAGES, RunState, read_run
+from fl_dp.viewer.found_runs import RunState, read_run
+from fl_dp.viewer.found_runs.images import IMAGES
 from fl_dp.viewer.report.page import report_page
 from fl_dp.viewer.report.page.charts import charts_of
 from fl_dp.viewer.report.page.facts import facts_of

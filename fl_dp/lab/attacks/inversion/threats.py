@@ -20,25 +20,20 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from fl_dp.accounting import (
-    GaussianEvent,
-    PoissonGaussianEvent,
-    PrivacyBudget,
-    PrivacyEvent,
-    epsilon,
-    shared_noise_multiplier,
-)
+from fl_dp.accounting import PoissonGaussianEvent, PrivacyBudget, PrivacyEvent, epsilon
+from fl_dp.accounting.shared_noise import shared_noise_multiplier
 from fl_dp.mechanisms import (
     ClientScheme,
     ExactShare,
     GaussianMechanism,
     NoiseShare,
-    Norm,
     SecureRandom,
     Segment,
     client_scheme,
     clip_by_norm,
 )
+from fl_dp.mechanisms.clipping import Norm
+from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.training import train_locally
 

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.stats import rankdata
 
-from fl_dp.accounting import TradeOff
+from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
 from fl_dp.lab.audit.bounds import Confusion, clopper_pearson
 
