@@ -18,13 +18,13 @@ from fl_dp.lab.attacks.inversion.pictures import (
     draw_images,
     draw_recovery,
     draw_resistance,
-    strongest,
 )
 from fl_dp.lab.attacks.inversion.results import (
     Summary,
     fails_from,
     keep,
     kept,
+    strongest,
     summarised,
     write_csv,
 )
