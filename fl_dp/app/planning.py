@@ -158,7 +158,7 @@ def _plan_for_clients(settings: Settings, *, within_budget: bool) -> PrivacyPlan
         selection,
         weight_cap=settings.weights.cap,
         record_plan=None,  # `make_record_plan` has words of its own
-        compression=settings.compression.compression,
+        compression=settings.compression,
         roster_may_grow=settings.roster_may_grow,
     )
     if privacy.noise_multiplier is None:

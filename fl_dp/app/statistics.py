@@ -74,7 +74,7 @@ def answer_statistic(grid: Grid, settings: Settings, *, run_id: str) -> Answer:
     with logged_to(folder.log), errors_in_keys():
         check_data(settings)
         rng = SecureRandom(insecure_seed=settings.privacy.insecure_seed)
-        shared = settings.privacy.mode == "distributed"
+        shared = settings.privacy.noised_by == "nodes"
         told: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
         if shared:  # each simulated node charges itself, as a real one does
             private_folder(folder.node_ledgers)

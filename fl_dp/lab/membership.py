@@ -165,7 +165,7 @@ def require_playable(settings: Settings, unit: str) -> None:
             "only a simulation can be attacked, and with task.partition=nodes the data are on real "
             "nodes: choose another partition"
         )
-    if privacy.mode in ("local", "distributed"):
+    if privacy.noised_by in ("clients", "nodes"):
         raise ValueError(
             f"models of privacy={privacy.mode} are not trained in one process: attack those of "
             "privacy=central, of none or of dp_sgd"

@@ -133,13 +133,13 @@ def _require_price(settings: Settings) -> None:
             "privacy=dp_sgd out, and compare whole trainings with `fl-dp run -m "
             "dp_sgd.epsilon=2,4,8`"
         )
-    if privacy.mode == "none":
+    if privacy.noised_by == "nobody":
         raise ValueError(
             "privacy=none costs nothing: write what is to be priced, for example privacy.epsilon=4"
         )
     if privacy.unit == "record":
         raise ValueError("prices are those of a promise to clients: leave privacy.unit=record out")
-    if privacy.mode == "local" and privacy.scheme != "gaussian":
+    if privacy.noised_by == "clients" and privacy.scheme != "gaussian":
         raise ValueError(
             f"privacy.scheme={privacy.scheme} bounds another norm than the step before its noise "
             "would: prices are those of privacy.scheme=gaussian"

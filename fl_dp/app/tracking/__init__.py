@@ -9,11 +9,10 @@ with the models, by a closed list of names, and nothing it does reaches the trai
 a thread of its own, and one that fails is left out from there on.
 """
 
-from .makers import make_tracker, require_installed
 from .metrics_page import MetricsPage
 from .released_values import FINAL, PROMISE, ROUND, round_values
 from .tracked_run import TrackedRun
-from .tracker import RunStart, Tracker
+from .tracker import RunStart, Tracker, make_tracker, require_installed
 
 __all__ = [
     "FINAL",

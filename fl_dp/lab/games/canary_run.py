@@ -116,7 +116,7 @@ def require_auditable(settings: Settings) -> None:
     """
     wrong = {
         f"canary clients are for the server's noise: write privacy=central, not "
-        f"privacy={settings.privacy.mode}": settings.privacy.mode != "central",
+        f"privacy={settings.privacy.mode}": settings.privacy.noised_by != "server",
         f"canary clients need secret coins, or cohorts that everybody sees: write "
         f"selection=poisson or selection=public, not selection={settings.selection.name}": (
             settings.selection.name not in ("poisson", "public")

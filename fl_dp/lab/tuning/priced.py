@@ -50,7 +50,7 @@ CHOOSING: tuple[Exclusion[Settings], ...] = (
     *(_idle(key) for key in ("share", "rounds", "mean_runs", "shape")),
     Exclusion(
         options=("privacy", "tune.candidates"),
-        when=lambda given: given.privacy.mode != "central",
+        when=lambda given: given.privacy.noised_by != "server",
         why="`fl-dp tune` chooses for a promise to clients that the server keeps",
         instead="write {privacy=central}, or tune on public data and write the settings that won",
     ),
