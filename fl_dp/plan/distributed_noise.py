@@ -356,7 +356,7 @@ class DistributedNoise(Noise):
             return told
         return (
             "a server that invents nodes, swaps keys or tells members different repliers: nodes "
-            "have no roster of identities (`secure_sum.roster`)",
+            "have no roster of identities (`roster` of the secure sum)",
             *told,
         )
 

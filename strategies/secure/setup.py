@@ -176,7 +176,7 @@ class SecureSums:
                 why += f"{' or ' if why else ''}were not done in time ({late}; raise reply_after)"
             raise SecureSumFailed(
                 f"{len(there) - left} of {len(there)} nodes {why}, and a sum needs {least}: train "
-                "without them, or write a smaller secure_sum.least"
+                "without them, or lower `least` of the secure sum"
             )
 
     def _identity_of(self, node: int) -> bytes:

@@ -19,6 +19,7 @@ from fl_dp.option_errors import IncompatibleOptions
 from fl_dp.statement.check import statement_page
 
 SMALL = ["model=mlp", "model.hidden=4", "task.num_clients=2", "rounds=2", "client.epochs=1"]
+NO_CHECK = "privacy.contribution_check=false"
 
 
 def trained(tmp_path: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
@@ -27,7 +28,6 @@ def trained(tmp_path: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
         [
             *SMALL,
             "selection.sampling_rate=0.9",
-            "privacy.contribution_check=false",
             f"output_dir={tmp_path}",
             "run_name=run",
             *overrides,
@@ -42,9 +42,9 @@ def trained(tmp_path: Path, *overrides: str) -> tuple[Any, dict[str, Any]]:
 @pytest.mark.parametrize(
     ("overrides", "names"),
     [
-        (["model.shared=['5.*']"], ["5.weight", "5.bias"]),
+        ([NO_CHECK, "model.shared=['5.*']"], ["5.weight", "5.bias"]),
         (["model.shared=['5.*']", "privacy=dp_sgd", "dp_sgd.steps=1"], ["5.weight", "5.bias"]),
-        (["model.lora_rank=2"], ["1.b.weight", "3.b.weight", "5.b.weight"]),
+        ([NO_CHECK, "model.lora_rank=2"], ["1.b.weight", "3.b.weight", "5.b.weight"]),
     ],
 )
 def test_the_server_has_what_travels_alone_and_the_statement_says_what(

@@ -84,7 +84,8 @@ class CentralPrivacySettings(PrivacySettings):
     """The server clips, sums and adds the noise.
 
     Attributes:
-        unit: `client`, or `record`: one record; needs `replace-one`.
+        unit: `client`, or `record`: one record; needs `replace-one`, but not under
+            `privacy=distributed_records`.
         epsilon: The budget of each client over the whole training; null only with a noise
             multiplier.
         delta: The probability with which epsilon may fail; null means `num_clients ** -1.1`.

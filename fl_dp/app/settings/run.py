@@ -8,17 +8,18 @@ from typing import Any
 
 from fl_dp.documents import document, parsed_object
 from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.updates.compression_options import CompressionOptions
 
 from .checks import at_least, choices, positive
 from .clippings import ClippingSettings
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DPSGDOnSettings, DPSGDSettings
-from .fields import told
+from .fields import ALL_TOLD, told
 from .noises import NoiseSettings
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .options import OPTIONS, option_of, with_values
 from .promises import CentralPrivacySettings, PrivacySettings
-from .released import CompressionSettings, MetricsSettings, WeightSettings
+from .released import MetricsSettings, WeightSettings
 from .schedules import ScheduleSettings
 from .selections import PoissonSettings, SelectionSettings
 from .simulation import SimulationSettings
@@ -69,7 +70,7 @@ class Settings:
     schedule: ScheduleSettings = field(default_factory=ScheduleSettings)
     server_optimizer: ServerOptimizerSettings = field(default_factory=FedAvgMSettings)
     client: ClientSettings = field(default_factory=ClientSettings)
-    compression: CompressionSettings = field(default_factory=CompressionSettings)
+    compression: CompressionOptions = field(default_factory=CompressionOptions, metadata=ALL_TOLD)
     simulation: SimulationSettings = field(default_factory=SimulationSettings)
     tracking: TrackingSettings = field(default_factory=TrackingSettings)
     statistic: StatisticSettings = field(default_factory=StatisticSettings)

@@ -126,14 +126,8 @@ class PlateauSettings(ScheduleSettings):
     @property
     def plateau_schedule(self) -> PlateauSchedule:
         """Reaction of the noise to the training."""
-        return PlateauSchedule(
-            patience=self.patience,
-            factor=self.factor,
-            first=self.first,
-            smallest=self.smallest,
-            min_improvement=self.min_improvement,
-            mode="max" if self.metric == "accuracy" else "min",
-        )
+        shape = {key: value for key, value in asdict(self).items() if key not in ("name", "metric")}
+        return PlateauSchedule(**shape, mode="max" if self.metric == "accuracy" else "min")
 
 
 SCHEDULES: tuple[ScheduleSettings, ...] = (

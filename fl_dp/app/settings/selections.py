@@ -85,8 +85,8 @@ class PoissonSettings(SelectionSettings):
     """A secret coin for each client and round.
 
     Attributes:
-        participation_cap: Most rounds of one client, where everybody takes part in each round
-            (`selection.sampling_rate=1`); null charges every round.
+        participation_cap: Most rounds of one client; null charges every round. Under `poisson`
+            only where everybody takes part in each round (`selection.sampling_rate=1`).
         coins: `server`, or `nodes`: each node flips the coins of its own units.
     """
 

@@ -178,9 +178,7 @@ def test_a_choice_that_was_written_down_is_not_made_again(
 def test_a_change_by_hand_brings_the_line_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from fl_dp.app import server
-
-    folder = interrupted(tmp_path, monkeypatch, server, "make_server_optimizer")
+    folder = interrupted(tmp_path, monkeypatch, FedAvgMSettings, "make")
     settings = folder.read_settings()
     assert LINE not in folder.read_statement()["not_covered"]
     folder.write_settings(replace(settings, client=replace(settings.client, learning_rate=0.25)))
@@ -340,7 +338,7 @@ def test_random_stopping_that_was_interrupted_stays_charged_and_is_not_continued
         (["rounds=2,3"], "rounds can't be chosen among candidates"),
         (["selection.sampling_rate=0.1,0.2"], "selection.sampling_rate can't be chosen"),
         (["client.learning_rate=1,-1"], "client.learning_rate must be positive"),
-        ([*GRID, "privacy=none"], "write privacy=central"),
+        ([*GRID, "privacy=none"], "is a key of privacy=central"),
         ([*GRID, "privacy=distributed"], "write privacy=central"),
         ([*GRID, "dp_sgd=on"], "leave dp_sgd=on out"),
         ([*GRID, "privacy.noise_multiplier=1"], "leave privacy.noise_multiplier out"),
