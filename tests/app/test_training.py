@@ -44,7 +44,7 @@ def run(folder: Path, *overrides: str) -> tuple[RunFolder, dict[str, Any]]:
 @pytest.mark.parametrize(
     "overrides",
     [
-        # At a given noise: a search among distributions takes twenty seconds, and has its own tests.
+        # At a given noise: the search for it takes twenty seconds, and has its own tests.
         ["selection=truncated_poisson", "privacy.noise_multiplier=2"],
         ["selection=fixed", "privacy.noise_multiplier=2"],
         ["selection=public", "selection.participation_cap=2"],
