@@ -73,11 +73,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             )
 
 
-class ByFile(LoadGroupScheduling):
+class ByFile(LoadGroupScheduling):  # type: ignore[misc]  # xdist has no types
     """Tests of a file, or of a group, go to one process, which makes once what they share."""
 
     def _split_scope(self, nodeid: str) -> str:
-        group = super()._split_scope(nodeid)
+        group: str = super()._split_scope(nodeid)
         return nodeid.partition("::")[0] if group == nodeid else group
 
 
