@@ -141,9 +141,14 @@ METRICS: dict[str, Metric] = {
 }
 """Metrics by their names, which are the values of `metrics.public`."""
 
+NUMBERS = tuple(name for name, metric in METRICS.items() if metric.larger_is_better is not None)
+"""Those whose value is one number."""
+
 
 def default_metrics(*, num_classes: int, vocabulary_size: int | None = None) -> list[str]:
-    """Return the metrics that people report for a kind of data.
+    """Return the metrics that people report for a kind of data, besides loss and accuracy.
+
+    None for several classes: scikit-learn takes half a second to import, which starts wait for.
 
     Args:
         num_classes: Of the labels.
@@ -151,7 +156,7 @@ def default_metrics(*, num_classes: int, vocabulary_size: int | None = None) -> 
     """
     if vocabulary_size is not None:
         return ["perplexity"]
-    return ["balanced_accuracy", "auc"] if num_classes == 2 else ["balanced_accuracy"]
+    return ["balanced_accuracy", "auc"] if num_classes == 2 else []
 
 
 def require_metrics(names: Sequence[str], *, num_classes: int) -> None:

@@ -114,7 +114,7 @@ def test_calibration_error_is_the_weighted_gap_of_scikit_learns_curve() -> None:
 
 def test_defaults_go_by_the_kind_of_data() -> None:
     assert default_metrics(num_classes=2) == ["balanced_accuracy", "auc"]
-    assert default_metrics(num_classes=10) == ["balanced_accuracy"]
+    assert default_metrics(num_classes=10) == []
     assert default_metrics(num_classes=80, vocabulary_size=80) == ["perplexity"]
 
 

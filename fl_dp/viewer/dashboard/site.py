@@ -271,6 +271,7 @@ class _Pages:
             + [
                 (card.sweep, image) for image in (images_of(root, card.sweep) if card.sweep else ())
             ],
+            metrics=run.rounds[-1].metrics if run.rounds else {},
             rows=points(thinned(run.rounds, _MOST_ROWS), multipliers_of(run)),
         )
 

@@ -99,6 +99,11 @@ class Facts:
         value = self.run.settings.get(key)
         return "not known" if value is None else str(value)
 
+    @property
+    def metrics(self) -> Mapping[str, float]:
+        """Metrics of the last model on public rows, besides accuracy and loss."""
+        return self.run.rounds[-1].metrics if self.run.rounds else {}
+
     version = __version__
 
     # Of the promise ------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from fl_dp.statement.words import ACCOUNTANTS, rounded_up
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.untrusted import number, texts
 
-from .words import WORDS, shown_value
+from .words import WORDS, Table, shown_value
 
 Row = tuple[str, str]
 _USELESS = 0.9
@@ -56,6 +56,8 @@ class ReportedRun:
         promise: The sentence of its promise.
         warning: Whether that sentence says that nothing is promised.
         gauge: Of its budget; None where there is none.
+        metrics: Of the last model on public rows, besides accuracy and loss.
+        confusion: Of the last model on public rows; None where it was not measured.
         plain: The promise in plain sentences.
         statement: The statement's rows.
         not_covered: The statement's sentences.
@@ -71,6 +73,8 @@ class ReportedRun:
     promise: str
     warning: bool
     gauge: Gauge | None
+    metrics: tuple[Row, ...]
+    confusion: Table | None
     plain: tuple[str, ...]
     statement: tuple[Row, ...]
     not_covered: tuple[str, ...]
@@ -91,6 +95,8 @@ def facts_of(run: FoundRun) -> ReportedRun:
         promise=promise,
         warning=warning,
         gauge=_gauge(run),
+        metrics=tuple(_metrics(run)),
+        confusion=_confusion(run),
         plain=() if warning else tuple(_plain(run)),
         statement=(*_texts(statement, _STATED), *_others_promised(statement)),
         not_covered=tuple(texts(statement.get("not_covered"))),
@@ -170,6 +176,22 @@ def _gauge(run: FoundRun) -> Gauge | None:
     if spent is None or budget is None or budget <= 0.0 or spent < 0.0:
         return None
     return Gauge(spent=spent, budget=budget)
+
+
+def _metrics(run: FoundRun) -> list[Row]:
+    last = run.rounds[-1].metrics if run.rounds else {}
+    return [(name.replace("_", " "), f"{value:.4f}") for name, value in last.items()]
+
+
+def _confusion(run: FoundRun) -> Table | None:
+    matrix = run.rounds[-1].confusion_matrix if run.rounds else None
+    if matrix is None:
+        return None
+    return Table(
+        caption=WORDS["confusion"],
+        headings=(WORDS["confusion.class"], *map(str, range(len(matrix)))),
+        rows=tuple((str(at), *map(str, row)) for at, row in enumerate(matrix)),
+    )
 
 
 def _plain(run: FoundRun) -> list[str]:
