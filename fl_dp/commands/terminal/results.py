@@ -94,9 +94,9 @@ def read_results(source: Path) -> list[Result]:
     readers = {name: _reader(kind) for name, kind in kinds.items() if name != "metrics"}
     try:
         return [
-            Result(**{key: read(row[key]) for key, read in readers.items()}, metrics=_metrics(row))
+            Result(metrics=_metrics(row), **{key: read(row[key]) for key, read in readers.items()})  # type: ignore[arg-type]  # from text, by each field's own reader
             for row in rows
-        ]  # type: ignore[arg-type]  # from text, by each field's own reader
+        ]
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{source} is not what a sweep of fl-dp writes: {error!r}") from error
 
