@@ -7,7 +7,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from typing import Any
 
 from fl_dp.documents import document, parsed_object
-from fl_dp.option_errors import IncompatibleOptions, OptionError
+from fl_dp.option_errors import OptionError, require_compatible
 from fl_dp.updates.compression_options import CompressionOptions
 
 from .checks import at_least, choices, positive
@@ -85,39 +85,13 @@ class Settings:
         self.schedule.check()
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
-        several = self.simulation.units_at_node > 1 or self.selection.coins == "nodes"
-        if several and not self.protects_clients:
-            raise IncompatibleOptions(
-                "a node that sums its units clips them, which "
-                f"{{privacy={self.privacy.mode}}} "
-                "does not: write {simulation.units_per_node=1} and {selection.coins=server}"
-            )
-        if self.selection.name == "buffered" and not self.protects_clients:
-            raise IncompatibleOptions(
-                f"buffered releases are made where updates are clipped one by one, which "
-                f"{{privacy={self.privacy.mode}}} does not: write {{privacy=central}}, or "
-                "{selection=public}"
-            )
-        if self.privacy.noised_by == "nobody" and self.noise.name != "independent":
-            raise IncompatibleOptions(
-                f"{{noise={self.noise.name}}} is the server's noise, and {{privacy=none}} "
-                "adds none: write {privacy=central}, or leave it out"
-            )
-        declared = self.task.num_records is not None or self.task.max_records is not None
-        if declared and not self.sums_records:
-            raise IncompatibleOptions(
-                "{task.num_records} and {task.max_records} are for sums over records: write "
-                "{privacy=distributed_records} too, or leave them out"
-            )
-        if self.task.partition == "nodes" and self.simulation.units_at_node > 1:
-            raise IncompatibleOptions(
-                "a node with its own data is one unit: {task.partition=nodes} needs "
-                f"{{simulation.units_per_node=1}}, got {self.simulation.units_per_node}"
-            )
         if self.run_name is not None and (
             not self.run_name or set(self.run_name) & set("/\\") or self.run_name in (".", "..")
         ):
             raise ValueError(f"run_name must be a plain folder name, got '{self.run_name}'")
+        from fl_dp.app.exclusions import EVERY_RUN  # which is about these settings
+
+        require_compatible(EVERY_RUN, self)
 
     @property
     def protects_clients(self) -> bool:
