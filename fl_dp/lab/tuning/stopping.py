@@ -33,9 +33,8 @@ from fl_dp.mechanisms import SecureRandom
 from fl_dp.plan import PrivacyPlan
 from fl_dp.statement import privacy_statement
 
-from .candidates import as_chosen, with_candidate
+from .candidates import as_chosen, require_choosable, with_candidate
 from .choice import CHOICE, plan_with
-from .priced import require_choosable
 
 
 @dataclass(frozen=True, kw_only=True)

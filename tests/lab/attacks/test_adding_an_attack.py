@@ -16,8 +16,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .attack import Attack, PixelRange, Recovered
-from .observation import Observation
+from .attack import Attack, Observation, PixelRange, Recovered
 
 
 class AllGrey(Attack):

@@ -16,11 +16,9 @@ from attacked_images import (
 from torch import nn
 
 from fl_dp.lab.attacks.inversion.analytic import AnalyticInversion
-from fl_dp.lab.attacks.inversion.attack import Attack, PixelRange
-from fl_dp.lab.attacks.inversion.deep_leakage import DeepLeakage
+from fl_dp.lab.attacks.inversion.attack import Attack, LocalTraining, PixelRange
 from fl_dp.lab.attacks.inversion.experiment import changed
-from fl_dp.lab.attacks.inversion.inverting_gradients import InvertingGradients, total_variation
-from fl_dp.lab.attacks.inversion.observation import LocalTraining
+from fl_dp.lab.attacks.inversion.matching import DeepLeakage, InvertingGradients, total_variation
 from fl_dp.lab.attacks.inversion.threats import NoisyUpdate, RawUpdate, ReleasedModel
 from fl_dp.mechanisms import SecureRandom
 from fl_dp.tasks.datasets import load_dataset

@@ -9,7 +9,8 @@ import pytest
 from click.testing import Result
 from command_line import call as fl_dp
 
-from fl_dp.lab.attacks.inversion.experiment import Found, Recovery, RecoveryCell
+from fl_dp.lab.attacks.inversion.experiment import Recovery, RecoveryCell
+from fl_dp.lab.attacks.inversion.results import Found
 
 SMALL = (
     "model.hidden=16",

@@ -6,9 +6,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from fl_dp.lab.attacks.inversion.attack import Attack, PixelRange, Recovered
+from fl_dp.lab.attacks.inversion.attack import (
+    Attack,
+    ClientRecords,
+    LocalTraining,
+    Observation,
+    PixelRange,
+    Recovered,
+)
 from fl_dp.lab.attacks.inversion.image_metrics import mean_image, mse, psnr
-from fl_dp.lab.attacks.inversion.observation import ClientRecords, LocalTraining, Observation
 from fl_dp.tasks.datasets import Dataset, load_dataset
 from fl_dp.tasks.models import build_model
 

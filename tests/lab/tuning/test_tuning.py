@@ -35,9 +35,8 @@ from fl_dp.lab.commands.tune import with_candidates
 from fl_dp.lab.settings import TuneSettings, tune_of, with_tune
 from fl_dp.lab.tuning import choice, trial
 from fl_dp.lab.tuning.candidates import with_candidate
-from fl_dp.lab.tuning.server_step import ServerStep
 from fl_dp.lab.tuning.stopping import Stopped, stopping_plans
-from fl_dp.lab.tuning.trial import TrialRounds
+from fl_dp.lab.tuning.trial import ServerStep, TrialRounds
 from fl_dp.ledger import PrivacyLedger, SpentLedger
 from fl_dp.mechanisms.events import ExponentialEvent
 from fl_dp.option_errors import IncompatibleOptions
@@ -199,17 +198,17 @@ def test_public_data_chooses_for_nothing_and_says_so(tmp_path: Path) -> None:
 
 def test_clients_that_answer_nonsense_have_no_part_in_the_choice(tmp_path: Path) -> None:
     """All but one reply with NaN; at this epsilon the one decides."""
-    from fl_dp.lab.tuning import scores
+    from fl_dp.lab.tuning import trial_scores
 
     settings = settings_for(tmp_path, "privacy.epsilon=1000", "simulation.units_per_node=1")
-    real = scores.scores_of_unit
+    real = trial_scores.scores_of_unit
 
     def hostile(place: int, node: Any, config: Any) -> np.ndarray:
         found = real(place, node, config)
         return np.array([0.0, 0.0, 1.0, 0.0]) if place == 3 else np.full(found.shape, np.nan)
 
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(scores, "scores_of_unit", hostile)
+        patched.setattr(trial_scores, "scores_of_unit", hostile)
         train(grid_for(settings), settings, run_id="1")
     chosen = tune_of(RunFolder(tmp_path / "run").read_settings()).chosen
     assert chosen == "client.learning_rate=1 clipping.norm=0.2"

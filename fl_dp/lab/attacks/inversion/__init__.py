@@ -1,8 +1,7 @@
 """Gradient inversion: images recovered from what a client's training shows.
 
-    >>> from fl_dp.lab.attacks.inversion.attack import PixelRange
-    >>> from fl_dp.lab.attacks.inversion.inverting_gradients import InvertingGradients
-    >>> from fl_dp.lab.attacks.inversion.observation import LocalTraining
+    >>> from fl_dp.lab.attacks.inversion.attack import LocalTraining, PixelRange
+    >>> from fl_dp.lab.attacks.inversion.matching import InvertingGradients
     >>> from fl_dp.lab.attacks.inversion.threats import NoisyUpdate
     >>> step = LocalTraining(learning_rate=0.1)
     >>> threat = NoisyUpdate(training=step, clipping_norm=0.5, noise_multiplier=0.01)

@@ -12,7 +12,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -37,10 +37,16 @@ from fl_dp.mechanisms.events import GaussianEvent
 from fl_dp.plan import RecordPlan
 from fl_dp.tasks.training import train_locally
 
-from .observation import ClientRecords, LocalTraining, Observation, flat_parameters
+from .attack import ClientRecords, LocalTraining, Observation, flat_parameters
 
 _WORD_BITS = 32  # of a secure sum
 _SHARE_SCALE = 2.0**20  # grid steps of one share of noise: rounding is far below it
+Updates: TypeAlias = list[NDArray[np.float64]]
+"""What each client's training changes, `(d,)`."""
+
+Clients: TypeAlias = Sequence[ClientRecords]
+"""Clients of a round, the one that is attacked first."""
+
 _NEVER_BINDING = PrivacyBudget(epsilon=1e12, delta=1e-5)
 
 
@@ -74,7 +80,7 @@ class ThreatModel(ABC):
     def observe(
         self,
         model: nn.Module,
-        clients: Sequence[ClientRecords],
+        clients: Clients,
         *,
         seed: int,
         rng: SecureRandom | None = None,
@@ -110,16 +116,11 @@ class ThreatModel(ABC):
         )
 
     @abstractmethod
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return what the adversary sees of the clients' updates.
 
         Args:
-            updates: What each client's training changes, `(d,)`.
+            updates: Of all clients that the threat takes.
             clients: They.
             rng: Of noise that protects.
         """
@@ -169,12 +170,7 @@ class RawUpdate(ThreatModel):
 
     clipping_norm: float | None = None
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return the client's update. See `ThreatModel.shown`."""
         del rng
         [update] = updates
@@ -197,12 +193,7 @@ class NoisyUpdate(ThreatModel):
     noise_multiplier: float
     scheme: str = "gaussian"
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return what the client sends. See `ThreatModel.shown`."""
         [update] = updates
         scheme = self._mechanism
@@ -237,12 +228,7 @@ class ReleasedModel(ThreatModel):
     noise_multiplier: float
     knows_others: bool = False
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return the mean update of the released model. See `ThreatModel.shown`."""
         mechanism = GaussianMechanism(
             noise_multiplier=self.noise_multiplier, clipping_norm=self.clipping_norm
@@ -290,12 +276,7 @@ class UpdateSum(ThreatModel):
         if self.cohort < 2:
             raise ValueError(f"cohort must be at least 2, got {self.cohort}: one client is no sum")
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return the sum over all clients, divided by their number. See `ThreatModel.shown`."""
         share = self._share(updates[0].size)
         total = sum(
@@ -350,12 +331,7 @@ class DPSGDUpdate(ThreatModel):
     noise_multiplier: float
     unit: ClassVar[str] = "one record"
 
-    def shown(
-        self,
-        updates: list[NDArray[np.float64]],
-        clients: Sequence[ClientRecords],
-        rng: SecureRandom,
-    ) -> Shown:
+    def shown(self, updates: Updates, clients: Clients, rng: SecureRandom) -> Shown:
         """Return the client's update. See `ThreatModel.shown`."""
         del rng
         [update], [records] = updates, clients
