@@ -1,7 +1,8 @@
 """Choices of a configuration that exclude each other: one row each, beside those of a plan.
 
 These rows are about what only the app knows: which noise goes with which selection, what DP-SGD
-inside clients leaves to nobody else, and what a statistic can't keep to.
+inside clients leaves to nobody else, and what a statistic can't keep to. `settings/run.py` has the
+rows that settings are checked by whenever they are made.
 """
 
 from __future__ import annotations
@@ -53,50 +54,6 @@ OVERRIDES: tuple[Exclusion[Composed], ...] = (
     ),
 )
 """What may not be written, as it takes away what another choice promises."""
-
-EVERY_RUN: tuple[Exclusion[Settings], ...] = (
-    Exclusion(
-        options=("simulation.units_per_node", "selection.coins", "privacy"),
-        when=lambda given: (
-            (given.simulation.units_at_node > 1 or given.selection.coins == "nodes")
-            and not given.protects_clients
-        ),
-        why="a node that sums its units clips them, which {privacy=?} does not",
-        instead="write {simulation.units_per_node=1} and {selection.coins=server}",
-    ),
-    Exclusion(
-        options=("selection", "privacy"),
-        when=lambda given: given.selection.name == "buffered" and not given.protects_clients,
-        why="buffered releases are made where updates are clipped one by one, which {privacy=?} "
-        "does not",
-        instead="write {privacy=central}, or {selection=public}",
-    ),
-    Exclusion(
-        options=("noise", "privacy"),
-        when=lambda given: (
-            given.noise.name != "independent" and given.privacy.noised_by == "nobody"
-        ),
-        why="{noise=?} is the server's noise, and {privacy=none} adds none",
-        instead="write {privacy=central}, or leave it out",
-    ),
-    Exclusion(
-        options=("task.num_records", "task.max_records", "privacy"),
-        when=lambda given: (
-            not given.sums_records
-            and (given.task.num_records is not None or given.task.max_records is not None)
-        ),
-        why="{task.num_records} and {task.max_records} are for sums over records",
-        instead="write {privacy=distributed_records} too, or leave them out",
-    ),
-    Exclusion(
-        options=("task.partition", "simulation.units_per_node"),
-        when=lambda given: given.task.partition == "nodes" and given.simulation.units_at_node > 1,
-        why="a node with its own data is one unit",
-        instead="with {task.partition=nodes} write {simulation.units_per_node=1}",
-        got=("simulation.units_per_node",),
-    ),
-)
-"""What no run can have, whatever it promises."""
 
 PARTS: tuple[Exclusion[Settings], ...] = (
     Exclusion(
