@@ -81,7 +81,7 @@ def write_report(places: Sequence[Path], output: Path | None = None) -> Path:
         OSError: If something can't be read or written.
     """
     from fl_dp.files import write_text
-    from fl_dp.viewer.report.page import report_page
+    from fl_dp.viewer.report import report_page
 
     if output is None:
         output = places[0] / _PAGE if len(places) == 1 else Path(_PAGE)
@@ -126,7 +126,7 @@ def _found(places: Sequence[Path]) -> _FolderContents:
         ValueError: If there are too many runs.
     """
     from fl_dp.viewer.found_runs import RunsFolder, read_run
-    from fl_dp.viewer.found_runs.attacks import attacks_in, is_attack, read_attack
+    from fl_dp.viewer.found_runs.attack_folders import attacks_in, is_attack, read_attack
 
     found = _FolderContents()
     if len(places) > _MOST_RUNS:

@@ -43,7 +43,7 @@ def runs(
     """
     with failures_told():
         from fl_dp.viewer.found_runs import RunsFolder, RunState
-        from fl_dp.viewer.report.runs_view import ORDERS, in_order, runs_json, runs_table
+        from fl_dp.viewer.runs_view import ORDERS, in_order, runs_json, runs_table
 
         wanted = [_one_of("--state", each, list(map(str, RunState))) for each in state or ()]
         order = _one_of("--sort", sort, list(ORDERS))

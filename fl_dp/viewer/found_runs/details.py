@@ -10,11 +10,10 @@ from typing import Any
 
 from fl_dp.documents import flattened
 
-from .follow import ReadPosition
-from .log_tail import follow_log
+from .cards import RunCard
+from .follow import ReadPosition, follow_log
 from .rounds import Round, read_rounds
-from .states import RunCard
-from .untrusted import Unreadable, opened, parsed_json, parsed_yaml, read_object, read_whole
+from .untrusted import Unreadable, number, opened, parsed_json, parsed_yaml, read_object, read_whole
 
 _MOST_SETTINGS = 1 << 18
 _MOST_DOCUMENT = 1 << 23
@@ -44,6 +43,12 @@ class FoundRun:
     parameters: int | None
     log: tuple[str, ...]
     problems: tuple[str, ...]
+
+    @property
+    def noise_multipliers(self) -> list[float | None]:
+        """The noise multiplier of each charged round, as the statement lists them."""
+        found = (self.statement or {}).get("noise_multipliers")
+        return [number(each) for each in found] if isinstance(found, list) else []
 
     @property
     def failed(self) -> bool:

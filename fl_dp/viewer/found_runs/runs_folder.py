@@ -11,11 +11,10 @@ from typing import Any
 
 from fl_dp.app.run_process import PROCESS, is_there
 
+from .cards import RunCard, RunState, scalars, state_of
 from .details import FoundRun, found_run
 from .follow import Followed, ReadPosition, follow
 from .rounds import METRICS, ReadRounds, last_round
-from .scalars import scalars
-from .states import RunCard, RunState, state_of
 from .untrusted import Unreadable, number, parsed_json, parts_of, read_object, read_whole, shown
 
 CONFIG, STATEMENT, SWEEP = "config.yaml", "privacy.json", "sweep.json"
