@@ -13,7 +13,16 @@ from fl_dp.documents import flattened
 from .cards import RunCard
 from .follow import ReadPosition, follow_log
 from .rounds import Round, read_rounds
-from .untrusted import Unreadable, number, opened, parsed_json, parsed_yaml, read_object, read_whole
+from .untrusted import (
+    Unreadable,
+    number,
+    opened,
+    parsed_json,
+    parsed_yaml,
+    problems_noted,
+    read_object,
+    read_whole,
+)
 
 _MOST_SETTINGS = 1 << 18
 _MOST_DOCUMENT = 1 << 23
@@ -66,30 +75,20 @@ def found_run(root: Path, card: RunCard) -> FoundRun:
     name, problems = card.name, list(card.problems)
     settings: dict[str, Any] = {}
     rounds: tuple[Round, ...] = ()
-    try:
+    with problems_noted(problems):
         text = read_whole(root, f"{name}/config.yaml", most=_MOST_SETTINGS)
         read = parsed_yaml(text, "config.yaml")
         if not isinstance(read, dict):
             raise Unreadable("config.yaml has no settings")
         settings = flattened(read)
-    except (OSError, Unreadable) as error:
-        problems.append(str(error))
-    try:
+    with problems_noted(problems, may_lack=True):  # before the first round
         found = read_rounds(root, name)
         rounds = found.rounds
         problems += found.problems
-    except FileNotFoundError:
-        pass  # before the first round
-    except (OSError, Unreadable) as error:
-        problems.append(str(error))
     documents: dict[str, dict[str, Any]] = {}
     for file in _DOCUMENTS:
-        try:
+        with problems_noted(problems, may_lack=True):
             documents[file] = read_object(root, f"{name}/{file}", most=_MOST_DOCUMENT)
-        except FileNotFoundError:
-            continue
-        except (OSError, Unreadable) as error:
-            problems.append(str(error))
     said = tuple(dict.fromkeys(problems))
     return FoundRun(
         card=replace(card, problems=said),
