@@ -7,14 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import (
-    AsJson,
-    err,
-    fail,
-    out,
-    print_json,
-    tell,
-)
+from .console import AsJson, err, fail, out, print_json, tell
 
 
 def data(

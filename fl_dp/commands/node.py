@@ -7,15 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import (
-    AsJson,
-    fail,
-    failures_told,
-    note,
-    print_json,
-    print_shown,
-    tell,
-)
+from .console import AsJson, fail, failures_told, note, print_json, print_shown, tell
 
 node = typer.Typer(
     help="A node owner's side: what the node will and will not do, what it did, and how to end it.",

@@ -8,15 +8,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from .console import (
-    AsJson,
-    err,
-    fail,
-    failures_told,
-    note,
-    print_json,
-    tell,
-)
+from .console import AsJson, err, fail, failures_told, note, print_json, tell
 
 if TYPE_CHECKING:
     from fl_dp.app.local.flower_runs import RunStatus
