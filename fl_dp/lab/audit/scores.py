@@ -24,14 +24,14 @@ from scipy.stats import norm
 from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.mechanisms.checks import require_probability
 
-from .bounds import (
+from .lower_bounds import (
     Confusion,
     epsilon_lower_bound,
     gaussian_epsilon_of,
     gdp_lower_bound,
     most_that_clopper_pearson_shows,
 )
-from .noise import deviation_of
+from .noise_findings import deviation_of
 from .verdict import AuditReport, Finding
 
 _CANDIDATES = 100  # thresholds that are tried

@@ -12,8 +12,8 @@ from scipy.stats import norm
 
 from fl_dp.accounting.trade_off import TradeOff
 
-from .bounds import gaussian_epsilon_of, most_that_clopper_pearson_shows
 from .canaries import Canaries, one_shot_mu, privacy_losses
+from .lower_bounds import gaussian_epsilon_of, most_that_clopper_pearson_shows
 from .scores import bounds_of_scores
 from .verdict import Finding
 

@@ -177,8 +177,8 @@ def _by_records(
     plan = make_record_plan(settings)
     if plan is None:
         raise ValueError("these settings have no DP-SGD to audit: write privacy=dp_sgd")
+    from fl_dp.lab.games.canary_records import AuditedRecords, audit_records
     from fl_dp.lab.games.canary_run import MOST_CANARIES
-    from fl_dp.lab.games.records import AuditedRecords, audit_records
 
     count = MOST_CANARIES if canaries is None else canaries
     records = AuditedRecords.of_first_client(settings, count)

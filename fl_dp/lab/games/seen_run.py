@@ -19,7 +19,7 @@ from fl_dp.files import written_whole
 from fl_dp.lab.audit.canaries import Canaries
 from fl_dp.lab.audit.cohorts import cohorts_are_poisson
 from fl_dp.lab.audit.correlated_run import WhoseTurn, seen_with_memory, without_memory
-from fl_dp.lab.audit.noise import findings_on_noise
+from fl_dp.lab.audit.noise_findings import findings_on_noise
 from fl_dp.lab.audit.verdict import AuditReport, Finding
 from fl_dp.lab.audit.whole_run import SeenRound, finding_of_run, one_shot_epsilon
 

@@ -36,6 +36,7 @@ from fl_dp.viewer.jinja import environment
 from .access import SESSION_SECONDS, Door, TooManyGuesses, WrongToken
 from .gauges import MOST_FOUND, Gauges
 from .guard import LOGIN, Guard, address_of, session_of, too_many
+from .languages import Words, language_for, languages
 from .live import MOST_STREAMS, LiveRuns
 from .shown_runs import (
     MOST_COMPARED,
@@ -62,7 +63,6 @@ from .start_form import (
     read_form,
 )
 from .started_runs import NotPriced, NotStarted, StartedRuns
-from .words import Words, language_for, languages
 
 _HERE = Path(__file__).parent
 _UPLOT = _HERE.parent / "report" / "assets" / "uplot"

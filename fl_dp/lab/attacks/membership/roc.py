@@ -17,7 +17,7 @@ from scipy.stats import rankdata
 
 from fl_dp.accounting.trade_off import TradeOff
 from fl_dp.app.pictures import COLOURS, PALE, new_picture, save_picture
-from fl_dp.lab.audit.bounds import Confusion, clopper_pearson
+from fl_dp.lab.audit.lower_bounds import Confusion, clopper_pearson
 
 
 @dataclass(frozen=True, kw_only=True)
