@@ -45,7 +45,7 @@ from fl_dp.option_errors import require_probability
 from .lower_bounds import gaussian_epsilon_of, largest_refuted
 from .verdict import Finding
 
-_LARGEST = 60.0  # epsilon beyond which nobody looks
+_LARGEST = 60.0  # largest epsilon that is tried
 _LARGEST_MU = 30.0
 
 

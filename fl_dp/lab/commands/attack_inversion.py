@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _SHOWS_RECORDS = "this experiment writes records, and what is recovered of them, to a file"
 
 _EXPERIMENT = "experiment=data_recovery"
-# Noise that somebody asks for is that of a training; an attack has a list of its own.
+# Noise of a training; an attack has its own list, `recovery.noise_multipliers`.
 _OF_TRAINING = (
     "privacy.epsilon",
     "privacy.noise_multiplier",
@@ -91,7 +91,7 @@ def recover_by_run(jobs: Jobs, *, as_json: bool) -> None:
     """Attack what `fl-dp run` was asked for, on public data.
 
     Raises:
-        ValueError: As `recover`, and if data are somebody's own.
+        ValueError: As `recover`, and if the task reads own data.
     """
     for job in jobs.each:
         require_public(
@@ -137,10 +137,10 @@ def recover(jobs: Jobs, *, as_json: bool) -> None:
 
 
 def _refuse_noise_of_training(job: Job) -> None:
-    """Check that nobody asked for noise that no threat model would add.
+    """Refuse overrides of a training's noise, which no threat model adds.
 
     Raises:
-        ValueError: If somebody did.
+        ValueError: If there is one.
     """
     for text in job.overrides:
         if text.partition("=")[0] in _OF_TRAINING:

@@ -210,7 +210,7 @@ def _trainable(overrides: Sequence[str], *, keep_model: bool, data_is_public: bo
         asked.append(f"output_dir={_FOLDER}")
     (job,) = find_jobs(asked, multirun=False).each
     require_auditable(job.settings)
-    # With the noise of a round and its model, everybody has the exact sum of the others' updates.
+    # A round's model less its noise, which is written down, is the exact sum of the updates.
     require_public(
         job.settings, stated=data_is_public, because="an audit writes down the noise of each round"
     )

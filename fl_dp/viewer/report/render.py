@@ -90,7 +90,7 @@ def _policy(style: str, script: str) -> str:
 
 
 def _fitting(images: Iterable[Image]) -> tuple[list[Image], list[Image]]:
-    """Return the images until the page is as large as it may be, and the others."""
+    """Return the images that fit into `MOST` bytes, and those that do not."""
     shown: list[Image] = []
     left_out: list[Image] = []
     size = 0

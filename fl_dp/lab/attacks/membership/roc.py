@@ -31,7 +31,7 @@ class OperatingPoint:
 
     Attributes:
         asked: The false-positive rate that it is for.
-        threshold: Who scores higher is called a member.
+        threshold: Candidates that score higher are called members.
         counts: How often the attack was right and wrong.
     """
 
