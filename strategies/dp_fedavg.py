@@ -177,7 +177,7 @@ class DPFedAvg(RoundLoop):
             plan,
             selection,
             weight_cap=weight_cap,
-            record_plan=record_plan,
+            dp_sgd=record_plan is not None,
             compression=compression if compression is not None else Compression(),
             roster_may_grow=roster_may_grow,
         )

@@ -15,7 +15,9 @@ from copy import deepcopy
 from functools import lru_cache
 from pathlib import Path
 
-from .kept import check_kept
+from fl_dp.option_errors import require_compatible
+
+from .exclusions import OVERRIDES, Composed
 from .option_keys import errors_in_keys
 from .overrides import (
     ConfigError,
@@ -84,7 +86,7 @@ def _composed(overrides: tuple[str, ...], folder: Path) -> Settings:
             if not each.is_delete()
         }
         with errors_in_keys():
-            check_kept(given, settings)
+            require_compatible(OVERRIDES, Composed(written=given, settings=settings))
     except OmegaConfBaseException as error:
         raise ConfigError(_first_line(error), options=_keys_in(error)) from error
     except HydraException as error:
