@@ -36,7 +36,7 @@ logger = logging.getLogger("flwr.fl_dp")
 
 
 def _left_over(folder: RunFolder) -> str:
-    """Say what a choice that was killed has left, which has to stay secret."""
+    """Name the leftovers of an interrupted choice, which have to stay secret."""
     trials = folder.path / TRIALS
     return f"; delete {trials}, which shows what lost" if trials.exists() else ""
 
@@ -45,7 +45,7 @@ def _left_over(folder: RunFolder) -> str:
 def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id: str) -> Settings:
     """Return the settings that a run is to be trained with, after choosing them if they ask for it.
 
-    Privacy: of a vote, what `vote_of` says, charged to the run's ledger before anybody is asked.
+    Privacy: of a vote, what `vote_of` says, charged to the run's ledger before any client is asked.
     A choice that was charged and whose outcome is not in the ledger is not made again.
 
     Args:
@@ -73,7 +73,7 @@ def chosen_settings(folder: RunFolder, grid: Grid, settings: Settings, *, run_id
 
 
 def _known_choice(folder: RunFolder) -> str | None:
-    """Return what an interrupted run had chosen; None if it had not got so far."""
+    """Return what an interrupted run had chosen; None if it was interrupted before."""
     if not folder.ledger.exists():
         return None
     with folder.read_ledger() as ledger:
@@ -95,7 +95,7 @@ def _choose(folder: RunFolder, grid: Grid, settings: Settings, run_id: str) -> s
         try:
             return _chosen(ledger, grid, settings, rng)
         finally:
-            # Also after a failure: what was reserved is spent, and somebody has to say so.
+            # Also after a failure: the reserved charge is spent, and the statement has to count it.
             folder.write_statement(privacy_statement(ledger))
 
 
