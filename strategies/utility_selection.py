@@ -127,7 +127,7 @@ class ExponentialSelection(Selection):
         self._seen: dict[Unit, Observation] = {}
 
     def releases(self, rounds: int) -> History:
-        """Return the draws of so many rounds."""
+        """Return the draws of a number of rounds."""
         return {self.mechanism.event(draws=self.sampling.cohort): rounds}
 
     def select(self, draw: Draw) -> list[Unit]:
@@ -223,7 +223,7 @@ class DPUtilitySelection(Selection):
         return dict(self._noisy)
 
     def releases(self, rounds: int) -> History:
-        """Return the refreshes of so many rounds."""
+        """Return the refreshes of a number of rounds."""
         return {self._event: len(range(1, rounds + 1, self._refresh_every))}
 
     def select(self, draw: Draw) -> list[Unit]:

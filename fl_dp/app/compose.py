@@ -46,7 +46,7 @@ def compose_settings(overrides: Sequence[str]) -> Settings:
     Raises:
         ConfigError: If a key is unknown or a value has the wrong type or range.
     """
-    # A copy: whoever changes a setting of theirs changes nobody else's.
+    # A copy: a caller that changes its settings leaves those of other callers as they are.
     return deepcopy(_composed(tuple(overrides), config_folder()))
 
 

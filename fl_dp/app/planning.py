@@ -197,7 +197,7 @@ def _roster(settings: Settings) -> tuple[int, int, int | None]:
     """Return how many units are declared, how many a node has at most, and the nodes of records.
 
     Raises:
-        ValueError: If so many clients can't have the declared records.
+        ValueError: If that number of clients can't have the declared records.
     """
     nodes, hosted = settings.task.num_clients, settings.simulation.units_at_node
     if not settings.sums_records:

@@ -84,7 +84,7 @@ def train(
         require_installed(settings.tracking.name)
     else:
         require_installed(settings.tracking.name)
-        # Whoever starts the nodes knows what they host: here, `auto` is one client each.
+        # `fl-dp run` starts the nodes and knows what they host: here, `auto` is one client each.
         settings = settings.hosting(settings.simulation.units_at_node)
         shared_parameters(settings)  # names that do not fit show before there is a ledger
         folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
@@ -108,7 +108,7 @@ def train(
                 )
             return _train_without_plan(folder, grid, settings, record_plan, told)
         finally:
-            with suppress(OSError, ValueError):  # whoever ended before it had a statement
+            with suppress(OSError, ValueError):  # a run can end before it has a statement
                 told.conclude(final_of(folder.read_statement()))
 
 

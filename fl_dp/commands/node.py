@@ -30,13 +30,13 @@ def check(
     What would keep the node from doing what its owner wants is an error with status 1.
     """
     with failures_told():
-        from fl_dp.clients.owner_words import owners_words
+        from fl_dp.clients.policy_description import describe_policy
 
         from .shown_uses import owner_at
         from .words_of_data import words_of_data
 
         owner = owner_at(configuration)
-        words = owners_words(owner)
+        words = describe_policy(owner)
         of_data = words_of_data(owner)
         sentences = [*words.sentences, *of_data.sentences]
         wrong = [*words.wrong, *of_data.wrong]

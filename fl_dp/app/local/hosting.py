@@ -24,7 +24,7 @@ def hosted(settings: Settings, machine: Machine) -> tuple[Settings, str | None]:
         machine: Where it will be simulated.
 
     Returns:
-        The settings, and one line for whoever started the run; None if the settings had both.
+        The settings, and one line to show; None if the settings had both.
     """
     settings, engine = with_engine(settings)
     settings, units = _with_units(settings, machine)

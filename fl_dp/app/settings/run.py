@@ -136,7 +136,7 @@ class Settings:
         return self.protects_records and not self.protects_clients
 
     def hosting(self, units_per_node: int) -> Settings:
-        """Return the same run with so many clients a node."""
+        """Return the same run with another number of clients per node."""
         simulation = replace(self.simulation, units_per_node=units_per_node)
         return replace(self, simulation=simulation)
 
