@@ -34,7 +34,6 @@ from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection
 from .run_folder import RunFolder, statement_of_records
 from .settings import SETTINGS_KEY, Settings
-from .shown import for_clients
 from .tracking.told import final_of, start_of, trackers_of
 from .virtual_time import VirtualTime, drawn_delays
 from .wings import wings
@@ -296,7 +295,7 @@ def _spent(strategy: Training, server_round: int) -> dict[str, float]:
 
 
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
-    config: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
+    config: dict[str, str] = {SETTINGS_KEY: settings.for_clients().to_json()}
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.
     charged = settings.privacy.noised_by in ("clients", "nodes")
     charged = charged and settings.schedule.name == "constant"

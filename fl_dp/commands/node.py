@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from .console import AsJson, fail, failures_told, note, out, print_json, print_shown
+from .console import AsJson, fail, failures_told, note, print_json, print_shown, tell
 
 node = typer.Typer(
     help="A node owner's side: what the node will and will not do, what it did, and how to end it.",
@@ -44,7 +44,7 @@ def check(
         print_json({"sentences": sentences, "wrong": wrong})
     else:
         for sentence in sentences:
-            out.print(f"- {sentence}.", soft_wrap=True, markup=False, highlight=False)
+            tell(f"- {sentence}.")
     if wrong:
         fail("\n".join(wrong), status=1)
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from fl_dp.option_errors import OptionError
 
-from .checks import ordered_pair, positive
-from .fields import told
+from .checks import ordered_pair, positive, told
 
 
 @dataclass(kw_only=True)

@@ -10,11 +10,10 @@ from fl_dp.documents import document, parsed_object
 from fl_dp.option_errors import Exclusion, OptionError, require_compatible
 from fl_dp.updates.compression_options import CompressionOptions
 
-from .checks import at_least, choices, positive
+from .checks import ALL_TOLD, at_least, choices, positive, told
 from .clippings import ClippingSettings
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DPSGDOnSettings, DPSGDSettings
-from .fields import ALL_TOLD, told
 from .noises import NoiseSettings
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
 from .options import OPTIONS, option_of, with_values
@@ -140,6 +139,21 @@ class Settings:
         """Return the same run with so many clients a node."""
         simulation = replace(self.simulation, units_per_node=units_per_node)
         return replace(self, simulation=simulation)
+
+    def for_clients(self) -> Settings:
+        """Return what clients may know: no folder of the operator's, no seed, no wing."""
+        privacy = replace(self.privacy, insecure_seed=None)
+        if isinstance(privacy, CentralPrivacySettings):
+            privacy = replace(privacy, witness_dir=None)
+        own = Settings(**{each.name: getattr(self, each.name) for each in fields(Settings)})
+        return replace(
+            own,
+            privacy=privacy,
+            tracking=TrackingSettings(),
+            output_dir=None,
+            run_name=None,
+            resume=None,
+        )
 
     def to_json(self) -> str:
         """Return the settings as JSON text, without the groups that wings add."""

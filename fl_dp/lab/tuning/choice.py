@@ -13,7 +13,6 @@ from fl_dp.app.option_keys import errors_in_keys
 from fl_dp.app.planning import make_clipping, make_plan
 from fl_dp.app.run_folder import RunFolder
 from fl_dp.app.settings import Settings
-from fl_dp.app.shown import for_clients
 from fl_dp.app.workload import check_data
 from fl_dp.lab.settings import tune_of
 from fl_dp.ledger import PrivacyLedger, Reservation
@@ -128,7 +127,7 @@ def _chosen(ledger: PrivacyLedger, grid: Grid, settings: Settings, rng: SecureRa
             ballot,
             values=TRIAL_VALUES,
             rng=rng,
-            config=trials_config([for_clients(each) for each in candidates], rounds),
+            config=trials_config([each.for_clients() for each in candidates], rounds),
             units_per_node=ledger.plan.hosting.units_per_node,
             timeout=settings.round_timeout,
             roster_timeout=settings.roster_timeout,
