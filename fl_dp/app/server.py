@@ -35,7 +35,6 @@ from .overrides import ConfigError
 from .planning import make_plan, make_record_plan, make_selection
 from .run_folder import RunFolder, statement_of_records
 from .settings import SETTINGS_KEY, Settings
-from .shown import for_clients
 from .tracking.told import final_of, start_of, trackers_of
 from .virtual_time import VirtualTime, drawn_delays
 from .wings import wings
@@ -87,7 +86,7 @@ def train(
         require_installed(settings.tracking.name)
     else:
         require_installed(settings.tracking.name)
-        # Whoever starts the nodes knows what they host: here, `auto` is one client each.
+        # `fl-dp run` starts the nodes and knows what they host: here, `auto` is one client each.
         settings = settings.hosting(settings.simulation.units_at_node)
         shared_parameters(settings)  # names that do not fit show before there is a ledger
         folder = RunFolder(output_dir(settings) / (settings.run_name or f"flwr-{run_id}"))
@@ -111,7 +110,7 @@ def train(
                 )
             return _train_without_plan(folder, grid, settings, record_plan, told)
         finally:
-            with suppress(OSError, ValueError):  # whoever ended before it had a statement
+            with suppress(OSError, ValueError):  # a run can end before it has a statement
                 told.conclude(final_of(folder.read_statement()))
 
 
@@ -302,7 +301,7 @@ def _spent(strategy: Training, server_round: int) -> dict[str, float]:
 
 
 def _train_config(folder: RunFolder, settings: Settings) -> ConfigRecord:
-    config: dict[str, str] = {SETTINGS_KEY: for_clients(settings).to_json()}
+    config: dict[str, str] = {SETTINGS_KEY: settings.for_clients().to_json()}
     # A node's ledger needs a cap of the node's own where the noise changes over the rounds.
     charged = settings.privacy.noised_by in ("clients", "nodes")
     charged = charged and settings.schedule.name == "constant"

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_dp.option_errors import IncompatibleOptions
+from fl_dp.option_errors import OptionError
 from fl_dp.tasks.metrics import METRICS
 
-from .checks import distinct, one_of, ordered_pair, positive
-from .fields import told
+from .checks import distinct, one_of, ordered_pair, positive, told
 
 
 @dataclass(kw_only=True)
@@ -33,7 +32,7 @@ class WeightSettings:
         positive("weights.cap", self.cap)
         positive("weights.total", self.total)
         if self.cap is None and (self.total is not None or self.capped_denominator):
-            raise IncompatibleOptions(
+            raise OptionError(
                 "{weights.total} and {weights.capped_denominator} are about weights: give "
                 "{weights.cap}, "
                 "the records that earn the full weight"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -34,6 +35,11 @@ class Image:
     width: int
     height: int
 
+    @property
+    def address(self) -> str:
+        """The image itself, as a data URL; nothing but its bytes comes from the folder."""
+        return f"data:image/png;base64,{base64.b64encode(self.png).decode('ascii')}"
+
 
 def images_of(root: Path, name: str) -> list[str]:
     """Return the names of the images that a run, or the sweep it belongs to, has."""
@@ -54,7 +60,7 @@ def read_image(
     """Return an image.
 
     Args:
-        root: The folder that somebody named.
+        root: The folder that the user named.
         name: Of the folder below it that the image lies in.
         image: Of the file.
         known: Names that are looked at.

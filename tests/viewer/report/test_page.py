@@ -18,11 +18,11 @@ from written_runs import write_run
 from fl_dp.viewer.commands.report import write_report
 from fl_dp.viewer.found_runs import RunState, read_run
 from fl_dp.viewer.found_runs.images import IMAGES
-from fl_dp.viewer.report.page import report_page
-from fl_dp.viewer.report.page.charts import charts_of
-from fl_dp.viewer.report.page.facts import facts_of
-from fl_dp.viewer.report.page.groups import differences, groups_of
-from fl_dp.viewer.report.page.words import WORDS
+from fl_dp.viewer.report import report_page
+from fl_dp.viewer.report.charts import charts_of
+from fl_dp.viewer.report.groups import differences, groups_of
+from fl_dp.viewer.report.page_words import WORDS
+from fl_dp.viewer.report.reported_run import ReportedRun
 
 HOSTILE = '"><script>alert(1)</script><img src=x onerror=alert(2)>{{7*7}}</script>\u2028'
 
@@ -50,8 +50,8 @@ def test_metrics_on_public_rows_are_shown_with_what_they_cost(tmp_path: Path) ->
     [chart] = [each for each in charts_of(groups_of([run])) if each.key == "public"]
     assert chart.y == "balanced accuracy"
     assert chart.curves[0].means[-1] == pytest.approx(0.8)
-    facts = facts_of(run)
-    assert facts.metrics == (("balanced accuracy", "0.8000"),)
+    facts = ReportedRun(run)
+    assert facts.metrics == [("balanced accuracy", "0.8000")]
     assert facts.confusion is not None
     assert facts.confusion.rows == (("0", "9", "1"), ("1", "2", "8"))
     text = Page(report_page([run])).text
@@ -64,13 +64,13 @@ def test_a_matrix_that_is_none_is_left_out(tmp_path: Path) -> None:
     path = write_run(tmp_path / "a")
     for wrong in ("[[1, 2], [3]]", "[[1, -2], [3, 4]]", "[[1]]", '{"a": 1}', "[[NaN, 1], [2, 3]]"):
         (path / "metrics.jsonl").write_text(f'{{"round": 1, "test_confusion_matrix": {wrong}}}\n')
-        assert facts_of(read_run(path)).confusion is None
+        assert ReportedRun(read_run(path)).confusion is None
 
 
 def test_a_guess_is_bounded_as_the_definition_of_privacy_says(tmp_path: Path) -> None:
     [said] = [
         each
-        for each in facts_of(read_run(write_run(tmp_path / "a", epsilon=1.0))).plain
+        for each in ReportedRun(read_run(write_run(tmp_path / "a", epsilon=1.0))).plain
         if "in 100 of those who did" in each
     ]
     # e * 0.01 + 0.003 = 0.0302, rounded up to a tenth in a hundred.
@@ -87,10 +87,10 @@ def test_where_nothing_is_promised_the_page_says_so_first(tmp_path: Path) -> Non
         (insecure, "predicted"),
         (missing, "No statement"),
     ):
-        facts = facts_of(read_run(path))
+        facts = ReportedRun(read_run(path))
         assert facts.warning
         assert words in facts.promise
-        assert facts.plain == ()
+        assert facts.plain == []
 
 
 def test_every_chart_says_in_words_and_numbers_what_it_shows(tmp_path: Path) -> None:
@@ -120,7 +120,8 @@ def test_runs_that_differ_in_their_seed_alone_are_one_curve_with_a_band(tmp_path
     assert [group.name for group in groups_of(groups[0].runs)] == [f"{low.name} and 1 more"]
     [accuracy] = [chart for chart in charts_of(groups) if chart.key == "accuracy"]
     banded, plain = accuracy.curves
-    assert (banded.lows[-1], banded.means[-1], banded.highs[-1]) == pytest.approx((0.9, 0.95, 1.0))
+    _, last = banded.points[-1]
+    assert (last.low, last.mean, last.high) == pytest.approx((0.9, 0.95, 1.0))
     assert banded.has_band
     assert not plain.has_band
 
@@ -279,7 +280,7 @@ def test_a_page_takes_so_many_bytes_of_pictures_and_says_what_it_left_out(
 ) -> None:
     size = len(write_png(write_run(tmp_path / "a") / "images.png", 40, 40).read_bytes())
     write_png(write_run(tmp_path / "b") / "images.png", 40, 40)
-    monkeypatch.setattr("fl_dp.viewer.report.page.pictures.MOST", 2 * size - 1)
+    monkeypatch.setattr("fl_dp.viewer.report.render.MOST", 2 * size - 1)
     page = write_report([tmp_path]).read_text()
     assert len(pictures_in(page)) == 1
     assert "Left out: b/images.png" in Page(page).text
