@@ -32,7 +32,8 @@ from .checkpoints import load_checkpoint, save_checkpoint
 from .in_process import InProcessGrid
 from .option_keys import errors_in_keys
 from .overrides import ConfigError
-from .planning import make_plan, make_record_plan, make_selection
+from .planning import make_plan, make_record_plan, make_selection, target_delta
+from .private_metrics import measure_privately, private_metrics
 from .run_folder import RunFolder, statement_of_records
 from .settings import SETTINGS_KEY, Settings
 from .tracking.told import final_of, start_of, trackers_of
@@ -156,6 +157,17 @@ def _train_by_plan(
         )
         try:
             result = _start(strategy, folder, grid, settings, told)
+            if (choice := private_metrics(settings, target_delta(settings))) is not None:
+                measure_privately(
+                    grid,
+                    ledger,
+                    settings,
+                    folder,
+                    choice=choice,
+                    arrays=result.arrays,
+                    config=_train_config(folder, settings),
+                    rng=rng,
+                )
         finally:
             # Also after a failure: what was reserved is spent, and somebody has to say so.
             statement = replace(

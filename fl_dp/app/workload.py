@@ -40,6 +40,8 @@ if TYPE_CHECKING:  # torch is loaded where something is built or trained
 
 logger = logging.getLogger("flwr.fl_dp.client")
 
+_HELD_OUT_EVERY = 5
+
 
 def dataset_of(
     settings: Settings, data_path: str | None = None, data_format: DataFormat | None = None
@@ -121,6 +123,7 @@ def data_of_unit(
     node_config: Mapping[str, Any],
     *,
     leave_out_unfit: bool = False,
+    held_out: bool = False,
 ) -> tuple[Dataset, NDArray[np.int64]] | None:
     """Return the data set in which a unit's records lie, and their rows.
 
@@ -133,6 +136,7 @@ def data_of_unit(
         node_config: The node's configuration; a schema of its owner's goes before the settings'.
         leave_out_unfit: Count rows of the node's own files that do not fit as rows without content
             (`Dataset.train_fit`), instead of refusing the files.
+        held_out: Return the rows that the unit does not train on.
 
     Returns:
         None for a unit beyond the roster of a simulation.
@@ -148,10 +152,26 @@ def data_of_unit(
         if data_format is not None:
             data_format = replace(data_format, leave_out_unfit=leave_out_unfit)
         dataset = dataset_of(settings, data_path, data_format)
-        return dataset, np.arange(len(dataset.train_y))
+        own = np.arange(len(dataset.train_y))
+        return dataset, rows_of_unit(settings, own, held_out=held_out)
     _refuse_a_folder_of_the_server(settings, node_config)
     parts = parts_of(settings)
-    return (dataset_of(settings), parts[place]) if place < len(parts) else None
+    if place >= len(parts):
+        return None
+    return dataset_of(settings), rows_of_unit(settings, parts[place], held_out=held_out)
+
+
+def rows_of_unit(
+    settings: Settings, rows: NDArray[np.int64], *, held_out: bool = False
+) -> NDArray[np.int64]:
+    """Return the rows of a unit that it trains on, or those that it is measured on.
+
+    It trains on all, unless the last model is measured privately: then every fifth is held out.
+    """
+    if settings.metrics.private_epsilon is None:
+        return rows
+    measured = np.arange(len(rows)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+    return rows[measured if held_out else ~measured]
 
 
 def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form | None:

@@ -188,6 +188,7 @@ EVERYTHING = [
 # Keys of other options than those of `EVERYTHING`.
 OF_OTHER_OPTIONS = [
     "privacy=local privacy.scheme=laplace",
+    "metrics.private_epsilon=0.5",
     "noise=cyclic noise.groups=9",
     "schedule=custom schedule.weights=[1,2]",
     "schedule=plateau schedule.metric=loss schedule.patience=2 schedule.factor=0.5 "

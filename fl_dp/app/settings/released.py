@@ -53,18 +53,23 @@ class MetricsSettings:
             cost in privacy: of `balanced_accuracy`, `auc`, `f1`, `log_loss`, `perplexity`,
             `calibration_error` and `confusion_matrix`; `[]` measures none, null what people report
             for the task.
+        private_epsilon: Epsilon, of the budget, at which the last model is measured once on a fifth
+            of each client's records, which it does not train on: accuracy, and AUC of two classes;
+            null holds none out.
     """
 
     loss: list[float] | None = told(None)
     accuracy: list[float] | None = told(None)
     noise_std: float | None = told(None)
     public: list[str] | None = told(None)
+    private_epsilon: float | None = told(None)
 
     def __post_init__(self) -> None:
         """Check the values."""
         ordered_pair("metrics.loss", self.loss)
         ordered_pair("metrics.accuracy", self.accuracy)
         positive("metrics.noise_std", self.noise_std)
+        positive("metrics.private_epsilon", self.private_epsilon)
         distinct("metrics.public", self.public, least=0)
         for name in self.public or ():
             one_of("metrics.public", name, tuple(METRICS))

@@ -49,7 +49,7 @@ def test_metrics_on_public_rows_are_shown_with_what_they_cost(tmp_path: Path) ->
     run = read_run(write_run(tmp_path / "a", "metrics.public=[balanced_accuracy]"))
     [chart] = [each for each in charts_of(groups_of([run])) if each.key == "public"]
     assert chart.y == "balanced accuracy"
-    assert chart.curves[0].means[-1] == pytest.approx(0.8)
+    assert chart.curves[0].points[-1][1].mean == pytest.approx(0.8)
     facts = ReportedRun(run)
     assert facts.metrics == [("balanced accuracy", "0.8000")]
     assert facts.confusion is not None
