@@ -154,8 +154,8 @@ class TaskClient(NumPyClient):
         They are those that it trains on, or for private metrics those that it holds out.
         """
         settings = _settings(config)
-        held_out = STATISTIC_QUERY_KEY in config and settings.metrics.private_epsilon is not None
-        data = self.data(settings, held_out=held_out)
+        privately = STATISTIC_QUERY_KEY in config and settings.metrics.private_epsilon is not None
+        data = self.held_out(settings) if privately else self.data(settings)
         if data is None or not len(data[1]):
             return float("nan"), _reported(0, config), {}
         dataset, rows = data
@@ -172,7 +172,7 @@ class TaskClient(NumPyClient):
             ValueError: If there are not two classes, or no record is held out.
         """
         settings = _settings(config)
-        data = self.data(settings, held_out=True)
+        data = self.held_out(settings)
         if data is None or not len(data[1]) or settings.metrics.private_epsilon is None:
             raise ValueError("this unit holds no record out")
         dataset, rows = data
@@ -211,15 +211,14 @@ class TaskClient(NumPyClient):
         settings = _settings(config)
         return settings, self.data(settings)
 
-    def data(
-        self, settings: Settings, *, held_out: bool = False
-    ) -> tuple[Dataset, NDArray[np.int64]] | None:
-        """Return the data set in which the unit's records lie, and the rows that it trains on.
+    def data(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
+        """Return the data set in which the unit's records lie, and the rows that it trains on."""
+        return data_of_unit(settings, self._part(settings), self.context.node_config)
 
-        Or those that it holds out.
-        """
+    def held_out(self, settings: Settings) -> tuple[Dataset, NDArray[np.int64]] | None:
+        """Return the data set in which the unit's records lie, and the rows that it holds out."""
         place = self._part(settings)
-        return data_of_unit(settings, place, self.context.node_config, held_out=held_out)
+        return data_of_unit(settings, place, self.context.node_config, held_out=True)
 
     def records(self, settings: Settings) -> Records:
         """Return the unit's records for DP-SGD, on the device that trains."""

@@ -171,7 +171,8 @@ def rows_of_unit(
     if settings.metrics.private_epsilon is None:
         return rows
     measured = np.arange(len(rows)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
-    return rows[measured if held_out else ~measured]
+    chosen: NDArray[np.int64] = rows[measured if held_out else ~measured]
+    return chosen
 
 
 def public_form_of(settings: Settings, node_config: Mapping[str, Any]) -> Form | None:

@@ -9,17 +9,19 @@ released model.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
+if TYPE_CHECKING:  # who reads names and units, as the dashboard does, needs no numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
-Probabilities: TypeAlias = NDArray[np.float64]
-Labels: TypeAlias = NDArray[np.int64]
+Probabilities: TypeAlias = "NDArray[np.float64]"
+Labels: TypeAlias = "NDArray[np.int64]"
 Measured: TypeAlias = float | list[list[int]] | None
 """A number, a matrix of counts, or None where the metric is not defined."""
 
@@ -32,13 +34,15 @@ class Metric:
     """One metric.
 
     Attributes:
+        title: Its name in words.
         function: Of the true labels, `(n,)`, and the probabilities of all classes, `(n, classes)`.
         larger_is_better: None for what has no order.
         unit: What its number is, in a phrase.
         needs_all_classes: Whether it is undefined unless every class occurs among the true labels.
     """
 
-    function: Callable[[Labels, Probabilities], float | NDArray[np.int64]]
+    title: str
+    function: Callable[[Labels, Probabilities], float | list[list[int]]]
     larger_is_better: bool | None
     unit: str
     needs_all_classes: bool = False
@@ -73,7 +77,7 @@ def _log_loss(labels: Labels, probabilities: Probabilities) -> float:
 
 
 def _perplexity(labels: Labels, probabilities: Probabilities) -> float:
-    return float(np.exp(_log_loss(labels, probabilities)))
+    return math.exp(_log_loss(labels, probabilities))
 
 
 def _calibration_error(labels: Labels, probabilities: Probabilities) -> float:
@@ -82,6 +86,8 @@ def _calibration_error(labels: Labels, probabilities: Probabilities) -> float:
     Guo et al. 2017, "On Calibration of Modern Neural Networks", equation 3; scikit-learn has the
     curve alone, without the bins' weights.
     """
+    import numpy as np
+
     confidence = probabilities.max(axis=1)
     correct = probabilities.argmax(axis=1) == labels
     edges = np.linspace(0.0, 1.0, _CALIBRATION_BINS + 1)
@@ -90,23 +96,26 @@ def _calibration_error(labels: Labels, probabilities: Probabilities) -> float:
     return float(np.abs(gaps).sum() / len(labels))
 
 
-def _confusion_matrix(labels: Labels, probabilities: Probabilities) -> NDArray[np.int64]:
+def _confusion_matrix(labels: Labels, probabilities: Probabilities) -> list[list[int]]:
     from sklearn.metrics import confusion_matrix
 
     classes = range(probabilities.shape[1])
     counts: NDArray[np.int64] = confusion_matrix(
         labels, probabilities.argmax(axis=1), labels=classes
     )
-    return counts
+    rows: list[list[int]] = counts.tolist()
+    return rows
 
 
 METRICS: dict[str, Metric] = {
     "balanced_accuracy": Metric(
+        title="balanced accuracy",
         function=_balanced_accuracy,
         larger_is_better=True,
         unit="mean recall of the classes, in [0, 1]",
     ),
     "auc": Metric(
+        title="AUC",
         function=_auc,
         larger_is_better=True,
         unit="area under the ROC curve, in [0, 1]; of several classes, the mean of each against "
@@ -114,26 +123,31 @@ METRICS: dict[str, Metric] = {
         needs_all_classes=True,
     ),
     "f1": Metric(
+        title="F1",
         function=_f1,
         larger_is_better=True,
         unit="F1 score of the second of two classes, in [0, 1]; of several, their mean",
     ),
     "log_loss": Metric(
+        title="log loss",
         function=_log_loss,
         larger_is_better=False,
         unit="mean cross-entropy, in nats",
     ),
     "perplexity": Metric(
+        title="perplexity",
         function=_perplexity,
         larger_is_better=False,
         unit="exponential of the mean cross-entropy, at least 1",
     ),
     "calibration_error": Metric(
+        title="calibration error",
         function=_calibration_error,
         larger_is_better=False,
         unit=f"mean gap between confidence and accuracy over {_CALIBRATION_BINS} bins, in [0, 1]",
     ),
     "confusion_matrix": Metric(
+        title="confusion matrix",
         function=_confusion_matrix,
         larger_is_better=None,
         unit="rows of each true class (down) by predicted class (across)",
@@ -196,6 +210,8 @@ def public_metrics(
         Each metric by its name. None where it is not defined: without any rows, if a probability
         is not finite (the model has diverged), and AUC unless every class occurs.
     """
+    import numpy as np
+
     if not len(labels) or not np.isfinite(probabilities).all():
         return dict.fromkeys(names)
     all_occur = len(np.unique(labels)) == probabilities.shape[1]
@@ -208,6 +224,5 @@ def public_metrics(
         with warnings.catch_warnings():
             # Of classes that are predicted and do not occur: no reader of a round needs it again.
             warnings.simplefilter("ignore")
-            value = metric.function(labels, probabilities)
-        found[name] = value.tolist() if isinstance(value, np.ndarray) else value
+            found[name] = metric.function(labels, probabilities)
     return found

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun, Round, thinned
 
 from .groups import Group, RoundRange
@@ -118,7 +119,7 @@ def charts_of(groups: Sequence[Group]) -> list[Chart]:
     ]
     for name in last_names(groups, lambda each: each.metrics):
         curves = [_curve(group.name, group.series(_of_public(name))) for group in groups]
-        charts.append(_chart("public", WORDS["axis.round"], curves, y=name.replace("_", " ")))
+        charts.append(_chart("public", WORDS["axis.round"], curves, y=METRICS[name].title))
     for name in last_names(groups, lambda each: each.clients):
         curves = [_curve(group.name, group.series(_of_clients(name))) for group in groups]
         charts.append(_chart("clients", WORDS["axis.round"], curves, y=name))

@@ -10,6 +10,7 @@ from functools import partial
 
 from fl_dp import __version__
 from fl_dp.statement.words import rounded_up
+from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundAttack, FoundRun, Image, RunState
 from fl_dp.viewer.jinja import environment
 
@@ -116,7 +117,7 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
         for name in ("run", "state", "rounds", "accuracy", "loss", "epsilon", "delta")
     ]
     metrics = last_names(groups, lambda each: each.metrics)
-    headings += [name.replace("_", " ") for name in metrics]
+    headings += [METRICS[name].title for name in metrics]
     rows = []
     for run in runs:
         card = run.card
@@ -130,7 +131,7 @@ def _side_by_side(groups: Sequence[Group]) -> Table:
                 _number(card.test_loss, ".4f"),
                 "∞" if not card.promises else _bound(card.epsilon),
                 "–" if not card.promises else _number(card.delta, ".3g"),
-                *(_number(_last_metric(run, name), ".4f") for name in metrics),
+                *(_number(run.metrics.get(name), ".4f") for name in metrics),
                 *(shown_value(of_run.get(key)) for key in differing),
             )
         )
@@ -144,7 +145,7 @@ def _over_seeds(groups: Sequence[Group]) -> Table:
     headings = [WORDS[f"compare.{name}"] for name in names]
     headings.insert(1, WORDS["seeds.runs"])
     metrics = last_names(groups, lambda each: each.metrics)
-    headings += [name.replace("_", " ") for name in metrics]
+    headings += [METRICS[name].title for name in metrics]
     rows = []
     for group in groups:
         spent = [run.card.epsilon for run in group.runs if run.card.epsilon is not None]
@@ -156,14 +157,14 @@ def _over_seeds(groups: Sequence[Group]) -> Table:
                 _mean(group, lambda run: run.card.test_accuracy),
                 _mean(group, lambda run: run.card.test_loss),
                 _bound(max(spent, default=None)) if promised else "∞",
-                *(_mean(group, partial(_last_metric, name=name)) for name in metrics),
+                *(_mean(group, partial(_metric, name=name)) for name in metrics),
             )
         )
     return Table(caption=WORDS["seeds.caption"], headings=tuple(headings), rows=tuple(rows))
 
 
-def _last_metric(run: FoundRun, name: str) -> float | None:
-    return run.rounds[-1].metrics.get(name) if run.rounds else None
+def _metric(run: FoundRun, name: str) -> float | None:
+    return run.metrics.get(name)
 
 
 def _count(group: Group) -> str:

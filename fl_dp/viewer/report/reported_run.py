@@ -11,6 +11,7 @@ from fl_dp.accounting.trade_off import epsilon_delta_trade_off
 from fl_dp.app.keys import FOLDERS, SECRET
 from fl_dp.commands.terminal.results import noise_of_mean
 from fl_dp.statement.words import ACCOUNTANTS, rounded_up
+from fl_dp.tasks.metrics import METRICS
 from fl_dp.viewer.found_runs import FoundRun
 from fl_dp.viewer.found_runs.untrusted import number, texts
 
@@ -83,8 +84,7 @@ class ReportedRun:
     @property
     def metrics(self) -> list[Row]:
         """Metrics of the last model on public rows, besides accuracy and loss."""
-        last = self.run.rounds[-1].metrics if self.run.rounds else {}
-        return [(name.replace("_", " "), f"{value:.4f}") for name, value in last.items()]
+        return [(METRICS[name].title, f"{value:.4f}") for name, value in self.run.metrics.items()]
 
     @property
     def confusion(self) -> Table | None:

@@ -120,7 +120,7 @@ def test_a_model_card_begins_as_model_hubs_read_it(tmp_path: Path) -> None:
             "name": "Test balanced accuracy",
         },
     ]
-    assert "Balanced accuracy 0.8000." in page and "cost nothing of the privacy budget" in page
+    assert "balanced accuracy 0.8000." in page and "cost nothing of the privacy budget" in page
     assert "<script" not in page
 
 
