@@ -220,6 +220,20 @@ def test_the_last_model_is_measured_on_rows_that_clients_hold_out_within_the_bud
         assert less.plan.noise.least_multiplier > more.plan.noise.least_multiplier
 
 
+def test_a_resumed_run_is_measured_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    done, before = run(tmp_path, "metrics.private_epsilon=1.5", "task.num_clients=40")
+    answer = done.private_metrics.read_text()
+    resumed = compose_settings([f"resume={done.path}"])
+    train(grid_for(done.read_settings()), resumed, run_id="2")
+    assert done.private_metrics.read_text() == answer
+    assert done.read_statement()["epsilon"] == before["epsilon"]
+    done.private_metrics.unlink()  # as if the process had ended between the charge and the answer
+    train(grid_for(done.read_settings()), resumed, run_id="3")
+    assert not done.private_metrics.exists()
+    assert "was not measured on clients' rows" in caplog.text
+    assert done.read_statement()["epsilon"] == before["epsilon"]
+
+
 def test_a_client_trains_on_no_row_that_it_is_measured_on() -> None:
     settings = settings_for(Path("/none"), "metrics.private_epsilon=0.5")
     trained, held_out = (
