@@ -61,6 +61,7 @@ class RunFolder:
         statement_page: The privacy statement, Markdown.
         statistic: What a statistic answered, JSON; where one was asked for instead of a training.
         model: The last private model.
+        features: Statistics of public records that features are made by, where there are any.
         checkpoint: State from which `resume` continues.
         identity: Random name of the run for trackers, where there are any.
         process: Which process of which machine trains it, or did last.
@@ -79,6 +80,7 @@ class RunFolder:
         self.statement_page = path / "privacy.md"
         self.statistic = path / "statistic.json"
         self.model = path / "model.safetensors"
+        self.features = path / "features.safetensors"
         self.checkpoint = path / "checkpoint.safetensors"
         self.identity = path / "tracking.id"
         self.process = path / PROCESS

@@ -14,7 +14,16 @@ def for_clients(settings: Settings) -> Settings:
     if isinstance(privacy, CentralPrivacySettings):
         privacy = replace(privacy, witness_dir=None)
     tracking = TrackingSettings()
+    model = settings.model
+    if model.shared is None and model.lora_rank is None:  # else a part of it never travels
+        model = replace(model, initial=None, initial_digest=None)
     own = Settings(**{each.name: getattr(settings, each.name) for each in fields(Settings)})
     return replace(
-        own, privacy=privacy, tracking=tracking, output_dir=None, run_name=None, resume=None
+        own,
+        model=model,
+        privacy=privacy,
+        tracking=tracking,
+        output_dir=None,
+        run_name=None,
+        resume=None,
     )

@@ -13,6 +13,7 @@ from .checks import at_least, choices, positive
 from .clippings import ClippingSettings
 from .data import ModelSettings, TaskSettings
 from .dp_sgd import DPSGDOnSettings, DPSGDSettings
+from .features import FeaturesSettings
 from .fields import told
 from .noises import NoiseSettings
 from .optimizers import ClientSettings, FedAvgMSettings, ServerOptimizerSettings
@@ -58,6 +59,7 @@ class Settings:
     resume: str | None = None
     report: str = "html"
     task: TaskSettings = field(default_factory=TaskSettings)
+    features: FeaturesSettings = field(default_factory=FeaturesSettings)
     model: ModelSettings = field(default_factory=ModelSettings)
     privacy: PrivacySettings = field(default_factory=CentralPrivacySettings)
     noise: NoiseSettings = field(default_factory=NoiseSettings)
@@ -82,6 +84,7 @@ class Settings:
         at_least("rounds", self.rounds, 1)
         choices("", self)
         self.schedule.check()
+        self.features.check()
         positive("round_timeout", self.round_timeout)
         positive("roster_timeout", self.roster_timeout)
         several = self.simulation.units_at_node > 1 or self.selection.coins == "nodes"

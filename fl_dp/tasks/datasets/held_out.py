@@ -81,6 +81,34 @@ def with_validation_part(dataset: Dataset) -> Dataset:
     )
 
 
+def with_public_part(dataset: Dataset, count: int) -> Dataset:
+    """Return a set of which some training records are public, without their labels.
+
+    They leave the training part, so that no client can have one. They are drawn without a look at
+    labels or clients, the same in every run.
+
+    Args:
+        dataset: Whose training part is divided.
+        count: Of public records, at least 1.
+
+    Raises:
+        ValueError: If no training record would be left.
+    """
+    in_all = len(dataset.train_y)
+    if count >= in_all:
+        raise ValueError(
+            f"{dataset.name}: {count} records can't be public, the training part has {in_all}: "
+            "write a smaller features.public"
+        )
+    order = np.random.Generator(np.random.PCG64(_SPLIT_SEED)).permutation(in_all)
+    public, private = np.sort(order[:count]), np.sort(order[count:])
+    of_private = {
+        name: None if (values := getattr(dataset, name)) is None else values[private]
+        for name in ("train_x", "train_y", "train_clients", "train_fit")
+    }
+    return replace(dataset, **of_private, public_x=dataset.train_x[public])
+
+
 def stratified_split(
     labels: NDArray[np.int64], test_fraction: float, seed: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,0 +1,130 @@
+"""Encoder: a frozen network, and normalisation by public statistics, for each record by itself.
+
+    >>> encoder = Encoder(Scattering((1, 28, 28)), group_norm=27)
+    >>> encoder = encoder.fitted(public_images, project=600, shrink=200)
+    >>> encoder(images).shape
+    (5000, 600)
+
+A vector is a function of its own record and of public things. So what was promised to records or
+clients holds as before: whoever changes one record changes one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional
+
+from .public_statistics import PublicStatistics
+
+_ON_CPU, _ON_GPU = 16, 512  # records at a time; on a CPU more would leave its cache
+
+
+class Encoder:
+    """Turns records into vectors of norm 1.
+
+    Attributes:
+        statistics: Of public vectors; None leaves vectors where they are.
+    """
+
+    def __init__(
+        self,
+        body: nn.Module,
+        *,
+        group_norm: int | None = None,
+        statistics: PublicStatistics | None = None,
+        device: torch.device | None = None,
+    ) -> None:
+        """Freeze a network.
+
+        Args:
+            body: From float32 records `(n, *input_shape)` to maps `(n, channels, ...)` or vectors.
+            group_norm: Groups of its channels of which each is standardised by itself, in each
+                record; None leaves them.
+            statistics: Of public vectors.
+            device: Where it computes; None is the CPU.
+        """
+        self._device = device or torch.device("cpu")
+        self._body = body.eval().requires_grad_(False).to(self._device)
+        self._group_norm = group_norm
+        self.statistics = statistics
+
+    def fitted(
+        self, public: NDArray[np.float32], *, project: int | None = None, shrink: int | None = None
+    ) -> Encoder:
+        """Return the same encoder with the statistics of public records; see `PublicStatistics`."""
+        vectors = torch.cat([*self._vectors(public)]).cpu()
+        finite = vectors[vectors.isfinite().all(dim=1)]
+        return self.by(PublicStatistics.fit(finite, project=project, shrink=shrink))
+
+    def by(self, statistics: PublicStatistics) -> Encoder:
+        """Return the same encoder with these statistics."""
+        return Encoder(
+            self._body, group_norm=self._group_norm, statistics=statistics, device=self._device
+        )
+
+    def __call__(self, records: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Return the vectors of records.
+
+        Args:
+            records: Float32 `(n, *input_shape)`.
+
+        Returns:
+            Float32 `(n, d)`, rows of norm 1. A record whose vector is not finite, or is zero, gets
+            zeros: what is wrong with one changes nothing for others.
+
+        Raises:
+            ValueError: If the network does not take such records, or the statistics are of vectors
+                of another length.
+        """
+        parts = [self._normalised(vectors).cpu() for vectors in self._vectors(records)]
+        encoded: NDArray[np.float32] = torch.cat(parts).numpy()
+        return encoded
+
+    def width(self, input_shape: tuple[int, ...]) -> int:
+        """Return how many numbers a vector has.
+
+        Raises:
+            ValueError: As for records.
+        """
+        return self(np.zeros((1, *input_shape), np.float32)).shape[1]
+
+    def _vectors(self, records: NDArray[np.float32]) -> Iterator[Tensor]:
+        """Yield what the network and the group norm make of records, some at a time.
+
+        Kernels round by how many rows there are: the last ones are filled up, so that a vector does
+        not depend on that.
+        """
+        size = _ON_CPU if self._device.type == "cpu" else _ON_GPU
+        for start in range(0, max(len(records), 1), size):
+            some = records[start : start + size]
+            filled = np.zeros((size, *records.shape[1:]), np.float32)
+            filled[: len(some)] = some
+            yield self._maps(torch.from_numpy(filled).to(self._device))[: len(some)]
+
+    @torch.inference_mode()
+    def _maps(self, records: Tensor) -> Tensor:
+        maps = self._body(records)
+        groups = self._group_norm
+        if groups is None:
+            return maps.flatten(1).float()
+        if maps.shape[1] % groups:
+            raise ValueError(
+                f"features.group_norm={groups} does not divide the {maps.shape[1]} channels"
+            )
+        return functional.group_norm(maps, groups).flatten(1).float()
+
+    def _normalised(self, vectors: Tensor) -> Tensor:
+        if self.statistics is not None:
+            if len(self.statistics.mean) != vectors.shape[1]:
+                raise ValueError(
+                    f"the public statistics are of vectors of {len(self.statistics.mean)} numbers, "
+                    f"and these records have {vectors.shape[1]}: they belong to other features"
+                )
+            vectors = self.statistics.applied(vectors)
+        vectors = functional.normalize(vectors)
+        return torch.where(vectors.isfinite().all(dim=1, keepdim=True), vectors, 0.0)
