@@ -1,4 +1,4 @@
-"""Encoder that the settings name: what it makes of data, who may run it, and what it was made of."""
+"""Encoder that the settings name: what it makes of data, and who may run it."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def require_public_files(settings: Settings, node_config: Mapping[str, Any]) -> 
 
     Raises:
         PermissionError: If the node's owner does not allow the encoder. The text holds no data.
-        ValueError: If the node has its own data, and a digest is missing or a part of these data
-            would be public.
+        ValueError: If the node has its own data or an owner who names encoders, and a digest is
+            missing or a part of the data would be public.
     """
     owner, chosen, model = NodeConfig.of(node_config), settings.features, settings.model
     refused = owner.refused_encoder(chosen.digest, runs_code=chosen.name == "checkpoint")
     if refused is not None:
         raise PermissionError(refused)
-    if owner.data_path is None:
+    if owner.data_path is None and owner.encoders is None:
         return
     if chosen.public:
         raise ValueError(
@@ -120,12 +120,12 @@ def _encoded(chosen: ScatteringSettings, dataset: Dataset, only_for: str | None)
 
 
 @lru_cache(maxsize=4)
-def encoder_digest(chosen: ScatteringSettings, dataset: Dataset) -> str:
+def encoder_digest(chosen: ScatteringSettings, dataset: Dataset | None) -> str:
     """Return the SHA-256 of an encoder: of its files, its options and its public records.
 
     Args:
         chosen: The encoder.
-        dataset: As it was loaded, with its public part.
+        dataset: As it was loaded, with its public part; None where there is none.
 
     Raises:
         OSError: If a file can't be read.
@@ -138,7 +138,7 @@ def encoder_digest(chosen: ScatteringSettings, dataset: Dataset) -> str:
     for key in ("file", "statistics"):
         if (file := made_of.get(key)) is not None:
             made_of[key] = sha256_of(Path(file))
-    if chosen.public:
+    if chosen.public and dataset is not None:
         made_of["records"] = digest_of_records(dataset, "public")
     digest = hashlib.sha256(json.dumps(made_of, sort_keys=True).encode()).hexdigest()
     if chosen.digest not in (None, digest):
@@ -156,6 +156,8 @@ def _unfitted(chosen: ScatteringSettings, input_shape: tuple[int, ...]) -> Encod
 
     from .workload import training_device
 
+    if not chosen.public:
+        encoder_digest(chosen, None)  # before anything of another one is imported
     body: Any
     if isinstance(chosen, CheckpointSettings):
         assert chosen.file is not None and chosen.module is not None  # as `check` has seen

@@ -115,11 +115,14 @@ def with_digests(settings: Settings) -> Settings:
     features, model = settings.features, settings.model
     if isinstance(features, ScatteringSettings):
         features = replace(features, digest=encoder_digest(features, _loaded(settings)))
-        form_of_run(settings)
     if model.initial is not None:
         model = replace(model, initial_digest=initial_digest(settings))
+    settings = replace(settings, features=features, model=model)
+    if model.initial is not None:
         initial_arrays_of(settings)
-    return replace(settings, features=features, model=model)
+    if features.name != "none":
+        dataset_of(settings)  # which encodes what the nodes will find
+    return settings
 
 
 def encoder_of_run(settings: Settings) -> Encoder | None:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from fl_dp.tasks.models.weights import read_weights, set_weights
 
+_TRIES = 4  # of what draws at random
+
 
 def encoder_module(factory: str, file: Path, input_shape: tuple[int, ...]) -> nn.Module:
     """Return a network with its weights, in `eval()`.
@@ -44,9 +46,7 @@ def encoder_module(factory: str, file: Path, input_shape: tuple[int, ...]) -> nn
     return network
 
 
-def _require_each_by_itself(
-    network: nn.Module, input_shape: tuple[int, ...], factory: str
-) -> None:
+def _require_each_by_itself(network: nn.Module, input_shape: tuple[int, ...], factory: str) -> None:
     """Check that a record's output does not change with another record, to the bit.
 
     Raises:
@@ -56,15 +56,13 @@ def _require_each_by_itself(
     first, second, other = torch.randn(3, *input_shape, generator=generator).unbind()
     with torch.inference_mode():
         try:
-            with_second, with_other = (
-                network(torch.stack([first, each])) for each in (second, other)
-            )
+            outputs = [network(torch.stack([first, each])) for each in (second, other) * _TRIES]
         except RuntimeError as error:  # of shapes, as torch says it
             raise ValueError(
                 f"features.module={factory} does not take records of shape {input_shape}: {error}"
             ) from error
-    rows = isinstance(with_second, Tensor) and with_second.dim() > 1 and len(with_second) == 2
-    if not rows or not torch.equal(with_second[0], with_other[0]):
+    rows = all(isinstance(each, Tensor) and each.dim() > 1 and len(each) == 2 for each in outputs)
+    if not rows or not all(torch.equal(each[0], outputs[0][0]) for each in outputs):
         raise ValueError(
             f"features.module={factory} must give one row for each record, by that record alone: "
             "one that mixes the records of a batch, or draws at random, would break the promise"

@@ -12,6 +12,7 @@ clients holds as before: whoever changes one record changes one vector.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -20,6 +21,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from .public_statistics import PublicStatistics
+from .scattering import Scattering
 
 _ON_CPU, _ON_GPU = 16, 512  # records at a time; on a CPU more would leave its cache
 
@@ -57,7 +59,8 @@ class Encoder:
         self, public: NDArray[np.float32], *, project: int | None = None, shrink: int | None = None
     ) -> Encoder:
         """Return the same encoder with the statistics of public records; see `PublicStatistics`."""
-        vectors = torch.cat([*self._vectors(public)]).cpu()
+        with self._threads():
+            vectors = torch.cat([*self._vectors(public)]).cpu()
         finite = vectors[vectors.isfinite().all(dim=1)]
         return self.by(PublicStatistics.fit(finite, project=project, shrink=shrink))
 
@@ -81,7 +84,8 @@ class Encoder:
             ValueError: If the network does not take such records, or the statistics are of vectors
                 of another length.
         """
-        parts = [self._normalised(vectors).cpu() for vectors in self._vectors(records)]
+        with self._threads():
+            parts = [self._normalised(vectors).cpu() for vectors in self._vectors(records)]
         encoded: NDArray[np.float32] = torch.cat(parts).numpy()
         return encoded
 
@@ -92,6 +96,17 @@ class Encoder:
             ValueError: As for records.
         """
         return self(np.zeros((1, *input_shape), np.float32)).shape[1]
+
+    @contextmanager
+    def _threads(self) -> Iterator[None]:
+        """Compute in one thread: on small arrays several wait for each other, 10 times as long."""
+        threads = torch.get_num_threads()
+        if isinstance(self._body, Scattering) and self._device.type == "cpu":
+            torch.set_num_threads(1)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(threads)
 
     def _vectors(self, records: NDArray[np.float32]) -> Iterator[Tensor]:
         """Yield what the network and the group norm make of records, some at a time.

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
+from safetensors.torch import save
 from torch import Tensor
 
 from fl_dp.files import written_whole
+from fl_dp.tasks.models.weights import read_weights
 
 _SPARE = 10  # directions beyond those that are asked for, which make these exact
 _PASSES = 4
@@ -82,16 +82,12 @@ class PublicStatistics:
             OSError: If it can't be read.
             ValueError: If the file holds anything else.
         """
-        try:
-            arrays = load(file.read_bytes())
-            statistics = cls(mean=arrays.pop("mean"), directions=arrays.pop("directions", None))
-        except (SafetensorError, KeyError) as error:
-            raise ValueError(f"{file} holds no statistics of features: {error}") from error
-        shape = None if statistics.directions is None else statistics.directions.shape
-        if arrays or statistics.mean.dim() != 1 or shape and shape[0] != len(statistics.mean):
+        arrays = read_weights(file)
+        mean, directions = arrays.pop("mean", torch.empty(0)), arrays.pop("directions", None)
+        fit = directions is None or (directions.dim() == 2 and len(directions) == len(mean))
+        if arrays or mean.dim() != 1 or not len(mean) or not fit:
             raise ValueError(
-                f"{file} holds no statistics of features: a mean of shape "
-                f"{tuple(statistics.mean.shape)}, directions {shape and tuple(shape)}, and "
-                f"{', '.join(arrays) or 'no others'}"
+                f"{file} holds no statistics of features: write the features.safetensors of a run "
+                "with features.public"
             )
-        return statistics
+        return cls(mean=mean, directions=directions)

@@ -22,9 +22,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 ANGLES = 8
-CHANNELS = 1 + 2 * ANGLES + ANGLES**2
-"""Channels of the result for each channel of an image: orders 0, 1 and 2."""
-
 STRIDE = 4
 """Pixels of the image for each of the result, along either axis."""
 
@@ -46,7 +43,7 @@ class Scattering(nn.Module):
             ValueError: If it is no such shape.
         """
         super().__init__()
-        self.output_shape = scattered_shape(input_shape)
+        self._input_shape = require_images(input_shape)
         padded = [side // STRIDE * STRIDE + 2 * STRIDE for side in input_shape[1:]]
         margins = [(p - side, side) for p, side in zip(padded, input_shape[1:], strict=True)]
         # The last axis first, as torch has it.
@@ -67,6 +64,11 @@ class Scattering(nn.Module):
         Returns:
             Float32 `(n, 81 * channels, height // 4, width // 4)`.
         """
+        if images.shape[1:] != self._input_shape:
+            raise ValueError(
+                f"records are of shape {tuple(images.shape[1:])}; these filters are for "
+                f"{self._input_shape}"
+            )
         padded = functional.pad(images, self._pad, mode="reflect")
         fourier = torch.fft.fft2(padded).unsqueeze(2)
         fine = torch.fft.ifft2(fourier * self.wavelets_0).abs()
@@ -85,8 +87,8 @@ class Scattering(nn.Module):
         return rows @ maps @ columns.T
 
 
-def scattered_shape(input_shape: tuple[int, ...]) -> tuple[int, int, int]:
-    """Return the shape of what images are transformed to.
+def require_images(input_shape: tuple[int, ...]) -> tuple[int, ...]:
+    """Return the shape of records, if they can be transformed.
 
     Raises:
         ValueError: If they are no images with sides of at least 8.
@@ -96,8 +98,7 @@ def scattered_shape(input_shape: tuple[int, ...]) -> tuple[int, int, int]:
             f"records are of shape {input_shape}; scattering needs (channels, height, width) with "
             f"sides of at least {_SMALLEST}"
         )
-    channels, height, width = input_shape
-    return CHANNELS * channels, height // STRIDE, width // STRIDE
+    return input_shape
 
 
 def _halved(fourier: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Weights from a local file, checked against the network that they are for. Nothing is unpickled."""
+"""Weights from a local file, checked against their network. Nothing is unpickled."""
 
 from __future__ import annotations
 
